@@ -1,0 +1,198 @@
+"""Every error that a user can see, and the one way to make foreign text safe to print.
+
+Owns: the exception tree, the error codes of design.md section 2, `Side`. May not know: any other
+module of the program, so that every one may import it. Invariant: a message never holds a
+credential, a signed URL or a whole body; text from a registry passes `clean` first (protocol-facts.md
+section 9.2, R10 and R18). Follows design.md section 2.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+__all__ = [
+    "AuthError",
+    "ConfigError",
+    "ConnectFailed",
+    "ContentError",
+    "Disconnected",
+    "FipsError",
+    "Problem",
+    "ProtocolBroken",
+    "RegistryError",
+    "RegsyncError",
+    "Side",
+    "SyncError",
+    "TimedOut",
+    "WireError",
+    "clean",
+]
+
+# Bidirectional controls and line separators that reorder or break a terminal line (R18).
+_INVISIBLE = {
+    *range(0x00, 0x20),
+    *range(0x7F, 0xA0),
+    0x2028,
+    0x2029,
+    *range(0x202A, 0x202F),
+    *range(0x2066, 0x206A),
+}
+_CLEANING = dict.fromkeys(_INVISIBLE, "") | dict.fromkeys((0x09, 0x0A, 0x0D, 0x2028, 0x2029), " ")
+_LONGEST_TEXT = 500
+
+
+def clean(text: str, limit: int = _LONGEST_TEXT) -> str:
+    """Return `text` on one line, without control characters, at most `limit` characters long."""
+    shown = text[: 4 * limit].translate(_CLEANING).strip()
+    return shown if len(shown) <= limit else shown[: limit - 1] + "…"
+
+
+class Side(enum.Enum):
+    """Which end of a copy something happened at."""
+
+    SOURCE = "source"
+    TARGET = "target"
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One thing wrong with a configuration: a place (1-based; 0 when unknown), a key path, the trouble."""
+
+    file: str
+    line: int
+    column: int
+    path: str
+    message: str
+
+    def __str__(self) -> str:
+        place = f"{self.file}:{self.line}:{self.column}" if self.line else self.file
+        return f"{place}: {self.path}: {self.message}" if self.path else f"{place}: {self.message}"
+
+
+class RegsyncError(Exception):
+    """Base of all errors that are told to the user as one line.
+
+    `code` is one of design.md section 2; `exit_status` is what the error means when it ends the run.
+    """
+
+    code = "INTERNAL_ERROR"
+    exit_status = 2
+
+    def __init__(self, message: str, *, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+
+class ConfigError(RegsyncError):
+    """The configuration, the command line or a file that they name is unusable: nothing was attempted."""
+
+    code = "CONFIG_ERROR"
+    exit_status = 3
+
+    def __init__(self, message: str, *, problems: tuple[Problem, ...] = (), hint: str | None = None) -> None:
+        super().__init__(message, hint=hint)
+        self.problems = problems
+
+
+class FipsError(ConfigError):
+    """The default build found no FIPS provider that holds."""
+
+
+class SyncError(RegsyncError):
+    """Something failed while talking to a registry.
+
+    Lower layers raise it bare; `located` adds, once, which side, operation and reference it belongs to.
+    `retryable` says whether the same exchange may succeed when repeated.
+    """
+
+    retryable = False
+
+    def __init__(self, message: str, *, hint: str | None = None) -> None:
+        super().__init__(message, hint=hint)
+        self.side: Side | None = None
+        self.operation: str | None = None
+        self.reference: str | None = None
+        self.retries = 0
+
+    def located(self, side: Side | None, operation: str, reference: str) -> SyncError:
+        """Fill in what is not known yet, and return the same error."""
+        self.side = self.side or side
+        self.operation = self.operation or operation
+        self.reference = self.reference or reference
+        return self
+
+    def __str__(self) -> str:
+        place = " ".join(part for part in (self.operation, self.reference) if part)
+        return f"{place}: {self.message}" if place else self.message
+
+
+class WireError(SyncError):
+    """The network or the peer's HTTP failed; `code` is NETWORK_ERROR."""
+
+    code = "NETWORK_ERROR"
+    retryable = True
+
+
+class ConnectFailed(WireError):
+    """No connection to the host could be made: name, address, TLS or proxy."""
+
+
+class TimedOut(WireError):
+    """The peer did not answer, or did not move, in the time that the policy allows."""
+
+
+class Disconnected(WireError):
+    """The connection ended in the middle of an exchange."""
+
+
+class ProtocolBroken(WireError):
+    """The peer's bytes are not the HTTP that was agreed on; asking again would give the same."""
+
+    retryable = False
+
+
+class AuthError(SyncError):
+    """Credentials are missing, refused, or must not be sent where the registry asks for them."""
+
+    code = "AUTH_ERROR"
+    exit_status = 4
+
+
+class RegistryError(SyncError):
+    """A registry answered with an error status.
+
+    `codes` are the specification's error codes in its body, `retry_after` is in seconds.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        status: int,
+        codes: tuple[str, ...] = (),
+        retry_after: float | None = None,
+        hint: str | None = None,
+    ) -> None:
+        super().__init__(message, hint=hint)
+        self.status = status
+        self.codes = codes
+        self.retry_after = retry_after
+
+    @property
+    def code(self) -> str:  # type: ignore[override]
+        if self.status in (401, 403):
+            return "AUTH_ERROR"
+        return "TARGET_ERROR" if self.side is Side.TARGET else "SOURCE_ERROR"
+
+    @property
+    def retryable(self) -> bool:  # type: ignore[override]
+        # design.md section 9: 408, 429 and 5xx; 501 and 505 say that asking again is pointless.
+        return self.status in (408, 429) or (self.status >= 500 and self.status not in (501, 505))
+
+
+class ContentError(SyncError):
+    """Bytes are not what their digest, size or media type says, or a document that cannot be copied."""
+
+    code = "CONTENT_ERROR"
