@@ -1,0 +1,46 @@
+"""regsync copies container images and their referrers between OCI registries.
+
+This is the public face: `main` is the program, the other names are for embedding. The code is in
+`_regsync`, which is not an API. Importing this module costs next to nothing: `regsync version` has
+to answer within twice the time of an empty Python, so everything else is imported when asked for.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from _regsync import __version__
+
+TYPE_CHECKING = False  # typing's constant without typing, which takes longer to import than all of this
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from _regsync.errors import RegsyncError
+
+__all__ = ["RegsyncError", "__version__", "main"]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the program with `argv` (default: the process's arguments) and return its exit status."""
+    from _regsync import fips  # noqa: F401  first of all, so that nothing touches OpenSSL before its gate
+
+    arguments = sys.argv[1:] if argv is None else list(argv)
+    if arguments in (["version"], ["--version"], ["version", "--json"]):
+        from _regsync import version
+
+        return version.show(as_json="--json" in arguments)
+    from _regsync import cli
+
+    return cli.main(arguments)
+
+
+def __getattr__(name: str) -> object:
+    if name == "RegsyncError":
+        from _regsync.errors import RegsyncError
+
+        return RegsyncError
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
