@@ -1,0 +1,161 @@
+"""The ledger of registry facts: which kind a host is, and what is known of each kind.
+
+Owns: the anchored host patterns, Docker Hub's several names, one row of facts per kind. May not know:
+configuration, credentials, HTTP. Invariant: a kind is decided by the whole host name, never by a
+suffix alone, because cloud tokens follow the kind (CVE-2026-105769; protocol-facts.md section 9.2, R8).
+Follows design.md sections 3 ("Kind") and 9; each row names the sections of protocol-facts.md it rests on.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Literal
+
+__all__ = [
+    "DOCKER_HUB",
+    "ROWS",
+    "Kind",
+    "Probe",
+    "Row",
+    "UploadStyle",
+    "api_host",
+    "api_repository",
+    "canonical_host",
+    "kind_of",
+]
+
+Kind = Literal["ecr", "ecr_public", "dockerhub", "gar", "gcr", "ghcr", "acr", "unknown"]
+
+# put: POST, then one PUT with the body. patch: POST, one PATCH without Content-Range, an empty PUT.
+# chunks: POST, PATCHes with `Content-Range: start-end`, an empty PUT.
+UploadStyle = Literal["put", "patch", "chunks"]
+
+# How one POST may ask whether a blob is already in the repository and start its upload when it is
+# not (design.md section 6, rule 11). from: `mount=<digest>&from=<same repository>`; bare: `mount` alone.
+Probe = Literal["from", "bare"]
+
+DOCKER_HUB = "docker.io"
+# protocol-facts.md section 7.2.
+_DOCKER_HUB_NAMES = frozenset({"docker.io", "index.docker.io", "registry-1.docker.io"})
+_DOCKER_HUB_API = "registry-1.docker.io"
+
+# protocol-facts.md section 4.1, "partitions". The dual-stack names are under on.aws only; China's
+# dual-stack registry name is not verified and therefore unknown here.
+_AWS_SUFFIXES = (
+    r"amazonaws\.(?:com(?:\.cn)?|eu)|c2s\.ic\.gov|sc2s\.sgov\.gov|cloud\.adc-e\.uk|csp\.hci\.ic\.gov"
+)
+_ECR_HOSTS = (
+    rf"[0-9]{{12}}\.(?:dkr\.ecr(?:-fips)?\.[a-z0-9-]+\.(?:{_AWS_SUFFIXES})"
+    r"|dkr-ecr(?:-fips)?\.[a-z0-9-]+\.on\.aws)"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """What is known of one kind of registry.
+
+    `auth` is the `auth_type` that speaks the kind's own scheme. Bodies above `put_limit` go by `chunks`
+    of at most that size. `fallback` is tried, and remembered, when `upload` is refused or reset.
+    `probe` None: an unknown blob is asked for by HEAD. Mounts between repositories are tried on every
+    kind and given up per host (design.md section 6, rule 10), so no row forbids them.
+    """
+
+    hosts: re.Pattern[str] | None
+    auth: str | None = None
+    upload: UploadStyle = "put"
+    fallback: UploadStyle | None = None
+    put_limit: int | None = None
+    probe: Probe | None = "from"
+    page_size: int = 1000
+    listing_has_digests: bool = False
+    source: str
+
+
+ROWS: Mapping[Kind, Row] = MappingProxyType(
+    {
+        "ecr": Row(
+            hosts=re.compile(_ECR_HOSTS),
+            auth="ecr",
+            # A mount is answered 201 only for a source with a committed manifest (4.9), so it says
+            # nothing about the repository itself.
+            probe=None,
+            source="protocol-facts.md sections 4.1 (hosts), 4.9 (mounts), 7.9 (upload)",
+        ),
+        "ecr_public": Row(
+            # The dual-stack name in section 4.1 is not verified and therefore left out.
+            hosts=re.compile(r"public\.ecr\.aws"),
+            auth="ecr",
+            probe=None,
+            source="protocol-facts.md sections 4.1 (hosts), 4.9 (mounts), 7.9 (upload)",
+        ),
+        "dockerhub": Row(
+            hosts=re.compile("|".join(re.escape(name) for name in sorted(_DOCKER_HUB_NAMES))),
+            source="protocol-facts.md sections 7.2 (names), 1.8 (mounts), 7.9 (upload)",
+        ),
+        "gar": Row(
+            # Other package types live under *.pkg.dev too: only the -docker names are registries.
+            hosts=re.compile(r"[a-z0-9-]+-docker\.pkg\.dev"),
+            auth="gar",
+            probe="bare",
+            page_size=10000,
+            listing_has_digests=True,
+            source="protocol-facts.md sections 5.1 (hosts), 5.5 (upload, listing), 1.8 (bare mount)",
+        ),
+        "gcr": Row(
+            hosts=re.compile(r"(?:[a-z]+\.)?gcr\.io"),
+            auth="gcr",
+            probe="bare",
+            page_size=10000,
+            listing_has_digests=True,
+            source="protocol-facts.md sections 5.1 (hosts), 5.5 (upload, listing), 1.8 (bare mount)",
+        ),
+        "ghcr": Row(
+            hosts=re.compile(r"ghcr\.io"),
+            auth="ghcr",
+            # Three reports of its chunked PATCH contradict each other; a whole body is safe by all.
+            fallback="patch",
+            source="protocol-facts.md section 7.1 (host, upload)",
+        ),
+        "acr": Row(
+            hosts=re.compile(r"[a-z0-9-]+\.azurecr\.(?:io|cn|us)"),
+            auth="acr",
+            # A whole PUT above about 20 MB is answered 413 or reset.
+            put_limit=16 * 1024 * 1024,
+            source="protocol-facts.md sections 6.1 (hosts), 6.5 (upload)",
+        ),
+        "unknown": Row(
+            hosts=None, fallback="patch", source="protocol-facts.md sections 7.9 (upload), 1.8 (mounts)"
+        ),
+    }
+)
+
+
+def kind_of(host: str) -> Kind:
+    """Decide the kind of a registry by its host name (no port, no brackets)."""
+    name = host.lower()
+    for kind, row in ROWS.items():
+        if row.hosts is not None and row.hosts.fullmatch(name):
+            return kind
+    return "unknown"
+
+
+def canonical_host(host: str) -> str:
+    """Return the name by which a host is known here: lower case, one name for Docker Hub."""
+    name = host.lower()
+    return DOCKER_HUB if name in _DOCKER_HUB_NAMES else name
+
+
+def api_host(host: str) -> str:
+    """Return the host that answers the requests."""
+    name = canonical_host(host)
+    return _DOCKER_HUB_API if name == DOCKER_HUB else name
+
+
+def api_repository(host: str, repository: str) -> str:
+    """Return the repository as requests name it: `library/` before Docker Hub's one-segment names."""
+    if canonical_host(host) == DOCKER_HUB and "/" not in repository:
+        return f"library/{repository}"
+    return repository
