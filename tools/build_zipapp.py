@@ -1,0 +1,422 @@
+#!/usr/bin/env python3
+"""Build dist/regsync.pyz and dist/regsync-nofips.pyz: the program and all that it needs, in one file.
+
+    python3 tools/build_zipapp.py [--python EXE ...] [--out dist] [--cache build/wheels]
+
+Owns: which files of which packages travel, and how the archive is laid out (design.md section 11):
+
+    __main__.py               chooses the tree of the running interpreter; parses on Python 2.7
+    build.json                versions: ours, the packages', the interpreters' of the trees
+    licenses/<package>/...    their licences
+    h11/ anyio/ ... _regsync/ regsync.py     sources, importable with PYTHONPATH=regsync.pyz
+    cp311/...                 the same modules again, each with its bytecode beside it
+
+Bytecode is what makes a start take 70 ms instead of 180. zipimport looks for `X.pyc` first and takes
+it whatever the dates say when it is of the unchecked-hash kind; it has one place per module, hence one
+tree per CPython minor version. Sources stay beside it because anyio reads its own to import lazily, and
+because tracebacks show them. An interpreter without a tree runs from the sources.
+
+Invariant: the same sources and the same interpreters give the same bytes, whatever the directory, the
+user, the umask and the clock (tests/test_zipapp.py builds twice). That is why bytecode is compiled in a
+fresh process that sees neither paths nor the environment: marshal marks an object as shared by its
+reference count, so a name that merely happens to be alive in the process would change the bytes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import importlib.util
+import json
+import os
+import re
+import stat
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+__all__ = ["BUNDLE", "BuildError", "build", "main"]
+
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+OLDEST_PYTHON = (3, 10)
+SHEBANG = b"#!/usr/bin/env python3\n"
+EPOCH = (1980, 1, 1, 0, 0, 0)  # the earliest that the format can say
+
+
+class BuildError(Exception):
+    """Why there is no build, on one line."""
+
+
+@dataclass(frozen=True)
+class Wheel:
+    """One pinned package: the file that every machine takes, and what of it stays out."""
+
+    name: str
+    version: str
+    file: str
+    sha256: str
+    dropped: tuple[str, ...] = ()
+    newest: tuple[int, int] = (99, 0)  # the newest CPython whose tree has it; later ones have the source
+
+
+# The run-time packages of pyproject.toml, then what those need on 3.10 to 3.13. Left out: what needs
+# trio, pytest or a subprocess, command lines, and the compiled half of PyYAML with its shims (the wheel
+# is one platform's only because of that half; the Python files are the same in all of them).
+BUNDLE = (
+    Wheel(
+        "anyio",
+        "4.16.0",
+        "anyio-4.16.0-py3-none-any.whl",
+        "c66ae634e0b8228396b801741beb3294326d4b6102f7bba4041c0dfb58c29026",
+        (
+            "anyio/_backends/_trio.py",
+            "anyio/pytest_plugin.py",
+            "anyio/to_interpreter.py",
+            "anyio/to_process.py",
+        ),
+    ),
+    Wheel(
+        "h11",
+        "0.16.0",
+        "h11-0.16.0-py3-none-any.whl",
+        "63cf8bbe7522de3bf65932fda1d9c2772064ffb3dae62d55932da54b31cb6c86",
+    ),
+    Wheel(
+        "PyYAML",
+        "6.0.3",
+        "pyyaml-6.0.3-cp311-cp311-manylinux2014_x86_64.manylinux_2_17_x86_64.manylinux_2_28_x86_64.whl",
+        "b8bb0864c5a28024fac8a632c443c87c5aa6f215c0b126c449ae1a150412f31d",
+        ("_yaml/__init__.py", "yaml/cyaml.py"),
+    ),
+    Wheel(
+        "truststore",
+        "0.10.5",
+        "truststore-0.10.5-py3-none-any.whl",
+        "9aaaedaefaf06d8b206278cf8b5012bc897f485a874503501e12d776df78951c",
+    ),
+    Wheel(
+        "exceptiongroup",
+        "1.3.1",
+        "exceptiongroup-1.3.1-py3-none-any.whl",
+        "a7a39a3bd276781e98394987d3a5701d0c4edffb633bb7a5144577f82c773598",
+        newest=(3, 10),
+    ),
+    Wheel(
+        "idna",
+        "3.20",
+        "idna-3.20-py3-none-any.whl",
+        "ab7ae7122974553370f0bdb919e1a960b2cd1bc1ef0276416d896db81c14582c",
+        ("idna/__main__.py", "idna/cli.py"),
+        newest=(0, 0),  # half a megabyte a tree, imported for host names beyond ASCII only
+    ),
+    Wheel(
+        "typing_extensions",
+        "4.16.0",
+        "typing_extensions-4.16.0-py3-none-any.whl",
+        "481caa481374e813c1b176ada14e97f1f67a4539ce9cfeb3f350d78d6370c2e8",
+    ),
+)
+
+# Parsed by Python 2.7 and 3.6 too. Status 3: nothing was attempted (design.md section 2).
+MAIN = '''\
+"""Start regsync on the modules compiled for this interpreter, where the file has them."""
+import sys
+
+if sys.version_info < (3, 10):
+    sys.stderr.write(
+        "error: CONFIG_ERROR: regsync needs Python 3.10 or newer; this is Python %d.%d (%s)\\n"
+        % (sys.version_info[0], sys.version_info[1], sys.executable)
+    )
+    sys.exit(3)
+
+if sys.implementation.name == "cpython":
+    sys.path.insert(0, "%s/cp%d%d" % ((sys.path[0],) + sys.version_info[:2]))
+
+import regsync
+
+sys.exit(regsync.main())
+'''
+
+# Runs in the interpreter that a tree is for. In: JSON list of [name in the archive, source].
+# Out: its version, then each code object, marshalled, as hexadecimal lines.
+COMPILER = """\
+import json, marshal, sys
+modules = json.load(sys.stdin)
+print("%s %d.%d.%d %s" % ((sys.implementation.name,) + sys.version_info[:4]))
+for name, source in modules:
+    print(marshal.dumps(compile(source, name, "exec", 0, True, 0)).hex())
+"""
+
+PROBE = """\
+import importlib.util, json, sys
+print(json.dumps([sys.implementation.name, list(sys.version_info), importlib.util.MAGIC_NUMBER.hex()]))
+"""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Build both files, say where they are, and return an exit status."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument(
+        "--python",
+        action="append",
+        metavar="EXE",
+        help="compile a tree for this CPython; may be repeated (default: the interpreter that runs this)",
+    )
+    parser.add_argument("--out", default=os.path.join(ROOT, "dist"), metavar="DIR")
+    parser.add_argument("--cache", default=os.path.join(ROOT, "build", "wheels"), metavar="DIR")
+    options = parser.parse_args(argv)
+    try:
+        for path in build(options.out, cache=options.cache, pythons=options.python or [sys.executable]):
+            print(f"{path}: {os.path.getsize(path)} bytes")
+    except BuildError as error:
+        sys.stderr.write(f"error: {error}\n")
+        return 1
+    return 0
+
+
+def build(out: str, *, cache: str, pythons: Sequence[str]) -> list[str]:
+    """Write both files into `out`; return their paths, the default build's first."""
+    wheels = {wheel: fetch(wheel, cache) for wheel in BUNDLE}
+    interpreters = sorted((probe(python) for python in pythons), key=lambda known: known.version)
+    minors = [known.version[:2] for known in interpreters]
+    if len(set(minors)) < len(minors):
+        raise BuildError("two interpreters of the same minor version were given; the file has room for one")
+    ours = our_sources()
+    root: dict[str, bytes] = dict(ours)
+    newest: dict[str, tuple[int, int]] = {}
+    for wheel, path in wheels.items():
+        for name, data in unpack(wheel, path):
+            root[name] = data
+            newest[name] = wheel.newest
+    common = {**root, "__main__.py": MAIN.encode(), "build.json": record(interpreters)}
+    variants: dict[bool, dict[str, bytes]] = {True: {}, False: {}}
+    for known in interpreters:
+        chosen = {
+            name: data
+            for name, data in root.items()
+            if name.endswith(".py") and known.version[:2] <= newest.get(name, known.version[:2])
+        }
+        common.update(compiled_tree(known, chosen))
+    for fips, files in variants.items():
+        constants = {CONSTANTS: with_constant(ours[CONSTANTS], fips)}
+        files.update(constants)
+        for known in interpreters:
+            files.update(compiled_tree(known, constants))
+    os.makedirs(out, exist_ok=True)
+    return [
+        write(os.path.join(out, name), {**common, **variants[fips]})
+        for name, fips in (("regsync.pyz", True), ("regsync-nofips.pyz", False))
+    ]
+
+
+# ---------------------------------------------------------------- packages
+
+
+def fetch(wheel: Wheel, cache: str) -> str:
+    """Return the path of a verified wheel, taken from `cache` or downloaded into it."""
+    path = os.path.join(cache, wheel.file)
+    if not os.path.exists(path):
+        download(wheel, cache)
+    if not os.path.exists(path):
+        raise BuildError(f"pip fetched another file than {wheel.file} for {wheel.name} {wheel.version}")
+    with open(path, "rb") as file:
+        found = hashlib.sha256(file.read()).hexdigest()
+    if found != wheel.sha256:
+        raise BuildError(f"{path} has sha256 {found}, not {wheel.sha256} as pinned: remove it and look why")
+    return path
+
+
+def download(wheel: Wheel, cache: str) -> None:
+    """Let pip fetch one wheel from wherever it is set up to look, for the one platform that is pinned."""
+    if importlib.util.find_spec("pip") is None:
+        raise BuildError(
+            f"pip is needed to fetch {wheel.file} and {sys.executable} has none: install python3-pip, run "
+            f"this with .venv/bin/python (tools/check.py makes it), or put the file into {cache}"
+        )
+    os.makedirs(cache, exist_ok=True)
+    with tempfile.TemporaryDirectory() as directory:
+        requirements = os.path.join(directory, "requirements.txt")
+        with open(requirements, "w", encoding="utf-8") as file:
+            file.write(f"{wheel.name}=={wheel.version} --hash=sha256:{wheel.sha256}\n")
+        command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check"]
+        command += ["--no-deps", "--require-hashes", "--only-binary", ":all:"]
+        command += ["--implementation", "cp", "--python-version", "3.11", "--abi", "cp311"]
+        command += ["--platform", "manylinux2014_x86_64", "--dest", cache, "--requirement", requirements]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise BuildError(f"cannot fetch {wheel.name} {wheel.version}: {why_pip_failed(done.stderr)}")
+
+
+def why_pip_failed(stderr: str) -> str:
+    """Choose the one line of pip's many that says what to do."""
+    if "DO NOT MATCH THE HASHES" in stderr:
+        return "the index offers a file with another sha256 than the pinned one"
+    if re.search(r"NewConnectionError|NameResolutionError|ConnectTimeout|Connection (refused|reset)", stderr):
+        return "the package index cannot be reached; a filled cache directory builds offline"
+    lines = [line for line in stderr.splitlines() if line.startswith("ERROR: ")]
+    return lines[-1].removeprefix("ERROR: ") if lines else "pip failed without saying why"
+
+
+def unpack(wheel: Wheel, path: str) -> Iterator[tuple[str, bytes]]:
+    """Give the Python files and licences of a wheel with their names in our archive."""
+    left_out = set(wheel.dropped)
+    with zipfile.ZipFile(path) as archive:
+        for name in sorted(archive.namelist()):
+            top, _, rest = name.partition("/")
+            if name in left_out:
+                left_out.discard(name)
+            elif top.endswith(".dist-info"):
+                if re.match(r"(licenses/.*|LICEN[CS]E[^/]*|NOTICE[^/]*)(?<!/)$", rest):
+                    yield f"licenses/{wheel.name}/{rest.removeprefix('licenses/')}", archive.read(name)
+            elif name.endswith(".py") and "/tests/" not in name:
+                yield name, archive.read(name)
+    if left_out:
+        raise BuildError(f"{wheel.file} has no {', '.join(sorted(left_out))} to leave out")
+
+
+# ---------------------------------------------------------------- our own files
+
+CONSTANTS = "_regsync/__init__.py"
+
+
+def our_sources() -> dict[str, bytes]:
+    """Read `regsync.py` and the modules of `_regsync`."""
+    names = ["regsync.py"]
+    names += [
+        f"_regsync/{name}" for name in os.listdir(os.path.join(ROOT, "_regsync")) if name.endswith(".py")
+    ]
+    sources = {}
+    for name in names:
+        with open(os.path.join(ROOT, name), "rb") as file:
+            sources[name] = file.read()
+    return sources
+
+
+def with_constant(source: bytes, fips: bool) -> bytes:
+    """Write the one constant in which the builds differ."""
+    changed, times = re.subn(rb"(?m)^FIPS_BUILD = (True|False)$", b"FIPS_BUILD = %a" % fips, source)
+    if times != 1:
+        raise BuildError(f"{CONSTANTS} must hold the line 'FIPS_BUILD = False' once, not {times} times")
+    return changed
+
+
+def our_version() -> str:
+    """Read `__version__` without importing the program."""
+    found = re.search(r'(?m)^__version__ = "([^"]+)"$', our_sources()[CONSTANTS].decode())
+    if found is None:
+        raise BuildError(f"{CONSTANTS} does not say __version__")
+    return found[1]
+
+
+# ---------------------------------------------------------------- bytecode
+
+
+@dataclass(frozen=True)
+class Interpreter:
+    """A CPython that gets a tree."""
+
+    executable: str
+    version: tuple[int, int, int]
+    magic: bytes
+
+    @property
+    def tree(self) -> str:
+        """Return the directory that `__main__.py` looks for."""
+        return "cp{}{}".format(*self.version)
+
+
+def run_isolated(executable: str, code: str, given: str = "") -> str:
+    """Run `code` where nothing but `given` and the interpreter itself can have an influence.
+
+    `-I` would ignore PYTHONHASHSEED, which orders frozensets in 3.10's marshal; hence an empty
+    environment, an empty current directory, and `-s -S` instead.
+    """
+    environment = {"PYTHONHASHSEED": "0", "PYTHONUTF8": "1", "PYTHONIOENCODING": "utf-8"}
+    for kept in ("SYSTEMROOT", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH"):
+        if kept in os.environ:
+            environment[kept] = os.environ[kept]
+    command = [executable, "-s", "-S", "-B", "-c", code]
+    with tempfile.TemporaryDirectory() as empty:
+        try:
+            done = subprocess.run(
+                command,
+                input=given,
+                capture_output=True,
+                encoding="utf-8",
+                env=environment,
+                cwd=empty,
+                check=False,
+            )
+        except OSError as error:
+            raise BuildError(f"cannot run {executable}: {error.strerror}") from None
+    if done.returncode:
+        last = (done.stderr.strip().splitlines() or ["no message"])[-1]
+        raise BuildError(f"{executable} failed: {last}")
+    return done.stdout
+
+
+def probe(executable: str) -> Interpreter:
+    """Ask an interpreter what it is; refuse what cannot run the program."""
+    try:
+        name, version, magic = json.loads(run_isolated(executable, PROBE))
+    except ValueError:
+        raise BuildError(f"{executable} does not answer like a Python") from None
+    if name != "cpython" or tuple(version[:2]) < OLDEST_PYTHON or version[3] != "final":
+        shown = ".".join(map(str, version[:3]))
+        raise BuildError(
+            f"{executable} is {name} {shown} ({version[3]}); a released CPython 3.10 or newer is needed"
+        )
+    return Interpreter(executable, (version[0], version[1], version[2]), bytes.fromhex(magic))
+
+
+def compiled_tree(known: Interpreter, sources: Mapping[str, bytes]) -> dict[str, bytes]:
+    """Return the tree of one interpreter: sources, each with its bytecode beside it."""
+    names = sorted(sources)
+    given = json.dumps([[f"{known.tree}/{name}", sources[name].decode()] for name in names])
+    _, *lines = run_isolated(known.executable, COMPILER, given).splitlines()
+    header = known.magic + (0b01).to_bytes(4, "little")  # PEP 552: by hash, unchecked; the hash stays 0
+    tree = {}
+    for name, line in zip(names, lines, strict=True):
+        tree[f"{known.tree}/{name}"] = sources[name]
+        tree[f"{known.tree}/{name}c"] = header + bytes(8) + bytes.fromhex(line)
+    return tree
+
+
+# ---------------------------------------------------------------- the archive
+
+
+def record(interpreters: Sequence[Interpreter]) -> bytes:
+    """Say, inside the file, what it was made of."""
+    told = {
+        "regsync": our_version(),
+        "packages": {wheel.name: {"version": wheel.version, "sha256": wheel.sha256} for wheel in BUNDLE},
+        "trees": {known.tree: "CPython {}.{}.{}".format(*known.version) for known in interpreters},
+    }
+    return json.dumps(told, indent=1).encode() + b"\n"
+
+
+def write(path: str, files: Mapping[str, bytes]) -> str:
+    """Write the archive beside `path`, then move it into place; return `path`."""
+    handle, unfinished = tempfile.mkstemp(dir=os.path.dirname(path) or ".", prefix=".regsync-")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(SHEBANG)
+            with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
+                for name in sorted(files):
+                    entry = zipfile.ZipInfo(name, EPOCH)
+                    entry.create_system = 3  # Unix, also when built elsewhere
+                    entry.external_attr = (stat.S_IFREG | 0o644) << 16
+                    archive.writestr(entry, files[name])
+        os.chmod(unfinished, 0o755)
+        os.replace(unfinished, path)
+    except BaseException:
+        os.unlink(unfinished)
+        raise
+    return path
+
+
+if __name__ == "__main__":
+    sys.exit(main())
