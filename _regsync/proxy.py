@@ -12,6 +12,7 @@ from __future__ import annotations
 import ipaddress
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from urllib.parse import unquote, urlsplit
 
 from _regsync.errors import ConfigError
@@ -33,7 +34,7 @@ _ALWAYS_DIRECT = frozenset(
         "fd00:ec2::254",
     }
 )
-_DEFAULT_PORTS = {"http": 80, "https": 443}
+_DEFAULT_PORTS = MappingProxyType({"http": 80, "https": 443})
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,398 @@
+"""Which authorities a context trusts, and how failures read; handshakes run in memory, without sockets."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import ssl
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import trustme
+
+from _regsync import tls
+from _regsync.errors import ConfigError
+
+HOST = "registry.example"
+Defaults = Callable[[str, str], None]
+
+
+@pytest.fixture(scope="session")
+def ca() -> trustme.CA:
+    return trustme.CA()
+
+
+@pytest.fixture
+def ca_file(ca: trustme.CA, tmp_path: Path) -> str:
+    path = tmp_path / "ca.pem"
+    ca.cert_pem.write_to_path(str(path))
+    return str(path)
+
+
+@pytest.fixture
+def defaults(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Defaults:
+    """Stand in for the paths that OpenSSL was compiled with, and hide this machine's bundles."""
+
+    def set_paths(cafile: str, capath: str) -> None:
+        paths = ssl.DefaultVerifyPaths("", "", "SSL_CERT_FILE", cafile, "SSL_CERT_DIR", capath)
+        monkeypatch.setattr(ssl, "get_default_verify_paths", lambda: paths)
+        monkeypatch.setattr(tls, "_BUNDLES", ())
+
+    set_paths(str(tmp_path / "none.pem"), str(tmp_path / "none"))
+    return set_paths
+
+
+def hashed(directory: Path, ca: trustme.CA) -> str:
+    """Lay a directory out as `openssl rehash` does; the hash is found by asking OpenSSL."""
+    directory.mkdir()
+    # Canonical subject hashes need OpenSSL's own code, which Python does not expose: offer every
+    # look-up the file by the one name that OpenSSL will ask for, computed from the subject's DER.
+    (directory / f"{subject_hash(ca)}.0").write_bytes(ca.cert_pem.bytes())
+    return str(directory)
+
+
+def subject_hash(ca: trustme.CA) -> str:
+    """X509_NAME_hash: SHA-1 over the canonical name (lower case, UTF8String, without the outer SEQUENCE)."""
+    import hashlib
+
+    from cryptography import x509
+
+    subject = x509.load_pem_x509_certificate(ca.cert_pem.bytes()).subject
+    encoded = b""
+    for attribute in subject:
+        text = " ".join(str(attribute.value).lower().split()).encode()
+        oid = x509.Name([attribute]).public_bytes()
+        start = oid.index(b"\x06")
+        oid = oid[start : start + 2 + oid[start + 1]]
+        pair = oid + b"\x0c" + bytes([len(text)]) + text
+        sequence = b"\x30" + bytes([len(pair)]) + pair
+        encoded += b"\x31" + bytes([len(sequence)]) + sequence
+    return f"{int.from_bytes(hashlib.sha1(encoded).digest()[:4], 'little'):08x}"
+
+
+def server(issued: trustme.LeafCert) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    issued.configure_cert(context)
+    return context
+
+
+def shake(client: ssl.SSLContext, peer: ssl.SSLContext, host: str = HOST) -> str | None:
+    """Run a handshake through memory; return the TLS version, raise what the client raises."""
+    to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
+    ours = client.wrap_bio(to_client, to_server, server_hostname=host)
+    theirs = peer.wrap_bio(to_server, to_client, server_side=True)
+    pending = [ours, theirs]
+    server_error: ssl.SSLError | None = None
+    for _ in range(10):
+        for side in list(pending):
+            try:
+                side.do_handshake()
+            except ssl.SSLWantReadError:
+                continue
+            except ssl.SSLError as error:
+                if side is ours:
+                    raise
+                server_error = error
+            pending.remove(side)
+        if not pending:
+            break
+    if server_error is not None:
+        # Under TLS 1.3 the client learns from its first read what the server thought of its certificate.
+        ours.read(1)
+    return ours.version()
+
+
+def refusal(client: ssl.SSLContext, peer: ssl.SSLContext, host: str = HOST) -> tuple[str, str | None]:
+    with pytest.raises(ssl.SSLError) as caught:
+        shake(client, peer, host)
+    return tls.explain(caught.value, host)
+
+
+@pytest.mark.usefixtures("defaults")
+def test_ca_file_is_trusted(ca: trustme.CA, ca_file: str) -> None:
+    context = tls.make_context(ca_file=ca_file, environ={})
+    assert shake(context, server(ca.issue_cert(HOST))) == "TLSv1.3"
+
+
+@pytest.mark.usefixtures("defaults")
+def test_ca_file_is_added_to_the_systems_trust(ca: trustme.CA, ca_file: str, tmp_path: Path) -> None:
+    other = trustme.CA()
+    other.cert_pem.write_to_path(str(tmp_path / "system.pem"))
+    context = tls.make_context(ca_file=ca_file, environ={"SSL_CERT_FILE": str(tmp_path / "system.pem")})
+    assert shake(context, server(other.issue_cert(HOST)))
+    assert shake(context, server(ca.issue_cert(HOST)))
+
+
+@pytest.mark.usefixtures("defaults")
+def test_an_intermediate_as_ca_file_anchors_a_chain(ca: trustme.CA, tmp_path: Path) -> None:
+    intermediate = ca.create_child_ca()
+    intermediate.cert_pem.write_to_path(str(tmp_path / "intermediate.pem"))
+    context = tls.make_context(ca_file=str(tmp_path / "intermediate.pem"), environ={})
+    assert shake(context, server(intermediate.issue_cert(HOST)))
+
+
+def test_a_hashed_default_directory_is_used_alone(
+    ca: trustme.CA, ca_file: str, tmp_path: Path, defaults: Defaults, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Parsing a bundle costs 30 ms and megabytes; a hashed directory costs one file per look-up."""
+    defaults(ca_file, hashed(tmp_path / "certs", ca))
+    loaded: list[str] = []
+    monkeypatch.setattr(tls, "_load", lambda context, what, cafile: loaded.append(cafile))
+    context = tls.make_context(environ={})
+    assert loaded == []
+    assert shake(context, server(ca.issue_cert(HOST)))
+
+
+def test_a_default_directory_without_hashed_names_gives_way_to_the_bundle(
+    ca: trustme.CA, ca_file: str, tmp_path: Path, defaults: Defaults
+) -> None:
+    (tmp_path / "certs").mkdir()
+    (tmp_path / "certs" / "ca.pem").write_bytes(ca.cert_pem.bytes())
+    defaults(ca_file, str(tmp_path / "certs"))
+    context = tls.make_context(environ={})
+    assert len(context.get_ca_certs()) == 1
+    assert shake(context, server(ca.issue_cert(HOST)))
+
+
+def test_well_known_bundles_are_found_where_openssls_defaults_are_absent(
+    ca_file: str, defaults: Defaults, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tls, "_BUNDLES", ("/nowhere/bundle.pem", ca_file, ca_file))
+    assert len(tls.make_context(environ={}).get_ca_certs()) == 1
+
+
+@pytest.mark.usefixtures("defaults")
+def test_ssl_cert_dir_is_searched(ca: trustme.CA, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    named = os.pathsep.join((str(tmp_path / "empty"), hashed(tmp_path / "certs", ca)))
+    context = tls.make_context(environ={"SSL_CERT_DIR": named})
+    assert shake(context, server(ca.issue_cert(HOST)))
+
+
+def test_both_variables_together_replace_the_store(
+    ca: trustme.CA, ca_file: str, tmp_path: Path, defaults: Defaults
+) -> None:
+    """protocol-facts.md section 8.2: each variable replaces its own default only."""
+    system = trustme.CA()
+    defaults(ca_file, hashed(tmp_path / "certs", system))
+    (tmp_path / "empty").mkdir()
+    peer = server(system.issue_cert(HOST))
+    alone = tls.make_context(environ={"SSL_CERT_FILE": ca_file})
+    both = tls.make_context(environ={"SSL_CERT_FILE": ca_file, "SSL_CERT_DIR": str(tmp_path / "empty")})
+    assert shake(alone, peer)
+    assert "unknown authority" in refusal(both, peer)[0]
+    assert shake(both, server(ca.issue_cert(HOST)))
+
+
+@pytest.mark.usefixtures("defaults")
+@pytest.mark.parametrize(
+    ("environ", "arguments", "complaint"),
+    [
+        pytest.param({}, {}, "no certificate authorities found", id="nothing-anywhere"),
+        pytest.param(
+            {"SSL_CERT_FILE": "none.pem"}, {}, "SSL_CERT_FILE=none.pem cannot be read: No such", id="file"
+        ),
+        pytest.param({"SSL_CERT_FILE": "junk.pem"}, {}, "SSL_CERT_FILE=junk.pem holds no", id="file-of-junk"),
+        pytest.param({"SSL_CERT_FILE": "empty"}, {}, "SSL_CERT_FILE=empty", id="file-is-a-directory"),
+        pytest.param({"SSL_CERT_DIR": "none"}, {}, "SSL_CERT_DIR names 'none'", id="directory"),
+        pytest.param({"SSL_CERT_DIR": "empty:none"}, {}, "SSL_CERT_DIR names 'none'", id="second-directory"),
+        pytest.param(
+            {"SSL_CERT_DIR": "empty"}, {}, "SSL_CERT_DIR=empty holds no hashed", id="directory-not-hashed"
+        ),
+        pytest.param(
+            {"SSL_CERT_FILE": "ca.pem", "SSL_CERT_DIR": "none"}, {}, "'none'", id="file-good-directory-not"
+        ),
+        pytest.param({}, {"ca_file": "none.pem"}, "ca_file none.pem cannot be read: No such", id="ca-file"),
+        pytest.param({}, {"ca_file": "junk.pem"}, "ca_file junk.pem holds no", id="ca-file-of-junk"),
+        pytest.param(
+            {},
+            {"ca_file": "ca.pem", "client_cert": "none.pem"},
+            "client_cert none.pem does not",
+            id="client-cert",
+        ),
+        pytest.param(
+            {},
+            {"ca_file": "ca.pem", "client_cert": "leaf.pem", "client_key": "none.pem"},
+            "client_key none.pem does not exist",
+            id="client-key",
+        ),
+        pytest.param(
+            {}, {"ca_file": "ca.pem", "client_key": "key.pem"}, "without client_cert", id="key-alone"
+        ),
+        pytest.param(
+            {},
+            {"ca_file": "ca.pem", "client_cert": "leaf.pem"},
+            "client_cert leaf.pem and its key",
+            id="no-key",
+        ),
+        pytest.param(
+            {},
+            {"ca_file": "ca.pem", "client_cert": "junk.pem", "client_key": "key.pem"},
+            "junk.pem",
+            id="cert-junk",
+        ),
+        pytest.param(
+            {},
+            {"ca_file": "ca.pem", "client_cert": "leaf.pem", "client_key": "other.pem"},
+            "client_key other.pem does not belong to leaf.pem",
+            id="pair-does-not-match",
+        ),
+        pytest.param(
+            {},
+            {"ca_file": "ca.pem", "client_cert": "leaf.pem", "client_key": "locked.pem"},
+            "client_key locked.pem is encrypted",
+            id="key-encrypted",
+        ),
+    ],
+)
+def test_what_leads_to_nothing_is_a_config_error_naming_it(
+    environ: dict[str, str],
+    arguments: dict[str, str],
+    complaint: str,
+    ca: trustme.CA,
+    ca_file: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from cryptography.hazmat.primitives import serialization as form
+
+    leaf, other = ca.issue_cert("client.example"), ca.issue_cert("other.example")
+    key = form.load_pem_private_key(leaf.private_key_pem.bytes(), None)
+    locked = key.private_bytes(
+        form.Encoding.PEM, form.PrivateFormat.PKCS8, form.BestAvailableEncryption(b"passphrase")
+    )
+    (tmp_path / "junk.pem").write_text("nothing of use")
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "leaf.pem").write_bytes(leaf.cert_chain_pems[0].bytes())
+    (tmp_path / "key.pem").write_bytes(leaf.private_key_pem.bytes())
+    (tmp_path / "other.pem").write_bytes(other.private_key_pem.bytes())
+    (tmp_path / "locked.pem").write_bytes(locked)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError) as caught:
+        tls.make_context(environ=environ, **arguments)
+    assert complaint in caught.value.message
+
+
+@pytest.mark.usefixtures("defaults")
+@pytest.mark.parametrize("files", [1, 2], ids=["one-file", "two-files"])
+def test_a_client_certificate_is_shown(ca: trustme.CA, ca_file: str, tmp_path: Path, files: int) -> None:
+    leaf = ca.issue_cert("client.example")
+    certificate, key = tmp_path / "leaf.pem", tmp_path / "key.pem"
+    key.write_bytes(leaf.private_key_pem.bytes())
+    certificate.write_bytes(
+        (leaf.private_key_and_cert_chain_pem if files == 1 else leaf.cert_chain_pems[0]).bytes()
+    )
+    peer = server(ca.issue_cert(HOST))
+    peer.verify_mode = ssl.CERT_REQUIRED
+    ca.configure_trust(peer)
+    context = tls.make_context(
+        ca_file=ca_file, client_cert=str(certificate), client_key=None if files == 1 else str(key), environ={}
+    )
+    assert shake(context, peer)
+    message, hint = refusal(tls.make_context(ca_file=ca_file, environ={}), peer)
+    assert message == f"{HOST} refused this client's certificate"
+    assert hint is not None
+    assert "client_cert" in hint
+
+
+@pytest.mark.usefixtures("defaults")
+@pytest.mark.filterwarnings("ignore:ssl.TLSVersion.TLSv1_1 is deprecated:DeprecationWarning")
+def test_nothing_below_tls_1_2_is_spoken(ca: trustme.CA, ca_file: str) -> None:
+    context = tls.make_context(ca_file=ca_file, environ={})
+    assert context.minimum_version == ssl.TLSVersion.TLSv1_2
+    peer = server(ca.issue_cert(HOST))
+    peer.maximum_version = ssl.TLSVersion.TLSv1_2
+    assert shake(context, peer) == "TLSv1.2"
+    peer.minimum_version = peer.maximum_version = ssl.TLSVersion.TLSv1_1
+    assert refusal(context, peer)[0] == f"{HOST} refused the TLS handshake"
+    peer.set_ciphers("ALL:@SECLEVEL=0")
+    message, hint = refusal(context, peer)
+    assert message == f"{HOST} and this program share no TLS version"
+    assert hint == "TLS 1.2 or newer is needed"
+
+
+@pytest.mark.parametrize("platform", ["linux", "darwin", "win32"])
+@pytest.mark.usefixtures("defaults")
+def test_every_platform_verifies_chain_and_name(platform: str, ca_file: str) -> None:
+    context = tls.make_context(ca_file=ca_file, environ={}, platform=platform)
+    assert context.verify_mode is ssl.CERT_REQUIRED
+    assert context.check_hostname
+    assert (type(context).__module__.partition(".")[0] == "truststore") is (platform != "linux")
+
+
+def issue(ca: trustme.CA, case: str) -> trustme.LeafCert:
+    if case == "expired":
+        return ca.issue_cert(HOST, not_after=datetime.datetime(2021, 1, 1, tzinfo=datetime.timezone.utc))
+    if case == "future":
+        return ca.issue_cert(HOST, not_before=datetime.datetime(2037, 1, 1, tzinfo=datetime.timezone.utc))
+    if case == "other-name":
+        return ca.issue_cert("elsewhere.example")
+    return trustme.CA().issue_cert(HOST)
+
+
+@pytest.mark.usefixtures("defaults")
+@pytest.mark.parametrize(
+    ("case", "host", "verdict", "remedy"),
+    [
+        pytest.param("expired", HOST, "its certificate has expired", "clock", id="expired"),
+        pytest.param("future", HOST, "its certificate is not valid yet", "clock", id="not-yet-valid"),
+        pytest.param("other-name", HOST, "not valid for this name", "reissued", id="wrong-name"),
+        pytest.param("other-name", "192.0.2.7", "not valid for this name", "reissued", id="wrong-address"),
+        pytest.param(
+            "stranger", HOST, "comes from an unknown authority", "`ca_file`", id="unknown-authority"
+        ),
+    ],
+)
+def test_an_untrusted_certificate_is_explained(
+    case: str, host: str, verdict: str, remedy: str, ca: trustme.CA, ca_file: str
+) -> None:
+    message, hint = refusal(tls.make_context(ca_file=ca_file, environ={}), server(issue(ca, case)), host)
+    assert message.startswith(f"{host} is not trusted: ")
+    assert verdict in message
+    assert hint is not None
+    assert remedy in hint
+
+
+@pytest.mark.usefixtures("defaults")
+def test_a_self_signed_certificate_is_named_so(ca_file: str) -> None:
+    """A CA's own certificate served as leaf stands in for what `openssl req -x509` makes."""
+    lone = trustme.CA()
+    peer = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    with lone.private_key_pem.tempfile() as key, lone.cert_pem.tempfile() as certificate:
+        peer.load_cert_chain(certificate, key)
+    message, hint = refusal(tls.make_context(ca_file=ca_file, environ={}), peer)
+    assert message == f"{HOST} is not trusted: its certificate is self-signed"
+    assert hint is not None
+    assert "`ca_file`" in hint
+
+
+@pytest.mark.usefixtures("defaults")
+def test_plain_http_is_recognised(ca_file: str) -> None:
+    incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+    client = tls.make_context(ca_file=ca_file, environ={}).wrap_bio(incoming, outgoing, server_hostname=HOST)
+    incoming.write(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n")
+    with pytest.raises(ssl.SSLError) as caught:
+        client.do_handshake()
+    message, hint = tls.explain(caught.value, HOST)
+    assert message == f"{HOST} does not speak TLS"
+    assert hint == f"if it serves plain HTTP, write http://{HOST} as its url"
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        pytest.param(
+            ConnectionResetError(104, "Connection reset by peer"), "Connection reset by peer", id="reset"
+        ),
+        pytest.param(OSError(), "OSError", id="no-text"),
+        pytest.param(ssl.SSLEOFError(8, "EOF occurred"), "closed the connection during", id="eof"),
+        pytest.param(ssl.SSLError(1, "odd\x1b[31m\nwords"), "failed: odd[31m words", id="control-characters"),
+    ],
+)
+def test_other_failures_are_one_clean_line(error: OSError, message: str) -> None:
+    text, hint = tls.explain(error, HOST)
+    assert message in text
+    assert text.startswith((HOST, "TLS"))
+    assert hint is None
+    assert text.isprintable()
