@@ -1,0 +1,391 @@
+"""Laws about who may use what (style.md section 5.3, L1, L2, L5 to L7; design.md sections 1.7, 7 and 11).
+
+`breaches` reads one module's syntax tree and returns what it does against the law. Every law is shown to
+catch a breach (`BREACHES`) and to let pass what only looks like one (`ALLOWED`); then the program's own
+modules have to be without any.
+"""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+PROGRAM = sorted((ROOT / "_regsync").glob("*.py"))
+
+# A module may import from the layers above its own line here, and from earlier names of its own line.
+LAYERS: tuple[tuple[str, ...], ...] = (
+    ("__init__",),
+    ("fips",),
+    ("errors", "oci", "semver"),
+    ("providers", "proxy", "tags", "pacing", "state", "plan", "report", "config"),
+    ("tls", "streams", "http1", "auth", "clouds", "transport", "registry", "store"),
+    ("discover", "transfer", "sync"),
+    ("version", "output", "watch", "cli"),
+)
+PURE = {*LAYERS[2], *LAYERS[3]}
+EDGES = set(LAYERS[4])
+ABOVE = {*LAYERS[5], *LAYERS[6]}
+
+# What the pure layers may have of the standard library: nothing with a clock, chance, files or threads.
+# fmt: off
+PURE_LIBRARY = {
+    "__future__", "abc", "base64", "binascii", "bisect", "codecs", "collections", "contextlib", "copy",
+    "dataclasses", "datetime", "difflib", "email.utils", "enum", "functools", "heapq", "html", "ipaddress",
+    "itertools", "json", "math", "numbers", "operator", "posixpath", "re", "string", "struct", "textwrap",
+    "types", "typing", "unicodedata", "urllib.parse", "zlib",
+}
+# fmt: on
+IMPURE_CALLS = {"open", "print", "input", "now", "utcnow", "today", "getenv", "perf_counter", "monotonic"}
+
+# Run-time packages, and a few standard ones that are edges: who may import them.
+RESERVED: dict[str, set[str]] = {
+    "anyio": EDGES | ABOVE,
+    "h11": EDGES,
+    "ssl": EDGES,
+    "socket": EDGES,
+    "truststore": {"tls"},
+    "yaml": {"config", "cli"},
+    "hashlib": {"fips"},
+    "hmac": {"fips"},
+    "secrets": {"fips"},
+    "_hashlib": {"fips"},
+    "_ssl": {"version"},
+    "asyncio": set(),  # anyio is the one way to wait
+    "importlib": set(),  # imports that this file cannot see
+    "subprocess": set(),  # the service calls no other program
+    "multiprocessing": set(),
+    "concurrent": set(),
+    "pty": set(),
+    "webbrowser": set(),
+}
+THIRD_PARTY = {"anyio", "h11", "truststore", "yaml"}
+
+PROGRAM_CALLS = {
+    "system",
+    "popen",
+    "fork",
+    "forkpty",
+    "posix_spawn",
+    "posix_spawnp",
+    "startfile",
+    "run_process",
+    "open_process",
+    "to_process",
+    "to_interpreter",
+    "create_subprocess_exec",
+    "create_subprocess_shell",
+    "__import__",
+    "eval",
+    "exec",
+    "compile_command",
+    *(f"exec{end}" for end in ("l", "le", "lp", "lpe", "v", "ve", "vp", "vpe")),
+    *(f"spawn{end}" for end in ("l", "le", "lp", "lpe", "v", "ve", "vp", "vpe")),
+}
+POSIX_ONLY = {"fcntl", "grp", "posix", "pwd", "readline", "resource", "syslog", "termios", "tty"}
+TASK_GROUPS = {"streams", "http1", "discover", "transfer", "sync", "watch", "cli"}
+SCOPES = {"create_task_group", "move_on_after", "move_on_at", "fail_after", "fail_at", "CancelScope"}
+
+
+def breaches(name: str, source: str) -> list[str]:
+    """Return every breach of the laws in module `name`, as `LINE: what`."""
+    tree = ast.parse(source)
+    parents = {child: node for node in ast.walk(tree) for child in ast.iter_child_nodes(node)}
+    found: list[tuple[int, str]] = []
+    if not any(name in layer for layer in LAYERS):
+        found.append((1, f"{name} is in no layer of tests/test_layering.py"))
+    for node in ast.walk(tree):
+        line = getattr(node, "lineno", 0)
+        for imported in imports(node):
+            found += [(line, text) for text in import_breaches(name, imported, node, parents)]
+        found += [(line, text) for text in use_breaches(name, node, parents)]
+    return [f"{line}: {text}" for line, text in sorted(set(found))]
+
+
+def imports(node: ast.AST) -> Iterator[str]:
+    """Give the absolute names that a statement imports; `from a import b` gives `a` and `a.b`."""
+    if isinstance(node, ast.Import):
+        yield from (alias.name for alias in node.names)
+    elif isinstance(node, ast.ImportFrom):
+        package = ".".join(part for part in ("_regsync" * bool(node.level), node.module or "") if part)
+        yield package
+        yield from (f"{package}.{alias.name}" for alias in node.names)
+
+
+def import_breaches(
+    name: str, imported: str, node: ast.AST, parents: dict[ast.AST, ast.AST]
+) -> Iterator[str]:
+    top, _, rest = imported.partition(".")
+    if top == "regsync":
+        yield "the program imports its own face"
+    elif top == "_regsync":
+        if rest and rest.partition(".")[0] in every_name() and not may_import(name, rest.partition(".")[0]):
+            yield f"{name} may not import {rest.partition('.')[0]}"
+    elif top in RESERVED:
+        if name not in RESERVED[top] and not for_types_only(node, parents):
+            yield f"{name} may not import {top}"
+    elif top in POSIX_ONLY:
+        if not guarded(node, parents):
+            yield f"{top} is imported without a guard for other systems"
+    elif top not in sys.stdlib_module_names:
+        yield f"{top} is not a run-time package"
+    if (
+        name in PURE
+        and top not in {"_regsync", *THIRD_PARTY}
+        and not any(imported == known or imported.startswith(f"{known}.") for known in PURE_LIBRARY)
+        and not any(known.startswith(f"{imported}.") for known in PURE_LIBRARY)
+    ):
+        yield f"{name} is pure and may not import {imported}"
+
+
+def every_name() -> set[str]:
+    return {module for layer in LAYERS for module in layer}
+
+
+def may_import(name: str, other: str) -> bool:
+    order = [module for layer in LAYERS for module in layer]
+    return name not in order or order.index(other) < order.index(name)
+
+
+def for_types_only(node: ast.AST, parents: dict[ast.AST, ast.AST]) -> bool:
+    """Tell whether an import sits under `if TYPE_CHECKING:`."""
+    above = ancestors(node, parents)
+    return any(isinstance(up, ast.If) and "TYPE_CHECKING" in ast.unparse(up.test) for up in above)
+
+
+def guarded(node: ast.AST, parents: dict[ast.AST, ast.AST]) -> bool:
+    """Tell whether an import is tried (`except ImportError`) or made on a named platform only."""
+    for up in ancestors(node, parents):
+        if isinstance(up, ast.If) and (
+            "platform" in ast.unparse(up.test) or "os.name" in ast.unparse(up.test)
+        ):
+            return True
+        if isinstance(up, ast.Try) and any("Import" in caught(handler) for handler in up.handlers):
+            return True
+    return False
+
+
+def ancestors(node: ast.AST, parents: dict[ast.AST, ast.AST]) -> Iterator[ast.AST]:
+    while node in parents:
+        node = parents[node]
+        yield node
+
+
+def caught(handler: ast.ExceptHandler) -> str:
+    return ast.unparse(handler.type) if handler.type else ""
+
+
+def use_breaches(name: str, node: ast.AST, parents: dict[ast.AST, ast.AST]) -> Iterator[str]:
+    """Give the breaches that one node is, apart from imports."""
+    if isinstance(node, (ast.Attribute, ast.Name)):
+        used = node.attr if isinstance(node, ast.Attribute) else node.id
+        yield from word_breaches(name, used, node, parents)
+    elif isinstance(node, ast.ImportFrom):
+        for alias in node.names:
+            yield from word_breaches(name, alias.name, node, parents)
+    elif isinstance(node, ast.Constant) and node.value == "DELETE" and not is_compared(node, parents):
+        functions = [
+            up.name
+            for up in ancestors(node, parents)
+            if isinstance(up, (ast.FunctionDef, ast.AsyncFunctionDef))
+        ]
+        if name != "registry" or not any("upload" in function for function in functions):
+            yield "DELETE is sent for upload sessions only, by registry, in a function that says upload"
+    elif isinstance(node, ast.ExceptHandler):
+        yield from except_breaches(name, node)
+    elif isinstance(node, (ast.AsyncFunctionDef, ast.AsyncFor, ast.AsyncWith, ast.Await)) and name in PURE:
+        yield f"{name} is pure and may not be async"
+    if isinstance(node, ast.AsyncFunctionDef):
+        yield from generator_breaches(node)
+
+
+def word_breaches(name: str, used: str, node: ast.AST, parents: dict[ast.AST, ast.AST]) -> Iterator[str]:
+    on_object = isinstance(node, ast.Attribute) and not isinstance(node.value, ast.Name)
+    if used in PROGRAM_CALLS and not on_object:
+        yield f"{used} runs another program or hidden code"
+    if used == "create_task_group" and name not in TASK_GROUPS:
+        yield f"{name} may not create task groups"
+    if used in IMPURE_CALLS and name in PURE and is_called(node, parents):
+        yield f"{name} is pure and may not call {used}"
+
+
+def is_called(node: ast.AST, parents: dict[ast.AST, ast.AST]) -> bool:
+    up = parents.get(node)
+    return isinstance(up, ast.Call) and up.func is node
+
+
+def is_compared(node: ast.AST, parents: dict[ast.AST, ast.AST]) -> bool:
+    """Tell whether a constant is only looked at: what is compared is not sent."""
+    return any(isinstance(up, ast.Compare) for up in ancestors(node, parents))
+
+
+def except_breaches(name: str, handler: ast.ExceptHandler) -> Iterator[str]:
+    names = {"BaseException"}
+    if handler.type is not None:
+        nodes = handler.type.elts if isinstance(handler.type, ast.Tuple) else [handler.type]
+        names = {ast.unparse(node) for node in nodes}
+    last = handler.body[-1]
+    reraised = isinstance(last, ast.Raise) and last.exc is None
+    if "Exception" in names and name != "cli":
+        yield "except Exception is for cli alone"
+    if "BaseException" in names and not reraised:
+        yield "what catches BaseException ends with a bare raise"
+
+
+def generator_breaches(function: ast.AsyncFunctionDef) -> Iterator[str]:
+    """An async generator that is left in the middle would close its scope in another task (L6)."""
+    for node in own_nodes(function):
+        if isinstance(node, (ast.With, ast.AsyncWith)):
+            scopes = [
+                call
+                for item in node.items
+                for call in ast.walk(item.context_expr)
+                if isinstance(call, ast.Call) and ast.unparse(call.func).rpartition(".")[2] in SCOPES
+            ]
+            holds = scopes and any(isinstance(inner, (ast.Yield, ast.YieldFrom)) for inner in own_nodes(node))
+            managed = any("contextmanager" in ast.unparse(mark) for mark in function.decorator_list)
+            if holds and not managed:
+                yield f"{function.name} yields inside a cancel scope or task group"
+
+
+def own_nodes(top: ast.AST) -> Iterator[ast.AST]:
+    """Walk a function or block without the functions defined in it."""
+    for child in ast.iter_child_nodes(top):
+        if not isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)):
+            yield child
+            yield from own_nodes(child)
+
+
+BREACHES = [
+    # module, source, words of the breach
+    ("oci", "from _regsync import config", "oci may not import config"),
+    ("oci", "from _regsync.semver import Version", "oci may not import semver"),
+    ("oci", "import _regsync.config", "oci may not import config"),
+    ("transfer", "def late():\n    from . import sync", "transfer may not import sync"),
+    ("transfer", "from .sync import run", "transfer may not import sync"),
+    ("fips", "from _regsync.errors import FipsError", "fips may not import errors"),
+    (
+        "oci",
+        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from _regsync import cli",
+        "may not import cli",
+    ),
+    ("helpers", "", "in no layer"),
+    ("cli", "import regsync", "its own face"),
+    ("transport", "import requests", "requests is not a run-time package"),
+    ("config", "import anyio", "config may not import anyio"),
+    ("sync", "import h11", "sync may not import h11"),
+    ("cli", "import ssl", "cli may not import ssl"),
+    ("watch", "import socket", "watch may not import socket"),
+    ("http1", "import asyncio", "http1 may not import asyncio"),
+    ("store", "import yaml", "store may not import yaml"),
+    ("http1", "import truststore", "http1 may not import truststore"),
+    ("oci", "import hashlib", "oci may not import hashlib"),
+    ("clouds", "def sign():\n    import hmac", "clouds may not import hmac"),
+    ("auth", "from secrets import token_hex", "auth may not import secrets"),
+    ("auth", "import subprocess", "auth may not import subprocess"),
+    ("auth", "import importlib", "auth may not import importlib"),
+    ("auth", "import os\nos.system('true')", "system runs another program"),
+    ("auth", "from os import execvp", "execvp runs another program"),
+    ("auth", "import os\nstart = os.posix_spawn", "posix_spawn runs another program"),
+    (
+        "auth",
+        "import anyio\nasync def f():\n    await anyio.run_process([])",
+        "run_process runs another program",
+    ),
+    ("auth", "__import__('subprocess')", "__import__ runs another program"),
+    ("store", "import fcntl", "fcntl is imported without a guard"),
+    ("cli", "def limit():\n    import resource", "resource is imported without a guard"),
+    ("tags", "import os", "tags is pure and may not import os"),
+    ("tags", "from os import path", "tags is pure and may not import os"),
+    ("state", "import time", "state is pure and may not import time"),
+    ("plan", "import random", "plan is pure and may not import random"),
+    ("config", "import urllib.request", "pure and may not import urllib.request"),
+    ("config", "import logging", "config is pure and may not import logging"),
+    ("config", "with open('x') as f: pass", "pure and may not call open"),
+    ("report", "import datetime\ndatetime.datetime.now()", "pure and may not call now"),
+    ("tags", "async def f(): pass", "tags is pure and may not be async"),
+    ("registry", "METHOD = 'DELETE'", "DELETE is sent for upload sessions only"),
+    ("registry", "async def delete_manifest(): await send('DELETE')", "DELETE is sent"),
+    ("transfer", "async def cancel_upload(): await send('DELETE')", "DELETE is sent"),
+    ("sync", "try: pass\nexcept Exception: pass", "except Exception is for cli alone"),
+    ("sync", "try: pass\nexcept (OSError, Exception): pass", "except Exception is for cli alone"),
+    ("cli", "try: pass\nexcept BaseException: pass", "ends with a bare raise"),
+    ("cli", "try: pass\nexcept: pass", "ends with a bare raise"),
+    (
+        "registry",
+        "import anyio\nasync def f():\n    async with anyio.create_task_group(): pass",
+        "task groups",
+    ),
+    ("store", "from anyio import create_task_group as group", "may not create task groups"),
+    (
+        "sync",
+        "import anyio\nasync def f():\n    with anyio.move_on_after(1):\n        yield 1",
+        "yields inside a cancel scope",
+    ),
+    (
+        "sync",
+        "from anyio import *\nasync def f():\n    async with create_task_group():\n        for x in y: yield",
+        "yields inside a cancel scope",
+    ),
+]
+
+ALLOWED = [
+    ("cli", "from _regsync import config, sync\nfrom . import watch"),
+    ("oci", "from _regsync import __version__\nfrom _regsync.errors import ContentError"),
+    ("config", "def load(text):\n    import yaml"),
+    ("config", "import urllib.parse\nfrom collections.abc import Mapping\nfrom email.utils import parsedate"),
+    ("sync", "import anyio\nasync def f():\n    async with anyio.create_task_group(): pass"),
+    ("store", "try:\n    import fcntl\nexcept ImportError:\n    fcntl = None"),
+    ("cli", "import sys\nif sys.platform != 'win32':\n    import resource"),
+    ("registry", "async def cancel_upload(): await send('DELETE')"),
+    ("http1", "bodiless = method in ('GET', 'HEAD', 'DELETE')"),
+    ("cli", "try: pass\nexcept Exception: pass"),
+    ("http1", "try: pass\nexcept BaseException:\n    close()\n    raise"),
+    ("tls", "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import ssl"),
+    (
+        "sync",
+        "import anyio\nasync def f():\n    async def g():\n        yield 1\n    with fail_after(1): pass",
+    ),
+    (
+        "http1",
+        "import anyio\nfrom contextlib import asynccontextmanager\n@asynccontextmanager\n"
+        "async def f():\n    async with anyio.create_task_group() as group:\n        yield group",
+    ),
+]
+
+
+@pytest.mark.parametrize(("name", "source", "words"), BREACHES, ids=range(len(BREACHES)))
+def test_a_breach_is_caught(name: str, source: str, words: str) -> None:
+    assert any(words in breach for breach in breaches(name, source)), breaches(name, source)
+
+
+@pytest.mark.parametrize(("name", "source"), ALLOWED, ids=range(len(ALLOWED)))
+def test_what_is_lawful_passes(name: str, source: str) -> None:
+    assert breaches(name, source) == []
+
+
+@pytest.mark.parametrize("path", PROGRAM, ids=lambda path: path.stem)
+def test_module_keeps_to_its_layer(path: Path) -> None:
+    assert breaches(path.stem, path.read_text(encoding="utf-8")) == []
+
+
+def test_table_names_each_module_once() -> None:
+    names = [name for layer in LAYERS for name in layer]
+    assert len(names) == len(set(names))
+
+
+def test_face_imports_nothing_when_imported_but_the_version() -> None:
+    tree = ast.parse((ROOT / "regsync.py").read_text(encoding="utf-8"))
+    at_once = {name for node in tree.body for name in imports(node)}
+    assert at_once == {"__future__", "__future__.annotations", "sys", "_regsync", "_regsync.__version__"}
+
+
+def test_face_runs_the_gate_before_it_imports_anything_else() -> None:
+    tree = ast.parse((ROOT / "regsync.py").read_text(encoding="utf-8"))
+    main = next(node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == "main")
+    first = next(node for node in ast.walk(main) if isinstance(node, (ast.Import, ast.ImportFrom)))
+    assert "_regsync.fips" in imports(first)

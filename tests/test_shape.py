@@ -1,0 +1,253 @@
+"""Laws about size, state and words (style.md section 5.3, L3 and L4, and 5.7; design.md section 11).
+
+As in test_layering.py: `breaches` looks at one module's source, and each law is shown to catch a breach.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+PROGRAM = sorted((ROOT / "_regsync").glob("*.py"))
+SHAPED = [*PROGRAM, ROOT / "regsync.py", *sorted((ROOT / "tools").glob("*.py"))]
+
+LONGEST_MODULE = 600
+LONGEST_FUNCTION = 60
+LONGEST_PROGRAM = 8000  # the whole of _regsync stays below it
+
+# "module.function": why it may be longer. A reason here is a debt, not a habit.
+LONGER_FUNCTIONS: dict[str, str] = {}
+
+# Containers that are empty when made, or objects that exist to be changed.
+# fmt: off
+_CHANGING = {
+    "Condition", "ContextVar", "Counter", "Event", "Lock", "OrderedDict", "RLock", "Semaphore", "array",
+    "WeakKeyDictionary", "WeakSet", "WeakValueDictionary", "bytearray", "count", "cycle", "defaultdict", "deque",
+}
+_CHANGES = {
+    "add", "append", "appendleft", "clear", "difference_update", "discard", "extend", "insert",
+    "intersection_update", "pop", "popitem", "popleft", "remove", "reverse", "setdefault", "sort",
+    "symmetric_difference_update", "update",
+}
+# fmt: on
+# Words that say nothing about what a thing is (style.md section 5.7).
+_EMPTY_WORDS = {"common", "engine", "handler", "helper", "helpers", "manager", "process", "util", "utils"}
+
+
+def breaches(name: str, source: str) -> list[str]:
+    """Return every breach of the laws in module `name`, as `LINE: what`."""
+    tree = ast.parse(source)
+    found = [*size_breaches(name, tree, source), *state_breaches(tree), *word_breaches(name, tree)]
+    if name != "__init__":
+        found += opening_breaches(tree)
+    return [f"{line}: {text}" for line, text in sorted(set(found))]
+
+
+def size_breaches(name: str, tree: ast.Module, source: str) -> Iterator[tuple[int, str]]:
+    lines = source.count("\n")
+    if lines > LONGEST_MODULE:
+        yield 1, f"{name} has {lines} lines, more than {LONGEST_MODULE}"
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            lines = length(node)
+            if lines > LONGEST_FUNCTION and f"{name}.{node.name}" not in LONGER_FUNCTIONS:
+                yield node.lineno, f"{node.name} has {lines} lines, more than {LONGEST_FUNCTION}"
+
+
+def length(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    """Count the lines of a function without decorators and docstring."""
+    lines = (function.end_lineno or function.lineno) - function.lineno + 1
+    first = function.body[0]
+    if ast.get_docstring(function) is not None:
+        lines -= (first.end_lineno or first.lineno) - first.lineno + 1
+    return lines
+
+
+def state_breaches(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """Find what could change at module level: a constant is full, upper-case and never written to."""
+    constants: set[str] = set()
+    for node in module_level(tree):
+        for target, value in assignments(node):
+            constants.add(target)
+            if changing(value):
+                yield node.lineno, f"{target} is made to be changed"
+            held = isinstance(value, (ast.Dict, ast.List, ast.Set, ast.Call)) and not is_alias(target, value)
+            if held and re.search("[a-z]", target):
+                yield node.lineno, f"{target} is a value at module level and not named like a constant"
+    for inner in ast.walk(tree):
+        if isinstance(inner, ast.Global):
+            yield inner.lineno, "global is used"
+        changed = changed_name(inner)
+        if changed in constants and not is_local(changed, tree):
+            yield getattr(inner, "lineno", 0), f"{changed} is changed"
+
+
+def module_level(tree: ast.Module) -> Iterator[ast.stmt]:
+    """Walk statements that run at import and are not in a class or function."""
+    pending: list[ast.stmt] = list(tree.body)
+    while pending:
+        node = pending.pop(0)
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            continue
+        yield node
+        pending += [child for child in ast.iter_child_nodes(node) if isinstance(child, ast.stmt)]
+
+
+def assignments(node: ast.stmt) -> Iterator[tuple[str, ast.expr]]:
+    if isinstance(node, ast.Assign):
+        for target in node.targets:
+            if isinstance(target, ast.Name):
+                yield target.id, node.value
+    elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.value:
+        yield node.target.id, node.value
+
+
+def changing(value: ast.expr) -> bool:
+    if isinstance(value, ast.Dict):
+        return not value.keys
+    if isinstance(value, ast.List):
+        return not value.elts
+    if isinstance(value, ast.Call):
+        made = ast.unparse(value.func).rpartition(".")[2]
+        return made in _CHANGING or (
+            made in {"dict", "list", "set"} and not value.args and not value.keywords
+        )
+    return False
+
+
+def is_alias(target: str, value: ast.expr) -> bool:
+    """Let type aliases and type variables pass, and `__all__`."""
+    if target.startswith("__") and target.endswith("__"):
+        return True
+    made = ast.unparse(value.func) if isinstance(value, ast.Call) else ""
+    return made.rpartition(".")[2] in {"TypeVar", "ParamSpec", "NewType", "namedtuple"}
+
+
+def changed_name(node: ast.AST) -> str | None:
+    """Return the plain name that a node changes in place, if it does."""
+    place: ast.expr | None = None
+    if isinstance(node, (ast.Subscript, ast.Attribute)) and isinstance(node.ctx, (ast.Store, ast.Del)):
+        place = node.value
+    elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in _CHANGES:
+        place = node.func.value
+    return place.id if isinstance(place, ast.Name) else None
+
+
+def is_local(name: str, tree: ast.Module) -> bool:
+    """Tell whether some function has a variable of its own by that name."""
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            arguments = [*node.args.args, *node.args.kwonlyargs, *node.args.posonlyargs]
+            stored = [
+                inner.id
+                for inner in ast.walk(node)
+                if isinstance(inner, ast.Name) and isinstance(inner.ctx, ast.Store)
+            ]
+            if name in stored or name in [argument.arg for argument in arguments]:
+                return True
+    return False
+
+
+def word_breaches(name: str, tree: ast.Module) -> Iterator[tuple[int, str]]:
+    named = [(1, name)]
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)):
+            named.append((node.lineno, node.name))
+    for line, word in named:
+        parts = {part.lower() for part in re.findall(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])", word)}
+        for part in sorted(parts & _EMPTY_WORDS):
+            yield line, f"{word} says {part}, which says nothing"
+
+
+def opening_breaches(tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """Ask for what each module opens with (style.md section 5.7)."""
+    if not ast.get_docstring(tree):
+        yield 1, "no docstring says what the module owns"
+    imported = [
+        node for node in tree.body if isinstance(node, ast.ImportFrom) and node.module == "__future__"
+    ]
+    if not any(alias.name == "annotations" for node in imported for alias in node.names):
+        yield 1, "no 'from __future__ import annotations'"
+    if not any(target == "__all__" for node in tree.body for target, _ in assignments(node)):
+        yield 1, "no __all__"
+
+
+OPENING = '"""Owns x."""\nfrom __future__ import annotations\n__all__ = ["x"]\n'
+
+BREACHES = [
+    ("x = 1\n" * 601, "has 604 lines"),
+    ("def f():\n" + "    x = 1\n" * 60, "f has 61 lines"),
+    ("class C:\n    async def f(self):\n" + "        x = 1\n" * 60, "f has 61 lines"),
+    ("CACHE = {}", "CACHE is made to be changed"),
+    ("CACHE: dict[str, int] = {}", "CACHE is made to be changed"),
+    ("SEEN = set()", "SEEN is made to be changed"),
+    ("SEEN = collections.deque()", "SEEN is made to be changed"),
+    ("if True:\n    SEEN = []", "SEEN is made to be changed"),
+    ("LOCK = threading.Lock()", "LOCK is made to be changed"),
+    ("NUMBERS = itertools.count()", "NUMBERS is made to be changed"),
+    ("client = Client()", "not named like a constant"),
+    ("retries = [1, 2]", "not named like a constant"),
+    ("KNOWN = {'a': 1}\ndef f(): KNOWN['b'] = 2", "KNOWN is changed"),
+    ("KNOWN = {'a': 1}\ndef f(): KNOWN.update(b=2)", "KNOWN is changed"),
+    ("KNOWN = {'a': 1}\ndef f(): del KNOWN['a']", "KNOWN is changed"),
+    ("POLICY = Policy()\ndef f(): POLICY.wait = 1", "POLICY is changed"),
+    ("LIMIT = 1\ndef f():\n    global LIMIT\n    LIMIT = 2", "global is used"),
+    ("class SyncManager: pass", "SyncManager says manager"),
+    ("def process_tags(): pass", "process_tags says process"),
+]
+
+ALLOWED = [
+    "x = 1\n" * 500,
+    'def f():\n    """First.\n' + "    more\n" * 20 + '    """\n' + "    x = 1\n" * 59,
+    "KNOWN = {'a': 1}\nORDER = ['a']\nNOTHING = frozenset()\ndef f(): return KNOWN['a']",
+    "KNOWN = ['a']\ndef f(KNOWN): KNOWN.append('b')",
+    "T = TypeVar('T')\nFetch = Callable[[str], int]\nBuffer = bytes | bytearray",
+    "def f():\n    found = {}\n    found['a'] = 1",
+    "class C:\n    names: list[str] = field()",
+    "def processor(): pass",
+]
+
+
+@pytest.mark.parametrize(("source", "words"), BREACHES, ids=range(len(BREACHES)))
+def test_a_breach_is_caught(source: str, words: str) -> None:
+    assert any(words in breach for breach in breaches("sync", OPENING + source))
+
+
+@pytest.mark.parametrize("source", ALLOWED, ids=range(len(ALLOWED)))
+def test_what_is_lawful_passes(source: str) -> None:
+    assert breaches("sync", OPENING + source) == []
+
+
+@pytest.mark.parametrize("missing", range(3))
+def test_a_missing_opening_is_caught(missing: int) -> None:
+    lines = OPENING.splitlines()
+    del lines[missing]
+    assert len(breaches("sync", "\n".join(lines))) == 1
+
+
+def test_a_module_named_by_an_empty_word_is_caught() -> None:
+    assert breaches("helpers", OPENING) == ["1: helpers says helpers, which says nothing"]
+
+
+@pytest.mark.parametrize("path", SHAPED, ids=lambda path: path.stem)
+def test_module_keeps_its_shape(path: Path) -> None:
+    assert breaches(path.stem, path.read_text(encoding="utf-8")) == []
+
+
+def test_program_is_compact() -> None:
+    assert sum(path.read_text(encoding="utf-8").count("\n") for path in PROGRAM) < LONGEST_PROGRAM
+
+
+def test_exceptions_are_still_needed() -> None:
+    """An exception that nothing uses any more would hide the next long function of that name."""
+    longer = set()
+    for path in SHAPED:
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and length(node) > LONGEST_FUNCTION:
+                longer.add(f"{path.stem}.{node.name}")
+    assert set(LONGER_FUNCTIONS) <= longer
