@@ -26,8 +26,9 @@ LONGER_FUNCTIONS: dict[str, str] = {}
 # Containers that are empty when made, or objects that exist to be changed.
 # fmt: off
 _CHANGING = {
-    "Condition", "ContextVar", "Counter", "Event", "Lock", "OrderedDict", "RLock", "Semaphore", "array",
-    "WeakKeyDictionary", "WeakSet", "WeakValueDictionary", "bytearray", "count", "cycle", "defaultdict", "deque",
+    "Condition", "ContextVar", "Counter", "Event", "Lock", "OrderedDict", "RLock", "Semaphore",
+    "WeakKeyDictionary", "WeakSet", "WeakValueDictionary", "array", "bytearray", "count", "cycle",
+    "defaultdict", "deque",
 }
 _CHANGES = {
     "add", "append", "appendleft", "clear", "difference_update", "discard", "extend", "insert",

@@ -1,0 +1,326 @@
+"""The built file: same bytes everywhere, bytecode used, all that it needs inside, no compiled part."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import re
+import shutil
+import stat
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from tools import build_zipapp
+
+ROOT = Path(__file__).resolve().parent.parent
+TREE = "cp{}{}".format(*sys.version_info)
+COSTLY = {"anyio", "argparse", "asyncio", "json", "logging", "re", "ssl", "subprocess", "typing", "yaml"}
+
+
+def run(*command: object, cwd: str = "/", **variables: str) -> subprocess.CompletedProcess[str]:
+    kept = {name: os.environ[name] for name in ("PATH", "HOME", "LD_LIBRARY_PATH") if name in os.environ}
+    return subprocess.run(
+        [str(part) for part in command],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=cwd,
+        env={**kept, **variables},
+    )
+
+
+def build_elsewhere(checkout: Path, out: Path) -> Path:
+    """Build from a copy of the sources, at another place, with another umask and other dates."""
+    for name in ("_regsync", "tools"):
+        shutil.copytree(ROOT / name, checkout / name, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copyfile(ROOT / "regsync.py", checkout / "regsync.py")
+    for path in [checkout, *checkout.rglob("*")]:
+        os.utime(path, (1_000_000_000, 1_000_000_000))
+    before = os.umask(0o077)
+    try:
+        done = run(
+            sys.executable,
+            checkout / "tools" / "build_zipapp.py",
+            *("--out", out, "--cache", ROOT / "build" / "wheels"),
+            TZ="Pacific/Kiritimati",
+            PYTHONHASHSEED="12345",
+        )
+    finally:
+        os.umask(before)
+    assert done.returncode == 0, done.stderr
+    return out
+
+
+def interpreter(name: str) -> str | None:
+    """Find another Python of this machine; a name that does not run counts as absent."""
+    places = os.environ.get("PATH", "").split(os.pathsep)
+    places += map(str, Path(os.environ.get("PYENV_ROOT", "/nonexistent")).glob("versions/*/bin"))
+    for place in places:
+        path = shutil.which(name, path=place)
+        if path and not run(path, "-c", "import json, ssl").returncode:
+            return path
+    return None
+
+
+@pytest.mark.slow
+def test_two_builds_in_different_places_give_the_same_bytes(pyz: Path, tmp_path: Path) -> None:
+    out = build_elsewhere(tmp_path / "a deeper" / "checkout", tmp_path / "out")
+    for name in ("regsync.pyz", "regsync-nofips.pyz"):
+        assert (out / name).read_bytes() == (pyz.parent / name).read_bytes()
+
+
+def test_builds_differ_in_one_constant(pyz: Path) -> None:
+    with zipfile.ZipFile(pyz) as nofips, zipfile.ZipFile(pyz.with_name("regsync.pyz")) as fips:
+        assert nofips.namelist() == fips.namelist()
+        differing = {name for name in fips.namelist() if fips.read(name) != nofips.read(name)}
+        assert differing == {f"{tree}_regsync/__init__.{end}" for tree, end in DIFFERING}
+        assert b"FIPS_BUILD = True\n" in fips.read("_regsync/__init__.py")
+        assert fips.read("_regsync/__init__.py").replace(b"= True", b"= False") == nofips.read(
+            "_regsync/__init__.py"
+        )
+
+
+DIFFERING = [("", "py"), (f"{TREE}/", "py"), (f"{TREE}/", "pyc")]
+
+
+def test_both_builds_say_which_they_are(pyz: Path) -> None:
+    assert json.loads(run(sys.executable, pyz, "version", "--json").stdout)["build"] == "nofips"
+    default = run(sys.executable, pyz.with_name("regsync.pyz"), "version", "--json")
+    assert json.loads(default.stdout)["build"] == "fips"
+
+
+@pytest.mark.parametrize(
+    "options", [[], ["-I"], ["-S"], ["-OO"], ["-I", "-S", "-OO"], ["-W", "error"]], ids="".join
+)
+def test_runs_from_the_root_directory(pyz: Path, options: list[str]) -> None:
+    done = run(sys.executable, *options, pyz, "version")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert re.fullmatch(r"regsync \S+ \(.+\), CPython 3\.\d+\.\d+, \S.*\n", done.stdout)
+
+
+def test_runs_by_its_own_first_line(pyz: Path) -> None:
+    assert pyz.read_bytes().startswith(b"#!/usr/bin/env python3\n")
+    assert stat.S_IMODE(pyz.stat().st_mode) == 0o755
+    assert run(pyz, "--version").returncode == 0
+
+
+def test_runs_by_a_relative_name(pyz: Path) -> None:
+    assert run(sys.executable, pyz.name, "version", cwd=str(pyz.parent)).returncode == 0
+
+
+REPORT = """
+import json
+origins = {name: getattr(module, "__spec__", None) for name, module in sys.modules.items()}
+print(json.dumps({name: str(spec.origin) for name, spec in origins.items() if spec}))
+"""
+
+
+def loaded_by(pyz: Path, code: str) -> dict[str, str]:
+    """Run `code` on the file's modules as `__main__.py` does; return the origins of all loaded modules."""
+    start = f"import sys\nsys.path[:0] = [{str(pyz / TREE)!r}, {str(pyz)!r}]\n"
+    done = run(sys.executable, "-I", "-S", "-c", start + code + REPORT)
+    assert done.returncode == 0, done.stderr
+    loaded: dict[str, str] = json.loads(done.stdout.splitlines()[-1])
+    return loaded
+
+
+def test_bytecode_is_what_runs(pyz: Path) -> None:
+    loaded = loaded_by(pyz, "import anyio.abc, anyio._backends._asyncio, h11, regsync, truststore, yaml")
+    ours = {name: origin for name, origin in loaded.items() if origin.startswith(str(pyz))}
+    assert {"anyio.abc", "h11._connection", "regsync", "_regsync", "yaml.scanner", "truststore"} <= set(ours)
+    assert {os.path.splitext(origin)[1] for origin in ours.values()} == {".pyc"}
+
+
+def test_bytecode_is_used_without_comparing_dates(pyz: Path) -> None:
+    """zipimport compiles a source whose date differs; the unchecked-hash kind (PEP 552) cannot differ."""
+    with zipfile.ZipFile(pyz) as archive:
+        codes = [archive.read(name) for name in archive.namelist() if name.endswith(".pyc")]
+    assert len(codes) > 50
+    assert {code[4:8] for code in codes} == {b"\x01\0\0\0"}
+
+
+COUNT = """
+import sys
+seen = []
+sys.addaudithook(lambda event, args: event == "compile" and seen.append(str(args[1])))
+import anyio, anyio._backends._asyncio, h11, yaml, truststore, regsync
+anyio.create_task_group
+import json
+print(json.dumps(seen))
+"""
+
+
+def test_start_compiles_nothing(pyz: Path) -> None:
+    """The measurement behind the trees, without a clock: which sources does a start compile?"""
+    with_tree = run(sys.executable, "-S", "-c", COUNT, PYTHONPATH=f"{pyz / TREE}:{pyz}")
+    without = run(sys.executable, "-S", "-c", COUNT, PYTHONPATH=str(pyz))
+    compiled = [name for name in json.loads(with_tree.stdout) if str(pyz) in name]
+    # anyio parses the sources of two packages of its own to import the rest lazily.
+    assert {name.partition(f"{TREE}/")[2].removesuffix("c") for name in compiled} <= {
+        "anyio/__init__.py",
+        "anyio/abc/__init__.py",
+    }
+    assert len([name for name in json.loads(without.stdout) if str(pyz) in name]) > 40
+
+
+def test_anyio_stays_lazy(pyz: Path) -> None:
+    """Without its source beside the bytecode anyio would import all of itself."""
+    loaded = loaded_by(pyz, "import anyio\nanyio.create_task_group")
+    assert "anyio._core._tasks" in loaded
+    assert "anyio._core._fileio" not in loaded
+
+
+def test_version_loads_nothing_costly(pyz: Path) -> None:
+    code = "import sys, regsync; regsync.main(['--version']); print(*sys.modules)"
+    done = run(sys.executable, "-S", "-c", code, PYTHONPATH=f"{pyz / TREE}:{pyz}")
+    loaded = set(done.stdout.splitlines()[1].split())
+    ours = {name for name in loaded if name.partition(".")[0] in {"regsync", "_regsync"}}
+    assert ours == {"regsync", "_regsync", "_regsync.fips", "_regsync.version"}
+    assert loaded & COSTLY == set()
+
+
+def test_dependencies_import_from_the_root_without_a_tree(pyz: Path) -> None:
+    code = "import anyio, h11, yaml, truststore, regsync; print(anyio.__file__)"
+    done = run(sys.executable, "-S", "-c", code, PYTHONPATH=str(pyz))
+    assert done.stdout.strip() == str(pyz / "anyio" / "__init__.py")
+
+
+def test_tracebacks_show_source_lines(pyz: Path) -> None:
+    """The interpreter's own printer looks for files; the traceback module asks the importer."""
+    code = "import h11, traceback\ntry: h11.Request()\nexcept Exception: traceback.print_exc()"
+    code = code.replace("Request()", "Request(method='GET', target='/', headers=[])")
+    done = run(sys.executable, "-S", "-c", code, PYTHONPATH=f"{pyz / TREE}:{pyz}")
+    assert re.search(r'h11/_events\.py", line \d+, in __init__\n    raise LocalProtocolError', done.stderr)
+
+
+def test_nothing_is_compiled_for_one_platform(pyz: Path) -> None:
+    with zipfile.ZipFile(pyz) as archive:
+        ends = {os.path.splitext(name)[1] for name in archive.namelist() if not name.startswith("licenses/")}
+        assert ends == {".py", ".pyc", ".json"}
+        assert not [name for name in archive.namelist() if "_yaml" in name or "cyaml" in name]
+
+
+def test_each_package_has_its_licence_inside(pyz: Path) -> None:
+    with zipfile.ZipFile(pyz) as archive:
+        licensed = {name.split("/")[1] for name in archive.namelist() if name.startswith("licenses/")}
+    assert licensed == {wheel.name for wheel in build_zipapp.BUNDLE}
+
+
+def test_entries_are_stored_sorted_and_without_a_time(pyz: Path) -> None:
+    with zipfile.ZipFile(pyz) as archive:
+        entries = archive.infolist()
+    assert [entry.filename for entry in entries] == sorted(entry.filename for entry in entries)
+    assert {(entry.compress_type, entry.date_time, entry.external_attr >> 16) for entry in entries} == {
+        (zipfile.ZIP_STORED, (1980, 1, 1, 0, 0, 0), 0o100644)
+    }
+    # Each entry costs 3 us at every start, `version` included.
+    assert len(entries) < 400
+
+
+def test_the_file_says_what_it_was_made_of(pyz: Path) -> None:
+    with zipfile.ZipFile(pyz) as archive:
+        told = json.loads(archive.read("build.json"))
+    assert told["trees"] == {TREE: "CPython {}.{}.{}".format(*sys.version_info)}
+    assert told["packages"]["h11"]["version"] == "0.16.0"
+
+
+def test_bundle_has_the_versions_of_the_metadata() -> None:
+    text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    dependencies = re.findall(r'"([^"]+)"', text.partition("\ndependencies = [")[2].partition("]")[0])
+    bundled = [f"{wheel.name}=={wheel.version}" for wheel in build_zipapp.BUNDLE]
+    assert bundled[: len(dependencies)] == dependencies
+
+
+@pytest.mark.parametrize("version", [(2, 7), (3, 6)])
+def test_start_parses_on_old_pythons(version: tuple[int, int]) -> None:
+    """Old grammars are a subset here: no annotations, f-strings, keyword-only marks; and one clear line."""
+    tree = ast.parse(build_zipapp.MAIN, feature_version=(3, max(4, version[1])))
+    newer = (ast.JoinedStr, ast.AnnAssign, ast.NamedExpr, ast.AsyncFunctionDef, ast.Nonlocal, ast.Starred)
+    assert not [node for node in ast.walk(tree) if isinstance(node, newer)]
+
+
+@pytest.mark.parametrize("name", ["python2.7", "python3.6", "python3.9"])
+def test_old_python_is_told_what_is_needed(pyz: Path, name: str) -> None:
+    path = interpreter(name)
+    if path is None:
+        pytest.skip(f"{name} is not on this machine")
+    done = run(path, pyz, "version")
+    assert done.returncode == 3
+    assert done.stderr.startswith("error: CONFIG_ERROR: regsync needs Python 3.10 or newer; this is Python ")
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.slow
+def test_one_file_serves_all_interpreters_of_the_machine(pyz: Path, tmp_path: Path) -> None:
+    others = [path for minor in (10, 11, 12, 13) if (path := interpreter(f"python3.{minor}"))]
+    if len(others) < 2:
+        pytest.skip("one CPython is on this machine")
+    pythons = [part for path in others for part in ("--python", path)]
+    built = run(sys.executable, ROOT / "tools" / "build_zipapp.py", "--out", tmp_path, *pythons)
+    assert built.returncode == 0, built.stderr
+    for path in others:
+        shown = run(path, "-v", tmp_path / "regsync.pyz", "version")
+        tree = run(path, "-c", "import sys; print('cp%d%d' % sys.version_info[:2])").stdout.strip()
+        assert shown.returncode == 0
+        assert f"import 'regsync' # <zipimporter object \"{tmp_path}/regsync.pyz/{tree}/\">" in shown.stderr
+        code = f"import sys; sys.path.insert(0, '{tmp_path}/regsync.pyz/{tree}'); import regsync, h11; "
+        origin = run(path, "-S", "-c", f"{code}print(regsync.__spec__.origin, h11.__spec__.origin)").stdout
+        assert origin.count(".pyc") == 2
+
+
+class TestRefusals:
+    """What the builder cannot do is said on one line."""
+
+    def build(self, *options: object) -> str:
+        done = run(
+            sys.executable,
+            "-m",
+            "tools.build_zipapp",
+            *options,
+            cwd=str(ROOT),
+            PIP_NO_INDEX="1",
+            HOME="/nonexistent",
+        )
+        assert done.returncode == 1
+        assert done.stdout == ""
+        assert done.stderr.startswith("error: ")
+        assert done.stderr.count("\n") == 1
+        return done.stderr
+
+    def test_a_wheel_with_another_hash(self, tmp_path: Path) -> None:
+        (tmp_path / build_zipapp.BUNDLE[0].file).write_bytes(b"something else")
+        assert "not c66ae634" in self.build("--cache", tmp_path)
+
+    def test_a_wheel_that_cannot_be_fetched(self, tmp_path: Path) -> None:
+        assert "cannot fetch anyio 4.16.0" in self.build("--cache", tmp_path / "empty")
+
+    def test_an_interpreter_that_does_not_exist(self) -> None:
+        assert "cannot run /nonexistent/python" in self.build("--python", "/nonexistent/python")
+
+    def test_an_interpreter_given_twice(self) -> None:
+        assert "same minor version" in self.build("--python", sys.executable, "--python", sys.executable)
+
+    def test_a_program_that_is_no_python(self) -> None:
+        assert "/bin/" in self.build("--python", shutil.which("true") or "/bin/true")
+
+
+def test_no_pip_is_said_with_the_remedy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(build_zipapp.BuildError, match="install python3-pip"):
+        build_zipapp.fetch(build_zipapp.BUNDLE[0], str(tmp_path))
+
+
+def test_pip_reasons_become_one_line() -> None:
+    reason = build_zipapp.why_pip_failed
+    offline = "WARNING: Retrying after connection broken by 'NewConnectionError(...)'\nERROR: No matching\n"
+    assert "cannot be reached" in reason(offline)
+    assert "another sha256" in reason("ERROR: THESE PACKAGES DO NOT MATCH THE HASHES FROM ...")
+    assert (
+        reason("x\nERROR: No matching distribution found for h11\n")
+        == "No matching distribution found for h11"
+    )

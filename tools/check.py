@@ -1,0 +1,129 @@
+#!/usr/bin/env python3
+"""Check everything: lint, format, types, tests. Arguments go to pytest.
+
+    python3 tools/check.py [-x] [-k name] [-m 'not slow'] ...
+
+On a fresh Debian machine with Python it first makes `.venv` with the pinned packages of pyproject.toml
+and, as root, installs the registry and the client that the tests drive; later runs find them there.
+Uses the standard library only, and works from any directory.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+
+__all__ = ["main"]
+
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+VENV = os.path.join(ROOT, ".venv")
+STAMP = os.path.join(VENV, "installed-for")
+OLDEST_PYTHON = (3, 10)
+PROGRAMS = ("docker-registry", "skopeo")  # Debian's packages have the programs' names
+TIME_LIMIT = 19 * 60  # seconds for everything; CI allows 20 minutes
+
+
+class CheckError(Exception):
+    """What is missing, on one line."""
+
+
+def main(argv: Sequence[str]) -> int:
+    """Make the machine ready, run each check even when one before it failed, and return the exit status."""
+    deadline = time.monotonic() + TIME_LIMIT
+    os.chdir(ROOT)
+    try:
+        if sys.version_info < OLDEST_PYTHON:
+            raise CheckError(f"Python 3.10 or newer is needed; this is {sys.version.split()[0]}")
+        python = ready_venv()
+        ready_programs()
+    except CheckError as error:
+        sys.stderr.write(f"check: {error}\n")
+        return 2
+    checked = [name for name in ("_regsync", "regsync.py", "conformance", "tools") if has_python(name)]
+    failed = []
+    for title, command in (
+        ("ruff check", ["ruff", "check", "."]),
+        ("ruff format", ["ruff", "format", "--check", "."]),
+        ("mypy", ["mypy", "--strict", *checked]),
+        ("pytest", ["pytest", *argv]),
+    ):
+        print(f"== {title}", flush=True)
+        try:
+            status = subprocess.run(
+                [python, "-m", *command], timeout=max(1, deadline - time.monotonic()), check=False
+            ).returncode
+        except subprocess.TimeoutExpired:
+            print(f"{title} was stopped: everything together may take {TIME_LIMIT // 60} minutes", flush=True)
+            status = 1
+        if status:
+            failed.append(title)
+    print(f"== failed: {', '.join(failed)}" if failed else "== all checks passed", flush=True)
+    return 1 if failed else 0
+
+
+def has_python(name: str) -> bool:
+    """Tell whether a path holds something for mypy to look at."""
+    if os.path.isdir(name):
+        return any(entry.endswith(".py") for entry in os.listdir(name))
+    return os.path.exists(name)
+
+
+def pins() -> list[str]:
+    """Read the `name==version` lines of pyproject.toml; Python 3.10 has no tomllib."""
+    with open("pyproject.toml", encoding="utf-8") as file:
+        return re.findall(r'(?m)^    "([A-Za-z0-9_.-]+==[^"]+)",$', file.read())
+
+
+def ready_venv() -> str:
+    """Return the Python of `.venv`, made or renewed when pins or interpreter have changed."""
+    python = os.path.join(VENV, *(("Scripts", "python.exe") if os.name == "nt" else ("bin", "python")))
+    wanted = hashlib.sha256(repr((sys.version, pins())).encode()).hexdigest()
+    if os.path.exists(STAMP):
+        with open(STAMP, encoding="ascii") as file:
+            if file.read() == wanted and os.path.exists(python):
+                return python
+    shutil.rmtree(VENV, ignore_errors=True)
+    if not made_venv() and not (installed_by_apt("python3-venv") and made_venv()):
+        raise CheckError(f"{sys.executable} cannot make a virtual environment: install python3-venv")
+    command = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *pins()]
+    if subprocess.run(command, check=False).returncode:
+        raise CheckError("pip could not install the pinned packages of pyproject.toml (see above)")
+    with open(STAMP, "w", encoding="ascii") as file:
+        file.write(wanted)
+    return python
+
+
+def made_venv() -> bool:
+    """Make `.venv` with pip in it; false where Debian keeps ensurepip in a package of its own."""
+    done = subprocess.run([sys.executable, "-m", "venv", "--clear", VENV], capture_output=True, check=False)
+    return done.returncode == 0
+
+
+def ready_programs() -> None:
+    """Install the programs that tests drive, where that is possible and needed."""
+    missing = [name for name in PROGRAMS if shutil.which(name) is None]
+    if missing and not installed_by_apt(*missing):
+        raise CheckError(
+            f"missing: {', '.join(missing)}: install them (Debian: apt-get install {' '.join(missing)})"
+        )
+
+
+def installed_by_apt(*packages: str) -> bool:
+    """Install Debian packages when this is root on a Debian machine; tell whether that worked."""
+    if shutil.which("apt-get") is None or not hasattr(os, "geteuid") or os.geteuid() != 0:
+        return False
+    environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
+    install = ["apt-get", "install", "--yes", "--no-install-recommends", *packages]
+    for command in (["apt-get", "update"], install):
+        done = subprocess.run(command, env=environment, stdout=subprocess.DEVNULL, check=False)
+    return done.returncode == 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
