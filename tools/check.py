@@ -91,7 +91,7 @@ def ready_venv() -> str:
     shutil.rmtree(VENV, ignore_errors=True)
     if not made_venv() and not (installed_by_apt("python3-venv") and made_venv()):
         raise CheckError(f"{sys.executable} cannot make a virtual environment: install python3-venv")
-    command = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *pins()]
+    command = [python, "-m", "pip", "install", "--quiet", "--quiet", "--disable-pip-version-check", *pins()]
     if subprocess.run(command, check=False).returncode:
         raise CheckError("pip could not install the pinned packages of pyproject.toml (see above)")
     with open(STAMP, "w", encoding="ascii") as file:
