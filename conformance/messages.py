@@ -1,0 +1,277 @@
+"""Requests, answers and bodies as values.
+
+Owns: `Request` (with its path read once), `Response`, `Content` (bytes kept in pieces, hashed as they
+arrive), the grammar of names and the shape of error bodies. May not know: sockets, h11, time, what a
+registry holds. Invariant: the bytes of a blob are never joined or copied on their way in or out; only
+manifests, which are at most 4 MiB, are ever one object. Follows the OCI distribution specification 1.1.1.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from urllib.parse import parse_qsl, unquote
+
+if TYPE_CHECKING:
+    from hashlib import _Hash
+
+__all__ = [
+    "ALGORITHMS",
+    "Access",
+    "Answer",
+    "Content",
+    "Headers",
+    "Intercept",
+    "Request",
+    "Response",
+    "digest_of",
+    "error",
+    "errors",
+    "is_digest",
+    "is_name",
+    "is_tag",
+]
+
+Headers = Sequence[tuple[str, str]]
+
+# protocol-facts.md section 1.1; `\Z` because `$` would let a newline through.
+_NAME = re.compile(r"[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*(?:/[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*)*\Z")
+_TAG = re.compile(r"[a-zA-Z0-9_][a-zA-Z0-9._-]{0,127}\Z")
+ALGORITHMS: Mapping[str, int] = {"sha256": 64, "sha512": 128}
+_HEX = re.compile(r"[a-f0-9]+\Z")
+
+# One piece of a stored body. Big enough that hashing and receiving are not dominated by calls; small
+# enough that a wrong Content-Length cannot make the harness claim gigabytes.
+PIECE = 1 << 20
+
+
+def is_name(text: str) -> bool:
+    """Ask whether `text` is a repository name."""
+    return len(text) <= 255 and _NAME.match(text) is not None
+
+
+def is_tag(text: str) -> bool:
+    """Ask whether `text` is a tag."""
+    return _TAG.match(text) is not None
+
+
+def is_digest(text: str) -> bool:
+    """Ask whether `text` is a digest that this registry can verify."""
+    algorithm, _, encoded = text.partition(":")
+    return len(encoded) == ALGORITHMS.get(algorithm, -1) and _HEX.match(encoded) is not None
+
+
+def digest_of(data: bytes, algorithm: str = "sha256") -> str:
+    """Return the digest of `data`."""
+    return f"{algorithm}:{hashlib.new(algorithm, data).hexdigest()}"
+
+
+class Content:
+    """Bytes in pieces with a running sha256; grows at its end only.
+
+    Filled either through `room` and `advance` (received in place) or through `feed` (kept as it is).
+    """
+
+    def __init__(self, data: bytes = b"") -> None:
+        self.size = 0
+        self._pieces: list[memoryview] = []
+        self._open: bytearray | None = None
+        self._used = 0
+        self._hash: _Hash = hashlib.sha256()
+        if data:
+            self.feed(data)
+
+    def room(self, expected: int) -> memoryview:
+        """Return where to receive the next bytes; `expected` is how many are still to come."""
+        if self._open is None or self._used == len(self._open):
+            self._seal()
+            self._open = bytearray(max(1, min(expected, PIECE)))
+        return memoryview(self._open)[self._used :]
+
+    def advance(self, count: int) -> None:
+        """Take `count` bytes that were written into `room`."""
+        assert self._open is not None
+        self._hash.update(memoryview(self._open)[self._used : self._used + count])
+        self._used += count
+        self.size += count
+
+    def feed(self, data: bytes) -> None:
+        """Append `data`, which must not change afterwards."""
+        self._seal()
+        self._hash.update(data)
+        self._pieces.append(memoryview(data))
+        self.size += len(data)
+
+    def _seal(self) -> None:
+        if self._open is not None and self._used:
+            self._pieces.append(memoryview(self._open)[: self._used])
+        self._open, self._used = None, 0
+
+    def digest(self, algorithm: str = "sha256") -> str:
+        """Return the digest of everything so far; only sha256 is known without reading again."""
+        if algorithm == "sha256":
+            return f"sha256:{self._hash.hexdigest()}"
+        other = hashlib.new(algorithm)
+        for piece in self.pieces():
+            other.update(piece)
+        return f"{algorithm}:{other.hexdigest()}"
+
+    def pieces(self, start: int = 0, stop: int | None = None) -> list[memoryview]:
+        """Return the bytes from `start` to `stop` as views, without a copy."""
+        stop = self.size if stop is None else stop
+        found: list[memoryview] = []
+        offset = 0
+        tail = [memoryview(self._open)[: self._used]] if self._open is not None else []
+        for piece in [*self._pieces, *tail]:
+            begin, end = max(start - offset, 0), min(stop - offset, len(piece))
+            if begin < end:
+                found.append(piece[begin:end])
+            offset += len(piece)
+        return found
+
+    def __bytes__(self) -> bytes:
+        return b"".join(self.pieces())
+
+
+class Access(NamedTuple):
+    """One permission: `repository:<name>:<action>`."""
+
+    type: str
+    name: str
+    action: str
+
+
+# Tried in this order: a name may itself hold a segment called `blobs` or `manifests`.
+_ROUTES = (
+    ("ping", re.compile(r"/v2/\Z")),
+    ("catalog", re.compile(r"/v2/_catalog\Z")),
+    ("upload_start", re.compile(r"/v2/(?P<name>.+)/blobs/uploads/\Z")),
+    ("upload", re.compile(r"/v2/(?P<name>.+)/blobs/uploads/(?P<reference>[^/]+)\Z")),
+    ("blob", re.compile(r"/v2/(?P<name>.+)/blobs/(?P<reference>[^/]+)\Z")),
+    ("manifest", re.compile(r"/v2/(?P<name>.+)/manifests/(?P<reference>[^/]+)\Z")),
+    ("tag_list", re.compile(r"/v2/(?P<name>.+)/tags/list\Z")),
+    ("referrers", re.compile(r"/v2/(?P<name>.+)/referrers/(?P<reference>[^/]+)\Z")),
+)
+
+
+@dataclass
+class Request:
+    """One request's head, with its path read; `body` is only for callers that have no server."""
+
+    method: str
+    target: str
+    headers: Headers = ()
+    body: bytes = b""
+    scheme: str = "http"
+    connection: int = 0
+    path: str = field(init=False)
+    query: list[tuple[str, str]] = field(init=False)
+    kind: str = field(init=False, default="other")
+    repository: str = field(init=False, default="")
+    reference: str = field(init=False, default="")
+
+    def __post_init__(self) -> None:
+        self.headers = [(name.lower(), value) for name, value in self.headers]
+        path, _, query = self.target.partition("?")
+        self.path = unquote(path)
+        self.query = parse_qsl(query, keep_blank_values=True)
+        for kind, route in _ROUTES:
+            found = route.match(self.path)
+            if found:
+                named = found.groupdict()
+                self.kind = kind
+                self.repository = named.get("name") or ""
+                self.reference = named.get("reference") or ""
+                break
+
+    def header(self, name: str, default: str = "") -> str:
+        """Return a header's value; several lines of it joined by commas."""
+        found = [value for key, value in self.headers if key == name]
+        return ", ".join(found) if found else default
+
+    def parameter(self, name: str) -> str | None:
+        """Return the first value of a query parameter."""
+        return next((value for key, value in self.query if key == name), None)
+
+    def length(self) -> int | None:
+        """Return the declared length of the body, None when none is declared or it is chunked."""
+        text = self.header("content-length")
+        return int(text) if text.isascii() and text.isdigit() else None
+
+    @property
+    def chunked(self) -> bool:
+        return "chunked" in self.header("transfer-encoding").lower()
+
+    @property
+    def has_body(self) -> bool:
+        return self.chunked or bool(self.length())
+
+    @property
+    def origin(self) -> str:
+        return f"{self.scheme}://{self.header('host', 'localhost')}"
+
+
+@dataclass
+class Response:
+    """One answer.
+
+    `early`: given before the request's body is read (True) or after all of it (False); None is what Go's
+    servers do: bodies up to 256 KiB are read first (protocol-facts.md section 1.12). `close` ends the
+    connection behind the answer.
+    """
+
+    status: int
+    headers: list[tuple[str, str]] = field(default_factory=list)
+    body: bytes | Sequence[memoryview] = b""
+    early: bool | None = None
+    close: bool = False
+
+    def pieces(self) -> Sequence[memoryview]:
+        return (memoryview(self.body),) if isinstance(self.body, bytes) else self.body
+
+    @property
+    def size(self) -> int:
+        return sum(len(piece) for piece in self.pieces())
+
+    @property
+    def data(self) -> bytes:
+        """The whole body as one object, for tests."""
+        return self.body if isinstance(self.body, bytes) else b"".join(self.body)
+
+    def header(self, name: str, default: str = "") -> str:
+        found = [value for key, value in self.headers if key.lower() == name.lower()]
+        return ", ".join(found) if found else default
+
+    def json(self) -> Any:
+        return json.loads(self.data)
+
+    @property
+    def codes(self) -> list[str]:
+        """The error codes of an error body, in order."""
+        return [entry["code"] for entry in self.json()["errors"]]
+
+
+# Bytes instead of a Response are written verbatim, and the connection is closed behind them.
+Answer: TypeAlias = "Response | bytes"
+Intercept: TypeAlias = "Callable[[Request], Answer | Awaitable[Answer | None] | None]"
+
+
+def errors(status: int, entries: Iterable[tuple[str, str, object]], headers: Headers = ()) -> Response:
+    """Make an error answer from (code, message, detail) entries in the specification's form."""
+    listed = []
+    for code, message, detail in entries:
+        entry: dict[str, object] = {"code": code, "message": message}
+        if detail is not None:
+            entry["detail"] = detail
+        listed.append(entry)
+    body = json.dumps({"errors": listed}).encode()
+    return Response(status, [("Content-Type", "application/json"), *headers], body)
+
+
+def error(status: int, code: str, message: str, detail: object = None, headers: Headers = ()) -> Response:
+    """Make an error answer with one entry."""
+    return errors(status, [(code, message, detail)], headers)

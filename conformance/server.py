@@ -1,0 +1,312 @@
+"""The thin edge: a Site on a TCP port, by h11 for heads and by hand for bodies.
+
+Owns: sockets, TLS, keep-alive, framing. May not know: what a registry is. Invariant: one exchange at a
+time per connection; a body of known length is received in place (`Exchange.room`) and sent from the
+stored pieces, never through a buffer of its own. h11 sees heads and chunked bodies only, one Connection
+object per exchange, because its buffer costs two copies (throughput.md).
+
+`serve` is for tests on the same loop, `run_in_thread` for tests that drive another program.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import socket
+import ssl
+from collections.abc import AsyncIterator, Iterator
+
+import anyio
+import anyio.from_thread
+import anyio.lowlevel
+import h11
+
+from .exchange import Exchange, Site
+from .journal import Journal
+from .messages import Request, Response
+
+__all__ = ["Server", "run_in_thread", "serve"]
+
+_HEAD_LIMIT = 1 << 20  # signed locations and fat tokens are not this registry's problem
+_READ = 1 << 16
+_TURN = 1 << 20  # bytes moved before other tasks get their turn
+_JOINED = 1 << 14  # a body up to this leaves in one write with its head
+_LINGER = 2.0  # after an early answer: how long unread bytes are taken so that the answer is not reset
+
+
+class _Gone(Exception):
+    """The client went away."""
+
+
+class _Stream:
+    """A non-blocking socket, plain or TLS, awaited by readiness."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.sock = sock
+        self._moved = 0
+
+    async def _wait(self, problem: Exception) -> None:
+        if isinstance(problem, ssl.SSLWantWriteError):
+            await anyio.wait_writable(self.sock)
+        else:
+            await anyio.wait_readable(self.sock)
+
+    async def handshake(self) -> None:
+        while isinstance(self.sock, ssl.SSLSocket):
+            try:
+                return self.sock.do_handshake()
+            except (ssl.SSLWantReadError, ssl.SSLWantWriteError) as problem:
+                await self._wait(problem)
+        return None
+
+    async def receive_into(self, room: memoryview) -> int:
+        """Receive at least one byte; `_Gone` at the end."""
+        while True:
+            try:
+                count = self.sock.recv_into(room)
+            except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError) as problem:
+                await self._wait(problem)
+                continue
+            except OSError as problem:
+                raise _Gone(str(problem)) from None
+            if not count:
+                raise _Gone("end of stream")
+            await self._take_turns(count)
+            return count
+
+    async def receive(self) -> bytes:
+        buffer = bytearray(_READ)
+        count = await self.receive_into(memoryview(buffer))
+        return bytes(memoryview(buffer)[:count])
+
+    async def send(self, piece: bytes | memoryview) -> None:
+        rest = memoryview(piece)
+        while rest:
+            try:
+                count = self.sock.send(rest)
+            except (BlockingIOError, ssl.SSLWantWriteError):
+                await anyio.wait_writable(self.sock)
+                continue
+            except ssl.SSLWantReadError:
+                await anyio.wait_readable(self.sock)
+                continue
+            except OSError as problem:
+                raise _Gone(str(problem)) from None
+            rest = rest[count:]
+            await self._take_turns(count)
+
+    async def _take_turns(self, count: int) -> None:
+        self._moved += count
+        if self._moved >= _TURN:
+            self._moved = 0
+            await anyio.lowlevel.checkpoint()
+
+    async def linger(self) -> None:
+        """Take what is still coming, for a while, so that the last answer is not lost to a reset."""
+        buffer = memoryview(bytearray(1 << 18))
+        with contextlib.suppress(_Gone, OSError), anyio.move_on_after(_LINGER):
+            if not isinstance(self.sock, ssl.SSLSocket):
+                self.sock.shutdown(socket.SHUT_WR)
+            while True:
+                await self.receive_into(buffer)
+
+    def close(self) -> None:
+        anyio.notify_closing(self.sock)
+        self.sock.close()
+
+
+class Server:
+    """A Site that is listening."""
+
+    def __init__(self, site: Site, listener: socket.socket, context: ssl.SSLContext | None) -> None:
+        self.app = site
+        self.host, self.port = listener.getsockname()[:2]
+        self.scheme = "http" if context is None else "https"
+        self._listener = listener
+        self._context = context
+        self._connections = 0
+
+    @property
+    def address(self) -> str:
+        """HOST:PORT, the host in brackets where it has to be."""
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+    @property
+    def url(self) -> str:
+        return f"{self.scheme}://{self.address}"
+
+    @property
+    def journal(self) -> Journal:
+        return self.app.journal
+
+    async def accept(self) -> None:
+        """Accept connections until cancelled."""
+        async with anyio.create_task_group() as tasks:
+            while True:
+                try:
+                    sock, _ = self._listener.accept()
+                except BlockingIOError:
+                    await anyio.wait_readable(self._listener)
+                    continue
+                self._connections += 1
+                tasks.start_soon(self._connection, sock, self._connections)
+
+    async def _connection(self, sock: socket.socket, number: int) -> None:
+        sock.setblocking(False)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if self._context is not None:
+            sock = self._context.wrap_socket(sock, server_side=True, do_handshake_on_connect=False)
+        stream = _Stream(sock)
+        try:
+            await stream.handshake()
+            left: bytes | None = b""
+            while left is not None:
+                left = await self._exchange(stream, number, left)
+        except (_Gone, OSError):
+            pass  # clients come and go; what they had asked is in the journal
+        finally:
+            stream.close()
+
+    async def _exchange(self, stream: _Stream, number: int, left: bytes) -> bytes | None:
+        """Carry out one exchange; return what was received beyond it, None to close."""
+        parser = h11.Connection(h11.SERVER, max_incomplete_event_size=_HEAD_LIMIT)
+        parser.receive_data(left) if left else None
+        try:
+            while (event := parser.next_event()) is h11.NEED_DATA:
+                parser.receive_data(await stream.receive())
+        except h11.RemoteProtocolError as problem:
+            self.journal.violations.append(f"not HTTP: {problem}")
+            await self._send(stream, parser, Response(problem.error_status_hint or 400, close=True), "GET")
+            return None
+        assert isinstance(event, h11.Request)
+        request = Request(
+            event.method.decode(),
+            event.target.decode(),
+            [(name.decode(), value.decode("latin-1")) for name, value in event.headers],
+            scheme=self.scheme,
+            connection=number,
+        )
+        exchange = self.app.open(request)
+        asked = exchange.asked()
+        exchange.start(await asked if inspect.isawaitable(asked) else asked)
+        early = exchange.is_early
+        rest = b""
+        if not early:
+            try:
+                rest = await self._receive_body(stream, parser, exchange)
+            except (_Gone, h11.RemoteProtocolError) as problem:
+                exchange.abort()
+                raise _Gone(str(problem)) from None
+            except BaseException:
+                exchange.abort()
+                raise
+        close = early or event.http_version != b"1.1" or "close" in request.header("connection").lower()
+        answer = exchange.finish()
+        if isinstance(answer, bytes):
+            await stream.send(answer)
+            return None
+        answer.close = answer.close or close
+        exchange.entry.response_bytes = await self._send(stream, parser, answer, request.method)
+        if early:
+            await stream.linger()
+        return None if answer.close else rest
+
+    async def _receive_body(self, stream: _Stream, parser: h11.Connection, exchange: Exchange) -> bytes:
+        """Receive the body into the exchange; return what came after it."""
+        if exchange.request.chunked:
+            while not isinstance(event := parser.next_event(), h11.EndOfMessage):
+                if event is h11.NEED_DATA:
+                    parser.receive_data(await stream.receive())
+                elif isinstance(event, h11.Data):
+                    exchange.feed(bytes(event.data))
+            return bytes(parser.trailing_data[0])
+        missing = exchange.request.length() or 0
+        held = bytes(parser.trailing_data[0])
+        if held and missing:
+            exchange.feed(held[:missing])
+            missing, held = max(missing - len(held), 0), held[missing:]
+        while missing:
+            room = exchange.room(missing)[:missing]
+            count = await stream.receive_into(room)
+            exchange.advance(count)
+            missing -= count
+        return held
+
+    @staticmethod
+    async def _send(stream: _Stream, parser: h11.Connection, answer: Response, method: str) -> int:
+        """Send one answer; return how many bytes of body went out."""
+        headers = list(answer.headers)
+        if answer.status >= 200 and answer.status not in (204, 304) and not answer.header("content-length"):
+            headers.append(("Content-Length", str(answer.size)))
+        if answer.close:
+            headers.append(("Connection", "close"))
+        lines = [f"HTTP/1.1 {answer.status} {_REASONS.get(answer.status, 'Status')}"]
+        lines += [f"{name}: {value}" for name, value in headers]
+        head = "\r\n".join([*lines, "", ""]).encode("latin-1")
+        if method == "HEAD" or answer.status in (204, 304):
+            await stream.send(head)
+            return 0
+        if answer.size <= _JOINED:
+            await stream.send(head + answer.data)
+            return answer.size
+        await stream.send(head)
+        for piece in answer.pieces():
+            await stream.send(piece)
+        return answer.size
+
+
+_REASONS = {
+    200: "OK",
+    201: "Created",
+    202: "Accepted",
+    204: "No Content",
+    206: "Partial Content",
+    304: "Not Modified",
+    307: "Temporary Redirect",
+    400: "Bad Request",
+    401: "Unauthorized",
+    403: "Forbidden",
+    404: "Not Found",
+    405: "Method Not Allowed",
+    416: "Range Not Satisfiable",
+    429: "Too Many Requests",
+    500: "Internal Server Error",
+    503: "Service Unavailable",
+}
+
+
+@contextlib.asynccontextmanager
+async def serve(
+    app: Site, host: str = "127.0.0.1", port: int = 0, ssl_context: ssl.SSLContext | None = None
+) -> AsyncIterator[Server]:
+    """Serve `app` while the block runs; connections that are still open are closed at its end."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host, port))
+        listener.listen(1024)
+        listener.setblocking(False)
+        server = Server(app, listener, ssl_context)
+        failure: Exception | None = None
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(server.accept)
+            try:
+                yield server
+            except Exception as problem:
+                # The block's own failure leaves as it is; only the server's own come as a group.
+                failure = problem
+            tasks.cancel_scope.cancel()
+        if failure is not None:
+            raise failure
+
+
+@contextlib.contextmanager
+def run_in_thread(
+    app: Site, host: str = "127.0.0.1", port: int = 0, ssl_context: ssl.SSLContext | None = None
+) -> Iterator[Server]:
+    """Serve `app` from a thread of its own while the block runs."""
+    with (
+        anyio.from_thread.start_blocking_portal() as portal,
+        portal.wrap_async_context_manager(serve(app, host, port, ssl_context)) as server,
+    ):
+        yield server
