@@ -1,0 +1,163 @@
+"""Whole graphs over plain HTTP, by the standard library's client: put one in, take one out, compare.
+
+Owns: a second opinion on what a registry holds, independent of the program that is tested. May not
+know: tokens beyond a fixed Authorization value, retries, concurrency. Invariant: every body that comes
+out was asked for by digest and has it. Follows protocol-facts.md sections 1.3 to 1.7.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import ssl
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+from urllib.parse import quote, urlsplit
+
+from .messages import digest_of
+from .storage import DOCKER_LIST, DOCKER_MANIFEST, INDEXES, OCI_INDEX, OCI_MANIFEST, is_foreign
+
+if TYPE_CHECKING:
+    from .images import Image
+
+__all__ = ["ACCEPT", "fetch_http", "identical", "push_http"]
+
+ACCEPT = ", ".join((OCI_INDEX, OCI_MANIFEST, DOCKER_LIST, DOCKER_MANIFEST))
+
+
+class _Client:
+    """One connection to one registry."""
+
+    def __init__(self, address: str, authorization: str | None, context: ssl.SSLContext | None) -> None:
+        self._connection = (
+            http.client.HTTPConnection(address, timeout=60)
+            if context is None
+            else http.client.HTTPSConnection(address, timeout=60, context=context)
+        )
+        self._always = {"Authorization": authorization} if authorization else {}
+
+    def close(self) -> None:
+        self._connection.close()
+
+    def ask(
+        self,
+        method: str,
+        target: str,
+        statuses: tuple[int, ...],
+        body: bytes | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> tuple[http.client.HTTPResponse, bytes]:
+        """Carry out one request; any status that is not in `statuses` is an AssertionError."""
+        self._connection.request(method, target, body, {**self._always, **(headers or {})})
+        answer = self._connection.getresponse()
+        data = answer.read()
+        assert answer.status in statuses, f"{method} {target}: {answer.status} {data[:500]!r}"
+        return answer, data
+
+
+@contextmanager
+def _client(address: str, authorization: str | None, context: ssl.SSLContext | None) -> Iterator[_Client]:
+    client = _Client(address, authorization, context)
+    try:
+        yield client
+    finally:
+        client.close()
+
+
+def push_http(
+    image: Image,
+    address: str,
+    repository: str,
+    *tags: str,
+    authorization: str | None = None,
+    context: ssl.SSLContext | None = None,
+) -> Image:
+    """Push the whole graph, children first, then the top under every tag (by digest without one)."""
+    with _client(address, authorization, context) as client:
+        base = f"/v2/{repository}"
+        for digest, data in image.blobs.items():
+            answer, _ = client.ask("HEAD", f"{base}/blobs/{digest}", (200, 404))
+            if answer.status == 200:
+                continue
+            answer, _ = client.ask("POST", f"{base}/blobs/uploads/", (202,), b"")
+            where = urlsplit(answer.headers["Location"])
+            query = f"{where.query}&" if where.query else ""
+            target = f"{where.path}?{query}digest={quote(digest, safe='')}"
+            client.ask("PUT", target, (201,), data, {"Content-Type": "application/octet-stream"})
+        for digest, (media_type, body) in image.manifests.items():
+            references = (tags or (digest,)) if digest == image.top else (digest,)
+            for reference in references:
+                kind = {"Content-Type": media_type}
+                client.ask("PUT", f"{base}/manifests/{reference}", (201,), body, kind)
+    return image
+
+
+def fetch_http(
+    address: str,
+    repository: str,
+    reference: str,
+    *,
+    authorization: str | None = None,
+    context: ssl.SSLContext | None = None,
+    referrers: bool = False,
+) -> dict[str, bytes]:
+    """Fetch everything below `reference`: digest -> bytes, verified; foreign layers where they are held.
+
+    With `referrers`, what refers to any manifest of the graph as well, by the API or the fallback tag.
+    """
+    found: dict[str, bytes] = {}
+    with _client(address, authorization, context) as client:
+        waiting = [reference]
+        while waiting:
+            asked = waiting.pop()
+            if asked in found:
+                continue
+            target = f"/v2/{repository}/manifests/{asked}"
+            answer, body = client.ask("GET", target, (200,), headers={"Accept": ACCEPT})
+            digest = asked if ":" in asked else digest_of(body)
+            assert digest_of(body, digest.partition(":")[0]) == digest, f"{target}: other bytes"
+            said = answer.headers["Docker-Content-Digest"]
+            assert said in (None, digest), f"{target}: {digest} is called {said}"
+            found[digest] = body
+            document = json.loads(body)
+            children = document.get("manifests", [])
+            assert bool(answer.headers["Content-Type"] in INDEXES) == ("manifests" in document), target
+            waiting += [child["digest"] for child in children]
+            for part in [document.get("config"), *document.get("layers", [])]:
+                if part is not None and part["digest"] not in found:
+                    _fetch_blob(client, repository, part, found)
+            if referrers:
+                waiting += _referrers(client, repository, digest)
+    return found
+
+
+def _fetch_blob(client: _Client, repository: str, part: Mapping[str, str], found: dict[str, bytes]) -> None:
+    digest = part["digest"]
+    statuses = (200, 404) if is_foreign(part["mediaType"]) else (200,)
+    answer, data = client.ask("GET", f"/v2/{repository}/blobs/{digest}", statuses)
+    if answer.status == 200:
+        assert digest_of(data, digest.partition(":")[0]) == digest, f"blob {digest}: other bytes"
+        found[digest] = data
+
+
+def _referrers(client: _Client, repository: str, digest: str) -> list[str]:
+    answer, body = client.ask("GET", f"/v2/{repository}/referrers/{digest}", (200, 404))
+    if answer.status == 404:
+        tag = digest.replace(":", "-")
+        target = f"/v2/{repository}/manifests/{tag}"
+        answer, body = client.ask("GET", target, (200, 404), headers={"Accept": ACCEPT})
+    if answer.status == 404:
+        return []
+    assert "next" not in answer.headers.get("Link", ""), "a paged list of referrers is not followed here"
+    return [entry["digest"] for entry in json.loads(body)["manifests"]]
+
+
+def identical(one: Mapping[str, bytes], other: Mapping[str, bytes]) -> bool:
+    """Compare two fetched graphs byte for byte; AssertionError says what differs."""
+    missing, added = sorted(one.keys() - other.keys()), sorted(other.keys() - one.keys())
+    assert not missing, f"only on the first side: {missing}"
+    assert not added, f"only on the second side: {added}"
+    different = [digest for digest, data in one.items() if other[digest] != data]
+    assert not different, f"other bytes: {different}"
+    return True
