@@ -133,13 +133,16 @@ ROWS: Mapping[Kind, Row] = MappingProxyType(
 )
 
 
-def kind_of(host: str) -> Kind:
-    """Decide the kind of a registry by its host name (no port, no brackets)."""
+def kind_of(host: str, auth_type: str | None = None) -> Kind:
+    """Decide the kind of a registry by its host name (no port, no brackets).
+
+    For a host of no kind, an `auth_type` that is a kind's own says what the host is.
+    """
     name = host.lower()
     for kind, row in ROWS.items():
         if row.hosts is not None and row.hosts.fullmatch(name):
             return kind
-    return "unknown"
+    return next((kind for kind, row in ROWS.items() if auth_type == row.auth is not None), "unknown")
 
 
 def canonical_host(host: str) -> str:

@@ -1,0 +1,276 @@
+"""The fields of the configuration: one table, and the grammars of their values.
+
+Owns: names, types, defaults and meaning of all fields (the reader, `schema` and the reference in the
+README use the same rows), durations, sizes, registry addresses. May not know: YAML, places, the model.
+Invariant: a grammar either gives a value or a ValueError whose text names the remedy and shows no secret.
+Follows the specification's section 2 and design.md sections 3 and 4.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import KW_ONLY, dataclass
+from types import MappingProxyType
+from typing import Literal
+
+from _regsync import providers
+from _regsync.errors import ConfigError
+from _regsync.oci import Platform, is_repository, parse_platform
+from _regsync.semver import parse_range
+from _regsync.tags import check_glob
+
+__all__ = [
+    "DEFAULT_CACHE_DIR",
+    "DEFAULT_CACHE_TTL",
+    "DEFAULT_PORTS",
+    "DEFAULT_TRANSFERS",
+    "SECTIONS",
+    "Field",
+    "is_loopback",
+    "parse_duration",
+    "parse_registry_url",
+    "parse_size",
+]
+
+DEFAULT_PORTS: Mapping[str, int] = MappingProxyType({"https": 443, "http": 80})
+DEFAULT_TRANSFERS = 50
+DEFAULT_CACHE_TTL = 12 * 3600.0
+DEFAULT_CACHE_DIR = ".regsync"
+
+_DURATION = re.compile(r"[0-9]{1,9}|(?:[0-9]{1,9}[smhd])+")
+_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+_SIZE = re.compile(r"0|([0-9]{1,15})(?:\.([0-9]{1,15}))? *([kmgt]?b|[kmgt]ib)")
+_POWERS = "bkmgt"
+
+
+def parse_duration(text: str) -> float:
+    """Return seconds; ValueError shows the grammar."""
+    if not _DURATION.fullmatch(text):
+        raise ValueError(
+            f"{text!r} is no duration: write 0, seconds (90), or numbers with s, m, h, d (1h30m)"
+        )
+    if text.isdigit():
+        return float(text)
+    return float(sum(int(n) * _SECONDS[unit] for n, unit in re.findall(r"([0-9]+)([smhd])", text)))
+
+
+def parse_size(text: str) -> int:
+    """Return bytes; ValueError shows the grammar."""
+    match = _SIZE.fullmatch(text.strip().lower())
+    if match is None:
+        raise ValueError(
+            f"{text!r} is no size: write 0, or a number with B, KB, MB, GB, TB or KiB, MiB, GiB, TiB"
+        )
+    whole, fraction, unit = match.groups()
+    if whole is None:
+        return 0
+    factor = (1024 if "i" in unit else 1000) ** _POWERS.index(unit[0])
+    digits = fraction or ""
+    scaled: int = int(whole + digits) * factor
+    return scaled // int("1" + "0" * len(digits))
+
+
+_URL = re.compile(
+    r"(?:(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*)://)?"
+    r"(?P<host>\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9](?:[A-Za-z0-9-]*[A-Za-z0-9])?(?:\.[A-Za-z0-9](?:[A-Za-z0-9-]*[A-Za-z0-9])?)*)"
+    r"(?::(?P<port>[0-9]{1,5}))?"
+)
+_LOOPBACK = re.compile(r"localhost|127(?:\.[0-9]{1,3}){3}|::1")
+
+
+def is_loopback(host: str) -> bool:
+    return _LOOPBACK.fullmatch(host) is not None
+
+
+def parse_registry_url(text: str) -> tuple[Literal["https", "http"], str, int]:
+    """Return scheme, canonical host and port of `[SCHEME://]HOST[:PORT]`; ValueError says the remedy."""
+    if "@" in text:
+        # Not shown: what stands before the @ is a secret.
+        raise ValueError("no user or password here: use auth_type and credentials")
+    match = _URL.fullmatch(text[:301])
+    if match is None or len(text) > 300:
+        past = text.partition("://")[2] if "://" in text else text
+        why = (
+            "remove the path and query"
+            if "/" in past or "?" in past
+            else "write HOST, HOST:PORT or http://HOST"
+        )
+        raise ValueError(f"{text!r} is no registry address: {why}")
+    host = match["host"].lower()
+    if host.startswith("["):
+        host = _ipv6(host[1:-1])
+    host = providers.canonical_host(host)
+    given = (match["scheme"] or "").lower()
+    if given not in ("", "http", "https"):
+        raise ValueError(f"scheme {given!r} is not supported: use https:// or http://")
+    # Plain HTTP on loopback without being asked, as the container clients do.
+    plain = given == "http" or (not given and is_loopback(host))
+    scheme: Literal["https", "http"] = "http" if plain else "https"
+    port = int(match["port"] or DEFAULT_PORTS[scheme])
+    if not 0 < port < 65536:
+        raise ValueError(f"port {port} does not exist: use 1 to 65535")
+    return scheme, host, port
+
+
+def _ipv6(text: str) -> str:
+    import ipaddress
+
+    try:
+        return ipaddress.IPv6Address(text).compressed
+    except ValueError:
+        raise ValueError(f"[{text}] is no IPv6 address") from None
+
+
+# --- the table of fields -----------------------------------------------------------------------
+
+_Type = Literal[
+    "text", "texts", "one_or_texts", "flag", "count", "path", "alias", "targets", "section", "list", "names"
+]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Field:
+    """One field as users write it; what `schema`, the reference in the README and the reader need.
+
+    `of` names the section of a `section`, of the items of a `list` and of the values of `names`.
+    `parse` turns text into a value or raises ValueError; `number_too`: an unquoted number is the text;
+    `empty` is the remedy where an empty list is an error.
+    """
+
+    name: str
+    type: _Type
+    meaning: str
+    _: KW_ONLY
+    default: str = ""
+    required: bool = False
+    of: str = ""
+    choices: tuple[str, ...] = ()
+    parse: Callable[[str], object] | None = None
+    least: int = 0
+    empty: str = ""
+    secret: bool = False
+    number_too: bool = False
+
+
+def _platform(text: str) -> Platform:
+    if text == "all":
+        raise ValueError("'all' is no platform: omit the field to copy every platform")
+    return parse_platform(text)
+
+
+def _repository(text: str) -> str:
+    if is_repository(text):
+        return text
+    if "@" in text or ":" in text.rpartition("/")[2]:
+        raise ValueError(f"{text!r} has a tag or digest: name the repository only, and tags under `tags`")
+    if is_repository(text.lower()):
+        raise ValueError(f"{text!r} has capitals, which registries refuse: write {text.lower()!r}")
+    raise ValueError(f"{text!r} is no repository: write a path such as team/app, without host")
+
+
+def _glob(text: str) -> str:
+    check_glob(text)
+    return text
+
+
+def _semver(text: str) -> str:
+    parse_range(text)
+    return text
+
+
+def _proxy(text: str) -> str:
+    from _regsync.proxy import proxy_for
+
+    try:
+        proxy_for("https", "registry", 443, {}, text)
+    except ConfigError as error:
+        raise ValueError(error.message if error.hint is None else f"{error.message}: {error.hint}") from None
+    return text
+
+
+def _user(text: str) -> str:
+    if ":" in text:
+        raise ValueError("has a colon, which HTTP Basic cannot carry in a user name")
+    return text
+
+
+def _token(text: str) -> str:
+    if not text.isascii() or " " in text:
+        raise ValueError("has a blank or a character outside ASCII, which no token has")
+    return text
+
+
+_AUTH_TYPES = ("ecr", "gar", "gcr", "acr", "ghcr", "anonymous", "basic", "static_token", "docker_config")
+_F: type[Field] = Field
+# fmt: off
+_INHERITED = (
+    _F("source", "alias", "source registry"),
+    _F("targets", "targets", "a group or alias, or a list of aliases"),
+    _F("tags", "section", "tag rules", of="tags"),
+    _F("platforms", "texts", "os/arch[/variant] filter", parse=_platform,
+       empty="omit it to copy all platforms"),
+    _F("artifacts", "section", "what happens to referrers", of="artifacts"),
+)
+# "config" stands in the order in which it is read: names before their uses.
+SECTIONS: Mapping[str, tuple[Field, ...]] = MappingProxyType({
+    "config": (
+        _F("registries", "names", "named registries", of="registry", default="{}"),
+        _F("target_groups", "names", "named lists of registry aliases", default="{}"),
+        _F("defaults", "section", "what mappings inherit", of="defaults"),
+        _F("mappings", "list", "what is copied", of="mapping", required=True),
+        _F("global", "section", "settings of the whole run", of="global"),
+    ),
+    "registry": (
+        _F("url", "text", "[http://|https://]HOST[:PORT]; a loopback address alone means http",
+           parse=parse_registry_url, required=True),
+        _F("auth_type", "text", "authentication; absent: detected", choices=_AUTH_TYPES),
+        _F("credentials", "section", "for auth_type basic", of="credentials"),
+        _F("token", "text", "for auth_type static_token", parse=_token, secret=True),
+        _F("cloud_profile", "text", "named profile, with explicit auth_type ecr"),
+        _F("aws_profile", "text", "another name of cloud_profile"),
+        _F("head_first", "flag", "HEAD all targets before the source GET", default="false"),
+        _F("max_concurrent", "count", "requests in flight at most", least=1, default="50"),
+        _F("ca_file", "path", "PEM bundle added to the system's trust"),
+        _F("client_cert", "path", "PEM client certificate"),
+        _F("client_key", "path", "PEM key of client_cert, when it is not in that file"),
+        _F("proxy", "text", "proxy URL; absent: the environment's", parse=_proxy, secret=True),
+    ),
+    "credentials": (
+        _F("username", "text", "user name", parse=_user, required=True, secret=True),
+        _F("password", "text", "password or access token", required=True, secret=True),
+    ),
+    "defaults": _INHERITED,
+    "mapping": (
+        _F("from", "text", "source repository", parse=_repository, required=True),
+        _F("to", "text", "target repository", parse=_repository, default="the value of from"),
+        *_INHERITED,
+    ),
+    "tags": (
+        _F("glob", "one_or_texts", "tags that match any pattern", parse=_glob, default="*",
+           empty="omit it to take every tag"),
+        _F("exclude", "one_or_texts", "tags that are never wanted", parse=_glob),
+        _F("semver", "text", "version range", parse=_semver),
+        _F("semver_prerelease", "text", "what becomes of pre-releases",
+           choices=("include", "exclude", "only"), default="exclude"),
+        _F("sort", "text", "order, highest first", choices=("semver", "alpha")),
+        _F("latest", "count", "keep the N highest", least=1),
+        _F("min_tags", "count", "keep at least N; 0: no floor"),
+        _F("immutable_tags", "text", "skip these where the target's listing shows them", parse=_glob),
+    ),
+    "artifacts": (
+        _F("enabled", "flag", "copy referrers with their image", default="true"),
+        _F("include", "texts", "artifact types wanted; empty: all", default="[]"),
+        _F("exclude", "texts", "artifact types not wanted", default="[]"),
+        _F("require_artifacts", "flag", "fail images without referrers", default="false"),
+    ),
+    "global": (
+        _F("max_concurrent_transfers", "count", "images at a time", least=1, default="50"),
+        _F("cache_dir", "path", "state and staging", default=DEFAULT_CACHE_DIR),
+        _F("cache_ttl", "text", "age at which knowledge expires; 0: never", parse=parse_duration,
+           number_too=True, default="12h"),
+        _F("staging_size_limit", "text", "disk for blobs of several targets; 0: none", parse=parse_size,
+           number_too=True),
+    ),
+})
+# fmt: on
