@@ -52,6 +52,7 @@ class Exchange:
     def start(self, asked: Answer | None) -> None:
         """Decide on the head: an intercept's answer, an answer at once, or a body to receive."""
         decided = self._site.start(self.request) if asked is None else asked
+        self.entry.kind = self.request.kind  # a token service knows its own path
         if isinstance(decided, Reception):
             self._reception = decided
         else:

@@ -1,0 +1,82 @@
+"""`python -m conformance serve`: the registry as a program.
+
+Owns: the command line. May not know: anything that `App` does not say by itself. Invariant: one line on
+standard output, `serving URL`, once requests are answered; then silence until SIGINT or SIGTERM.
+"""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import ssl
+import sys
+from collections.abc import Sequence
+
+import anyio
+
+from .app import App
+from .images import Seed
+from .server import serve
+from .tokens import BasicAuth, TokenService
+
+__all__ = ["main"]
+
+
+def seed_images(app: App) -> None:
+    """Hold one image of every common shape, under `seed/<shape>`."""
+    seed = Seed(0)
+    seed.image().load_into(app, "seed/oci", tag="v1")
+    seed.image(format="docker").load_into(app, "seed/docker", tag="v1")
+    seed.index(attestations=True).load_into(app, "seed/index", tag="v1")
+    seed.index(format="docker", platforms=("linux/amd64", "windows/amd64")).load_into(
+        app, "seed/list", tag="v1"
+    )
+    seed.index([seed.index(), seed.image()]).load_into(app, "seed/nested", tag="v1")
+    signed = seed.image().load_into(app, "seed/signed", tag="v1")
+    seed.artifact(signed).load_into(app, "seed/signed")
+    seed.artifact(signed, "application/vnd.example.signature.v1").load_into(app, "seed/signed")
+    for number in range(25):
+        seed.image(sizes=(100,)).load_into(app, "seed/many", tag=f"1.{number}.0")
+
+
+async def _run(arguments: argparse.Namespace) -> None:
+    user, _, password = (arguments.user or "").partition(":")
+    auth: BasicAuth | TokenService | None = None
+    if user:
+        auth = {"basic": BasicAuth, "bearer": TokenService}[arguments.auth]({user: password})
+    app = App(auth=auth, referrers_api=not arguments.no_referrers)
+    if arguments.seed_images:
+        seed_images(app)
+    context = None
+    if arguments.tls:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(*arguments.tls)
+    with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+        async with serve(app, arguments.host, arguments.port, context) as server:
+            print(f"serving {server.url}", flush=True)
+            async for _ in signals:
+                break
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run until interrupted."""
+    parser = argparse.ArgumentParser(prog="python -m conformance", description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True)
+    run = commands.add_parser("serve", help="serve an empty registry from memory")
+    run.add_argument("--host", default="127.0.0.1")
+    run.add_argument("--port", type=int, default=0, help="0 takes a free one")
+    run.add_argument("--seed-images", action="store_true", help="hold one image of every common shape")
+    run.add_argument("--tls", nargs=2, metavar=("CERT", "KEY"), help="PEM files; HTTPS instead of HTTP")
+    run.add_argument("--user", metavar="NAME:PASSWORD", help="who may push")
+    run.add_argument("--auth", choices=("basic", "bearer"), default="bearer")
+    run.add_argument("--no-referrers", action="store_true", help="answer 404 as registries before OCI 1.1")
+    try:
+        anyio.run(_run, parser.parse_args(argv))
+    except OSError as problem:
+        print(f"error: {problem}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,140 @@
+"""Real parts to be checked against: Debian's docker-registry and skopeo.
+
+Owns: starting and ending those two programs. May not know: what is asked of them. Invariant: a program
+that is missing is an error that names its package, never a skipped test; a registry that was started is
+ended, whatever happens in between, and takes its port from the kernel, so that two never collide.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import queue
+import re
+import shutil
+import ssl
+import subprocess
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import IO
+
+__all__ = ["HTPASSWD", "PASSWORD", "USER", "Missing", "docker_registry", "skopeo"]
+
+USER, PASSWORD = "captain", "open sesame"
+# bcrypt of PASSWORD at its lowest cost; docker-registry reads no other kind of line.
+HTPASSWD = f"{USER}:$2y$05$abcdefghijklmnopqrstuupx2xBUC4954936wVIjyyPHmUBFu0wCW\n"
+
+_LISTENING = re.compile(r'msg="listening on ([^",]+)')
+_START = 30.0  # seconds; it takes a tenth of one
+
+
+class Missing(Exception):
+    """A program that is needed is not installed."""
+
+
+def _find(program: str, package: str) -> str:
+    found = shutil.which(program)
+    if found is None:
+        raise Missing(f"{program} is not installed; Debian's package is {package}: apt-get install {package}")
+    return found
+
+
+@contextmanager
+def docker_registry(
+    directory: Path | str, *, htpasswd: str | None = None, tls: tuple[Path | str, Path | str] | None = None
+) -> Iterator[str]:
+    """Run docker-registry with its data, configuration and log in `directory`; yield HOST:PORT.
+
+    `htpasswd`: the text of such a file (see HTPASSWD); `tls`: paths of certificate and key in PEM.
+    """
+    program = _find("docker-registry", "docker-registry")
+    home = Path(directory)
+    home.mkdir(parents=True, exist_ok=True)
+    settings: dict[str, object] = {
+        "version": "0.1",
+        "log": {"level": "info", "accesslog": {"disabled": True}},
+        "storage": {
+            "filesystem": {"rootdirectory": str(home / "data")},
+            "delete": {"enabled": True},
+            "cache": {"blobdescriptor": "inmemory"},
+        },
+        "http": {"addr": "127.0.0.1:0", "secret": "not a secret: it only signs upload states of one run"},
+    }
+    if tls is not None:
+        files = {"certificate": str(tls[0]), "key": str(tls[1])}
+        settings["http"] = {**settings["http"], "tls": files}  # type: ignore[dict-item]
+    if htpasswd is not None:
+        (home / "htpasswd").write_text(htpasswd)
+        settings["auth"] = {"htpasswd": {"realm": "real", "path": str(home / "htpasswd")}}
+    config = home / "config.yml"
+    config.write_text(json.dumps(settings))  # JSON is YAML
+    process = subprocess.Popen(
+        [program, "serve", str(config)],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        env={"HOME": str(home), "OTEL_TRACES_EXPORTER": "none"},
+        cwd=home,
+    )
+    assert process.stderr is not None
+    said: queue.Queue[str | None] = queue.Queue()
+    reader = threading.Thread(target=_follow, args=(process.stderr, home / "registry.log", said), daemon=True)
+    reader.start()
+    try:
+        address = said.get(timeout=_START)
+        if address is None:
+            raise RuntimeError(
+                f"docker-registry did not start:\n{(home / 'registry.log').read_text()[-2000:]}"
+            )
+        _ask(address, secure=tls is not None)
+        yield address
+    finally:
+        process.terminate()
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(5)
+        if process.poll() is None:
+            process.kill()
+            process.wait()
+        reader.join()
+        process.stderr.close()
+
+
+def _follow(source: IO[bytes], log: Path, said: queue.Queue[str | None]) -> None:
+    """Copy a program's log to a file and say where it listens as soon as it says so."""
+    with log.open("wb") as out:
+        for line in source:
+            out.write(line)
+            out.flush()
+            found = _LISTENING.search(line.decode("utf-8", "replace"))
+            if found:
+                said.put(found[1])
+    said.put(None)
+
+
+def _ask(address: str, *, secure: bool) -> None:
+    """Ask once, so that a registry that listens but cannot answer fails here and not in a test."""
+    connection = (
+        http.client.HTTPSConnection(address, timeout=_START, context=ssl._create_unverified_context())
+        if secure
+        else http.client.HTTPConnection(address, timeout=_START)
+    )
+    try:
+        connection.request("GET", "/v2/")
+        status = connection.getresponse().status
+    finally:
+        connection.close()
+    if status not in (200, 401):
+        raise RuntimeError(f"docker-registry answers {status} to /v2/")
+
+
+def skopeo(*arguments: str, home: Path | str) -> bytes:
+    """Run skopeo with an empty home and no policy file; return its standard output."""
+    program = _find("skopeo", "skopeo")
+    command: Sequence[str] = [program, "--insecure-policy", f"--tmpdir={home}", *arguments]
+    environment = {"HOME": str(home), "XDG_RUNTIME_DIR": str(home), "PATH": "/usr/bin:/bin"}
+    done = subprocess.run(command, capture_output=True, env=environment, timeout=120, check=False)
+    if done.returncode:
+        raise AssertionError(f"{' '.join(command)}:\n{done.stderr.decode('utf-8', 'replace')}")
+    return done.stdout

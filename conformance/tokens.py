@@ -1,0 +1,316 @@
+"""Who may do what: bearer token services and Basic, as registries ask for them.
+
+Owns: challenges, scopes, tokens, users. May not know: what a registry holds. Invariant: a token grants
+the intersection of what was asked and what the user may do, silently (protocol-facts.md section 2.5);
+what it lacks shows as a 401 with `insufficient_scope` at the registry. Time is an argument.
+
+`TokenService` is a Site: give it to `App(auth=...)` alone and it answers under `path` of the registry,
+or `serve` it elsewhere as well and set `realm` to where it is.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import re
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+from urllib.parse import parse_qsl
+
+from .exchange import Reception, Site
+from .messages import Access, Answer, Content, Request, Response, error
+
+__all__ = ["FORMS", "BasicAuth", "Challenge", "Form", "TokenService"]
+
+# Who (None: anonymous) may do what; the default lets users do everything and the anonymous pull.
+Grants: TypeAlias = "Callable[[str | None, Access], bool]"
+
+_SCOPE = re.compile(r"([a-z]+)(?:\([a-z]+\))?:([^ ]+):([a-z*,]+)\Z")
+
+
+@dataclass(frozen=True)
+class Challenge:
+    """What a challenge says."""
+
+    realm: str
+    service: str
+    scope: str
+    error: str | None
+
+
+Form: TypeAlias = "Callable[[Challenge], list[str]]"
+
+
+def _parameters(challenge: Challenge, *left_out: str) -> list[tuple[str, str]]:
+    known = [("realm", challenge.realm), ("service", challenge.service), ("scope", challenge.scope)]
+    known.append(("error", challenge.error or ""))
+    return [(key, value) for key, value in known if value and key not in left_out]
+
+
+def _quoted(challenge: Challenge, *left_out: str) -> str:
+    return ",".join(f'{key}="{value}"' for key, value in _parameters(challenge, *left_out))
+
+
+# The forms of section 2.1; each returns the header's lines.
+FORMS: Mapping[str, Form] = {
+    "plain": lambda c: [f"Bearer {_quoted(c)}"],
+    "no_service": lambda c: [f"Bearer {_quoted(c, 'service')}"],
+    "no_scope": lambda c: [f"Bearer {_quoted(c, 'scope')}"],
+    "unquoted_service": lambda c: [f"Bearer {_quoted(c, 'service')},service={c.service}"],
+    "spaces": lambda c: ["Bearer " + " ".join(f'{k}="{v}"' for k, v in _parameters(c))],
+    "lower_case": lambda c: [f"bearer {_quoted(c)}"],
+    "upper_case": lambda c: ["BEARER " + ", ".join(f'{k.upper()}="{v}"' for k, v in _parameters(c))],
+    "escaped": lambda c: ["Bearer " + ",".join(f'{k}="{_escape(v)}"' for k, v in _parameters(c))],
+    "basic_first": lambda c: [f'Basic realm="{c.service}", Bearer {_quoted(c)}'],
+    "two_lines": lambda c: [f'Basic realm="{c.service}"', f"Bearer {_quoted(c)}"],
+    "negotiate_first": lambda c: ["Negotiate", f"Bearer {_quoted(c)}"],
+}
+
+
+def _escape(text: str) -> str:
+    return re.sub(r"([/:])", r"\\\1", text)
+
+
+def _credentials(header: str) -> tuple[str, str] | None:
+    """Read a Basic Authorization value; None when it is not one."""
+    scheme, _, value = header.partition(" ")
+    if scheme.lower() != "basic":
+        return None
+    try:
+        user, _, password = base64.b64decode(value, validate=True).decode().partition(":")
+    except (ValueError, binascii.Error):
+        return None
+    return user, password
+
+
+def _scope_text(needs: Sequence[Access]) -> str:
+    """Write what a request needs as scopes: one per name, actions in the order asked."""
+    listed: dict[tuple[str, str], list[str]] = {}
+    for need in needs:
+        listed.setdefault((need.type, need.name), []).append(need.action)
+    return " ".join(f"{kind}:{name}:{','.join(actions)}" for (kind, name), actions in listed.items())
+
+
+class BasicAuth:
+    """An htpasswd registry: Basic on every request."""
+
+    def __init__(
+        self, users: Mapping[str, str], *, realm: str = "registry", anonymous_pull: bool = False
+    ) -> None:
+        self.users = dict(users)
+        self.realm = realm
+        self.anonymous_pull = anonymous_pull
+
+    def answer(self, request: Request) -> Answer | Reception | None:
+        """Serve nothing of its own."""
+        return None
+
+    def check(self, request: Request, needs: Sequence[Access]) -> Response | None:
+        """Refuse without a user; pulls may be open to all."""
+        header = request.header("authorization")
+        known = _credentials(header)
+        if known is not None and self.users.get(known[0]) == known[1]:
+            return None
+        if not header and self.anonymous_pull and needs and all(need.action == "pull" for need in needs):
+            return None
+        challenge = [("WWW-Authenticate", f'Basic realm="{self.realm}"')]
+        return error(401, "UNAUTHORIZED", "authentication required", headers=challenge)
+
+
+@dataclass
+class _Token:
+    user: str | None
+    access: frozenset[Access]
+    expires: float
+
+
+class TokenService(Site):
+    """A bearer token service and the registry's side of it.
+
+    `grants` decides who may do what. `expires_in` None leaves the field out (tokens then live
+    `lifetime`). `one_scope`: only the first scope parameter is looked at, as some registries do.
+    `exact_scope`: a token for more repositories than the request needs is refused with 403 (cgr.dev).
+    `requests` counts token requests, `issued` remembers each token's scopes in order.
+    """
+
+    def __init__(
+        self,
+        users: Mapping[str, str] | None = None,
+        *,
+        anonymous: bool = True,
+        grants: Grants | None = None,
+        realm: str | None = None,
+        path: str = "/token",
+        service: str = "registry.test",
+        form: Form | str = "plain",
+        expires_in: int | None = 300,
+        lifetime: float = 300,
+        field: str = "token",
+        jwt: bool = False,
+        one_scope: bool = False,
+        exact_scope: bool = False,
+        post: bool = True,
+        protects_ping: bool = True,
+        refresh_tokens: Collection[str] = (),
+        now: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        super().__init__()
+        self.users = dict(users or {})
+        self.anonymous = anonymous
+        self.grants: Grants = grants or (lambda user, access: user is not None or access.action == "pull")
+        self.realm = realm
+        self.path = path
+        self.service = service
+        self.form: Form = FORMS[form] if isinstance(form, str) else form
+        self.expires_in = expires_in
+        self.lifetime = lifetime
+        self.field = field
+        self.jwt = jwt
+        self.one_scope = one_scope
+        self.exact_scope = exact_scope
+        self.post = post
+        self.protects_ping = protects_ping
+        # refresh token -> user; given ones belong to a user called after them
+        self.refresh_tokens: dict[str, str] = {token: token for token in refresh_tokens}
+        self.now = now
+        self.wall = wall
+        self.requests = 0
+        self.issued: list[str] = []
+        self._tokens: dict[str, _Token] = {}
+
+    def revoke(self) -> None:
+        """Make every token that was issued so far invalid."""
+        self._tokens.clear()
+
+    # The registry's side.
+
+    def answer(self, request: Request) -> Answer | Reception | None:
+        """Serve the token path when the service lives at the registry's own origin."""
+        return self.start(request) if self.realm is None and request.path == self.path else None
+
+    def check(self, request: Request, needs: Sequence[Access]) -> Response | None:
+        """Refuse without a token that grants what the request needs."""
+        if not needs and not self.protects_ping:
+            return None
+        scheme, _, value = request.header("authorization").partition(" ")
+        if not value:
+            return self._challenge(request, needs, None)
+        token = self._tokens.get(value) if scheme.lower() == "bearer" else None
+        if token is None or token.expires <= self.now():
+            return self._challenge(request, needs, "invalid_token")
+        if not set(needs) <= token.access:
+            return self._challenge(request, needs, "insufficient_scope")
+        needed = {(need.type, need.name) for need in needs}
+        if self.exact_scope and needs and {(a.type, a.name) for a in token.access} - needed:
+            return error(403, "DENIED", "the token is for more than this request")
+        return None
+
+    def _challenge(self, request: Request, needs: Sequence[Access], problem: str | None) -> Response:
+        realm = self.realm or request.origin + self.path
+        challenge = Challenge(realm, self.service, _scope_text(needs), problem)
+        headers = [("WWW-Authenticate", line) for line in self.form(challenge)]
+        detail = [need._asdict() for need in needs] or None
+        return error(401, "UNAUTHORIZED", "authentication required", detail, headers)
+
+    # The token service.
+
+    def start(self, request: Request) -> Answer | Reception:
+        """Give a token for GET with Basic or nothing, or for POST with a refresh token or password."""
+        if request.path != self.path:
+            return error(404, "UNSUPPORTED", "no such path")
+        request.kind = "token"
+        self.requests += 1
+        if request.method == "GET":
+            return self._get(request)
+        if request.method == "POST" and self.post:
+            content = Content()
+            return Reception(content, lambda _: self._post(request, bytes(content)), limit=1 << 16)
+        return error(405, "UNSUPPORTED", "method not allowed")
+
+    def _get(self, request: Request) -> Response:
+        header, user = request.header("authorization"), None
+        if header:
+            known = _credentials(header)
+            if known is None or self.users.get(known[0]) != known[1]:
+                return self._refused()
+            user = known[0]
+        elif not self.anonymous:
+            return self._refused()
+        wanted = [value for key, value in request.query if key == "scope"]
+        offline = request.parameter("offline_token") == "true"
+        return self._give(request, user, wanted, request.parameter("service"), offline=offline)
+
+    def _post(self, request: Request, body: bytes) -> Response:
+        if not request.header("content-type").startswith("application/x-www-form-urlencoded"):
+            return self._bad(request, "Content-Type is not a form's")
+        form = dict(parse_qsl(body.decode("utf-8", "replace"), keep_blank_values=True))
+        for name in ("grant_type", "service", "client_id"):
+            if not form.get(name):
+                return self._bad(request, f"no {name}")
+        user: str | None
+        if form["grant_type"] == "refresh_token":
+            user = self.refresh_tokens.get(form.get("refresh_token", ""))
+        elif form["grant_type"] == "password":
+            name = form.get("username", "")
+            user = name if name in self.users and self.users[name] == form.get("password") else None
+        else:
+            return self._bad(request, "unknown grant_type")
+        if user is None:
+            return self._refused()
+        offline = form.get("access_type") == "offline"
+        return self._give(request, user, form.get("scope", "").split(), form["service"], offline=offline)
+
+    def _bad(self, request: Request, message: str) -> Response:
+        self.journal.violations.append(f"{request.method} {request.path}: {message}")
+        return error(400, "UNSUPPORTED", message)
+
+    @staticmethod
+    def _refused() -> Response:
+        return error(401, "UNAUTHORIZED", "incorrect username or password")
+
+    def _give(
+        self, request: Request, user: str | None, wanted: list[str], service: str | None, *, offline: bool
+    ) -> Response:
+        said = self.form(Challenge("realm", self.service, "", None))[-1]
+        if service != self.service and "service=" in said.lower():
+            return self._bad(request, f"service {service!r} is not the challenge's")
+        access: set[Access] = set()
+        # One parameter may hold several scopes, separated by spaces; both forms are in use.
+        for scope in [part for value in wanted[: 1 if self.one_scope else None] for part in value.split()]:
+            found = _SCOPE.match(scope)
+            if found is None:
+                return self._bad(request, f"scope {scope!r} is malformed")
+            for action in found[3].split(","):
+                actions = (
+                    ["pull", "push", "delete"] if action == "*" and found[1] == "repository" else [action]
+                )
+                access.update(Access(found[1], found[2], single) for single in actions)
+        access = {entry for entry in access if self.grants(user, entry)}
+        self.issued.append(" ".join(wanted))
+        token = self._write(user)
+        ends = self.now() + (self.lifetime if self.expires_in is None else self.expires_in)
+        self._tokens[token] = _Token(user, frozenset(access), ends)
+        document: dict[str, object] = {self.field: token}
+        if self.expires_in is not None:
+            document["expires_in"] = self.expires_in
+        if offline and user is not None:
+            document["refresh_token"] = f"refresh-{user}"
+            self.refresh_tokens[f"refresh-{user}"] = user
+        return Response(200, [("Content-Type", "application/json")], json.dumps(document).encode())
+
+    def _write(self, user: str | None) -> str:
+        """Write a token; as a JWT it says when it ends (and is not signed: nobody here may check)."""
+        number = len(self.issued)
+        if not self.jwt:
+            return f"token-{number}"
+        seconds = self.lifetime if self.expires_in is None else self.expires_in
+        claims = {"jti": number, "sub": user or "", "exp": int(self.wall() + seconds)}
+        parts = ({"alg": "none", "typ": "JWT"}, claims)
+        encoded = [
+            base64.urlsafe_b64encode(json.dumps(part).encode()).rstrip(b"=").decode() for part in parts
+        ]
+        return ".".join([*encoded, "c2lnbmF0dXJl"])
