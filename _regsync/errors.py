@@ -154,10 +154,17 @@ class ProtocolBroken(WireError):
 
 
 class AuthError(SyncError):
-    """Credentials are missing, refused, or must not be sent where the registry asks for them."""
+    """Credentials are missing, refused, or must not be sent where the registry asks for them.
+
+    `fatal` says that the whole registry is beyond use, not only one repository (design.md section 9).
+    """
 
     code = "AUTH_ERROR"
     exit_status = 4
+
+    def __init__(self, message: str, *, hint: str | None = None, fatal: bool = False) -> None:
+        super().__init__(message, hint=hint)
+        self.fatal = fatal
 
 
 class RegistryError(SyncError):

@@ -1,0 +1,114 @@
+"""When a request may go: permits per registry, the pause before a repetition, what a peer asks us to wait.
+
+Owns: the arithmetic of waiting. May not know: clocks, sockets, tasks; `now` and chance are arguments.
+Invariant I8: a request is admitted by one synchronous decision that takes everything it needs or
+nothing. Follows design.md section 9; the adaptive windows and token buckets of specification section
+8.1 join the same decision.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+__all__ = [
+    "DEFAULT_CONCURRENCY",
+    "LARGE_BODY",
+    "Limit",
+    "Want",
+    "admit",
+    "backoff",
+    "parse_retry_after",
+    "release",
+]
+
+# Specification section 2.2: `max_concurrent` when unset.
+DEFAULT_CONCURRENCY = 50
+# Bodies from here on count as streams (design.md section 9): few at a time fill a link, more only
+# cost memory and make every image end late.
+LARGE_BODY = 1024 * 1024
+_LARGE_STREAMS = 8
+# design.md section 9: 5 attempts, exponential from 0.5 s, full jitter, cap 30 s.
+ATTEMPTS = 5
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 30.0
+# A request gives up after so long of 429s; a longer Retry-After than the second is not waited for.
+THROTTLED_FOR, LONGEST_RETRY_AFTER = 600.0, 300.0
+
+
+@dataclass(frozen=True, slots=True)
+class Want:
+    """What one request or one half of a blob transfer needs of one registry: a permit of this sort."""
+
+    host: str
+    body: str | None = None  # "read", "write", or None for a short request
+    large: bool = False
+
+
+class Limit:
+    """The permits of one registry and who uses them."""
+
+    __slots__ = ("bodies", "cap", "in_use", "large")
+
+    def __init__(self, cap: int) -> None:
+        self.cap, self.in_use, self.bodies = cap, 0, 0
+        self.large = {"read": 0, "write": 0}
+
+    @property
+    def most_bodies(self) -> int:
+        """A fifth, at least two, stays for short requests, so that bodies never starve discovery."""
+        return max(1, min(self.cap - 1, self.cap - max(2, self.cap // 5)))
+
+
+def _fits(limit: Limit, wants: Iterable[Want]) -> bool:
+    wants = list(wants)
+    if limit.in_use + len(wants) > limit.cap:
+        return False
+    bodies = [want for want in wants if want.body is not None]
+    # A transfer inside one registry takes two permits at once and must fit an otherwise idle limit.
+    if bodies and limit.bodies and limit.bodies + len(bodies) > limit.most_bodies:
+        return False
+    return all(not want.large or limit.large[want.body or "read"] < _LARGE_STREAMS for want in bodies)
+
+
+def admit(limits: Mapping[str, Limit], wants: tuple[Want, ...]) -> bool:
+    """Take all that `wants` name, or nothing; True when taken."""
+    hosts = {want.host for want in wants}
+    if not all(_fits(limits[host], [want for want in wants if want.host == host]) for host in hosts):
+        return False
+    _count(limits, wants, 1)
+    return True
+
+
+def release(limits: Mapping[str, Limit], wants: tuple[Want, ...]) -> None:
+    """Give back what `admit` took."""
+    _count(limits, wants, -1)
+
+
+def _count(limits: Mapping[str, Limit], wants: tuple[Want, ...], step: int) -> None:
+    for want in wants:
+        limit = limits[want.host]
+        limit.in_use += step
+        if want.body is not None:
+            limit.bodies += step
+            if want.large:
+                limit.large[want.body] += step
+
+
+def backoff(attempt: int, chance: float) -> float:
+    """Return the pause in seconds before attempt `attempt` (from 1); `chance` is uniform in [0, 1)."""
+    return float(min(_LONGEST_PAUSE, _FIRST_PAUSE * 2 ** (attempt - 1)) * chance)
+
+
+def parse_retry_after(value: str | None, wall_now: float) -> float | None:
+    """Return seconds from a Retry-After header (RFC 9110 section 10.2.3: a number or a date)."""
+    if value is None:
+        return None
+    value = value.strip()
+    if value.isascii() and value.isdigit():
+        return float(value[:9])
+    from email.utils import parsedate_to_datetime
+
+    try:
+        return max(0.0, parsedate_to_datetime(value).timestamp() - wall_now)
+    except (ValueError, OverflowError):
+        return None

@@ -1,0 +1,306 @@
+"""The distribution specification from the client's side: one method per endpoint.
+
+Owns: paths, headers, success statuses and the reading of answers for manifests, blobs, uploads and
+tags. May not know: what is copied where, or why. Invariants: I3 (a manifest is what its digest says;
+a registry that answers with another digest than ours is in error), I6 (a Location of another origin
+gets no credentials), every error names side, operation and reference. Follows OCI distribution-spec
+1.1, protocol-facts.md section 1.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AbstractContextManager, AsyncExitStack, asynccontextmanager, contextmanager
+from dataclasses import dataclass
+
+from _regsync import oci
+from _regsync.errors import ContentError, Disconnected, ProtocolBroken, RegistryError, Side, SyncError, clean
+from _regsync.http1 import Lease, Pieces, Request, Response
+from _regsync.oci import Descriptor, Manifest
+from _regsync.providers import ROWS, api_repository
+from _regsync.streams import Origin
+from _regsync.transport import (
+    ERROR_BODY,
+    Answer,
+    Call,
+    Host,
+    Transport,
+    check_foreign,
+    registry_error,
+    request_headers,
+    resolve_location,
+)
+
+__all__ = ["Head", "Repository", "Upload"]
+
+_MANIFEST_LIMIT = 4 * 1024 * 1024
+_TAGS_LIMIT = 8 * 1024 * 1024
+_MOST_PAGES = 10_000
+_PULL_PUSH = "pull,push"
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """What a HEAD of a manifest says; `digest` is None where the registry does not tell."""
+
+    digest: str | None
+
+
+class Repository:
+    """One repository of one host, seen from one side of a copy."""
+
+    def __init__(self, transport: Transport, host: Host, name: str, side: Side) -> None:
+        self.host, self.name, self.side = host, name, side
+        self.key = (host.key, name)
+        self.rights = "pull" if side is Side.SOURCE else _PULL_PUSH
+        self._transport = transport
+        # Docker Hub's one-segment names have `library/` in front on the wire only.
+        self.api_name = api_repository(host.registry.host, name)
+        self._base = f"/v2/{self.api_name}"
+
+    def __str__(self) -> str:
+        return f"{self.host.key}/{self.name}"
+
+    def reference(self, reference: str) -> str:
+        """Return the full name of a tag or digest here."""
+        return f"{self}{'@' if ':' in reference else ':'}{reference}"
+
+    @contextmanager
+    def located(self, operation: str, reference: str) -> Iterator[None]:
+        """Add side, operation and reference to every error of the block."""
+        try:
+            yield
+        except SyncError as error:
+            error.located(self.side, operation, reference)
+            raise
+
+    def _call(
+        self, action: str, method: str, path: str, *headers: tuple[str, str], body: bytes = b""
+    ) -> Call:
+        return Call(action, method, f"{self._base}/{path}", self.api_name, self.rights, headers, body)
+
+    async def list_tags(self) -> list[str] | None:
+        """Return every tag, or None where the registry knows no such repository (or no manifest in it)."""
+        size = ROWS[self.host.registry.kind].page_size
+        call = self._call("tag_list", "GET", f"tags/list?n={size}")
+        tags: dict[str, None] = {}
+        with self.located("list tags of", str(self)):
+            for _ in range(_MOST_PAGES):
+                try:
+                    answer = await self._transport.request(self.host, call, ok=(200,), limit=_TAGS_LIMIT)
+                except RegistryError as error:
+                    if error.status == 404 and not tags:
+                        return None
+                    if "PAGINATION_NUMBER_INVALID" in error.codes and size > 100:
+                        # Older distributions refuse a page above their maximum (section 1.11).
+                        size = 100
+                        call = self._call("tag_list", "GET", f"tags/list?n={size}")
+                        continue
+                    raise
+                found = _tags_of(answer.body)
+                fresh = [tag for tag in found if tag not in tags]
+                tags.update(dict.fromkeys(fresh))
+                following = self._next_page(call, answer, found, size)
+                if following is None or not fresh:
+                    return list(tags)
+                call = following
+            raise ProtocolBroken(f"the listing has more than {_MOST_PAGES} pages")
+
+    def _next_page(self, call: Call, answer: Answer, found: list[str], size: int) -> Call | None:
+        for link in answer.headers.all("link"):
+            target, _, rest = link.strip().partition(">")
+            if target.startswith("<") and 'rel="next"' in rest.replace("rel=next", 'rel="next"'):
+                origin, path = resolve_location(self.host.origin, call.path, target[1:])
+                if origin != self.host.origin or not path.startswith(f"{self._base}/"):
+                    raise ProtocolBroken("the next page of the listing is on another origin, refused (R6)")
+                return Call(call.action, "GET", path, call.repository, call.rights)
+        if len(found) == size:
+            from urllib.parse import quote
+
+            # Some registries page without a Link (section 1.11).
+            return self._call("tag_list", "GET", f"tags/list?n={size}&last={quote(found[-1])}")
+        return None
+
+    async def head_manifest(self, reference: str) -> Head | None:
+        """Ask for a manifest's digest; None when it is absent."""
+        call = self._call("manifest_head", "HEAD", f"manifests/{reference}", ("Accept", oci.ACCEPT_MANIFESTS))
+        with self.located("look up", self.reference(reference)):
+            answer = await self._transport.request(self.host, call, ok=(200, 404))
+            if answer.status == 404:
+                return None
+            told = answer.headers.get("docker-content-digest")
+            return Head(oci.check_digest(told) if told else None)
+
+    async def get_manifest(self, reference: str, *, media_type: str | None = None) -> Manifest:
+        """Fetch a manifest by tag or digest; it is verified (I3). RegistryError 404 when absent.
+
+        `media_type` is that of an index entry; it is accepted beside the four common types.
+        """
+        accept = oci.ACCEPT_MANIFESTS
+        if media_type and media_type not in accept:
+            accept = f"{accept}, {media_type}"
+        call = self._call("manifest_get", "GET", f"manifests/{reference}", ("Accept", accept))
+        with self.located("fetch manifest", self.reference(reference)):
+            answer = await self._transport.request(self.host, call, ok=(200,), limit=_MANIFEST_LIMIT)
+            told = reference if ":" in reference else answer.headers.get("docker-content-digest")
+            if told and told is not reference:
+                told = oci.check_digest(told)
+            return oci.parse_manifest(
+                answer.body,
+                content_type=answer.headers.get("content-type"),
+                digest=told,
+                reference=self.reference(reference),
+            )
+
+    async def put_manifest(self, reference: str, manifest: Manifest) -> None:
+        """Put a manifest's bytes under a tag or its digest."""
+        content_type = ("Content-Type", manifest.media_type)
+        call = self._call("manifest_put", "PUT", f"manifests/{reference}", content_type, body=manifest.body)
+        with self.located("push manifest", self.reference(reference)):
+            answer = await self._transport.request(self.host, call, ok=(201, 200))
+            self.compare(answer, manifest.digest)
+
+    def compare(self, answer: Answer | Response, digest: str) -> None:
+        """Refuse an answer that names another digest than the one that was pushed."""
+        told = answer.headers.get("docker-content-digest")
+        # Another algorithm's digest of the same bytes says nothing (section 1.4).
+        if told and told.partition(":")[0] == digest.partition(":")[0] and told != digest:
+            raise ContentError(f"the registry says that it stored {clean(told, 100)} instead of {digest}")
+
+    async def has_blob(self, blob: Descriptor) -> bool:
+        """Ask whether a blob is here; the caller holds the permit."""
+        call = self._call("blob_head", "HEAD", f"blobs/{blob.digest}")
+        with self.located("look up blob", self.reference(blob.digest)):
+            async with self._transport.opened(self.host, call) as answer:
+                await self.expect(answer, 200, 404)
+        size = answer.headers.get("content-length")
+        return answer.status == 200 and (size is None or int(size) == blob.size)
+
+    @asynccontextmanager
+    async def open_blob(self, blob: Descriptor) -> AsyncIterator[Response]:
+        """Open a blob for reading; the caller holds the permit, hashes and counts (I3)."""
+        call = self._call("blob_get", "GET", f"blobs/{blob.digest}")
+        async with AsyncExitStack() as stack:
+            with self.located("fetch blob", self.reference(blob.digest)):
+                response = await stack.enter_async_context(self._transport.opened(self.host, call))
+                await self.expect(response, 200)
+                if response.length is not None and response.length != blob.size:
+                    raise ContentError(
+                        f"the blob has {response.length} bytes, its descriptor says {blob.size}"
+                    )
+            yield response
+
+    async def expect(self, response: Response, *statuses: int) -> None:
+        """Raise what the answer says unless its status is one of `statuses`."""
+        if response.status not in statuses:
+            body = await response.read(ERROR_BODY)
+            raise registry_error(response.status, response.headers, body, self._transport.edge.wall())
+
+    @asynccontextmanager
+    async def upload(self, blob: Descriptor) -> AsyncIterator[Upload]:
+        """Give the means to upload one blob over one connection; the caller holds the permit."""
+        async with self._transport.pool.lease(self.host.origin) as lease:
+            yield Upload(self, self._transport, lease, blob)
+
+
+class Upload:
+    """One blob on its way into a repository: `start`, then `put` unless the start made it unnecessary."""
+
+    def __init__(self, repository: Repository, transport: Transport, lease: Lease, blob: Descriptor) -> None:
+        self._repository, self._transport, self._blob = repository, transport, blob
+        self._lease = lease
+        self._origin: Origin = repository.host.origin
+        self._path = ""
+
+    async def start(self, mount_from: str | None = None) -> bool:
+        """Open an upload session, or mount from another repository of the host: True when now present.
+
+        A refused mount (202) is an upload session like any other (section 1.8); a 4xx to a mount is a
+        refused mount too, and a plain POST follows.
+        """
+        repository = self._repository
+        query = ""
+        also: tuple[tuple[str, str], ...] = ()
+        if mount_from is not None:
+            query = f"?mount={self._blob.digest}&from={mount_from}"
+            if mount_from != repository.api_name:
+                also = ((mount_from, "pull"),)
+        call = Call(
+            "upload_start",
+            "POST",
+            f"/v2/{repository.api_name}/blobs/uploads/{query}",
+            repository.api_name,
+            repository.rights,
+            also=also,
+        )
+        with self._located():
+            async with self._transport.opened(repository.host, call, lease=self._lease) as response:
+                if response.status == 201 and mount_from is not None:
+                    return True
+                if mount_from is not None and 400 <= response.status < 500 and response.status != 429:
+                    await response.read(ERROR_BODY)
+                else:
+                    await repository.expect(response, 202)
+                    location = response.headers.get("location")
+                    if location is None:
+                        raise ProtocolBroken("the upload was accepted without a Location")
+                    self._origin, self._path = resolve_location(repository.host.origin, call.path, location)
+                    check_foreign(repository.host.origin, self._origin)
+                    return False
+        return await self.start()
+
+    def _located(self) -> AbstractContextManager[None]:
+        return self._repository.located("push blob", self._repository.reference(self._blob.digest))
+
+    async def put(self, pieces: Pieces) -> bool:
+        """Stream the blob and close the session; False when only a HEAD can tell whether it arrived.
+
+        Raises what the source raises, RegistryError when refused, WireError when the line broke.
+        """
+        host = self._repository.host
+        foreign = self._origin != host.origin
+        join = "&" if "?" in self._path else "?"
+        call = Call(
+            "upload_body",
+            "PUT",
+            f"{self._path}{join}digest={self._blob.digest}",
+            self._repository.api_name,
+            self._repository.rights,
+            (("Content-Type", "application/octet-stream"),),
+            origin=self._origin,
+        )
+        timeouts = self._transport.edge.timeouts
+        seconds = timeouts.finish + self._blob.size / timeouts.finish_bytes_per_second
+        with self._located():
+            used = await self._transport.login(host, call, before_body=True)
+            request = Request(call.method, call.path, request_headers(call, used))
+            host.requests[call.action] += 1
+            async with self._transport.kept(None if foreign else self._lease, self._origin) as lease:
+                response = await lease.upload(request, pieces, seconds)
+                if response.status == 401 and not foreign:
+                    body = await response.read(ERROR_BODY)
+                    await self._transport.renew(host, call, used, Answer(401, response.headers, body))
+                    # The transfer begins the blob again, with the new token.
+                    raise Disconnected("the login expired during the upload")
+                await self._repository.expect(response, 201, 204)
+                self._repository.compare(response, self._blob.digest)
+                return not response.early
+
+
+def _tags_of(body: bytes) -> list[str]:
+    """Read one page of a listing (section 1.11): nulls and digests are left out, other nonsense fails."""
+    try:
+        document = json.loads(body)
+        tags = document["tags"] if document.get("tags") is not None else []
+    except (ValueError, KeyError, AttributeError, RecursionError) as error:
+        raise ContentError(
+            f"the tag listing is not what the specification says: {clean(body[:60].decode('utf-8', 'replace'))}"
+        ) from error
+    if not isinstance(tags, list):
+        raise ContentError("the tag listing is not a list")
+    kept = [tag for tag in tags if tag and not (isinstance(tag, str) and ":" in tag)]
+    for tag in kept:
+        if not isinstance(tag, str) or not oci.is_tag(tag):
+            raise ContentError(f"the tag listing holds a name that no tag can have: {clean(str(tag), 60)}")
+    return kept

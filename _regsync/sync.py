@@ -1,0 +1,492 @@
+"""Conduct one run: listings, look-ups and transfers at the same time, every image to one outcome.
+
+Owns: the queues, the image slots, the promotion of images and the isolation of failures. May not know:
+how anything is asked, moved or printed. Invariants: I8 (a waiting image has no task and no slot), I9,
+I10; every selected image ends in exactly one outcome unless the run is interrupted. Decisions about who
+brings what are `state.Claims`'; this module starts what they return. Follows specification sections 1.1
+"Pipeline", 1.6 and 3; design.md section 9.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter, deque
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from functools import partial
+
+import anyio
+import anyio.abc
+
+from _regsync import plan
+from _regsync.config import Config, MappingRule
+from _regsync.discover import Discovery, Sighting
+from _regsync.errors import ConfigError, RegsyncError, Side, SyncError
+from _regsync.oci import Manifest
+from _regsync.plan import Tree, Wanted
+from _regsync.registry import Repository
+from _regsync.report import Outcome, Report
+from _regsync.state import Claims, Knowledge, Step, Work
+from _regsync.store import Staging
+from _regsync.tags import compile_glob
+from _regsync.transfer import Mover
+from _regsync.transport import Transport
+
+__all__ = ["DRAIN_SECONDS", "Progress", "Run"]
+
+# Specification section 1.6.
+DRAIN_SECONDS = 25.0
+# Enough to hide a round trip of 100 ms at 160 tags a second; a fixed number, whatever the tags.
+_LOOK_UPS_PER_SOURCE = 16
+# Discovery rests while so many images wait: their manifests are in memory.
+_MOST_PENDING = 512
+
+
+@dataclass(slots=True)
+class Progress:
+    """What a progress display shows."""
+
+    known: int = 0
+    done: int = 0
+    bytes: int = 0
+
+
+@dataclass(eq=False, slots=True, kw_only=True)
+class _Image:
+    """One image on its way to one target under one reference."""
+
+    source: Repository
+    target: Repository
+    tree: Tree
+    source_name: str
+    reference: str
+    fan_out: bool
+    began: float
+    work: Work | None = None
+    queue: list[Step] = field(default_factory=list)
+    finishing: bool = False
+    running: int = 0
+    ended: bool = False
+    error: RegsyncError | None = None
+    transferred: list[str] = field(default_factory=list)
+    mounted: int = 0
+    present: int = 0
+    bytes: int = 0
+
+
+class Run:
+    """One run over a configuration's mappings, or over one image."""
+
+    def __init__(
+        self, transport: Transport, config: Config, emit: Callable[[Outcome], None], report: Report
+    ) -> None:
+        self.progress = Progress()
+        self._transport, self._config = transport, config
+        self._emit, self._report = emit, report
+        self._log = transport.edge.log
+        self._knowledge = Knowledge()
+        self._claims = Claims(self._knowledge)
+        self._discovery = Discovery(transport, self._knowledge)
+        self._staging = Staging(config.cache_dir)
+        self._mover = Mover(transport, self._knowledge, self._staging, self._count_bytes)
+        self._questions: dict[str, deque[Callable[[], Awaitable[None]]]] = {}
+        self._workers: Counter[str] = Counter()
+        self._references: Counter[str] = Counter()
+        self._pending: deque[_Image] = deque()
+        self._room = anyio.Event()
+        self._images: dict[Work, _Image] = {}
+        self._ready: list[tuple[int, int, _Image]] = []
+        self._slots = 0
+        self._draining = False
+        self._tasks: anyio.abc.TaskGroup | None = None
+
+    def _count_bytes(self, count: int) -> None:
+        self.progress.bytes += count
+
+    # --- the run ------------------------------------------------------------------------------
+
+    async def sync(self, stop: anyio.Event) -> None:
+        """Run every mapping once."""
+        self._prepare(self._config.mappings)
+        groups = plan.target_groups(self._config.mappings)
+        await self._conduct(
+            stop, [(group[0].source.authority, partial(self._list, group)) for group in groups]
+        )
+
+    async def copy(
+        self, mapping: MappingRule, reference: str, target_reference: str, stop: anyio.Event
+    ) -> None:
+        """Copy one image: `reference` at the source, `target_reference` (tag or digest) at the target."""
+        self._prepare([mapping])
+        item = partial(self._look_up, Wanted(mapping, reference, mapping.targets), target_reference)
+        await self._conduct(stop, [(mapping.source.authority, item)])
+
+    def _prepare(self, mappings: tuple[MappingRule, ...] | list[MappingRule]) -> None:
+        """Read what every registry in use names, so that an unusable file stops all before any request."""
+        for mapping in mappings:
+            if mapping.artifacts.require_artifacts:
+                raise ConfigError(
+                    "artifacts.require_artifacts cannot be kept: this version does not copy referrers yet",
+                    hint="leave require_artifacts out, or use a version that copies referrers",
+                )
+            for registry in (mapping.source, *mapping.targets):
+                self._transport.prepare(registry)
+        if any(mapping.artifacts.enabled for mapping in mappings):
+            self._log(
+                "warning",
+                "referrers_stay",
+                "this version does not copy referrers: signatures, SBOMs and attestations stay behind "
+                "(artifacts.enabled: false, or --no-artifacts, says that this is meant)",
+            )
+
+    async def _conduct(
+        self, stop: anyio.Event, items: list[tuple[str, Callable[[], Awaitable[None]]]]
+    ) -> None:
+        try:
+            async with anyio.create_task_group() as outer:
+                execution = anyio.CancelScope()
+                outer.start_soon(self._drain, stop, execution)
+                with execution:
+                    async with anyio.create_task_group() as tasks:
+                        self._tasks = tasks
+                        for source, item in items:
+                            self._ask(source, item)
+                outer.cancel_scope.cancel()
+        finally:
+            self._tasks = None
+            self._staging.close()
+        self._report.interrupted = self._draining and self._left_undone()
+        if not self._draining:
+            for image in list(self._images.values()):
+                # Cannot happen while rule 9 holds; if it does, the image must not be lost silently.
+                image.error = RegsyncError("the run ended while this image waited for another one")
+                self._end(image, "failed")
+
+    def _left_undone(self) -> bool:
+        return bool(self._pending or self._images or any(self._questions.values()))
+
+    async def _drain(self, stop: anyio.Event, execution: anyio.CancelScope) -> None:
+        await stop.wait()
+        self._draining = True
+        self._room.set()
+        execution.deadline = anyio.current_time() + DRAIN_SECONDS
+
+    def _ask(self, source: str, item: Callable[[], Awaitable[None]]) -> None:
+        """Queue a question for one source; at most a fixed number of workers ask."""
+        self._questions.setdefault(source, deque()).append(item)
+        if self._workers[source] < _LOOK_UPS_PER_SOURCE:
+            self._workers[source] += 1
+            assert self._tasks is not None
+            self._tasks.start_soon(self._work_off, source)
+
+    async def _work_off(self, source: str) -> None:
+        queue = self._questions[source]
+        while queue and not self._draining:
+            if len(self._pending) >= _MOST_PENDING:
+                self._room = anyio.Event() if self._room.is_set() else self._room
+                await self._room.wait()
+                continue
+            await queue.popleft()()
+        self._workers[source] -= 1
+
+    # --- discovery ----------------------------------------------------------------------------
+
+    async def _list(self, group: list[MappingRule]) -> None:
+        """List and select for mappings that write a common repository, then ask for each tag (I10)."""
+        selected: list[tuple[MappingRule, tuple[str, ...]]] = []
+        for mapping in group:
+            try:
+                kept = await self._select(mapping)
+                selected.append((mapping, kept))
+            except SyncError as error:
+                self._mapping_failed(mapping, error)
+        assignment = plan.assign(selected)
+        for lost, owner in assignment.conflicts:
+            clash = SyncError(
+                f"mappings[{owner.index}] writes this tag too, from another source",
+                hint="give one of the two mappings another `to`, or narrow its tags",
+            )
+            self._fail(lost.mapping, lost.tag, lost.targets[0], _target_error(clash))
+        await self._list_targets(assignment.wanted)
+        for wanted in assignment.wanted:
+            self._ask(wanted.mapping.source.authority, partial(self._look_up, wanted, wanted.tag))
+
+    async def _select(self, mapping: MappingRule) -> tuple[str, ...]:
+        source = self._discovery.repository(mapping.source, mapping.source_repository, Side.SOURCE)
+        selection = await self._discovery.select(mapping, source)
+        if selection.shortfall is not None:
+            kept, floor = selection.shortfall
+            self._log("warning", "min_tags", f"{source}: {kept} tags were found, min_tags asks for {floor}")
+        if not selection.kept:
+            self._log("warning", "nothing_selected", f"{source}: the mapping selects no tag")
+        self._report.mappings.append(
+            {
+                "from": str(source),
+                "to": mapping.target_repository,
+                "selected": len(selection.kept),
+                "dropped": dict(sorted(Counter(selection.dropped.values()).items())),
+            }
+        )
+        return tuple(selection.kept)
+
+    async def _list_targets(self, wanted: tuple[Wanted, ...]) -> None:
+        """List each target repository that is to hold two tags or more (design.md section 6 rule 6)."""
+        tags: Counter[Repository] = Counter()
+        for each in wanted:
+            for registry in each.targets:
+                try:
+                    name = each.mapping.target_repository
+                    tags[self._discovery.repository(registry, name, Side.TARGET)] += 1
+                except SyncError:
+                    continue  # said once per image, when it is looked up
+
+        async def ask(target: Repository) -> None:
+            try:
+                await self._discovery.target_tags(target)
+            except SyncError:
+                return  # kept by the discovery, and raised for each image that needs it
+
+        async with anyio.create_task_group() as group:
+            for target, count in tags.items():
+                if count > 1:
+                    group.start_soon(ask, target)
+
+    async def _look_up(self, wanted: Wanted, target_reference: str) -> None:
+        """Ask what one source reference names and which targets lack it; queue what has to be copied."""
+        mapping = wanted.mapping
+        began = anyio.current_time()
+        targets: list[Repository] = []
+        try:
+            source = self._discovery.repository(mapping.source, mapping.source_repository, Side.SOURCE)
+        except SyncError as error:
+            for registry in wanted.targets:
+                self._fail(mapping, wanted.tag, registry, error)
+            return
+        source_name = source.reference(wanted.tag)
+        for registry in wanted.targets:
+            try:
+                target = self._discovery.repository(registry, mapping.target_repository, Side.TARGET)
+            except SyncError as error:
+                self._fail(mapping, wanted.tag, registry, error)
+                continue
+            self.progress.known += 1
+            if self._is_immutable(mapping, target, target_reference):
+                self._emit_outcome(
+                    source_name, target.reference(target_reference), "skipped", reason="immutable_tag"
+                )
+            else:
+                targets.append(target)
+        if not targets:
+            return
+        try:
+            sighting = await self._discovery.look_up(mapping, wanted.tag, target_reference, tuple(targets))
+        except SyncError as error:
+            for target in targets:
+                self._emit_outcome(source_name, target.reference(target_reference), "failed", error=error)
+            return
+        self._sighted(sighting, source_name, target_reference, began, fan_out=len(mapping.targets) > 1)
+
+    def _is_immutable(self, mapping: MappingRule, target: Repository, tag: str) -> bool:
+        """Skip tier 1: the tag never moves, and the target's listing, fetched anyway, names it."""
+        pattern = mapping.tags.immutable_tags
+        listed = self._discovery.listed(target)
+        return pattern is not None and listed is not None and tag in listed and compile_glob(pattern)(tag)
+
+    def _sighted(
+        self, sighting: Sighting, source_name: str, reference: str, began: float, *, fan_out: bool
+    ) -> None:
+        if ":" in reference:
+            # Pushed by digest: a trimmed index has its own.
+            reference = sighting.digest
+        if sighting.tree is not None:
+            for manifest in (sighting.tree.root, *sighting.tree.children):
+                blobs = [blob.digest for blob in manifest.blobs]
+                self._references.update(blobs)
+                if manifest.digest in sighting.at_source:
+                    # Where source and target share a host, the source is the first to mount from.
+                    self._knowledge.commit(sighting.source.key, manifest.digest, blobs)
+        for verdict in sighting.verdicts:
+            name = verdict.target.reference(reference)
+            if verdict.error is not None:
+                self._emit_outcome(source_name, name, "failed", error=verdict.error)
+            elif verdict.reason is not None:
+                self._emit_outcome(
+                    source_name,
+                    name,
+                    "skipped",
+                    reason=verdict.reason,
+                    digest=sighting.digest,
+                    source_digest=sighting.source_digest,
+                )
+            else:
+                assert sighting.tree is not None
+                image = _Image(
+                    source=sighting.source,
+                    target=verdict.target,
+                    tree=sighting.tree,
+                    source_name=source_name,
+                    reference=reference,
+                    fan_out=fan_out,
+                    began=began,
+                )
+                self._pending.append(image)
+        self._advance()
+
+    # --- outcomes -----------------------------------------------------------------------------
+
+    def _emit_outcome(self, source: str, target: str, status: str, **details: object) -> None:
+        self.progress.done += 1
+        self._emit(Outcome(source=source, target=target, status=status, **details))  # type: ignore[arg-type]
+
+    def _fail(self, mapping: MappingRule, tag: str, registry: object, error: SyncError) -> None:
+        self.progress.known += 1
+        colon = "@" if ":" in tag else ":"
+        source = f"{mapping.source.authority}/{mapping.source_repository}{colon}{tag}"
+        target = f"{registry.authority}/{mapping.target_repository}{colon}{tag}"  # type: ignore[attr-defined]
+        self._emit_outcome(source, target, "failed", error=error)
+
+    def _mapping_failed(self, mapping: MappingRule, error: SyncError) -> None:
+        """A mapping that fails before its tags are known counts as one failed image per target."""
+        for registry in mapping.targets:
+            self._fail(mapping, "*", registry, error)
+
+    # --- execution ----------------------------------------------------------------------------
+
+    def _advance(self) -> None:
+        """Start whatever may start: steps of promoted images first, then the next image."""
+        while self._slots < self._config.max_concurrent_transfers:
+            if self._ready:
+                _, _, image = heapq.heappop(self._ready)
+                self._start(image)
+            elif self._pending and not self._draining:
+                self._promote(self._pending.popleft())
+                if len(self._pending) < _MOST_PENDING:
+                    self._room.set()
+            else:
+                return
+
+    def _promote(self, image: _Image) -> None:
+        where = image.target.key
+        try:
+            blobs, children = image.tree.needs(lambda digest: self._knowledge.is_committed(where, digest))
+        except SyncError as error:
+            image.error = error.located(Side.SOURCE, "read", image.source_name)
+            self._end(image, "failed")
+            return
+        ordered = plan.order_blobs(blobs, self._references)
+        work = Work(where, ordered, tuple(child.digest for child in children))
+        image.work = work
+        self._images[work] = image
+        self._queue(self._claims.promote(work))
+        if work.is_ready():
+            self._make_ready(image)
+
+    def _queue(self, steps: list[Step]) -> None:
+        for step in steps:
+            image = self._images[step.work]
+            image.queue.append(step)
+            self._schedule(image)
+
+    def _make_ready(self, image: _Image) -> None:
+        image.finishing = True
+        self._schedule(image)
+
+    def _schedule(self, image: _Image) -> None:
+        """Let an image with something to do have a slot: at once if it holds one, else in its turn."""
+        if image.running:
+            self._start(image)
+        else:
+            assert image.work is not None
+            heapq.heappush(self._ready, (image.work.order, id(image), image))
+
+    def _start(self, image: _Image) -> None:
+        assert self._tasks is not None
+        steps, image.queue = image.queue, []
+        finishing, image.finishing = image.finishing, False
+        if image.ended or image.error is not None or not (steps or finishing):
+            return
+        self._slots += not image.running
+        image.running += len(steps) + finishing
+        for step in steps:
+            self._tasks.start_soon(self._bring, image, step)
+        if finishing:
+            self._tasks.start_soon(self._finish, image)
+
+    async def _bring(self, image: _Image, step: Step) -> None:
+        try:
+            brought = await self._mover.bring(step, image.source, image.target, fan_out=image.fan_out)
+        except SyncError as error:
+            image.error = image.error or error
+        else:
+            image.bytes += brought.bytes
+            image.mounted += brought.mounted
+            image.present += not (brought.mounted or brought.uploaded)
+            if brought.uploaded:
+                image.transferred.append(step.blob.digest)
+            for work in self._claims.arrived(step.work, step.blob.digest):
+                self._make_ready(self._images[work])
+            if step.mount_from is not None and not brought.mounted:
+                self._queue(self._claims.mounts_refused(image.target.host.key))
+        self._settle(image)
+
+    async def _finish(self, image: _Image) -> None:
+        """Put the manifests of an image whose blobs are all there (I1, I2)."""
+        work = image.work
+        assert work is not None
+
+        def arrived(child: Manifest) -> None:
+            self._knowledge.commit(work.where, child.digest, [blob.digest for blob in child.blobs])
+            for ready in self._claims.arrived(work, child.digest):
+                self._make_ready(self._images[ready])
+
+        try:
+            await self._mover.put_children(image.tree, work, image.target, arrived)
+            await image.target.put_manifest(image.reference, image.tree.root)
+        except SyncError as error:
+            image.error = image.error or error
+        else:
+            root = image.tree.root
+            self._knowledge.commit(work.where, root.digest, [blob.digest for blob in root.blobs])
+            self._queue(self._claims.committed(work))
+            self._end(image, "synced")
+        self._settle(image)
+
+    def _settle(self, image: _Image) -> None:
+        """Note that one step ended; a failed image ends with its last step and passes on what it owned."""
+        image.running -= 1
+        if not image.running:
+            self._slots -= 1
+            if image.error is not None and not image.ended:
+                assert image.work is not None
+                steps, ready = self._claims.failed(image.work)
+                self._end(image, "failed")
+                self._queue(steps)
+                for work in ready:
+                    self._make_ready(self._images[work])
+        self._advance()
+
+    def _end(self, image: _Image, status: str) -> None:
+        image.ended = True
+        work = image.work
+        if work is not None:
+            del self._images[work]
+        root = image.tree.root
+        self._emit_outcome(
+            image.source_name,
+            image.target.reference(image.reference),
+            status,
+            digest=root.digest if status == "synced" else None,
+            source_digest=image.tree.source_digest,
+            error=image.error,
+            bytes=image.bytes,
+            duration=anyio.current_time() - image.began,
+            transferred=tuple(image.transferred),
+            mounted=image.mounted,
+            skipped=image.present + (work.skipped if work is not None else 0),
+        )
+
+
+def _target_error(clash: SyncError) -> SyncError:
+    clash.code = "TARGET_ERROR"
+    clash.side = Side.TARGET
+    return clash

@@ -1,0 +1,263 @@
+"""Bring blobs and manifests of one image to one target.
+
+Owns: the movement of one blob (look up, mount, upload, relay, verification) and of an image's
+manifests; the repetition of a blob that broke. May not know: which image is next, what other images
+need. Invariants: I1, I2 (children first, awaited), I3 (the last piece is withheld until count and hash
+agree), I7, I8 (everything that one transfer will use is admitted in one step; pauses hold nothing).
+Follows specification section 1.1, design.md sections 6, 7 and 9.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+import anyio
+
+from _regsync import pacing
+from _regsync.errors import ContentError, Disconnected, RegistryError, Side, SyncError, WireError
+from _regsync.fips import hash_hex, new_hash
+from _regsync.http1 import PIECE, Pieces, Response
+from _regsync.oci import Descriptor, Manifest, split_digest
+from _regsync.pacing import LARGE_BODY, Want
+from _regsync.plan import Tree
+from _regsync.providers import ROWS
+from _regsync.registry import Repository, Upload
+from _regsync.state import Knowledge, Probe, Step, Work
+from _regsync.store import MemoryPieces, Staging
+from _regsync.transport import Transport
+
+__all__ = ["Brought", "Mover", "Relay"]
+
+# design.md section 6 rule 16: a blob starts again at most twice; a lost answer is asked for so often.
+_BLOB_ATTEMPTS = 3
+_LOST_ANSWER_PAUSES = (0.0, 1.0, 3.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Brought:
+    """How a blob came to its place: `uploaded` bytes were sent, or it was `mounted`, or neither."""
+
+    uploaded: bool = False
+    mounted: bool = False
+    bytes: int = 0
+
+
+class Relay:
+    """A blob on its way from a source's answer: counted, hashed, its last piece withheld until both agree."""
+
+    def __init__(
+        self, source: Repository, blob: Descriptor, response: Response, moved: Callable[[int], None]
+    ) -> None:
+        self.length = blob.size
+        self.complete = False
+        self._source, self._blob, self._response, self._moved = source, blob, response, moved
+        algorithm, self._expected = split_digest(blob.digest)
+        self._hash = new_hash(algorithm)
+        self._count, self._pieces, self._given = 0, 0, 0
+        self._first = memoryview(b"")
+        self._buffer = memoryview(bytearray(min(PIECE, blob.size + 1)))
+
+    async def next(self) -> memoryview:
+        """Return the next verified piece; ContentError when the source lies, WireError when it breaks."""
+        if self._given < self._pieces:
+            self._given += 1
+            return self._first
+        with self._source.located("fetch blob", self._source.reference(self._blob.digest)):
+            count = await self._response.read_into(self._buffer)
+            piece = self._buffer[:count]
+            self._hash.update(piece)
+            self._count += count
+            self._pieces += 1
+            self._given = self._pieces
+            if self._pieces == 1:
+                self._first = piece
+            if self._count > self.length:
+                raise ContentError(f"the blob is longer than the {self.length} bytes of its descriptor")
+            if self._count == self.length:
+                if self._hash.hexdigest() != self._expected:
+                    raise ContentError("the blob's bytes do not match its digest")
+                self.complete = True
+            elif not count:
+                raise Disconnected(f"the blob ended after {self._count} of {self.length} bytes")
+        self._moved(count)
+        return piece
+
+    def rewind(self) -> bool:
+        """Begin again: possible while only the first piece has been read."""
+        if self._pieces > 1:
+            return False
+        self._given = 0
+        return True
+
+
+class _Unanswered(Exception):
+    """A whole body was sent, or a success came too early: a HEAD decides (design.md section 6 rule 16)."""
+
+    def __init__(self, failure: SyncError) -> None:
+        super().__init__(str(failure))
+        self.failure = failure
+
+
+class Mover:
+    """Moves blobs and manifests; what it learns goes into `knowledge`."""
+
+    def __init__(
+        self, transport: Transport, knowledge: Knowledge, staging: Staging, moved: Callable[[int], None]
+    ) -> None:
+        self._transport, self._knowledge, self._staging, self._moved = transport, knowledge, staging, moved
+
+    async def bring(self, step: Step, source: Repository, target: Repository, *, fan_out: bool) -> Brought:
+        """Bring one blob to the target; SyncError, located, when it cannot be done.
+
+        `fan_out` says that several targets want it: it is then pulled once, into staging.
+        """
+        failures: list[SyncError] = []
+        while True:
+            try:
+                return await self._bring_once(step, source, target, fan_out)
+            except _Unanswered as lost:
+                error: SyncError = lost.failure
+                if await self._arrived(target, step.blob):
+                    return Brought(uploaded=True, bytes=step.blob.size)
+            except SyncError as caught:
+                error = caught
+            if not error.retryable or len(failures) + 1 >= _BLOB_ATTEMPTS:
+                error.retries = len(failures)
+                raise error
+            failures.append(error)
+            pause = pacing.backoff(len(failures), self._transport.edge.chance())
+            if isinstance(error, RegistryError):
+                pause = max(pause, min(error.retry_after or 0.0, pacing.LONGEST_RETRY_AFTER))
+            self._transport.edge.log("debug", "retry", f"{error}; the blob begins again in {pause:.1f} s")
+            await anyio.sleep(pause)
+
+    async def _arrived(self, target: Repository, blob: Descriptor) -> bool:
+        """Ask, with nothing held in between, whether a blob whose answer was lost has arrived."""
+        for pause in _LOST_ANSWER_PAUSES:
+            await anyio.sleep(pause)
+            async with self._transport.gate.admitted((Want(target.host.key),)):
+                if await target.has_blob(blob):
+                    return True
+        return False
+
+    async def _bring_once(self, step: Step, source: Repository, target: Repository, fan_out: bool) -> Brought:
+        blob, rank = step.blob, float(step.work.order)
+        large = blob.size >= LARGE_BODY
+        write = Want(target.host.key, "write", large)
+        known = self._known_body(blob)
+        async with target.upload(blob) as upload:
+            if fan_out or known is not None:
+                async with self._transport.gate.admitted((Want(target.host.key),), rank):
+                    begun = await self._begin(step, target, upload)
+                if begun is not None:
+                    return begun
+                if known is not None:
+                    async with self._transport.gate.admitted((write,), rank):
+                        return await self._send(upload, target, blob, known, lambda: True)
+                return await self._send_staged(upload, step, source, target, write)
+            wants = (Want(source.host.key, "read", large), write)
+            async with self._transport.gate.admitted(wants, rank):
+                begun = await self._begin(step, target, upload)
+                if begun is not None:
+                    return begun
+                async with source.open_blob(blob) as response:
+                    relay = Relay(source, blob, response, self._moved)
+                    return await self._send(upload, target, blob, relay, lambda: relay.complete)
+
+    @staticmethod
+    def _known_body(blob: Descriptor) -> MemoryPieces | None:
+        """Return the body where no source has to be asked for it (rule 13)."""
+        algorithm, encoded = split_digest(blob.digest)
+        for body in (blob.data, b"{}", b""):
+            if body is not None and len(body) == blob.size and hash_hex(algorithm, body) == encoded:
+                return MemoryPieces(body)
+        return None
+
+    async def _begin(self, step: Step, target: Repository, upload: Upload) -> Brought | None:
+        """Find the blob there, mount it, or open an upload session (then None)."""
+        blob, where, knowledge = step.blob, target.key, self._knowledge
+        if step.mount_from is not None:
+            if await upload.start(step.mount_from):
+                knowledge.accept_mount(target.host.key)
+                return Brought(mounted=True)
+            knowledge.refuse_mount(where, step.mount_from)
+            knowledge.accept_upload(where)
+            return None
+        probe = knowledge.probe(where, allowed=ROWS[target.host.registry.kind].probe is not None)
+        absent = False
+        if probe is Probe.HEAD:
+            if await target.has_blob(blob):
+                return Brought()
+            absent = True
+        allowed = ROWS[target.host.registry.kind].probe is not None
+        if not await upload.start(target.api_name if allowed else None):
+            knowledge.accept_upload(where)
+            knowledge.learn_probe(where, absent=absent)
+            return None
+        if not knowledge.probe_is_trusted(where):
+            # A registry that answers 201 to anything must not make us skip a blob (rule 11).
+            if absent or not await target.has_blob(blob):
+                await upload.start()
+                return None
+            knowledge.learn_probe(where, present=True)
+        return Brought()
+
+    async def _send_staged(
+        self, upload: Upload, step: Step, source: Repository, target: Repository, write: Want
+    ) -> Brought:
+        blob, rank = step.blob, float(step.work.order)
+
+        async def read(wanted: Descriptor, sink: Callable[[memoryview], Awaitable[None]]) -> None:
+            want = Want(source.host.key, "read", wanted.size >= LARGE_BODY)
+            async with self._transport.gate.admitted((want,), rank), source.open_blob(wanted) as response:
+                relay = Relay(source, wanted, response, lambda count: None)
+                while not relay.complete:
+                    await sink(await relay.next())
+
+        while True:
+            await self._staging.ensure(blob, read)
+            async with self._transport.gate.admitted((write,), rank):
+                with self._staging.opened(blob) as pieces:
+                    if pieces is not None:
+                        return await self._send(upload, target, blob, pieces, lambda: True)
+
+    async def _send(
+        self, upload: Upload, target: Repository, blob: Descriptor, pieces: Pieces, whole: Callable[[], bool]
+    ) -> Brought:
+        """Stream the body; _Unanswered when only asking can tell whether a whole body arrived."""
+        try:
+            if await upload.put(pieces):
+                return Brought(uploaded=True, bytes=blob.size)
+        except (WireError, RegistryError) as error:
+            lost = isinstance(error, WireError) or error.status >= 500
+            if error.side is Side.TARGET and lost and whole():
+                raise _Unanswered(error) from error
+            raise
+        early = Disconnected("the registry answered before the blob was sent")
+        raise _Unanswered(early.located(Side.TARGET, "push blob", target.reference(blob.digest)))
+
+    async def put_children(
+        self, tree: Tree, work: Work, target: Repository, arrived: Callable[[Manifest], None]
+    ) -> None:
+        """Put the children that this image has to bring, level by level (I2)."""
+        failures: list[SyncError] = []
+
+        async def put(child: Manifest) -> None:
+            try:
+                await target.put_manifest(child.digest, child)
+            except SyncError as error:
+                failures.append(error)
+            else:
+                arrived(child)
+
+        waiting = [child for child in tree.children if child.digest in work.own_children]
+        while waiting:
+            later = {child.digest for child in waiting}
+            level = [each for each in waiting if not any(entry.digest in later for entry in each.children)]
+            async with anyio.create_task_group() as group:
+                for child in level:
+                    group.start_soon(put, child)
+            if failures:
+                raise failures[0]
+            waiting = [child for child in waiting if child not in level]

@@ -1,0 +1,488 @@
+"""One authenticated, admitted, repeated exchange with a registry.
+
+Owns: the `Host` of each registry (origin, login, permits, counts), admission, redirects, the
+repetition of requests that can be repeated, and how an answer becomes an error. May not know: what a
+manifest or a blob is. Invariants: I6 (a credential is attached hop by hop, to its own origin only, and
+never again once a chain of redirects has left it), I7 and I8 (nothing is held while waiting, and a
+request that was admitted together with a blob transfer is not repeated here: the transfer owns that).
+Follows design.md sections 6, 7 and 9, protocol-facts.md sections 1.12, 1.13 and 9.2 (R1-R4, R10, R14).
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import anyio
+
+from _regsync import __version__, pacing, tls
+from _regsync.auth import Authenticator, find_credential
+from _regsync.config import Registry
+from _regsync.errors import AuthError, ConnectFailed, ProtocolBroken, RegistryError, SyncError, clean
+from _regsync.http1 import Headers, Lease, Pool, Request, Response
+from _regsync.pacing import Want
+from _regsync.providers import api_host
+from _regsync.proxy import proxy_for
+from _regsync.streams import Origin, Stream, Timeouts, open_stream
+
+__all__ = ["Answer", "Call", "Edge", "Gate", "Host", "Transport", "resolve_location"]
+
+_MOST_REDIRECTS = 10
+_REDIRECTS = (301, 302, 303, 307, 308)
+# R14: an error body is read this far; a manifest, a listing or a token has its own limit.
+ERROR_BODY = 64 * 1024
+_TOKEN_BODY = 1024 * 1024
+_UNREACHABLE_AFTER = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Edge:
+    """What a run takes from its machine, so that tests can give it others."""
+
+    environ: Mapping[str, str]
+    home: str | None
+    read: Callable[[str], bytes | None]
+    chance: Callable[[], float]
+    wall: Callable[[], float]
+    log: Callable[..., None]
+    timeouts: Timeouts = field(default_factory=Timeouts)
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One request as a registry method words it; `action` is a key of design.md section 9."""
+
+    action: str
+    method: str
+    path: str
+    repository: str | None
+    rights: str = "pull"
+    headers: tuple[tuple[str, str], ...] = ()
+    body: bytes = b""
+    # Other repositories that the token must cover: (name, rights).
+    also: tuple[tuple[str, str], ...] = ()
+    # Where the request goes when it is not the registry itself: an upload's Location.
+    origin: Origin | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A whole answer: its body is in memory."""
+
+    status: int
+    headers: Headers
+    body: bytes
+
+
+class Gate:
+    """The waiting in front of permits: first come, first served among those that fit."""
+
+    def __init__(self) -> None:
+        self.limits: dict[str, pacing.Limit] = {}
+        self._queue: dict[int, tuple[float, tuple[Want, ...], anyio.Event]] = {}
+        self._arrivals = 0
+
+    @asynccontextmanager
+    async def admitted(self, wants: tuple[Want, ...], rank: float = 0.0) -> AsyncIterator[None]:
+        """Hold the permits for `wants` inside the block; the lowest `rank` goes first."""
+        await self._enter(wants, rank)
+        try:
+            yield
+        finally:
+            pacing.release(self.limits, wants)
+            self._wake()
+
+    async def _enter(self, wants: tuple[Want, ...], rank: float) -> None:
+        if not self._queue and pacing.admit(self.limits, wants):
+            return
+        self._arrivals += 1
+        ticket, turn = self._arrivals, anyio.Event()
+        self._queue[ticket] = (rank, wants, turn)
+        self._wake()
+        try:
+            await turn.wait()
+        except BaseException:
+            if turn.is_set():
+                pacing.release(self.limits, wants)
+            self._queue.pop(ticket, None)
+            self._wake()
+            raise
+
+    def _wake(self) -> None:
+        for ticket, (_, wants, turn) in sorted(self._queue.items(), key=lambda item: (item[1][0], item[0])):
+            if pacing.admit(self.limits, wants):
+                del self._queue[ticket]
+                turn.set()
+
+
+class Host:
+    """A registry as this run knows it; shared by all aliases of one host:port."""
+
+    def __init__(self, registry: Registry, authenticator: Authenticator) -> None:
+        self.registry = registry
+        self.key = registry.authority
+        self.origin = Origin(registry.scheme, api_host(registry.host), registry.port)
+        self.authenticator = authenticator
+        self.requests: Counter[str] = Counter()
+        self.throttled = 0
+        # Set for good when the registry as a whole is beyond use (design.md section 9, circuit breaker).
+        self.stopped: SyncError | None = None
+        self.known = False
+        self.first_contact = anyio.Lock()
+        self.connect_failures = 0
+
+
+def is_private_literal(host: str) -> bool:
+    """Whether `host` is an address that must not be reached because a stranger named it (R3, R4)."""
+    if host == "localhost" or host.endswith(".localhost"):
+        return True
+    if not (":" in host or host.replace(".", "").isdigit()):
+        return False
+    import ipaddress
+
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    mapped = getattr(address, "ipv4_mapped", None) or address
+    return not mapped.is_global or mapped.is_multicast
+
+
+def resolve_location(base: Origin, path: str, location: str) -> tuple[Origin, str]:
+    """Resolve a Location against the request that it answers; ProtocolBroken when it cannot be used.
+
+    What stands behind the path is kept byte for byte: upload locations are signed (protocol-facts.md
+    section 1.7). Foreign origins are allowed here; `check_foreign` judges them.
+    """
+    from urllib.parse import urljoin, urlsplit
+
+    try:
+        parts = urlsplit(urljoin(f"{base}{path}", location))
+        port = parts.port or (443 if parts.scheme == "https" else 80)
+        host = (parts.hostname or "").lower()
+    except ValueError as error:
+        raise ProtocolBroken("the Location of the answer is not a URL") from error
+    if parts.scheme not in ("http", "https") or not host or parts.username is not None:
+        raise ProtocolBroken("the Location of the answer is not an http or https URL")
+    origin = Origin(parts.scheme, host, port)
+    if base.scheme == "https" and parts.scheme == "http" and host == base.host:
+        explicit = urlsplit(location).port
+        if explicit in (None, base.port):
+            # A registry behind a TLS proxy that does not know its own scheme (I6).
+            origin = base
+    target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+    if any(ord(letter) <= 0x20 or ord(letter) >= 0x7F for letter in target):
+        raise ProtocolBroken("the Location of the answer holds characters that no URL may have")
+    return origin, target
+
+
+def check_foreign(base: Origin, origin: Origin) -> None:
+    """Refuse another origin that is less safe than the registry (R3, R4); it never gets credentials."""
+    if origin == base:
+        return
+    if base.scheme == "https" and origin.scheme != "https":
+        raise ProtocolBroken(f"the registry sends us from https to http ({clean(origin.host, 100)}), refused")
+    if is_private_literal(origin.host) and not is_private_literal(base.host):
+        raise ProtocolBroken(
+            f"the registry sends us to a private address ({clean(origin.host, 100)}), refused"
+        )
+
+
+def registry_error(status: int, headers: Headers, body: bytes, wall: float) -> RegistryError:
+    """Turn an answer into an error that shows the registry's own words, cleaned (R18)."""
+    codes: list[str] = []
+    words: list[str] = []
+    try:
+        document = json.loads(body)
+        errors = document.get("errors") if isinstance(document, dict) else None
+        for entry in errors if isinstance(errors, list) else []:
+            if isinstance(entry, dict):
+                code, message = entry.get("code"), entry.get("message")
+                codes += [code] if isinstance(code, str) else []
+                words.append(" ".join(text for text in (code, message) if isinstance(text, str) and text))
+        if not words and isinstance(document, dict) and isinstance(document.get("details"), str):
+            words.append(document["details"])
+    except (ValueError, RecursionError):
+        text = body[:2000].decode("utf-8", "replace")
+        # A page for people says nothing in one line.
+        words = [] if "<" in text else [text]
+    said = clean("; ".join(dict.fromkeys(word for word in words if word)))
+    return RegistryError(
+        f"status {status}" + (f": {said}" if said else ""),
+        status=status,
+        codes=tuple(codes),
+        retry_after=pacing.parse_retry_after(headers.get("retry-after"), wall),
+    )
+
+
+class Transport:
+    """Every exchange of a run passes here."""
+
+    def __init__(self, edge: Edge) -> None:
+        self.edge = edge
+        self.gate = Gate()
+        self.hosts: dict[str, Host] = {}
+        self._contexts: dict[tuple[str | None, ...], Any] = {}
+        self._registries: dict[Origin, Registry] = {}
+        self.pool = Pool(self._dial, edge.timeouts)
+
+    def close(self) -> None:
+        """Close every idle connection."""
+        self.pool.close()
+
+    def prepare(self, registry: Registry) -> None:
+        """Read what the configuration names for a registry; ConfigError when it is unusable."""
+        if registry.scheme == "https":
+            self._context(registry)
+        proxy_for(registry.scheme, api_host(registry.host), registry.port, self.edge.environ, registry.proxy)
+
+    def host(self, registry: Registry) -> Host:
+        """Return what this run knows of a registry; made at first use, one per host:port."""
+        found = self.hosts.get(registry.authority)
+        if found is not None:
+            return found
+        credential, _ = find_credential(
+            registry, environ=self.edge.environ, home=self.edge.home, read=self.edge.read, repository=None
+        )
+        authenticator = Authenticator(
+            scheme=registry.scheme,
+            host=api_host(registry.host),
+            port=registry.port,
+            credential=credential,
+            fetch=self._fetch,
+            now=anyio.current_time,
+            wall=self.edge.wall,
+        )
+        found = self.hosts[registry.authority] = Host(registry, authenticator)
+        self.gate.limits[found.key] = pacing.Limit(registry.max_concurrent or pacing.DEFAULT_CONCURRENCY)
+        self._registries.setdefault(found.origin, registry)
+        return found
+
+    def _context(self, registry: Registry | None) -> Any:
+        chosen = (
+            (registry.ca_file, registry.client_cert, registry.client_key) if registry else (None, None, None)
+        )
+        if chosen not in self._contexts:
+            self._contexts[chosen] = tls.make_context(
+                ca_file=chosen[0], client_cert=chosen[1], client_key=chosen[2], environ=self.edge.environ
+            )
+        return self._contexts[chosen]
+
+    async def _dial(self, origin: Origin) -> Stream:
+        registry = self._registries.get(origin)
+        override = registry.proxy if registry else None
+        proxy, decided = proxy_for(origin.scheme, origin.host, origin.port, self.edge.environ, override)
+        self.edge.log(
+            "debug", "connect", f"connecting to {origin}" + (f" through {proxy} ({decided})" if proxy else "")
+        )
+        return await open_stream(
+            origin,
+            context=self._context(registry) if origin.scheme == "https" else None,
+            timeouts=self.edge.timeouts,
+            proxy=proxy,
+            proxy_context=self._context(None) if proxy is not None and proxy.scheme == "https" else None,
+        )
+
+    async def _fetch(
+        self, method: str, url: str, headers: list[tuple[str, str]], body: bytes
+    ) -> tuple[int, dict[str, str], bytes]:
+        """One token request: no permit (I8), no redirect (R2), a bounded body."""
+        origin, target = resolve_location(Origin("https", "invalid.invalid", 443), "/", url)
+        self._count(origin, "token")
+        sent = (("User-Agent", f"regsync/{__version__}"), ("Accept", "application/json"), *headers)
+        async with self.pool.lease(origin) as lease:
+            response = await lease.exchange(Request(method, target, sent, body))
+            answer = await response.read(_TOKEN_BODY)
+        names = ("content-type", "retry-after", "www-authenticate")
+        return (
+            response.status,
+            {name: value for name in names if (value := response.headers.get(name))},
+            answer,
+        )
+
+    def _count(self, origin: Origin, action: str) -> None:
+        for host in self.hosts.values():
+            if host.origin == origin:
+                host.requests[action] += 1
+                return
+
+    async def request(
+        self, host: Host, call: Call, *, ok: tuple[int, ...], limit: int = ERROR_BODY, rank: float = 0.0
+    ) -> Answer:
+        """Do a short exchange to its end, repeated as design.md section 9 allows.
+
+        Returns the answer when its status is in `ok`; RegistryError, AuthError, WireError otherwise.
+        """
+        attempt, throttled_since = 0, None
+        while True:
+            attempt += 1
+            retry_after: float | None = None
+            try:
+                answer = await self._attempt(host, call, limit, rank)
+                if answer.status in ok:
+                    return answer
+                raise registry_error(answer.status, answer.headers, answer.body, self.edge.wall())
+            except SyncError as error:
+                now = anyio.current_time()
+                if isinstance(error, RegistryError):
+                    retry_after = error.retry_after
+                    if error.status == 429:
+                        host.throttled += 1
+                        throttled_since = now if throttled_since is None else throttled_since
+                        attempt -= 1
+                given_up = attempt >= pacing.ATTEMPTS or host.stopped is not None
+                if throttled_since is not None and now - throttled_since > pacing.THROTTLED_FOR:
+                    given_up = True
+                if given_up or not error.retryable or (retry_after or 0) > pacing.LONGEST_RETRY_AFTER:
+                    raise
+                error.retries = attempt
+                pause = max(retry_after or 0.0, pacing.backoff(max(attempt, 1), self.edge.chance()))
+                self.edge.log(
+                    "debug", "retry", f"{call.method} {host.key}{call.path}: {error}; again in {pause:.1f} s"
+                )
+            await anyio.sleep(pause)
+
+    async def _attempt(self, host: Host, call: Call, limit: int, rank: float) -> Answer:
+        if not host.known:
+            # design.md section 6 rule 1: one real request, sent bare; the others wait for its outcome.
+            async with host.first_contact:
+                if not host.known:
+                    return await self._exchange(host, call, limit, rank)
+        return await self._exchange(host, call, limit, rank)
+
+    async def _exchange(self, host: Host, call: Call, limit: int, rank: float) -> Answer:
+        async with self.opened(host, call, wants=(Want(host.key),), rank=rank) as response:
+            return Answer(response.status, response.headers, await response.read(limit))
+
+    @asynccontextmanager
+    async def opened(
+        self,
+        host: Host,
+        call: Call,
+        *,
+        wants: tuple[Want, ...] = (),
+        rank: float = 0.0,
+        lease: Lease | None = None,
+    ) -> AsyncIterator[Response]:
+        """Do one exchange, logging in and following redirects, and give its answer with the body unread.
+
+        `wants` are the permits to take; none when the caller holds them. With `lease` the exchange stays
+        on that lease: an upload's POST, whose PUT follows on the same connection.
+        """
+        used = await self.login(host, call)
+        for again in (True, False):
+            async with self.gate.admitted(wants, rank), self.kept(lease, call.origin or host.origin) as own:
+                response = await self._send(host, call, own, used)
+                if response.status in _REDIRECTS and call.method in ("GET", "HEAD"):
+                    async with self._followed(host, call, response) as final:
+                        yield final
+                    return
+                if not again or response.status not in (401, 403) or call.origin not in (None, host.origin):
+                    yield response
+                    return
+                body = await response.read(ERROR_BODY)
+            used = await self.renew(host, call, used, Answer(response.status, response.headers, body))
+
+    async def login(self, host: Host, call: Call, *, before_body: bool = False) -> str | None:
+        """Return the Authorization header for a call, None for another origin than the registry's (I6).
+
+        `before_body` asks for a token that outlives a body which cannot be sent twice.
+        """
+        if host.stopped is not None:
+            raise host.stopped
+        if call.origin is not None and call.origin != host.origin:
+            return None
+        try:
+            return await host.authenticator.authorization(
+                call.repository, call.rights, extra=call.also, before_body=before_body
+            )
+        except AuthError as error:
+            self._judge(host, error)
+            raise
+
+    async def renew(self, host: Host, call: Call, used: str | None, refused: Answer) -> str | None:
+        """Decide what a 401 or 403 means: the header to repeat with, or the error that it is."""
+        try:
+            if refused.status == 401:
+                challenges = refused.headers.all("www-authenticate")
+                again = await host.authenticator.refused(challenges, used, call.repository, call.rights)
+            else:
+                again = host.authenticator.forbidden(used)
+        except AuthError as error:
+            self._judge(host, error)
+            raise
+        if not again:
+            raise registry_error(refused.status, refused.headers, refused.body, self.edge.wall())
+        return await self.login(host, call)
+
+    @staticmethod
+    def _judge(host: Host, error: AuthError) -> None:
+        if error.fatal:
+            host.stopped = error
+
+    async def _send(self, host: Host, call: Call, lease: Lease, authorization: str | None) -> Response:
+        host.requests[call.action] += 1
+        seconds = self.edge.timeouts.manifest_put if call.action == "manifest_put" else None
+        request = Request(call.method, call.path, request_headers(call, authorization), call.body)
+        try:
+            response = await lease.exchange(request, seconds)
+        except ConnectFailed as error:
+            self.unreachable(host, error)
+            raise
+        host.known, host.connect_failures = True, 0
+        self._trace(call, lease.origin, call.path, response.status)
+        return response
+
+    def unreachable(self, host: Host, error: ConnectFailed) -> None:
+        """Count a failed connection; three in a row stop the registry (design.md section 9)."""
+        host.connect_failures += 1
+        if host.connect_failures >= _UNREACHABLE_AFTER:
+            host.stopped = error
+
+    def _trace(self, call: Call, origin: Origin, path: str, status: int) -> None:
+        self.edge.log("trace", "request", f"{call.method} {origin}{path.partition('?')[0]} -> {status}")
+
+    @asynccontextmanager
+    async def kept(self, lease: Lease | None, origin: Origin) -> AsyncIterator[Lease]:
+        """Give the caller's own lease, which outlives this exchange, or a new one, which does not."""
+        if lease is not None:
+            yield lease
+        else:
+            async with self.pool.lease(origin) as own:
+                yield own
+
+    @asynccontextmanager
+    async def _followed(self, host: Host, call: Call, response: Response) -> AsyncIterator[Response]:
+        """Follow the redirects of a GET or HEAD (R1, R4)."""
+        base, path, left = host.origin, call.path, False
+        for _ in range(_MOST_REDIRECTS):
+            location = response.headers.get("location")
+            if location is None:
+                raise ProtocolBroken(f"status {response.status} without a Location")
+            origin, path = resolve_location(base, path, location)
+            check_foreign(host.origin, origin)
+            check_foreign(base, origin)
+            base, left = origin, left or origin != host.origin
+            # Once a chain has left the registry it stays without credentials, even when it comes back.
+            used = None if left else await self.login(host, call)
+            self._count(base, call.action)
+            async with self.pool.lease(base) as lease:
+                response = await lease.exchange(Request(call.method, path, request_headers(call, used)))
+                self._trace(call, base, path, response.status)
+                if response.status == 401 and left:
+                    raise ProtocolBroken(f"{base.authority}, where the registry sends us, asks for a login")
+                if response.status not in _REDIRECTS:
+                    yield response
+                    return
+        raise ProtocolBroken(f"more than {_MOST_REDIRECTS} redirects")
+
+
+def request_headers(call: Call, authorization: str | None) -> tuple[tuple[str, str], ...]:
+    """Return the headers of a call; content is never asked for in a coding (R15)."""
+    own = (("User-Agent", f"regsync/{__version__}"), ("Accept-Encoding", "identity"))
+    login = (("Authorization", authorization),) if authorization is not None else ()
+    return (*own, *login, *call.headers)
