@@ -1,0 +1,270 @@
+"""Globs and the selection of tags (design.md sections 4 and 5)."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from _regsync import tags
+from _regsync.tags import PatternError, TagRule, check_glob, compile_glob, literal_tags, select
+
+SIGNATURE = f"sha256-{'a' * 64}"
+
+# pattern, tags that match, tags that do not
+GLOBS = [
+    ("latest", "latest", "Latest latest1 xlatest"),
+    ("*", "a 1.2 _", ""),
+    ("1.*", "1. 1.2 1.2.3", "1 2.1 11.2 x1.2"),
+    ("*-alpine", "1.2-alpine -alpine", "1.2-alpine3 alpine"),
+    ("1.?", "1.2 1.x", "1. 1.22"),
+    ("v[0-9].[0-9]", "v1.2", "v12 v1.22 vx.1"),
+    ("[abc]x", "ax bx cx", "dx abcx x"),
+    ("[!a-c]x", "dx 1x", "ax bx x"),
+    ("[a-]x", "ax -x", "bx"),
+    ("[-a]x", "ax -x", "bx"),
+    ("[a-c-e]", "a b c - e", "d"),
+    (r"[a\-c]", "a - c", "b"),
+    (r"[\!a]", "a", "b"),
+    ("[*?]", "", "a b"),
+    ("{1.2,1.3}", "1.2 1.3", "1.4 1.21 1.2,1.3"),
+    ("{1,2}.{0,1}-x", "1.0-x 2.1-x", "1.2-x 3.0-x"),
+    ("a{,b}c", "ac abc", "abbc"),
+    ("a{b{1,2},c}d", "ab1d ab2d acd", "abd ab1cd ad"),
+    ("{a}", "a", "b"),
+    ("a{}b", "ab", "a"),
+    ("{*-rc,v?}", "1-rc v1 -rc", "v v11"),
+    (r"a\.b", "a.b", "axb"),
+    ("**", "a", ""),
+    ("*a*b*", "ab xaxbx", "ba"),
+]
+
+MALFORMED = [
+    ("", "empty"),
+    ("[abc", "']'"),
+    ("[", "']'"),
+    ("[!", "']'"),
+    ("[]", "empty set"),
+    ("[!]", "empty set"),
+    ("[^a]", "[!a-z]"),
+    ("[z-a]", "wrong way"),
+    ("{a,b", "'}'"),
+    ("a}", "'{'"),
+    ("{a}}", "'{'"),
+    ("a\\", "backslash"),
+    ("[a\\", "']'"),
+    ("a b", "never be a tag"),
+    ("1.0,1.1", "never be a tag"),
+    ("repo:tag", "never be a tag"),
+    ("x" * 129, "never be a tag"),
+    ("*" * 5000, "characters"),
+]
+
+
+@pytest.mark.parametrize(("pattern", "taken", "refused"), GLOBS, ids=[row[0] for row in GLOBS])
+def test_glob_matches_whole_tags(pattern: str, taken: str, refused: str) -> None:
+    matches = compile_glob(pattern)
+    assert [tag for tag in taken.split() if not matches(tag)] == []
+    assert [tag for tag in refused.split() if matches(tag)] == []
+
+
+@pytest.mark.parametrize(("pattern", "remedy"), MALFORMED, ids=[repr(row[0])[:12] for row in MALFORMED])
+def test_a_malformed_glob_says_what_is_wrong(pattern: str, remedy: str) -> None:
+    with pytest.raises(PatternError) as caught:
+        compile_glob(pattern)
+    assert remedy in str(caught.value)
+    with pytest.raises(PatternError):
+        check_glob(pattern)
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    ["*a" * 60 + "b", "{a,aa}" * 60 + "b", "{*,a*}" * 60 + "b", "{a,{a,{a,{a,a*}*}*}*}*b", "*?" * 60 + "b"],
+    ids=["runs", "alternatives", "runs in alternatives", "nested", "runs and single"],
+)
+def test_no_pattern_hangs(pattern: str) -> None:
+    # Any of these takes a backtracking matcher more than 2**60 steps.
+    assert not compile_glob(pattern)("a" * 128)
+
+
+def test_matching_looks_at_each_state_once_for_each_character() -> None:
+    looks = 0
+    states = tags._automaton("*a" * 40 + "b")
+    current = tags._closure(states, (0,))
+    for character in "a" * 128:
+        looks += len(current)
+        current = tags._closure(states, tags._moved(states, current, character))
+    assert looks <= 128 * len(states)
+
+
+def naive(pattern: tuple[object, ...], tag: str) -> bool:
+    """Match by trying everything: the reference."""
+    if not pattern:
+        return not tag
+    first, rest = pattern[0], pattern[1:]
+    if first == "*":
+        return any(naive(rest, tag[i:]) for i in range(len(tag) + 1))
+    if isinstance(first, tuple):
+        return any(naive((*branch, *rest), tag) for branch in first)
+    if isinstance(first, frozenset):
+        return bool(tag) and tag[0] in first and naive(rest, tag[1:])
+    return bool(tag) and first in ("?", tag[0]) and naive(rest, tag[1:])
+
+
+def spelled(pattern: tuple[object, ...]) -> str:
+    parts = []
+    for part in pattern:
+        if isinstance(part, tuple):
+            parts.append("{" + ",".join(spelled(branch) for branch in part) + "}")
+        elif isinstance(part, frozenset):
+            parts.append("[" + "".join(sorted(part)) + "]")
+        else:
+            parts.append(str(part))
+    return "".join(parts)
+
+
+SIMPLE: st.SearchStrategy[object] = st.one_of(
+    st.sampled_from(["*", "?", "a", "b", "1"]), st.frozensets(st.sampled_from("ab1"), min_size=1)
+)
+PATTERNS = st.recursive(
+    st.lists(SIMPLE, max_size=4).map(tuple),
+    lambda inner: st.lists(
+        st.one_of(SIMPLE, st.lists(inner, min_size=1, max_size=3).map(tuple)), max_size=4
+    ).map(tuple),
+    max_leaves=6,
+)
+
+
+@given(PATTERNS, st.lists(st.text("ab1", max_size=6), max_size=8))
+def test_globs_agree_with_a_naive_matcher(pattern: tuple[object, ...], names: list[str]) -> None:
+    text = spelled(pattern)
+    if not text:
+        return
+    matches = compile_glob(text)
+    assert [matches(tag) for tag in names] == [naive(pattern, tag) for tag in names]
+
+
+@given(st.text("ab[]{}!-,*?\\^", max_size=12), st.text("ab-", max_size=5))
+def test_any_text_is_a_glob_or_a_pattern_error(pattern: str, tag: str) -> None:
+    try:
+        matches = compile_glob(pattern)
+    except PatternError:
+        return
+    assert matches(tag) in (True, False)
+
+
+LITERALS = [
+    (TagRule(glob=("1.2", "latest")), ("1.2", "latest")),
+    (TagRule(glob=("1.2", "1.2")), ("1.2",)),
+    (TagRule(glob=("1.2", "1.10"), sort="semver"), ("1.10", "1.2")),
+    (TagRule(glob=(r"a\.b",)), ("a.b",)),
+    (TagRule(glob=("1.2",), min_tags=3), ("1.2",)),
+    (TagRule(glob=("1.2",), immutable_tags="*"), ("1.2",)),
+    (TagRule(glob=(SIGNATURE,)), (SIGNATURE,)),
+    (TagRule(), None),
+    (TagRule(glob=("1.2", "1.*")), None),
+    (TagRule(glob=("{1,2}",)), None),
+    (TagRule(glob=("1.2",), exclude=("x",)), None),
+    (TagRule(glob=("1.2",), semver=">=1"), None),
+    (TagRule(glob=("1.2",), semver_prerelease="include"), None),
+    (TagRule(glob=("1.2",), sort="alpha", latest=1), None),
+]
+
+
+@pytest.mark.parametrize(("rule", "names"), LITERALS, ids=range(len(LITERALS)))
+def test_only_literals_that_nothing_narrows_need_no_listing(
+    rule: TagRule, names: tuple[str, ...] | None
+) -> None:
+    assert literal_tags(rule) == names
+
+
+LISTING = ("1.0.0", "1.1.0", "1.2.0-rc.1", "2.0.0", "v2.1.0", "latest", "edge", "2.0.0-alpine", SIGNATURE)
+
+# name, rule, what is kept in order, reasons of some that are dropped
+SELECTIONS: list[tuple[str, TagRule, str, dict[str, str]]] = [
+    ("nothing set keeps images in the listing's order", TagRule(),
+     "1.0.0 1.1.0 1.2.0-rc.1 2.0.0 v2.1.0 latest edge 2.0.0-alpine", {SIGNATURE: "referrer_tag"}),
+    ("glob", TagRule(glob=("1.*", "edge")), "1.0.0 1.1.0 1.2.0-rc.1 edge",
+     {"latest": "glob", SIGNATURE: "referrer_tag"}),
+    ("referrer tags on demand", TagRule(glob=("sha256-*",)), SIGNATURE, {"latest": "glob"}),
+    ("range sorts too", TagRule(semver=">=1.1"), "v2.1.0 2.0.0 1.1.0",
+     {"1.0.0": "semver", "latest": "semver", "1.2.0-rc.1": "prerelease", "2.0.0-alpine": "prerelease"}),
+    ("prereleases included", TagRule(semver=">=2", semver_prerelease="include"),
+     "v2.1.0 2.0.0 2.0.0-alpine", {"1.2.0-rc.1": "semver"}),
+    ("prereleases only", TagRule(semver_prerelease="only"), "1.2.0-rc.1 2.0.0-alpine",
+     {"1.0.0": "prerelease", "latest": "semver"}),
+    ("prerelease rule without a range", TagRule(semver_prerelease="exclude"), "1.0.0 1.1.0 2.0.0 v2.1.0",
+     {"latest": "semver", "2.0.0-alpine": "prerelease"}),
+    ("exclude", TagRule(exclude=("*-*", "edge")), "1.0.0 1.1.0 2.0.0 v2.1.0 latest",
+     {"edge": "exclude", "2.0.0-alpine": "exclude"}),
+    ("versions before the rest", TagRule(sort="semver"),
+     "v2.1.0 2.0.0 2.0.0-alpine 1.2.0-rc.1 1.1.0 1.0.0 latest edge", {}),
+    ("alpha", TagRule(sort="alpha", glob=("*.0",)), "v2.1.0 2.0.0 1.1.0 1.0.0", {}),
+    ("latest after sort", TagRule(glob=("*.0",), sort="alpha", latest=2), "v2.1.0 2.0.0",
+     {"1.1.0": "latest", "1.0.0": "latest"}),
+    ("latest by versions under a range", TagRule(semver="*", latest=1), "v2.1.0", {"2.0.0": "latest"}),
+    ("floor met", TagRule(semver="*", latest=2, min_tags=2), "v2.1.0 2.0.0", {"1.1.0": "latest"}),
+    ("floor above latest", TagRule(semver="*", latest=1, min_tags=3), "v2.1.0 2.0.0 1.1.0",
+     {"1.0.0": "latest"}),
+    ("floor: latest's first, then versions'", TagRule(semver="1.x", latest=1, min_tags=4),
+     "v2.1.0 2.0.0 1.1.0 1.0.0", {"2.0.0-alpine": "semver", "latest": "semver"}),
+    ("floor: non-versions last", TagRule(glob=("1.0.0", "edge", "latest", "2.*"), semver="1", min_tags=4),
+     "2.0.0 2.0.0-alpine 1.0.0 latest", {"edge": "semver"}),
+    ("floor without sort orders by version",
+     TagRule(glob=("1.0.0", "latest", "2.0.0"), semver_prerelease="only", min_tags=2), "2.0.0 1.0.0",
+     {"latest": "semver"}),
+    ("floor by alpha", TagRule(semver="1.0", sort="alpha", min_tags=2), "v2.1.0 1.0.0", {}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("rule", "kept", "dropped"), [row[1:] for row in SELECTIONS], ids=[row[0] for row in SELECTIONS]
+)
+def test_selection(rule: TagRule, kept: str, dropped: dict[str, str]) -> None:
+    selection = select(LISTING, rule)
+    assert selection.kept == tuple(kept.split())
+    assert {tag: selection.dropped[tag] for tag in dropped} == dropped
+    assert selection.shortfall is None
+
+
+def test_what_exclude_or_glob_refuse_never_comes_back() -> None:
+    rule = TagRule(glob=("1.*", "2.*"), semver=">=2", exclude=("1.1.0", "*-*"), min_tags=9)
+    selection = select(LISTING, rule)
+    assert selection.kept == ("2.0.0", "1.0.0")
+    assert selection.shortfall == (2, 9)
+    assert selection.dropped["latest"] == "glob"
+    assert selection.dropped["1.1.0"] == "semver"
+    assert selection.dropped["2.0.0-alpine"] == "prerelease"
+
+
+def test_equal_versions_are_ordered_by_descending_code_points() -> None:
+    listing = ["1.2", "v1.2.0", "1.2.0", "1.2.0_a"]
+    assert select(listing, TagRule(sort="semver")).kept == ("v1.2.0", "1.2.0_a", "1.2.0", "1.2")
+
+
+def test_a_tag_listed_twice_is_one_tag() -> None:
+    assert select(["a", "b", "a"], TagRule()).kept == ("a", "b")
+
+
+RULES = st.builds(
+    TagRule,
+    glob=st.sampled_from([(), ("*",), ("1*", "l*"), ("sha256-*",)]),
+    exclude=st.sampled_from([(), ("*-rc*",), ("1.0*",)]),
+    semver=st.sampled_from([None, ">=1.1", "1.x||3", "*"]),
+    semver_prerelease=st.sampled_from([None, "include", "exclude", "only"]),
+    sort=st.sampled_from(["semver", "alpha"]),
+    latest=st.sampled_from([None, 1, 3]),
+    min_tags=st.sampled_from([None, 0, 2, 5]),
+)
+
+
+@given(st.lists(st.sampled_from([*LISTING, "1.0", "1.0-rc1", "3", "3.1-rc.2"])), RULES)
+def test_every_tag_is_kept_or_dropped_and_order_of_the_listing_does_not_matter(
+    listing: list[str], rule: TagRule
+) -> None:
+    selection = select(listing, rule)
+    assert set(selection.kept) | set(selection.dropped) == set(listing)
+    assert not set(selection.kept) & set(selection.dropped)
+    assert len(set(selection.kept)) == len(selection.kept)
+    assert select(reversed(listing), rule).kept == selection.kept
+    assert (selection.shortfall is not None) is (len(selection.kept) < (rule.min_tags or 0))
