@@ -23,7 +23,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("fips",),
     ("errors", "oci", "semver"),
     ("providers", "proxy", "tags", "document", "config", "pacing", "state", "plan", "report"),
-    ("tls", "streams", "http1", "auth", "clouds", "transport", "registry", "store"),
+    ("tls", "streams", "http1", "credentials", "auth", "clouds", "transport", "registry", "store"),
     ("discover", "transfer", "sync"),
     ("version", "output", "watch", "cli"),
 )
