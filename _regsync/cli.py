@@ -8,6 +8,7 @@ command that needs it (throughput.md section 5).
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
@@ -280,8 +281,6 @@ def _run(found: Config, console: Console, one: tuple[MappingRule, str, str] | No
 
 
 async def _go(found: Config, console: Console, one: tuple[MappingRule, str, str] | None) -> int:
-    import random
-
     import anyio
 
     from _regsync.output import show_progress
@@ -289,13 +288,16 @@ async def _go(found: Config, console: Console, one: tuple[MappingRule, str, str]
     from _regsync.sync import Run
     from _regsync.transport import Edge, Transport
 
+    # Start-up is over (`regsync.main` says why it was off); what is there now never becomes garbage.
+    gc.freeze()
+    gc.enable()
     began, started = anyio.current_time(), time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     report = Report()
     edge = Edge(
         environ=os.environ,
         home=_home(),
         read=_read_file,
-        chance=random.random,
+        chance=_chance,
         wall=time.time,
         log=console.log,
     )
@@ -343,6 +345,12 @@ def _tell(
                 throttled={host.key: host.throttled for host in transport.hosts.values() if host.throttled},
             )
         )
+
+
+def _chance() -> float:
+    import random
+
+    return random.random()
 
 
 async def _listen_for_signals(stop: anyio.Event, signals: list[int], scope: anyio.CancelScope) -> None:

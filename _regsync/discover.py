@@ -9,8 +9,7 @@ concurrent askers share one question. Follows specification section 1.1 "Tag ski
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 import anyio
 
@@ -57,8 +56,7 @@ class _Once(Generic[T]):
         return self._answer[0]
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
+class Verdict(NamedTuple):
     """What one target needs: nothing (`reason`), the tree, or nothing can be said (`error`)."""
 
     target: Repository
@@ -66,8 +64,7 @@ class Verdict:
     error: SyncError | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Sighting:
+class Sighting(NamedTuple):
     """What was found out about one source tag."""
 
     source: Repository
@@ -103,6 +100,7 @@ class Discovery:
         self._repositories: dict[tuple[str, str, Side], Repository] = {}
         self._listings: dict[tuple[str, str], _Once[list[str] | None]] = {}
         self._manifests: dict[tuple[str, str, str], _Once[Manifest]] = {}
+        self._said: set[str] = set()
 
     def repository(self, registry: Registry, name: str, side: Side) -> Repository:
         """Return the one object of a repository and side."""
@@ -261,7 +259,7 @@ class Discovery:
         """Apply the platform filter (specification section 1.1): the root to push, trimmed indexes below."""
         if not top.is_index or not mapping.platforms:
             if mapping.platforms:
-                self._log("debug", "no_index", f"{source}: not an index, copied whatever the platform filter")
+                self._say("debug", "no_index", f"{source}: not an index, copied whatever the platform filter")
             return top, {}
         nested = await self._nested(source, top)
         with source.located("filter platforms of", source.reference(top.digest)):
@@ -294,6 +292,12 @@ class Discovery:
             pending = tuple(entry for each in found.values() for entry in oci.nested_indexes(each))
         return nested
 
+    def _say(self, level: str, event: str, message: str) -> None:
+        """Log once what would be said for every tag of a repository."""
+        if message not in self._said:
+            self._said.add(message)
+            self._log(level, event, message)
+
     def _say_platforms(self, mapping: MappingRule, source: Repository, trimmed: oci.Trimmed) -> None:
         wanted = mapping.platforms or ()
         if not trimmed.matched:
@@ -304,13 +308,13 @@ class Discovery:
             )
         lacking = [str(each) for each in wanted if each not in trimmed.matched]
         if lacking:
-            self._log(
+            self._say(
                 "warning",
                 "platform_missing",
                 f"{source}: no {', '.join(lacking)} in the source index, the others are copied",
             )
         if trimmed.changed:
-            self._log(
+            self._say(
                 "info",
                 "index_trimmed",
                 f"{source}: the index is trimmed to its platforms, its digest at the target is "

@@ -42,16 +42,14 @@ _LOOK_UPS_PER_SOURCE = 16
 _MOST_PENDING = 512
 
 
-@dataclass(slots=True)
 class Progress:
-    """What a progress display shows."""
+    """What a progress display shows: images known and done, bytes moved."""
 
-    known: int = 0
-    done: int = 0
-    bytes: int = 0
+    def __init__(self) -> None:
+        self.known = self.done = self.bytes = 0
 
 
-@dataclass(eq=False, slots=True, kw_only=True)
+@dataclass(eq=False, repr=False)
 class _Image:
     """One image on its way to one target under one reference."""
 

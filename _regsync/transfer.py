@@ -10,7 +10,7 @@ Follows specification section 1.1, design.md sections 6, 7 and 9.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import anyio
 
@@ -34,8 +34,7 @@ _BLOB_ATTEMPTS = 3
 _LOST_ANSWER_PAUSES = (0.0, 1.0, 3.0)
 
 
-@dataclass(frozen=True, slots=True)
-class Brought:
+class Brought(NamedTuple):
     """How a blob came to its place: `uploaded` bytes were sent, or it was `mounted`, or neither."""
 
     uploaded: bool = False
