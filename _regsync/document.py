@@ -83,12 +83,14 @@ def compose(text: bytes, notes: Notes) -> Node | None:
     import yaml
 
     decoded = _decode(text, notes)
+    loader = None
     try:
-        return _Composer(yaml.SafeLoader(decoded), yaml, notes).compose()
+        loader = yaml.SafeLoader(decoded)
+        return _Composer(loader, yaml, notes).compose()
     except yaml.reader.ReaderError as error:
         before = decoded[: error.position]
         place = (before.count("\n") + 1, error.position - before.rfind("\n"))
-        raise notes.unreadable(place, f"control character U+{ord(error.character):04X}: remove it") from None
+        raise notes.unreadable(place, f"control character U+{error.character:04X}: remove it") from None
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         place = (mark.line + 1, mark.column + 1) if mark else (0, 0)
@@ -98,6 +100,10 @@ def compose(text: bytes, notes: Notes) -> Node | None:
         elif "alias" in (error.context or ""):
             message += ": a text that begins with '*' has to be quoted"
         raise notes.unreadable(place, f"malformed YAML: {message}") from None
+    except (ValueError, OverflowError):
+        # PyYAML lets chr() and int() refuse "\\UFFFFFFFF" and an endless %YAML version themselves.
+        place = (loader.line + 1, loader.column + 1) if loader is not None else (1, 1)
+        raise notes.unreadable(place, "malformed YAML: a number out of range") from None
 
 
 class _Composer:
@@ -174,34 +180,35 @@ class _Composer:
         return "merge" if kind == "merge" else "str"
 
     def close(self, node: Node) -> None:
-        """Turn a mapping's flat list into pairs: no key twice, merged keys after its own."""
-        node.is_open = False
-        if node.tag != "map":
-            return
-        flat, node.value = node.value, []
-        own: dict[str, int] = {}
-        merged: list[Node] = []
-        for key, value in zip(flat[::2], flat[1::2], strict=True):
-            if key.tag in ("map", "seq"):
-                self.notes.note(key, "", f"{KINDS[key.tag]} cannot be a key")
-            elif key.tag == "merge":
-                merged += value.value if value.tag == "seq" and not value.is_open else [value]
-            elif key.value in own:
-                self.notes.note(
-                    key, "", f"duplicate key {key.value!r}: it is on line {own[key.value]} already"
-                )
-            else:
-                own[key.value] = key.line
-                node.value.append((key, value))
-        for source in merged:
-            if source.tag != "map" or source.is_open:
-                self.notes.note(source, "", "'<<' takes a mapping or a list of mappings")
-                continue
-            self.charge(len(source.value), source)
-            for key, value in source.value:
-                if key.value not in own:
+        """End a collection; of a mapping make pairs: no key twice, merged keys after its own."""
+        if node.tag == "map":
+            flat, node.value = node.value, []
+            own: dict[str, int] = {}
+            merged: list[Node] = []
+            for key, value in zip(flat[::2], flat[1::2], strict=True):
+                if key.tag in ("map", "seq"):
+                    self.notes.note(key, "", f"{KINDS[key.tag]} cannot be a key")
+                elif key.tag == "merge":
+                    merged += value.value if value.tag == "seq" and not value.is_open else [value]
+                elif key.value in own:
+                    first = own[key.value]
+                    self.notes.note(key, "", f"duplicate key {key.value!r}: it is on line {first} already")
+                else:
                     own[key.value] = key.line
                     node.value.append((key, value))
+            for source in merged:
+                self.merge(source, node, own)
+        node.is_open = False
+
+    def merge(self, source: Node, node: Node, own: dict[str, int]) -> None:
+        if source.tag != "map" or source.is_open:
+            self.notes.note(source, "", "'<<' takes a mapping or a list of mappings, not itself")
+            return
+        self.charge(len(source.value), source)
+        for key, value in source.value:
+            if key.value not in own:
+                own[key.value] = key.line
+                node.value.append((key, value))
 
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")

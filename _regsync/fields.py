@@ -119,7 +119,7 @@ def _ipv6(text: str) -> str:
     try:
         return ipaddress.IPv6Address(text).compressed
     except ValueError:
-        raise ValueError(f"[{text}] is no IPv6 address") from None
+        raise ValueError(f"[{text}] is no registry address: IPv6 is missing in the brackets") from None
 
 
 # --- the table of fields -----------------------------------------------------------------------

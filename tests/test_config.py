@@ -1,0 +1,750 @@
+"""The configuration: what is accepted, and where each problem is (design.md section 3)."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Mapping
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from _regsync import config, fields
+from _regsync.config import Config, load, parse_duration, parse_registry_url, parse_size, registry_for
+from _regsync.errors import ConfigError
+from _regsync.oci import Platform
+from _regsync.tags import TagRule
+
+REGISTRIES = """\
+registries:
+  hub: {url: docker.io}
+  one: {url: one.example}
+  two: {url: two.example:5000}
+"""
+
+
+def read(
+    text: str | bytes, environ: Mapping[str, str] | None = None, base_dir: str | None = "/etc/rs"
+) -> Config:
+    body = text.encode() if isinstance(text, str) else text
+    return load(body, name="c.yaml", environ=environ or {}, base_dir=base_dir, home="/home/me")
+
+
+def problems(text: str | bytes, environ: Mapping[str, str] | None = None) -> list[str]:
+    with pytest.raises(ConfigError) as caught:
+        read(text, environ)
+    assert caught.value.exit_status == 3
+    return [str(problem) for problem in caught.value.problems]
+
+
+def mapping(body: str, environ: Mapping[str, str] | None = None) -> config.MappingRule:
+    """Read one mapping of `team/app` from one to two, with `body` in it."""
+    text = f"{REGISTRIES}mappings:\n- {{from: team/app, source: one, targets: two, {body}}}\n"
+    return read(text, environ).mappings[0]
+
+
+def mapping_problem(body: str) -> str:
+    found = problems(f"{REGISTRIES}mappings:\n- {{from: team/app, source: one, targets: two, {body}}}\n")
+    assert len(found) == 1
+    return found[0]
+
+
+def registry(body: str, environ: Mapping[str, str] | None = None) -> config.Registry:
+    return read(f"registries: {{r: {{{body}}}}}\nmappings: []\n", environ).registries["r"]
+
+
+def registry_problem(body: str, environ: Mapping[str, str] | None = None) -> str:
+    found = problems(f"registries: {{r: {{{body}}}}}\nmappings: []\n", environ)
+    assert len(found) == 1
+    return found[0]
+
+
+# --- what a configuration means ----------------------------------------------------------------
+
+
+def test_the_smallest_configuration_has_the_specified_defaults() -> None:
+    found = read("mappings: []")
+    assert found == Config(
+        registries={},
+        mappings=(),
+        max_concurrent_transfers=50,
+        cache_dir="/etc/rs/.regsync",
+        cache_ttl=12 * 3600.0,
+        staging_size_limit=None,
+        warnings=(),
+    )
+
+
+def test_a_mapping_falls_back_to_from_and_to_the_defaults() -> None:
+    found = read(
+        REGISTRIES
+        + textwrap.dedent("""\
+        target_groups: {all: [one, two, one]}
+        defaults:
+          source: hub
+          targets: all
+          tags: {glob: "3.*", exclude: ["*-rc*"]}
+          platforms: [Linux/AMD64]
+          artifacts: {require_artifacts: true}
+        mappings:
+          - from: library/alpine
+          - {from: a/b, to: c/d, source: two, targets: [one], tags: null, platforms: [linux/arm/v7],
+             artifacts: {include: [x/y]}}
+          - {from: a/b, tags: {sort: semver, latest: 2}, targets: two}
+        """)
+    )
+    first, second, third = found.mappings
+    assert (first.index, first.source.alias, first.source_repository) == (0, "hub", "library/alpine")
+    assert first.target_repository == "library/alpine"
+    assert [target.alias for target in first.targets] == ["one", "two"]
+    assert first.tags == TagRule(glob=("3.*",), exclude=("*-rc*",))
+    assert first.platforms == (Platform("linux", "amd64", None),)
+    assert first.artifacts.require_artifacts
+    assert (second.target_repository, second.source.alias) == ("c/d", "two")
+    assert [target.alias for target in second.targets] == ["one"]
+    assert second.tags is first.tags, "null inherits"
+    assert second.artifacts == config.ArtifactRule(include=("x/y",)), "nothing is merged inside"
+    assert third.tags == TagRule(sort="semver", latest=2)
+    assert [target.alias for target in third.targets] == ["two"]
+
+
+def test_global_settings_are_read() -> None:
+    found = read(
+        "mappings: []\n"
+        "global: {max_concurrent_transfers: 7, cache_dir: ../s, cache_ttl: 90m, staging_size_limit: 1.5 GB}"
+    )
+    assert found.max_concurrent_transfers == 7
+    assert found.cache_dir == "/etc/rs/../s"
+    assert found.cache_ttl == 5400
+    assert found.staging_size_limit == 1_500_000_000
+
+
+@pytest.mark.parametrize(
+    ("written", "absolute"), [("/var/x", "/var/x"), ("~/x", "/home/me/x"), ("x/y", "/etc/rs/x/y")]
+)
+def test_paths_are_relative_to_the_file(written: str, absolute: str) -> None:
+    assert read(f"mappings: []\nglobal: {{cache_dir: {written}}}").cache_dir == absolute
+    assert registry(f"url: a.example, ca_file: {written}").ca_file == absolute
+
+
+def test_standard_input_has_no_state() -> None:
+    assert read("mappings: []\nglobal: {cache_dir: /var/x}", base_dir=None).cache_dir is None
+
+
+def test_unquoted_numbers_are_durations_and_sizes() -> None:
+    found = read("mappings: []\nglobal: {cache_ttl: 0, staging_size_limit: 0}")
+    assert (found.cache_ttl, found.staging_size_limit) == (0, 0)
+
+
+def test_a_whole_registry_is_read() -> None:
+    found = registry(
+        "url: 'https://R.example:8443', auth_type: basic, credentials: {username: u, password: p:w}, "
+        "head_first: yes, max_concurrent: 3, client_cert: c.pem, client_key: k.pem, proxy: 'http://p:3128'"
+    )
+    assert (found.alias, found.scheme, found.host, found.port) == ("r", "https", "r.example", 8443)
+    assert (found.username, found.password) == ("u", "p:w")
+    assert (found.head_first, found.max_concurrent) == (True, 3)
+    assert (found.client_cert, found.client_key) == ("/etc/rs/c.pem", "/etc/rs/k.pem")
+    assert found.authority == "r.example:8443"
+
+
+def test_a_registry_never_shows_its_secrets() -> None:
+    basic = "url: a.example, auth_type: basic, credentials: {username: u, password: s3cret}"
+    assert "s3cret" not in repr(registry(f"{basic}, proxy: 'http://u:s3cret@p:1'"))
+    assert "s3cret" not in repr(registry("url: a.example, auth_type: static_token, token: s3cret"))
+
+
+@pytest.mark.parametrize(
+    ("body", "kind"),
+    [
+        ("url: ghcr.io", "ghcr"),
+        ("url: mirror.example, auth_type: ecr", "ecr"),
+        ("url: mirror.example, auth_type: acr", "acr"),
+        ("url: mirror.example, auth_type: docker_config", "unknown"),
+        ("url: ghcr.io, auth_type: acr", "ghcr"),
+    ],
+)
+def test_kind_is_the_hosts_and_else_that_of_auth_type(body: str, kind: str) -> None:
+    assert registry(body).kind == kind
+
+
+@pytest.mark.parametrize("name", ["cloud_profile", "aws_profile"])
+def test_the_profile_has_two_names(name: str) -> None:
+    assert registry(f"url: a.example, auth_type: ecr, {name}: dev").cloud_profile == "dev"
+
+
+def test_latest_accepts_the_order_that_semver_implies() -> None:
+    assert mapping("tags: {semver: '>=1', latest: 3}").tags.order == "semver"
+
+
+def test_an_unused_alias_is_no_error() -> None:
+    assert set(read(REGISTRIES + "mappings: []").registries) == {"hub", "one", "two"}
+
+
+# --- environment -------------------------------------------------------------------------------
+
+EXPANSIONS = [
+    ("${A}", "one"),
+    ("x${A}y${A}", "xoneyone"),
+    ("${EMPTY}", ""),
+    ("${NONE:-d}", "d"),
+    ("${EMPTY:-d}", "d"),
+    ("${A:-d}", "one"),
+    ("${NONE:-}", ""),
+    ("${NONE:-a:b-c?}", "a:b-c?"),
+    ("${A:?needed}", "one"),
+    ("$$", "$"),
+    ("$${A}", "${A}"),
+    ("$$$${A}", "$${A}"),
+    ("$A $ a$", "$A $ a$"),
+    ("robot$ci", "robot$ci"),
+    ("${TRICK}", "${A} $$"),
+]
+BAD_EXPANSIONS = [
+    ("${NONE}", "variable NONE is not set"),
+    ("${NONE:?ask the admin}", "NONE is not set: ask the admin"),
+    ("${EMPTY:?}", "EMPTY is not set"),
+    ("${A", "without '}'"),
+    ("${}", "malformed"),
+    ("${1A}", "malformed"),
+    ("${A-b}", "malformed"),
+    ("${A:+b}", "malformed"),
+    ("${A:}", "malformed"),
+    ("${A:-${B}}", "malformed"),
+    ("${ A }", "malformed"),
+]
+ENVIRONMENT = {"A": "one", "EMPTY": "", "TRICK": "${A} $$"}
+
+
+@pytest.mark.parametrize(("text", "expanded"), EXPANSIONS, ids=[row[0] for row in EXPANSIONS])
+def test_expansion(text: str, expanded: str) -> None:
+    from _regsync.document import expand
+
+    assert expand(text, ENVIRONMENT) == expanded
+
+
+@pytest.mark.parametrize(("text", "remedy"), BAD_EXPANSIONS, ids=[row[0] for row in BAD_EXPANSIONS])
+def test_a_wrong_expansion_is_placed_and_named(text: str, remedy: str) -> None:
+    found = registry_problem(f"url: '{text}'", ENVIRONMENT)
+    assert found.startswith("c.yaml:1:23: registries.r.url: ")
+    assert remedy in found
+
+
+def test_expansion_never_changes_the_structure() -> None:
+    environ = {"TRICK": "x\n  evil: true", "GLOB": "a, b", "KEY": "url"}
+    assert "control character" in registry_problem(
+        "url: a.example, cloud_profile: '${TRICK}', auth_type: ecr", environ
+    )
+    assert (
+        "never be a tag"
+        in problems(
+            f"{REGISTRIES}mappings: [{{from: a, source: one, targets: two, tags: {{glob: '${{GLOB}}'}}}}]",
+            environ,
+        )[0]
+    )
+    assert any(
+        "unknown key" in found for found in problems("registries: {r: {'${KEY}': a}}\nmappings: []", environ)
+    )
+
+
+def test_a_scalar_that_is_one_variable_may_be_a_number_or_truth_value() -> None:
+    environ = {"N": "8", "T": "true"}
+    found = registry("url: a.example, max_concurrent: '${N}', head_first: '${T}'", environ)
+    assert (found.max_concurrent, found.head_first) == (8, True)
+    assert registry("url: a.example, max_concurrent: '${X:-9}'").max_concurrent == 9
+    assert "whole number" in registry_problem("url: a.example, max_concurrent: '1${N}'", environ)
+    assert "whole number" in registry_problem("url: a.example, max_concurrent: '${T}'", environ)
+    assert "true or false" in registry_problem("url: a.example, head_first: '${N}'", environ)
+    assert mapping("tags: {glob: '${N}'}", environ).tags.glob == ("8",), "text stays text"
+
+
+# --- problems ----------------------------------------------------------------------------------
+
+
+def test_all_problems_come_in_one_go_and_in_order() -> None:
+    text = textwrap.dedent("""\
+        registries:
+          one: {url: "https://user:pw@a.example", tokne: x}
+          dup: {url: a.example}
+          dup: {url: b.example}
+        defaults: {targets: nope, tags: {glob: 1.20}}
+        mappings:
+          - form: a
+          - from: team/app:1.0
+            source: one
+            platforms: [all, linux]
+        global: {cache_ttl: soon}
+        """)
+    found = problems(text)
+    assert [line.split(": ", 2)[:2] for line in found] == [
+        ["c.yaml:2:14", "registries.one.url"],
+        ["c.yaml:2:43", "registries.one.tokne"],
+        ["c.yaml:4:3", "duplicate key 'dup'"],
+        ["c.yaml:5:21", "defaults.targets"],
+        ["c.yaml:5:40", "defaults.tags.glob"],
+        ["c.yaml:7:5", "mappings[0].form"],
+        ["c.yaml:7:5", "mappings[0].from"],
+        ["c.yaml:7:5", "mappings[0].source"],
+        ["c.yaml:8:11", "mappings[1].from"],
+        ["c.yaml:10:17", "mappings[1].platforms[0]"],
+        ["c.yaml:10:22", "mappings[1].platforms[1]"],
+        ["c.yaml:11:21", "global.cache_ttl"],
+    ]
+    assert "pw" not in "".join(found)
+
+
+MAPPING_PROBLEMS = [
+    ("tags: {glob: 1.20}", "tags.glob: text is needed, not a number: put it in quotes, '1.20'"),
+    ("tags: {glob: [a, 2024-01-02]}", "tags.glob[1]: text is needed, not a date"),
+    ("tags: {glob: yes}", "not a truth value: put it in quotes, 'yes'"),
+    ("tags: {glob: {a, b}}", "text is needed, not a mapping"),
+    ("tags: {glob: [[a]]}", "glob[0]: text is needed, not a list"),
+    ("tags: {glob: [~]}", "glob[0]: text is needed, not empty"),
+    ("tags: {glob: []}", "glob: an empty list: omit it to take every tag"),
+    ("tags: {glob: ''}", "must not be empty"),
+    ("tags: {glob: '[a'}", "without ']'"),
+    ("tags: {exclude: ['a', '{b']}", "exclude[1]: '{b' has a '{' without '}'"),
+    ("tags: {immutable_tags: '['}", "immutable_tags: "),
+    ("tags: {semver: 1.2}", "put it in quotes, '1.2'"),
+    ("tags: {semver: '>=1 <2'}", "join comparators with a comma"),
+    ("tags: {semver_prerelease: maybe}", "'maybe' is none of include, exclude, only"),
+    ("tags: {sort: date}", "'date' is none of semver, alpha"),
+    ("tags: {sort: alpha, latest: 0}", "latest: must be at least 1"),
+    ("tags: {latest: 3}", "latest: needs `sort`, or `semver`"),
+    ("tags: {min_tags: -1}", "a whole number from 0"),
+    ("tags: {min_tags: '3'}", "remove the quotes"),
+    ("tags: {min_tags: 1e9}", "a whole number from 0"),
+    ("tags: {min_tags: 017}", "a whole number from 0"),
+    ("tags: {min_tags: 99999999999999999999}", "a whole number from 0"),
+    ("tags: [a]", "tags: a mapping is needed, not a list"),
+    ("tags: {globs: a}", "globs: unknown key: did you mean 'glob'?"),
+    ("platforms: [all]", "platforms[0]: 'all' is no platform: omit the field"),
+    ("platforms: []", "platforms: an empty list: omit it"),
+    ("platforms: linux/amd64", "platforms: a list is needed, not text"),
+    ("platforms: [linux]", "platforms[0]: "),
+    ("artifacts: {enabled: false, require_artifacts: true}", "require_artifacts: contradicts"),
+    ("artifacts: {enabled: 1}", "enabled: true or false is needed, not a number"),
+    ("artifacts: {enabled: 'true'}", "true or false is needed, not text"),
+    ("to: Team/App", "capitals, which registries refuse: write 'team/app'"),
+    ("to: a:1.0", "has a tag or digest"),
+    ("to: /a", "no repository"),
+    ("to: 'sha256:00'", "has a tag or digest"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("body", "message"), MAPPING_PROBLEMS, ids=[row[0] for row in MAPPING_PROBLEMS])
+def test_problem_of_a_mapping(body: str, message: str) -> None:
+    found = mapping_problem(body)
+    assert found.startswith("c.yaml:6:")
+    assert ": mappings[0]." in found
+    assert message in found
+
+
+REGISTRY_PROBLEMS = [
+    ("head_first: true", "registries.r.url: required"),
+    ("url: null", "registries.r.url: required"),
+    ("url: a.example, auth_type: kerberos", "'kerberos' is none of ecr,"),
+    ("url: a.example, auth_type: basic", "auth_type: basic needs `credentials`"),
+    ("url: a.example, auth_type: static_token", "auth_type: static_token needs `token`"),
+    ("url: a.example, token: t", "token: goes with `auth_type: static_token` only"),
+    ("url: a.example, credentials: {username: u, password: p}", "goes with `auth_type: basic` only"),
+    ("url: a.example, auth_type: ghcr, token: t", "token: goes with"),
+    ("url: a.example, auth_type: basic, credentials: {username: u}", "credentials.password: required"),
+    ("url: a.example, auth_type: basic, credentials: {username: u:v, password: p}", "username: has a colon"),
+    ("url: a.example, auth_type: basic, credentials: {username: u, password: 12345}", "put it in quotes"),
+    ('url: a.example, auth_type: static_token, token: "abc\\n"', "line break"),
+    ("url: a.example, auth_type: static_token, token: a b", "blank"),
+    ("url: a.example, cloud_profile: p", "cloud_profile: goes with explicit `auth_type: ecr`"),
+    ("url: 123456789012.dkr.ecr.eu-west-1.amazonaws.com, aws_profile: p", "aws_profile: goes with explicit"),
+    ("url: a.example, auth_type: ecr, cloud_profile: p, aws_profile: p", "the same field as `cloud_profile`"),
+    ("url: a.example, max_concurrent: 0", "max_concurrent: must be at least 1"),
+    ("url: a.example, client_key: k", "client_key: needs `client_cert`"),
+    ("url: a.example, proxy: 'socks5://u:pw@h'", "socks5"),
+    ("url: a.example, urll: b", "unknown key: did you mean 'url'?"),
+    ("url: a.example, zzz: b", "unknown key"),
+]
+
+
+@pytest.mark.parametrize(("body", "message"), REGISTRY_PROBLEMS, ids=[row[0] for row in REGISTRY_PROBLEMS])
+def test_problem_of_a_registry(body: str, message: str) -> None:
+    found = registry_problem(body)
+    assert message in found
+    assert "pw" not in found
+    assert "12345" not in found or "123456789012" in body
+
+
+WHOLE_PROBLEMS = [
+    ("registries: {}", "c.yaml:1:1: mappings: required"),
+    ("mappings: null", "c.yaml:1:1: mappings: required"),
+    ("mappings: {a: b}", "mappings: a list is needed, not a mapping"),
+    ("mappings: [a]", "mappings[0]: a mapping is needed, not text"),
+    ("mappings: []\nmapings: []", "c.yaml:2:1: mapings: unknown key: did you mean 'mappings'?"),
+    ("- a", "a mapping is needed, not a list"),
+    ("registries: [a]\nmappings: []", "registries: a mapping of names is needed"),
+    (
+        "registries: {1: {url: a.example}}\nmappings: []",
+        "registries.1: the name is a number: put it in quotes",
+    ),
+    (f"{REGISTRIES}target_groups: {{g: []}}\nmappings: []", "target_groups.g: an empty list"),
+    (f"{REGISTRIES}target_groups: {{g: one}}\nmappings: []", "target_groups.g: a list is needed"),
+    (
+        f"{REGISTRIES}target_groups: {{g: [uno]}}\nmappings: []",
+        "target_groups.g[0]: no registry is named 'uno'",
+    ),
+    ("mappings: []\nglobal: {max_concurrent_transfers: 0}", "must be at least 1"),
+    ("mappings: []\nglobal: {cache_ttl: 12 h}", "is no duration: write 0, seconds (90)"),
+    ("mappings: []\nglobal: {staging_size_limit: 5 XB}", "is no size: write 0"),
+]
+
+
+@pytest.mark.parametrize(("text", "message"), WHOLE_PROBLEMS, ids=[row[1] for row in WHOLE_PROBLEMS])
+def test_problem_of_the_document(text: str, message: str) -> None:
+    found = problems(text)
+    assert len(found) == 1
+    assert message in found[0]
+
+
+ROUTES = [
+    ("{from: a, targets: two}", "mappings[0].source: required, here or in `defaults`"),
+    ("{from: a, source: one}", "mappings[0].targets: required, here or in `defaults`"),
+    ("{from: a, source: three, targets: two}", "source: no registry is named 'three'"),
+    ("{from: a, source: one, targets: []}", "targets: an empty list"),
+    ("{from: a, source: one, targets: none}", "no group or registry is named 'none'"),
+    ("{from: a, source: one, targets: both}", "'both' is both a group and a registry"),
+    ("{from: a, source: one, targets: [group]}", "targets[0]: no registry is named 'group'"),
+    ("{from: a, source: one, targets: one}", "the same repository of one.example"),
+    ("{from: a, to: a, source: one, targets: group}", "the same repository of one.example"),
+    ("{from: a, source: one, targets: alike}", "the same repository of one.example"),
+    ("{from: alpine, to: library/alpine, source: hub, targets: hub}", "the same repository of docker.io"),
+    ("{from: a, to: b, source: tight, targets: tight}", "max_concurrent is 1: allow 2"),
+    ("{from: a, to: b, source: tight, targets: loose}", "max_concurrent is 1: allow 2"),
+]
+
+
+@pytest.mark.parametrize(("body", "message"), ROUTES, ids=[row[0] for row in ROUTES])
+def test_problem_of_a_route(body: str, message: str) -> None:
+    text = (
+        f"{REGISTRIES}  both: {{url: both.example}}\n"
+        "  alike: {url: 'https://ONE.example:443'}\n"
+        "  tight: {url: t.example, max_concurrent: 1}\n"
+        "  loose: {url: t.example}\n"
+        f"target_groups: {{group: [one, two], both: [two]}}\nmappings:\n- {body}\n"
+    )
+    found = problems(text)
+    assert len(found) == 1
+    assert message in found[0]
+
+
+def test_one_request_at_a_time_is_enough_where_two_registries_are_involved() -> None:
+    text = "registries: {a: {url: a.example, max_concurrent: 1}, b: {url: b.example, max_concurrent: 1}}\n"
+    assert read(text + "mappings: [{from: x, source: a, targets: b}]").mappings
+
+
+def test_a_problem_in_what_many_use_is_told_once() -> None:
+    defaults = "defaults: {source: one, targets: nope}\n"
+    assert len(problems(f"{REGISTRIES}{defaults}mappings: [{{from: a}}, {{from: b}}]")) == 1
+
+
+def test_the_message_of_the_error_counts_the_rest() -> None:
+    with pytest.raises(ConfigError, match=r"^c\.yaml:1:\d+: .* \(and 1 more\)$"):
+        read("{a: 1, b: 2, mappings: []}")
+
+
+# --- warnings ----------------------------------------------------------------------------------
+
+
+def test_disabled_artifacts_warn_once_per_scope() -> None:
+    found = read(
+        f"{REGISTRIES}defaults: {{source: one, targets: two, artifacts: {{enabled: false}}}}\n"
+        "mappings: [{from: a}, {from: b}, {from: c, artifacts: {enabled: false}}]\n"
+    )
+    assert len(found.warnings) == 2
+    assert found.warnings[0].startswith("c.yaml:5:")
+    assert "defaults.artifacts.enabled: false: signatures and SBOMs are stripped" in found.warnings[0]
+    assert "mappings[2].artifacts.enabled" in found.warnings[1]
+
+
+def test_credentials_over_plain_http_warn() -> None:
+    basic = "auth_type: basic, credentials: {username: u, password: p}"
+    text = f"registries: {{a: {{url: 'http://a.example', {basic}}}}}\nmappings: []"
+    (warning,) = read(text).warnings
+    assert "registries.a.url: credentials travel over plain HTTP to a.example" in warning
+    assert not read("registries: {a: {url: 'http://a.example'}}\nmappings: []").warnings
+    assert not read(f"registries: {{a: {{url: localhost:5000, {basic}}}}}\nmappings: []").warnings
+
+
+# --- YAML --------------------------------------------------------------------------------------
+
+DOCUMENTS = [
+    (b"", "c.yaml:1:1: the document is empty"),
+    (b"# only a comment\n", "c.yaml:1:1: the document is empty"),
+    (b"---\n", "c.yaml:1:1: the document is empty"),
+    (b"mappings: []\n---\nmappings: []\n", "c.yaml:2:1: a second document"),
+    (b"mappings: [\xff]", "c.yaml:1:12: not UTF-8"),
+    ("mappings: []".encode("utf-16"), "not UTF-8"),
+    (b"a: 1\nmappings: \x01", "c.yaml:2:11: control character U+0001"),
+    (b'mappings: "\\UFFFFFFFF"', "a number out of range"),
+    (b"mappings:\n\t- from: a", "c.yaml:2:1: malformed YAML: a tab cannot stand here"),
+    (b"mappings: [", "c.yaml:1:12: malformed YAML"),
+    (b"mappings: []\nx: *\n", "has to be quoted"),
+    (b"mappings: *all\n", "no anchor &all: quote a text that begins with '*'"),
+    (b"mappings: " + b"[" * 100_000, "nested more than 32 levels deep"),
+    (b"mappings: " + b"{a: " * 100_000, "nested more than 32 levels deep"),
+    (b"- " * 100_000, "nested more than 32 levels deep"),
+    (b"? " * 100_000, "nested more than 32 levels deep"),
+    (b"mappings: &a [*a]", "mappings[0]: a mapping is needed, not a list"),
+    (b"mappings: []\nregistries: &a {x: *a}", "registries.x.x: unknown key"),
+    (b"mappings: []\nglobal: &a {<<: *a}", "'<<' takes a mapping"),
+    (b"mappings: []\nglobal: {<<: 1}", "'<<' takes a mapping"),
+    (b"mappings: []\n[a]: b", "a list cannot be a key"),
+    (b"mappings: []\n? {a: b}\n: c", "a mapping cannot be a key"),
+    (b"mappings: !!python/object/apply:os.system [x]", "is not supported: remove it"),
+    (b"mappings: []\nglobal: {cache_dir: !secret x}", "YAML tag !secret is not supported"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("body", "message"), DOCUMENTS, ids=[row[1][:50] for row in DOCUMENTS])
+def test_problem_of_the_yaml(body: bytes, message: str) -> None:
+    assert any(message in found for found in problems(body))
+
+
+def test_byte_order_mark_and_crlf_are_fine() -> None:
+    assert read(b"\xef\xbb\xbfmappings: []\r\nglobal:\r\n  cache_dir: x\r\n").cache_dir == "/etc/rs/x"
+
+
+def test_anchors_and_merge_keys_are_understood() -> None:
+    found = read(
+        REGISTRIES
+        + textwrap.dedent("""\
+        mappings:
+          - &base
+            from: a
+            source: one
+            targets: [two]
+            tags: &tags {glob: "1.*"}
+          - {<<: *base, from: b}
+          - {from: c, <<: [{source: two}, *base], targets: [one], tags: *tags}
+          - *base
+        """)
+    )
+    assert [rule.source_repository for rule in found.mappings] == ["a", "b", "c", "a"]
+    assert [rule.source.alias for rule in found.mappings] == ["one", "one", "two", "one"]
+    assert [rule.index for rule in found.mappings] == [0, 1, 2, 3]
+    assert {rule.tags for rule in found.mappings} == {TagRule(glob=("1.*",))}
+
+
+def test_an_explicit_text_tag_is_text() -> None:
+    assert mapping("tags: {glob: !!str 1.20}").tags.glob == ("1.20",)
+
+
+def test_aliases_do_not_multiply_work() -> None:
+    # 20,000 mappings that share a list of 2,000 patterns, 100 times nested merges: read once each.
+    patterns = ", ".join(f"a{i}" for i in range(2000))
+    shared = f"defaults: {{source: one, targets: two, tags: &t {{glob: [{patterns}]}}}}\n"
+    entries = "".join(f"- {{from: a{i}, tags: *t}}\n" for i in range(500))
+    found = read(f"{REGISTRIES}{shared}mappings:\n{entries}")
+    assert len({id(rule.tags) for rule in found.mappings}) == 1
+
+
+def test_a_bomb_of_merges_is_refused() -> None:
+    lines = ["a0: &a0 {" + ", ".join(f"k{i}: 1" for i in range(1000)) + "}"]
+    lines.append("b: [" + ", ".join(["{<<: [" + ", ".join(["*a0"] * 100) + "]}"] * 20) + "]")
+    assert any("values" in found for found in problems("\n".join(lines)))
+
+
+def test_a_bomb_of_lists_is_read_in_no_time() -> None:
+    lines = ["a0: &a0 [x]"] + [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]" for i in range(1, 30)]
+    found = problems("\n".join([*lines, "mappings: *a29"]))
+    assert any("mappings[0]: a mapping is needed" in line for line in found)
+
+
+# --- small grammars ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("0", 0), ("90", 90), ("90s", 90), ("1h30m", 5400), ("2d", 172800), ("30m1h", 5400), ("0s", 0)],
+)
+def test_duration(text: str, seconds: int) -> None:
+    assert parse_duration(text) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "h", "1 h", "1H", "-1", "1.5h", "1h30", "1w", "١", "9" * 40])
+def test_no_duration_shows_the_grammar(text: str) -> None:
+    with pytest.raises(ValueError, match="1h30m"):
+        parse_duration(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        ("0", 0),
+        ("0 GB", 0),
+        ("512B", 512),
+        ("1 kb", 1000),
+        ("1.5GB", 1_500_000_000),
+        ("10 MiB", 10 * 1024 * 1024),
+        (" 2tib ", 2 * 1024**4),
+        ("0.5 B", 0),
+        ("1.000000001 GB", 1_000_000_001),
+    ],
+)
+def test_size(text: str, size: int) -> None:
+    assert parse_size(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "1", "GB", "-1 GB", "1 G", "1,5 GB", "1e3 B", "1 GBB", "1. GB"])
+def test_no_size_shows_the_grammar(text: str) -> None:
+    with pytest.raises(ValueError, match="KiB"):
+        parse_size(text)
+
+
+URLS = [
+    ("ghcr.io", ("https", "ghcr.io", 443)),
+    ("GHCR.io:8443", ("https", "ghcr.io", 8443)),
+    ("https://a.example", ("https", "a.example", 443)),
+    ("HTTP://a.example", ("http", "a.example", 80)),
+    ("http://a.example:443", ("http", "a.example", 443)),
+    ("index.docker.io", ("https", "docker.io", 443)),
+    ("https://registry-1.docker.io", ("https", "docker.io", 443)),
+    ("localhost", ("http", "localhost", 80)),
+    ("localhost:5000", ("http", "localhost", 5000)),
+    ("127.0.0.1:5000", ("http", "127.0.0.1", 5000)),
+    ("127.3.4.5", ("http", "127.3.4.5", 80)),
+    ("[::1]:5000", ("http", "::1", 5000)),
+    ("https://localhost", ("https", "localhost", 443)),
+    ("128.0.0.1", ("https", "128.0.0.1", 443)),
+    ("[2001:DB8:0::1]", ("https", "2001:db8::1", 443)),
+    ("registry", ("https", "registry", 443)),
+]
+BAD_URLS = ["", "https://", "a.example/", "a.example/v2", "a.example?x", "ftp://a.example", "a..b", "-a",
+            "a_b", "a:", "a:0", "a:65536", "a:b", "::1", "[::1", "[::g]", "[1.2.3.4]", "a b", "//a", "a.example.",
+            "user@a.example", "https://u:pw@a.example", "a\n", "ä.example",
+            "a" + "-" * 100_000]  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "parts"), URLS, ids=[row[0] for row in URLS])
+def test_registry_address(text: str, parts: tuple[str, str, int]) -> None:
+    assert parse_registry_url(text) == parts
+
+
+@pytest.mark.parametrize("text", BAD_URLS, ids=lambda text: repr(text)[:20])
+def test_no_registry_address(text: str) -> None:
+    with pytest.raises(ValueError, match=": ") as caught:
+        parse_registry_url(text)
+    assert "pw" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("url", "authority"),
+    [
+        ("a.example", "a.example"),
+        ("a.example:443", "a.example"),
+        ("http://a.example", "a.example"),
+        ("http://a.example:8080", "a.example:8080"),
+        ("registry-1.docker.io", "docker.io"),
+        ("'[::1]:5000'", "[::1]:5000"),
+    ],
+)
+def test_authority_leaves_the_schemes_own_port_out(url: str, authority: str) -> None:
+    assert registry(f"url: {url}").authority == authority
+
+
+def test_a_reference_finds_its_registry_by_host_and_port() -> None:
+    found = read(
+        textwrap.dedent("""\
+        registries:
+          hub: {url: index.docker.io}
+          tls: {url: a.example}
+          again: {url: a.example}
+          odd: {url: a.example:5000}
+          plain: {url: http://b.example}
+        mappings: []
+        """)
+    )
+    aliases = {host: registry_for(host, found).alias for host in ("docker.io", "A.example", "a.example:443")}
+    assert aliases == {"docker.io": "hub", "A.example": "tls", "a.example:443": "tls"}
+    assert registry_for("a.example:5000", found).alias == "odd"
+    assert registry_for("b.example", found).scheme == "http"
+    assert registry_for("b.example:80", found).alias == "plain"
+    stranger = registry_for("b.example:444", found)
+    assert (stranger.alias, stranger.scheme, stranger.port) == ("b.example:444", "https", 444)
+
+
+def test_an_unconfigured_reference_gets_the_scheme_that_its_host_implies() -> None:
+    assert registry_for("localhost:5000", None).scheme == "http"
+    assert registry_for("ghcr.io", None).kind == "ghcr"
+    with pytest.raises(ValueError, match="no registry address"):
+        registry_for("a/b", None)
+
+
+# --- the table, and anything at all ------------------------------------------------------------
+
+
+def test_every_field_of_the_table_says_what_it_means_and_reads_into_the_model() -> None:
+    for rows in fields.SECTIONS.values():
+        for row in rows:
+            assert row.meaning
+            assert not row.of or row.of in fields.SECTIONS
+    assert {row.name for row in fields.SECTIONS["tags"]} == set(TagRule.__dataclass_fields__)
+    assert {row.name for row in fields.SECTIONS["artifacts"]} == set(config.ArtifactRule.__dataclass_fields__)
+    assert {row.name for row in fields.SECTIONS["global"]} <= set(Config.__dataclass_fields__)
+
+
+NAMES = st.sampled_from(
+    sorted({row.name for rows in fields.SECTIONS.values() for row in rows} | {"a", "b", "<<", "x.y"})
+)
+SCALARS = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(-1, 10**12),
+    st.floats(),
+    st.dates(),
+    st.sampled_from(
+        ["a", "b", "*", "1.2", "basic", "ecr", "a.example", "${A}", "${", "linux/amd64", "12h", "", "="]
+    ),
+    st.text(max_size=8),
+    st.binary(max_size=3),
+)
+TREES = st.recursive(
+    SCALARS,
+    lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(NAMES, inner, max_size=5)),
+    max_leaves=20,
+)
+
+
+def settles(text: bytes) -> None:
+    try:
+        read(text, {"A": "x"})
+    except ConfigError as error:
+        found = error.problems
+    else:
+        return
+    assert found
+    for problem in found:
+        assert "\n" not in str(problem)
+        assert problem.line >= 1
+        assert problem.message
+
+
+@given(TREES)
+def test_any_tree_is_a_config_or_a_config_error(tree: object) -> None:
+    settles(yaml.safe_dump(tree, allow_unicode=True).encode("utf-8", "surrogatepass"))
+
+
+@given(st.dictionaries(NAMES, TREES, max_size=6))
+def test_any_document_of_known_names_is_a_config_or_a_config_error(tree: dict[str, object]) -> None:
+    tree.setdefault("registries", {"a": {"url": "a.example"}, "b": {"url": "b.example"}})
+    tree.setdefault("mappings", [{"from": "x", "source": "a", "targets": ["b"]}])
+    settles(yaml.safe_dump(tree, allow_unicode=True).encode("utf-8", "surrogatepass"))
+
+
+@given(st.text("ab:-[]{}&*!|>'\"%@`#, \n\t\\?<$1~=\x00\ufeff\ud800", max_size=40))
+def test_any_text_is_a_config_or_a_config_error(text: str) -> None:
+    settles(text.encode("utf-8", "surrogatepass"))
+
+
+@given(st.binary(max_size=40))
+def test_any_bytes_are_a_config_or_a_config_error(body: bytes) -> None:
+    settles(body)
