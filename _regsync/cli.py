@@ -14,7 +14,7 @@ import signal
 import sys
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from _regsync import __version__
 from _regsync.errors import ConfigError, RegsyncError, clean
@@ -60,61 +60,55 @@ example:
 
 
 def _parser() -> argparse.ArgumentParser:
-    import argparse
+    from argparse import SUPPRESS, ArgumentParser, RawDescriptionHelpFormatter
 
-    class Parser(argparse.ArgumentParser):
-        def error(self, message: str) -> Any:
+    class Parser(ArgumentParser):
+        def error(self, message: str) -> NoReturn:
             raise ConfigError(message, hint=f"see `{self.prog} --help`")
 
     shared = Parser(add_help=False)
     group = shared.add_argument_group("everywhere")
-    quiet = argparse.SUPPRESS
-    group.add_argument(
-        "-v", action="count", dest="verbose", default=quiet, help="more: -v info and debug, -vv every request"
-    )
-    group.add_argument(
-        "-q", action="store_true", dest="quiet", default=quiet, help="no warnings, no progress"
-    )
-    group.add_argument(
-        "--log-format", choices=("text", "json"), default=quiet, help="form of log lines (text)"
-    )
-    group.add_argument("--no-progress", action="store_true", default=quiet, help="no progress display")
-    form = {"formatter_class": argparse.RawDescriptionHelpFormatter}
+
+    def everywhere(*names: str, **options: Any) -> None:
+        group.add_argument(*names, default=SUPPRESS, **options)
+
+    everywhere("-v", action="count", dest="verbose", help="-v: info and debug, -vv: every request")
+    everywhere("-q", action="store_true", dest="quiet", help="no warnings, no progress")
+    everywhere("--log-format", choices=("text", "json"), help="form of log lines (text)")
+    everywhere("--no-progress", action="store_true", help="no progress display")
     parser = Parser(
         prog="regsync",
         description="Copy container images between OCI registries.",
         epilog=_STATUSES,
         parents=[shared],
-        **form,  # type: ignore[arg-type]
+        formatter_class=RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"regsync {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
 
-    def command(name: str, text: str, epilog: str = "") -> argparse.ArgumentParser:
-        return commands.add_parser(  # type: ignore[no-any-return]
-            name, help=text, description=text, epilog=epilog + _STATUSES, parents=[shared], **form
+    def command(name: str, text: str, epilog: str = "") -> ArgumentParser:
+        return commands.add_parser(
+            name,
+            help=text,
+            description=text,
+            epilog=epilog + _STATUSES,
+            parents=[shared],
+            formatter_class=RawDescriptionHelpFormatter,
         )
 
     copy = command("copy", "copy one image", _COPY)
     copy.add_argument("source", metavar="SRC")
     copy.add_argument("target", metavar="DST")
     copy.add_argument("--platform", action="append", default=[], metavar="OS/ARCH[/VARIANT]")
-    copy.add_argument(
-        "--no-artifacts", action="store_true", help="leave signatures, SBOMs and attestations behind"
-    )
-    copy.add_argument(
-        "-c", "--config", metavar="FILE", help="registries and global settings, matched by host"
-    )
-    copy.add_argument("--json", action="store_true", help="report as one JSON document")
+    copy.add_argument("--no-artifacts", action="store_true", help="leave signatures, SBOMs, attestations")
+    copy.add_argument("-c", "--config", metavar="FILE", help="registries and global settings, by host")
     sync = command("sync", "run every mapping of a configuration once", _SYNC)
-    sync.add_argument(
-        "-c", "--config", metavar="FILE", required=True, help="the configuration; - reads standard input"
-    )
-    sync.add_argument("--json", action="store_true", help="report as one JSON document")
+    sync.add_argument("-c", "--config", metavar="FILE", required=True, help="- reads standard input")
     validate = command("validate", "check a configuration and say all that is wrong with it")
     validate.add_argument("file", metavar="FILE", help="the configuration; - reads standard input")
     version = command("version", "say which build this is and what it runs on")
-    version.add_argument("--json", action="store_true")
+    for each in (copy, sync, version):
+        each.add_argument("--json", action="store_true", help="one JSON document on standard output")
     return parser
 
 
