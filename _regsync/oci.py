@@ -2,9 +2,9 @@
 
 Owns: every grammar of a registry's nouns, what counts as a readable manifest, which entries of an index a
 platform filter keeps. May not know: registries, configuration, HTTP; bytes come in, values go out.
-Invariant: a manifest's bytes are kept as they came; new ones are written by `trim_index` alone, when an
-entry drops. No digest, tag, name or media type leaves this module unchecked, so that each may become part
-of a URL, a header or a file name (protocol-facts.md section 9.2, R11 to R14).
+Invariant: a manifest's bytes are kept as they came; `trim_index` alone writes new ones, when an entry drops.
+No digest, tag, name or media type leaves unchecked, so that each may become part of a URL, a header or a
+file name (protocol-facts.md section 9.2, R11 to R14).
 Follows protocol-facts.md section 1, design.md sections 2 ("References") and 4 ("Platform").
 """
 
@@ -23,10 +23,10 @@ from _regsync.errors import ConfigError, ContentError, clean
 # fmt: off
 __all__ = [
     "ACCEPT_MANIFESTS", "DOCKER_HUB", "DOCKER_HUB_NAMES", "EMPTY_CONFIG_BODY", "EMPTY_CONFIG_DIGEST",
-    "IMAGE_CONFIG_TYPES", "INDEX_TYPES", "MAX_INDEX_DEPTH", "MAX_MANIFEST", "TRIM_RULE", "Descriptor",
-    "Manifest", "Platform", "Reference", "Trimmed", "check_digest", "digest_of", "is_referrer_tag",
-    "is_repository", "is_tag", "nested_indexes", "parse_manifest", "parse_platform", "parse_reference",
-    "platform_matches", "referrers_tag", "split_digest", "trim_index",
+    "INDEX_TYPES", "MAX_INDEX_DEPTH", "MAX_MANIFEST", "TRIM_RULE", "Descriptor", "Manifest", "Platform",
+    "Reference", "Trimmed", "check_digest", "digest_of", "is_referrer_tag", "is_repository", "is_tag",
+    "nested_indexes", "parse_manifest", "parse_platform", "parse_reference", "platform_matches",
+    "referrers_tag", "split_digest", "trim_index",
 ]
 # fmt: on
 
@@ -38,25 +38,20 @@ _DOCKER_MANIFEST = "application/vnd.docker.distribution.manifest.v2+json"
 _SCHEMA_1 = "application/vnd.docker.distribution.manifest.v1+"
 INDEX_TYPES = frozenset({_OCI_INDEX, _DOCKER_LIST})
 _IMAGE_TYPES = frozenset({_OCI_MANIFEST, _DOCKER_MANIFEST})
-IMAGE_CONFIG_TYPES = frozenset(
-    {"application/vnd.oci.image.config.v1+json", "application/vnd.docker.container.image.v1+json"}
-)
 # A type missing here makes `distribution` answer 404, or the linux/amd64 child in place of a list.
 ACCEPT_MANIFESTS = ", ".join((_OCI_INDEX, _DOCKER_LIST, _OCI_MANIFEST, _DOCKER_MANIFEST))
 # Sent by servers that do not know what they hold; the document decides then.
 _GENERIC_TYPES = frozenset({"", "application/json", "application/octet-stream", "text/plain"})
 # protocol-facts.md section 1.6: by media type, never by the presence of `urls`.
-_FOREIGN = (
-    "application/vnd.oci.image.layer.nondistributable.",
-    "application/vnd.docker.image.rootfs.foreign.",
+_FOREIGN = re.compile(
+    r"application/vnd\.(?:oci\.image\.layer\.nondistributable|docker\.image\.rootfs\.foreign)\."
 )
 EMPTY_CONFIG_BODY = b"{}"
 EMPTY_CONFIG_DIGEST = "sha256:44136fa355b3678a1146ad16f7e8649e94fb4fc21fe77e8310c060f61caaff8a"
-_ATTESTED = "vnd.docker.reference.digest"
 
 # `distribution` and c/image stop at the same size (protocol-facts.md section 1.4).
 MAX_MANIFEST = 4 * 1024 * 1024
-# 4 MiB hold about 30,000 descriptors; an index of so many entries has not been seen.
+# 4 MiB hold about 30,000 descriptors; so many have not been seen.
 _MAX_DESCRIPTORS = 10_000
 # design.md section 4. Far below Python's recursion limit, so the parser never meets that.
 _MAX_JSON_DEPTH = 64
@@ -99,17 +94,12 @@ def is_tag(text: str) -> bool:
 def check_digest(text: str) -> str:
     """Return `text` when it is a digest that this program can verify; ContentError otherwise."""
     match = _DIGEST.fullmatch(text)
-    if match is None:
-        raise ContentError(f"{clean(text, 100)!r} is not a digest (sha256: and 64 hexadecimal characters)")
-    algorithm, encoded = match.groups()
-    length = fips.DIGEST_HEX_LENGTHS.get(algorithm)
-    if length is None:
+    length = fips.DIGEST_HEX_LENGTHS.get(match[1]) if match else 0
+    if match and length is None:
         known = " and ".join(fips.DIGEST_HEX_LENGTHS)
-        raise ContentError(f"digests of {clean(algorithm, 40)} cannot be verified here, only {known} can")
-    if not re.fullmatch(f"[a-f0-9]{{{length}}}", encoded):
-        raise ContentError(
-            f"{clean(text, 140)!r} is not a digest ({length} lower-case hexadecimal characters)"
-        )
+        raise ContentError(f"digests of {clean(match[1], 40)} cannot be verified here, only {known} can")
+    if not match or not re.fullmatch(f"[a-f0-9]{{{length}}}", match[2]):
+        raise ContentError(f"{clean(text, 140)!r} is not a digest (sha256: and 64 lower-case hex digits)")
     return text
 
 
@@ -149,9 +139,8 @@ class Reference:
         return f"{self.host}/{self.repository}"
 
     def __str__(self) -> str:
-        if self.digest:
-            return f"{self.name}@{self.digest}"
-        return f"{self.name}:{self.tag}" if self.tag else self.name
+        end = f"@{self.digest}" if self.digest else f":{self.tag}" if self.tag else ""
+        return f"{self.name}{end}"
 
 
 def parse_reference(text: str, *, default_host: str = DOCKER_HUB) -> Reference:
@@ -168,7 +157,14 @@ def parse_reference(text: str, *, default_host: str = DOCKER_HUB) -> Reference:
             raise ValueError(f"leave out {scheme[0]!r}, write HOST/REPOSITORY[:TAG]")
         host, rest = _split_host(name, default_host)
         repository, colon, tag = rest.partition(":")
-        _check_repository(host, repository)
+        if len(host) + 1 + len(repository) > _MAX_NAME:
+            raise ValueError(f"host and repository are longer than {_MAX_NAME} characters")
+        if "" in repository.split("/"):
+            raise ValueError("an empty part in the repository; write HOST/REPOSITORY[:TAG]")
+        if repository != repository.lower() and is_repository(repository.lower()):
+            raise ValueError(f"repository names are lower case; write {repository.lower()!r}")
+        if not is_repository(repository):
+            raise ValueError(f"{repository!r} is not a repository: a-z and 0-9, '.', '_' or '-' between, '/'")
         if colon and not is_tag(tag):
             raise ValueError(f"{tag[:140]!r} is not a tag: 1 to 128 of letters, digits, '_', and '.-' inside")
         if colon and at:
@@ -207,23 +203,6 @@ def _split_host(name: str, default_host: str) -> tuple[str, str]:
     return (f"{host}:{number[1]}" if number else host), rest
 
 
-def _check_repository(host: str, repository: str) -> None:
-    """Raise ValueError, with the remedy, when a repository's name is none."""
-    if len(host) + 1 + len(repository) > _MAX_NAME:
-        raise ValueError(f"host and repository are longer than {_MAX_NAME} characters")
-    if is_repository(repository):
-        return
-    if not repository:
-        raise ValueError("names no repository; write HOST/REPOSITORY[:TAG]")
-    if "" in repository.split("/"):
-        raise ValueError("an empty part in the repository; remove the extra '/'")
-    if is_repository(repository.lower()):
-        raise ValueError(f"repository names are lower case; write {repository.lower()!r}")
-    raise ValueError(
-        f"{repository!r} is not a repository: lower-case letters and digits, '.', '_', '-' between them, '/'"
-    )
-
-
 @dataclass(frozen=True, slots=True)
 class Platform:
     """An operating system and architecture, with a variant when one is named."""
@@ -240,9 +219,7 @@ def parse_platform(text: str) -> Platform:
     """Read `os/arch[/variant]`, lower-casing it; ValueError when it is something else."""
     parts = text.lower().split("/")
     if len(parts) not in (2, 3) or not all(map(_PLATFORM_PART.fullmatch, parts)):
-        raise ValueError(
-            f"{clean(text, 100)!r} is not a platform; write OS/ARCH[/VARIANT], as in linux/arm64"
-        )
+        raise ValueError(f"{clean(text, 100)!r} is not OS/ARCH[/VARIANT], as in linux/arm64")
     return Platform(*parts)
 
 
@@ -269,7 +246,7 @@ class Descriptor:
     @property
     def is_foreign(self) -> bool:
         """Whether this is a layer that is not to be pushed (protocol-facts.md section 1.6)."""
-        return self.media_type.startswith(_FOREIGN)
+        return _FOREIGN.match(self.media_type) is not None
 
     @property
     def is_index(self) -> bool:
@@ -278,7 +255,8 @@ class Descriptor:
     @property
     def attests(self) -> str | None:
         """The digest of the sibling that this entry is BuildKit's attestation of."""
-        return self.annotations.get(_ATTESTED) if self.platform == Platform("unknown", "unknown") else None
+        unknown = self.platform == Platform("unknown", "unknown")
+        return self.annotations.get("vnd.docker.reference.digest") if unknown else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -307,9 +285,11 @@ class Manifest:
     def blobs(self) -> tuple[Descriptor, ...]:
         """The blobs that a target needs before this manifest: config, then layers, each digest once."""
         named = (self.config, *self.layers) if self.config else self.layers
-        # Built backwards, the first of equal digests wins; their sizes agree (`_collect`).
-        unique = {blob.digest: blob for blob in reversed(named) if not blob.is_foreign}
-        return tuple(dict.fromkeys(unique[blob.digest] for blob in named if blob.digest in unique))
+        unique: dict[str, Descriptor] = {}
+        for blob in named:
+            if not blob.is_foreign:
+                unique.setdefault(blob.digest, blob)
+        return tuple(unique.values())
 
 
 def parse_manifest(
@@ -330,21 +310,17 @@ def parse_manifest(
     try:
         if len(body) > MAX_MANIFEST:
             raise ContentError(f"the manifest is larger than {MAX_MANIFEST} bytes; {received}")
-        received += (
-            f", beginning {clean(body[:60].decode('utf-8', 'replace'))!r}" if body else ", an empty body"
-        )
+        received += f", beginning {clean(body[:60].decode('utf-8', 'replace'))!r}" if body else ", no body"
         if expected and len(body) != expected.size:
             raise ContentError(f"{len(body)} bytes, the index says {expected.size}; {received}")
         document = _load(body, received)
         # Before the digest, which in schema 1 leaves out the signatures: nobody can copy that unchanged.
         types = (stated, str(document.get("mediaType")).lower())
         if document.get("schemaVersion") == 1 or any(text.startswith(_SCHEMA_1) for text in types):
-            hint = "push the image again with a current tool; Docker gave schema 1 up in 2019"
-            raise ContentError(
-                "this is a Docker schema 1 manifest, which cannot be copied unchanged", hint=hint
-            )
-        digest = digest or (expected.digest if expected else digest_of(body))
-        for wanted in {digest, expected.digest if expected else digest}:
+            hint = "push the image again with a current tool, as schema 2 or OCI"
+            raise ContentError("a Docker schema 1 manifest, which cannot be copied unchanged", hint=hint)
+        known = expected.digest if expected else None
+        for wanted in filter(None, (digest, known)):
             found = digest_of(body, split_digest(check_digest(wanted))[0])
             if found != wanted:
                 raise ContentError(f"asked for {wanted}, got {found}; {received}")
@@ -353,7 +329,7 @@ def parse_manifest(
         media_type = _settle_type(document, stated, received)
         if expected and expected.media_type != media_type:
             raise ContentError(f"the index says {expected.media_type}; {received}")
-        return _collect(document, media_type, digest, body)
+        return _collect(document, media_type, digest or known or digest_of(body), body)
     except ContentError as error:
         error.reference = error.reference or reference or None
         raise
@@ -373,13 +349,13 @@ def _settle_type(document: dict[str, Any], stated: str, received: str) -> str:
         media_type = _OCI_INDEX if is_index else _OCI_MANIFEST if is_image else ""
     if not (media_type.startswith("application/") and _MEDIA_TYPE.fullmatch(media_type)):
         raise ContentError(f"neither a manifest nor an index; {received}")
-    if media_type in INDEX_TYPES:
-        # Go writes an empty list as null.
-        fits = "manifests" in document and not is_image
-    else:
-        fits = media_type not in _IMAGE_TYPES or (document.get("config") is not None and not is_index)
-    if not fits:
-        raise ContentError(f"the document does not have the fields of {media_type}; {received}")
+    if media_type in INDEX_TYPES | _IMAGE_TYPES:
+        fits = document.get("config") is not None and not is_index
+        if media_type in INDEX_TYPES:
+            # Go writes an empty list as null.
+            fits = "manifests" in document and not is_image
+        if not fits or document.get("schemaVersion", 2) != 2:
+            raise ContentError(f"the document does not have the fields of {media_type}; {received}")
     return media_type
 
 
@@ -392,12 +368,12 @@ def _collect(document: dict[str, Any], media_type: str, digest: str, body: bytes
         key: tuple(_descriptor(entry, f"{key}[{number}]") for number, entry in enumerate(entries))
         for key, entries in lists.items()
     }
-    single = {
-        key: _descriptor(document[key], key) for key in ("config", "subject") if document.get(key) is not None
-    }
-    config = single.get("config")
+    config, subject = (
+        _descriptor(document[key], key) if document.get(key) is not None else None
+        for key in ("config", "subject")
+    )
     sizes: dict[str, int] = {}
-    for entry in (*single.values(), *read["layers"], *read["blobs"], *read["manifests"]):
+    for entry in (*filter(None, (config, subject)), *read["layers"], *read["blobs"], *read["manifests"]):
         if sizes.setdefault(entry.digest, entry.size) != entry.size:
             raise ContentError(f"the document gives two sizes for {entry.digest}")
     return Manifest(
@@ -409,7 +385,7 @@ def _collect(document: dict[str, Any], media_type: str, digest: str, body: bytes
         # `blobs` are the layers of the old ORAS artifact manifest.
         layers=read["layers"] + read["blobs"],
         children=read["manifests"],
-        subject=single.get("subject"),
+        subject=subject,
         artifact_type=_field(document, "artifactType", str, "") or (config.media_type if config else None),
         annotations=_annotations(document),
     )
@@ -456,11 +432,9 @@ def _annotations(document: dict[str, Any]) -> dict[str, str]:
 
 
 def _data(text: str, digest: str, size: int) -> bytes | None:
-    """Return embedded content when it verifies, else None: it is fetched like any other.
-
-    `a2b_base64` skips foreign characters; that is harmless, the digest decides.
-    """
+    """Return embedded content when it verifies, else None: it is fetched like any other."""
     try:
+        # Skips characters that are not base64; the digest decides.
         content = binascii.a2b_base64(text)
     except ValueError:
         return None
@@ -489,12 +463,9 @@ def _load(body: bytes, received: str, *, rewriting: bool = False) -> dict[str, A
     if not _nests_within(body, _MAX_JSON_DEPTH):
         raise ContentError(f"the document nests deeper than {_MAX_JSON_DEPTH}; {received}")
     try:
+        text, fraction = body.decode("utf-8"), _refuse if rewriting else None
         document = json.loads(
-            body.decode("utf-8"),
-            object_pairs_hook=_object,
-            parse_int=_integer,
-            parse_float=_refuse_number if rewriting else None,
-            parse_constant=_refuse_number,
+            text, object_pairs_hook=_object, parse_int=_integer, parse_float=fraction, parse_constant=_refuse
         )
     except ValueError as error:
         raise ContentError(f"not JSON ({clean(str(error), 80)}); {received}") from error
@@ -504,10 +475,8 @@ def _load(body: bytes, received: str, *, rewriting: bool = False) -> dict[str, A
 
 
 def _nests_within(body: bytes, deepest: int) -> bool:
-    """Tell whether brackets nest at most `deepest` deep, before a recursive parser meets them.
-
-    Each pass takes the innermost pairs away, at the speed of `bytes.replace`; what is left never closes.
-    """
+    """Tell whether brackets nest at most `deepest` deep, before a recursive parser meets them."""
+    # Each pass takes the innermost pairs away, at the speed of `bytes.replace`; the rest never closes.
     outside = b"".join(body.replace(b"\\\\", b"").replace(b'\\"', b"").split(b'"')[::2])
     left = outside.translate(_PARENTHESES, _NOT_BRACKETS)
     for _ in range(deepest):
@@ -527,21 +496,19 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _integer(text: str) -> int:
     # int() takes quadratic time on long texts, which newer Pythons refuse in words of their own.
-    return int(text) if len(text) <= 40 else _refuse_number(text)
+    return int(text) if len(text) <= 40 else _refuse(text)
 
 
-def _refuse_number(text: str) -> NoReturn:
+def _refuse(text: str) -> NoReturn:
     raise ContentError(f"the document holds the number {clean(text, 40)}, which cannot be kept as it is")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trimmed:
-    """An index as a platform filter leaves it.
+    """An index as a platform filter leaves it; with `matched` empty nothing is kept or may be pushed.
 
     `manifest` is the source's own object when nothing drops. `kept` are the children to copy, nested indexes
-    with their new digests; `nested` says by original digest what those became. When `matched` is empty
-    nothing may be pushed: `kept` is empty and `manifest` still the source's. `available` names the
-    platforms that the source has.
+    by their new digests; `nested` says what the kept ones became, at any depth, by original digest.
     """
 
     manifest: Manifest
@@ -563,28 +530,28 @@ def trim_index(index: Manifest, wanted: Sequence[Platform], nested: Mapping[str,
     `nested` holds every index below, at any depth, by digest. ContentError when bytes that must be written
     anew would not come out as they were.
     """
-    return _trim(index, wanted, nested, {}, 1)
+    done: dict[str, Trimmed] = {}
+
+    def below(above: Manifest, depth: int) -> None:
+        for child in nested_indexes(above):
+            if depth == MAX_INDEX_DEPTH:
+                raise ContentError(f"indexes are nested more than {MAX_INDEX_DEPTH} deep")
+            if child.digest not in done:
+                below(nested[child.digest], depth + 1)
+                done[child.digest] = _trim(nested[child.digest], wanted, done)
+
+    below(index, 1)
+    return _trim(index, wanted, done)
 
 
-def _trim(
-    index: Manifest,
-    wanted: Sequence[Platform],
-    nested: Mapping[str, Manifest],
-    done: dict[str, Trimmed],
-    depth: int,
-) -> Trimmed:
-    if depth > MAX_INDEX_DEPTH:
-        raise ContentError(f"indexes are nested more than {MAX_INDEX_DEPTH} deep")
-    inner = [child.digest for child in nested_indexes(index)]
-    for digest in inner:
-        if digest not in done:
-            done[digest] = _trim(nested[digest], wanted, nested, done, depth + 1)
+def _trim(index: Manifest, wanted: Sequence[Platform], done: Mapping[str, Trimmed]) -> Trimmed:
+    """Choose among the entries of one index; `done` holds what became of the indexes below it."""
     matched: set[Platform] = set()
     available: dict[str, None] = {}
     chosen: list[Descriptor | None] = []
+    held: set[str] = set()
     for child in index.children:
-        hits: set[Platform] | frozenset[Platform] = set()
-        keep = child
+        keep, hits = child, frozenset[Platform]()
         if child.is_index:
             below = done[child.digest]
             hits = below.matched
@@ -592,21 +559,22 @@ def _trim(
             if below.changed:
                 keep = replace(child, digest=below.manifest.digest, size=below.manifest.size, data=None)
         elif child.platform and not child.attests:
-            hits = {platform for platform in wanted if platform_matches(platform, child.platform)}
+            hits = frozenset(each for each in wanted if platform_matches(each, child.platform))
             available[str(child.platform)] = None
         matched |= hits
         chosen.append(keep if hits else None)
-    held = {child.digest for child, keep in zip(index.children, chosen, strict=True) if keep}
-    chosen = [
-        child if child.attests in held else keep for child, keep in zip(index.children, chosen, strict=True)
-    ]
+        if hits:
+            held.add(child.digest)
+    for place, child in enumerate(index.children):
+        if child.attests in held:
+            chosen[place] = child
     kept = tuple(filter(None, chosen))
     changed = kept != index.children
     return Trimmed(
         manifest=_rewritten(index, chosen) if changed and kept else index,
         kept=kept,
         changed=changed,
-        nested={digest: done[digest] for digest in inner},
+        nested={digest: trimmed for digest, trimmed in done.items() if trimmed.matched},
         matched=frozenset(matched),
         available=tuple(available),
     )
@@ -627,7 +595,5 @@ def _rewritten(index: Manifest, chosen: Sequence[Descriptor | None]) -> Manifest
     try:
         body = json.dumps(document, ensure_ascii=False, separators=(",", ":")).encode("utf-8")
     except UnicodeEncodeError as error:
-        raise ContentError(
-            "the index holds half a character (a lone surrogate): it cannot be trimmed"
-        ) from error
+        raise ContentError("an index with half a character (a lone surrogate) cannot be trimmed") from error
     return replace(index, body=body, digest=digest_of(body), children=tuple(filter(None, chosen)))
