@@ -18,11 +18,6 @@ HOST = "registry.example"
 Defaults = Callable[[str, str], None]
 
 
-@pytest.fixture(scope="session")
-def ca() -> trustme.CA:
-    return trustme.CA()
-
-
 @pytest.fixture
 def ca_file(ca: trustme.CA, tmp_path: Path) -> str:
     path = tmp_path / "ca.pem"
@@ -44,10 +39,8 @@ def defaults(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Defaults:
 
 
 def hashed(directory: Path, ca: trustme.CA) -> str:
-    """Lay a directory out as `openssl rehash` does; the hash is found by asking OpenSSL."""
+    """Lay a directory out as `openssl rehash` does, without calling it."""
     directory.mkdir()
-    # Canonical subject hashes need OpenSSL's own code, which Python does not expose: offer every
-    # look-up the file by the one name that OpenSSL will ask for, computed from the subject's DER.
     (directory / f"{subject_hash(ca)}.0").write_bytes(ca.cert_pem.bytes())
     return str(directory)
 

@@ -1,0 +1,974 @@
+"""Challenges, realms and tokens, against a token service made of one function; every request is counted."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+from urllib.parse import parse_qs, parse_qsl, urlsplit
+
+import anyio
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from _regsync.auth import Authenticator, Challenge, Credential, check_realm, is_private, parse_challenges
+from _regsync.errors import AuthError, ConnectFailed, RegistryError, Side, SyncError
+
+REALM = "https://auth.example.org/token"
+BEARER = f'Bearer realm="{REALM}",service="registry.example.org",scope="repository:team/app:pull"'
+USER = Credential("id", "someone", "hunter2", origin="credentials of registry 'mine'")
+BASIC = "Basic " + base64.b64encode(b"someone:hunter2").decode()
+Answer = tuple[int, dict[str, str], bytes]
+
+
+class Tokens:
+    """A token service: answers `answer`, in turn when it is a list, else `t1`, `t2`, ... for five minutes."""
+
+    def __init__(self, *answers: Answer | SyncError, expires_in: int | None = 300) -> None:
+        self.answers = list(answers)
+        self.expires_in = expires_in
+        self.asked: list[tuple[str, str, list[tuple[str, str]], bytes]] = []
+        self.open = anyio.Event()
+        self.open.set()
+
+    async def fetch(
+        self, method: str, url: str, headers: list[tuple[str, str]], body: bytes
+    ) -> tuple[int, Mapping[str, str], bytes]:
+        self.asked.append((method, url, headers, body))
+        number = len(self.asked)
+        await self.open.wait()
+        if self.answers:
+            answer = self.answers.pop(0)
+            if isinstance(answer, SyncError):
+                raise answer
+            return answer
+        document: dict[str, Any] = {"token": f"t{number}"}
+        if self.expires_in is not None:
+            document["expires_in"] = self.expires_in
+        return 200, {}, json.dumps(document).encode()
+
+    def scopes(self) -> list[list[str]]:
+        """The scopes of each request, without `repository:`."""
+        return [
+            [scope.removeprefix("repository:") for scope in parse_qs(urlsplit(url).query).get("scope", [])]
+            for _, url, _, _ in self.asked
+        ]
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def login(
+    tokens: Tokens, credential: Credential | None = None, *, clock: Clock | None = None, **fields: Any
+) -> Authenticator:
+    fields = {"scheme": "https", "host": "registry.example.org", "port": 443, **fields}
+    return Authenticator(
+        credential=credential,
+        fetch=tokens.fetch,
+        now=clock or Clock(),
+        wall=lambda: 1_700_000_000.0,
+        **fields,
+    )
+
+
+async def challenged(
+    tokens: Tokens, credential: Credential | None = None, challenge: str = BEARER, **fields: Any
+) -> Authenticator:
+    """An authenticator that has been told the way by a first, bare request for team/app."""
+    at = login(tokens, credential, **fields)
+    assert await at.refused([challenge], None, "team/app", "pull")
+    return at
+
+
+def answer(status: int = 200, document: object = None, **headers: str) -> Answer:
+    lowered = {name.replace("_", "-"): value for name, value in headers.items()}
+    return status, lowered, b"" if document is None else json.dumps(document).encode()
+
+
+def jwt(**claims: object) -> str:
+    payload = base64.urlsafe_b64encode(json.dumps(claims).encode()).decode().rstrip("=")
+    return f"aaa.{payload}.bbb"
+
+
+# Challenges ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("lines", "expected"),
+    [
+        pytest.param([], [], id="none"),
+        pytest.param([""], [], id="empty"),
+        pytest.param(
+            ['Bearer realm="https://a/t",service="s",scope="repository:x:pull,push"'],
+            [Challenge("bearer", "https://a/t", "s", "repository:x:pull,push")],
+            id="commas-inside-quotes",
+        ),
+        pytest.param(
+            ['Bearer realm="https://us-docker.pkg.dev/v2/token"'],
+            [Challenge("bearer", "https://us-docker.pkg.dev/v2/token")],
+            id="no-service",
+        ),
+        pytest.param(
+            ['Bearer realm="https://gcr.io/v2/token",service=gcr.io'],
+            [Challenge("bearer", "https://gcr.io/v2/token", "gcr.io")],
+            id="unquoted",
+        ),
+        pytest.param(
+            ['Basic realm="quay.io", Bearer realm="https://quay.io/v2/auth",service="quay.io"'],
+            [Challenge("basic", "quay.io"), Challenge("bearer", "https://quay.io/v2/auth", "quay.io")],
+            id="two-in-one-line",
+        ),
+        pytest.param(
+            ['Basic realm="a"', 'Bearer realm="b"'],
+            [Challenge("basic", "a"), Challenge("bearer", "b")],
+            id="two-lines",
+        ),
+        pytest.param(['Bearer realm="a" service="b"'], [Challenge("bearer", "a", "b")], id="only-spaces"),
+        pytest.param(
+            ['BEARER Realm = "a" ,, SERVICE="b"'], [Challenge("bearer", "a", "b")], id="case-and-blanks"
+        ),
+        pytest.param([r'Bearer realm="a\"b\\c"'], [Challenge("bearer", r'a"b\c')], id="escapes"),
+        pytest.param(
+            ['Bearer realm="a,service=b'], [Challenge("bearer", "a,service=b")], id="quote-left-open"
+        ),
+        pytest.param(['Bearer realm="a",realm="b"'], [Challenge("bearer", "a")], id="first-of-two-wins"),
+        pytest.param(
+            ['Bearer error="insufficient_scope"'],
+            [Challenge("bearer", error="insufficient_scope")],
+            id="error",
+        ),
+        pytest.param(["Negotiate YWJj=="], [Challenge("negotiate")], id="token-of-another-scheme"),
+        pytest.param(['realm="a"'], [], id="parameter-without-scheme"),
+    ],
+)
+def test_challenges_are_read_tolerantly(lines: list[str], expected: list[Challenge]) -> None:
+    assert parse_challenges(lines) == expected
+
+
+@given(st.lists(st.text() | st.text(alphabet='Bearer="\\, \t')))
+def test_any_text_gives_a_list_of_challenges(lines: list[str]) -> None:
+    for challenge in parse_challenges(lines):
+        assert challenge.scheme == challenge.scheme.lower() != ""
+
+
+@pytest.mark.parametrize(
+    "text", ['"' * 50_000, "a " * 50_000, "a=" + "\\" * 99_999, " " * 100_000, 'a="' * 30_000]
+)
+def test_long_challenges_are_read_in_linear_time(text: str) -> None:
+    """Quadratic work on 100 KB would take minutes, and the run's own time-out would say so."""
+    assert len(parse_challenges([text])) <= 50_000
+
+
+# Realms ----------------------------------------------------------------------------------------------
+
+
+def realm(
+    url: str, registry: str = "registry.example.org", scheme: str = "https", secret: bool = True, **more: Any
+) -> str:
+    return check_realm(url, registry_scheme=scheme, registry_host=registry, has_credentials=secret, **more)
+
+
+@pytest.mark.parametrize(
+    ("url", "registry"),
+    [
+        pytest.param("https://registry.example.org/token", "registry.example.org", id="same-host"),
+        pytest.param(
+            "https://registry.example.org:8443/token", "registry.example.org", id="same-host-other-port"
+        ),
+        pytest.param("https://auth.docker.io/token", "registry-1.docker.io", id="docker-hub"),
+        pytest.param("https://gitlab.com/jwt/auth", "registry.gitlab.com", id="gitlab"),
+        pytest.param("https://auth.registry.example.org/t", "registry.example.org", id="below-the-registry"),
+        pytest.param("https://us-docker.pkg.dev/v2/token", "us-docker.pkg.dev", id="google"),
+        pytest.param("https://public.ecr.aws/token/", "public.ecr.aws", id="trailing-slash-stays"),
+        pytest.param("https://registry.example.org/t?a=1&b=2", "registry.example.org", id="query-stays"),
+        pytest.param("https://10.1.2.3:5001/token", "10.1.2.3", id="private-registry-itself"),
+        pytest.param("https://[fd00::1]:5001/token", "fd00::1", id="private-v6-registry-itself"),
+        pytest.param("https://auth.corp.co.uk/t", "registry.corp.co.uk", id="sibling-below-co-uk"),
+    ],
+)
+def test_realms_of_the_same_owner_get_credentials(url: str, registry: str) -> None:
+    assert realm(url, registry) == url
+
+
+@pytest.mark.parametrize(
+    ("url", "registry", "complaint"),
+    [
+        pytest.param("https://evil.test/token", "registry.example.org", "another owner", id="stranger"),
+        pytest.param(
+            "https://example.org.evil.test/t", "registry.example.org", "another owner", id="look-alike"
+        ),
+        pytest.param("https://evilexample.org/t", "registry.example.org", "another owner", id="ends-alike"),
+        pytest.param("https://evil.org/t", "example.org", "another owner", id="sharing-a-top-level-domain"),
+        pytest.param("https://evil.azurecr.io/t", "mine.azurecr.io", "another owner", id="shared-suffix"),
+        pytest.param("https://evil.pkg.dev/t", "us-docker.pkg.dev", "another owner", id="shared-by-google"),
+        pytest.param(
+            "https://2.dkr.ecr.eu-west-1.amazonaws.com/t",
+            "1.dkr.ecr.eu-west-1.amazonaws.com",
+            "another owner",
+            id="shared-below-a-suffix",
+        ),
+        pytest.param("https://evil.co.uk/t", "corp.co.uk", "another owner", id="public-second-level"),
+        pytest.param("http://registry.example.org/t", "registry.example.org", "not https", id="http"),
+        pytest.param("ftp://registry.example.org/t", "registry.example.org", "not https", id="ftp"),
+        pytest.param("/token", "registry.example.org", "not a URL", id="relative"),
+        pytest.param("", "registry.example.org", "not a URL", id="empty"),
+        pytest.param("https://", "registry.example.org", "not a URL", id="no-host"),
+        pytest.param("https://registry.example.org:x/", "registry.example.org", "not a URL", id="port"),
+        pytest.param("https://[::1/", "registry.example.org", "not a URL", id="bracket"),
+        pytest.param("https://registry.example.org/a b", "registry.example.org", "not a URL", id="blank"),
+        pytest.param(
+            "https://registry.example.org/\r\nx: y", "registry.example.org", "not a URL", id="line-break"
+        ),
+        pytest.param("https://rеgistry.example.org/", "registry.example.org", "not a URL", id="cyrillic"),
+        pytest.param(
+            "https://u:p@registry.example.org/", "registry.example.org", "user info", id="user-info"
+        ),
+        pytest.param(
+            "https://registry.example.org@evil.test/", "registry.example.org", "user info", id="at-sign"
+        ),
+        pytest.param("https://registry.example.org/#x", "registry.example.org", "fragment", id="fragment"),
+    ],
+)
+def test_other_realms_get_no_credentials(url: str, registry: str, complaint: str) -> None:
+    with pytest.raises(AuthError) as caught:
+        realm(url, registry)
+    assert complaint in caught.value.message
+    assert caught.value.message.startswith(f"{registry} asks for a login at")
+    assert caught.value.message.isprintable()
+
+
+ADDRESSES = [
+    "169.254.169.254",
+    "127.0.0.1",
+    "10.0.0.1",
+    "192.168.1.1",
+    "0.0.0.0",
+    "[::1]",
+    "[fe80::1]",
+    "[fd00:ec2::254]",
+    "[::ffff:127.0.0.1]",
+    "127.1",
+    "2130706433",
+    "0x7f000001",
+    "0x7f.1",
+    "localhost",
+    "LOCALHOST.",
+    "x.localhost",
+    "metadata.google.internal",
+]
+
+
+@pytest.mark.parametrize("host", ADDRESSES)
+@pytest.mark.parametrize("secret", [True, False], ids=["with-credentials", "anonymous"])
+def test_no_stranger_sends_us_to_a_private_address(host: str, secret: bool) -> None:
+    assert is_private(host.strip("[]"))
+    with pytest.raises(AuthError, match=r"private address|not a URL"):
+        realm(f"https://{host}/token", secret=secret)
+
+
+@pytest.mark.parametrize(
+    "host", ["registry.example.org", "8.8.8.8", "2606:4700::1", "1password.example", "a1.b2"]
+)
+def test_public_names_and_addresses_are_not_private(host: str) -> None:
+    assert not is_private(host)
+
+
+def test_an_anonymous_login_may_go_to_any_public_https_realm() -> None:
+    assert realm("https://tokens.test/t", secret=False) == "https://tokens.test/t"
+
+
+def test_the_operator_may_vouch_for_a_realm() -> None:
+    assert realm("https://10.0.0.9/t", allowed=["10.0.0.9"]) == "https://10.0.0.9/t"
+
+
+def test_a_registry_over_http_may_name_an_http_realm() -> None:
+    assert realm("http://127.0.0.1:5001/t", "localhost", "http") == "http://127.0.0.1:5001/t"
+    assert realm("http://[::1]:5001", "127.0.0.1", "http") == "http://[::1]:5001/"
+    with pytest.raises(AuthError, match="another owner"):
+        realm("http://evil.test/t", "registry.test", "http")
+
+
+@given(st.text())
+def test_any_realm_passes_or_is_an_auth_error(text: str) -> None:
+    for url in (text, f"https://{text}", f"https://registry.example.org{text}"):
+        try:
+            passed = realm(url)
+        except AuthError as error:
+            assert "\n" not in error.message  # noqa: PT017
+        else:
+            assert (urlsplit(passed).hostname or "").endswith("example.org")
+
+
+# What is sent ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.anyio
+async def test_the_first_request_goes_bare() -> None:
+    tokens = Tokens()
+    assert await login(tokens, USER).authorization("team/app", "pull") is None
+    assert tokens.asked == []
+
+
+@pytest.mark.anyio
+async def test_a_token_is_asked_for_with_the_challenges_words() -> None:
+    tokens = Tokens()
+    challenge = 'Bearer realm="https://registry.example.org/t?tenant=a%20b",service="the service"'
+    at = await challenged(tokens, USER, challenge)
+    assert await at.authorization("team/app", "pull,push", extra=[("other/app", "pull")]) == "Bearer t1"
+    method, url, headers, body = tokens.asked[0]
+    assert (method, body) == ("GET", b"")
+    assert url.startswith("https://registry.example.org/t?")
+    assert parse_qsl(urlsplit(url).query) == [
+        ("tenant", "a b"),
+        ("service", "the service"),
+        ("scope", "repository:team/app:pull,push"),
+        ("scope", "repository:other/app:pull"),
+        ("account", "someone"),
+    ]
+    assert headers == [("Authorization", BASIC)]
+
+
+@pytest.mark.anyio
+async def test_an_anonymous_token_carries_no_login() -> None:
+    tokens = Tokens()
+    at = await challenged(tokens)
+    assert await at.authorization("team/app", "pull") == "Bearer t1"
+    assert tokens.asked[0][2] == []
+    assert "account" not in tokens.asked[0][1]
+
+
+@pytest.mark.anyio
+async def test_no_secret_moves_when_the_realm_is_refused() -> None:
+    tokens = Tokens()
+    at = login(tokens, USER)
+    with pytest.raises(AuthError, match="another owner"):
+        await at.refused(['Bearer realm="https://evil.test/token"'], None, "team/app", "pull")
+    assert await at.authorization("team/app", "pull") is None
+    assert tokens.asked == []
+
+
+@pytest.mark.anyio
+async def test_basic_is_sent_after_the_challenge_on_every_request() -> None:
+    tokens = Tokens()
+    at = await challenged(tokens, USER, 'Basic realm="here"', scheme="http")
+    assert await at.authorization("team/app", "pull") == BASIC
+    assert await at.authorization(None, "pull") == BASIC
+    assert tokens.asked == []
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    ("credential", "used", "complaint", "fatal"),
+    [
+        pytest.param(None, None, "none are configured", False, id="anonymous"),
+        pytest.param(
+            USER, BASIC, "refused the credentials from credentials of registry 'mine'", True, id="wrong"
+        ),
+        pytest.param(
+            Credential("id", identity_token="hunter2", origin="a file"),
+            None,
+            "a file holds only a token",
+            True,
+            id="token",
+        ),
+    ],
+)
+async def test_a_basic_challenge_that_cannot_be_met_says_why(
+    credential: Credential | None, used: str | None, complaint: str, fatal: bool
+) -> None:
+    with pytest.raises(AuthError) as caught:
+        await login(Tokens(), credential).refused(['Basic realm="here"'], used, "team/app", "pull")
+    assert complaint in caught.value.message
+    assert caught.value.fatal is fatal
+    assert "hunter2" not in f"{caught.value!r}{caught.value.hint}"
+
+
+@pytest.mark.anyio
+async def test_unknown_schemes_are_named_and_no_challenge_is_no_way_in() -> None:
+    at = login(Tokens(), USER)
+    with pytest.raises(AuthError, match="negotiate, ntlm"):
+        await at.refused(["Negotiate", "NTLM"], None, "team/app", "pull")
+    assert not await at.refused([], None, "team/app", "pull")
+
+
+@pytest.mark.anyio
+async def test_a_static_token_is_sent_at_once_over_https_and_never_exchanged() -> None:
+    tokens = Tokens()
+    held = Credential("id", registry_token="hunter2", origin="token of registry 'mine'")
+    assert await login(tokens, held).authorization("team/app", "pull") == "Bearer hunter2"
+    over_http = login(tokens, held, scheme="http")
+    assert await over_http.authorization("team/app", "pull") is None
+    assert await over_http.refused([BEARER], None, "team/app", "pull")
+    assert await over_http.authorization("team/app", "pull") == "Bearer hunter2"
+    with pytest.raises(AuthError, match="refused the token of registry 'mine'") as caught:
+        await over_http.refused([BEARER], "Bearer hunter2", "team/app", "pull")
+    assert "hunter2" not in repr(caught.value)
+    assert not over_http.forbidden("Bearer hunter2")
+    assert tokens.asked == []
+
+
+# Sharing ---------------------------------------------------------------------------------------------
+
+
+async def ask_together(
+    count: int, ask: Callable[[int], Awaitable[str | None]], then: Callable[[], None] = lambda: None
+) -> list[str | SyncError | None]:
+    """Start `count` askers, let all of them wait, call `then`, and return what each got."""
+    results: list[str | SyncError | None] = [None] * count
+
+    async def one(number: int) -> None:
+        try:
+            results[number] = await ask(number)
+        except SyncError as error:
+            results[number] = error
+
+    async with anyio.create_task_group() as group:
+        for number in range(count):
+            group.start_soon(one, number)
+        await anyio.wait_all_tasks_blocked()
+        then()
+    return results
+
+
+@pytest.mark.anyio
+async def test_twenty_askers_share_one_token_request() -> None:
+    tokens = Tokens()
+    at = await challenged(tokens, USER)
+    tokens.open = anyio.Event()
+    got = await ask_together(20, lambda number: at.authorization("team/app", "pull"), tokens.open.set)
+    assert got == ["Bearer t1"] * 20
+    assert len(tokens.asked) == 1
+    assert await at.authorization("team/app", "pull") == "Bearer t1"
+    assert len(tokens.asked) == 1
+
+
+@pytest.mark.anyio
+async def test_askers_for_repositories_under_way_wait_for_the_same_request() -> None:
+    tokens = Tokens()
+    at = await challenged(tokens, USER)
+    for number in range(8):
+        at.declare(f"team/{number}", "pull")
+    tokens.open = anyio.Event()
+    got = await ask_together(8, lambda number: at.authorization(f"team/{number}", "pull"), tokens.open.set)
+    assert got == ["Bearer t1"] * 8
+    assert len(tokens.asked) == 1
+
+
+@pytest.mark.anyio
+async def test_the_next_waiter_takes_over_when_the_asker_in_front_is_cancelled() -> None:
+    """style.md habit 10: one caller's cancellation never poisons shared work."""
+    tokens = Tokens()
+    at = await challenged(tokens, USER)
+    tokens.open = anyio.Event()
+    front = anyio.CancelScope()
+
+    async def ask(number: int) -> str | None:
+        if number:
+            return await at.authorization("team/app", "pull")
+        with front:
+            return await at.authorization("team/app", "pull")
+        return "cancelled"
+
+    results: list[str | SyncError | None] = []
+
+    async def run() -> None:
+        results.extend(await ask_together(6, ask))
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(run)
+        await anyio.wait_all_tasks_blocked()
+        assert len(tokens.asked) == 1
+        front.cancel()
+        await anyio.wait_all_tasks_blocked()
+        assert len(tokens.asked) == 2
+        tokens.open.set()
+    assert results == ["cancelled", *["Bearer t2"] * 5]
+    assert len(tokens.asked) == 2
+
+
+@pytest.mark.anyio
+async def test_a_waiter_that_is_cancelled_disturbs_nobody() -> None:
+    tokens = Tokens()
+    at = await challenged(tokens, USER)
+    tokens.open = anyio.Event()
+
+    async def ask(number: int) -> str | None:
+        with anyio.CancelScope() as scope:
+            if number == 1:
+                scope.cancel()
+            return await at.authorization("team/app", "pull")
+        return "cancelled"
+
+    assert await ask_together(3, ask, tokens.open.set) == ["Bearer t1", "cancelled", "Bearer t1"]
+    assert len(tokens.asked) == 1
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    "failure",
+    [
+        pytest.param(answer(401), id="refused"),
+        pytest.param(answer(503, retry_after="7"), id="unavailable"),
+        pytest.param(ConnectFailed("no route"), id="unreachable"),
+    ],
+)
+async def test_a_failure_is_shared_and_each_asker_gets_its_own_error(failure: Answer | SyncError) -> None:
+    tokens = Tokens(failure)
+    at = await challenged(tokens, USER)
+    tokens.open = anyio.Event()
+
+    async def ask(number: int) -> str | None:
+        try:
+            return await at.authorization("team/app", "pull")
+        except SyncError as error:
+            error.located(Side.SOURCE, "GET", f"reference {number}")
+            raise
+
+    got = await ask_together(20, ask, tokens.open.set)
+    assert len(tokens.asked) == 1
+    errors = [error for error in got if isinstance(error, SyncError)]
+    assert len({id(error) for error in errors}) == 20
+    assert [error.reference for error in errors] == [f"reference {number}" for number in range(20)]
+    assert len({(type(error), error.message, error.retryable) for error in errors}) == 1
+    # Nothing of the failure stays: the next asker tries again.
+    assert await at.authorization("team/app", "pull") == "Bearer t2"
+
+
+# Scopes ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.anyio
+async def test_one_request_covers_eight_declared_repositories_the_needed_one_first() -> None:
+    tokens = Tokens()
+    at = await challenged(tokens, USER)
+    for number in range(9):
+        at.declare(f"team/{number}", "pull")
+    assert await at.authorization("team/5", "pull") == "Bearer t1"
+    assert tokens.scopes() == [[f"team/{number}:pull" for number in (5, 0, 1, 2, 3, 4, 6, 7)]]
+    for number in range(8):
+        assert await at.authorization(f"team/{number}", "pull") == "Bearer t1"
+    assert await at.authorization("team/8", "pull") == "Bearer t2"
+    assert tokens.scopes()[1:] == [["team/8:pull"]]
+
+
+@pytest.mark.anyio
+async def test_a_declared_target_asks_for_pull_and_push_at_once() -> None:
+    tokens = Tokens()
+    at = await challenged(tokens, USER)
+    at.declare("team/app", "pull")
+    at.declare("team/app", "pull,push")
+    assert await at.authorization("team/app", "pull") == "Bearer t1"
+    assert await at.authorization("team/app", "pull,push") == "Bearer t1"
+    assert tokens.scopes() == [["team/app:pull,push"]]
+
+
+@pytest.mark.anyio
+async def test_without_a_declaration_push_is_never_asked_for() -> None:
+    """Quay creates the repository when a token with push is asked for (protocol-facts.md section 2.2)."""
+    tokens = Tokens()
+    at = await challenged(tokens, USER)
+    await at.authorization("team/app", "pull")
+    assert tokens.scopes() == [["team/app:pull"]]
+    assert await at.authorization("team/app", "pull,push") == "Bearer t2"
+    assert len(tokens.asked) == 2
+
+
+@pytest.mark.anyio
+async def test_a_mounts_source_is_part_of_what_is_needed() -> None:
+    tokens = Tokens()
+    at = await challenged(tokens, USER)
+    await at.authorization("team/app", "pull,push")
+    assert await at.authorization("team/app", "pull,push", extra=[("team/base", "pull")]) == "Bearer t2"
+    assert await at.authorization("team/base", "pull") == "Bearer t2"
+    assert tokens.scopes() == [["team/app:pull,push"], ["team/app:pull,push", "team/base:pull"]]
+
+
+async def narrowed(at: Authenticator, tokens: Tokens) -> None:
+    """Assert that from here each request has its own token, asked for once."""
+    asked = len(tokens.asked)
+    for _ in range(2):
+        for number in (1, 2):
+            assert await at.authorization(f"team/{number}", "pull") == f"Bearer t{asked + number}"
+    assert tokens.scopes()[asked:] == [["team/1:pull"], ["team/2:pull"]]
+    assert at.learnt[1]
+
+
+@pytest.mark.anyio
+async def test_a_403_to_a_wide_token_makes_the_host_one_scope() -> None:
+    tokens = Tokens()
+    at = await challenged(tokens, USER)
+    for number in (1, 2):
+        at.declare(f"team/{number}", "pull,push")
+    used = await at.authorization("team/1", "pull")
+    assert not at.learnt[1]
+    assert at.forbidden(used)
+    await narrowed(at, tokens)
+    # A second 403 that comes in for the wide token is worth a repetition, one for an exact token is not.
+    assert at.forbidden(used)
+    assert not at.forbidden(await at.authorization("team/1", "pull"))
+    assert len(tokens.asked) == 3
+
+
+@pytest.mark.anyio
+async def test_a_403_to_an_exact_token_or_to_none_is_final() -> None:
+    tokens = Tokens()
+    at = await challenged(tokens, USER)
+    used = await at.authorization("team/app", "pull")
+    assert not at.forbidden(used)
+    assert not at.forbidden(None)
+    assert not at.forbidden(BASIC)
+    assert not at.learnt[1]
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    ("error", "refused", "narrow"),
+    [
+        pytest.param("insufficient_scope", "team/1", True, id="insufficient-scope"),
+        pytest.param("", "team/2", True, id="only-the-first-scope-counted"),
+        pytest.param("", "team/1", False, id="the-first-scope-refused"),
+        pytest.param("invalid_token", "team/2", False, id="token-invalid"),
+    ],
+)
+async def test_what_a_401_to_a_wide_token_teaches(error: str, refused: str, narrow: bool) -> None:
+    tokens = Tokens()
+    at = await challenged(tokens, USER)
+    for number in (1, 2):
+        at.declare(f"team/{number}", "pull")
+    used = await at.authorization("team/1", "pull")
+    challenge = f'Bearer realm="{REALM}",scope="repository:{refused}:pull",error="{error}"'
+    assert await at.refused([challenge], used, refused, "pull")
+    if narrow:
+        await narrowed(at, tokens)
+    else:
+        assert await at.authorization("team/1", "pull") == "Bearer t2"
+        assert len(tokens.scopes()[1]) == 2
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("status", [400, 403, 404, 414])
+async def test_a_repository_that_spoils_a_wide_request_is_left_out(status: int) -> None:
+    """ghcr answers 403 to the whole token request when one repository is out of bounds."""
+    tokens = Tokens(answer(status))
+    at = await challenged(tokens, USER)
+    for number in (1, 2):
+        at.declare(f"team/{number}", "pull")
+    assert await at.authorization("team/1", "pull") == "Bearer t2"
+    assert tokens.scopes() == [["team/1:pull", "team/2:pull"], ["team/1:pull"]]
+    assert at.learnt[1]
+
+
+@pytest.mark.anyio
+async def test_a_wrong_password_is_tried_once_however_many_repositories_wait() -> None:
+    tokens = Tokens(answer(401))
+    at = await challenged(tokens, USER)
+    for number in range(20):
+        at.declare(f"team/{number}", "pull")
+    with pytest.raises(AuthError):
+        await at.authorization("team/1", "pull")
+    assert len(tokens.asked) == 1
+
+
+@pytest.mark.anyio
+async def test_a_scope_for_the_whole_host_is_used_as_it_is() -> None:
+    """ECR Public: scope="aws", whatever the repository (protocol-facts.md section 2.1)."""
+    tokens = Tokens()
+    at = await challenged(tokens, None, f'Bearer realm="{REALM}",service="s",scope="aws"')
+    at.declare("team/1", "pull")
+    assert await at.authorization("team/app", "pull") == "Bearer t1"
+    assert await at.authorization("team/1", "pull") == "Bearer t1"
+    assert tokens.scopes() == [["aws"]]
+
+
+@pytest.mark.anyio
+async def test_a_registrys_own_name_for_a_repository_is_used() -> None:
+    tokens = Tokens()
+    challenge = f'Bearer realm="{REALM}",scope="repository:local/team/app:pull"'
+    at = await challenged(tokens, None, challenge)
+    assert await at.authorization("team/app", "pull") == "Bearer t1"
+    assert tokens.scopes() == [["local/team/app:pull"]]
+
+
+@pytest.mark.anyio
+async def test_insufficient_scope_asks_for_what_the_challenge_says() -> None:
+    tokens = Tokens()
+    at = await challenged(tokens, USER)
+    used = await at.authorization("team/app", "pull")
+    more = f'Bearer realm="{REALM}",scope="repository:team/app:pull,metadata",error="insufficient_scope"'
+    assert await at.refused([more], used, "team/app", "pull")
+    await at.authorization("team/app", "pull")
+    assert tokens.scopes()[1:] == [["team/app:pull,metadata"]]
+
+
+# Lifetimes -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    ("document", "lasts"),
+    [
+        pytest.param({"token": "t", "expires_in": 300}, 270, id="less-ten-per-cent"),
+        pytest.param({"token": "t", "expires_in": "300"}, 270, id="as-a-string"),
+        pytest.param({"token": "t", "expires_in": 300.0}, 270, id="as-a-float"),
+        pytest.param({"token": "t", "expires_in": 5}, 54, id="below-the-minimum"),
+        pytest.param({"token": "t", "expires_in": -1}, 54, id="negative"),
+        pytest.param({"token": "t", "expires_in": 10**12}, 77760, id="beyond-a-day"),
+        pytest.param({"access_token": "t", "expires_in": 300}, 270, id="access-token"),
+        pytest.param({"token": jwt(iat=5000, exp=5100)}, 90, id="jwt-by-its-own-clock"),
+        pytest.param({"token": jwt(exp=1_700_000_100)}, 90, id="jwt-by-ours"),
+        pytest.param({"token": jwt(exp=1_700_000_100), "expires_in": 1000}, 900, id="expires-in-beats-jwt"),
+    ],
+)
+async def test_a_token_is_renewed_before_it_expires(document: object, lasts: float) -> None:
+    tokens, clock = Tokens(answer(200, document)), Clock()
+    at = await challenged(tokens, USER, clock=clock)
+    first = await at.authorization("team/app", "pull")
+    clock.now += lasts - 0.5
+    assert await at.authorization("team/app", "pull", before_body=True) == first
+    assert len(tokens.asked) == 1
+    clock.now += 1
+    assert await at.authorization("team/app", "pull") == "Bearer t2"
+    assert len(tokens.asked) == 2
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    "token", ["opaque", "a.b.c", "a.!.c", "a..c", jwt(exp="soon"), jwt(exp=True), "a." + "W10" + ".c"]
+)
+async def test_a_token_of_unknown_lifetime_serves_until_refused_but_not_before_a_body(token: str) -> None:
+    tokens, clock = Tokens(answer(200, {"token": token})), Clock()
+    at = await challenged(tokens, USER, clock=clock)
+    await at.authorization("team/app", "pull")
+    clock.now += 59
+    assert await at.authorization("team/app", "pull", before_body=True) == f"Bearer {token}"
+    clock.now += 100_000
+    assert await at.authorization("team/app", "pull") == f"Bearer {token}"
+    assert len(tokens.asked) == 1
+    assert await at.authorization("team/app", "pull", before_body=True) == "Bearer t2"
+    assert await at.authorization("team/app", "pull") == "Bearer t2"
+    assert len(tokens.asked) == 2
+
+
+@pytest.mark.anyio
+async def test_a_lifetime_counts_from_the_asking() -> None:
+    tokens, clock = Tokens(), Clock()
+    at = await challenged(tokens, USER, clock=clock)
+    tokens.open = anyio.Event()
+
+    def answer_late() -> None:
+        clock.now += 200
+        tokens.open.set()
+
+    await ask_together(1, lambda number: at.authorization("team/app", "pull"), answer_late)
+    clock.now += 80
+    assert await at.authorization("team/app", "pull") == "Bearer t2"
+
+
+@pytest.mark.anyio
+async def test_a_401_drops_that_token_only() -> None:
+    tokens = Tokens()
+    at = await challenged(tokens, USER)
+    assert await at.authorization("team/app", "pull") == "Bearer t1"
+    assert await at.authorization("team/other", "pull") == "Bearer t2"
+    assert await at.refused([BEARER], "Bearer t1", "team/app", "pull")
+    assert await at.authorization("team/other", "pull") == "Bearer t2"
+    assert await at.authorization("team/app", "pull") == "Bearer t3"
+    assert len(tokens.asked) == 3
+
+
+@pytest.mark.anyio
+async def test_a_401_to_an_older_token_is_simply_repeated() -> None:
+    tokens = Tokens()
+    at = await challenged(tokens, USER)
+    await at.authorization("team/app", "pull")
+    for _ in range(20):
+        assert await at.refused([BEARER], "Bearer t1", "team/app", "pull")
+        assert await at.authorization("team/app", "pull") == "Bearer t2"
+    assert len(tokens.asked) == 2
+
+
+@pytest.mark.anyio
+async def test_a_401_without_challenge_to_a_token_renews_it() -> None:
+    tokens = Tokens()
+    at = await challenged(tokens, USER)
+    used = await at.authorization("team/app", "pull")
+    assert await at.refused([], used, "team/app", "pull")
+    assert await at.authorization("team/app", "pull") == "Bearer t2"
+
+
+# The token service's answers ---------------------------------------------------------------------------
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    ("reply", "credential", "complaint", "fatal"),
+    [
+        pytest.param(
+            answer(401), USER, "refused the credentials from credentials of", True, id="wrong-password"
+        ),
+        pytest.param(
+            answer(401),
+            None,
+            "no token for team/app (pull) without credentials: status 401",
+            False,
+            id="open",
+        ),
+        pytest.param(
+            answer(403, {"errors": [{"code": "DENIED", "message": "not yours, hunter2"}]}),
+            USER,
+            "gives no token for team/app (pull) to the credentials from credentials of registry 'mine': "
+            "status 403: not yours, ***",
+            False,
+            id="denied",
+        ),
+        pytest.param(
+            answer(400, {"details": "bad\x1b[2J\nscope"}),
+            None,
+            "status 400: bad[2J scope",
+            False,
+            id="details",
+        ),
+        pytest.param(answer(404, {"error": "unknown"}), None, "status 404: unknown", False, id="error-field"),
+        pytest.param((404, {}, b"<html>"), None, "status 404", False, id="html"),
+        pytest.param(
+            answer(302, None, location="https://evil.test/"), USER, "redirects (302)", False, id="redirect"
+        ),
+        pytest.param((200, {}, b""), USER, "without a usable token", False, id="empty"),
+        pytest.param((200, {}, b"[" * 200_000), USER, "without a usable token", False, id="deep"),
+        pytest.param(answer(200, []), USER, "without a usable token", False, id="list"),
+        pytest.param(answer(200, {"token": ""}), USER, "without a usable token", False, id="empty-token"),
+        pytest.param(answer(200, {"token": 5}), USER, "without a usable token", False, id="number"),
+        pytest.param(
+            answer(200, {"token": "a\r\nX: b"}), USER, "without a usable token", False, id="line-break"
+        ),
+        pytest.param(answer(200, {"token": "ü"}), USER, "without a usable token", False, id="not-ascii"),
+    ],
+)
+async def test_what_the_token_service_refuses_is_said_once_and_clean(
+    reply: Answer, credential: Credential | None, complaint: str, fatal: bool
+) -> None:
+    tokens = Tokens(reply)
+    at = await challenged(tokens, credential)
+    with pytest.raises(AuthError) as caught:
+        await at.authorization("team/app", "pull")
+    assert complaint in caught.value.message
+    assert "token service auth.example.org" in caught.value.message
+    assert caught.value.fatal is fatal
+    assert caught.value.message.isprintable()
+    assert "hunter2" not in f"{caught.value!r}{caught.value.hint}"
+    assert len(tokens.asked) == 1
+    if reply[0] in (401, 403, 404, 400):
+        assert (caught.value.hint is not None) is (credential is None or reply[0] == 401)
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(("status", "wait"), [(429, "7"), (503, None), (500, "0"), (408, None)])
+async def test_a_token_service_in_trouble_may_be_asked_again(status: int, wait: str | None) -> None:
+    headers = {"retry_after": wait} if wait is not None else {}
+    tokens = Tokens(answer(status, {"message": "hunter2"}, **headers))
+    at = await challenged(tokens, USER)
+    with pytest.raises(RegistryError) as caught:
+        await at.authorization("team/app", "pull")
+    assert caught.value.retryable
+    assert caught.value.retry_after == (None if wait is None else float(wait))
+    assert "hunter2" not in caught.value.message
+    assert await at.authorization("team/app", "pull") == "Bearer t2"
+
+
+IDENTITY = Credential("id", "00000000", identity_token="hunter2", origin="a file")
+
+
+@pytest.mark.anyio
+async def test_an_identity_token_is_exchanged_by_post_and_its_successor_kept() -> None:
+    tokens = Tokens(answer(200, {"access_token": "a1", "expires_in": 300, "refresh_token": "hunter3"}))
+    at = await challenged(tokens, IDENTITY)
+    at.declare("team/other", "pull")
+    assert await at.authorization("team/app", "pull") == "Bearer a1"
+    assert await at.authorization("team/third", "pull") == "Bearer t2"
+    method, url, headers, body = tokens.asked[0]
+    assert (method, url) == ("POST", REALM)
+    assert headers == [("Content-Type", "application/x-www-form-urlencoded")]
+    assert parse_qsl(body.decode()) == [
+        ("grant_type", "refresh_token"),
+        ("service", "registry.example.org"),
+        ("client_id", "regsync"),
+        ("scope", "repository:team/app:pull repository:team/other:pull"),
+        ("refresh_token", "hunter2"),
+    ]
+    assert ("refresh_token", "hunter3") in parse_qsl(tokens.asked[1][3].decode())
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("status", [400, 401, 404, 405])
+async def test_get_is_tried_where_the_post_flow_is_missing(status: int) -> None:
+    tokens = Tokens(answer(status))
+    at = await challenged(tokens, IDENTITY)
+    assert await at.authorization("team/app", "pull") == "Bearer t2"
+    assert [request[0] for request in tokens.asked] == ["POST", "GET"]
+    assert tokens.asked[1][2] == [
+        ("Authorization", "Basic " + base64.b64encode(b"00000000:hunter2").decode())
+    ]
+
+
+@pytest.mark.anyio
+async def test_get_is_not_tried_without_a_user_name() -> None:
+    tokens = Tokens(answer(401))
+    at = await challenged(tokens, Credential("id", identity_token="hunter2", origin="a file"))
+    with pytest.raises(AuthError, match="refused the credentials from a file"):
+        await at.authorization("team/app", "pull")
+    assert len(tokens.asked) == 1
+
+
+# What an earlier run learnt ----------------------------------------------------------------------------
+
+
+@pytest.mark.anyio
+async def test_a_recalled_challenge_saves_the_bare_request() -> None:
+    tokens = Tokens()
+    earlier = await challenged(Tokens(), USER)
+    assert earlier.learnt == (Challenge("bearer", REALM, "registry.example.org"), False)
+    at = login(tokens, USER)
+    at.recall(*earlier.learnt)
+    assert await at.authorization("team/app", "pull") == "Bearer t1"
+
+
+@pytest.mark.anyio
+async def test_a_recalled_realm_is_checked_again() -> None:
+    tokens = Tokens()
+    at = login(tokens, USER)
+    at.recall(Challenge("bearer", "https://evil.test/token"), False)
+    assert await at.authorization("team/app", "pull") is None
+    assert tokens.asked == []
+
+
+@pytest.mark.anyio
+async def test_a_recalled_challenge_that_no_longer_serves_is_forgotten() -> None:
+    tokens = Tokens(answer(404))
+    at = login(tokens, USER)
+    at.recall(Challenge("bearer", REALM), True)
+    assert await at.authorization("team/app", "pull") is None
+    assert at.learnt == (None, True)
+    assert await at.refused([BEARER], None, "team/app", "pull")
+    assert await at.authorization("team/app", "pull") == "Bearer t2"
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(("scheme", "sent"), [("https", BASIC), ("http", None)])
+async def test_recalled_basic_is_sent_at_once_over_https_only(scheme: str, sent: str | None) -> None:
+    at = login(Tokens(), USER, scheme=scheme)
+    at.recall(Challenge("basic", "here"), False)
+    assert await at.authorization("team/app", "pull") == sent
+
+
+@pytest.mark.anyio
+async def test_recall_does_not_overrule_what_this_run_was_told() -> None:
+    at = await challenged(Tokens(), USER)
+    at.recall(Challenge("bearer", "https://old.example.org/token"), False)
+    assert at.learnt[0] == Challenge("bearer", REALM, "registry.example.org")
