@@ -15,7 +15,7 @@ import anyio
 
 from _regsync import oci, plan, tags
 from _regsync.config import MappingRule, Registry
-from _regsync.errors import ContentError, RegistryError, Side, SyncError
+from _regsync.errors import RegistryError, Side, SyncError
 from _regsync.oci import Manifest
 from _regsync.registry import Repository
 from _regsync.state import Knowledge
@@ -228,13 +228,9 @@ class Discovery:
         """Fetch a child once per digest and run (rule 8), and hold it against its descriptor."""
 
         async def ask() -> Manifest:
-            return await source.get_manifest(entry.digest, media_type=entry.media_type)
+            return await source.get_manifest(entry.digest, expected=entry)
 
-        manifest = await self._manifests.setdefault((*source.key, entry.digest), _Once()).get(ask)
-        if len(manifest.body) != entry.size:
-            wrong = ContentError(f"the manifest has {len(manifest.body)} bytes, its index says {entry.size}")
-            raise wrong.located(Side.SOURCE, "fetch manifest", source.reference(entry.digest))
-        return manifest
+        return await self._manifests.setdefault((*source.key, entry.digest), _Once()).get(ask)
 
     async def _children(self, source: Repository, entries: tuple[oci.Descriptor, ...]) -> dict[str, Manifest]:
         fetched: dict[str, Manifest] = {}
@@ -272,7 +268,7 @@ class Discovery:
     ) -> plan.Tree:
         """Fetch everything below the root that is not at hand yet, level by level."""
         level = (root, *fetched.values())
-        for _ in range(plan.DEEPEST + 1):
+        for _ in range(oci.MAX_INDEX_DEPTH + 1):
             entries = {entry.digest: entry for each in level for entry in each.children}
             missing = tuple(entry for digest, entry in entries.items() if digest not in fetched)
             if not missing:
@@ -286,7 +282,7 @@ class Discovery:
     async def _nested(self, source: Repository, index: Manifest) -> dict[str, Manifest]:
         nested: dict[str, Manifest] = {}
         pending = oci.nested_indexes(index)
-        for _ in range(plan.DEEPEST):
+        for _ in range(oci.MAX_INDEX_DEPTH):
             found = await self._children(source, pending)
             nested.update(found)
             pending = tuple(entry for each in found.values() for entry in oci.nested_indexes(each))

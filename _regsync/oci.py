@@ -14,8 +14,8 @@ import binascii
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, NoReturn, TypeVar
+from types import MappingProxyType
+from typing import Any, NamedTuple, NoReturn, TypeVar
 
 from _regsync import fips
 from _regsync.errors import ConfigError, ContentError, clean
@@ -43,9 +43,7 @@ ACCEPT_MANIFESTS = ", ".join((_OCI_INDEX, _DOCKER_LIST, _OCI_MANIFEST, _DOCKER_M
 # Sent by servers that do not know what they hold; the document decides then.
 _GENERIC_TYPES = frozenset({"", "application/json", "application/octet-stream", "text/plain"})
 # protocol-facts.md section 1.6: by media type, never by the presence of `urls`.
-_FOREIGN = re.compile(
-    r"application/vnd\.(?:oci\.image\.layer\.nondistributable|docker\.image\.rootfs\.foreign)\."
-)
+_FOREIGN = r"application/vnd\.(?:oci\.image\.layer\.nondistributable|docker\.image\.rootfs\.foreign)\."
 EMPTY_CONFIG_BODY = b"{}"
 EMPTY_CONFIG_DIGEST = "sha256:44136fa355b3678a1146ad16f7e8649e94fb4fc21fe77e8310c060f61caaff8a"
 
@@ -60,21 +58,24 @@ MAX_INDEX_DEPTH = 4
 # Part of the key under which trimmed digests are remembered: whoever changes `trim_index` raises it.
 TRIM_RULE = 1
 
-# protocol-facts.md section 1.1.
+_NONE: Mapping[str, str] = MappingProxyType({})
+
+# protocol-facts.md section 1.1. Patterns are compiled by `re` when they are first used: a start that
+# needs few of them does not pay for all.
 _NAME_PART = r"[a-z0-9]+(?:(?:\.|__?|-+)[a-z0-9]+)*"
-_REPOSITORY = re.compile(rf"{_NAME_PART}(?:/{_NAME_PART})*")
+_REPOSITORY = rf"{_NAME_PART}(?:/{_NAME_PART})*"
 _MAX_NAME = 255
-_TAG = re.compile(r"[a-zA-Z0-9_][a-zA-Z0-9._-]{0,127}")
-_DIGEST = re.compile(r"([a-z0-9]+(?:[+._-][a-z0-9]+)*):([a-zA-Z0-9=_-]+)")
-_REFERRER_TAG = re.compile(r"sha256-[a-f0-9]{64}(?:\.(?:sig|att|sbom))?")
+_TAG = r"[a-zA-Z0-9_][a-zA-Z0-9._-]{0,127}"
+_DIGEST = r"([a-z0-9]+(?:[+._-][a-z0-9]+)*):([a-zA-Z0-9=_-]+)"
+_REFERRER_TAG = r"sha256-[a-f0-9]{64}(?:\.(?:sig|att|sbom))?"
 # RFC 6838 section 4.2; a parameter is forgiven: some push files as `text/plain; charset=utf-8`.
 _TYPE_NAME = r"[a-zA-Z0-9][a-zA-Z0-9!#$&^_.+-]{0,126}"
-_MEDIA_TYPE = re.compile(rf"{_TYPE_NAME}/{_TYPE_NAME}(?: ?;[ -~]{{0,99}})?")
-_PLATFORM_PART = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
+_MEDIA_TYPE = rf"{_TYPE_NAME}/{_TYPE_NAME}(?: ?;[ -~]{{0,99}})?"
+_PLATFORM_PART = r"[a-z0-9][a-z0-9._-]{0,63}"
 _HOST_LABEL = r"[a-z0-9_](?:[a-z0-9_-]*[a-z0-9_])?"
-_HOST = re.compile(rf"{_HOST_LABEL}(?:\.{_HOST_LABEL})*")
-_PORT = re.compile(r"0*([1-9][0-9]{0,4})")
-_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
+_HOST = rf"{_HOST_LABEL}(?:\.{_HOST_LABEL})*"
+_PORT = r"0*([1-9][0-9]{0,4})"
+_SCHEME = r"[A-Za-z][A-Za-z0-9+.-]*://"
 
 DOCKER_HUB = "docker.io"
 # protocol-facts.md section 7.2.
@@ -83,17 +84,17 @@ DOCKER_HUB_NAMES = frozenset({DOCKER_HUB, "index.docker.io", "registry-1.docker.
 
 def is_repository(text: str) -> bool:
     """Tell whether `text` is a repository name."""
-    return len(text) <= _MAX_NAME and _REPOSITORY.fullmatch(text) is not None
+    return len(text) <= _MAX_NAME and re.fullmatch(_REPOSITORY, text) is not None
 
 
 def is_tag(text: str) -> bool:
     """Tell whether `text` is a tag."""
-    return _TAG.fullmatch(text) is not None
+    return re.fullmatch(_TAG, text) is not None
 
 
 def check_digest(text: str) -> str:
     """Return `text` when it is a digest that this program can verify; ContentError otherwise."""
-    match = _DIGEST.fullmatch(text)
+    match = re.fullmatch(_DIGEST, text)
     length = fips.DIGEST_HEX_LENGTHS.get(match[1]) if match else 0
     if match and length is None:
         known = " and ".join(fips.DIGEST_HEX_LENGTHS)
@@ -122,11 +123,10 @@ def referrers_tag(digest: str) -> str:
 
 def is_referrer_tag(tag: str) -> bool:
     """Tell whether a tag names referrers or cosign's attachments, not an image (design.md section 5)."""
-    return _REFERRER_TAG.fullmatch(tag) is not None
+    return re.fullmatch(_REFERRER_TAG, tag) is not None
 
 
-@dataclass(frozen=True, slots=True)
-class Reference:
+class Reference(NamedTuple):
     """An image by host (with its port; one name for Docker Hub), repository, and tag or digest or neither."""
 
     host: str
@@ -153,7 +153,7 @@ def parse_reference(text: str, *, default_host: str = DOCKER_HUB) -> Reference:
         # Not shown: what stands before the @ may be a password.
         raise ConfigError("a reference holds no user name or password; give credentials in the configuration")
     try:
-        if scheme := _SCHEME.match(name):
+        if scheme := re.match(_SCHEME, name):
             raise ValueError(f"leave out {scheme[0]!r}, write HOST/REPOSITORY[:TAG]")
         host, rest = _split_host(name, default_host)
         repository, colon, tag = rest.partition(":")
@@ -185,7 +185,7 @@ def _split_host(name: str, default_host: str) -> tuple[str, str]:
     host, colon, port = first.lower().rpartition(":")
     if not colon or "]" in port:
         host, colon, port = first.lower(), "", ""
-    number = _PORT.fullmatch(port)
+    number = re.fullmatch(_PORT, port)
     if colon and not (number and int(number[1]) < 65536):
         raise ValueError(f"{port!r} is not a port (1 to 65535)")
     if host.startswith("["):
@@ -196,15 +196,14 @@ def _split_host(name: str, default_host: str) -> tuple[str, str]:
         host = f"[{ipaddress.IPv6Address(host[1:-1])}]"
     elif ":" in host:
         raise ValueError("put brackets around an IPv6 host: [ADDRESS]:PORT")
-    elif len(host) > 253 or not _HOST.fullmatch(host):
+    elif len(host) > 253 or not re.fullmatch(_HOST, host):
         raise ValueError(f"{host!r} is not a host name")
     if host in DOCKER_HUB_NAMES and port in ("", "443"):
         return DOCKER_HUB, rest
     return (f"{host}:{number[1]}" if number else host), rest
 
 
-@dataclass(frozen=True, slots=True)
-class Platform:
+class Platform(NamedTuple):
     """An operating system and architecture, with a variant when one is named."""
 
     os: str
@@ -218,7 +217,7 @@ class Platform:
 def parse_platform(text: str) -> Platform:
     """Read `os/arch[/variant]`, lower-casing it; ValueError when it is something else."""
     parts = text.lower().split("/")
-    if len(parts) not in (2, 3) or not all(map(_PLATFORM_PART.fullmatch, parts)):
+    if len(parts) not in (2, 3) or not all(re.fullmatch(_PLATFORM_PART, part) for part in parts):
         raise ValueError(f"{clean(text, 100)!r} is not OS/ARCH[/VARIANT], as in linux/arm64")
     return Platform(*parts)
 
@@ -231,22 +230,21 @@ def platform_matches(wanted: Platform, have: Platform) -> bool:
     return wanted.variant is None or wanted.variant == variant
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Descriptor:
+class Descriptor(NamedTuple):
     """What a document says of a blob or manifest; `data` only when it is that content, verified."""
 
     media_type: str
     digest: str
     size: int
     platform: Platform | None = None
-    annotations: Mapping[str, str] = field(default_factory=dict, hash=False)
+    annotations: Mapping[str, str] = _NONE
     artifact_type: str | None = None
-    data: bytes | None = field(default=None, repr=False)
+    data: bytes | None = None
 
     @property
     def is_foreign(self) -> bool:
         """Whether this is a layer that is not to be pushed (protocol-facts.md section 1.6)."""
-        return _FOREIGN.match(self.media_type) is not None
+        return re.match(_FOREIGN, self.media_type) is not None
 
     @property
     def is_index(self) -> bool:
@@ -259,8 +257,7 @@ class Descriptor:
         return self.annotations.get("vnd.docker.reference.digest") if unknown else None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Manifest:
+class Manifest(NamedTuple):
     """A manifest or index: its bytes as they came, and what of them matters for a copy.
 
     `digest` is the one asked for, else the sha256. `artifact_type` falls back to the config's media type.
@@ -268,14 +265,14 @@ class Manifest:
 
     media_type: str
     digest: str
-    body: bytes = field(repr=False)
+    body: bytes
     is_index: bool = False
     config: Descriptor | None = None
     layers: tuple[Descriptor, ...] = ()
     children: tuple[Descriptor, ...] = ()
     subject: Descriptor | None = None
     artifact_type: str | None = None
-    annotations: Mapping[str, str] = field(default_factory=dict, hash=False)
+    annotations: Mapping[str, str] = _NONE
 
     @property
     def size(self) -> int:
@@ -347,7 +344,7 @@ def _settle_type(document: dict[str, Any], stated: str, received: str) -> str:
     media_type = inside or ("" if stated in _GENERIC_TYPES else stated)
     if not media_type:
         media_type = _OCI_INDEX if is_index else _OCI_MANIFEST if is_image else ""
-    if not (media_type.startswith("application/") and _MEDIA_TYPE.fullmatch(media_type)):
+    if not (media_type.startswith("application/") and re.fullmatch(_MEDIA_TYPE, media_type)):
         raise ContentError(f"neither a manifest nor an index; {received}")
     if media_type in INDEX_TYPES | _IMAGE_TYPES:
         fits = document.get("config") is not None and not is_index
@@ -396,7 +393,7 @@ def _descriptor(value: object, where: str) -> Descriptor:
         raise ContentError(f"{where} is not an object")
     try:
         media_type = _field(value, "mediaType", str, "")
-        if not _MEDIA_TYPE.fullmatch(media_type):
+        if not re.fullmatch(_MEDIA_TYPE, media_type):
             raise ContentError(f"{clean(media_type, 100)!r} is not a media type")
         size = value.get("size")
         # A bool is an int in Python; sizes are int64 in the specification.
@@ -503,8 +500,7 @@ def _refuse(text: str) -> NoReturn:
     raise ContentError(f"the document holds the number {clean(text, 40)}, which cannot be kept as it is")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Trimmed:
+class Trimmed(NamedTuple):
     """An index as a platform filter leaves it; with `matched` empty nothing is kept or may be pushed.
 
     `manifest` is the source's own object when nothing drops. `kept` are the children to copy, nested indexes
@@ -557,7 +553,7 @@ def _trim(index: Manifest, wanted: Sequence[Platform], done: Mapping[str, Trimme
             hits = below.matched
             available.update(dict.fromkeys(below.available))
             if below.changed:
-                keep = replace(child, digest=below.manifest.digest, size=below.manifest.size, data=None)
+                keep = child._replace(digest=below.manifest.digest, size=below.manifest.size, data=None)
         elif child.platform and not child.attests:
             hits = frozenset(each for each in wanted if platform_matches(each, child.platform))
             available[str(child.platform)] = None
@@ -596,4 +592,4 @@ def _rewritten(index: Manifest, chosen: Sequence[Descriptor | None]) -> Manifest
         body = json.dumps(document, ensure_ascii=False, separators=(",", ":")).encode("utf-8")
     except UnicodeEncodeError as error:
         raise ContentError("an index with half a character (a lone surrogate) cannot be trimmed") from error
-    return replace(index, body=body, digest=digest_of(body), children=tuple(filter(None, chosen)))
+    return index._replace(body=body, digest=digest_of(body), children=tuple(filter(None, chosen)))

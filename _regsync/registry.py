@@ -132,14 +132,14 @@ class Repository:
             told = answer.headers.get("docker-content-digest")
             return Head(oci.check_digest(told) if told else None)
 
-    async def get_manifest(self, reference: str, *, media_type: str | None = None) -> Manifest:
+    async def get_manifest(self, reference: str, *, expected: Descriptor | None = None) -> Manifest:
         """Fetch a manifest by tag or digest; it is verified (I3). RegistryError 404 when absent.
 
-        `media_type` is that of an index entry; it is accepted beside the four common types.
+        `expected` is the index entry that names it: its media type is asked for, and all it says compared.
         """
         accept = oci.ACCEPT_MANIFESTS
-        if media_type and media_type not in accept:
-            accept = f"{accept}, {media_type}"
+        if expected is not None and expected.media_type not in accept:
+            accept = f"{accept}, {expected.media_type}"
         call = self._call("manifest_get", "GET", f"manifests/{reference}", ("Accept", accept))
         with self.located("fetch manifest", self.reference(reference)):
             answer = await self._transport.request(self.host, call, ok=(200,), limit=_MANIFEST_LIMIT)
@@ -150,6 +150,7 @@ class Repository:
                 answer.body,
                 content_type=answer.headers.get("content-type"),
                 digest=told,
+                expected=expected,
                 reference=self.reference(reference),
             )
 
