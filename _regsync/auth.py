@@ -406,12 +406,13 @@ class Authenticator:
         if not kinds & {"repository", "registry"}:
             # ECR Public: `aws`, whatever the repository.
             self._worded[None] = challenge.scope
-        elif "repository" in kinds and not any(
+            return
+        alien = "repository" in kinds and not any(
             word.startswith(f"repository:{repository}:") for word in words
-        ):
-            self._worded[repository, actions] = challenge.scope
+        )
+        if alien:
             self._narrow()
-        elif challenge.error == "insufficient_scope" and used is not None:
+        if alien or (challenge.error == "insufficient_scope" and used is not None):
             self._worded[repository, actions] = challenge.scope
 
     def _drop(self, challenge: Challenge, used: str | None, repository: str | None) -> None:
@@ -422,10 +423,8 @@ class Authenticator:
         self._tokens = {key: token for key, token in self._tokens.items() if token is not held}
         # "Some registries only look at the first scope" (protocol-facts.md section 2.3): refused before
         # its time, not as invalid, and for another repository than the first.
-        early = held.expires is not None or self._now() - held.born < _UNKNOWN_LIFE_BEFORE_BODY
-        ignored = (
-            early and challenge.error != "invalid_token" and repository != next(iter(held.scopes), repository)
-        )
+        early = self._is_live(held, True) and challenge.error != "invalid_token"
+        ignored = early and repository != next(iter(held.scopes), repository)
         if held.wide and (challenge.error == "insufficient_scope" or ignored):
             self._narrow()
 
@@ -442,15 +441,17 @@ class Authenticator:
             return scopes == needed
         return None in self._worded or _covers(scopes, needed)
 
-    def _held(self, needed: Scopes, before_body: bool = False) -> _Token | None:
-        now = self._now()
+    def _is_live(self, token: _Token, before_body: bool) -> bool:
+        if token.expires is not None:
+            return self._now() < token.expires
+        return not before_body or self._now() - token.born < _UNKNOWN_LIFE_BEFORE_BODY
+
+    def _held(self, needed: Scopes, before_body: bool) -> _Token | None:
         exact = self._tokens.get(_key(needed))
         # With one scope each there may be thousands, and only the exact one can serve.
         for token in [exact] if self._one_scope else [exact, *reversed(self._tokens.values())]:
-            if token is not None and (token.expires is None or now < token.expires):
-                outlives = token.expires is not None or now - token.born < _UNKNOWN_LIFE_BEFORE_BODY
-                if (outlives or not before_body) and self._serves(token.scopes, needed):
-                    return token
+            if token and self._serves(token.scopes, needed) and self._is_live(token, before_body):
+                return token
         return None
 
     async def _token(self, needed: Scopes, before_body: bool) -> _Token:
@@ -459,37 +460,41 @@ class Authenticator:
                 return token
             latch = next((latch for latch in self._pending if self._serves(latch.scopes, needed)), None)
             if latch is None:
-                return await self._lead(needed)
+                return await self._lead(needed, before_body)
             await latch.done.wait()
-            if latch.error is not None:
+            if latch.error is not None and self._serves(latch.scopes, needed):
                 raise _twin(latch.error) from latch.error
-            # Neither token nor error: that asker was cancelled, and the first to look again takes over.
+            # No token and no error for us: that asker was cancelled, or refused for a repository of its
+            # own. The first to look again takes over.
 
-    async def _lead(self, needed: Scopes) -> _Token:
-        latch = _Latch(self._compose(needed))
+    async def _lead(self, needed: Scopes, before_body: bool) -> _Token:
+        latch = _Latch(self._compose(needed, before_body))
         self._pending.append(latch)
         try:
-            return await self._ask(latch.scopes, needed)
+            token = await self._ask(latch, needed)
         except SyncError as error:
             latch.error = error
             raise
         finally:
             self._pending.remove(latch)
             latch.done.set()
+        if not (token.wide and self._one_scope):
+            kept = {key: held for key, held in self._tokens.items() if self._is_live(held, False)}
+            kept.pop(_key(token.scopes), None)
+            self._tokens = {**kept, _key(token.scopes): token}
+        return token
 
-    def _compose(self, needed: Scopes) -> Scopes:
+    def _compose(self, needed: Scopes, before_body: bool) -> Scopes:
         """Choose what one token request covers: what is needed, then what this run will need next."""
         if self._one_scope or None in self._worded:
             return needed
-        now, covered = self._now(), dict[str, str]()
-        live = [
-            token.scopes for token in self._tokens.values() if token.expires is None or now < token.expires
-        ]
+        covered: dict[str, str] = {}
+        live = [token.scopes for token in self._tokens.values() if self._is_live(token, before_body)]
         for scopes in (*live, *(latch.scopes for latch in self._pending)):
             for name, actions in scopes.items():
                 covered[name] = _union(covered.get(name, actions), actions)
         chosen = {
-            name: _union(self._declared.get(name, actions), actions) for name, actions in needed.items()
+            name: _union(actions, self._declared.get(name, actions)) for name, actions in needed.items()
         }
         for name, actions in self._declared.items():
             if len(chosen) >= _MOST_REPOSITORIES:
@@ -498,22 +503,20 @@ class Authenticator:
                 chosen[name] = actions
         return chosen
 
-    async def _ask(self, scopes: Scopes, needed: Scopes) -> _Token:
-        born, wide = self._now(), scopes != needed
+    async def _ask(self, latch: _Latch, needed: Scopes) -> _Token:
+        born, scopes = self._now(), latch.scopes
         status, headers, body = await self._exchange(scopes)
         # One repository out of bounds may spoil the request for all (ghcr answers 403 to the whole). Not
         # asked again after a 401 to a password: wrong ones are counted, and accounts locked.
-        if wide and (status in (400, 403, 404, 413, 414, 431) or (status == 401 and self.credential is None)):
+        spoilt = status in (400, 403, 404, 413, 414, 431) or (status == 401 and self.credential is None)
+        if spoilt and scopes != needed:
             self._narrow()
-            born, scopes, wide = self._now(), needed, False
+            born, scopes = self._now(), needed
+            latch.scopes = needed
             status, headers, body = await self._exchange(scopes)
         value, life = self._read(status, headers, body, scopes)
         expires = None if life is None else born + life * _REFRESH_AT
-        token = _Token(value, scopes, wide, born, expires)
-        if not (wide and self._one_scope):
-            self._tokens.pop(_key(scopes), None)
-            self._tokens[_key(scopes)] = token
-        return token
+        return _Token(value, scopes, scopes != needed, born, expires)
 
     async def _exchange(self, scopes: Scopes) -> tuple[int, Mapping[str, str], bytes]:
         """Do one token request; protocol-facts.md sections 2.3 (GET) and 2.4 (POST, identity tokens)."""
@@ -539,7 +542,11 @@ class Authenticator:
         if credential is not None and credential.basic is not None:
             query.append(("account", credential.username or ""))
             headers.append(("Authorization", credential.basic))
-        return await self._fetch("GET", urlunsplit(parts._replace(query=urlencode(query))), headers, b"")
+        answer = await self._fetch("GET", urlunsplit(parts._replace(query=urlencode(query))), headers, b"")
+        if answer[0] == 200:
+            # It did: no more POSTs.
+            self._refresh_token = None
+        return answer
 
     def _realm(self, challenge: Challenge) -> str:
         return check_realm(
@@ -556,9 +563,8 @@ class Authenticator:
         """Turn a token server's answer into a token and its lifetime, or raise what it means."""
         credential, said = self.credential, _words(body)
         said = credential.redact(said) if credential else said
-        who = (
-            f"the token service {urlsplit(self._challenge.realm).hostname if self._challenge else self.host}"
-        )
+        realm = self._challenge.realm if self._challenge else self.host
+        who = f"the token service {urlsplit(realm).hostname}"
         if status == 401 and credential is not None:
             raise self._wrong(who, credential)
         if status in (408, 429) or status >= 500:
@@ -572,12 +578,10 @@ class Authenticator:
             hint = None if credential else f"configure credentials for {self.host}"
             raise AuthError(f"{who} gives no token for {asked} {login}: status {status}{said}", hint=hint)
         answer = _document(body)
-        found = [
-            text for name in ("token", "access_token") if isinstance(text := answer.get(name), str) and text
-        ]
-        if not found or not _TOKEN.fullmatch(found[0]):
+        value = answer.get("token") or answer.get("access_token")
+        if not isinstance(value, str) or not _TOKEN.fullmatch(value):
             raise AuthError(f"{who} answered without a usable token")
         renewed = answer.get("refresh_token")
         if self._refresh_token is not None and isinstance(renewed, str) and renewed:
             self._refresh_token = renewed
-        return found[0], _lifetime(answer, found[0], self._wall())
+        return value, _lifetime(answer, value, self._wall())

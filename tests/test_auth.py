@@ -666,6 +666,23 @@ async def test_a_repository_that_spoils_a_wide_request_is_left_out(status: int) 
 
 
 @pytest.mark.anyio
+async def test_a_refusal_for_one_repository_is_not_anothers() -> None:
+    tokens = Tokens(answer(403), answer(403))
+    at = await challenged(tokens, USER)
+    for number in (0, 1):
+        at.declare(f"team/{number}", "pull")
+    tokens.open = anyio.Event()
+    got = await ask_together(
+        4, lambda number: at.authorization(f"team/{number % 2}", "pull"), tokens.open.set
+    )
+    assert tokens.scopes() == [["team/0:pull", "team/1:pull"], ["team/0:pull"], ["team/1:pull"]]
+    assert [got[1], got[3]] == ["Bearer t3"] * 2
+    for error in (got[0], got[2]):
+        assert isinstance(error, AuthError)
+        assert "no token for team/0 (pull)" in error.message
+
+
+@pytest.mark.anyio
 async def test_a_wrong_password_is_tried_once_however_many_repositories_wait() -> None:
     tokens = Tokens(answer(401))
     at = await challenged(tokens, USER)
@@ -753,6 +770,19 @@ async def test_a_token_of_unknown_lifetime_serves_until_refused_but_not_before_a
     assert len(tokens.asked) == 1
     assert await at.authorization("team/app", "pull", before_body=True) == "Bearer t2"
     assert await at.authorization("team/app", "pull") == "Bearer t2"
+    assert len(tokens.asked) == 2
+
+
+@pytest.mark.anyio
+async def test_one_renewal_before_a_body_serves_the_other_repositories_too() -> None:
+    tokens, clock = Tokens(expires_in=None), Clock()
+    at = await challenged(tokens, USER, clock=clock)
+    for number in range(8):
+        at.declare(f"team/{number}", "pull,push")
+    for _ in range(2):
+        for number in range(8):
+            await at.authorization(f"team/{number}", "pull,push", before_body=True)
+        clock.now += 60
     assert len(tokens.asked) == 2
 
 
