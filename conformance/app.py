@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Literal, Protocol
 from urllib.parse import quote
 
@@ -295,8 +295,8 @@ class App(Uploads):
             detail = {"Name": request.repository, "Reference": request.reference}
             return error(404, "MANIFEST_UNKNOWN", "manifest unknown", detail)
         accepted = {part.partition(";")[0].strip() for part in request.header("accept").split(",")}
-        if found.media_type not in accepted and "*/*" not in accepted:
-            # protocol-facts.md section 1.3: what distribution does when a type is not accepted.
+        if found.media_type not in accepted:
+            # What distribution does, which knows neither q-values nor */* (protocol-facts.md section 1.3).
             if found.media_type in (OCI_MANIFEST, OCI_INDEX):
                 kind = "manifest" if found.media_type == OCI_MANIFEST else "index"
                 text = f"OCI {kind} found, but accept header does not support OCI {kind}s"
@@ -387,8 +387,8 @@ class App(Uploads):
             elif size != part["size"]:
                 return error(400, "MANIFEST_INVALID", "manifest invalid", f"size of {part['digest']}")
         text = "blob unknown to registry"
-        unique: Iterable[str] = dict.fromkeys(missing)
-        listed = [("MANIFEST_BLOB_UNKNOWN", text, {"digest": digest}) for digest in unique]
+        # Once per place that names it, as distribution does.
+        listed = [("MANIFEST_BLOB_UNKNOWN", text, {"digest": digest}) for digest in missing]
         return errors(400, listed) if listed else None
 
     def _delete_manifest(self, request: Request) -> Response:

@@ -57,6 +57,8 @@ class Journal:
 
     def __init__(self) -> None:
         self.entries: list[Entry] = []
+        # TLS greetings on a port without TLS: a client that guesses the scheme (protocol-facts.md R9).
+        self.hellos = 0
         # What no correct client would ever send, in words; see App._wrong.
         self.violations: list[str] = []
         self._answered = 0
@@ -133,6 +135,7 @@ class Journal:
         """Forget the exchanges so far (in place, so that holders of the journal see it)."""
         self.entries.clear()
         self.violations.clear()
+        self.hellos = 0
 
     def check(self) -> None:
         """Raise AssertionError when a client sent what no correct client sends."""

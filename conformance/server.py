@@ -22,13 +22,14 @@ import anyio.lowlevel
 import h11
 
 from .exchange import Exchange, Site
-from .journal import Journal
+from .journal import Entry, Journal
 from .messages import Request, Response
 
 __all__ = ["Server", "run_in_thread", "serve"]
 
 _HEAD_LIMIT = 1 << 20  # signed locations and fat tokens are not this registry's problem
 _READ = 1 << 16
+_HELLO = 0x16  # the first byte of a TLS handshake record, of no HTTP request
 _TURN = 1 << 20  # bytes moved before other tasks get their turn
 _JOINED = 1 << 14  # a body up to this leaves in one write with its head
 _LINGER = 2.0  # after an early answer: how long unread bytes are taken so that the answer is not reset
@@ -45,8 +46,9 @@ class _Stream:
         self.sock = sock
         self._moved = 0
 
-    async def _wait(self, problem: Exception) -> None:
-        if isinstance(problem, ssl.SSLWantWriteError):
+    async def _wait(self, problem: Exception, *, writing: bool = False) -> None:
+        """Wait for what the operation lacked; TLS may have to write in order to read."""
+        if isinstance(problem, ssl.SSLWantWriteError) or (writing and isinstance(problem, BlockingIOError)):
             await anyio.wait_writable(self.sock)
         else:
             await anyio.wait_readable(self.sock)
@@ -79,19 +81,26 @@ class _Stream:
         count = await self.receive_into(memoryview(buffer))
         return bytes(memoryview(buffer)[:count])
 
-    async def send(self, piece: bytes | memoryview) -> None:
+    async def send(self, piece: bytes | memoryview, entry: Entry | None = None) -> None:
+        """Send all of `piece`; count it in `entry` before it can have arrived, exactly in the end."""
         rest = memoryview(piece)
         while rest:
+            before = entry.response_bytes if entry else 0
             try:
+                if entry:
+                    entry.response_bytes = before + len(rest)
                 count = self.sock.send(rest)
-            except (BlockingIOError, ssl.SSLWantWriteError):
-                await anyio.wait_writable(self.sock)
-                continue
-            except ssl.SSLWantReadError:
-                await anyio.wait_readable(self.sock)
+            except (BlockingIOError, ssl.SSLWantWriteError, ssl.SSLWantReadError) as problem:
+                if entry:
+                    entry.response_bytes = before
+                await self._wait(problem, writing=True)
                 continue
             except OSError as problem:
+                if entry:
+                    entry.response_bytes = before
                 raise _Gone(str(problem)) from None
+            if entry:
+                entry.response_bytes = before + count
             rest = rest[count:]
             await self._take_turns(count)
 
@@ -170,13 +179,19 @@ class Server:
     async def _exchange(self, stream: _Stream, number: int, left: bytes) -> bytes | None:
         """Carry out one exchange; return what was received beyond it, None to close."""
         parser = h11.Connection(h11.SERVER, max_incomplete_event_size=_HEAD_LIMIT)
-        parser.receive_data(left) if left else None
         try:
+            if left:
+                parser.receive_data(left)
             while (event := parser.next_event()) is h11.NEED_DATA:
-                parser.receive_data(await stream.receive())
+                data = await stream.receive()
+                # Looked at before h11 sees it: a greeting may hold an empty line by chance.
+                if data[0] == _HELLO and not parser.trailing_data[0]:
+                    self.journal.hellos += 1
+                    return None
+                parser.receive_data(data)
         except h11.RemoteProtocolError as problem:
             self.journal.violations.append(f"not HTTP: {problem}")
-            await self._send(stream, parser, Response(problem.error_status_hint or 400, close=True), "GET")
+            await self._send(stream, Response(problem.error_status_hint or 400, close=True), "GET")
             return None
         assert isinstance(event, h11.Request)
         request = Request(
@@ -206,7 +221,7 @@ class Server:
             await stream.send(answer)
             return None
         answer.close = answer.close or close
-        exchange.entry.response_bytes = await self._send(stream, parser, answer, request.method)
+        await self._send(stream, answer, request.method, exchange.entry)
         if early:
             await stream.linger()
         return None if answer.close else rest
@@ -233,10 +248,9 @@ class Server:
         return held
 
     @staticmethod
-    async def _send(stream: _Stream, parser: h11.Connection, answer: Response, method: str) -> int:
-        """Send one answer; return how many bytes of body went out."""
+    async def _send(stream: _Stream, answer: Response, method: str, entry: Entry | None = None) -> None:
         headers = list(answer.headers)
-        if answer.status >= 200 and answer.status not in (204, 304) and not answer.header("content-length"):
+        if answer.status not in (204, 304) and not answer.header("content-length"):
             headers.append(("Content-Length", str(answer.size)))
         if answer.close:
             headers.append(("Connection", "close"))
@@ -245,14 +259,15 @@ class Server:
         head = "\r\n".join([*lines, "", ""]).encode("latin-1")
         if method == "HEAD" or answer.status in (204, 304):
             await stream.send(head)
-            return 0
+            return
         if answer.size <= _JOINED:
+            if entry:
+                entry.response_bytes = answer.size
             await stream.send(head + answer.data)
-            return answer.size
+            return
         await stream.send(head)
         for piece in answer.pieces():
-            await stream.send(piece)
-        return answer.size
+            await stream.send(piece, entry)
 
 
 _REASONS = {

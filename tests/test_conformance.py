@@ -1,0 +1,1390 @@
+"""The harness judged by itself: a fake is trusted only when it was verified.
+
+In memory first (`App.request`, no socket), then over real sockets. Every refusal of the strict registry
+has a case here that fails when the check is taken out.
+"""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import hashlib
+import http.client
+import io
+import json
+import signal
+import socket
+import ssl
+import subprocess
+import sys
+import tarfile
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import anyio
+import pytest
+import trustme
+
+from conformance.app import App
+from conformance.copies import ACCEPT
+from conformance.exchange import DRAINED, Site
+from conformance.images import Image, Seed, encode, fetch_http, identical, push_http
+from conformance.messages import Content, Request, Response, digest_of, error
+from conformance.server import Server, run_in_thread, serve
+from conformance.storage import DOCKER_LIST, DOCKER_MANIFEST, OCI_INDEX, OCI_MANIFEST
+from conformance.tokens import FORMS, BasicAuth, Challenge, TokenService
+
+ROOT = Path(__file__).resolve().parent.parent
+NOWHERE = "sha256:" + "0" * 64
+OCTETS = ("Content-Type", "application/octet-stream")
+TAKE = ("Accept", ACCEPT)
+
+
+@pytest.fixture
+def app() -> App:
+    return App()
+
+
+@pytest.fixture
+def seed() -> Seed:
+    return Seed(1)
+
+
+def refused(answer: Response, status: int, *codes: str) -> Response:
+    """Assert a refusal in the specification's form; return it."""
+    assert (answer.status, answer.codes) == (status, list(codes))
+    assert answer.header("Content-Type") == "application/json"
+    assert all(entry["message"] for entry in answer.json()["errors"])
+    return answer
+
+
+def location(answer: Response) -> str:
+    where = urlsplit(answer.header("Location"))
+    return f"{where.path}?{where.query}" if where.query else where.path
+
+
+def begin(app: App, repository: str = "a/b") -> str:
+    answer = app.request("POST", f"/v2/{repository}/blobs/uploads/")
+    assert answer.status == 202
+    return location(answer)
+
+
+def put_manifest(app: App, image: Image, reference: str, **changed: Any) -> Response:
+    headers = [("Content-Type", changed.get("media_type", image.media_type))]
+    return app.request("PUT", f"/v2/a/b/manifests/{reference}", headers, changed.get("body", image.body))
+
+
+def edited(image: Image, **fields: Any) -> bytes:
+    """Return the image's manifest with other fields; a value of ... removes the field."""
+    document = {**image.document, **fields}
+    return encode({key: value for key, value in document.items() if value is not ...})
+
+
+# Paths, names and framing.
+
+
+@pytest.mark.parametrize(
+    ("method", "target", "status", "code"),
+    [
+        pytest.param("GET", "/v2", 404, "UNSUPPORTED", id="no trailing slash"),
+        pytest.param("GET", "/v1/", 404, "UNSUPPORTED", id="other version"),
+        pytest.param("GET", "/v2/a/b/unknown", 404, "UNSUPPORTED", id="unknown path"),
+        pytest.param("POST", "/v2/a/b/blobs/uploads", 400, "DIGEST_INVALID", id="uploads without slash"),
+        pytest.param("GET", "/v2/A/b/tags/list", 400, "NAME_INVALID", id="upper case name"),
+        pytest.param("GET", "/v2/a//b/tags/list", 400, "NAME_INVALID", id="empty part of a name"),
+        pytest.param("GET", "/v2/a_-b/tags/list", 400, "NAME_INVALID", id="mixed separators"),
+        pytest.param("GET", "/v2/" + "a" * 256 + "/tags/list", 400, "NAME_INVALID", id="long name"),
+        pytest.param("GET", "/v2/a/b/manifests/.x", 400, "TAG_INVALID", id="tag with a first dot"),
+        pytest.param("GET", "/v2/a/b/manifests/" + "x" * 129, 400, "TAG_INVALID", id="long tag"),
+        pytest.param("GET", "/v2/a/b/manifests/v1%0A", 400, "TAG_INVALID", id="tag with a newline"),
+        pytest.param("GET", "/v2/a/b/manifests/sha256:12", 400, "DIGEST_INVALID", id="short digest"),
+        pytest.param("GET", "/v2/a/b/blobs/sha256:" + "A" * 64, 400, "DIGEST_INVALID", id="upper case hex"),
+        pytest.param("GET", "/v2/a/b/blobs/md5:" + "a" * 32, 400, "DIGEST_INVALID", id="unknown algorithm"),
+        pytest.param("GET", "/v2/a/b/blobs/latest", 400, "DIGEST_INVALID", id="blob by tag"),
+        pytest.param("GET", "/v2/a/b/referrers/v1", 400, "DIGEST_INVALID", id="referrers of a tag"),
+        pytest.param("PUT", "/v2/a/b/tags/list", 405, "UNSUPPORTED", id="put a list"),
+        pytest.param("PATCH", "/v2/a/b/manifests/v1", 405, "UNSUPPORTED", id="patch a manifest"),
+        pytest.param("POST", "/v2/a/b/blobs/uploads/x", 405, "UNSUPPORTED", id="post to a session"),
+        pytest.param(
+            "POST", "/v2/a/b/blobs/uploads/?mount=x&from=a/b", 400, "DIGEST_INVALID", id="mount what"
+        ),
+        pytest.param(
+            "POST", "/v2/a/b/blobs/uploads/?digest=x", 400, "DIGEST_INVALID", id="single post of what"
+        ),
+        pytest.param(
+            "POST",
+            f"/v2/a/b/blobs/uploads/?mount={NOWHERE}&from=A",
+            400,
+            "NAME_INVALID",
+            id="mount from where",
+        ),
+    ],
+)
+def test_impossible_requests_are_refused_and_noted(
+    app: App, method: str, target: str, status: int, code: str
+) -> None:
+    refused(app.request(method, target), status, code)
+    assert len(app.journal.violations) == 1
+    with pytest.raises(AssertionError, match="no correct client"):
+        app.journal.check()
+    assert not app.repositories, "a refused request must not make a repository"
+
+
+@pytest.mark.parametrize("name", ["a", "a/b", "a.b/c__d/e---f", "library/x-1_2", "blobs/manifests", "a/tags"])
+def test_names_within_the_grammar_are_not_refused(app: App, seed: Seed, name: str) -> None:
+    image = seed.image().load_into(app, name, tag="v1")
+    assert app.request("GET", f"/v2/{name}/tags/list").json() == {"name": name, "tags": ["v1"]}
+    assert app.request("GET", f"/v2/{name}/manifests/v1", [TAKE]).data == image.body
+    app.journal.check()
+
+
+@pytest.mark.parametrize(
+    ("method", "headers", "status", "code"),
+    [
+        pytest.param("POST", [("content-length", "many")], 400, "SIZE_INVALID", id="length no number"),
+        pytest.param("POST", [("content-length", "-1")], 400, "SIZE_INVALID", id="negative length"),
+        pytest.param("GET", [("content-length", "3")], 400, "UNSUPPORTED", id="get with a body"),
+        pytest.param("POST", [("content-length", "3")], 400, "SIZE_INVALID", id="body without digest"),
+    ],
+)
+def test_wrong_framing_is_refused(
+    app: App, method: str, headers: list[tuple[str, str]], status: int, code: str
+) -> None:
+    target = "/v2/a/b/blobs/uploads/" if method == "POST" else "/v2/"
+    refused(app.request(method, target, headers), status, code)
+    assert app.journal.violations
+    assert not app.uploads()
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "PATCH"])
+def test_a_body_of_undeclared_length_is_refused(app: App, method: str) -> None:
+    target = "/v2/a/b/blobs/uploads/" if method == "POST" else begin(app)
+    answer = app.handle(Request(method, target, [("Host", "x")]))
+    assert isinstance(answer, Response)
+    refused(answer, 411, "SIZE_INVALID")
+    assert app.journal.violations
+
+
+def test_ping_answers_with_the_api_version(app: App) -> None:
+    answer = app.request("GET", "/v2/")
+    assert answer.status == 200
+    assert answer.header("Docker-Distribution-Api-Version") == "registry/2.0"
+
+
+# Manifests.
+
+
+@pytest.mark.parametrize("format", ["oci", "docker"])
+def test_a_manifest_comes_back_as_it_was_put(seed: Seed, app: App, format: Any) -> None:
+    image = seed.image(format=format, spacing="odd")
+    image.load_into(other := App(), "a/b")
+    for digest, data in image.blobs.items():
+        app.add_blob("a/b", data, digest)
+    answer = put_manifest(app, image, "v1")
+    assert answer.status == 201
+    assert answer.header("Docker-Content-Digest") == image.top
+    assert location(answer) == f"/v2/a/b/manifests/{image.top}"
+    for reference in ("v1", image.top):
+        for registry in (app, other) if ":" in reference else (app,):
+            got = registry.request("GET", f"/v2/a/b/manifests/{reference}", [TAKE])
+            assert (got.status, got.data) == (200, image.body)
+            assert got.header("Content-Type") == image.media_type
+            assert got.header("Docker-Content-Digest") == image.top
+    assert app.tags("a/b") == {"v1": image.top}
+
+
+def test_unknown_manifests_are_404_in_known_and_unknown_repositories(app: App, seed: Seed) -> None:
+    seed.image().load_into(app, "a/b", tag="v1")
+    for target in ("/v2/a/b/manifests/v2", f"/v2/a/b/manifests/{NOWHERE}", "/v2/no/no/manifests/v1"):
+        refused(app.request("GET", target, [TAKE]), 404, "MANIFEST_UNKNOWN")
+    assert "no/no" not in app.repositories
+    app.journal.check()
+
+
+@pytest.mark.parametrize(
+    ("shape", "by", "outcome"),
+    [
+        ("oci image", "tag", 404),
+        ("oci image", "digest", 404),
+        ("oci index", "tag", 404),
+        ("oci index", "digest", 404),
+        ("docker list", "tag", "linux/amd64"),
+        ("docker list", "digest", "itself"),
+        ("docker image", "tag", "itself"),
+    ],
+)
+@pytest.mark.parametrize("accept", ["", "*/*", "application/json;q=0.5"])
+def test_what_is_not_accepted_is_withheld_as_distribution_does(
+    app: App, seed: Seed, shape: str, by: str, outcome: object, accept: str
+) -> None:
+    image = {
+        "oci image": lambda: seed.image(),
+        "oci index": lambda: seed.index(),
+        "docker list": lambda: seed.index(format="docker", platforms=("linux/arm64", "linux/amd64")),
+        "docker image": lambda: seed.image(format="docker"),
+    }[shape]().load_into(app, "a/b", tag="v1")
+    reference = "v1" if by == "tag" else image.top
+    answer = app.request("GET", f"/v2/a/b/manifests/{reference}", [("Accept", accept)] if accept else [])
+    if outcome == 404:
+        refused(answer, 404, "MANIFEST_UNKNOWN")
+    elif outcome == "itself":
+        assert answer.data == image.body
+    else:
+        child = image.document["manifests"][1]
+        assert child["platform"]["architecture"] == "amd64"
+        assert digest_of(answer.data) == answer.header("Docker-Content-Digest") == child["digest"]
+
+
+def test_a_list_without_amd64_is_unknown_where_lists_are_not_accepted(app: App, seed: Seed) -> None:
+    seed.index(format="docker", platforms=("linux/arm64",)).load_into(app, "a/b", tag="v1")
+    refused(app.request("GET", "/v2/a/b/manifests/v1"), 404, "MANIFEST_UNKNOWN")
+
+
+def test_an_unchanged_manifest_is_304_to_if_none_match(app: App, seed: Seed) -> None:
+    image = seed.image().load_into(app, "a/b", tag="v1")
+    for value, status in ((f'"{image.top}"', 304), (image.top, 304), (f'"{NOWHERE}"', 200)):
+        assert app.request("GET", "/v2/a/b/manifests/v1", [TAKE, ("If-None-Match", value)]).status == status
+
+
+_DESCRIPTOR = {"mediaType": "application/x", "digest": NOWHERE, "size": 1}
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        pytest.param({"schemaVersion": 1}, id="schema version 1"),
+        pytest.param({"schemaVersion": ...}, id="no schema version"),
+        pytest.param({"mediaType": DOCKER_MANIFEST}, id="another mediaType"),
+        pytest.param({"manifests": []}, id="manifest and index at once"),
+        pytest.param({"config": ...}, id="no config"),
+        pytest.param({"config": "x"}, id="config no descriptor"),
+        pytest.param({"layers": ...}, id="no layers"),
+        pytest.param({"layers": {}}, id="layers no list"),
+        pytest.param({"layers": [{**_DESCRIPTOR, "digest": "sha256:1"}]}, id="layer digest"),
+        pytest.param({"layers": [{**_DESCRIPTOR, "digest": 1}]}, id="digest no text"),
+        pytest.param({"layers": [{**_DESCRIPTOR, "size": -1}]}, id="negative size"),
+        pytest.param({"layers": [{**_DESCRIPTOR, "size": 1.0}]}, id="size no integer"),
+        pytest.param({"layers": [{**_DESCRIPTOR, "size": True}]}, id="size a truth value"),
+        pytest.param({"layers": [{**_DESCRIPTOR, "mediaType": ""}]}, id="layer without type"),
+        pytest.param({"layers": [{**_DESCRIPTOR, "data": "AA=="}]}, id="data not the content"),
+        pytest.param({"layers": [{**_DESCRIPTOR, "data": "?"}]}, id="data not base64"),
+        pytest.param({"layers": [{**_DESCRIPTOR, "data": 7}]}, id="data no text"),
+        pytest.param({"subject": {"digest": NOWHERE}}, id="subject no descriptor"),
+    ],
+)
+def test_a_manifest_that_is_not_what_it_says_is_refused(seed: Seed, fields: dict[str, Any]) -> None:
+    app, image = App(require_blobs=False), seed.image()
+    assert put_manifest(app, image, "good").status == 201
+    refused(put_manifest(app, image, "v1", body=edited(image, **fields)), 400, "MANIFEST_INVALID")
+    assert app.tags("a/b") == {"good": image.top}
+
+
+@pytest.mark.parametrize(
+    ("body", "media_type"),
+    [
+        pytest.param(b"{", OCI_MANIFEST, id="not json"),
+        pytest.param(b"[" * 100_000, OCI_MANIFEST, id="deep"),
+        pytest.param(b"[]", OCI_MANIFEST, id="not an object"),
+        pytest.param(b'{"schemaVersion":2,"manifests":[]}', DOCKER_LIST, id="docker without mediaType"),
+        pytest.param(b'{"schemaVersion":2,"manifests":[],"layers":[]}', OCI_INDEX, id="index and manifest"),
+        pytest.param(b'{"schemaVersion":2,"manifests":[3]}', OCI_INDEX, id="child no descriptor"),
+        pytest.param(b"{}", "application/json", id="unknown type"),
+    ],
+)
+def test_a_document_of_the_wrong_kind_is_refused(app: App, seed: Seed, body: bytes, media_type: str) -> None:
+    image = seed.image()
+    refused(put_manifest(app, image, "v1", body=body, media_type=media_type), 400, "MANIFEST_INVALID")
+    assert not app.repositories
+
+
+def test_parameters_of_the_content_type_are_ignored(seed: Seed) -> None:
+    image, app = seed.image(), App(require_blobs=False)
+    assert put_manifest(app, image, "v1", media_type=f"{OCI_MANIFEST}; charset=utf-8").status == 201
+    stored = app.manifest("a/b", "v1")
+    assert stored is not None
+    assert stored.media_type == OCI_MANIFEST
+
+
+def test_a_manifest_without_content_type_is_refused_and_noted(app: App, seed: Seed) -> None:
+    refused(app.request("PUT", "/v2/a/b/manifests/v1", body=seed.image().body), 400, "MANIFEST_INVALID")
+    assert app.journal.violations
+
+
+def test_everything_that_a_manifest_names_has_to_be_there(app: App, seed: Seed) -> None:
+    image = seed.image(layers=[one := seed.layer(10), seed.layer(20), one])
+    answer = refused(put_manifest(app, image, "v1"), 400, *["MANIFEST_BLOB_UNKNOWN"] * 4)
+    named = [entry["detail"]["digest"] for entry in answer.json()["errors"]]
+    config, first, second = image.blobs
+    assert named == [config, first, second, first]
+    assert "a/b" not in app.repositories
+    app.add_blob("a/b", image.blobs[first])
+    refused(put_manifest(app, image, "v1"), 400, *["MANIFEST_BLOB_UNKNOWN"] * 2)
+    app.add_blob("other/repository", image.blobs[second])
+    refused(put_manifest(app, image, "v1"), 400, *["MANIFEST_BLOB_UNKNOWN"] * 2)
+
+
+def test_every_child_of_an_index_has_to_be_there(app: App, seed: Seed) -> None:
+    index = seed.index(platforms=("linux/amd64", "linux/arm64"))
+    missing = [child["digest"] for child in index.document["manifests"]]
+    answer = refused(put_manifest(app, index, "v1"), 400, *["MANIFEST_BLOB_UNKNOWN"] * 2)
+    assert [entry["detail"]["digest"] for entry in answer.json()["errors"]] == missing
+    app.add_manifest("a/b", index.manifests[missing[0]][1], OCI_MANIFEST)
+    refused(put_manifest(app, index, "v1"), 400, "MANIFEST_BLOB_UNKNOWN")
+
+
+def test_sizes_have_to_be_those_of_the_content(app: App, seed: Seed) -> None:
+    image = seed.image().load_into(app, "a/b")
+    config = {**image.document["config"], "size": 7}
+    refused(put_manifest(app, image, "v1", body=edited(image, config=config)), 400, "MANIFEST_INVALID")
+    index = seed.index([image])
+    child = {**index.document["manifests"][0], "size": 7}
+    refused(put_manifest(app, index, "v1", body=edited(index, manifests=[child])), 400, "MANIFEST_INVALID")
+
+
+def test_foreign_layers_are_not_demanded_but_layers_with_urls_are(app: App, seed: Seed) -> None:
+    image = seed.image(foreign=["https://elsewhere.test/x"])
+    for digest, data in image.blobs.items():
+        app.add_blob("a/b", data, digest)
+    assert put_manifest(app, image, "v1").status == 201
+    layers = [{**layer, "mediaType": "application/x"} for layer in image.document["layers"]]
+    answer = put_manifest(app, image, "v2", body=edited(image, layers=layers))
+    refused(answer, 400, "MANIFEST_BLOB_UNKNOWN")
+    assert list(app.tags("a/b")) == ["v1"]
+
+
+def test_a_manifest_above_four_mebibytes_is_refused_with_and_without_a_length(seed: Seed) -> None:
+    app, image = App(require_blobs=False), seed.image()
+    limit = 4 << 20
+    body = image.body + b" " * (limit - len(image.body))
+    assert put_manifest(app, image, "v1", body=body).status == 201
+    refused(put_manifest(app, image, "v2", body=body + b" "), 400, "MANIFEST_INVALID")
+    chunked = [("Transfer-Encoding", "chunked"), ("Content-Type", OCI_MANIFEST)]
+    answer = app.request("PUT", "/v2/a/b/manifests/v3", chunked, body + b" ")
+    refused(answer, 400, "MANIFEST_INVALID")
+    assert list(app.tags("a/b")) == ["v1"]
+
+
+def test_a_manifest_by_digest_has_to_have_it(seed: Seed) -> None:
+    app, image = App(require_blobs=False), seed.image()
+    refused(put_manifest(app, image, NOWHERE), 400, "DIGEST_INVALID")
+    assert put_manifest(app, image, image.top).status == 201
+    assert app.tags("a/b") == {}
+    longer = digest_of(image.body, "sha512")
+    assert put_manifest(app, image, longer).header("Docker-Content-Digest") == longer
+    refused(put_manifest(App(sha512=False), image, longer), 400, "DIGEST_INVALID")
+
+
+def test_other_manifest_types_are_refused_unless_allowed(seed: Seed) -> None:
+    image, strange = seed.image(), "application/vnd.example.thing.v1+json"
+    for allowed, status in ((False, 400), (True, 201)):
+        app = App(any_manifest_type=allowed)
+        assert put_manifest(app, image, "v1", body=b'{"x":1}', media_type=strange).status == status
+
+
+def test_an_immutable_tag_is_refused_even_with_the_same_digest(seed: Seed) -> None:
+    app, image = App(immutable_tags=True), seed.image()
+    image.load_into(app, "a/b")
+    assert put_manifest(app, image, "v1").status == 201
+    refused(put_manifest(app, image, "v1"), 400, "TAG_INVALID")
+    assert put_manifest(app, image, image.top).status == 201
+    assert put_manifest(app, image, "v2").status == 201
+
+
+def test_manifests_tags_and_blobs_can_be_deleted_unless_switched_off(app: App, seed: Seed) -> None:
+    image = seed.image().load_into(app, "a/b", "v1", "v2", "v3")
+    blob = next(iter(image.blobs))
+    for target in (f"/v2/a/b/manifests/{image.top}", "/v2/a/b/manifests/v1", f"/v2/a/b/blobs/{blob}"):
+        app.deletes = False
+        refused(app.request("DELETE", target), 405, "UNSUPPORTED")
+        app.deletes = True
+    assert app.request("DELETE", "/v2/a/b/manifests/v1").status == 202
+    assert sorted(app.tags("a/b")) == ["v2", "v3"]
+    assert app.request("DELETE", f"/v2/a/b/manifests/{image.top}").status == 202
+    assert app.tags("a/b") == {}
+    refused(app.request("DELETE", f"/v2/a/b/manifests/{image.top}"), 404, "MANIFEST_UNKNOWN")
+    assert app.request("DELETE", f"/v2/a/b/blobs/{blob}").status == 202
+    refused(app.request("DELETE", f"/v2/a/b/blobs/{blob}"), 404, "BLOB_UNKNOWN")
+    refused(app.request("GET", f"/v2/a/b/blobs/{blob}"), 404, "BLOB_UNKNOWN")
+
+
+# Lists.
+
+
+def pages(app: App, target: str, key: str) -> list[list[Any]]:
+    """Follow Link to the end; return the pages."""
+    found = []
+    while target:
+        answer = app.request("GET", target)
+        assert answer.status == 200
+        found.append(answer.json()[key])
+        link = answer.header("Link")
+        assert not link or link.endswith('>; rel="next"')
+        target = link.partition(">")[0].removeprefix("<")
+    return found
+
+
+def test_tags_are_sorted_and_paged(app: App, seed: Seed) -> None:
+    seed.image().load_into(app, "a/b", "b", "a", "d", "c", "e")
+    base = "/v2/a/b/tags/list"
+    assert pages(app, base, "tags") == [["a", "b", "c", "d", "e"]]
+    assert pages(app, f"{base}?n=2", "tags") == [["a", "b"], ["c", "d"], ["e"]]
+    assert pages(app, f"{base}?n=5", "tags") == [["a", "b", "c", "d", "e"]]
+    assert pages(app, f"{base}?n=0", "tags") == [[]]
+    assert pages(app, f"{base}?last=c", "tags") == [["d", "e"]]
+    assert pages(app, f"{base}?n=1&last=cc", "tags") == [["d"], ["e"]]
+    app.page_size = 3
+    assert pages(app, base, "tags") == pages(app, f"{base}?n=1000", "tags") == [["a", "b", "c"], ["d", "e"]]
+    for n in ("-1", "x", ""):
+        refused(app.request("GET", f"{base}?n={n}"), 400, "PAGINATION_NUMBER_INVALID")
+
+
+def test_a_repository_without_manifests_has_no_tag_list(app: App, seed: Seed) -> None:
+    refused(app.request("GET", "/v2/a/b/tags/list"), 404, "NAME_UNKNOWN")
+    app.add_blob("a/b", b"x")
+    refused(app.request("GET", "/v2/a/b/tags/list"), 404, "NAME_UNKNOWN")
+    seed.image().load_into(app, "a/b")
+    assert app.request("GET", "/v2/a/b/tags/list").json() == {"name": "a/b", "tags": []}
+
+
+def test_the_catalog_is_paged(app: App, seed: Seed) -> None:
+    for name in ("x/y", "a", "m"):
+        seed.image().load_into(app, name)
+    app.add_blob("only/blobs", b"x")
+    assert pages(app, "/v2/_catalog?n=2", "repositories") == [["a", "m"], ["x/y"]]
+
+
+def test_referrers_are_listed_filtered_and_paged(app: App, seed: Seed) -> None:
+    image = seed.image().load_into(app, "a/b", tag="v1")
+    plain = seed.artifact(image, annotations={"a": "b"}).load_into(app, "a/b")
+    old = seed.artifact(image, None, config_type="application/vnd.old.v1").load_into(app, "a/b")
+    bare = seed.index([seed.image(sizes=())], subject=image).load_into(app, "a/b")
+    seed.artifact(plain).load_into(app, "a/b")
+    base = f"/v2/a/b/referrers/{image.top}"
+    answer = app.request("GET", base)
+    assert answer.header("Content-Type") == OCI_INDEX
+    entries = {entry["digest"]: entry for entry in answer.json()["manifests"]}
+    assert entries.keys() == {plain.top, old.top, bare.top}
+    assert entries[plain.top] == plain.descriptor(
+        artifactType="application/vnd.example.sbom.v1", annotations={"a": "b"}
+    )
+    assert entries[old.top]["artifactType"] == "application/vnd.old.v1"
+    assert entries[bare.top] == bare.descriptor()
+    app.referrers_page = 1
+    listed = pages(app, base, "manifests")
+    assert [len(page) for page in listed] == [1, 1, 1]
+    assert {page[0]["digest"] for page in listed} == set(entries)
+    app.referrers_page = None
+    one = app.request("GET", f"{base}?artifactType=application/vnd.old.v1")
+    assert [entry["digest"] for entry in one.json()["manifests"]] == [old.top]
+    assert one.header("OCI-Filters-Applied") == "artifactType"
+    app.referrers_filter = False
+    all_of_them = app.request("GET", f"{base}?artifactType=application/vnd.old.v1")
+    assert len(all_of_them.json()["manifests"]) == 3
+    assert not all_of_them.header("OCI-Filters-Applied")
+    assert app.request("GET", f"/v2/no/no/referrers/{NOWHERE}").json()["manifests"] == []
+
+
+def test_a_subject_is_acknowledged_by_a_registry_with_the_api_only(seed: Seed) -> None:
+    image = seed.image()
+    artifact = seed.artifact(image)
+    for api, said in ((True, image.top), (False, "")):
+        app = App(referrers_api=api)
+        artifact.load_into(app, "a/b")
+        answer = put_manifest(app, artifact, artifact.top)
+        assert (answer.status, answer.header("OCI-Subject")) == (201, said)
+        assert put_manifest(app, image.load_into(app, "a/b"), "v1").header("OCI-Subject") == ""
+    refused(app.request("GET", f"/v2/a/b/referrers/{image.top}"), 404, "UNSUPPORTED")
+    app.journal.check()
+
+
+# Blobs.
+
+
+@pytest.mark.parametrize(
+    ("asked", "status", "got", "says"),
+    [
+        (None, 200, b"0123456789", ""),
+        ("bytes=0-3", 206, b"0123", "bytes 0-3/10"),
+        ("bytes=4-", 206, b"456789", "bytes 4-9/10"),
+        ("bytes=-3", 206, b"789", "bytes 7-9/10"),
+        ("bytes=-99", 206, b"0123456789", "bytes 0-9/10"),
+        ("bytes=8-99", 206, b"89", "bytes 8-9/10"),
+        ("bytes=9-9", 206, b"9", "bytes 9-9/10"),
+        ("bytes=10-", 416, None, "bytes */10"),
+        ("bytes=5-4", 416, None, "bytes */10"),
+        ("bytes=-", 200, b"0123456789", ""),
+        ("lines=1-2", 200, b"0123456789", ""),
+        ("bytes=0-1,3-4", 200, b"0123456789", ""),
+    ],
+)
+def test_a_blob_is_served_whole_or_by_range(
+    app: App, asked: str | None, status: int, got: bytes | None, says: str
+) -> None:
+    digest = digest_of(b"0123456789")
+    content = Content()
+    for piece in (b"01", b"234", b"56789"):
+        content.feed(piece)
+    app.repositories["a/b"].blobs[digest] = content
+    answer = app.request("GET", f"/v2/a/b/blobs/{digest}", [("Range", asked)] if asked else [])
+    assert (answer.status, answer.header("Content-Range")) == (status, says)
+    assert got is None or answer.data == got
+    head = app.request("HEAD", f"/v2/a/b/blobs/{digest}")
+    assert (head.status, head.size, head.header("Docker-Content-Digest")) == (200, 10, digest)
+
+
+# Uploads.
+
+
+def test_a_blob_is_uploaded_by_post_and_put(app: App) -> None:
+    digest = digest_of(b"data")
+    where = begin(app)
+    assert app.blob("a/b", digest) is None
+    answer = app.request("PUT", f"{where}&digest={digest}", [OCTETS], b"data")
+    assert (answer.status, location(answer)) == (201, f"/v2/a/b/blobs/{digest}")
+    assert answer.header("Docker-Content-Digest") == digest
+    assert app.request("GET", f"/v2/a/b/blobs/{digest}").data == b"data"
+    refused(app.request("PUT", f"{where}&digest={digest}", [OCTETS], b"data"), 404, "BLOB_UPLOAD_UNKNOWN")
+    assert not app.uploads()
+    app.journal.check()
+
+
+@pytest.mark.parametrize("algorithm", ["sha256", "sha512"])
+@pytest.mark.parametrize("ranges", [True, False], ids=["ranges", "no ranges"])
+@pytest.mark.parametrize("locations", ["absolute", "relative"])
+def test_a_blob_is_uploaded_in_chunks(algorithm: str, ranges: bool, locations: Any) -> None:
+    app, data = App(locations=locations), bytes(range(256)) * 10
+    digest, where = digest_of(data, algorithm), begin(app)
+    for start in range(0, 2000, 500):
+        chunk = data[start : start + 500]
+        headers = [OCTETS, ("Content-Range", f"{start}-{start + 499}")][: 2 if ranges else 1]
+        answer = app.request("PATCH", where, headers, chunk)
+        assert (answer.status, answer.header("Range")) == (202, f"0-{start + 499}")
+        assert answer.header("Location").startswith(
+            "/" if locations == "relative" else "http://registry.test/"
+        )
+        where = location(answer)
+    status = app.request("GET", where)
+    assert (status.status, status.header("Range")) == (204, "0-1999")
+    answer = app.request("PUT", f"{location(status)}&digest={digest}", [OCTETS], data[2000:])
+    assert answer.status == 201
+    assert app.blob("a/b", digest) == data
+    app.journal.check()
+
+
+def test_an_empty_blob_can_be_uploaded(app: App) -> None:
+    digest = digest_of(b"")
+    assert app.request("PUT", f"{begin(app)}&digest={digest}").status == 201
+    assert app.request("GET", f"/v2/a/b/blobs/{digest}").data == b""
+
+
+def test_bytes_that_do_not_have_the_digest_are_refused_and_the_session_ends(app: App) -> None:
+    for digest in (NOWHERE, digest_of(b"other", "sha512")):
+        where = begin(app)
+        refused(app.request("PUT", f"{where}&digest={digest}", [OCTETS], b"data"), 400, "DIGEST_INVALID")
+        refused(app.request("GET", where), 404, "BLOB_UPLOAD_UNKNOWN")
+        refused(app.request("GET", f"/v2/a/b/blobs/{digest}"), 404, "BLOB_UNKNOWN")
+    single = app.request("POST", f"/v2/a/b/blobs/uploads/?digest={NOWHERE}", body=b"data")
+    refused(single, 400, "DIGEST_INVALID")
+    app.journal.check()
+
+
+@pytest.mark.parametrize(
+    ("headers", "body", "status", "code"),
+    [
+        pytest.param([OCTETS, ("Content-Range", "4-7")], b"data", 416, "RANGE_INVALID", id="gap"),
+        pytest.param([OCTETS, ("Content-Range", "1-0")], b"", 416, "RANGE_INVALID", id="backwards"),
+        pytest.param([OCTETS, ("Content-Range", "0-9")], b"data", 400, "SIZE_INVALID", id="other length"),
+        pytest.param(
+            [OCTETS, ("Content-Range", "bytes 0-3/4")], b"data", 400, "RANGE_INVALID", id="RFC form"
+        ),
+        pytest.param([OCTETS, ("Content-Range", "0-3/4")], b"data", 400, "RANGE_INVALID", id="total"),
+        pytest.param(
+            [OCTETS, ("Content-Range", "0-3"), ("Transfer-Encoding", "chunked")],
+            b"data",
+            400,
+            "SIZE_INVALID",
+            id="range of a chunked body",
+        ),
+        pytest.param([("Content-Type", "text/plain")], b"data", 415, "UNSUPPORTED", id="other type"),
+    ],
+)
+@pytest.mark.parametrize("method", ["PATCH", "PUT"])
+def test_a_wrong_chunk_is_refused_and_nothing_is_kept(
+    app: App, method: str, headers: list[tuple[str, str]], body: bytes, status: int, code: str
+) -> None:
+    where = begin(app)
+    target = where if method == "PATCH" else f"{where}&digest={digest_of(body)}"
+    answer = refused(app.request(method, target, headers, body), status, code)
+    assert bool(app.journal.violations) == (status != 416), "out of order is answered, not a client's error"
+    upload = app.repositories["a/b"].uploads[urlsplit(where).path.rpartition("/")[2]]
+    assert upload.content.size == 0
+    if status == 416:
+        assert answer.header("Range") == "0-0"
+        assert app.request("PATCH", location(answer), [OCTETS], b"data").status == 202
+
+
+def test_only_the_newest_location_of_an_upload_works(app: App) -> None:
+    first = begin(app)
+    second = location(app.request("PATCH", first, [OCTETS], b"da"))
+    stale = refused(app.request("PATCH", first, [OCTETS], b"ta"), 416, "RANGE_INVALID")
+    assert stale.header("Range") == "0-1"
+    refused(app.request("PUT", f"{second}&digest={NOWHERE}"), 416, "RANGE_INVALID")
+    newest = location(app.request("GET", first))
+    assert app.request("PUT", f"{newest}&digest={digest_of(b'data')}", [OCTETS], b"ta").status == 201
+    app.journal.check()
+
+
+def test_the_query_of_a_location_is_part_of_it(app: App) -> None:
+    bare = begin(app).partition("?")[0]
+    refused(app.request("PATCH", bare, [OCTETS], b"data"), 400, "BLOB_UPLOAD_INVALID")
+    assert app.journal.violations
+
+
+@pytest.mark.parametrize(
+    "digest", [None, "sha256:1", "sha512:" + "0" * 128], ids=["missing", "malformed", "not supported"]
+)
+def test_a_final_put_needs_a_digest(digest: str | None) -> None:
+    app = App(sha512=False)
+    where = begin(app)
+    refused(app.request("PUT", where + (f"&digest={digest}" if digest else "")), 400, "DIGEST_INVALID")
+    assert app.journal.violations
+    assert app.uploads() == 1
+
+
+def test_an_upload_can_be_cancelled(app: App) -> None:
+    where = begin(app)
+    assert app.request("DELETE", where).status == 204
+    for method in ("GET", "DELETE"):
+        refused(app.request(method, where), 404, "BLOB_UPLOAD_UNKNOWN")
+    app.journal.check()
+
+
+def test_a_session_belongs_to_its_repository(app: App) -> None:
+    where = begin(app).replace("/a/b/", "/c/d/")
+    refused(app.request("PUT", f"{where}&digest={digest_of(b'')}"), 404, "BLOB_UPLOAD_UNKNOWN")
+
+
+def test_a_single_post_is_201_or_opens_a_session() -> None:
+    digest = digest_of(b"data")
+    target = f"/v2/a/b/blobs/uploads/?digest={digest}"
+    app = App()
+    assert app.request("POST", target, [OCTETS], b"data").status == 201
+    assert (app.blob("a/b", digest), app.uploads()) == (b"data", 0)
+    app = App(single_post=False)
+    answer = app.request("POST", target, [OCTETS], b"data")
+    assert (answer.status, app.blob("a/b", digest), app.uploads()) == (202, None, 1)
+    assert app.request("PUT", f"{location(answer)}&digest={digest}", [OCTETS], b"data").status == 201
+
+
+def test_only_the_last_chunk_may_be_shorter_than_the_registry_wants() -> None:
+    app = App(chunk_min_length=4)
+    start = app.request("POST", "/v2/a/b/blobs/uploads/")
+    assert start.header("OCI-Chunk-Min-Length") == "4"
+    where = location(app.request("PATCH", location(start), [OCTETS], b"data"))
+    where = location(app.request("PATCH", where, [OCTETS], b"x"))
+    refused(app.request("PATCH", where, [OCTETS], b"data"), 400, "SIZE_INVALID")
+    assert app.request("PUT", f"{where}&digest={digest_of(b'datax')}").status == 201
+
+
+@pytest.mark.parametrize("resumable", [True, False])
+def test_a_broken_body_leaves_its_bytes_or_nothing(resumable: bool) -> None:
+    app = App(resumable=resumable)
+    where = begin(app)
+    exchange = app.open(Request("PATCH", where, [("Host", "x"), ("Content-Length", "4")]))
+    exchange.start(None)
+    exchange.feed(b"da")
+    refused(app.request("PATCH", where, [OCTETS], b"data"), 416, "RANGE_INVALID")  # one at a time
+    exchange.abort()
+    status = app.request("GET", where)
+    if not resumable:
+        refused(status, 404, "BLOB_UPLOAD_UNKNOWN")
+        return
+    assert status.header("Range") == "0-1"
+    refused(app.request("PATCH", where, [OCTETS], b"ta"), 416, "RANGE_INVALID")
+    newest = location(app.request("GET", where))
+    assert app.request("PUT", f"{newest}&digest={digest_of(b'data')}", [OCTETS], b"ta").status == 201
+    assert app.journal.entries[1].status is None
+
+
+# Mounts.
+
+
+def test_a_blob_is_mounted_when_the_named_repository_has_it(app: App) -> None:
+    digest = app.add_blob("source/repo", b"data")
+    answer = app.request("POST", f"/v2/a/b/blobs/uploads/?mount={digest}&from=source/repo")
+    assert (answer.status, location(answer)) == (201, f"/v2/a/b/blobs/{digest}")
+    assert answer.header("Docker-Content-Digest") == digest
+    assert app.blob("a/b", digest) == b"data"
+    assert not app.uploads()
+
+
+@pytest.mark.parametrize(
+    ("query", "mounts", "status"),
+    [
+        pytest.param("mount={digest}&from=a/b", True, 201, id="from itself, present"),
+        pytest.param(f"mount={NOWHERE}&from=a/b", True, 202, id="from itself, absent"),
+        pytest.param(f"mount={NOWHERE}&from=x/y", True, 202, id="not in the source"),
+        pytest.param("mount={digest}&from=no/no", True, 202, id="unknown source"),
+        pytest.param("mount={digest}", True, 202, id="no source named"),
+        pytest.param("mount={digest}&from=x/y", False, 202, id="mounting is off"),
+    ],
+)
+def test_what_cannot_be_mounted_opens_a_session(app: App, query: str, mounts: bool, status: int) -> None:
+    digest = app.add_blob("x/y", b"data")
+    app.add_blob("a/b", b"data")
+    app.mounts = mounts
+    answer = app.request("POST", f"/v2/a/b/blobs/uploads/?{query.format(digest=digest)}")
+    assert (answer.status, app.uploads()) == (status, int(status == 202))
+    assert "no/no" not in app.repositories
+    app.journal.check()
+
+
+# Hooks and the journal.
+
+
+def test_the_intercept_is_asked_first_and_amend_last(app: App) -> None:
+    app.intercept = lambda request: error(503, "UNAVAILABLE", "later") if request.kind == "ping" else None
+    refused(app.request("GET", "/v2/"), 503, "UNAVAILABLE")
+    refused(app.request("GET", "/v2/a/tags/list"), 404, "NAME_UNKNOWN")
+    app.amend = lambda request, answer: Response(418, body=str(answer.status).encode())  # type: ignore[union-attr]
+    assert app.request("GET", "/v2/").data == b"503"
+    assert [entry.status for entry in app.journal.entries] == [503, 404, 418]
+
+
+def test_the_journal_answers_what_happened(app: App, seed: Seed) -> None:
+    image = seed.image().load_into(app, "a/b", tag="v1")
+    app.request("GET", "/v2/a/b/manifests/v1", [TAKE, ("Authorization", "Bearer abc")])
+    app.request("HEAD", f"/v2/a/b/manifests/{image.top}", [TAKE])
+    app.request("PUT", f"{begin(app, 'c/d')}&digest={digest_of(b'data')}", [OCTETS], b"data")
+    journal = app.journal
+    assert journal.summary() == {
+        "GET manifest": 1,
+        "HEAD manifest": 1,
+        "POST upload_start": 1,
+        "PUT upload": 1,
+    }
+    assert journal.count() == 4
+    assert journal.count("GET") == journal.count("GET", "manifest", "a/b", 200, "v1") == 1
+    assert journal.count(kind="manifest") == journal.count(repository="a/b") == 2
+    assert journal.count(status=404) == 0
+    assert journal.bytes_in() == 4
+    assert journal.bytes_out() == len(image.body), "HEAD sends none"
+    first = journal.matching(reference="v1")[0]
+    assert first.authorization == ("bearer", "abc")
+    assert first.headers["accept"] == ACCEPT
+    assert [entry.answered for entry in journal.entries] == [1, 2, 3, 4]
+    assert "1. [0] GET /v2/a/b/manifests/v1 -> 200" in str(journal)
+    journal.clear()
+    assert journal.summary() == {}
+
+
+# Content.
+
+
+def test_content_received_in_place_and_fed_is_one_stream() -> None:
+    content, expected = Content(), b""
+    for number, size in enumerate((1, 3000, 70, 1)):
+        data = bytes([number]) * size
+        expected += data
+        if number % 2:
+            content.feed(data)
+        else:
+            rest = memoryview(data)
+            while rest:
+                room = content.room(len(rest))
+                count = min(len(room), len(rest), 999)
+                room[:count] = rest[:count]
+                content.advance(count)
+                rest = rest[count:]
+    assert bytes(content) == expected
+    assert content.digest() == digest_of(expected)
+    assert content.digest("sha512") == digest_of(expected, "sha512")
+    for start, stop in ((0, 1), (1, 3001), (2999, 3003), (3072, None), (5, 5)):
+        assert b"".join(content.pieces(start, stop)) == expected[start:stop]
+
+
+# Images.
+
+
+def test_images_are_the_same_bytes_on_every_run_and_python() -> None:
+    seed = Seed(42)
+    image = seed.image()
+    index = seed.index([seed.index(attestations=True), seed.image(format="docker", spacing="odd")])
+    tops = (image.top, index.top, seed.artifact(index).top, Seed(42).image().top)
+    assert tops == (
+        "sha256:6bb9a06639421e21e4f51b6b048bb9bfc566760af7971e7a86066eb9714879d8",
+        "sha256:94f5434cb3579b281cc037ee33f6386ad0e5c23858eb6e2a03efc495cdc2e067",
+        "sha256:c784f4c4cea1c9dd93dc8b3c261ab1568aab667a859e9f4f330cea3b7b5909e5",
+        "sha256:6bb9a06639421e21e4f51b6b048bb9bfc566760af7971e7a86066eb9714879d8",
+    )
+    assert Seed(43).image().top != image.top
+
+
+def test_layers_are_real_archives(seed: Seed) -> None:
+    layer = seed.layer(200_000)
+    with tarfile.open(fileobj=io.BytesIO(gzip.decompress(layer))) as archive:
+        (member,) = archive.getmembers()
+        assert (member.size, member.mtime, member.uid, member.isfile()) == (200_000, 0, 0, True)
+
+
+@pytest.mark.parametrize(
+    "image",
+    [
+        Seed(3).image(extra={"x-unknown": {"a": [1]}}, spacing="indent", annotations={"k": "ü"}),
+        Seed(3).image(layers=[], inline_config=True),
+        Seed(3).image(layers=[b"", b""]),
+        Seed(3).index(attestations=True, spacing="odd"),
+        Seed(3).index([Seed(4).index(), Seed(5).index(format="docker")]),
+        Seed(3).artifact(Seed(4).image()),
+        Seed(3).index([], artifact_type="application/vnd.example"),
+    ],
+    ids=[
+        "unknown fields",
+        "inline config",
+        "empty layers",
+        "attestations",
+        "nested",
+        "artifact",
+        "empty index",
+    ],
+)
+def test_every_shape_is_accepted_by_the_strict_registry(image: Image) -> None:
+    with run_in_thread(App()) as server:
+        push_http(image, server.address, "a/b", "v1")
+        assert identical(fetch_http(server.address, "a/b", "v1"), image.contents())
+        server.journal.check()
+
+
+def test_the_bytes_of_odd_spacing_are_valid_json(seed: Seed) -> None:
+    image = seed.image(spacing="odd")
+    assert b"\\/" in image.body
+    assert image.body != encode(image.document)
+    assert image.document["config"]["digest"] in image.blobs
+
+
+def test_identical_says_what_differs() -> None:
+    assert identical({"a": b"1"}, {"a": b"1"})
+    for other, said in (({}, "first"), ({"a": b"1", "b": b""}, "second"), ({"a": b"2"}, "other bytes")):
+        with pytest.raises(AssertionError, match=said):
+            identical({"a": b"1"}, other)
+
+
+def test_a_fetch_notices_bytes_that_are_not_the_digest(seed: Seed) -> None:
+    image, app = seed.image(), App()
+    image.load_into(app, "a/b", tag="v1")
+    app.add_blob("a/b", b"other", next(iter(image.blobs)))
+    with run_in_thread(app) as server, pytest.raises(AssertionError, match="other bytes"):
+        fetch_http(server.address, "a/b", "v1")
+
+
+def test_a_fetch_follows_referrers_by_api_and_by_tag(seed: Seed) -> None:
+    image = seed.image()
+    artifact = seed.artifact(image)
+    for api in (True, False):
+        app = App(referrers_api=api)
+        image.load_into(app, "a/b", tag="v1")
+        artifact.load_into(app, "a/b")
+        seed.fallback_index([artifact]).load_into(app, "a/b", tag=image.top.replace(":", "-"))
+        with run_in_thread(app) as server:
+            got = fetch_http(server.address, "a/b", "v1", referrers=True)
+        assert identical(got, {**image.contents(), **artifact.contents()})
+
+
+# Tokens and passwords.
+
+
+def ask_token(app: Site, query: str, secret: str | None = None, path: str = "/token") -> Response:
+    headers = [("Authorization", "Basic " + base64.b64encode(secret.encode()).decode())] if secret else []
+    return app.request("GET", f"{path}?{query}", headers)
+
+
+def bearer(app: Site, query: str, secret: str | None = None) -> list[tuple[str, str]]:
+    """Obtain a token; return the header that carries it."""
+    answer = ask_token(app, query, secret)
+    assert answer.status == 200
+    return [("Authorization", f"Bearer {answer.json()['token']}")]
+
+
+PULL = "service=registry.test&scope=repository:a/b:pull"
+PUSH = "service=registry.test&scope=repository:a/b:pull,push"
+
+
+@pytest.fixture
+def tokens() -> TokenService:
+    return TokenService({"me": "secret:1"})
+
+
+@pytest.fixture
+def guarded(tokens: TokenService, seed: Seed) -> App:
+    app = App(auth=tokens)
+    seed.image().load_into(app, "a/b", tag="v1")
+    return app
+
+
+def test_a_challenge_names_realm_service_and_scope(guarded: App) -> None:
+    answer = refused(guarded.request("GET", "/v2/a/b/tags/list"), 401, "UNAUTHORIZED")
+    assert answer.header("WWW-Authenticate") == (
+        'Bearer realm="http://registry.test/token",service="registry.test",scope="repository:a/b:pull"'
+    )
+    for method, target, scope in (
+        ("GET", "/v2/", ""),
+        ("POST", "/v2/a/b/blobs/uploads/", "repository:a/b:pull,push"),
+        ("DELETE", "/v2/a/b/manifests/v1", "repository:a/b:delete"),
+        ("GET", "/v2/_catalog", "registry:catalog:*"),
+        (
+            "POST",
+            f"/v2/a/b/blobs/uploads/?mount={NOWHERE}&from=c",
+            "repository:a/b:pull,push repository:c:pull",
+        ),
+    ):
+        said = guarded.request(method, target).header("WWW-Authenticate")
+        assert said.partition("scope=")[2] == (f'"{scope}"' if scope else "")
+    assert "a/b" in guarded.repositories
+    assert not guarded.uploads()
+
+
+def test_a_token_opens_what_its_scope_says(guarded: App, tokens: TokenService) -> None:
+    pull, push = bearer(guarded, PULL), bearer(guarded, PUSH, "me:secret:1")
+    assert guarded.request("GET", "/v2/", pull).status == 200
+    assert guarded.request("GET", "/v2/a/b/tags/list", pull).status == 200
+    assert guarded.request("POST", "/v2/a/b/blobs/uploads/", push).status == 202
+    for target, method in (("/v2/a/b/blobs/uploads/", "POST"), ("/v2/other/tags/list", "GET")):
+        answer = refused(guarded.request(method, target, pull), 401, "UNAUTHORIZED")
+        assert 'error="insufficient_scope"' in answer.header("WWW-Authenticate")
+    refused(guarded.request("DELETE", "/v2/a/b/manifests/v1", push), 401, "UNAUTHORIZED")
+    answer = refused(guarded.request("GET", "/v2/", [("Authorization", "Bearer x")]), 401, "UNAUTHORIZED")
+    assert 'error="invalid_token"' in answer.header("WWW-Authenticate")
+    value = pull[0][1].removeprefix("Bearer ")
+    refused(guarded.request("GET", "/v2/", [("Authorization", f"Basic {value}")]), 401, "UNAUTHORIZED")
+    assert tokens.requests == guarded.journal.count(kind="token") == 2
+    assert tokens.issued == ["repository:a/b:pull", "repository:a/b:pull,push"]
+    guarded.journal.check()
+
+
+def test_grants_are_the_intersection_of_what_is_asked_and_allowed(guarded: App) -> None:
+    anonymous = bearer(guarded, PUSH)
+    assert guarded.request("GET", "/v2/a/b/tags/list", anonymous).status == 200
+    refused(guarded.request("POST", "/v2/a/b/blobs/uploads/", anonymous), 401, "UNAUTHORIZED")
+    everything = bearer(guarded, "service=registry.test&scope=repository:a/b:*", "me:secret:1")
+    assert guarded.request("DELETE", "/v2/a/b/manifests/v1", everything).status == 202
+
+
+@pytest.mark.parametrize("one_scope", [False, True])
+@pytest.mark.parametrize(
+    "form", ["scope={0}&scope={1}", "scope={0}%20{1}"], ids=["repeated", "one parameter"]
+)
+def test_several_scopes_are_one_token(guarded: App, tokens: TokenService, one_scope: bool, form: str) -> None:
+    tokens.one_scope = one_scope
+    query = form.format("repository:a/b:pull", "repository:c/d:pull")
+    header = bearer(guarded, f"service=registry.test&{query}")
+    assert guarded.request("GET", "/v2/a/b/tags/list", header).status == 200
+    expected = 401 if one_scope and "&scope" in form else 404
+    assert guarded.request("GET", "/v2/c/d/tags/list", header).status == expected
+
+
+def test_a_token_wider_than_the_request_is_403_where_scopes_are_exact(
+    guarded: App, tokens: TokenService
+) -> None:
+    tokens.exact_scope = True
+    wide = bearer(guarded, f"{PULL}&scope=repository:c/d:pull")
+    refused(guarded.request("GET", "/v2/a/b/tags/list", wide), 403, "DENIED")
+    assert guarded.request("GET", "/v2/a/b/tags/list", bearer(guarded, PULL)).status == 200
+
+
+def test_tokens_end(guarded: App, tokens: TokenService) -> None:
+    clock = [0.0]
+    tokens.now = lambda: clock[0]
+    tokens.expires_in = 60
+    header = bearer(guarded, PULL)
+    for now, status in ((59.9, 200), (60.0, 401)):
+        clock[0] = now
+        assert guarded.request("GET", "/v2/a/b/tags/list", header).status == status
+    tokens.expires_in, tokens.lifetime = None, 10.0
+    assert "expires_in" not in ask_token(guarded, PULL).json()
+    header = bearer(guarded, PULL)
+    clock[0] = 70.0
+    assert guarded.request("GET", "/v2/", header).status == 401
+    header = bearer(guarded, PULL)
+    tokens.revoke()
+    assert guarded.request("GET", "/v2/", header).status == 401
+
+
+def test_wrong_credentials_get_no_token(guarded: App, tokens: TokenService) -> None:
+    for secret in ("me:secret", "you:secret:1", "me"):
+        refused(ask_token(guarded, PULL, secret), 401, "UNAUTHORIZED")
+    junk = guarded.request("GET", f"/token?{PULL}", [("Authorization", "Basic !")])
+    refused(junk, 401, "UNAUTHORIZED")
+    tokens.anonymous = False
+    refused(ask_token(guarded, PULL), 401, "UNAUTHORIZED")
+    assert tokens.issued == []
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "scope=repository:a/b:pull",
+        "service=other&scope=repository:a/b:pull",
+        "service=registry.test&scope=a/b",
+    ],
+    ids=["no service", "another service", "malformed scope"],
+)
+def test_malformed_token_requests_are_refused_and_noted(
+    guarded: App, tokens: TokenService, query: str
+) -> None:
+    refused(ask_token(guarded, query), 400, "UNSUPPORTED")
+    assert tokens.journal.violations
+    assert tokens.issued == []
+
+
+FORM = [("Content-Type", "application/x-www-form-urlencoded")]
+GRANT = "service=registry.test&client_id=x&scope=repository:a/b:pull+repository:c/d:pull"
+
+
+def test_post_gives_a_token_for_a_refresh_token_or_a_password(guarded: App, tokens: TokenService) -> None:
+    offline = ask_token(guarded, f"{PULL}&offline_token=true", "me:secret:1").json()["refresh_token"]
+    assert "refresh_token" not in ask_token(guarded, f"{PULL}&offline_token=true").json()
+    for grant in (
+        f"grant_type=refresh_token&refresh_token={offline}",
+        "grant_type=password&username=me&password=secret:1",
+    ):
+        answer = guarded.request("POST", "/token", FORM, f"{GRANT}&{grant}".encode())
+        header = [("Authorization", f"Bearer {answer.json()['token']}")]
+        assert guarded.request("GET", "/v2/a/b/tags/list", header).status == 200
+        assert guarded.request("GET", "/v2/c/d/tags/list", header).status == 404
+    for grant in (
+        "grant_type=refresh_token&refresh_token=x",
+        "grant_type=refresh_token",
+        "grant_type=password&username=me&password=x",
+        "grant_type=password&username=x",
+    ):
+        refused(guarded.request("POST", "/token", FORM, f"{GRANT}&{grant}".encode()), 401, "UNAUTHORIZED")
+    guarded.journal.check()
+    tokens.journal.check()
+
+
+@pytest.mark.parametrize(
+    ("headers", "body"),
+    [
+        pytest.param([], f"{GRANT}&grant_type=password", id="no form"),
+        pytest.param(FORM, GRANT, id="no grant"),
+        pytest.param(FORM, f"{GRANT}&grant_type=magic", id="unknown grant"),
+        pytest.param(FORM, "grant_type=password&client_id=x", id="no service"),
+        pytest.param(FORM, "grant_type=password&service=registry.test", id="no client"),
+    ],
+)
+def test_malformed_grants_are_refused_and_noted(
+    guarded: App, tokens: TokenService, headers: list[tuple[str, str]], body: str
+) -> None:
+    refused(guarded.request("POST", "/token", headers, body.encode()), 400, "UNSUPPORTED")
+    assert tokens.journal.violations
+
+
+def test_post_can_be_switched_off(guarded: App, tokens: TokenService) -> None:
+    tokens.post = False
+    refused(guarded.request("POST", "/token", FORM, GRANT.encode()), 405, "UNSUPPORTED")
+
+
+def test_every_form_of_challenge_has_its_marks() -> None:
+    challenge = Challenge("https://a/token", "svc", "repository:a/b:pull,push", "invalid_token")
+    for name, form in FORMS.items():
+        lines = form(challenge)
+        joined = "\n".join(lines).lower()
+        assert ("svc" in joined) == (name != "no_service")
+        assert ("pull,push" in joined) == (name != "no_scope")
+        assert "invalid_token" in joined
+    app = App(auth=TokenService(form="two_lines"))
+    lines = [v for k, v in app.request("GET", "/v2/").headers if k == "WWW-Authenticate"]
+    assert [line.split()[0] for line in lines] == ["Basic", "Bearer"]
+
+
+def test_a_json_web_token_says_when_it_ends() -> None:
+    service = TokenService(jwt=True, expires_in=100, wall=lambda: 1000.0, field="access_token")
+    answer = ask_token(service, PULL).json()
+    claims = answer["access_token"].split(".")[1]
+    assert json.loads(base64.urlsafe_b64decode(claims + "=="))["exp"] == 1100
+    assert answer["expires_in"] == 100
+
+
+def test_the_token_service_can_live_elsewhere(seed: Seed) -> None:
+    service = TokenService(path="/auth")
+    app = App(auth=service)
+    image = seed.image().load_into(app, "a/b", tag="v1")
+    with run_in_thread(service) as there, run_in_thread(app) as here:
+        service.realm = f"{there.url}/auth"
+        assert f'realm="{there.url}/auth"' in app.request("GET", "/v2/").header("WWW-Authenticate")
+        connection = http.client.HTTPConnection(there.address, timeout=10)
+        connection.request("GET", f"/auth?{PULL}")
+        token = json.loads(connection.getresponse().read())["token"]
+        connection.close()
+        got = fetch_http(here.address, "a/b", "v1", authorization=f"Bearer {token}")
+    assert identical(got, image.contents())
+    assert service.journal.summary() == {"GET token": 1}
+    refused(app.request("GET", "/auth"), 404, "UNSUPPORTED")
+    refused(service.request("GET", "/other"), 404, "UNSUPPORTED")
+
+
+def test_basic_is_asked_for_on_every_request(seed: Seed) -> None:
+    auth = BasicAuth({"me": "secret:1"})
+    app = App(auth=auth)
+    seed.image().load_into(app, "a/b", tag="v1")
+    answer = refused(app.request("GET", "/v2/"), 401, "UNAUTHORIZED")
+    assert answer.header("WWW-Authenticate") == 'Basic realm="registry"'
+    for secret, status in (("me:secret:1", 200), ("me:secret", 401), ("you:secret:1", 401)):
+        header = [("Authorization", "Basic " + base64.b64encode(secret.encode()).decode())]
+        assert app.request("GET", "/v2/a/b/tags/list", header).status == status
+    auth.anonymous_pull = True
+    assert app.request("GET", "/v2/a/b/tags/list").status == 200
+    assert app.request("GET", "/v2/").status == 401
+    assert app.request("POST", "/v2/a/b/blobs/uploads/").status == 401
+
+
+# Over sockets.
+
+
+@pytest.fixture
+def server(app: App) -> Iterator[Server]:
+    with run_in_thread(app) as running:
+        yield running
+
+
+def talk(server: Server, data: bytes) -> bytes:
+    """Send bytes on a new connection; return everything until the server closes."""
+    with socket.create_connection((server.host, server.port), timeout=10) as sock:
+        sock.sendall(data)
+        received = b""
+        while piece := sock.recv(65536):
+            received += piece
+        return received
+
+
+def test_a_connection_is_kept_until_asked_otherwise(server: Server) -> None:
+    keep = b"GET /v2/ HTTP/1.1\r\nHost: x\r\n\r\n"
+    last = b"GET /v2/ HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+    assert talk(server, keep + keep + last).count(b"HTTP/1.1 200 OK") == 3
+    assert server.journal.connections() == 1
+    assert b"\r\nConnection: close\r\n" in talk(server, b"GET /v2/ HTTP/1.0\r\nHost: x\r\n\r\n")
+    assert [entry.connection for entry in server.journal.entries] == [1, 1, 1, 2]
+
+
+def test_head_has_the_length_but_no_body(server: Server, app: App) -> None:
+    digest = app.add_blob("a/b", b"0123456789")
+    said = talk(
+        server, f"HEAD /v2/a/b/blobs/{digest} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n".encode()
+    )
+    assert b"\r\nContent-Length: 10\r\n" in said
+    assert said.endswith(b"\r\n\r\n")
+
+
+def test_what_is_not_http_is_refused_and_noted(server: Server) -> None:
+    assert talk(server, b"HELO registry\r\n\r\n").startswith(b"HTTP/1.1 400 ")
+    assert "not HTTP" in server.journal.violations[0]
+
+
+def test_a_tls_greeting_on_a_plain_port_is_counted(server: Server) -> None:
+    for ending in (b"", b"\n\n\x00"):
+        assert talk(server, b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + ending) == b""
+    assert server.journal.hellos == 2
+    server.journal.check()
+
+
+def test_chunked_bodies_are_accepted(server: Server, app: App) -> None:
+    where = begin(app)
+    head = (
+        f"PUT {where}&digest={digest_of(b'datadata')} HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n"
+    )
+    last = b"GET /v2/ HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+    said = talk(server, head.encode() + b"\r\n4\r\ndata\r\n4\r\ndata\r\n0\r\n\r\n" + last)
+    assert said.startswith(b"HTTP/1.1 201 ")
+    assert said.count(b"HTTP/1.1 ") == 2, "what follows a chunked body is the next request"
+    assert app.blob("a/b", digest_of(b"datadata")) == b"datadata"
+    assert server.journal.bytes_in() == 8
+
+
+@pytest.mark.parametrize("coding", ["Content-Length: 10", "Transfer-Encoding: chunked"])
+def test_a_body_that_breaks_is_kept_for_resuming(server: Server, app: App, coding: str) -> None:
+    where = begin(app)
+    data = b"data" if "Length" in coding else b"4\r\ndata\r\n"
+    with socket.create_connection((server.host, server.port), timeout=10) as sock:
+        sock.sendall(f"PATCH {where} HTTP/1.1\r\nHost: x\r\n{coding}\r\n\r\n".encode() + data)
+        sock.shutdown(socket.SHUT_WR)
+        assert sock.recv(1) == b""
+    assert app.request("GET", where).header("Range") == "0-3"
+    assert server.journal.matching("PATCH")[0].status is None
+
+
+def test_a_large_body_goes_in_and_out_unchanged(server: Server, app: App) -> None:
+    data = Seed(9).blob((5 << 20) + 12345)
+    digest = digest_of(data)
+    connection = http.client.HTTPConnection(server.address, timeout=30)
+    connection.request("PUT", f"{begin(app)}&digest={digest}", data, dict([OCTETS]))
+    answer = connection.getresponse()
+    assert (answer.status, answer.read()) == (201, b"")
+    connection.request("GET", f"/v2/a/b/blobs/{digest}", headers={"Range": "bytes=1048570-"})
+    assert connection.getresponse().read() == data[1048570:]
+    connection.request("GET", f"/v2/a/b/blobs/{digest}")
+    assert connection.getresponse().read() == data
+    connection.close()
+    assert server.journal.bytes_in() == len(data)
+    assert server.journal.bytes_out() == 2 * len(data) - 1048570
+
+
+@pytest.mark.parametrize(("size", "early"), [(DRAINED, False), (DRAINED + 1, True)])
+def test_a_refusal_waits_for_small_bodies_only(server: Server, size: int, early: bool) -> None:
+    """Go's servers do so (protocol-facts.md section 1.12)."""
+    head = f"PUT /v2/a/b/blobs/uploads/gone?_state=1&digest={NOWHERE} HTTP/1.1\r\nHost: x\r\n"
+    with socket.create_connection((server.host, server.port), timeout=10) as sock:
+        sock.sendall(f"{head}Content-Length: {size}\r\n\r\n".encode())
+        if not early:
+            sock.sendall(bytes(size))
+        said = sock.recv(65536)
+        assert said.startswith(b"HTTP/1.1 404 ")
+        assert (b"\r\nConnection: close\r\n" in said) == early
+    assert server.journal.bytes_in() == (0 if early else size)
+
+
+def test_an_answer_can_be_early_late_raw_or_closing(server: Server, app: App) -> None:
+    answers: dict[str, Response | bytes] = {
+        "/early": Response(500, early=True),
+        "/late": Response(500, early=False),
+        "/raw": b"HTTP/1.1 200 OK\r\nContent-Length: 99\r\n\r\nshort",
+        "/close": Response(200, close=True),
+    }
+    app.intercept = lambda request: answers.get(request.path)
+    for path, sent, starts in (
+        ("/early", 0, b"HTTP/1.1 500 "),
+        ("/late", DRAINED + 1, b"HTTP/1.1 500 "),
+        ("/raw", 9, b"HTTP/1.1 200 OK\r\nContent-Length: 99\r\n\r\nshort"),
+        ("/close", 9, b"HTTP/1.1 200 "),
+    ):
+        length = sent or 5
+        with socket.create_connection((server.host, server.port), timeout=10) as sock:
+            sock.sendall(f"PUT {path} HTTP/1.1\r\nHost: x\r\nContent-Length: {length}\r\n\r\n".encode())
+            sock.sendall(bytes(sent))
+            assert sock.recv(65536).startswith(starts)
+            if path == "/late":
+                continue
+            sock.shutdown(socket.SHUT_WR)
+            assert sock.recv(65536) == b"", "the connection ends behind it"
+
+
+def test_tls_is_spoken_when_a_context_is_given(app: App, ca: trustme.CA) -> None:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    ca.issue_cert("127.0.0.1").configure_cert(context)
+    trusting = ssl.create_default_context()
+    ca.configure_trust(trusting)
+    image = Seed(2).image(sizes=(3 << 20,))
+    with run_in_thread(app, ssl_context=context) as server:
+        assert server.url.startswith("https://")
+        push_http(image, server.address, "a/b", "v1", context=trusting)
+        assert identical(fetch_http(server.address, "a/b", "v1", context=trusting), image.contents())
+        with pytest.raises(ssl.SSLError):
+            fetch_http(server.address, "a/b", "v1", context=ssl.create_default_context())
+        assert server.journal.matching("POST")[0].response_headers["location"].startswith("https://")
+
+
+@pytest.fixture
+async def beside(app: App) -> AsyncIterator[Server]:
+    async with serve(app) as running:
+        yield running
+
+
+@pytest.mark.anyio
+async def test_many_connections_are_served_at_once_on_one_loop(beside: Server, app: App) -> None:
+    """An asynchronous intercept holds all of them until the last has come."""
+    here = 0
+    everybody = anyio.Event()
+
+    async def hold(request: Request) -> Response | None:
+        nonlocal here
+        here += 1
+        if here == 30:
+            everybody.set()
+        await everybody.wait()
+        return None
+
+    app.intercept = hold
+    answers = []
+
+    async def ask() -> None:
+        async with await anyio.connect_tcp(beside.host, beside.port) as stream:
+            await stream.send(b"GET /v2/ HTTP/1.1\r\nHost: x\r\n\r\n")
+            answers.append(await stream.receive())
+
+    with anyio.fail_after(10):
+        async with anyio.create_task_group() as tasks:
+            for _ in range(30):
+                tasks.start_soon(ask)
+    assert all(answer.startswith(b"HTTP/1.1 200 ") for answer in answers)
+    assert beside.journal.count(status=200) == 30
+
+
+@pytest.mark.anyio
+async def test_the_failure_of_the_block_leaves_the_server_as_it_is(app: App) -> None:
+    with pytest.raises(KeyError, match="mine"):
+        async with serve(app):
+            raise KeyError("mine")
+
+
+def test_a_bug_in_the_registry_is_not_swallowed() -> None:
+    class Broken(Site):
+        def start(self, request: Request) -> Response:
+            raise ZeroDivisionError
+
+    with pytest.raises(BaseException) as caught, run_in_thread(Broken()) as server:  # noqa: PT011
+        talk(server, b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+    assert "ZeroDivisionError" in repr(_leaves(caught.value))
+
+
+def _leaves(problem: BaseException) -> list[BaseException]:
+    inner = getattr(problem, "exceptions", None)
+    return [problem] if inner is None else [leaf for part in inner for leaf in _leaves(part)]
+
+
+# The program and its borders.
+
+
+def test_the_harness_imports_nothing_of_the_program_and_few_others() -> None:
+    code = (
+        "import sys; before = set(sys.modules); import conformance.__main__, conformance.registries;"
+        "print(*{name.partition('.')[0] for name in set(sys.modules) - before} - sys.stdlib_module_names)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    allowed = {"anyio", "h11", "conformance", "exceptiongroup", "idna", "sniffio", "typing_extensions"}
+    assert set(done.stdout.split()) <= allowed
+    assert {"anyio", "h11"} <= set(done.stdout.split())
+
+
+def test_serve_says_where_and_ends_at_a_signal() -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "conformance",
+        "serve",
+        "--seed-images",
+        "--user",
+        "me:secret",
+        "--auth",
+        "basic",
+    ]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        said = process.stdout.readline()
+        try:
+            assert said.startswith("serving http://127.0.0.1:")
+            address = said.split("/")[-1].strip()
+            secret = "Basic " + base64.b64encode(b"me:secret").decode()
+            got = fetch_http(address, "seed/signed", "v1", authorization=secret, referrers=True)
+            assert len(got) == 4 + 2 * 2 + 1  # image with config and two layers; two artifacts; one config
+            with pytest.raises(AssertionError, match="401"):
+                fetch_http(address, "seed/oci", "v1")
+        finally:
+            process.send_signal(signal.SIGTERM)
+        assert process.wait(10) == 0
+        assert process.stdout.read() == ""
+
+
+def test_hashlib_agrees_with_the_digests_here() -> None:
+    assert digest_of(b"{}") == "sha256:" + hashlib.sha256(b"{}").hexdigest()
+    assert json.loads(Seed(0).artifact().body)["config"]["data"] == "e30="
