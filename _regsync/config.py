@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, Literal
 
 from _regsync import providers
-from _regsync.document import KINDS, Node, Notes, Unreadable, compose, expand
+from _regsync.document import Node, Notes, Unreadable, compose, expand
 from _regsync.errors import ConfigError, Problem
 from _regsync.fields import (
     DEFAULT_CACHE_DIR,
@@ -31,7 +31,7 @@ from _regsync.fields import (
     parse_size,
 )
 from _regsync.oci import Platform
-from _regsync.tags import TagRule
+from _regsync.tags import LATEST_NEEDS_ORDER, TagRule
 
 __all__ = [
     "ArtifactRule",
@@ -123,8 +123,12 @@ class Config:
 _FIELDS = MappingProxyType({name: {f.name: f for f in fields} for name, fields in SECTIONS.items()})
 _TRUTH = MappingProxyType({"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False})
 _WHOLLY_EXPANDED = re.compile(r"\$\{[^{}]*\}")
-_ANY_NAME = Field("name", "text", "")
-_ALIAS = Field("alias", "alias", "")
+# Fields that stand in no section: the document itself, items, and what names are looked up.
+_DOCUMENT = Field("", "section", "", of="config")
+_MAPPING = Field("", "section", "", of="mapping")
+_REGISTRY = Field("", "section", "", of="registry")
+_ALIASES = Field("", "alias", "", empty="name one registry at least")
+_ANY_NAME = Field("", "text", "")
 _WHOLE_NUMBER = re.compile(r"0|[1-9][0-9]{0,8}")
 
 
@@ -161,28 +165,33 @@ class _Reader:
         # What mappings use, each target list once; and those that read and write one registry.
         self.used: dict[int, tuple[Registry, ...]] = {}
         self.self_copies: list[tuple[Registry, _Section]] = []
-        self.read_before: dict[tuple[int, Field | str], Any] = {}
+        self.read_before: dict[tuple[int, Field], Any] = {}
 
-    def section(self, node: Node, name: str, path: str) -> _Section | None:
+    def value(self, node: Node, field: Field, path: str) -> Any:
+        """Return the value by the method that the field's type names; None when it is wrong (and noted)."""
+        read = _READERS[field.type]
         if not node.shared:
-            return self.fresh_section(node, name, path)
-        known = (id(node), name)
+            return read(self, node, field, path)
+        known = (id(node), field)
         if known not in self.read_before:
-            self.read_before[known] = self.fresh_section(node, name, path)
-        return self.read_before[known]  # type: ignore[no-any-return]
+            self.read_before[known] = read(self, node, field, path)
+        return self.read_before[known]
 
-    def fresh_section(self, node: Node, name: str, path: str) -> _Section | None:
-        if node.tag != "map":
-            self.note(node, path, f"a mapping is needed, not {KINDS.get(node.tag, 'text')}")
+    def is_a(self, node: Node, tag: str, path: str) -> bool:
+        if node.tag != tag:
+            wanted = "a mapping" if tag == "map" else "a list"
+            self.note(node, path, f"{wanted} is needed, not {node.kind}")
+        return node.tag == tag
+
+    def section(self, node: Node, field: Field, path: str) -> Any:
+        if not self.is_a(node, "map", path):
             return None
-        fields = _FIELDS[name]
+        fields = _FIELDS[field.of]
         section = _Section(node, path, {}, {})
         pairs = node.value
-        if name == "config":
-            order = list(fields)
-            pairs = sorted(
-                pairs, key=lambda pair: order.index(pair[0].value) if pair[0].value in fields else 0
-            )
+        if field is _DOCUMENT:
+            rank = {name: place for place, name in enumerate(fields)}
+            pairs = sorted(pairs, key=lambda pair: rank.get(pair[0].value, 0))
         for key, value in pairs:
             inner = f"{path}.{key.value}" if path else key.value
             found = fields.get(key.value)
@@ -195,66 +204,32 @@ class _Reader:
                     section.values[found.name] = read
         for wanted in fields.values():
             if wanted.required and wanted.name not in section.nodes:
-                self.note(node, f"{path}.{wanted.name}".lstrip("."), f"required: {wanted.meaning}")
-        return section
-
-    def value(self, node: Node, field: Field, path: str) -> Any:
-        """Return the value, None when it is wrong (and noted)."""
-        if not node.shared:
-            return self.fresh_value(node, field, path)
-        known = (id(node), field)
-        if known not in self.read_before:
-            self.read_before[known] = self.fresh_value(node, field, path)
-        return self.read_before[known]
-
-    def fresh_value(self, node: Node, field: Field, path: str) -> Any:
-        if field.type == "section":
-            section = self.section(node, field.of, path)
-            build = _BUILDERS.get(field.of)
-            return section if build is None or section is None else build(self, section)
-        if field.type == "list":
-            return self.sections(node, field, path)
-        if field.type == "names":
-            return self.names(node, field, path)
-        if field.type == "flag":
-            return self.flag(node, path)
-        if field.type == "count":
-            return self.count(node, field, path)
-        if field.type == "targets" and node.tag != "seq":
-            return self.named_targets(node, path)
-        if field.type == "targets":
-            return self.targets(node, path)
-        if field.type == "texts" or (field.type == "one_or_texts" and node.tag == "seq"):
-            return self.texts(node, field, path)
-        text = self.text(node, field, path)
-        return (text,) if field.type == "one_or_texts" and text is not None else text
+                self.note(node, f"{path}.{wanted.name}".removeprefix("."), f"required: {wanted.meaning}")
+        build = _BUILDERS.get(field.of)
+        return section if build is None else build(self, section)
 
     def sections(self, node: Node, field: Field, path: str) -> list[_Section | None] | None:
-        if node.tag != "seq":
-            self.note(node, path, f"a list is needed, not {KINDS.get(node.tag, 'text')}")
+        if not self.is_a(node, "seq", path):
             return None
-        return [self.section(item, field.of, f"{path}[{index}]") for index, item in enumerate(node.value)]
+        return [self.value(item, _MAPPING, f"{path}[{index}]") for index, item in enumerate(node.value)]
 
-    def names(self, node: Node, field: Field, path: str) -> dict[str, Any] | None:
-        if node.tag != "map":
-            self.note(node, path, f"a mapping of names is needed, not {KINDS.get(node.tag, 'text')}")
-            return None
-        of_registries = field.of == "registry"
-        for key, value in node.value:
+    def names(self, node: Node, field: Field, path: str) -> None:
+        """Read `registries` or `target_groups` into the reader itself, where uses look them up."""
+        for key, value in node.value if self.is_a(node, "map", path) else ():
             inner = f"{path}.{key.value}"
-            if key.tag != "str" or not key.value.isprintable() or not key.value:
-                self.note(key, inner, f"the name is {KINDS.get(key.tag, 'text')}: put it in quotes")
-            elif of_registries:
-                self.registries[key.value] = self.registry(value, key.value, inner)
+            if key.tag != "str":
+                self.note(key, inner, f"the name is {key.kind}: put it in quotes")
+            elif not key.value or not key.value.isprintable():
+                self.note(key, inner, "the name is empty or has a control character: give another")
+            elif field.of == "registry":
+                registry = self.value(value, _REGISTRY, inner)
+                self.registries[key.value] = registry and replace(registry, alias=key.value)
             else:
-                self.groups[key.value] = self.targets(value, inner)
-        return {}
+                self.groups[key.value] = self.alias_list(value, inner)
 
     def expanded(self, node: Node, path: str) -> str | None:
-        if "$" not in node.value:
-            return str(node.value)
         try:
-            return expand(node.value, self.environ)
+            return expand(node.value, self.environ) if "$" in node.value else node.value
         except ValueError as error:
             self.note(node, path, str(error))
             return None
@@ -262,34 +237,41 @@ class _Reader:
     def text(self, node: Node, field: Field, path: str) -> Any:
         if node.tag != "str" and not (field.number_too and node.tag in ("int", "float")):
             remedy = ""
-            if not isinstance(node.value, list) and node.tag != "null":
+            if node.tag not in ("map", "seq", "null"):
                 remedy = ": put it in quotes" + ("" if field.secret else f", '{node.value}'")
-            self.note(node, path, f"text is needed, not {KINDS.get(node.tag, 'text')}{remedy}")
+            self.note(node, path, f"text is needed, not {node.kind}{remedy}")
             return None
         text = self.expanded(node, path)
         if text is None:
             return None
+        try:
+            return self.checked(text, field)
+        except ValueError as error:
+            self.note(node, path, str(error))
+            return None
+
+    def checked(self, text: str, field: Field) -> Any:
         if not text:
-            self.note(node, path, "must not be empty")
-        elif not text.isprintable():
+            raise ValueError("must not be empty")
+        if not text.isprintable():
             # Such text would break a line, a header or a path; a trailing line break is a common slip.
-            self.note(node, path, "has a line break or another control character: remove it")
-        elif field.choices and text not in field.choices:
-            self.note(node, path, f"{text!r} is none of {', '.join(field.choices)}")
-        elif field.type == "alias" and text not in self.registries:
-            self.note(node, path, f"no registry is named {text!r}{self.nearest(text, self.registries)}")
-        elif field.type == "path":
+            raise ValueError("has a line break or another control character: remove it")
+        if field.choices and text not in field.choices:
+            raise ValueError(f"{text!r} is none of {', '.join(field.choices)}")
+        if field.type == "alias" and text not in self.registries:
+            near = ": name a group alone, without a list" if text in self.groups else ""
+            raise ValueError(f"no registry is named {text!r}{near or self.nearest(text, self.registries)}")
+        if field.type == "path":
             return self.absolute(text)
-        else:
-            try:
-                return field.parse(text) if field.parse else text
-            except ValueError as error:
-                self.note(node, path, str(error))
-        return None
+        if field.check:
+            field.check(text)
+        return field.parse(text) if field.parse else text
 
     def texts(self, node: Node, field: Field, path: str) -> tuple[Any, ...] | None:
-        if node.tag != "seq":
-            self.note(node, path, f"a list is needed, not {KINDS.get(node.tag, 'text')}")
+        if field.type == "one_or_texts" and node.tag != "seq":
+            one = self.text(node, field, path)
+            return None if one is None else (one,)
+        if not self.is_a(node, "seq", path):
             return None
         if not node.value and field.empty:
             self.note(node, path, f"an empty list: {field.empty}")
@@ -297,54 +279,50 @@ class _Reader:
         found = [self.text(item, field, f"{path}[{index}]") for index, item in enumerate(node.value)]
         return None if None in found else tuple(dict.fromkeys(found))
 
-    def flag(self, node: Node, path: str) -> bool | None:
-        text = node.value if node.tag == "bool" else self.wholly_expanded(node, path)
+    def flag(self, node: Node, field: Field, path: str) -> bool | None:
+        text = self.plain(node, "bool", path)
         truth = None if text is None else _TRUTH.get(text.lower())
         if truth is None and text is not None:
-            self.note(node, path, f"true or false is needed, not {KINDS.get(node.tag, 'text')}")
+            self.note(node, path, f"true or false is needed, not {node.kind}")
         return truth
 
     def count(self, node: Node, field: Field, path: str) -> int | None:
-        text = node.value if node.tag == "int" else self.wholly_expanded(node, path)
+        text = self.plain(node, "int", path)
         if text is None:
             return None
         if not _WHOLE_NUMBER.fullmatch(text):
-            remedy = (
-                ": remove the quotes" if node.tag == "str" and _WHOLE_NUMBER.fullmatch(node.value) else ""
-            )
+            quoted = node.tag == "str" and _WHOLE_NUMBER.fullmatch(node.value)
+            remedy = ": remove the quotes" if quoted else ""
             self.note(node, path, f"a whole number from {field.least} to 999999999 is needed{remedy}")
-            return None
-        if int(text) < field.least:
+        elif int(text) < field.least:
             self.note(node, path, f"must be at least {field.least}")
-            return None
-        return int(text)
+        else:
+            return int(text)
+        return None
 
-    def wholly_expanded(self, node: Node, path: str) -> str | None:
-        """Return the text that may stand for another type: that of a scalar which is one `${…}`; else ""."""
+    def plain(self, node: Node, tag: str, path: str) -> str | None:
+        """Return a scalar's text when it has that type, or is one `${…}` and so may have it; else ""."""
         if node.tag == "str" and _WHOLLY_EXPANDED.fullmatch(node.value):
             return self.expanded(node, path)
-        return ""
+        return str(node.value) if node.tag == tag else ""
 
-    def named_targets(self, node: Node, path: str) -> _Targets | None:
+    def targets(self, node: Node, field: Field, path: str) -> _Targets | None:
+        if node.tag == "seq":
+            return self.alias_list(node, path)
         name = self.text(node, _ANY_NAME, path)
-        if name is None:
-            return None
         if name in self.groups and name in self.registries:
             self.note(node, path, f"{name!r} is both a group and a registry: rename one, or write a list")
         elif name in self.groups:
             return self.groups[name]
         elif name in self.registries:
             return self.resolved([name])
-        else:
+        elif name is not None:
             near = self.nearest(name, [*self.groups, *self.registries])
             self.note(node, path, f"no group or registry is named {name!r}{near}")
         return None
 
-    def targets(self, node: Node, path: str) -> _Targets | None:
-        if node.tag == "seq" and not node.value:
-            self.note(node, path, "an empty list: name one registry at least")
-            return None
-        names = self.texts(node, _ALIAS, path)
+    def alias_list(self, node: Node, path: str) -> _Targets | None:
+        names = self.texts(node, _ALIASES, path)
         return None if names is None else self.resolved(names)
 
     def resolved(self, names: Sequence[str]) -> _Targets | None:
@@ -383,11 +361,8 @@ class _Reader:
     def tag_rule(self, section: _Section) -> TagRule | None:
         values = section.values
         if "latest" in section.nodes and not {"sort", "semver"} & set(section.nodes):
-            self.note(
-                section.nodes["latest"],
-                f"{section.path}.latest",
-                "needs `sort`, or `semver`, to say which are the highest",
-            )
+            self.note(section.nodes["latest"], f"{section.path}.latest", LATEST_NEEDS_ORDER)
+            return None
         return TagRule(**values) if len(values) == len(section.nodes) else None
 
     def artifact_rule(self, section: _Section) -> ArtifactRule | None:
@@ -395,17 +370,11 @@ class _Reader:
             if section.values.get("require_artifacts"):
                 place, path = section.nodes["require_artifacts"], f"{section.path}.require_artifacts"
                 self.note(place, path, "contradicts `enabled: false` beside it: remove one of them")
-            self.warn(
-                section.nodes["enabled"],
-                f"{section.path}.enabled",
-                "false: signatures and SBOMs are stripped at targets",
-            )
+            place = section.nodes["enabled"]
+            self.warn(place, f"{section.path}.enabled", "false: signatures and SBOMs are stripped at targets")
         return ArtifactRule(**section.values) if len(section.values) == len(section.nodes) else None
 
-    def registry(self, node: Node, alias: str, path: str) -> Registry | None:
-        section = self.section(node, "registry", path)
-        if section is None:
-            return None
+    def registry(self, section: _Section) -> Registry | None:
         self.check_registry(section)
         values = dict(section.values)
         if len(values) < len(section.nodes) or "url" not in values:
@@ -415,13 +384,10 @@ class _Reader:
         values["username"], values["password"] = values.pop("credentials", (None, None))
         auth = values.get("auth_type")
         kind = providers.kind_of(host, auth)
-        found = Registry(alias=alias, scheme=scheme, host=host, port=port, kind=kind, **values)
+        found = Registry(alias="", scheme=scheme, host=host, port=port, kind=kind, **values)
         if scheme == "http" and auth not in (None, "anonymous") and not is_loopback(host):
-            self.warn(
-                section.nodes["url"],
-                f"{path}.url",
-                f"credentials travel over plain HTTP to {found.authority}",
-            )
+            message = f"credentials travel over plain HTTP to {found.authority}"
+            self.warn(section.nodes["url"], f"{section.path}.url", message)
         return found
 
     def check_registry(self, section: _Section) -> None:
@@ -447,10 +413,17 @@ class _Reader:
             refuse("client_key", "needs `client_cert`")
 
 
-_BUILDERS: Mapping[str, Callable[[_Reader, _Section], Any]] = MappingProxyType(
-    {"credentials": _Reader.credentials, "tags": _Reader.tag_rule, "artifacts": _Reader.artifact_rule}
-)
-
+# fmt: off
+_BUILDERS: Mapping[str, Callable[[_Reader, _Section], Any]] = MappingProxyType({
+    "registry": _Reader.registry, "credentials": _Reader.credentials, "tags": _Reader.tag_rule,
+    "artifacts": _Reader.artifact_rule,
+})
+_READERS: Mapping[str, Callable[[_Reader, Node, Field, str], Any]] = MappingProxyType({
+    "section": _Reader.section, "list": _Reader.sections, "names": _Reader.names, "targets": _Reader.targets,
+    "texts": _Reader.texts, "one_or_texts": _Reader.texts, "flag": _Reader.flag, "count": _Reader.count,
+    "text": _Reader.text, "alias": _Reader.text, "path": _Reader.text,
+})
+# fmt: on
 
 # --- the whole ---------------------------------------------------------------------------------
 
@@ -467,8 +440,7 @@ def load(
     try:
         root = compose(text, notes)
         if root is None or root.tag == "null":
-            notes.note((1, 1), "", "the document is empty: `mappings` is required, and may be an empty list")
-            raise Unreadable
+            raise notes.unreadable(1, 1, "the document is empty: `mappings` is required, and may be []")
         config = _config(reader, root)
     except Unreadable:
         config = None
@@ -480,7 +452,7 @@ def load(
 
 
 def _config(reader: _Reader, root: Node) -> Config | None:
-    document = reader.section(root, "config", "")
+    document = reader.section(root, _DOCUMENT, "")
     if document is None:
         return None
     defaults = document.values.get("defaults")

@@ -11,31 +11,30 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 from _regsync.errors import Problem, clean
 
-__all__ = ["KINDS", "Node", "Notes", "Unreadable", "compose", "expand"]
+__all__ = ["Node", "Notes", "Unreadable", "compose", "expand"]
 
 # The deepest legitimate document has 6 levels; 1,000,000 nodes are some 60,000 mappings.
 _DEEPEST = 32
 _MOST_NODES = 1_000_000
-KINDS = {
-    "map": "a mapping",
-    "seq": "a list",
-    "str": "text",
-    "int": "a number",
-    "float": "a number",
-    "bool": "a truth value",
-    "null": "empty",
-    "timestamp": "a date",
-}
+
 _TAG_PREFIX = "tag:yaml.org,2002:"
+_KINDS = MappingProxyType(
+    {"map": "a mapping", "seq": "a list", "str": "text", "int": "a number", "float": "a number"}
+    | {"bool": "a truth value", "null": "empty", "timestamp": "a date", "merge": "a merge key"}
+)
 
 
 @dataclass(slots=True, eq=False)
 class Node:
-    """A YAML node with its place; `value` is text, a list of nodes, or a list of pairs of nodes."""
+    """A YAML node with its place; `value` is text, a list of nodes, or a list of pairs of nodes.
+
+    `tag` is the last word of the YAML tag; `shared` says that aliases lead here too.
+    """
 
     line: int
     column: int
@@ -44,34 +43,28 @@ class Node:
     shared: bool = False
     is_open: bool = False
 
+    @property
+    def kind(self) -> str:
+        return _KINDS[self.tag]
+
 
 class Unreadable(Exception):
     """The document cannot be read on: the problem is the last one noted."""
 
 
 class Notes:
-    """The problems found so far."""
+    """The problems found so far in one file."""
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.problems: list[Problem] = []
 
-    def note(self, place: Node | tuple[int, int], path: str, message: str) -> None:
-        line, column = place if isinstance(place, tuple) else (place.line, place.column)
-        self.problems.append(Problem(self.name, line, column, clean(path, 200), clean(message)))
+    def note(self, node: Node, path: str, message: str) -> None:
+        self.problems.append(Problem(self.name, node.line, node.column, clean(path, 200), clean(message)))
 
-    def unreadable(self, place: Node | tuple[int, int], message: str) -> Unreadable:
-        self.note(place, "", message)
+    def unreadable(self, line: int, column: int, message: str) -> Unreadable:
+        self.problems.append(Problem(self.name, line, column, "", clean(message)))
         return Unreadable()
-
-
-def _decode(text: bytes, notes: Notes) -> str:
-    try:
-        return text.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        line = text.count(b"\n", 0, error.start) + 1
-        column = error.start - text.rfind(b"\n", 0, error.start)
-        raise notes.unreadable((line, column), "not UTF-8: save the file as UTF-8") from None
 
 
 def compose(text: bytes, notes: Notes) -> Node | None:
@@ -82,175 +75,166 @@ def compose(text: bytes, notes: Notes) -> Node | None:
     """
     import yaml
 
-    decoded = _decode(text, notes)
+    try:
+        decoded = text.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line, column = text.count(b"\n", 0, error.start) + 1, error.start - text.rfind(b"\n", 0, error.start)
+        raise notes.unreadable(line, column, "not UTF-8: save the file as UTF-8") from None
     loader = None
     try:
         loader = yaml.SafeLoader(decoded)
         return _Composer(loader, yaml, notes).compose()
     except yaml.reader.ReaderError as error:
-        before = decoded[: error.position]
-        place = (before.count("\n") + 1, error.position - before.rfind("\n"))
-        raise notes.unreadable(place, f"control character U+{error.character:04X}: remove it") from None
+        line = decoded.count("\n", 0, error.position) + 1
+        column = error.position - decoded.rfind("\n", 0, error.position)
+        raise notes.unreadable(
+            line, column, f"control character U+{error.character:04X}: remove it"
+        ) from None
     except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        place = (mark.line + 1, mark.column + 1) if mark else (0, 0)
-        message = error.problem or "malformed YAML"
+        mark: Any = error.problem_mark or error.context_mark
+        message = error.problem or "cannot be parsed"
         if "'\\t'" in message:
             message = "a tab cannot stand here: indent with spaces"
         elif "alias" in (error.context or ""):
             message += ": a text that begins with '*' has to be quoted"
-        raise notes.unreadable(place, f"malformed YAML: {message}") from None
+        raise notes.unreadable(mark.line + 1, mark.column + 1, f"malformed YAML: {message}") from None
     except (ValueError, OverflowError):
-        # PyYAML lets chr() and int() refuse "\\UFFFFFFFF" and an endless %YAML version themselves.
-        place = (loader.line + 1, loader.column + 1) if loader is not None else (1, 1)
-        raise notes.unreadable(place, "malformed YAML: a number out of range") from None
+        # PyYAML lets chr() and int() refuse "\UFFFFFFFF" and an endless %YAML version themselves.
+        line, column = (loader.line + 1, loader.column + 1) if loader is not None else (1, 1)
+        raise notes.unreadable(line, column, "malformed YAML: a number out of range") from None
 
 
 class _Composer:
-    """One pass over the parser's events."""
+    """One pass over the parser's events; `stack` holds the collections that are open."""
 
     def __init__(self, loader: Any, yaml: Any, notes: Notes) -> None:
         self.loader = loader
         self.yaml = yaml
         self.notes = notes
         self.anchors: dict[str, Node] = {}
+        self.stack: list[Node] = []
         self.count = 0
 
     def compose(self) -> Node | None:
         events = self.yaml.events
         root: Node | None = None
-        stack: list[Node] = []
         while not isinstance(event := self.loader.get_event(), events.StreamEndEvent):
             if isinstance(event, events.CollectionEndEvent):
-                self.close(stack.pop())
+                self.close(self.stack.pop())
             elif isinstance(event, events.NodeEvent):
                 node = self.node(event)
-                if stack:
-                    stack[-1].value.append(node)
+                if self.stack:
+                    self.stack[-1].value.append(node)
                 else:
                     root = node
                 if isinstance(event, events.CollectionStartEvent):
-                    stack.append(node)
-                    if len(stack) > _DEEPEST:
-                        raise self.notes.unreadable(node, f"nested more than {_DEEPEST} levels deep")
+                    self.stack.append(node)
+                    if len(self.stack) > _DEEPEST:
+                        raise self.unreadable(event, f"nested more than {_DEEPEST} levels deep")
             elif isinstance(event, events.DocumentStartEvent) and root is not None:
-                place = (event.start_mark.line + 1, event.start_mark.column + 1)
-                raise self.notes.unreadable(place, "a second document: keep one in a file")
+                raise self.unreadable(event, "a second document: keep one in a file")
         return root
 
+    def unreadable(self, event: Any, message: str) -> Unreadable:
+        return self.notes.unreadable(event.start_mark.line + 1, event.start_mark.column + 1, message)
+
     def node(self, event: Any) -> Node:
-        line, column = event.start_mark.line + 1, event.start_mark.column + 1
-        self.charge(1, (line, column))
+        self.charge(1, event)
         if isinstance(event, self.yaml.AliasEvent):
             target = self.anchors.get(event.anchor)
             if target is None:
-                raise self.notes.unreadable(
-                    (line, column), f"no anchor &{event.anchor}: quote a text that begins with '*'"
-                )
+                raise self.unreadable(event, f"no anchor &{event.anchor}: quote a text that begins with '*'")
             target.shared = True
             return target
+        line, column, tag = event.start_mark.line + 1, event.start_mark.column + 1, event.tag
         if isinstance(event, self.yaml.ScalarEvent):
-            node = Node(line, column, self.scalar_tag(event), event.value)
+            if tag is None or tag == "!":
+                plain = event.implicit[0]
+                resolve = self.loader.resolve
+                tag = resolve(self.yaml.ScalarNode, event.value, event.implicit) if plain else "str"
+            node = Node(line, column, tag.removeprefix(_TAG_PREFIX), event.value)
+            if node.tag not in _KINDS:
+                # PyYAML has a tag of its own for a plain "=".
+                if node.tag != "value":
+                    self.notes.note(node, "", f"YAML tag {tag} is not supported: remove it")
+                node.tag = "str"
         else:
             kind = "map" if isinstance(event, self.yaml.MappingStartEvent) else "seq"
             node = Node(line, column, kind, [], is_open=True)
-            if event.tag not in (None, "!", _TAG_PREFIX + kind):
-                self.notes.note(node, "", f"YAML tag {event.tag} is not supported: remove it")
+            if tag not in (None, "!", _TAG_PREFIX + kind):
+                self.notes.note(node, "", f"YAML tag {tag} is not supported: remove it")
         if event.anchor is not None:
             self.anchors[event.anchor] = node
         return node
 
-    def charge(self, values: int, place: Node | tuple[int, int]) -> None:
+    def charge(self, values: int, event: Any) -> None:
         self.count += values
         if self.count > _MOST_NODES:
-            raise self.notes.unreadable(place, f"more than {_MOST_NODES:,} values")
-
-    def scalar_tag(self, event: Any) -> str:
-        tag = event.tag
-        if tag is None or tag == "!":
-            if not event.implicit[0]:
-                return "str"
-            tag = self.loader.resolve(self.yaml.ScalarNode, event.value, event.implicit)
-        kind = str(tag).removeprefix(_TAG_PREFIX)
-        if kind in KINDS:
-            return kind
-        if kind not in ("value", "merge"):
-            place = (event.start_mark.line + 1, event.start_mark.column + 1)
-            self.notes.note(place, "", f"YAML tag {tag} is not supported: remove it")
-        return "merge" if kind == "merge" else "str"
+            raise self.unreadable(event, f"more than {_MOST_NODES:,} values")
 
     def close(self, node: Node) -> None:
         """End a collection; of a mapping make pairs: no key twice, merged keys after its own."""
         if node.tag == "map":
             flat, node.value = node.value, []
-            own: dict[str, int] = {}
+            own: dict[str, Node] = {}
             merged: list[Node] = []
             for key, value in zip(flat[::2], flat[1::2], strict=True):
                 if key.tag in ("map", "seq"):
-                    self.notes.note(key, "", f"{KINDS[key.tag]} cannot be a key")
+                    self.notes.note(key, self.path(), f"{key.kind} cannot be a key")
                 elif key.tag == "merge":
                     merged += value.value if value.tag == "seq" and not value.is_open else [value]
                 elif key.value in own:
-                    first = own[key.value]
-                    self.notes.note(key, "", f"duplicate key {key.value!r}: it is on line {first} already")
+                    message = f"duplicate key: it is on line {own[key.value].line} already"
+                    self.notes.note(key, f"{self.path()}.{key.value}".removeprefix("."), message)
                 else:
-                    own[key.value] = key.line
+                    own[key.value] = key
                     node.value.append((key, value))
             for source in merged:
                 self.merge(source, node, own)
         node.is_open = False
 
-    def merge(self, source: Node, node: Node, own: dict[str, int]) -> None:
+    def merge(self, source: Node, node: Node, own: dict[str, Node]) -> None:
         if source.tag != "map" or source.is_open:
-            self.notes.note(source, "", "'<<' takes a mapping or a list of mappings, not itself")
+            self.notes.note(source, self.path(), "'<<' takes a mapping or a list of mappings, not itself")
             return
-        self.charge(len(source.value), source)
+        self.count += len(source.value)
+        if self.count > _MOST_NODES:
+            raise self.notes.unreadable(source.line, source.column, f"more than {_MOST_NODES:,} values")
         for key, value in source.value:
             if key.value not in own:
-                own[key.value] = key.line
+                own[key.value] = key
                 node.value.append((key, value))
 
+    def path(self) -> str:
+        """Return the key path of the collection that is being closed."""
+        parts = [
+            f"[{len(node.value) - 1}]" if node.tag == "seq" else f".{node.value[-2].value}"
+            for node in self.stack
+        ]
+        return "".join(parts).removeprefix(".")
 
-_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+# Unclosed `${` runs to the end of the text, so that each character is looked at once.
+_DOLLAR = re.compile(r"\$(?:\$|\{[^}]*\}?)")
+_VARIABLE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)(?::([-?])((?:[^$]|\$(?!\{))*))?\}", re.DOTALL)
 
 
 def expand(text: str, environ: Mapping[str, str]) -> str:
     """Put the environment's values into a text; ValueError says what is wrong. Nothing is read twice."""
-    parts: list[str] = []
-    at = 0
-    while (dollar := text.find("$", at)) >= 0:
-        parts.append(text[at:dollar])
-        follows = text[dollar + 1 : dollar + 2]
-        if follows != "{":
-            parts.append("$")
-            at = dollar + (2 if follows == "$" else 1)
-            continue
-        end = text.find("}", dollar)
-        if end < 0:
-            raise ValueError("'${' without '}': write '$${' for the two characters themselves")
-        parts.append(_value(text[dollar + 2 : end], environ))
-        at = end + 1
-    return "".join((*parts, text[at:]))
 
+    def value(match: re.Match[str]) -> str:
+        if match[0] == "$$":
+            return "$"
+        variable = _VARIABLE.fullmatch(match[0])
+        if variable is None:
+            form = "write ${NAME}, ${NAME:-default} or ${NAME:?message}, none in another, and $$ for a lone $"
+            raise ValueError(f"malformed '${{': {form}")
+        name, operator, rest = variable.groups()
+        found = environ.get(name)
+        if operator == "-":
+            return found or rest
+        if found is None or (operator == "?" and not found):
+            raise ValueError(f"environment variable {name} is not set: {rest or 'set it, or give a default'}")
+        return found
 
-def _value(inner: str, environ: Mapping[str, str]) -> str:
-    name, operator, rest = inner, "", ""
-    if ":" in inner:
-        name, _, rest = inner.partition(":")
-        operator, rest = rest[:1], rest[1:]
-    if not _NAME.fullmatch(name) or (":" in inner and operator not in ("-", "?")) or "${" in rest:
-        raise ValueError(
-            "malformed '${': write ${NAME}, ${NAME:-default} or ${NAME:?message}, none inside another"
-        )
-    value = environ.get(name)
-    if operator == "-":
-        return value or rest
-    if operator == "?" and not value:
-        raise ValueError(
-            f"environment variable {name} is not set: {rest}"
-            if rest
-            else f"environment variable {name} is not set"
-        )
-    if value is None:
-        raise ValueError(f"environment variable {name} is not set: set it, or write ${{{name}:-default}}")
-    return value
+    return _DOLLAR.sub(value, text)

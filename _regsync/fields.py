@@ -134,8 +134,8 @@ class Field:
     """One field as users write it; what `schema`, the reference in the README and the reader need.
 
     `of` names the section of a `section`, of the items of a `list` and of the values of `names`.
-    `parse` turns text into a value or raises ValueError; `number_too`: an unquoted number is the text;
-    `empty` is the remedy where an empty list is an error.
+    `parse` turns text into a value, `check` lets it be; both raise ValueError. `number_too`: an unquoted
+    number is the text. `empty` is the remedy where an empty list is an error.
     """
 
     name: str
@@ -147,6 +147,7 @@ class Field:
     of: str = ""
     choices: tuple[str, ...] = ()
     parse: Callable[[str], object] | None = None
+    check: Callable[[str], object] | None = None
     least: int = 0
     empty: str = ""
     secret: bool = False
@@ -159,46 +160,32 @@ def _platform(text: str) -> Platform:
     return parse_platform(text)
 
 
-def _repository(text: str) -> str:
-    if is_repository(text):
-        return text
-    if "@" in text or ":" in text.rpartition("/")[2]:
-        raise ValueError(f"{text!r} has a tag or digest: name the repository only, and tags under `tags`")
-    if is_repository(text.lower()):
-        raise ValueError(f"{text!r} has capitals, which registries refuse: write {text.lower()!r}")
-    raise ValueError(f"{text!r} is no repository: write a path such as team/app, without host")
+def _repository(text: str) -> None:
+    if not is_repository(text):
+        if "@" in text or ":" in text.rpartition("/")[2]:
+            raise ValueError(f"{text!r} has a tag or digest: name the repository only, and tags under `tags`")
+        if is_repository(text.lower()):
+            raise ValueError(f"{text!r} has capitals, which registries refuse: write {text.lower()!r}")
+        raise ValueError(f"{text!r} is no repository: write a path such as team/app, without host")
 
 
-def _glob(text: str) -> str:
-    check_glob(text)
-    return text
-
-
-def _semver(text: str) -> str:
-    parse_range(text)
-    return text
-
-
-def _proxy(text: str) -> str:
+def _proxy(text: str) -> None:
     from _regsync.proxy import proxy_for
 
     try:
         proxy_for("https", "registry", 443, {}, text)
     except ConfigError as error:
-        raise ValueError(error.message if error.hint is None else f"{error.message}: {error.hint}") from None
-    return text
+        raise ValueError(f"{error.message}: {error.hint}") from None
 
 
-def _user(text: str) -> str:
+def _user(text: str) -> None:
     if ":" in text:
         raise ValueError("has a colon, which HTTP Basic cannot carry in a user name")
-    return text
 
 
-def _token(text: str) -> str:
+def _token(text: str) -> None:
     if not text.isascii() or " " in text:
         raise ValueError("has a blank or a character outside ASCII, which no token has")
-    return text
 
 
 _AUTH_TYPES = ("ecr", "gar", "gcr", "acr", "ghcr", "anonymous", "basic", "static_token", "docker_config")
@@ -226,7 +213,7 @@ SECTIONS: Mapping[str, tuple[Field, ...]] = MappingProxyType({
            parse=parse_registry_url, required=True),
         _F("auth_type", "text", "authentication; absent: detected", choices=_AUTH_TYPES),
         _F("credentials", "section", "for auth_type basic", of="credentials"),
-        _F("token", "text", "for auth_type static_token", parse=_token, secret=True),
+        _F("token", "text", "for auth_type static_token", check=_token, secret=True),
         _F("cloud_profile", "text", "named profile, with explicit auth_type ecr"),
         _F("aws_profile", "text", "another name of cloud_profile"),
         _F("head_first", "flag", "HEAD all targets before the source GET", default="false"),
@@ -234,29 +221,29 @@ SECTIONS: Mapping[str, tuple[Field, ...]] = MappingProxyType({
         _F("ca_file", "path", "PEM bundle added to the system's trust"),
         _F("client_cert", "path", "PEM client certificate"),
         _F("client_key", "path", "PEM key of client_cert, when it is not in that file"),
-        _F("proxy", "text", "proxy URL; absent: the environment's", parse=_proxy, secret=True),
+        _F("proxy", "text", "proxy URL; absent: the environment's", check=_proxy, secret=True),
     ),
     "credentials": (
-        _F("username", "text", "user name", parse=_user, required=True, secret=True),
+        _F("username", "text", "user name", check=_user, required=True, secret=True),
         _F("password", "text", "password or access token", required=True, secret=True),
     ),
     "defaults": _INHERITED,
     "mapping": (
-        _F("from", "text", "source repository", parse=_repository, required=True),
-        _F("to", "text", "target repository", parse=_repository, default="the value of from"),
+        _F("from", "text", "source repository", check=_repository, required=True),
+        _F("to", "text", "target repository", check=_repository, default="the value of from"),
         *_INHERITED,
     ),
     "tags": (
-        _F("glob", "one_or_texts", "tags that match any pattern", parse=_glob, default="*",
+        _F("glob", "one_or_texts", "tags that match any pattern", check=check_glob, default="*",
            empty="omit it to take every tag"),
-        _F("exclude", "one_or_texts", "tags that are never wanted", parse=_glob),
-        _F("semver", "text", "version range", parse=_semver),
+        _F("exclude", "one_or_texts", "tags that are never wanted", check=check_glob),
+        _F("semver", "text", "version range", check=parse_range),
         _F("semver_prerelease", "text", "what becomes of pre-releases",
            choices=("include", "exclude", "only"), default="exclude"),
         _F("sort", "text", "order, highest first", choices=("semver", "alpha")),
         _F("latest", "count", "keep the N highest", least=1),
         _F("min_tags", "count", "keep at least N; 0: no floor"),
-        _F("immutable_tags", "text", "skip these where the target's listing shows them", parse=_glob),
+        _F("immutable_tags", "text", "skip these where the target's listing shows them", check=check_glob),
     ),
     "artifacts": (
         _F("enabled", "flag", "copy referrers with their image", default="true"),

@@ -8,6 +8,7 @@ Follows design.md section 4 (globs) and section 5 (the order of the steps).
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -17,6 +18,7 @@ from _regsync.oci import is_referrer_tag, is_tag
 from _regsync.semver import ANY, Prerelease, Range, parse_range, parse_version
 
 __all__ = [
+    "LATEST_NEEDS_ORDER",
     "PatternError",
     "Reason",
     "Selection",
@@ -26,6 +28,9 @@ __all__ = [
     "literal_tags",
     "select",
 ]
+
+# What a rule with `latest` alone is told, here and by `config`.
+LATEST_NEEDS_ORDER = "latest needs `sort`, or `semver`, to say which tags are the highest"
 
 Reason = Literal["glob", "semver", "prerelease", "exclude", "latest", "referrer_tag"]
 
@@ -42,8 +47,13 @@ class PatternError(ValueError):
 _Accepts = Callable[[str], bool]
 # A test of one character (a run and a brace have none) and the states after it.
 _State = tuple["_Accepts | None", tuple[int, ...]]
-# What a pattern consists of: a literal character, a test of one, or one of `*`, `{`, `,`, `}`.
-_Token = tuple[Literal["literal", "test", "run", "open", "next", "close"], str, "_Accepts | None"]
+# A literal character; a test of one character; or one of the marks `*`, `{`, `,` and `}`.
+_Token = tuple[Literal["literal", "test", "mark"], str, "_Accepts | None"]
+
+_TOKEN = re.compile(
+    r"\\(?P<escaped>.)|\[(?P<not>!?)(?P<set>(?:\\.|[^\]\\])*)\]|(?P<plain>[^\[\\])", re.DOTALL
+)
+_SET_MEMBER = re.compile(r"(\\.|.)(?:-(\\.|.))?", re.DOTALL)
 
 
 def _any(character: str) -> bool:
@@ -57,65 +67,37 @@ def _tokens(pattern: str) -> Iterator[_Token]:
         raise PatternError(f"a pattern of more than {_LONGEST_PATTERN} characters: write several")
     depth = at = 0
     while at < len(pattern):
-        character = pattern[at]
-        at += 1
-        if character == "\\":
-            if at == len(pattern):
-                raise PatternError(f"{pattern!r} ends in a backslash: write the escaped character after it")
-            yield ("literal", pattern[at], None)
-            at += 1
-        elif character == "[":
-            accepts, at = _character_set(pattern, at)
-            yield ("test", "", accepts)
+        match = _TOKEN.match(pattern, at)
+        if match is None:
+            trouble = "'[' without ']'" if pattern[at] == "[" else "a backslash at its end"
+            raise PatternError(f"{pattern!r} has {trouble}: write \\{pattern[at]} for the character itself")
+        at = match.end()
+        character = match["plain"]
+        if match["set"] is not None:
+            yield ("test", "", _character_set(pattern, match["set"], bool(match["not"])))
         elif character == "?":
             yield ("test", "", _any)
-        elif character == "*":
-            yield ("run", "", None)
-        elif character == "{":
-            depth += 1
-            yield ("open", "", None)
-        elif character == "," and depth:
-            yield ("next", "", None)
-        elif character == "}":
-            depth -= 1
+        elif character in ("*", "{", "}") or (character == "," and depth):
+            depth += (character == "{") - (character == "}")
             if depth < 0:
                 raise PatternError(f"{pattern!r} has a '}}' without '{{'")
-            yield ("close", "", None)
+            yield ("mark", character, None)
         else:
-            yield ("literal", character, None)
+            yield ("literal", character or match["escaped"], None)
     if depth:
         raise PatternError(f"{pattern!r} has a '{{' without '}}'")
 
 
-def _character_set(pattern: str, at: int) -> tuple[_Accepts, int]:
-    """Read `abc]`, `a-z]` or `!…]` from `at`; return the test and the place after the bracket."""
-    negated = pattern[at : at + 1] == "!"
-    if pattern[at : at + 1] == "^":
-        raise PatternError(f"{pattern!r}: a set is negated by '!', as in [!a-z]")
-    at += negated
-    members: list[tuple[str, bool]] = []
-    while at < len(pattern) and pattern[at] != "]":
-        escaped = pattern[at] == "\\"
-        at += escaped
-        if at < len(pattern):
-            members.append((pattern[at], escaped))
-            at += 1
-    if at >= len(pattern):
-        raise PatternError(f"{pattern!r} has a '[' without ']'")
+def _character_set(pattern: str, members: str, negated: bool) -> _Accepts:
     if not members:
         raise PatternError(f"{pattern!r} has an empty set of characters")
-    ranges: list[tuple[str, str]] = []
-    place = 0
-    while place < len(members):
-        low = high = members[place][0]
-        if place + 2 < len(members) and members[place + 1] == ("-", False):
-            high = members[place + 2][0]
-            place += 2
+    if members[0] == "^" and not negated:
+        raise PatternError(f"{pattern!r}: a set is negated by '!', as in [!a-z]")
+    ranges = [(low[-1], (high or low)[-1]) for low, high in _SET_MEMBER.findall(members)]
+    for low, high in ranges:
         if low > high:
             raise PatternError(f"{pattern!r}: the range {low}-{high} is the wrong way round")
-        ranges.append((low, high))
-        place += 1
-    return (lambda character: any(low <= character <= high for low, high in ranges) is not negated), at + 1
+    return lambda character: any(low <= character <= high for low, high in ranges) is not negated
 
 
 def _automaton(pattern: str) -> tuple[_State, ...]:
@@ -129,12 +111,12 @@ def _automaton(pattern: str) -> tuple[_State, ...]:
             states.append((text.__eq__, (here + 1,)))
         elif kind == "test":
             states.append((accepts, (here + 1,)))
-        elif kind == "run":
+        elif text == "*":
             states += ((None, (here + 1, here + 2)), (_any, (here,)))
-        elif kind == "open":
+        elif text == "{":
             states.append((None, ()))
             braces.append((here, [here + 1], []))
-        elif kind == "next":
+        elif text == ",":
             states.append((None, ()))
             braces[-1][1].append(here + 1)
             braces[-1][2].append(here)
@@ -213,7 +195,10 @@ def check_glob(pattern: str) -> str | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TagRule:
-    """The rule of one mapping (specification section 2.5); empty and None mean that a field is not set."""
+    """The rule of one mapping (specification section 2.5); empty and None mean that a field is not set.
+
+    ValueError when `latest` is set and nothing says which tags are the highest.
+    """
 
     glob: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
@@ -223,6 +208,10 @@ class TagRule:
     latest: int | None = None
     min_tags: int | None = None
     immutable_tags: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.latest is not None and self.order is None:
+            raise ValueError(LATEST_NEEDS_ORDER)
 
     @property
     def order(self) -> Literal["semver", "alpha"] | None:
@@ -263,25 +252,19 @@ def select(tags: Iterable[str], rule: TagRule) -> Selection:
     """Apply a rule to a listing, in the order of design.md section 5."""
     dropped: dict[str, Reason] = {}
     excluded = _any_of(rule.exclude)
-    kept = _narrow(tags, rule, excluded, dropped)
+    kept = _ordered(_narrow(tags, rule, excluded, dropped), rule.order)
     versions = [tag for tag in dropped if dropped[tag] in ("semver", "prerelease") and not excluded(tag)]
-    kept = list(_ordered(kept, rule.order))
-    if rule.latest is not None:
-        dropped.update(dict.fromkeys(kept[rule.latest :], "latest"))
-        kept, cut = kept[: rule.latest], kept[rule.latest :]
-    else:
-        cut = []
+    kept, cut = kept[: rule.latest], kept[len(kept) if rule.latest is None else rule.latest :]
+    dropped.update(dict.fromkeys(cut, "latest"))
     floor = rule.min_tags or 0
     if len(kept) < floor:
         # design.md section 5, step 6: what `latest` cut comes back first, then what versions dropped.
         order = rule.order or "semver"
-        back = [*_ordered(cut, order), *_ordered(versions, order)][: floor - len(kept)]
-        for tag in back:
-            del dropped[tag]
-        kept = list(_ordered([*kept, *back], order)) if back else kept
-    return Selection(
-        tuple(kept), MappingProxyType(dropped), (len(kept), floor) if len(kept) < floor else None
-    )
+        back = [*cut, *_ordered(versions, order)][: floor - len(kept)]
+        returned = frozenset(back)
+        dropped = {tag: reason for tag, reason in dropped.items() if tag not in returned}
+        kept = _ordered([*kept, *back], order) if back else kept
+    return Selection(kept, MappingProxyType(dropped), (len(kept), floor) if len(kept) < floor else None)
 
 
 def _narrow(tags: Iterable[str], rule: TagRule, excluded: _Accepts, dropped: dict[str, Reason]) -> list[str]:

@@ -205,7 +205,7 @@ BAD_EXPANSIONS = [
     ("${NONE}", "variable NONE is not set"),
     ("${NONE:?ask the admin}", "NONE is not set: ask the admin"),
     ("${EMPTY:?}", "EMPTY is not set"),
-    ("${A", "without '}'"),
+    ("${A", "malformed"),
     ("${}", "malformed"),
     ("${1A}", "malformed"),
     ("${A-b}", "malformed"),
@@ -280,7 +280,7 @@ def test_all_problems_come_in_one_go_and_in_order() -> None:
     assert [line.split(": ", 2)[:2] for line in found] == [
         ["c.yaml:2:14", "registries.one.url"],
         ["c.yaml:2:43", "registries.one.tokne"],
-        ["c.yaml:4:3", "duplicate key 'dup'"],
+        ["c.yaml:4:3", "registries.dup"],
         ["c.yaml:5:21", "defaults.targets"],
         ["c.yaml:5:40", "defaults.tags.glob"],
         ["c.yaml:7:5", "mappings[0].form"],
@@ -311,7 +311,7 @@ MAPPING_PROBLEMS = [
     ("tags: {semver_prerelease: maybe}", "'maybe' is none of include, exclude, only"),
     ("tags: {sort: date}", "'date' is none of semver, alpha"),
     ("tags: {sort: alpha, latest: 0}", "latest: must be at least 1"),
-    ("tags: {latest: 3}", "latest: needs `sort`, or `semver`"),
+    ("tags: {latest: 3}", "latest: latest needs `sort`, or `semver`"),
     ("tags: {min_tags: -1}", "a whole number from 0"),
     ("tags: {min_tags: '3'}", "remove the quotes"),
     ("tags: {min_tags: 1e9}", "a whole number from 0"),
@@ -381,7 +381,7 @@ WHOLE_PROBLEMS = [
     ("mappings: [a]", "mappings[0]: a mapping is needed, not text"),
     ("mappings: []\nmapings: []", "c.yaml:2:1: mapings: unknown key: did you mean 'mappings'?"),
     ("- a", "a mapping is needed, not a list"),
-    ("registries: [a]\nmappings: []", "registries: a mapping of names is needed"),
+    ("registries: [a]\nmappings: []", "registries: a mapping is needed, not a list"),
     (
         "registries: {1: {url: a.example}}\nmappings: []",
         "registries.1: the name is a number: put it in quotes",
@@ -412,7 +412,10 @@ ROUTES = [
     ("{from: a, source: one, targets: []}", "targets: an empty list"),
     ("{from: a, source: one, targets: none}", "no group or registry is named 'none'"),
     ("{from: a, source: one, targets: both}", "'both' is both a group and a registry"),
-    ("{from: a, source: one, targets: [group]}", "targets[0]: no registry is named 'group'"),
+    (
+        "{from: a, source: one, targets: [group]}",
+        "targets[0]: no registry is named 'group': name a group alone",
+    ),
     ("{from: a, source: one, targets: one}", "the same repository of one.example"),
     ("{from: a, to: a, source: one, targets: group}", "the same repository of one.example"),
     ("{from: a, source: one, targets: alike}", "the same repository of one.example"),
@@ -497,6 +500,7 @@ DOCUMENTS = [
     (b"mappings: []\nregistries: &a {x: *a}", "registries.x.x: unknown key"),
     (b"mappings: []\nglobal: &a {<<: *a}", "'<<' takes a mapping"),
     (b"mappings: []\nglobal: {<<: 1}", "'<<' takes a mapping"),
+    (b"mappings:\n- a: {b: 1, b: 2}\n", "c.yaml:2:13: mappings[0].a.b: duplicate key: it is on line 2"),
     (b"mappings: []\n[a]: b", "a list cannot be a key"),
     (b"mappings: []\n? {a: b}\n: c", "a mapping cannot be a key"),
     (b"mappings: !!python/object/apply:os.system [x]", "is not supported: remove it"),
@@ -539,7 +543,7 @@ def test_an_explicit_text_tag_is_text() -> None:
 
 
 def test_aliases_do_not_multiply_work() -> None:
-    # 20,000 mappings that share a list of 2,000 patterns, 100 times nested merges: read once each.
+    # Every alias of the list costs one look, not 2,000 patterns.
     patterns = ", ".join(f"a{i}" for i in range(2000))
     shared = f"defaults: {{source: one, targets: two, tags: &t {{glob: [{patterns}]}}}}\n"
     entries = "".join(f"- {{from: a{i}, tags: *t}}\n" for i in range(500))
@@ -619,8 +623,8 @@ URLS = [
     ("registry", ("https", "registry", 443)),
 ]
 BAD_URLS = ["", "https://", "a.example/", "a.example/v2", "a.example?x", "ftp://a.example", "a..b", "-a",
-            "a_b", "a:", "a:0", "a:65536", "a:b", "::1", "[::1", "[::g]", "[1.2.3.4]", "a b", "//a", "a.example.",
-            "user@a.example", "https://u:pw@a.example", "a\n", "ä.example",
+            "a_b", "a:", "a:0", "a:65536", "a:b", "::1", "[::1", "[::g]", "[1.2.3.4]", "a b", "//a",
+            "a.example.", "user@a.example", "https://u:pw@a.example", "a\n", "ä.example",
             "a" + "-" * 100_000]  # fmt: skip
 
 

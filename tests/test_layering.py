@@ -22,7 +22,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("__init__",),
     ("fips",),
     ("errors", "oci", "semver"),
-    ("providers", "proxy", "tags", "document", "config", "pacing", "state", "plan", "report"),
+    ("providers", "proxy", "tags", "document", "fields", "config", "pacing", "state", "plan", "report"),
     ("tls", "streams", "http1", "credentials", "auth", "clouds", "transport", "registry", "store"),
     ("discover", "transfer", "sync"),
     ("version", "output", "watch", "cli"),

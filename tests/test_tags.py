@@ -237,6 +237,13 @@ def test_what_exclude_or_glob_refuse_never_comes_back() -> None:
     assert selection.dropped["2.0.0-alpine"] == "prerelease"
 
 
+def test_latest_alone_is_no_rule() -> None:
+    with pytest.raises(ValueError, match="needs `sort`"):
+        TagRule(latest=3)
+    with pytest.raises(ValueError, match="needs `sort`"):
+        TagRule(latest=3, semver_prerelease="only")
+
+
 def test_equal_versions_are_ordered_by_descending_code_points() -> None:
     listing = ["1.2", "v1.2.0", "1.2.0", "1.2.0_a"]
     assert select(listing, TagRule(sort="semver")).kept == ("v1.2.0", "1.2.0_a", "1.2.0", "1.2")
