@@ -367,7 +367,7 @@ class Connection:
             group.start_soon(listen)
             try:
                 with sending:
-                    await self._send_rest(lead[max(sent, 0) :], pieces, answer)
+                    await self._send_rest(lead[max(sent, 0) :], pieces.length - len(first), pieces, answer)
             except SyncError as error:
                 failure = error
             else:
@@ -378,7 +378,7 @@ class Connection:
             raise failure
         return answer.conclude(self.origin, seconds)
 
-    async def _send_rest(self, lead: memoryview, pieces: Pieces, answer: _Answer) -> None:
+    async def _send_rest(self, lead: memoryview, left: int, pieces: Pieces, answer: _Answer) -> None:
         piece = lead
         while True:
             try:
@@ -386,7 +386,9 @@ class Connection:
             except WireError as error:
                 answer.write_error = error
                 return
-            piece = await pieces.next()
+            # Nothing is awaited between the last byte and `complete`: the answer may be there already.
+            piece = await pieces.next() if left else memoryview(b"")
+            left -= len(piece)
             try:
                 if not piece:
                     self._h11.send(h11.EndOfMessage())
