@@ -207,10 +207,13 @@ class _Composer:
 
     def path(self) -> str:
         """Return the key path of the collection that is being closed."""
-        parts = [
-            f"[{len(node.value) - 1}]" if node.tag == "seq" else f".{node.value[-2].value}"
-            for node in self.stack
-        ]
+        parts = []
+        for node in self.stack:
+            if node.tag == "seq":
+                parts.append(f"[{len(node.value) - 1}]")
+            elif len(node.value) % 2 == 0 and isinstance(node.value[-2].value, str):
+                # Otherwise what is closed stands where a key should; that is a problem of its own.
+                parts.append(f".{node.value[-2].value}")
         return "".join(parts).removeprefix(".")
 
 

@@ -503,6 +503,7 @@ DOCUMENTS = [
     (b"mappings:\n- a: {b: 1, b: 2}\n", "c.yaml:2:13: mappings[0].a.b: duplicate key: it is on line 2"),
     (b"mappings: []\n[a]: b", "a list cannot be a key"),
     (b"mappings: []\n? {a: b}\n: c", "a mapping cannot be a key"),
+    (b"mappings: []\n? {{a: b}: c}\n: {d: 1, d: 2}", "a mapping cannot be a key"),
     (b"mappings: !!python/object/apply:os.system [x]", "is not supported: remove it"),
     (b"mappings: []\nglobal: {cache_dir: !secret x}", "YAML tag !secret is not supported"),
 ]  # fmt: skip
