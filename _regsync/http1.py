@@ -278,7 +278,10 @@ class Connection:
 
     def _not_http(self, error: h11.RemoteProtocolError) -> WireError:
         text = clean(str(error), 150)
-        if "peer unexpectedly closed" in text or "peer closed connection" in text:
+        if any(
+            said in text
+            for said in ("peer unexpectedly closed", "peer closed connection", "ConnectionClosed")
+        ):
             return Disconnected("the connection ended in the middle of an answer")
         if "too long" in text or "too much" in text:
             return ProtocolBroken(f"the head of the answer is longer than {_LONGEST_HEAD} bytes")

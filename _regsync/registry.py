@@ -15,7 +15,16 @@ from contextlib import AbstractContextManager, AsyncExitStack, asynccontextmanag
 from dataclasses import dataclass
 
 from _regsync import oci
-from _regsync.errors import ContentError, Disconnected, ProtocolBroken, RegistryError, Side, SyncError, clean
+from _regsync.errors import (
+    AuthError,
+    ContentError,
+    Disconnected,
+    ProtocolBroken,
+    RegistryError,
+    Side,
+    SyncError,
+    clean,
+)
 from _regsync.http1 import Lease, Pieces, Request, Response
 from _regsync.oci import Descriptor, Manifest
 from _regsync.providers import ROWS, api_repository
@@ -217,8 +226,8 @@ class Upload:
     async def start(self, mount_from: str | None = None) -> bool:
         """Open an upload session, or mount from another repository of the host: True when now present.
 
-        A refused mount (202) is an upload session like any other (section 1.8); a 4xx to a mount is a
-        refused mount too, and a plain POST follows.
+        A refused mount (202) is an upload session like any other (section 1.8); an error that is not
+        passing is a refused mount too, and a plain POST follows.
         """
         repository = self._repository
         query = ""
@@ -236,12 +245,10 @@ class Upload:
             also=also,
         )
         with self._located():
-            async with self._transport.opened(repository.host, call, lease=self._lease) as response:
-                if response.status == 201 and mount_from is not None:
-                    return True
-                if mount_from is not None and 400 <= response.status < 500 and response.status != 429:
-                    await response.read(ERROR_BODY)
-                else:
+            try:
+                async with self._transport.opened(repository.host, call, lease=self._lease) as response:
+                    if response.status == 201 and mount_from is not None:
+                        return True
                     await repository.expect(response, 202)
                     location = response.headers.get("location")
                     if location is None:
@@ -249,6 +256,9 @@ class Upload:
                     self._origin, self._path = resolve_location(repository.host.origin, call.path, location)
                     check_foreign(repository.host.origin, self._origin)
                     return False
+            except (AuthError, RegistryError) as error:
+                if mount_from is None or not _refuses_mount(error):
+                    raise
         return await self.start()
 
     def _located(self) -> AbstractContextManager[None]:
@@ -289,15 +299,22 @@ class Upload:
                 return not response.early
 
 
+def _refuses_mount(error: AuthError | RegistryError) -> bool:
+    """Say whether a mount failed in a way that leaves a plain upload possible (section 1.8)."""
+    if isinstance(error, AuthError):
+        # The other repository may be closed to us while this one is open.
+        return not error.fatal
+    return not error.retryable or error.status == 500
+
+
 def _tags_of(body: bytes) -> list[str]:
     """Read one page of a listing (section 1.11): nulls and digests are left out, other nonsense fails."""
     try:
         document = json.loads(body)
         tags = document["tags"] if document.get("tags") is not None else []
     except (ValueError, KeyError, AttributeError, RecursionError) as error:
-        raise ContentError(
-            f"the tag listing is not what the specification says: {clean(body[:60].decode('utf-8', 'replace'))}"
-        ) from error
+        began = clean(body[:60].decode("utf-8", "replace"))
+        raise ContentError(f"the tag listing is not what the specification says: {began}") from error
     if not isinstance(tags, list):
         raise ContentError("the tag listing is not a list")
     kept = [tag for tag in tags if tag and not (isinstance(tag, str) and ":" in tag)]

@@ -14,6 +14,9 @@ from typing import Any
 import pytest
 import trustme
 
+# Fixtures: registries at both ends of a copy.
+from tests.ends import serve, source, speaker, target  # noqa: F401
+
 ROOT = Path(__file__).resolve().parent.parent
 
 # What would lead a test to the network, to the user's credentials or to another trust store. Matched by

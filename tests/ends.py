@@ -1,0 +1,265 @@
+"""Both ends of a copy and the program between them: registries in threads, runs with what they said.
+
+Registries are the harness's, each in a thread of its own, so that the program runs in this process as a
+user would call it: `cli.main` with its own output, its environment and its standard input. Back-off
+is nil there and time-outs are short; nothing sleeps. What needs a process (signals, pipes) uses `started`.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import io
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+
+from _regsync import cli, transport
+from _regsync.streams import Timeouts
+from conformance.app import App
+from conformance.exchange import Site
+from conformance.images import Image
+from conformance.server import Server, run_in_thread
+
+ROOT = Path(__file__).resolve().parent.parent
+QUICK = Timeouts(connect=5.0, tls=5.0, head=5.0, manifest_put=5.0, finish=5.0, idle=5.0, idle_connection=5.0)
+
+Start = Callable[..., Server]
+
+
+@dataclass(frozen=True)
+class Ran:
+    """One finished run: what the shell and the user got."""
+
+    status: int
+    out: str
+    err: str
+
+    @property
+    def report(self) -> dict[str, Any]:
+        """The one JSON document on standard output."""
+        document = json.loads(self.out)
+        assert isinstance(document, dict)
+        return document
+
+    @property
+    def images(self) -> list[dict[str, Any]]:
+        return list(self.report["images"])
+
+    @property
+    def totals(self) -> dict[str, Any]:
+        return dict(self.report["totals"])
+
+    @property
+    def failed(self) -> list[str]:
+        """The lines about failed images."""
+        return [line for line in self.err.splitlines() if line.startswith("failed ")]
+
+    def statuses(self) -> list[str]:
+        """Each image's outcome, in the order of the targets' names."""
+        return [each["status"] for each in sorted(self.images, key=lambda each: str(each["target"]))]
+
+
+def run_regsync(
+    *arguments: str,
+    env: Mapping[str, str] | None = None,
+    stdin: str | bytes = b"",
+    timeouts: Timeouts = QUICK,
+) -> Ran:
+    """Call the program in this process, with this environment on top, and return what it did."""
+
+    def edge(**given: Any) -> transport.Edge:
+        return plain_edge(**{**given, "chance": lambda: 0.0, "timeouts": timeouts})
+
+    plain_edge = transport.Edge
+    out, err = io.StringIO(), io.StringIO()
+    text = stdin.encode() if isinstance(stdin, str) else stdin
+    with (
+        mock.patch.dict(os.environ, env or {}),
+        mock.patch.object(transport, "Edge", edge),
+        mock.patch.object(sys, "stdin", io.TextIOWrapper(io.BytesIO(text))),
+        contextlib.redirect_stdout(out),
+        contextlib.redirect_stderr(err),
+    ):
+        status = cli.main(arguments)
+    return Ran(status, out.getvalue(), err.getvalue())
+
+
+def started(*arguments: str, **options: Any) -> subprocess.Popen[str]:
+    """Start the checkout's program as a process; its home is this process's (temporary) one."""
+    options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "cwd": ROOT, **options}
+    command = [sys.executable, str(ROOT / "regsync.py"), *arguments]
+    return subprocess.Popen(command, stdin=subprocess.DEVNULL, **options)
+
+
+def copy(source: Server, target: Server, reference: str = "app:v1", to: str | None = None, *more: str) -> Ran:
+    """Copy one image between two registries and report in JSON."""
+    where = [f"{source.address}/{reference}", f"{target.address}/{to or reference}"]
+    return run_regsync("copy", "--no-artifacts", "--json", *more, *where)
+
+
+def document(
+    registries: Mapping[str, Server | str | Mapping[str, Any]],
+    *mappings: Mapping[str, Any],
+    **top: Any,
+) -> str:
+    """Write a configuration: the alias `source` is the source, all others are the targets."""
+    entries = {
+        alias: {"url": each.url}
+        if isinstance(each, Server)
+        else {"url": each}
+        if isinstance(each, str)
+        else dict(each)
+        for alias, each in registries.items()
+    }
+    defaults = {
+        "source": "source",
+        "targets": sorted({*registries} - {"source"}),
+        "artifacts": {"enabled": False},
+    }
+    defaults = {**defaults, **top.pop("defaults", {})}
+    return json.dumps({"registries": entries, "defaults": defaults, "mappings": list(mappings), **top})
+
+
+def tags(*names: str, **rule: Any) -> dict[str, Any]:
+    """Write a tag rule of literal names or globs."""
+    return {"glob": list(names), **rule}
+
+
+def sync(
+    registries: Mapping[str, Server | str | Mapping[str, Any]], *mappings: Mapping[str, Any], **top: Any
+) -> Ran:
+    """Run mappings once, quietly, and report in JSON."""
+    return run_regsync("sync", "--json", "-q", "-c", "-", stdin=document(registries, *mappings, **top))
+
+
+def held(server: Server, repository: str, image: Image) -> bool:
+    """Whether everything that an image names is in a repository, byte for byte."""
+    app = server.app
+    assert isinstance(app, App)
+    for digest, body in image.contents().items():
+        found = app.manifest(repository, digest)
+        if (found.body if found else app.blob(repository, digest)) != body:
+            return False
+    return True
+
+
+def basic(user: str, password: str) -> str:
+    """Return what Basic puts into the Authorization header."""
+    return base64.b64encode(f"{user}:{password}".encode()).decode()
+
+
+@pytest.fixture
+def serve() -> Iterator[Start]:
+    """Return a function that starts a registry (its arguments are App's) or serves the Site it is given.
+
+    At the end of the test every one is asked whether the program sent what no correct client sends.
+    """
+    running: list[Server] = []
+    with contextlib.ExitStack() as stack:
+
+        def start(site: Site | None = None, *, ssl_context: Any = None, **options: Any) -> Server:
+            server = stack.enter_context(
+                run_in_thread(site if site is not None else App(**options), ssl_context=ssl_context)
+            )
+            running.append(server)
+            return server
+
+        yield start
+    for server in running:
+        server.journal.check()
+
+
+@pytest.fixture
+def source(serve: Start) -> Server:
+    return serve()
+
+
+@pytest.fixture
+def target(serve: Start) -> Server:
+    return serve()
+
+
+@pytest.fixture
+def speaker() -> Iterator[Callable[[Callable[[socket.socket], None]], str]]:
+    """Return a function that lets a plain function talk to every connection to a port; it gives HOST:PORT.
+
+    For peers that no HTTP library could play.
+    """
+    listeners: list[socket.socket] = []
+    threads: list[threading.Thread] = []
+
+    def talk(connected: socket.socket, script: Callable[[socket.socket], None]) -> None:
+        with connected, contextlib.suppress(OSError):
+            script(connected)
+
+    def accept(listener: socket.socket, script: Callable[[socket.socket], None]) -> None:
+        while True:
+            try:
+                connected, _ = listener.accept()
+            except OSError:
+                return
+            connected.settimeout(10)
+            thread = threading.Thread(target=talk, args=(connected, script))
+            thread.start()
+            threads.append(thread)
+
+    def start(script: Callable[[socket.socket], None]) -> str:
+        listener = socket.create_server(("127.0.0.1", 0))
+        listeners.append(listener)
+        thread = threading.Thread(target=accept, args=(listener, script))
+        thread.start()
+        threads.append(thread)
+        return f"127.0.0.1:{listener.getsockname()[1]}"
+
+    yield start
+    for listener in listeners:
+        with contextlib.suppress(OSError):
+            listener.shutdown(socket.SHUT_RDWR)
+        listener.close()
+    for thread in threads:
+        thread.join()
+
+
+def until_blank_line(connected: socket.socket) -> bytes:
+    """Read one request's head from a socket; empty when the client has left."""
+    got = b""
+    while b"\r\n\r\n" not in got:
+        piece = connected.recv(65536)
+        if not piece:
+            return b""
+        got += piece
+    return got
+
+
+def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Take the waiting out of `anyio.sleep` and return the list of what was to be waited for."""
+    import anyio
+
+    waited: list[float] = []
+    sleep = anyio.sleep
+
+    async def at_once(seconds: float) -> None:
+        if seconds >= 30:  # the heartbeat's, or one that is not to be skipped over
+            await sleep(seconds)
+        waited.append(seconds)
+        await sleep(0)
+
+    monkeypatch.setattr(anyio, "sleep", at_once)
+    return waited
+
+
+def only(items: Sequence[Any]) -> Any:
+    """Return the one item."""
+    assert len(items) == 1, items
+    return items[0]

@@ -1,0 +1,749 @@
+"""What goes over the wire in a copy or a sync, counted exactly, and how far a failure reaches.
+
+The lower bounds of design.md section 6 for open registries, then the isolation and the repetition of
+failures. Every test looks at the target as well as at the counts, and at what must not have been asked.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import socket
+from typing import Any
+
+import anyio
+import pytest
+
+from conformance.app import App
+from conformance.images import EMPTY_CONFIG, Image, Seed, encode
+from conformance.messages import Answer, Request, Response, digest_of, error
+from conformance.server import Server
+from tests.ends import Start, copy, held, only, pauses, run_regsync, sync, tags, until_blank_line
+
+
+@pytest.fixture
+def seed() -> Seed:
+    return Seed(7)
+
+
+def edited(image: Image, **fields: Any) -> Image:
+    """Return the image with other top-level fields of its manifest."""
+    return image.with_manifest(encode({**image.document, **fields}), image.media_type)
+
+
+def wire(server: Server) -> dict[str, int]:
+    """Return the counts of everything that was asked and forget it."""
+    found = server.journal.summary()
+    server.journal.clear()
+    return found
+
+
+def cold(blobs: int, manifests: int = 1) -> tuple[dict[str, int], dict[str, int]]:
+    """Return the lower bounds, source's and target's, for one tag with so many blobs and manifests."""
+    return (
+        {"GET blob": blobs, "GET manifest": manifests},
+        {"HEAD manifest": 1, "POST upload_start": blobs, "PUT upload": blobs, "PUT manifest": manifests},
+    )
+
+
+# Lower bounds.
+
+
+@pytest.mark.parametrize("format", ["oci", "docker"])
+def test_a_cold_image_costs_its_lower_bound(source: Server, target: Server, seed: Seed, format: Any) -> None:
+    image = seed.image(format=format, sizes=(900, 2000, 300_000), spacing="odd")
+    image.load_into(source.app, "app", tag="v1")
+    ran = copy(source, target)
+    assert (ran.status, ran.statuses()) == (0, ["synced"])
+    assert held(target, "app", image)
+    assert target.app.tags("app") == {"v1": image.top}
+    assert (wire(source), wire(target)) == cold(4)
+    assert ran.totals["bytes"] == image.size
+    assert ran.totals["layers"] == {"transferred": 4, "unique": 4, "mounted": 0, "skipped": 0}
+
+
+def test_no_request_is_a_ping_and_no_upload_body_is_sent_twice(
+    source: Server, target: Server, seed: Seed
+) -> None:
+    image = seed.image().load_into(source.app, "app", tag="v1")
+    assert copy(source, target).status == 0
+    for server in (source, target):
+        assert not server.journal.count(kind="ping")
+        assert not server.journal.count("DELETE")
+        assert all("expect" not in entry.headers for entry in server.journal.entries)
+    assert target.journal.bytes_in() == image.size + len(image.body)
+
+
+def test_an_unchanged_tag_costs_one_request_at_each_end(source: Server, target: Server, seed: Seed) -> None:
+    image = seed.image().load_into(source.app, "app", tag="v1").load_into(target.app, "app", tag="v1")
+    ran = copy(source, target)
+    assert (ran.status, only(ran.images)["reason"]) == (0, "unchanged")
+    assert (wire(source), wire(target)) == ({"GET manifest": 1}, {"HEAD manifest": 1})
+    assert only(ran.images)["digest"] == image.top
+
+
+def test_a_second_run_says_nothing_and_moves_nothing(source: Server, target: Server, seed: Seed) -> None:
+    seed.index().load_into(source.app, "app", tag="v1")
+    where = (f"{source.address}/app:v1", f"{target.address}/app:v1")
+    assert run_regsync("copy", "--no-artifacts", *where).out.startswith("synced ")
+    wire(source), wire(target)
+    second = run_regsync("copy", "--no-artifacts", *where)
+    assert (second.status, second.out, second.err) == (0, "", "")
+    assert (wire(source), wire(target)) == ({"GET manifest": 1}, {"HEAD manifest": 1})
+
+
+def test_an_alias_tag_costs_one_put(source: Server, target: Server, seed: Seed) -> None:
+    image = seed.index().load_into(source.app, "app", "v1", "latest")
+    assert copy(source, target).status == 0
+    wire(source), wire(target)
+    ran = sync({"source": source, "target": target}, {"from": "app", "tags": tags("v1", "latest")})
+    assert sorted(ran.statuses()) == ["skipped", "synced"]
+    assert target.app.tags("app") == {"v1": image.top, "latest": image.top}
+    counted = wire(target)
+    assert counted.pop("PUT manifest") <= 5, "nothing tells that the children are there"
+    assert "PUT upload" not in counted
+
+
+def test_tags_of_one_image_in_one_run_move_it_once(source: Server, target: Server, seed: Seed) -> None:
+    image = seed.index(platforms=("linux/amd64", "linux/arm64")).load_into(source.app, "app", "a", "b", "c")
+    ran = sync({"source": source, "target": target}, {"from": "app", "tags": tags("a", "b", "c")})
+    assert ran.statuses() == ["synced"] * 3
+    assert target.app.tags("app") == dict.fromkeys("abc", image.top)
+    assert wire(source) == {"GET manifest": 3 + 2, "GET blob": 6}
+    # The listing of the unknown repository takes the place of three HEADs.
+    assert wire(target) == {"GET tag_list": 1, "POST upload_start": 6, "PUT upload": 6, "PUT manifest": 2 + 3}
+
+
+def test_an_index_moves_children_before_itself_and_each_once(
+    source: Server, target: Server, seed: Seed
+) -> None:
+    image = seed.index(attestations=True).load_into(source.app, "app", tag="v1")
+    assert copy(source, target).status == 0
+    assert held(target, "app", image)
+    puts = [entry.reference for entry in target.journal.matching("PUT", "manifest")]
+    assert puts[-1] == "v1"
+    assert len(puts) == len(set(puts)) == 9
+    assert (wire(source), wire(target)) == cold(len(image.blobs), 9)
+
+
+def test_nested_indexes_are_kept_and_put_from_below(source: Server, target: Server, seed: Seed) -> None:
+    inner = seed.index(platforms=("linux/arm/v6", "linux/arm/v7"))
+    image = seed.index([inner, seed.image()], with_platforms=False).load_into(source.app, "app", tag="v1")
+    assert copy(source, target).status == 0
+    assert held(target, "app", image)
+    puts = [entry.reference for entry in target.journal.matching("PUT", "manifest")]
+    assert set(puts[: puts.index(inner.top)]) >= {
+        digest for digest, (_, body) in inner.manifests.items() if body != inner.body
+    }
+    assert (wire(source), wire(target)) == cold(9, 5)
+
+
+def test_a_child_known_at_the_target_is_not_pushed_again(source: Server, target: Server, seed: Seed) -> None:
+    child, other, third = seed.image(), seed.image(), seed.image()
+    one, two = seed.index([child, other]), seed.index([child, third])
+    one.load_into(source.app, "app", tag="v1")
+    two.load_into(source.app, "app", tag="v2")
+    ran = sync({"source": source, "target": target}, {"from": "app", "tags": tags("v1", "v2")})
+    assert ran.statuses() == ["synced", "synced"]
+    assert held(target, "app", one)
+    assert held(target, "app", two)
+    assert source.journal.count("GET", "manifest", reference=child.top) == 1
+    assert target.journal.count("PUT", "manifest", reference=child.top) == 1
+    assert target.journal.count("PUT", "upload") == 9
+
+
+# Platforms.
+
+
+def trimmed(image: Image, *architectures: str) -> bytes:
+    """Write the index as it has to come out: compact JSON with the other entries left out."""
+    document = image.document
+    document["manifests"] = [
+        entry for entry in document["manifests"] if entry["platform"]["architecture"] in architectures
+    ]
+    return json.dumps(document, ensure_ascii=False, separators=(",", ":")).encode()
+
+
+def test_a_platform_filter_moves_only_what_matches(source: Server, target: Server, seed: Seed) -> None:
+    image = seed.index(spacing="indent", extra={"zulu": "é", "alpha": [1, None]}, annotations={"k": "v"})
+    image.load_into(source.app, "app", tag="v1")
+    ran = copy(source, target, "app:v1", None, "--platform", "linux/amd64", "--platform", "linux/arm64")
+    body = trimmed(image, "amd64", "arm64")
+    assert ran.status == 0
+    stored = target.app.manifest("app", "v1")
+    assert stored.body == body
+    # Golden: no release may write other bytes, since every target would be pushed anew.
+    assert stored.digest == "sha256:7300796ab05df86cdf9940eeaeb468745b0093291f3a106b9cb92e0cd4c5a61a"
+    found = only(ran.images)
+    assert (found["digest"], found["source_digest"]) == (digest_of(body), image.top)
+    assert (wire(source), wire(target)) == cold(6, 3)
+    again = copy(source, target, "app:v1", None, "--platform", "linux/arm64", "--platform", "linux/amd64")
+    assert only(again.images)["reason"] == "unchanged"
+    assert (wire(source), wire(target)) == ({"GET manifest": 1}, {"HEAD manifest": 1})
+
+
+def test_a_filter_that_drops_nothing_keeps_the_sources_bytes(
+    source: Server, target: Server, seed: Seed
+) -> None:
+    image = seed.index(platforms=("linux/amd64",), spacing="odd").load_into(source.app, "app", tag="v1")
+    assert copy(source, target, "app:v1", None, "--platform", "linux/amd64").status == 0
+    assert target.app.manifest("app", "v1").body == image.body
+
+
+def test_a_nested_index_is_trimmed_inside(source: Server, target: Server, seed: Seed) -> None:
+    inner = seed.index(platforms=("linux/arm/v6", "linux/arm/v7"))
+    seed.index([inner, seed.image()]).load_into(source.app, "app", tag="v1")
+    assert copy(source, target, "app:v1", None, "--platform", "linux/arm/v7").status == 0
+    outer = json.loads(target.app.manifest("app", "v1").body)
+    below = only(outer["manifests"])
+    kept = json.loads(target.app.manifest("app", below["digest"]).body)
+    assert only(kept["manifests"])["platform"]["variant"] == "v7"
+    assert source.journal.count("GET", "blob") == 3
+
+
+def test_some_platforms_missing_is_a_warning(source: Server, target: Server, seed: Seed) -> None:
+    seed.index(platforms=("linux/amd64", "linux/arm64")).load_into(source.app, "app", tag="v1")
+    ran = copy(source, target, "app:v1", None, "--platform", "linux/amd64", "--platform", "windows/amd64")
+    assert ran.status == 0
+    assert "warning: " in only(ran.err.splitlines())
+    assert "windows/amd64" in ran.err
+    assert len(json.loads(target.app.manifest("app", "v1").body)["manifests"]) == 1
+
+
+def test_no_platform_found_is_an_error_that_says_all(source: Server, target: Server, seed: Seed) -> None:
+    seed.index(platforms=("linux/amd64", "linux/arm64")).load_into(source.app, "app", tag="v1")
+    ran = copy(source, target, "app:v1", None, "--platform", "plan9/mips")
+    assert ran.status == 2
+    line = only(ran.failed)
+    for said in ("SOURCE_ERROR", "plan9/mips", "linux/amd64", "linux/arm64", f"{source.address}/app:v1"):
+        assert said in line
+    assert not target.app.tags("app")
+    assert wire(target) == {"HEAD manifest": 1}, "nothing is pushed"
+
+
+def test_a_single_image_is_copied_whatever_the_filter(source: Server, target: Server, seed: Seed) -> None:
+    image = seed.image().load_into(source.app, "app", tag="v1")
+    assert copy(source, target, "app:v1", None, "--platform", "plan9/mips").status == 0
+    assert held(target, "app", image)
+
+
+# Blobs.
+
+
+def test_layers_shared_by_two_repositories_are_uploaded_once_and_mounted(
+    source: Server, target: Server, seed: Seed
+) -> None:
+    shared = [seed.layer(3000), seed.layer(700)]
+    one = seed.image(layers=[*shared, seed.layer(10)]).load_into(source.app, "one", tag="v1")
+    two = seed.image(layers=[*shared, seed.layer(20)]).load_into(source.app, "two", tag="v1")
+    ran = sync(
+        {"source": source, "target": target},
+        {"from": "one", "tags": tags("v1")},
+        {"from": "two", "tags": tags("v1")},
+    )
+    assert ran.statuses() == ["synced", "synced"]
+    assert held(target, "one", one)
+    assert held(target, "two", two)
+    assert ran.totals["layers"] == {"transferred": 6, "unique": 6, "mounted": 2, "skipped": 0}
+    for layer in shared:
+        assert source.journal.count("GET", "blob", reference=digest_of(layer)) == 1
+    assert wire(target)["PUT upload"] == 6
+
+
+def test_within_one_registry_nothing_but_mounts(source: Server, seed: Seed) -> None:
+    image = seed.index().load_into(source.app, "app", tag="v1")
+    ran = copy(source, source, "app:v1", "mirror/app:v1")
+    assert ran.status == 0
+    assert held(source, "mirror/app", image)
+    counted = wire(source)
+    assert counted.pop("POST upload_start") == len(image.blobs)
+    assert counted == {"GET manifest": 5, "HEAD manifest": 1, "PUT manifest": 5}
+    assert ran.totals["bytes"] == 0
+
+
+def test_a_refused_mount_is_an_upload_session(serve: Start, source: Server, seed: Seed) -> None:
+    target = serve(mounts=False)
+    shared = [seed.layer(3000 + n) for n in range(4)]
+    names = ("one", "two", "three")
+    images = [
+        seed.image(layers=[*shared, seed.layer(9)]).load_into(source.app, name, tag="v1") for name in names
+    ]
+    ran = sync({"source": source, "target": target}, *({"from": name, "tags": tags("v1")} for name in names))
+    assert ran.statuses() == ["synced"] * 3
+    for name, image in zip(names, images, strict=True):
+        assert held(target, name, image)
+    assert ran.totals["layers"]["mounted"] == 0
+    assert target.journal.count("POST", "upload_start") == target.journal.count("PUT", "upload") == 18
+
+
+def test_nobody_waits_for_mounts_at_a_registry_that_refuses_them(
+    serve: Start, source: Server, seed: Seed
+) -> None:
+    target = serve(mounts=False)
+    for pair in ("ab", "cd"):
+        layer = seed.layer(3000)
+        for name in pair:
+            seed.image(layers=[layer, seed.layer(9)]).load_into(source.app, name, tag="v1")
+    started: list[anyio.Event] = []
+
+    async def intercept(request: Request) -> Answer | None:
+        # Whoever leads the second pair is not committed before the other one uploads the shared layer.
+        started[:] = started or [anyio.Event()]
+        if request.method == "PUT" and request.repository in ("c", "d"):
+            if request.kind == "manifest" and not started[0].is_set():
+                await started[0].wait()
+            if request.parameter("digest") == digest_of(layer):
+                seen.add(request.repository)
+                if len(seen) == 2:
+                    started[0].set()
+        return None
+
+    seen: set[str] = set()
+    target.app.intercept = intercept
+    ran = sync({"source": source, "target": target}, *({"from": name, "tags": tags("v1")} for name in "abcd"))
+    assert ran.statuses() == ["synced"] * 4
+    assert seen == {"c", "d"}
+
+
+@pytest.mark.parametrize("status", [400, 403, 404, 405, 500], ids=str)
+def test_a_refused_mount_is_followed_by_a_plain_upload(source: Server, seed: Seed, status: int) -> None:
+    image = seed.image().load_into(source.app, "app", tag="v1")
+
+    def intercept(request: Request) -> Answer | None:
+        if request.parameter("mount") and request.parameter("from") == "app":
+            return error(status, "UNSUPPORTED", "no mounts")
+        return None
+
+    source.app.intercept = intercept
+    ran = copy(source, source, "app:v1", "mirror/app:v1")
+    assert (ran.status, ran.err) == (0, "")
+    assert held(source, "mirror/app", image)
+    assert source.journal.count("PUT", "upload") == 3
+
+
+def test_several_targets_read_each_blob_of_the_source_once(serve: Start, source: Server, seed: Seed) -> None:
+    image = seed.image(sizes=(900, 1_500_000)).load_into(source.app, "app", tag="v1")
+    targets = {name: serve() for name in ("t1", "t2", "t3")}
+    ran = sync({"source": source, **targets}, {"from": "app", "tags": tags("v1"), "targets": list(targets)})
+    assert ran.statuses() == ["synced"] * 3
+    assert wire(source) == cold(3)[0]
+    for each in targets.values():
+        assert held(each, "app", image)
+        assert wire(each) == cold(3)[1]
+
+
+def test_a_layer_named_twice_moves_once(source: Server, target: Server, seed: Seed) -> None:
+    layer = seed.layer(500)
+    image = seed.image(layers=[layer, seed.layer(0), layer]).load_into(source.app, "app", tag="v1")
+    assert copy(source, target).status == 0
+    assert held(target, "app", image)
+    assert (wire(source), wire(target)) == cold(3)
+
+
+def test_an_image_without_layers_and_an_empty_layer_arrive(
+    source: Server, target: Server, seed: Seed
+) -> None:
+    bare = seed.image(layers=[]).load_into(source.app, "app", tag="bare")
+    empty = seed.image(layers=[b""]).load_into(source.app, "app", tag="empty")
+    for tag, image in (("bare", bare), ("empty", empty)):
+        assert copy(source, target, f"app:{tag}").status == 0
+        assert held(target, "app", image)
+    assert not source.journal.count("GET", "blob", reference=digest_of(b"")), "nobody has to send nothing"
+
+
+def test_foreign_layers_are_neither_fetched_nor_pushed(serve: Start, source: Server, seed: Seed) -> None:
+    stranger = serve()
+    target = serve()
+    image = seed.image(foreign=[f"{stranger.url}/layer"]).load_into(source.app, "app", tag="v1")
+    assert copy(source, target).status == 0
+    assert held(target, "app", image)
+    assert (wire(source), wire(target)) == cold(3)
+    assert not stranger.journal.entries
+
+
+def test_embedded_data_is_pushed_without_being_fetched(source: Server, target: Server, seed: Seed) -> None:
+    image = seed.image(inline_config=True).load_into(source.app, "app", tag="v1")
+    assert copy(source, target).status == 0
+    assert held(target, "app", image)
+    config = image.document["config"]["digest"]
+    assert not source.journal.count("GET", "blob", reference=config)
+    assert wire(source) == {"GET manifest": 1, "GET blob": 2}
+
+
+def test_embedded_data_that_is_something_else_is_fetched(source: Server, target: Server, seed: Seed) -> None:
+    plain = seed.image()
+    config = {**plain.document["config"], "data": "bm90IGl0"}
+    image = edited(plain, config=config).load_into(source.app, "app", tag="v1")
+    target.app.any_manifest_type = True
+    copy(source, target)
+    assert source.journal.count("GET", "blob", reference=config["digest"]) == 1
+    assert target.app.blob("app", config["digest"]) == image.blobs[config["digest"]]
+
+
+def test_the_empty_config_is_never_fetched(source: Server, target: Server, seed: Seed) -> None:
+    made = seed.artifact()
+    bare = {key: value for key, value in made.document["config"].items() if key != "data"}
+    image = edited(made, config=bare).load_into(source.app, "app", tag="v1")
+    assert copy(source, target).status == 0
+    assert held(target, "app", image)
+    assert not source.journal.count("GET", "blob", reference=digest_of(EMPTY_CONFIG))
+
+
+def test_unknown_fields_and_spacing_arrive_byte_for_byte(source: Server, target: Server, seed: Seed) -> None:
+    image = seed.index(
+        [seed.image(extra={"x-new": {"a": [1.5, "\u00fc"]}}, spacing="odd")],
+        extra={"vendor": "y"},
+        spacing="indent",
+    )
+    image.load_into(source.app, "app", tag="v1")
+    assert copy(source, target).status == 0
+    assert held(target, "app", image)
+    assert target.app.manifest("app", "v1").body == image.body
+
+
+def test_sha512_digests_are_verified_and_kept(source: Server, target: Server, seed: Seed) -> None:
+    plain = seed.image(sizes=(300_000,))
+    layer = next(data for data in plain.blobs.values() if len(data) > 10_000)
+    digest = digest_of(layer, "sha512")
+    described = {**plain.document["layers"][0], "digest": digest}
+    named = dataclasses.replace(plain, blobs={**plain.blobs, digest: layer})
+    del named.blobs[digest_of(layer)]  # type: ignore[attr-defined]
+    document = {**named.document, "layers": [described]}
+    image = named.with_manifest(encode(document), named.media_type, "sha512")
+    image.load_into(source.app, "app", tag="v1")
+    assert image.top.startswith("sha512:")
+    where = f"app@{image.top}"
+    assert copy(source, target, where).status == 0
+    assert held(target, "app", image)
+    assert copy(source, target, "app:v1").status == 0
+    assert target.journal.count("PUT", "upload") == 2
+
+
+def test_a_blob_that_is_there_already_is_not_sent(source: Server, target: Server, seed: Seed) -> None:
+    image = seed.image().load_into(source.app, "app", tag="v1")
+    layer = image.document["layers"][1]["digest"]
+    target.app.add_blob("app", image.blobs[layer])
+    ran = copy(source, target)
+    assert ran.status == 0
+    assert held(target, "app", image)
+    assert not source.journal.count("GET", "blob", reference=layer)
+    assert target.journal.count("PUT", "upload") == 2
+    assert ran.totals["layers"]["skipped"] == 1
+
+
+# Listings and skips.
+
+
+def test_immutable_tags_of_the_targets_listing_cost_nothing(
+    source: Server, target: Server, seed: Seed
+) -> None:
+    for tag in ("v1", "v2", "v3"):
+        seed.image().load_into(source.app, "app", tag=tag)
+    seed.image().load_into(target.app, "app", "v1", "v2")
+    rule = tags("v1", "v2", "v3", immutable_tags="v*")
+    ran = sync({"source": source, "target": target}, {"from": "app", "tags": rule})
+    assert ran.statuses() == ["skipped", "skipped", "synced"]
+    assert {each["reason"] for each in ran.images} == {"immutable_tag", None}
+    for server in (source, target):
+        for tag in ("v1", "v2"):
+            assert not server.journal.count(reference=tag)
+    assert wire(target)["GET tag_list"] == 1
+
+
+def test_literal_tags_need_no_listing_of_the_source(source: Server, target: Server, seed: Seed) -> None:
+    seed.image().load_into(source.app, "app", "v1", "other")
+    ran = sync({"source": source, "target": target}, {"from": "app", "tags": tags("v1")})
+    assert ran.statuses() == ["synced"]
+    assert not source.journal.count(kind="tag_list")
+    assert wire(target)["HEAD manifest"] == 1
+    assert set(target.app.tags("app")) == {"v1"}
+
+
+def test_a_listing_of_the_target_saves_the_heads_of_what_it_lacks(
+    source: Server, target: Server, seed: Seed
+) -> None:
+    source.app.page_size = 2
+    images = {f"v{n}": seed.image(sizes=(9,)).load_into(source.app, "app", tag=f"v{n}") for n in range(5)}
+    images["v0"].load_into(target.app, "app", tag="v0")
+    seed.image(sizes=(9,)).load_into(target.app, "app", tag="v1")
+    ran = sync({"source": source, "target": target}, {"from": "app", "tags": tags("v*")})
+    assert ran.statuses() == ["skipped", *["synced"] * 4]
+    assert target.app.tags("app") == {tag: image.top for tag, image in images.items()}
+    assert source.journal.count("GET", "tag_list") == 3, "three pages of two"
+    heads = [entry.reference for entry in target.journal.matching("HEAD", "manifest")]
+    assert sorted(heads) == ["v0", "v1"]
+
+
+def test_mappings_of_one_source_share_its_listing(serve: Start, source: Server, seed: Seed) -> None:
+    target = serve()
+    seed.image().load_into(source.app, "app", tag="v1")
+    ran = sync(
+        {"source": source, "target": target},
+        {"from": "app", "to": "a", "tags": tags("v*")},
+        {"from": "app", "to": "b", "tags": tags("v*")},
+    )
+    assert ran.statuses() == ["synced", "synced"]
+    assert source.journal.count("GET", "tag_list") == 1
+    assert ran.totals["layers"]["mounted"] == 3
+
+
+@pytest.mark.parametrize("present", [True, False], ids=["unchanged", "changed"])
+def test_head_first_fetches_a_manifest_only_on_difference(
+    source: Server, target: Server, seed: Seed, present: bool
+) -> None:
+    image = seed.image().load_into(source.app, "app", tag="v1")
+    (image if present else seed.image()).load_into(target.app, "app", tag="v1")
+    registries = {"source": {"url": source.url, "head_first": True}, "target": target}
+    ran = sync(registries, {"from": "app", "tags": tags("v1")})
+    assert ran.statuses() == ["skipped" if present else "synced"]
+    assert source.journal.count("HEAD", "manifest") == 1
+    fetched = source.journal.matching("GET", "manifest")
+    assert [entry.reference for entry in fetched] == ([] if present else [image.top])
+    assert target.app.tags("app") == {"v1": image.top}
+
+
+def test_a_literal_tag_that_the_source_lacks_fails_that_image_only(
+    source: Server, target: Server, seed: Seed
+) -> None:
+    seed.image().load_into(source.app, "app", tag="v1")
+    ran = sync({"source": source, "target": target}, {"from": "app", "tags": tags("v1", "v2")})
+    assert (ran.status, ran.statuses()) == (1, ["synced", "failed"])
+    lost = ran.images[[each["status"] for each in ran.images].index("failed")]
+    assert lost["error"]["code"] == "SOURCE_ERROR"
+    assert lost["error"]["side"] == "source"
+    assert f"{source.address}/app:v2" in only(ran.failed)
+    assert set(target.app.tags("app")) == {"v1"}
+
+
+# Isolation.
+
+
+def test_one_mappings_404_is_its_own(source: Server, target: Server, seed: Seed) -> None:
+    image = seed.image().load_into(source.app, "app", tag="v1")
+    ran = sync(
+        {"source": source, "target": target},
+        {"from": "gone", "tags": tags("*")},
+        {"from": "app", "tags": tags("v1")},
+    )
+    assert (ran.status, ran.statuses()) == (1, ["synced", "failed"])
+    line = only(ran.failed)
+    assert f"{source.address}/gone:*" in line
+    assert f"{target.address}/gone:*" in line
+    assert "SOURCE_ERROR" in line
+    assert held(target, "app", image)
+
+
+def test_one_target_that_is_down_stops_for_itself_only(serve: Start, source: Server, seed: Seed) -> None:
+    image = seed.image().load_into(source.app, "app", "v1", "v2", "v3", "v4")
+    up = serve()
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        nowhere = f"127.0.0.1:{closed.getsockname()[1]}"
+    ran = sync(
+        {"source": source, "up": up, "down": nowhere},
+        {"from": "app", "targets": ["up", "down"], "tags": tags("v1", "v2", "v3", "v4")},
+    )
+    assert ran.status == 1
+    assert held(up, "app", image)
+    assert len(up.app.tags("app")) == 4
+    lost = [each for each in ran.images if each["status"] == "failed"]
+    assert {each["error"]["code"] for each in lost} == {"NETWORK_ERROR"}
+    assert {each["error"]["side"] for each in lost} == {"target"}
+    assert len(ran.failed) == len(lost) == 4
+    assert all("connection refused" in line for line in ran.failed)
+
+
+def test_one_broken_image_leaves_the_others_whole(source: Server, target: Server, seed: Seed) -> None:
+    shared = seed.layer(4000)
+    good = [seed.image(layers=[shared, seed.layer(n)]) for n in range(3)]
+    broken = seed.image(layers=[shared, seed.layer(50)])
+    for n, image in enumerate(good):
+        image.load_into(source.app, f"r{n}", tag="v1")
+    broken.load_into(source.app, "broken", tag="v1")
+    lost = broken.document["layers"][1]["digest"]
+    del source.app.repositories["broken"].blobs[lost]
+    names = ["broken", "r0", "r1", "r2"]
+    ran = sync({"source": source, "target": target}, *({"from": name, "tags": tags("v1")} for name in names))
+    assert (ran.status, ran.statuses()) == (1, ["failed", *["synced"] * 3])
+    for n, image in enumerate(good):
+        assert held(target, f"r{n}", image)
+    assert not target.app.tags("broken")
+    assert lost in only(ran.failed)
+
+
+def test_two_mappings_that_want_one_tag_conflict_and_the_first_wins(
+    source: Server, target: Server, seed: Seed
+) -> None:
+    one = seed.image().load_into(source.app, "one", tag="v1")
+    seed.image().load_into(source.app, "two", "v1", "v2")
+    ran = sync(
+        {"source": source, "target": target},
+        {"from": "one", "to": "app", "tags": tags("v1")},
+        {"from": "two", "to": "app", "tags": tags("v*")},
+    )
+    assert ran.status == 1
+    assert target.app.tags("app")["v1"] == one.top
+    lost = only([each for each in ran.images if each["status"] == "failed"])
+    assert lost["error"]["code"] == "TARGET_ERROR"
+    assert lost["source"].endswith("/two:v1")
+    assert "v2" in target.app.tags("app"), "its other tags are its own"
+    assert not source.journal.count("GET", "manifest", "two", reference="v1")
+
+
+def test_two_mappings_that_ask_the_same_are_done_once(source: Server, target: Server, seed: Seed) -> None:
+    seed.image().load_into(source.app, "app", tag="v1")
+    mapping = {"from": "app", "tags": tags("v1")}
+    ran = sync({"source": source, "target": target}, mapping, mapping)
+    assert (ran.status, ran.statuses()) == (0, ["synced"])
+    assert wire(target)["PUT manifest"] == 1
+
+
+# Repetition.
+
+
+def times(server: Server, count: int, answer: Answer, **which: Any) -> None:
+    """Have the first `count` requests that agree with `which` answered with `answer`."""
+    left = [count]
+
+    def intercept(request: Request) -> Answer | None:
+        if all(getattr(request, name) == value for name, value in which.items()) and left[0]:
+            left[0] -= 1
+            return answer if isinstance(answer, bytes) else dataclasses.replace(answer)
+        return None
+
+    server.app.intercept = intercept
+
+
+REPEATED = [
+    pytest.param("source", {"method": "GET", "kind": "manifest"}, id="manifest get"),
+    pytest.param("source", {"method": "GET", "kind": "blob"}, id="blob get"),
+    pytest.param("target", {"method": "HEAD", "kind": "manifest"}, id="target head"),
+    pytest.param("target", {"method": "POST", "kind": "upload_start"}, id="upload start"),
+    pytest.param("target", {"method": "PUT", "kind": "upload"}, id="upload body"),
+    pytest.param("target", {"method": "PUT", "kind": "manifest"}, id="manifest put"),
+]
+
+
+@pytest.mark.parametrize(("side", "which"), REPEATED)
+@pytest.mark.parametrize("status", [503, 429, 408])
+def test_a_passing_failure_costs_one_repetition(
+    source: Server,
+    target: Server,
+    seed: Seed,
+    monkeypatch: pytest.MonkeyPatch,
+    side: str,
+    which: Any,
+    status: int,
+) -> None:
+    waited = pauses(monkeypatch)
+    image = seed.image(sizes=(800,)).load_into(source.app, "app", tag="v1")
+    answer = error(status, "UNAVAILABLE", "not now", headers=[("Retry-After", "7")])
+    times({"source": source, "target": target}[side], 1, answer, **which)
+    ran = copy(source, target)
+    assert (ran.status, ran.err) == (0, "")
+    assert held(target, "app", image)
+    assert max(waited) >= 7, "what the registry asks for is waited"
+    at_source, at_target = cold(2)
+    expected = {**at_source, **at_target}
+    expected[f"{which['method']} {which['kind']}"] += 1
+    if which["kind"] == "upload":
+        # A whole body whose answer is 5xx is asked for before it is sent again.
+        expected["POST upload_start"] += 1
+        expected["GET blob"] += 1
+        if status == 503:
+            expected["HEAD blob"] = 3
+    if which["kind"] == "blob":
+        expected["POST upload_start"] += 1
+    assert {**wire(source), **wire(target)} == expected
+
+
+def test_a_failure_that_stays_is_given_up_after_five_attempts(
+    source: Server, target: Server, seed: Seed
+) -> None:
+    seed.image().load_into(source.app, "app", tag="v1")
+    times(source, 99, error(503, "UNAVAILABLE", "closed"), method="GET", kind="manifest")
+    ran = copy(source, target)
+    assert ran.status == 2
+    assert "503" in only(ran.failed)
+    assert "closed" in ran.err
+    assert source.journal.count("GET", "manifest") == 5
+    assert not target.app.tags("app")
+
+
+def test_a_retry_after_beyond_patience_ends_at_once(source: Server, target: Server, seed: Seed) -> None:
+    seed.image().load_into(source.app, "app", tag="v1")
+    refusal = error(429, "TOOMANYREQUESTS", "quota used up", headers=[("Retry-After", "4000")])
+    times(source, 99, refusal, method="GET", kind="manifest")
+    ran = copy(source, target)
+    assert ran.status == 2
+    assert "quota used up" in only(ran.failed)
+    assert source.journal.count("GET", "manifest") == 1
+
+
+@pytest.mark.parametrize("status", [400, 403, 404, 501], ids=str)
+def test_a_refusal_is_not_repeated(source: Server, target: Server, seed: Seed, status: int) -> None:
+    seed.image().load_into(source.app, "app", tag="v1")
+    times(source, 99, error(status, "UNSUPPORTED", "no"), method="GET", kind="manifest")
+    ran = copy(source, target)
+    assert ran.status == (4 if status == 403 else 2)
+    assert source.journal.count("GET", "manifest") == 1
+    assert not target.app.tags("app")
+
+
+def test_a_blob_cut_short_at_the_source_begins_again(source: Server, target: Server, seed: Seed) -> None:
+    image = seed.image(sizes=(600_000,)).load_into(source.app, "app", tag="v1")
+    layer = image.document["layers"][0]
+    part = image.blobs[layer["digest"]][:300_000]
+    head = f"HTTP/1.1 200 OK\r\nContent-Length: {layer['size']}\r\n\r\n".encode()
+    times(source, 1, head + part, method="GET", kind="blob", reference=layer["digest"])
+    ran = copy(source, target)
+    assert (ran.status, ran.err) == (0, "")
+    assert held(target, "app", image)
+    assert source.journal.count("GET", "blob", reference=layer["digest"]) == 2
+    assert target.journal.count("PUT", "upload", status=201) == 2
+
+
+def test_a_connection_dropped_before_the_answer_is_replaced(speaker: Any, target: Server, seed: Seed) -> None:
+    image = seed.image(layers=[])
+    app = App()
+    image.load_into(app, "app", tag="v1")
+    asked: list[str] = []
+
+    def drop_every_second(connected: socket.socket) -> None:
+        while head := until_blank_line(connected):
+            line = head.decode().splitlines()[0]
+            asked.append(line)
+            if len(asked) == 2:
+                return
+            method, path, _ = line.split()
+            answer = app.request(method, path, [("Accept", image.media_type)])
+            lines = [f"HTTP/1.1 {answer.status} OK", f"Content-Length: {answer.size}"]
+            lines += [f"{name}: {value}" for name, value in answer.headers]
+            connected.sendall("\r\n".join([*lines, "", ""]).encode() + answer.data)
+
+    address = speaker(drop_every_second)
+    where = (f"{address}/app:v1", f"{target.address}/app:v1")
+    ran = run_regsync("copy", "--no-artifacts", "--json", *where)
+    assert ran.err == "", asked
+    assert (ran.status, ran.err) == (0, "")
+    assert held(target, "app", image)
+    assert len(asked) == 3, asked
+
+
+def test_a_target_that_drops_the_line_in_a_body_gets_it_again(
+    source: Server, target: Server, seed: Seed
+) -> None:
+    image = seed.image(sizes=(3_000_000,)).load_into(source.app, "app", tag="v1")
+    layer = image.document["layers"][0]["digest"]
+    dropped: list[str] = []
+
+    def intercept(request: Request) -> Answer | None:
+        if request.method == "PUT" and request.parameter("digest") == layer and not dropped:
+            dropped.append(request.target)
+            return Response(503, early=True, close=True)
+        return None
+
+    target.app.intercept = intercept
+    ran = copy(source, target)
+    assert (ran.status, ran.err) == (0, "")
+    assert held(target, "app", image)
+    assert source.journal.count("GET", "blob", reference=layer) == 2
