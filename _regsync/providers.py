@@ -10,9 +10,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Literal
+from typing import Literal, NamedTuple
 
 __all__ = [
     "DOCKER_HUB",
@@ -53,8 +52,7 @@ _ECR_HOSTS = (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class Row(NamedTuple):
     """What is known of one kind of registry.
 
     `auth` is the `auth_type` that speaks the kind's own scheme. Bodies above `put_limit` go by `chunks`
@@ -63,7 +61,8 @@ class Row:
     kind and given up per host (design.md section 6, rule 10), so no row forbids them.
     """
 
-    hosts: re.Pattern[str] | None
+    hosts: str | None
+    source: str
     auth: str | None = None
     upload: UploadStyle = "put"
     fallback: UploadStyle | None = None
@@ -71,13 +70,12 @@ class Row:
     probe: Probe | None = "from"
     page_size: int = 1000
     listing_has_digests: bool = False
-    source: str
 
 
 ROWS: Mapping[Kind, Row] = MappingProxyType(
     {
         "ecr": Row(
-            hosts=re.compile(_ECR_HOSTS),
+            hosts=_ECR_HOSTS,
             auth="ecr",
             # A mount is answered 201 only for a source with a committed manifest (4.9), so it says
             # nothing about the repository itself.
@@ -86,18 +84,18 @@ ROWS: Mapping[Kind, Row] = MappingProxyType(
         ),
         "ecr_public": Row(
             # The dual-stack name in section 4.1 is not verified and therefore left out.
-            hosts=re.compile(r"public\.ecr\.aws"),
+            hosts=r"public\.ecr\.aws",
             auth="ecr",
             probe=None,
             source="protocol-facts.md sections 4.1 (hosts), 4.9 (mounts), 7.9 (upload)",
         ),
         "dockerhub": Row(
-            hosts=re.compile("|".join(re.escape(name) for name in sorted(_DOCKER_HUB_NAMES))),
+            hosts="|".join(re.escape(name) for name in sorted(_DOCKER_HUB_NAMES)),
             source="protocol-facts.md sections 7.2 (names), 1.8 (mounts), 7.9 (upload)",
         ),
         "gar": Row(
             # Other package types live under *.pkg.dev too: only the -docker names are registries.
-            hosts=re.compile(r"[a-z0-9-]+-docker\.pkg\.dev"),
+            hosts=r"[a-z0-9-]+-docker\.pkg\.dev",
             auth="gar",
             probe="bare",
             page_size=10000,
@@ -105,7 +103,7 @@ ROWS: Mapping[Kind, Row] = MappingProxyType(
             source="protocol-facts.md sections 5.1 (hosts), 5.5 (upload, listing), 1.8 (bare mount)",
         ),
         "gcr": Row(
-            hosts=re.compile(r"(?:[a-z]+\.)?gcr\.io"),
+            hosts=r"(?:[a-z]+\.)?gcr\.io",
             auth="gcr",
             probe="bare",
             page_size=10000,
@@ -113,14 +111,14 @@ ROWS: Mapping[Kind, Row] = MappingProxyType(
             source="protocol-facts.md sections 5.1 (hosts), 5.5 (upload, listing), 1.8 (bare mount)",
         ),
         "ghcr": Row(
-            hosts=re.compile(r"ghcr\.io"),
+            hosts=r"ghcr\.io",
             auth="ghcr",
             # Three reports of its chunked PATCH contradict each other; a whole body is safe by all.
             fallback="patch",
             source="protocol-facts.md section 7.1 (host, upload)",
         ),
         "acr": Row(
-            hosts=re.compile(r"[a-z0-9-]+\.azurecr\.(?:io|cn|us)"),
+            hosts=r"[a-z0-9-]+\.azurecr\.(?:io|cn|us)",
             auth="acr",
             # A whole PUT above about 20 MB is answered 413 or reset.
             put_limit=16 * 1024 * 1024,
@@ -139,8 +137,11 @@ def kind_of(host: str, auth_type: str | None = None) -> Kind:
     For a host of no kind, an `auth_type` that is a kind's own says what the host is.
     """
     name = host.lower()
+    if not any(letter.isalpha() for letter in name):
+        # An address is nobody's; the patterns need not even be compiled.
+        return "unknown"
     for kind, row in ROWS.items():
-        if row.hosts is not None and row.hosts.fullmatch(name):
+        if row.hosts is not None and re.fullmatch(row.hosts, name):
             return kind
     return next((kind for kind, row in ROWS.items() if auth_type == row.auth is not None), "unknown")
 
