@@ -123,6 +123,12 @@ class SyncError(RegsyncError):
         self.reference = self.reference or reference
         return self
 
+    def again(self) -> SyncError:
+        """Return a copy for another asker, which adds its own side and reference."""
+        twin = type(self).__new__(type(self), *self.args)
+        twin.__dict__.update(self.__dict__, side=None, operation=None, reference=None, retries=0)
+        return twin
+
     def __str__(self) -> str:
         place = " ".join(part for part in (self.operation, self.reference) if part)
         return f"{place}: {self.message}" if place else self.message
