@@ -79,9 +79,12 @@ def test_the_same_pushes_leave_the_same_bytes(real: str, ours: Server, image: Im
         assert identical(fetch_http(address, repository, "v1"), image.contents())
 
 
+@pytest.mark.parametrize("shape", [name for name in SHAPES if name != "repeated layer"])
 def test_skopeo_copies_between_the_two_both_ways(
-    real: str, ours: Server, image: Image, repository: str, tmp_path: Path
+    real: str, ours: Server, shape: str, repository: str, tmp_path: Path
 ) -> None:
+    """Without repeated layers: skopeo pushes them at once, and 2.8.2 then answers some HEADs with 500."""
+    image = SHAPES[shape](Seed(7))
     push_http(image, real, repository, "v1")
     there, here = f"docker://{real}/{repository}", f"docker://{ours.address}/{repository}"
     skopeo("copy", "--all", *PLAIN, f"{there}:v1", f"{here}:v1", home=tmp_path)
