@@ -162,7 +162,8 @@ class _Reader:
         self.warnings: list[str] = []
         self.registries: dict[str, Registry | None] = {}
         self.groups: dict[str, _Targets | None] = {}
-        # What mappings use, each target list once; and those that read and write one registry.
+        # What mappings use, each target list once (the sections keep them alive, so ids stay theirs);
+        # and the mappings that read and write one registry.
         self.used: dict[int, tuple[Registry, ...]] = {}
         self.self_copies: list[tuple[Registry, _Section]] = []
         self.read_before: dict[tuple[int, Field], Any] = {}
@@ -493,12 +494,10 @@ def _mapping(reader: _Reader, index: int, section: _Section, defaults: _Section 
     tags, artifacts = inherited("tags", TagRule()), inherited("artifacts", ArtifactRule())
     origin = section.values.get("from")
     destination = section.values.get("to") if "to" in section.nodes else origin
-    if None in (source, targets, tags, artifacts, origin, destination):
+    if source is None or targets is None or tags is None or artifacts is None:
         return None
-    assert source is not None
-    assert targets is not None
-    assert origin is not None
-    assert destination is not None
+    if origin is None or destination is None:
+        return None
     reader.used[id(source)] = (source,)
     reader.used[id(targets)] = targets.registries
     if source.origin in targets.origins:

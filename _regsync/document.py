@@ -139,7 +139,9 @@ class _Composer:
         return self.notes.unreadable(event.start_mark.line + 1, event.start_mark.column + 1, message)
 
     def node(self, event: Any) -> Node:
-        self.charge(1, event)
+        self.count += 1
+        if self.count > _MOST_NODES:
+            raise self.unreadable(event, f"more than {_MOST_NODES:,} values")
         if isinstance(event, self.yaml.AliasEvent):
             target = self.anchors.get(event.anchor)
             if target is None:
@@ -149,9 +151,10 @@ class _Composer:
         line, column, tag = event.start_mark.line + 1, event.start_mark.column + 1, event.tag
         if isinstance(event, self.yaml.ScalarEvent):
             if tag is None or tag == "!":
-                plain = event.implicit[0]
-                resolve = self.loader.resolve
-                tag = resolve(self.yaml.ScalarNode, event.value, event.implicit) if plain else "str"
+                tag = "str"
+                # Only texts with such a first character can be anything else: spares most of the look-ups.
+                if event.implicit[0] and event.value[:1] in self.loader.yaml_implicit_resolvers:
+                    tag = self.loader.resolve(self.yaml.ScalarNode, event.value, event.implicit)
             node = Node(line, column, tag.removeprefix(_TAG_PREFIX), event.value)
             if node.tag not in _KINDS:
                 # PyYAML has a tag of its own for a plain "=".
@@ -166,11 +169,6 @@ class _Composer:
         if event.anchor is not None:
             self.anchors[event.anchor] = node
         return node
-
-    def charge(self, values: int, event: Any) -> None:
-        self.count += values
-        if self.count > _MOST_NODES:
-            raise self.unreadable(event, f"more than {_MOST_NODES:,} values")
 
     def close(self, node: Node) -> None:
         """End a collection; of a mapping make pairs: no key twice, merged keys after its own."""

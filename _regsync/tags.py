@@ -148,7 +148,7 @@ def compile_glob(pattern: str) -> Callable[[str], bool]:
         for character in tag:
             following = known.get((current, character))
             if following is None:
-                following = _closure(states, _moved(states, current, character))
+                following = _after(states, current, character)
                 if len(known) >= _MOST_TRANSITIONS:
                     known.clear()
                 known[current, character] = following
@@ -158,13 +158,6 @@ def compile_glob(pattern: str) -> Callable[[str], bool]:
         return accepting in current
 
     return matches
-
-
-def _moved(states: Sequence[_State], current: Iterable[int], character: str) -> Iterator[int]:
-    for number in current:
-        accepts, following = states[number]
-        if accepts is not None and accepts(character):
-            yield from following
 
 
 def _closure(states: Sequence[_State], numbers: Iterable[int]) -> frozenset[int]:
@@ -179,6 +172,12 @@ def _closure(states: Sequence[_State], numbers: Iterable[int]) -> frozenset[int]
             if accepts is None:
                 waiting.extend(following)
     return frozenset(reached)
+
+
+def _after(states: Sequence[_State], current: Iterable[int], character: str) -> frozenset[int]:
+    """Return all states reached from the current ones by one character."""
+    entered = (states[number] for number in current)
+    return _closure(states, [n for accepts, to in entered if accepts and accepts(character) for n in to])
 
 
 def check_glob(pattern: str) -> str | None:
@@ -227,13 +226,9 @@ def literal_tags(rule: TagRule) -> tuple[str, ...] | None:
     """Return the tags that the rule names one by one, so that no listing is needed; else None."""
     if not rule.glob or rule.exclude or rule.chooses_versions or rule.latest:
         return None
-    names: list[str] = []
-    for pattern in dict.fromkeys(rule.glob):
-        name = check_glob(pattern)
-        if name is None:
-            return None
-        names.append(name)
-    return _ordered(names, rule.order)
+    names = [check_glob(pattern) for pattern in dict.fromkeys(rule.glob)]
+    literals = [name for name in names if name is not None]
+    return _ordered(literals, rule.order) if len(literals) == len(names) else None
 
 
 @dataclass(frozen=True, slots=True)
