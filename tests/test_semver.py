@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from _regsync.semver import ANY, Prerelease, RangeError, Version, parse_range, parse_version
@@ -199,12 +199,14 @@ def precedes(one: str, other: str) -> bool:
     return len(pre) < len(other_pre)
 
 
+@settings(deadline=None)
 @given(TAGS, TAGS)
 def test_ordering_agrees_with_the_words_of_semver(one: str, other: str) -> None:
     assert (version(one) < version(other)) is precedes(one, other)
     assert (version(one) == version(other)) is (not precedes(one, other) and not precedes(other, one))
 
 
+@settings(deadline=None)
 @given(TAGS, TAGS)
 def test_operators_agree_with_the_order(tag: str, edge: str) -> None:
     triple = version(edge).release
@@ -222,6 +224,7 @@ OPERATORS = st.sampled_from(["", "=", "==", "!=", ">", ">=", "<", "<=", "^", "~"
 COMPARATORS = st.builds(lambda operator, tag: operator + tag, OPERATORS, TAGS)
 
 
+@settings(deadline=None)
 @given(st.lists(COMPARATORS, min_size=1, max_size=3), TAGS)
 def test_excluding_prereleases_never_takes_more_than_including_them(parts: list[str], tag: str) -> None:
     try:
@@ -233,6 +236,7 @@ def test_excluding_prereleases_never_takes_more_than_including_them(parts: list[
     assert not (allowed.admits(version(tag), "only") and not version(tag).is_prerelease)
 
 
+@settings(deadline=None)
 @given(st.text("0123456789.xX*v-+_ ,|=<>!^~ab", max_size=30))
 def test_any_text_is_a_range_or_a_range_error(text: str) -> None:
     try:

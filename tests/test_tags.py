@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from _regsync import tags
@@ -135,6 +135,7 @@ PATTERNS = st.recursive(
 )
 
 
+@settings(deadline=None)
 @given(PATTERNS, st.lists(st.text("ab1", max_size=6), max_size=8))
 def test_globs_agree_with_a_naive_matcher(pattern: tuple[object, ...], names: list[str]) -> None:
     text = spelled(pattern)
@@ -144,6 +145,7 @@ def test_globs_agree_with_a_naive_matcher(pattern: tuple[object, ...], names: li
     assert [matches(tag) for tag in names] == [naive(pattern, tag) for tag in names]
 
 
+@settings(deadline=None)
 @given(st.text("ab[]{}!-,*?\\^", max_size=12), st.text("ab-", max_size=5))
 def test_any_text_is_a_glob_or_a_pattern_error(pattern: str, tag: str) -> None:
     try:
@@ -265,6 +267,7 @@ RULES = st.builds(
 )
 
 
+@settings(deadline=None)
 @given(st.lists(st.sampled_from([*LISTING, "1.0", "1.0-rc1", "3", "3.1-rc.2"])), RULES)
 def test_every_tag_is_kept_or_dropped_and_order_of_the_listing_does_not_matter(
     listing: list[str], rule: TagRule
