@@ -291,7 +291,7 @@ class Upload:
                 response = await lease.upload(request, pieces, seconds)
                 if response.status == 401 and not foreign:
                     body = await response.read(ERROR_BODY)
-                    await self._transport.renew(host, call, used, Answer(401, response.headers, body))
+                    await self._transport.relearn(host, call, used, Answer(401, response.headers, body))
                     # The transfer begins the blob again, with the new token.
                     raise Disconnected("the login expired during the upload")
                 await self._repository.expect(response, 201, 204)

@@ -20,7 +20,7 @@ from typing import Any
 import anyio
 
 from _regsync import __version__, pacing, tls
-from _regsync.auth import Authenticator, find_credential
+from _regsync.auth import Authenticator, find_credential, is_private
 from _regsync.config import Registry
 from _regsync.errors import AuthError, ConnectFailed, ProtocolBroken, RegistryError, SyncError, clean
 from _regsync.http1 import Headers, Lease, Pool, Request, Response
@@ -29,7 +29,19 @@ from _regsync.providers import api_host
 from _regsync.proxy import proxy_for
 from _regsync.streams import Origin, Stream, Timeouts, open_stream
 
-__all__ = ["Answer", "Call", "Edge", "Gate", "Host", "Transport", "resolve_location"]
+__all__ = [
+    "ERROR_BODY",
+    "Answer",
+    "Call",
+    "Edge",
+    "Gate",
+    "Host",
+    "Transport",
+    "check_foreign",
+    "registry_error",
+    "request_headers",
+    "resolve_location",
+]
 
 _MOST_REDIRECTS = 10
 _REDIRECTS = (301, 302, 303, 307, 308)
@@ -136,22 +148,6 @@ class Host:
         self.connect_failures = 0
 
 
-def is_private_literal(host: str) -> bool:
-    """Whether `host` is an address that must not be reached because a stranger named it (R3, R4)."""
-    if host == "localhost" or host.endswith(".localhost"):
-        return True
-    if not (":" in host or host.replace(".", "").isdigit()):
-        return False
-    import ipaddress
-
-    try:
-        address = ipaddress.ip_address(host)
-    except ValueError:
-        return False
-    mapped = getattr(address, "ipv4_mapped", None) or address
-    return not mapped.is_global or mapped.is_multicast
-
-
 def resolve_location(base: Origin, path: str, location: str) -> tuple[Origin, str]:
     """Resolve a Location against the request that it answers; ProtocolBroken when it cannot be used.
 
@@ -186,7 +182,7 @@ def check_foreign(base: Origin, origin: Origin) -> None:
         return
     if base.scheme == "https" and origin.scheme != "https":
         raise ProtocolBroken(f"the registry sends us from https to http ({clean(origin.host, 100)}), refused")
-    if is_private_literal(origin.host) and not is_private_literal(base.host):
+    if is_private(origin.host) and not is_private(base.host):
         raise ProtocolBroken(
             f"the registry sends us to a private address ({clean(origin.host, 100)}), refused"
         )
@@ -225,7 +221,8 @@ class Transport:
     def __init__(self, edge: Edge) -> None:
         self.edge = edge
         self.gate = Gate()
-        self.hosts: dict[str, Host] = {}
+        self.hosts: dict[tuple[str, object], Host] = {}
+        self._files: dict[str, bytes | None] = {}
         self._contexts: dict[tuple[str | None, ...], Any] = {}
         self._registries: dict[Origin, Registry] = {}
         self.pool = Pool(self._dial, edge.timeouts)
@@ -240,27 +237,65 @@ class Transport:
             self._context(registry)
         proxy_for(registry.scheme, api_host(registry.host), registry.port, self.edge.environ, registry.proxy)
 
-    def host(self, registry: Registry) -> Host:
-        """Return what this run knows of a registry; made at first use, one per host:port."""
-        found = self.hosts.get(registry.authority)
-        if found is not None:
-            return found
-        credential, _ = find_credential(
-            registry, environ=self.edge.environ, home=self.edge.home, read=self.edge.read, repository=None
-        )
-        authenticator = Authenticator(
-            scheme=registry.scheme,
-            host=api_host(registry.host),
-            port=registry.port,
-            credential=credential,
-            fetch=self._fetch,
-            now=anyio.current_time,
-            wall=self.edge.wall,
-        )
-        found = self.hosts[registry.authority] = Host(registry, authenticator)
-        self.gate.limits[found.key] = pacing.Limit(registry.max_concurrent or pacing.DEFAULT_CONCURRENCY)
-        self._registries.setdefault(found.origin, registry)
+    def host(self, registry: Registry, repository: str | None = None) -> Host:
+        """Return what this run knows of a registry under the credential that fits a repository.
+
+        One per host:port and credential: an alias never gets a token made with another's. A credential
+        that cannot be used stops its own host only; every request to it then raises.
+        """
+        stopped = credential = None
+        try:
+            credential, _ = find_credential(
+                registry,
+                environ=self.edge.environ,
+                home=self.edge.home,
+                read=self._read,
+                repository=repository,
+            )
+        except AuthError as error:
+            stopped = error
+        key = (registry.authority, stopped.message if stopped else credential)
+        found = self.hosts.get(key)
+        if found is None:
+            authenticator = Authenticator(
+                scheme=registry.scheme,
+                host=api_host(registry.host),
+                port=registry.port,
+                credential=credential,
+                fetch=self._fetch,
+                now=anyio.current_time,
+                wall=self.edge.wall,
+            )
+            found = self.hosts[key] = Host(registry, authenticator)
+            found.stopped = stopped
+            self._registries.setdefault(found.origin, registry)
+        limit = self.gate.limits.get(found.key)
+        if limit is None:
+            cap = registry.max_concurrent or pacing.DEFAULT_CONCURRENCY
+            self.gate.limits[found.key] = pacing.Limit(cap)
+        elif registry.max_concurrent:
+            limit.cap = min(limit.cap, registry.max_concurrent)
         return found
+
+    def _read(self, path: str) -> bytes | None:
+        """Read a credential file once a run."""
+        if path not in self._files:
+            self._files[path] = self.edge.read(path)
+        return self._files[path]
+
+    def requests(self) -> dict[str, Counter[str]]:
+        """Return how many requests went to each host, by action."""
+        counted: dict[str, Counter[str]] = {}
+        for host in self.hosts.values():
+            counted.setdefault(host.key, Counter()).update(host.requests)
+        return counted
+
+    def throttled(self) -> dict[str, int]:
+        """Return how often each host answered 429, where it did."""
+        counted: Counter[str] = Counter()
+        for host in self.hosts.values():
+            counted[host.key] += host.throttled
+        return dict(+counted)
 
     def _context(self, registry: Registry | None) -> Any:
         chosen = (
@@ -325,7 +360,7 @@ class Transport:
                 answer = await self._attempt(host, call, limit, rank)
                 if answer.status in ok:
                     return answer
-                raise registry_error(answer.status, answer.headers, answer.body, self.edge.wall())
+                raise self._error(answer)
             except SyncError as error:
                 now = anyio.current_time()
                 if isinstance(error, RegistryError):
@@ -381,11 +416,14 @@ class Transport:
                     async with self._followed(host, call, response) as final:
                         yield final
                     return
-                if not again or response.status not in (401, 403) or call.origin not in (None, host.origin):
+                if response.status not in (401, 403) or call.origin not in (None, host.origin):
                     yield response
                     return
-                body = await response.read(ERROR_BODY)
-            used = await self.renew(host, call, used, Answer(response.status, response.headers, body))
+                refused = Answer(response.status, response.headers, await response.read(ERROR_BODY))
+            await self.relearn(host, call, used, refused)
+            if not again:
+                raise self._error(refused)
+            used = await self.login(host, call)
 
     async def login(self, host: Host, call: Call, *, before_body: bool = False) -> str | None:
         """Return the Authorization header for a call, None for another origin than the registry's (I6).
@@ -393,7 +431,7 @@ class Transport:
         `before_body` asks for a token that outlives a body which cannot be sent twice.
         """
         if host.stopped is not None:
-            raise host.stopped
+            raise host.stopped.again()
         if call.origin is not None and call.origin != host.origin:
             return None
         try:
@@ -404,8 +442,8 @@ class Transport:
             self._judge(host, error)
             raise
 
-    async def renew(self, host: Host, call: Call, used: str | None, refused: Answer) -> str | None:
-        """Decide what a 401 or 403 means: the header to repeat with, or the error that it is."""
+    async def relearn(self, host: Host, call: Call, used: str | None, refused: Answer) -> None:
+        """Take in a 401 or 403: return when a new login may do better, else raise the error that it is."""
         try:
             if refused.status == 401:
                 challenges = refused.headers.all("www-authenticate")
@@ -416,13 +454,15 @@ class Transport:
             self._judge(host, error)
             raise
         if not again:
-            raise registry_error(refused.status, refused.headers, refused.body, self.edge.wall())
-        return await self.login(host, call)
+            raise self._error(refused)
+
+    def _error(self, answer: Answer) -> RegistryError:
+        return registry_error(answer.status, answer.headers, answer.body, self.edge.wall())
 
     @staticmethod
     def _judge(host: Host, error: AuthError) -> None:
         if error.fatal:
-            host.stopped = error
+            host.stopped = error.again()
 
     async def _send(self, host: Host, call: Call, lease: Lease, authorization: str | None) -> Response:
         host.requests[call.action] += 1
@@ -441,7 +481,7 @@ class Transport:
         """Count a failed connection; three in a row stop the registry (design.md section 9)."""
         host.connect_failures += 1
         if host.connect_failures >= _UNREACHABLE_AFTER:
-            host.stopped = error
+            host.stopped = error.again()
 
     def _trace(self, call: Call, origin: Origin, path: str, status: int) -> None:
         self.edge.log("trace", "request", f"{call.method} {origin}{path.partition('?')[0]} -> {status}")

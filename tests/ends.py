@@ -1,8 +1,9 @@
 """Both ends of a copy and the program between them: registries in threads, runs with what they said.
 
 Registries are the harness's, each in a thread of its own, so that the program runs in this process as a
-user would call it: `cli.main` with its own output, its environment and its standard input. Back-off
-is nil there and time-outs are short; nothing sleeps. What needs a process (signals, pipes) uses `started`.
+user would call it: `cli.main` with its own output, its environment and its standard input. Time-outs are
+short there, and no pause is made: what would have been waited is written down. What needs a process of
+its own (signals, pipes) uses `started`.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import anyio
 import pytest
 
 from _regsync import cli, transport
@@ -34,6 +36,8 @@ from conformance.server import Server, run_in_thread
 ROOT = Path(__file__).resolve().parent.parent
 QUICK = Timeouts(connect=5.0, tls=5.0, head=5.0, manifest_put=5.0, finish=5.0, idle=5.0, idle_connection=5.0)
 
+_HEARTBEAT = 30.0
+
 Start = Callable[..., Server]
 
 
@@ -44,6 +48,8 @@ class Ran:
     status: int
     out: str
     err: str
+    # The pauses that were not made, in seconds.
+    waited: Sequence[float] = ()
 
     @property
     def report(self) -> dict[str, Any]:
@@ -81,18 +87,25 @@ def run_regsync(
     def edge(**given: Any) -> transport.Edge:
         return plain_edge(**{**given, "chance": lambda: 0.0, "timeouts": timeouts})
 
-    plain_edge = transport.Edge
+    async def at_once(seconds: float) -> None:
+        if seconds >= _HEARTBEAT:
+            await sleep(seconds)
+        waited.append(seconds)
+        await sleep(0)
+
+    plain_edge, sleep, waited = transport.Edge, anyio.sleep, list[float]()
     out, err = io.StringIO(), io.StringIO()
     text = stdin.encode() if isinstance(stdin, str) else stdin
     with (
         mock.patch.dict(os.environ, env or {}),
         mock.patch.object(transport, "Edge", edge),
+        mock.patch.object(anyio, "sleep", at_once),
         mock.patch.object(sys, "stdin", io.TextIOWrapper(io.BytesIO(text))),
         contextlib.redirect_stdout(out),
         contextlib.redirect_stderr(err),
     ):
         status = cli.main(arguments)
-    return Ran(status, out.getvalue(), err.getvalue())
+    return Ran(status, out.getvalue(), err.getvalue(), waited)
 
 
 def started(*arguments: str, **options: Any) -> subprocess.Popen[str]:
@@ -240,23 +253,6 @@ def until_blank_line(connected: socket.socket) -> bytes:
             return b""
         got += piece
     return got
-
-
-def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """Take the waiting out of `anyio.sleep` and return the list of what was to be waited for."""
-    import anyio
-
-    waited: list[float] = []
-    sleep = anyio.sleep
-
-    async def at_once(seconds: float) -> None:
-        if seconds >= 30:  # the heartbeat's, or one that is not to be skipped over
-            await sleep(seconds)
-        waited.append(seconds)
-        await sleep(0)
-
-    monkeypatch.setattr(anyio, "sleep", at_once)
-    return waited
 
 
 def only(items: Sequence[Any]) -> Any:

@@ -18,7 +18,7 @@ from conformance.app import App
 from conformance.images import EMPTY_CONFIG, Image, Seed, encode
 from conformance.messages import Answer, Request, Response, digest_of, error
 from conformance.server import Server
-from tests.ends import Start, copy, held, only, pauses, run_regsync, sync, tags, until_blank_line
+from tests.ends import Start, copy, held, only, run_regsync, sync, tags, until_blank_line
 
 
 @pytest.fixture
@@ -629,19 +629,17 @@ def test_a_passing_failure_costs_one_repetition(
     source: Server,
     target: Server,
     seed: Seed,
-    monkeypatch: pytest.MonkeyPatch,
     side: str,
     which: Any,
     status: int,
 ) -> None:
-    waited = pauses(monkeypatch)
     image = seed.image(sizes=(800,)).load_into(source.app, "app", tag="v1")
     answer = error(status, "UNAVAILABLE", "not now", headers=[("Retry-After", "7")])
     times({"source": source, "target": target}[side], 1, answer, **which)
     ran = copy(source, target)
     assert (ran.status, ran.err) == (0, "")
     assert held(target, "app", image)
-    assert max(waited) >= 7, "what the registry asks for is waited"
+    assert max(ran.waited) >= 7, "what the registry asks for is waited"
     at_source, at_target = cold(2)
     expected = {**at_source, **at_target}
     expected[f"{which['method']} {which['kind']}"] += 1
