@@ -14,6 +14,7 @@ from collections import Counter, deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 import anyio
 import anyio.abc
@@ -21,7 +22,7 @@ import anyio.abc
 from _regsync import plan
 from _regsync.config import Config, MappingRule
 from _regsync.discover import Discovery, Sighting
-from _regsync.errors import ConfigError, RegsyncError, Side, SyncError
+from _regsync.errors import ConfigError, MappingConflict, RegsyncError, Side, SyncError
 from _regsync.oci import Manifest
 from _regsync.plan import Tree, Wanted
 from _regsync.registry import Repository
@@ -158,13 +159,15 @@ class Run:
             for image in list(self._images.values()):
                 # Cannot happen while rule 9 holds; if it does, the image must not be lost silently.
                 image.error = RegsyncError("the run ended while this image waited for another one")
-                self._end(image, "failed")
+                self._end_image(image, "failed")
 
     def _left_undone(self) -> bool:
         return bool(self._pending or self._images or any(self._questions.values()))
 
     async def _drain(self, stop: anyio.Event, execution: anyio.CancelScope) -> None:
         await stop.wait()
+        text = f"stopping: what is under way may end, for {DRAIN_SECONDS:.0f} s; a second signal ends it now"
+        self._log("warning", "stopping", text)
         self._draining = True
         self._room.set()
         execution.deadline = anyio.current_time() + DRAIN_SECONDS
@@ -197,14 +200,15 @@ class Run:
                 kept = await self._select(mapping)
                 selected.append((mapping, kept))
             except SyncError as error:
-                self._mapping_failed(mapping, error)
+                # Its tags are not known: it counts as one failed image per target.
+                self._fail(Wanted(mapping, "*", mapping.targets), error)
         assignment = plan.assign(selected)
         for lost, owner in assignment.conflicts:
-            clash = SyncError(
+            clash = MappingConflict(
                 f"mappings[{owner.index}] writes this tag too, from another source",
                 hint="give one of the two mappings another `to`, or narrow its tags",
             )
-            self._fail(lost.mapping, lost.tag, lost.targets[0], _target_error(clash))
+            self._fail(lost, clash)
         await self._list_targets(assignment.wanted)
         for wanted in assignment.wanted:
             self._ask(wanted.mapping.source.authority, partial(self._look_up, wanted, wanted.tag))
@@ -232,11 +236,8 @@ class Run:
         tags: Counter[Repository] = Counter()
         for each in wanted:
             for registry in each.targets:
-                try:
-                    name = each.mapping.target_repository
-                    tags[self._discovery.repository(registry, name, Side.TARGET)] += 1
-                except SyncError:
-                    continue  # said once per image, when it is looked up
+                name = each.mapping.target_repository
+                tags[self._discovery.repository(registry, name, Side.TARGET)] += 1
 
         async def ask(target: Repository) -> None:
             try:
@@ -251,38 +252,37 @@ class Run:
 
     async def _look_up(self, wanted: Wanted, target_reference: str) -> None:
         """Ask what one source reference names and which targets lack it; queue what has to be copied."""
-        mapping = wanted.mapping
         began = anyio.current_time()
+        source_name, named = self._names(wanted, target_reference)
         targets: list[Repository] = []
-        try:
-            source = self._discovery.repository(mapping.source, mapping.source_repository, Side.SOURCE)
-        except SyncError as error:
-            for registry in wanted.targets:
-                self._fail(mapping, wanted.tag, registry, error)
-            return
-        source_name = source.reference(wanted.tag)
-        for registry in wanted.targets:
-            try:
-                target = self._discovery.repository(registry, mapping.target_repository, Side.TARGET)
-            except SyncError as error:
-                self._fail(mapping, wanted.tag, registry, error)
-                continue
-            self.progress.known += 1
-            if self._is_immutable(mapping, target, target_reference):
-                self._emit_outcome(
-                    source_name, target.reference(target_reference), "skipped", reason="immutable_tag"
-                )
+        for target, name in named.items():
+            if self._is_immutable(wanted.mapping, target, target_reference):
+                self._end(source_name, name, "skipped", reason="immutable_tag")
             else:
                 targets.append(target)
         if not targets:
             return
         try:
-            sighting = await self._discovery.look_up(mapping, wanted.tag, target_reference, tuple(targets))
+            sighting = await self._discovery.look_up(
+                wanted.mapping, wanted.tag, target_reference, tuple(targets)
+            )
         except SyncError as error:
             for target in targets:
-                self._emit_outcome(source_name, target.reference(target_reference), "failed", error=error)
+                self._end(source_name, named[target], "failed", error=error)
             return
-        self._sighted(sighting, source_name, target_reference, began, fan_out=len(mapping.targets) > 1)
+        fan_out = len(wanted.mapping.targets) > 1
+        self._sighted(sighting, source_name, target_reference, began, fan_out=fan_out)
+
+    def _names(self, wanted: Wanted, reference: str) -> tuple[str, dict[Repository, str]]:
+        """Return the source's full name, and each target with the full name of what it is to hold."""
+        mapping = wanted.mapping
+        source = self._discovery.repository(mapping.source, mapping.source_repository, Side.SOURCE)
+        found = [
+            self._discovery.repository(each, mapping.target_repository, Side.TARGET)
+            for each in wanted.targets
+        ]
+        self.progress.known += len(found)
+        return source.reference(wanted.tag), {target: target.reference(reference) for target in found}
 
     def _is_immutable(self, mapping: MappingRule, target: Repository, tag: str) -> bool:
         """Skip tier 1: the tag never moves, and the target's listing, fetched anyway, names it."""
@@ -306,9 +306,9 @@ class Run:
         for verdict in sighting.verdicts:
             name = verdict.target.reference(reference)
             if verdict.error is not None:
-                self._emit_outcome(source_name, name, "failed", error=verdict.error)
+                self._end(source_name, name, "failed", error=verdict.error)
             elif verdict.reason is not None:
-                self._emit_outcome(
+                self._end(
                     source_name,
                     name,
                     "skipped",
@@ -330,23 +330,14 @@ class Run:
                 self._pending.append(image)
         self._advance()
 
-    # --- outcomes -----------------------------------------------------------------------------
-
-    def _emit_outcome(self, source: str, target: str, status: str, **details: object) -> None:
+    def _end(self, source: str, target: str, status: str, **details: Any) -> None:
         self.progress.done += 1
-        self._emit(Outcome(source=source, target=target, status=status, **details))  # type: ignore[arg-type]
+        self._emit(Outcome(source=source, target=target, status=status, **details))
 
-    def _fail(self, mapping: MappingRule, tag: str, registry: object, error: SyncError) -> None:
-        self.progress.known += 1
-        colon = "@" if ":" in tag else ":"
-        source = f"{mapping.source.authority}/{mapping.source_repository}{colon}{tag}"
-        target = f"{registry.authority}/{mapping.target_repository}{colon}{tag}"  # type: ignore[attr-defined]
-        self._emit_outcome(source, target, "failed", error=error)
-
-    def _mapping_failed(self, mapping: MappingRule, error: SyncError) -> None:
-        """A mapping that fails before its tags are known counts as one failed image per target."""
-        for registry in mapping.targets:
-            self._fail(mapping, "*", registry, error)
+    def _fail(self, wanted: Wanted, error: SyncError) -> None:
+        source, named = self._names(wanted, wanted.tag)
+        for target in named.values():
+            self._end(source, target, "failed", error=error)
 
     # --- execution ----------------------------------------------------------------------------
 
@@ -369,7 +360,7 @@ class Run:
             blobs, children = image.tree.needs(lambda digest: self._knowledge.is_committed(where, digest))
         except SyncError as error:
             image.error = error.located(Side.SOURCE, "read", image.source_name)
-            self._end(image, "failed")
+            self._end_image(image, "failed")
             return
         ordered = plan.order_blobs(blobs, self._references)
         work = Work(where, ordered, tuple(child.digest for child in children))
@@ -446,7 +437,7 @@ class Run:
             root = image.tree.root
             self._knowledge.commit(work.where, root.digest, [blob.digest for blob in root.blobs])
             self._queue(self._claims.committed(work))
-            self._end(image, "synced")
+            self._end_image(image, "synced")
         self._settle(image)
 
     def _settle(self, image: _Image) -> None:
@@ -457,19 +448,19 @@ class Run:
             if image.error is not None and not image.ended:
                 assert image.work is not None
                 steps, ready = self._claims.failed(image.work)
-                self._end(image, "failed")
+                self._end_image(image, "failed")
                 self._queue(steps)
                 for work in ready:
                     self._make_ready(self._images[work])
         self._advance()
 
-    def _end(self, image: _Image, status: str) -> None:
+    def _end_image(self, image: _Image, status: str) -> None:
         image.ended = True
         work = image.work
         if work is not None:
             del self._images[work]
         root = image.tree.root
-        self._emit_outcome(
+        self._end(
             image.source_name,
             image.target.reference(image.reference),
             status,
@@ -482,9 +473,3 @@ class Run:
             mounted=image.mounted,
             skipped=image.present + (work.skipped if work is not None else 0),
         )
-
-
-def _target_error(clash: SyncError) -> SyncError:
-    clash.code = "TARGET_ERROR"
-    clash.side = Side.TARGET
-    return clash
