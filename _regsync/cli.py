@@ -335,8 +335,8 @@ def _tell(
                 run_id=os.urandom(8).hex(),
                 started_at=started,
                 elapsed=elapsed,
-                requests={host.key: dict(host.requests) for host in transport.hosts.values()},
-                throttled={host.key: host.throttled for host in transport.hosts.values() if host.throttled},
+                requests=transport.requests(),
+                throttled=transport.throttled(),
             )
         )
 

@@ -97,16 +97,16 @@ class Discovery:
     def __init__(self, transport: Transport, knowledge: Knowledge) -> None:
         self._transport, self._knowledge = transport, knowledge
         self._log = transport.edge.log
-        self._repositories: dict[tuple[str, str, Side], Repository] = {}
+        self._repositories: dict[tuple[str, str, str, Side], Repository] = {}
         self._listings: dict[tuple[str, str], _Once[list[str] | None]] = {}
         self._manifests: dict[tuple[str, str, str], _Once[Manifest]] = {}
         self._said: set[str] = set()
 
     def repository(self, registry: Registry, name: str, side: Side) -> Repository:
         """Return the one object of a repository and side."""
-        key = (registry.authority, name, side)
+        key = (registry.alias, registry.authority, name, side)
         if key not in self._repositories:
-            found = Repository(self._transport, self._transport.host(registry), name, side)
+            found = Repository(self._transport, self._transport.host(registry, name), name, side)
             found.host.authenticator.declare(found.api_name, found.rights)
             self._repositories[key] = found
         return self._repositories[key]

@@ -18,6 +18,7 @@ __all__ = [
     "ContentError",
     "Disconnected",
     "FipsError",
+    "MappingConflict",
     "Problem",
     "ProtocolBroken",
     "RegistryError",
@@ -203,6 +204,12 @@ class RegistryError(SyncError):
     def retryable(self) -> bool:  # type: ignore[override]
         # design.md section 9: 408, 429 and 5xx; 501 and 505 say that asking again is pointless.
         return self.status in (408, 429) or (self.status >= 500 and self.status not in (501, 505))
+
+
+class MappingConflict(SyncError):
+    """Two mappings want one target tag from different sources; the later one loses."""
+
+    code = "TARGET_ERROR"
 
 
 class ContentError(SyncError):
