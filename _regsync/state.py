@@ -10,6 +10,7 @@ those who wait for it and no cycle can form. Follows design.md sections 6 and 7.
 from __future__ import annotations
 
 import enum
+from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -19,14 +20,13 @@ __all__ = ["Claims", "Knowledge", "Place", "PlaceKey", "Probe", "RepositoryKey",
 
 # Host key (host:port as shown in reports) and repository name.
 RepositoryKey = tuple[str, str]
-# Repository, digest, and whether it is a manifest.
+# Repository, digest, and whether it is a manifest: one digest may be wanted as both.
 PlaceKey = tuple[RepositoryKey, str, bool]
 
 
 class Probe(enum.Enum):
     """How an unknown blob is asked for before it is uploaded."""
 
-    NONE = "nothing there: open the upload at once"
     MOUNT = "one POST that mounts from the repository itself or opens the upload"
     HEAD = "a HEAD"
 
@@ -35,67 +35,61 @@ class Knowledge:
     """The hot tier: what registries answered in this run."""
 
     def __init__(self) -> None:
-        self._blobs: dict[RepositoryKey, set[str]] = {}
-        self._manifests: dict[RepositoryKey, set[str]] = {}
-        self._holders: dict[tuple[str, str], dict[str, None]] = {}
+        self._blobs: defaultdict[RepositoryKey, set[str]] = defaultdict(set)
+        self._manifests: defaultdict[RepositoryKey, set[str]] = defaultdict(set)
+        # Per host and blob, the repositories with a committed manifest that names it, oldest first.
+        self._holders: defaultdict[tuple[str, str], dict[str, None]] = defaultdict(dict)
         self._populated: set[RepositoryKey] = set()
         self._accepting: set[RepositoryKey] = set()
-        self._refused: set[tuple[str, str, str]] = set()
-        self._mountless: set[str] = set()
-        self._mounting: set[str] = set()
+        self._refused: set[tuple[RepositoryKey, str]] = set()
+        # Hosts that mounted something (True), and those of which only refusals are known (False).
+        self._mounting: dict[str, bool] = {}
         # What a POST that mounts from its own repository was seen to answer, per host and first
         # path segment: (202 for an absent blob, 201 for a present one).
         self._probes: dict[tuple[str, str], tuple[bool, bool]] = {}
 
     def has_blob(self, where: RepositoryKey, digest: str) -> bool:
         """Say whether a blob is known to be in a repository."""
-        return digest in self._blobs.get(where, ())
+        return digest in self._blobs[where]
 
     def add_blob(self, where: RepositoryKey, digest: str) -> None:
         """Note a blob that a registry confirmed."""
-        self._blobs.setdefault(where, set()).add(digest)
+        self._blobs[where].add(digest)
 
     def is_committed(self, where: RepositoryKey, digest: str) -> bool:
         """Say whether a manifest is known to be in a repository."""
-        return digest in self._manifests.get(where, ())
+        return digest in self._manifests[where]
 
     def commit(self, where: RepositoryKey, digest: str, blobs: Iterable[str]) -> None:
         """Note a manifest that a registry holds; the blobs that it names may be mounted from there."""
-        self._manifests.setdefault(where, set()).add(digest)
-        self._populated.add(where)
-        host, repository = where
+        self._manifests[where].add(digest)
         for blob in blobs:
             self.add_blob(where, blob)
-            self._holders.setdefault((host, blob), {})[repository] = None
+            self._holders[where[0], blob][where[1]] = None
 
     def set_populated(self, where: RepositoryKey) -> None:
-        """Note that a repository holds manifests, whichever they are."""
+        """Note that a repository holds manifests of others: their blobs are worth asking for."""
         self._populated.add(where)
 
     def mount_source(self, where: RepositoryKey, digest: str) -> str | None:
         """Return a repository of the same host from which a blob may be mounted."""
-        host, repository = where
-        if host in self._mountless:
-            return None
-        for holder in self._holders.get((host, digest), ()):
-            if holder != repository and (host, repository, holder) not in self._refused:
+        for holder in self._holders[where[0], digest]:
+            if holder != where[1] and self.may_mount(where, holder):
                 return holder
         return None
 
-    def may_mount(self, host: str) -> bool:
-        """Say whether waiting for a mount at this host is worth anything."""
-        return host not in self._mountless
+    def may_mount(self, where: RepositoryKey, source: str) -> bool:
+        """Say whether a mount from `source` is worth asking for, or waiting for."""
+        return self._mounting.get(where[0], True) and (where, source) not in self._refused
 
     def refuse_mount(self, where: RepositoryKey, source: str) -> None:
-        """Note a refused mount: that pair is not tried again, nor a host that never mounted."""
-        host, repository = where
-        self._refused.add((host, repository, source))
-        if host not in self._mounting:
-            self._mountless.add(host)
+        """Note a refused mount: that pair is not tried again, nor a host that never mounted (rule 10)."""
+        self._refused.add((where, source))
+        self._mounting.setdefault(where[0], False)
 
     def accept_mount(self, host: str) -> None:
-        """Note that this host mounts: a refusal then says something of one pair only."""
-        self._mounting.add(host)
+        """Note that this host mounts: every refusal, also an earlier one, then says something of its pair."""
+        self._mounting[host] = True
 
     def accept_upload(self, where: RepositoryKey) -> None:
         """Note that a repository has accepted an upload start (rule 14)."""
@@ -103,21 +97,20 @@ class Knowledge:
 
     def probe(self, where: RepositoryKey, allowed: bool) -> Probe:
         """Decide how an unknown blob is asked for (rule 11)."""
-        if not allowed:
-            return Probe.HEAD
-        learnt = self._probes.get(_area(where))
-        if where not in self._populated or learnt == (True, True):
-            return Probe.MOUNT
-        return Probe.HEAD
+        cheap = where not in self._populated or self._probed(where) == (True, True)
+        return Probe.MOUNT if allowed and cheap else Probe.HEAD
 
     def learn_probe(self, where: RepositoryKey, *, absent: bool = False, present: bool = False) -> None:
         """Note what a probing POST answered, where a HEAD said the same."""
-        old = self._probes.get(_area(where), (False, False))
+        old = self._probed(where)
         self._probes[_area(where)] = (old[0] or absent, old[1] or present)
 
     def probe_is_trusted(self, where: RepositoryKey) -> bool:
         """Say whether a 201 to a probing POST was confirmed by a HEAD before."""
-        return self._probes.get(_area(where), (False, False))[1]
+        return self._probed(where)[1]
+
+    def _probed(self, where: RepositoryKey) -> tuple[bool, bool]:
+        return self._probes.get(_area(where), (False, False))
 
 
 def _area(where: RepositoryKey) -> tuple[str, str]:
@@ -138,9 +131,12 @@ class Work:
     missing: int = 0
     skipped: int = 0
     failed: bool = False
-    owned: dict[str, Place] = field(default_factory=dict)
-    # Children that this image itself has to put.
-    own_children: set[str] = field(default_factory=set)
+    owned: dict[PlaceKey, Place] = field(default_factory=dict)
+
+    @property
+    def own_children(self) -> frozenset[str]:
+        """The children that this image itself has to put."""
+        return frozenset(digest for _, digest, is_manifest in self.owned if is_manifest)
 
     def is_ready(self) -> bool:
         """Say whether everything that its manifests name is in the repository (I1)."""
@@ -149,20 +145,18 @@ class Work:
 
 @dataclass(eq=False, slots=True)
 class Place:
-    """One digest that somebody brings into one repository."""
+    """One digest that somebody brings into one repository, and who waits for it in promotion order."""
 
-    digest: str
-    where: RepositoryKey
+    key: PlaceKey
     owner: Work
-    blob: Descriptor | None
     waiters: list[Work] = field(default_factory=list)
     # The leader of the same blob elsewhere on the host, whose commit this place waits for.
     leader: _Lead | None = None
 
     @property
-    def key(self) -> PlaceKey:
-        """Return what makes this place unique."""
-        return (self.where, self.digest, self.blob is None)
+    def blob(self) -> Descriptor:
+        """The blob as its present owner describes it: another image's size is no reason to fail this one."""
+        return next(blob for blob in self.owner.blobs if blob.digest == self.key[1])
 
 
 @dataclass(eq=False, slots=True)
@@ -201,72 +195,64 @@ class Claims:
                 work.skipped += 1
                 continue
             work.missing += 1
-            place = self._places.get((work.where, blob.digest, False))
-            if place is not None:
-                place.waiters.append(work)
-            else:
-                place = self._claim(work, blob.digest, blob)
+            if place := self._claim(work, blob.digest, False):
                 steps += self._moves(place)
         for child in work.children:
-            if self.knowledge.is_committed(work.where, child):
-                continue
-            place = self._places.get((work.where, child, True))
-            if place is not None:
-                place.waiters.append(work)
+            if not self.knowledge.is_committed(work.where, child) and not self._claim(work, child, True):
                 work.missing += 1
-            else:
-                self._claim(work, child, None)
-                work.own_children.add(child)
         return steps
 
-    def _claim(self, work: Work, digest: str, blob: Descriptor | None) -> Place:
-        place = Place(digest, work.where, work, blob)
-        self._places[place.key] = place
-        work.owned[digest] = place
-        return place
+    def _claim(self, work: Work, digest: str, is_manifest: bool) -> Place | None:
+        """Return the place when it is `work`'s to fill; None when it waits for another image."""
+        key = (work.where, digest, is_manifest)
+        if key in self._places:
+            self._places[key].waiters.append(work)
+            return None
+        self._places[key] = work.owned[key] = Place(key, work)
+        return work.owned[key]
 
     def _moves(self, place: Place) -> list[Step]:
         """Decide how a blob comes to its place: mount, wait for the leader's commit, or upload."""
-        assert place.blob is not None
-        host = place.where[0]
-        if source := self.knowledge.mount_source(place.where, place.digest):
-            return [Step(place.owner, place.blob, source)]
-        lead = self._leads.get((host, place.digest))
-        if lead is not None and lead.work is not place.owner and self.knowledge.may_mount(host):
+        where, digest, _ = place.key
+        source = self.knowledge.mount_source(where, digest)
+        if source is None:
+            lead = self._leads.setdefault((where[0], digest), _Lead(place.owner))
             # Rule 9 keeps this acyclic: the leader was promoted first.
-            if lead.work.order < place.owner.order:
+            if lead.work.order < place.owner.order and self.knowledge.may_mount(where, lead.work.where[1]):
                 lead.followers.append(place)
                 place.leader = lead
                 return []
-        elif lead is None:
-            self._leads[(host, place.digest)] = _Lead(place.owner)
-        return [Step(place.owner, place.blob, None)]
+        return [Step(place.owner, place.blob, source)]
 
     def arrived(self, work: Work, digest: str) -> list[Work]:
         """Note that what `work` owned is in its repository; return the images that are now ready."""
-        place = work.owned.pop(digest)
-        del self._places[place.key]
-        if place.blob is not None:
-            self.knowledge.add_blob(place.where, digest)
+        # A digest wanted as blob and as child arrives as blob first: children are put after all blobs.
+        place = work.owned.pop((work.where, digest, False), None)
+        if place is not None:
+            self.knowledge.add_blob(work.where, digest)
+            relieved = [work, *place.waiters]
         else:
-            work.own_children.discard(digest)
-        relieved = [*place.waiters] if place.blob is None else [work, *place.waiters]
+            place = work.owned.pop((work.where, digest, True))
+            relieved = place.waiters
+        del self._places[place.key]
         for each in relieved:
             each.missing -= 1
         return [each for each in relieved if each.is_ready()]
 
     def committed(self, work: Work) -> list[Step]:
-        """Note that the image is complete: those who waited for its blobs may mount them."""
-        return self._hand_over(work, [])
+        """Note that the image is complete: whoever waits for one of its blobs may mount it."""
+        return self._release(work, [])
 
     def mounts_refused(self, host: str) -> list[Step]:
-        """Let nobody wait any longer at a host that does not mount."""
-        waiting: list[Place] = []
-        for (lead_host, _), lead in self._leads.items():
-            if lead_host == host:
-                waiting += lead.followers
-                lead.followers = []
-        return self._move_all(waiting)
+        """Let nobody wait any longer for a mount that would be refused."""
+        stuck = [
+            place
+            for (lead_host, _), lead in self._leads.items()
+            if lead_host == host
+            for place in lead.followers
+            if not self.knowledge.may_mount(place.key[0], lead.work.where[1])
+        ]
+        return self._move_all(stuck)
 
     def failed(self, work: Work) -> tuple[list[Step], list[Work]]:
         """Pass on what a failed image owned to the earliest that waits for it.
@@ -277,37 +263,44 @@ class Claims:
         orphans: list[Place] = []
         ready: list[Work] = []
         for place in work.owned.values():
-            living = [each for each in place.waiters if not each.failed]
-            if not living:
+            self._stop_following(place)
+            heirs = [each for each in place.waiters if not each.failed]
+            if not heirs:
                 del self._places[place.key]
-                if place.leader is not None:
-                    place.leader.followers.remove(place)
                 continue
-            place.owner, place.waiters = living[0], living[1:]
-            place.owner.owned[place.digest] = place
-            if place.blob is None:
-                place.owner.own_children.add(place.digest)
-                place.owner.missing -= 1
-                ready += [place.owner] if place.owner.is_ready() else []
-            elif place.leader is None:
+            place.owner, *place.waiters = heirs
+            place.owner.owned[place.key] = place
+            if not place.key[2]:
                 orphans.append(place)
+                continue
+            place.owner.missing -= 1
+            if place.owner.is_ready():
+                ready.append(place.owner)
         work.owned.clear()
-        return self._hand_over(work, orphans), ready
+        return self._release(work, orphans), ready
 
-    def _hand_over(self, work: Work, orphans: list[Place]) -> list[Step]:
-        """End what `work` led: followers mount if it committed, else the earliest promoted one leads."""
+    def _release(self, work: Work, places: list[Place]) -> list[Step]:
+        """Move `places`, and those that followed a leader of what `work` brought or will not bring."""
         for blob in work.blobs:
             key = (work.where[0], blob.digest)
             lead = self._leads.get(key)
-            if lead is not None and lead.work is work:
+            if lead is None or (work.failed and lead.work is not work):
+                continue
+            if lead.work is work:
                 del self._leads[key]
-                orphans = orphans + lead.followers
-        return self._move_all(orphans)
+            places = places + lead.followers
+        return self._move_all(places)
 
     def _move_all(self, places: list[Place]) -> list[Step]:
         # In promotion order, so that whoever leads was promoted before those who follow (rule 9).
         steps: list[Step] = []
-        for place in sorted(places, key=lambda each: (each.owner.order, each.digest)):
-            place.leader = None
+        for place in sorted(places, key=lambda each: (each.owner.order, each.key)):
+            self._stop_following(place)
             steps += self._moves(place)
         return steps
+
+    @staticmethod
+    def _stop_following(place: Place) -> None:
+        if place.leader is not None:
+            place.leader.followers.remove(place)
+            place.leader = None

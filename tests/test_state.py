@@ -1,0 +1,544 @@
+"""Claims under every order of events that hypothesis can think of, and the rules of what is known."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from _regsync.oci import Descriptor
+from _regsync.state import Claims, Knowledge, Probe, RepositoryKey, Step, Work
+
+HOSTS = ("one.example", "two.example")
+REPOSITORIES = ("a/app", "b/base", "c/cli", "d/db")
+BLOBS = tuple(f"sha256:{number:064x}" for number in range(1, 8))
+# Children and the blobs that each names; the last one's own digest is a blob of other images too.
+CHILDREN = {
+    f"sha256:{'c':0>63}1": BLOBS[0:2],
+    f"sha256:{'c':0>63}2": BLOBS[1:4],
+    BLOBS[6]: BLOBS[4:5],
+}
+# The mount rule of a host: mounts everything, mounts nothing, or refuses some pairs of repositories.
+ALWAYS, NEVER, SOMETIMES = "always", "never", "sometimes"
+
+
+def blob(digest: str, size: int = 10) -> Descriptor:
+    return Descriptor("application/octet-stream", digest, size)
+
+
+def work(where: RepositoryKey, *digests: str, children: tuple[str, ...] = ()) -> Work:
+    return Work(where, tuple(blob(digest) for digest in digests), children)
+
+
+@dataclass(eq=False)
+class Image:
+    """One image as the conductor keeps it: steps in hand, steps running, and whether one has failed."""
+
+    work: Work
+    root: str
+    queue: list[Step] = field(default_factory=list)
+    running: list[Step] = field(default_factory=list)
+    ready: bool = False
+    finishing: list[str] | None = None
+    broken: bool = False
+    ended: str = ""
+
+
+class World:
+    """The conductor's use of `Claims`, with registries that remember what they hold.
+
+    Every method asserts what has to hold for the event; `check` what has to hold at any time.
+    """
+
+    def __init__(self, mounts: dict[str, str], at_source: tuple[str, ...] = ()) -> None:
+        self.knowledge = Knowledge()
+        self.claims = Claims(self.knowledge)
+        self.mounts = mounts
+        self.refused_pairs: set[tuple[str, str, str]] = set()
+        self.blobs: set[tuple[RepositoryKey, str]] = set()
+        self.manifests: set[tuple[RepositoryKey, str]] = set()
+        self.mountable: set[tuple[RepositoryKey, str]] = set()
+        self.uploads: Counter[tuple[str, str]] = Counter()
+        self.images: dict[Work, Image] = {}
+        self.all: list[Image] = []
+        self.trace: list[str] = []
+        self.failures = 0
+        if at_source:
+            source = (HOSTS[0], "source/repo")
+            self._put(source, "root-at-source", at_source)
+
+    def _put(self, where: RepositoryKey, digest: str, blobs: tuple[str, ...]) -> None:
+        self.manifests.add((where, digest))
+        for each in blobs:
+            self.blobs.add((where, each))
+            self.mountable.add((where, each))
+        self.knowledge.commit(where, digest, blobs)
+
+    # --- events -------------------------------------------------------------------------------
+
+    def promote(self, where: RepositoryKey, layers: tuple[str, ...], children: tuple[str, ...]) -> None:
+        """As the conductor does: what is committed is left out together with what it names."""
+        lacking = tuple(each for each in children if not self.knowledge.is_committed(where, each))
+        named = dict.fromkeys((*layers, *(digest for child in lacking for digest in CHILDREN[child])))
+        image = Image(work(where, *named, children=lacking), f"root-{len(self.all)}")
+        self.all.append(image)
+        self.images[image.work] = image
+        steps = self.claims.promote(image.work)
+        assert all(step.work is image.work for step in steps), "a promotion gives work to its image only"
+        self._queue(steps)
+        if image.work.is_ready():
+            self._make_ready(image.work)
+
+    def _queue(self, steps: list[Step]) -> None:
+        for step in steps:
+            mount = f" from {step.mount_from}" if step.mount_from else ""
+            self.trace.append(f"{self.all.index(self.images[step.work])} {step.blob.digest[-2:]}{mount}")
+            self.images[step.work].queue.append(step)
+
+    def _make_ready(self, ready: Work) -> None:
+        image = self.images[ready]
+        assert not image.ready, "an image becomes ready once"
+        image.ready = True
+
+    def startable(self) -> list[Image]:
+        return [
+            each
+            for each in self.images.values()
+            if not each.broken and (each.queue or (each.ready and each.finishing is None))
+        ]
+
+    def start(self, image: Image) -> None:
+        steps, image.queue = image.queue, []
+        for step in steps:
+            place = (step.work.where, step.blob.digest)
+            flying = [(s.work.where, s.blob.digest) for each in self.all for s in each.running]
+            assert place not in flying, "in flight twice"
+            assert place not in self.blobs, "brought again"
+            if step.mount_from is not None:
+                source = (step.work.where[0], step.mount_from)
+                assert (source, step.blob.digest) in self.mountable, "mount from an uncommitted repository"
+                assert step.mount_from != step.work.where[1]
+            image.running.append(step)
+        if image.ready and image.finishing is None:
+            image.finishing = sorted(image.work.own_children)
+
+    def busy(self) -> list[Image]:
+        return [each for each in self.all if each.running or (each.finishing is not None and not each.ended)]
+
+    def end_step(self, image: Image, step: Step, *, fails: bool, refuse: bool) -> None:
+        image.running.remove(step)
+        where, digest = step.work.where, step.blob.digest
+        mounted = False
+        if step.mount_from is not None:
+            pair = (*where, step.mount_from)
+            rule_ = self.mounts[where[0]]
+            if rule_ == SOMETIMES and refuse:
+                self.refused_pairs.add(pair)
+            mounted = rule_ != NEVER and pair not in self.refused_pairs
+            if mounted:
+                self.knowledge.accept_mount(where[0])
+            else:
+                self.knowledge.refuse_mount(where, step.mount_from)
+        if fails and not mounted:
+            image.broken = True
+            self.failures += 1
+        else:
+            if not mounted:
+                self.uploads[where[0], digest] += 1
+            self.blobs.add((where, digest))
+            for ready in self.claims.arrived(image.work, digest):
+                self._make_ready(ready)
+            if step.mount_from is not None and not mounted:
+                self._queue(self.claims.mounts_refused(where[0]))
+        self._settle(image)
+
+    def end_put(self, image: Image, *, fails: bool) -> None:
+        """Put one more child, or the root after the last one."""
+        assert image.finishing is not None
+        where = image.work.where
+        if fails:
+            image.broken = True
+            self.failures += 1
+        elif image.finishing:
+            child = image.finishing.pop()
+            self._must_hold(where, CHILDREN[child], ())
+            self._put(where, child, CHILDREN[child])
+            for ready in self.claims.arrived(image.work, child):
+                self._make_ready(ready)
+        else:
+            named = tuple(each.digest for each in image.work.blobs)
+            self._must_hold(where, named, image.work.children)
+            self._put(where, image.root, named)
+            self._queue(self.claims.committed(image.work))
+            image.ended = "synced"
+            del self.images[image.work]
+        self._settle(image)
+
+    def _must_hold(self, where: RepositoryKey, blobs: tuple[str, ...], children: tuple[str, ...]) -> None:
+        assert all((where, each) in self.blobs for each in blobs), "I1: a blob is missing"
+        assert all((where, each) in self.manifests for each in children), "I1: a child is missing"
+
+    def _settle(self, image: Image) -> None:
+        if not image.broken or image.running or image.ended:
+            return
+        owned = {key: place.waiters[:] for key, place in image.work.owned.items()}
+        image.ended = "failed"
+        steps, ready = self.claims.failed(image.work)
+        del self.images[image.work]
+        for key, waiters in owned.items():
+            living = [each for each in waiters if not each.failed]
+            if living:
+                heir = min(living, key=lambda each: each.order)
+                assert key in heir.owned, "the earliest promoted waiter owns"
+        self._queue(steps)
+        for each in ready:
+            self._make_ready(each)
+
+    # --- what has to hold ----------------------------------------------------------------------
+
+    def check(self) -> None:
+        for key, place in self.claims._places.items():
+            assert place.owner.owned[key] is place
+            assert not place.owner.failed, "nobody waits for a failed image"
+            orders = [place.owner.order, *(each.order for each in place.waiters)]
+            assert orders == sorted(set(orders)), "rule 9: owners before those who wait, earliest first"
+            if place.leader is not None:
+                assert place in place.leader.followers
+                assert place.leader.work.order < place.owner.order, "rule 9: leaders before followers"
+                assert not place.leader.work.failed
+        for each in self.images.values():
+            waits = sum(each.work in place.waiters for place in self.claims._places.values())
+            owns = sum(not is_manifest for _, _, is_manifest in each.work.owned)
+            assert each.work.missing == waits + owns, "what is missing is owned or waited for"
+        if not self.startable() and not self.busy():
+            assert not self.images, "nothing runs and an image waits: it would wait for ever"
+
+    def run_out(self, chance: random.Random) -> None:
+        """Let everything end without further failures."""
+        while (startable := self.startable()) or self.busy():
+            if startable:
+                self.start(chance.choice(startable))
+            else:
+                image = chance.choice(self.busy())
+                if image.running:
+                    self.end_step(image, image.running[0], fails=False, refuse=chance.random() < 0.5)
+                else:
+                    self.end_put(image, fails=False)
+            self.check()
+        assert all(image.ended for image in self.all)
+        assert not self.claims._places
+        assert not self.claims._leads
+        if not self.failures:
+            for (host, digest), times in self.uploads.items():
+                assert self.mounts[host] != ALWAYS or times == 1, f"{digest} was uploaded {times} times"
+
+
+class ClaimsMachine(RuleBasedStateMachine):
+    """Any order of promotions, starts, ends, refusals and failures."""
+
+    @initialize(
+        mounts=st.fixed_dictionaries({host: st.sampled_from((ALWAYS, NEVER, SOMETIMES)) for host in HOSTS}),
+        at_source=st.sampled_from(((), BLOBS[0:1], BLOBS[2:5])),
+        failing=st.booleans(),
+    )
+    def begin(self, mounts: dict[str, str], at_source: tuple[str, ...], failing: bool) -> None:
+        self.world = World(mounts, at_source)
+        self.failing = failing
+
+    @rule(
+        host=st.sampled_from(HOSTS),
+        repository=st.sampled_from(REPOSITORIES),
+        layers=st.lists(st.sampled_from(BLOBS), max_size=4, unique=True).map(tuple),
+        children=st.lists(st.sampled_from(tuple(CHILDREN)), max_size=2, unique=True).map(tuple),
+    )
+    def promote(self, host: str, repository: str, layers: tuple[str, ...], children: tuple[str, ...]) -> None:
+        if len(self.world.all) < 12:
+            self.world.promote((host, repository), layers, children)
+
+    @precondition(lambda self: self.world.startable())
+    @rule(data=st.data())
+    def start(self, data: st.DataObject) -> None:
+        startable = self.world.startable()
+        self.world.start(startable[data.draw(st.integers(0, len(startable) - 1))])
+
+    @precondition(lambda self: self.world.busy())
+    @rule(data=st.data(), fails=st.booleans(), refuse=st.booleans())
+    def end(self, data: st.DataObject, fails: bool, refuse: bool) -> None:
+        busy = self.world.busy()
+        image = busy[data.draw(st.integers(0, len(busy) - 1))]
+        if image.running:
+            step = image.running[data.draw(st.integers(0, len(image.running) - 1))]
+            self.world.end_step(image, step, fails=fails and self.failing, refuse=refuse)
+        else:
+            self.world.end_put(image, fails=fails and self.failing)
+
+    @invariant()
+    def holds(self) -> None:
+        if hasattr(self, "world"):
+            self.world.check()
+
+    def teardown(self) -> None:
+        if hasattr(self, "world"):
+            self.world.run_out(random.Random(7))
+
+
+TestClaimsInAnyOrder = ClaimsMachine.TestCase
+TestClaimsInAnyOrder.settings = settings(
+    max_examples=60,
+    stateful_step_count=40,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
+)
+
+
+def simulate(seed: int, images: int = 30) -> World:
+    """Run a crowded world from one seed, with more images than hypothesis would make."""
+    chance = random.Random(seed)
+    failing = chance.choice((0.0, 0.1, 0.4))
+    rules = {host: chance.choice((ALWAYS, ALWAYS, NEVER, SOMETIMES)) for host in HOSTS}
+    world = World(rules, chance.choice(((), BLOBS[0:3])))
+    left = images
+    while left or world.startable() or world.busy():
+        what = chance.random()
+        if left and what < 0.3:
+            left -= 1
+            world.promote(
+                (chance.choice(HOSTS), chance.choice(REPOSITORIES)),
+                tuple(chance.sample(BLOBS, chance.randint(0, 4))),
+                tuple(chance.sample(tuple(CHILDREN), chance.randint(0, 2))),
+            )
+        elif world.startable() and what < 0.6:
+            world.start(chance.choice(world.startable()))
+        elif busy := world.busy():
+            image = chance.choice(busy)
+            fails, refuse = chance.random() < failing, chance.random() < 0.5
+            if image.running:
+                world.end_step(image, chance.choice(image.running), fails=fails, refuse=refuse)
+            else:
+                world.end_put(image, fails=fails)
+        world.check()
+    world.run_out(chance)
+    return world
+
+
+@pytest.mark.parametrize("first", range(0, 60, 10))
+def test_every_image_of_a_crowd_ends_and_no_blob_is_brought_twice(first: int) -> None:
+    for seed in range(first, first + 10):
+        simulate(seed)
+
+
+def test_the_same_events_give_the_same_steps() -> None:
+    """I10."""
+    assert [simulate(seed).trace for seed in (3, 4)] == [simulate(seed).trace for seed in (3, 4)]
+
+
+# --- single paths, each by name -------------------------------------------------------------------
+
+A, B, C = ((HOSTS[0], name) for name in REPOSITORIES[:3])
+
+
+def claims_of(*works: Work) -> tuple[Claims, list[list[Step]]]:
+    claims = Claims(Knowledge())
+    return claims, [claims.promote(each) for each in works]
+
+
+def finish(claims: Claims, done: Work) -> list[Step]:
+    """Everything that `done` owns arrives, then its manifest."""
+    for _, digest, _ in list(done.owned):
+        claims.arrived(done, digest)
+    claims.knowledge.commit(done.where, f"root of {done.order}", [each.digest for each in done.blobs])
+    return claims.committed(done)
+
+
+def shown(steps: list[Step]) -> list[tuple[RepositoryKey, str, str | None]]:
+    return [(step.work.where, step.blob.digest, step.mount_from) for step in steps]
+
+
+def test_a_follower_mounts_after_the_leaders_manifest_and_not_before() -> None:
+    leader, follower = work(A, BLOBS[0]), work(B, BLOBS[0])
+    claims, (first, second) = claims_of(leader, follower)
+    assert shown(first) == [(A, BLOBS[0], None)]
+    assert second == []
+    assert claims.arrived(leader, BLOBS[0]) == [leader]
+    assert not follower.is_ready()
+    assert shown(finish(claims, leader)) == [(B, BLOBS[0], A[1])]
+
+
+def test_a_follower_mounts_from_whichever_repository_commits_first() -> None:
+    """A small image that shares a layer need not let others wait for the leader's large ones."""
+    leader, small, follower = work(A, BLOBS[0], BLOBS[1]), work(A, BLOBS[0]), work(B, BLOBS[0])
+    claims, _ = claims_of(leader, small, follower)
+    assert claims.arrived(leader, BLOBS[0]) == [small]
+    assert shown(finish(claims, small)) == [(B, BLOBS[0], A[1])]
+    assert finish(claims, leader) == []
+
+
+def test_an_heir_uses_its_own_description_of_the_blob() -> None:
+    """One image that lies about a size must not take the others with it."""
+    liar, honest = Work(A, (blob(BLOBS[0], 99),)), Work(A, (blob(BLOBS[0], 10),))
+    claims, _ = claims_of(liar, honest)
+    steps, ready = claims.failed(liar)
+    assert [(step.work, step.blob.size) for step in steps] == [(honest, 10)]
+    assert ready == []
+
+
+def test_one_digest_wanted_as_blob_and_as_child_is_two_places() -> None:
+    both, waiting = work(A, BLOBS[0], children=(BLOBS[0],)), work(A, children=(BLOBS[0],))
+    claims, (steps, _) = claims_of(both, waiting)
+    assert len(steps) == 1
+    assert claims.arrived(both, BLOBS[0]) == [both]
+    assert both.own_children == {BLOBS[0]}
+    assert claims.arrived(both, BLOBS[0]) == [waiting]
+    assert both.own_children == frozenset()
+
+
+def test_an_heir_that_fails_too_passes_on_what_it_inherited() -> None:
+    first, second, third = (work(A, BLOBS[0]) for _ in range(3))
+    claims, _ = claims_of(first, second, third)
+    assert shown(claims.failed(first)[0]) == [(A, BLOBS[0], None)]
+    steps, _ = claims.failed(second)
+    assert [step.work for step in steps] == [third]
+
+
+def test_a_waiter_that_failed_before_inherits_nothing() -> None:
+    first, second, third = (work(A, BLOBS[0]) for _ in range(3))
+    claims, _ = claims_of(first, second, third)
+    assert claims.failed(second) == ([], [])
+    steps, _ = claims.failed(first)
+    assert [step.work for step in steps] == [third]
+
+
+def test_a_failed_follower_without_waiters_is_forgotten_by_its_leader() -> None:
+    leader, follower = work(A, BLOBS[0]), work(B, BLOBS[0])
+    claims, _ = claims_of(leader, follower)
+    assert claims.failed(follower) == ([], [])
+    assert finish(claims, leader) == []
+
+
+def test_a_failed_followers_waiter_goes_on_following() -> None:
+    leader, follower, waiter = work(A, BLOBS[0]), work(B, BLOBS[0]), work(B, BLOBS[0])
+    claims, _ = claims_of(leader, follower, waiter)
+    assert claims.failed(follower) == ([], [])
+    steps = finish(claims, leader)
+    assert [(step.work, step.mount_from) for step in steps] == [(waiter, A[1])]
+
+
+def test_a_failed_leaders_earliest_follower_leads_and_the_others_follow_it() -> None:
+    leader, second, third = work(A, BLOBS[0]), work(B, BLOBS[0]), work(C, BLOBS[0])
+    claims, _ = claims_of(leader, second, third)
+    assert shown(claims.failed(leader)[0]) == [(B, BLOBS[0], None)]
+    assert shown(finish(claims, second)) == [(C, BLOBS[0], B[1])]
+
+
+def test_a_failed_leaders_waiter_in_its_repository_leads_when_it_was_promoted_first() -> None:
+    leader, waiter, follower = work(A, BLOBS[0]), work(A, BLOBS[0]), work(B, BLOBS[0])
+    claims, _ = claims_of(leader, waiter, follower)
+    steps, _ = claims.failed(leader)
+    assert [step.work for step in steps] == [waiter]
+    assert shown(finish(claims, waiter)) == [(B, BLOBS[0], A[1])]
+
+
+def test_an_image_that_inherits_its_last_missing_child_is_ready() -> None:
+    child = next(iter(CHILDREN))
+    owner, heir = work(A, children=(child,)), work(A, children=(child,))
+    claims, _ = claims_of(owner, heir)
+    assert not heir.is_ready()
+    assert claims.failed(owner) == ([], [heir])
+    assert heir.own_children == {child}
+
+
+def test_nobody_waits_at_a_host_that_refused_its_only_mount() -> None:
+    claims, _ = claims_of(leader := work(A, BLOBS[0]), work(B, BLOBS[0]), work(C, BLOBS[0]))
+    claims.knowledge.refuse_mount(B, "x/other")
+    assert [step.work.where for step in claims.mounts_refused(A[0])] == [B, C]
+    assert finish(claims, leader) == []
+    assert shown(claims.promote(work(D, BLOBS[0]))) == [(D, BLOBS[0], None)]
+
+
+D = (HOSTS[0], REPOSITORIES[3])
+
+
+def test_only_the_refused_pair_stops_waiting_at_a_host_that_mounts() -> None:
+    claims, _ = claims_of(leader := work(A, BLOBS[0]), work(B, BLOBS[0]), work(C, BLOBS[0]))
+    claims.knowledge.accept_mount(A[0])
+    claims.knowledge.refuse_mount(B, A[1])
+    assert shown(claims.mounts_refused(A[0])) == [(B, BLOBS[0], None)]
+    assert shown(finish(claims, leader)) == [(C, BLOBS[0], A[1])]
+
+
+# --- knowledge ------------------------------------------------------------------------------------
+
+
+def test_a_blob_in_an_uncommitted_repository_is_not_a_mount_source() -> None:
+    knowledge = Knowledge()
+    knowledge.add_blob(A, BLOBS[0])
+    assert knowledge.has_blob(A, BLOBS[0])
+    assert knowledge.mount_source(B, BLOBS[0]) is None
+    knowledge.commit(A, "root", [BLOBS[0]])
+    assert knowledge.mount_source(B, BLOBS[0]) == A[1]
+    assert knowledge.mount_source(A, BLOBS[0]) is None
+    assert knowledge.mount_source((HOSTS[1], B[1]), BLOBS[0]) is None
+
+
+def test_a_refused_pair_leaves_the_next_repository_to_mount_from() -> None:
+    knowledge = Knowledge()
+    knowledge.commit(A, "root", [BLOBS[0]])
+    knowledge.commit(C, "root", [BLOBS[0]])
+    knowledge.accept_mount(A[0])
+    knowledge.refuse_mount(B, A[1])
+    assert knowledge.mount_source(B, BLOBS[0]) == C[1]
+
+
+def test_a_mount_that_holds_outweighs_a_refusal_that_came_first() -> None:
+    """Two first mounts are in flight together; the one that is refused may be answered first."""
+    knowledge = Knowledge()
+    knowledge.commit(A, "root", [BLOBS[0]])
+    knowledge.refuse_mount(B, A[1])
+    assert knowledge.mount_source(C, BLOBS[0]) is None
+    knowledge.accept_mount(A[0])
+    assert knowledge.mount_source(C, BLOBS[0]) == A[1]
+    assert knowledge.mount_source(B, BLOBS[0]) is None
+
+
+@pytest.mark.parametrize(
+    ("allowed", "populated", "learnt", "expected"),
+    [
+        pytest.param(True, False, (), Probe.MOUNT, id="no manifests there: the POST costs nothing"),
+        pytest.param(True, True, (), Probe.HEAD, id="nothing learnt"),
+        pytest.param(True, True, ("absent",), Probe.HEAD, id="only a 202 seen"),
+        pytest.param(True, True, ("present",), Probe.HEAD, id="only a 201 seen"),
+        pytest.param(True, True, ("absent", "present"), Probe.MOUNT, id="both seen"),
+        pytest.param(False, False, (), Probe.HEAD, id="never at this kind"),
+        pytest.param(False, True, ("absent", "present"), Probe.HEAD, id="never at this kind, learnt or not"),
+    ],
+)
+def test_an_unknown_blob_is_asked_for_by_rule_11(
+    allowed: bool, populated: bool, learnt: tuple[str, ...], expected: Probe
+) -> None:
+    knowledge = Knowledge()
+    if populated:
+        knowledge.set_populated(A)
+    for each in learnt:
+        knowledge.learn_probe((A[0], "a/sibling"), **{each: True})
+    assert knowledge.probe(A, allowed) is expected
+
+
+def test_what_a_probe_taught_holds_for_one_first_segment_of_one_host() -> None:
+    knowledge = Knowledge()
+    knowledge.learn_probe(A, absent=True, present=True)
+    assert knowledge.probe_is_trusted((A[0], "a"))
+    assert not knowledge.probe_is_trusted(B)
+    assert not knowledge.probe_is_trusted((HOSTS[1], A[1]))
+
+
+def test_our_own_commits_do_not_make_an_empty_repository_a_populated_one() -> None:
+    """Else every further tag of a first sync would pay a HEAD for each of its new blobs."""
+    knowledge = Knowledge()
+    knowledge.commit(A, "root", [BLOBS[0]])
+    assert knowledge.probe(A, True) is Probe.MOUNT
