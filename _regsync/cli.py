@@ -139,16 +139,16 @@ def main(argv: Sequence[str]) -> int:
             _traceback()
         console.error(error)
         return error.exit_status
-    except BrokenPipeError:
-        # The reader of our output left; there is nobody to tell.
-        sys.stdout = open(os.devnull, "w")  # noqa: SIM115  keeps the interpreter's last flush quiet
-        return 2
     except KeyboardInterrupt:
         return 130
     except Exception as error:  # the one place: print, exit status 2
         if verbose > 1:
             _traceback()
         found = _innermost(error)
+        if isinstance(found, BrokenPipeError):
+            # The reader of our output left; there is nobody to tell.
+            sys.stdout = open(os.devnull, "w")  # noqa: SIM115  keeps the interpreter's last flush quiet
+            return 2
         if isinstance(found, RegsyncError):
             console.error(found)
             return found.exit_status
