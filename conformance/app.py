@@ -164,12 +164,10 @@ class App(Uploads):
         if decided is None and self.auth is not None:
             decided = self.auth.check(request, self._needs(request))
         if decided is None:
-            route = getattr(self, f"_{request.method.lower()}_{request.kind}", None)
-            assert route is not None
-            return self._versioned(route(request))
-        if decided.status == 401:
-            return self._versioned(decided)
-        return decided
+            route = getattr(self, f"_{request.method.lower()}_{request.kind}")
+            answer: Answer | Reception = route(request)
+            return self._versioned(answer)
+        return self._versioned(decided)
 
     @staticmethod
     def _versioned(decided: Answer | Reception) -> Answer | Reception:
@@ -178,7 +176,12 @@ class App(Uploads):
         return decided
 
     def _framing(self, request: Request) -> Response | None:
-        """Refuse a body without a length, a length that is no number, and bodies where none belong."""
+        """Refuse a body without a length, a length that is no number, and bodies where none belong.
+
+        `Expect` too: nothing here sends 100, and no registry is asked to (design.md section 9).
+        """
+        if request.header("expect"):
+            return self._wrong(request, 417, "UNSUPPORTED", "Expect is not met here")
         declared = request.header("content-length")
         if declared and request.length() is None:
             return self._wrong(request, 400, "SIZE_INVALID", f"Content-Length {declared!r} is no number")

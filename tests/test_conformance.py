@@ -125,7 +125,8 @@ def edited(image: Image, **fields: Any) -> bytes:
 def test_impossible_requests_are_refused_and_noted(
     app: App, method: str, target: str, status: int, code: str
 ) -> None:
-    refused(app.request(method, target), status, code)
+    answer = refused(app.request(method, target), status, code)
+    assert answer.header("Docker-Distribution-Api-Version") == "registry/2.0"
     assert len(app.journal.violations) == 1
     with pytest.raises(AssertionError, match="no correct client"):
         app.journal.check()
@@ -147,6 +148,7 @@ def test_names_within_the_grammar_are_not_refused(app: App, seed: Seed, name: st
         pytest.param("POST", [("content-length", "-1")], 400, "SIZE_INVALID", id="negative length"),
         pytest.param("GET", [("content-length", "3")], 400, "UNSUPPORTED", id="get with a body"),
         pytest.param("POST", [("content-length", "3")], 400, "SIZE_INVALID", id="body without digest"),
+        pytest.param("POST", [("expect", "100-continue")], 417, "UNSUPPORTED", id="expect"),
     ],
 )
 def test_wrong_framing_is_refused(
@@ -359,7 +361,9 @@ def test_a_manifest_above_four_mebibytes_is_refused_with_and_without_a_length(se
     limit = 4 << 20
     body = image.body + b" " * (limit - len(image.body))
     assert put_manifest(app, image, "v1", body=body).status == 201
+    app.journal.clear()
     refused(put_manifest(app, image, "v2", body=body + b" "), 400, "MANIFEST_INVALID")
+    assert app.journal.bytes_in() == 0, "refused on its head"
     chunked = [("Transfer-Encoding", "chunked"), ("Content-Type", OCI_MANIFEST)]
     answer = app.request("PUT", "/v2/a/b/manifests/v3", chunked, body + b" ")
     refused(answer, 400, "MANIFEST_INVALID")
