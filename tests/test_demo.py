@@ -1,0 +1,111 @@
+"""The README's first command, run for real in a copy of the tree."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conformance import copies
+from conformance.images import Image, Seed
+from tools import demo
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture
+def clone(tmp_path: Path, pyz: Path) -> Path:
+    """Copy what the demo needs, with the wheels that building `pyz` has left behind."""
+    root = tmp_path / "clone"
+    for name in ("_regsync", "conformance", "tools"):
+        shutil.copytree(ROOT / name, root / name, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(ROOT / "regsync.py", root)
+    shutil.copytree(ROOT / "build" / "wheels", root / "build" / "wheels")
+    return root
+
+
+def run(root: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(root / "tools" / "demo.py"), *options]
+    return subprocess.run(command, capture_output=True, text=True, cwd=root.parent, timeout=300, check=False)
+
+
+@pytest.mark.slow
+def test_demo_holds_twice_in_a_row(clone: Path) -> None:
+    for _ in range(2):
+        done = run(clone)
+        assert done.returncode == 0, done.stderr
+        assert "Images: 6 synced, 0 skipped, 0 failed" in done.stdout
+        assert "Images: 0 synced, 6 skipped" in done.stdout
+        assert ":: all of it held." in done.stdout
+    assert sorted(path.name for path in (clone / "demo").glob("*.log")) == ["source.log", "target.log"]
+
+
+@pytest.mark.slow
+def test_counts_stand_beside_the_fewest_possible(clone: Path) -> None:
+    done = run(clone, "--counts")
+    assert done.returncode == 0, done.stderr
+    rows = re.findall(r"(?m)^((?:source|target) \w+) +(\d+) +(\d+) +(\d+) +(\d+)$", done.stdout)
+    found = {kind: tuple(map(int, numbers)) for kind, *numbers in rows}
+    assert len(found) == 8
+    assert all(second == least for _, _, second, least in found.values()), done.stdout
+    assert all(first >= least for first, least, _, _ in found.values()), done.stdout
+    assert found["source blob_get"][0] == found["source blob_get"][1]
+
+
+@pytest.mark.slow
+def test_demo_fails_when_the_program_does(clone: Path) -> None:
+    program = clone / "regsync.py"
+    program.write_text(program.read_text().replace("return cli.main(arguments)", "return 1"))
+    done = run(clone)
+    assert done.returncode == 1
+    assert done.stderr == "demo: the sync ended with status 1\n"
+
+
+@pytest.mark.slow
+def test_demo_says_in_one_line_why_there_is_no_build(clone: Path) -> None:
+    wheel = next((clone / "build" / "wheels").glob("h11-*"))
+    wheel.write_bytes(b"other bytes")
+    done = run(clone)
+    assert done.returncode == 1
+    assert done.stderr.startswith("demo: the program cannot be built: ")
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"images": {"synced": 1, "skipped": 5, "failed": 0}},
+        {"bytes": 1},
+        {"requests": {"b": {"manifest_put": 1}}},
+        {"requests": {"a": {"blob_get": 1}}},
+    ],
+)
+def test_a_second_sync_that_does_something_is_a_failure(changed: dict[str, Any]) -> None:
+    quiet = {"images": {"synced": 0, "skipped": 6, "failed": 0}, "bytes": 0, "requests": {}}
+    demo.check_nothing_moved(quiet, 6)
+    with pytest.raises(demo.DemoError, match="moved something"):
+        demo.check_nothing_moved({**quiet, **changed}, 6)
+
+
+def test_one_other_byte_at_the_target_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    image = Seed(1).image()
+    images: dict[tuple[str, str], tuple[str, Image]] = {("shop/web", "v1"): ("an image", image)}
+
+    def fetch(address: str, repository: str, tag: str) -> dict[str, bytes]:
+        found = image.contents()
+        if address == "target":
+            found[image.top] += b" "
+        return found
+
+    monkeypatch.setattr(copies, "fetch_http", fetch)
+    monkeypatch.setattr(demo, "tags_of", lambda address, repository: {"v1"})
+    demo.compare(images, "source", "elsewhere")
+    with pytest.raises(AssertionError, match="other bytes"):
+        demo.compare(images, "source", "target")
+    monkeypatch.setattr(demo, "show", lambda *, counts: demo.compare(images, "source", "target"))
+    assert demo.main([]) == 1
