@@ -36,7 +36,6 @@ from _regsync.transport import (
     Host,
     Transport,
     check_foreign,
-    registry_error,
     request_headers,
     resolve_location,
 )
@@ -205,7 +204,7 @@ class Repository:
         """Raise what the answer says unless its status is one of `statuses`."""
         if response.status not in statuses:
             body = await response.read(ERROR_BODY)
-            raise registry_error(response.status, response.headers, body, self._transport.edge.wall())
+            raise self._transport.refusal(self.host, Answer(response.status, response.headers, body))
 
     @asynccontextmanager
     async def upload(self, blob: Descriptor) -> AsyncIterator[Upload]:

@@ -38,7 +38,6 @@ __all__ = [
     "Host",
     "Transport",
     "check_foreign",
-    "registry_error",
     "request_headers",
     "resolve_location",
 ]
@@ -352,33 +351,29 @@ class Transport:
 
         Returns the answer when its status is in `ok`; RegistryError, AuthError, WireError otherwise.
         """
-        attempt, throttled_since = 0, None
+        sent, throttled, throttled_since = 0, 0, anyio.current_time()
         while True:
-            attempt += 1
-            retry_after: float | None = None
             try:
                 answer = await self._attempt(host, call, limit, rank)
                 if answer.status in ok:
                     return answer
-                raise self._error(answer)
+                raise self.refusal(host, answer)
             except SyncError as error:
-                now = anyio.current_time()
+                error.retries, now = sent, anyio.current_time()
+                sent += 1
+                asked = 0.0
                 if isinstance(error, RegistryError):
-                    retry_after = error.retry_after
-                    if error.status == 429:
-                        host.throttled += 1
-                        throttled_since = now if throttled_since is None else throttled_since
-                        attempt -= 1
-                given_up = attempt >= pacing.ATTEMPTS or host.stopped is not None
-                if throttled_since is not None and now - throttled_since > pacing.THROTTLED_FOR:
-                    given_up = True
-                if given_up or not error.retryable or (retry_after or 0) > pacing.LONGEST_RETRY_AFTER:
+                    asked = error.retry_after or 0.0
+                    # 429s do not use up attempts.
+                    throttled += error.status == 429
+                    throttled_since = throttled_since if throttled else now
+                given_up = host.stopped is not None or sent - throttled >= pacing.ATTEMPTS
+                given_up = given_up or (throttled > 0 and now - throttled_since > pacing.THROTTLED_FOR)
+                if given_up or not error.retryable or asked > pacing.LONGEST_RETRY_AFTER:
                     raise
-                error.retries = attempt
-                pause = max(retry_after or 0.0, pacing.backoff(max(attempt, 1), self.edge.chance()))
-                self.edge.log(
-                    "debug", "retry", f"{call.method} {host.key}{call.path}: {error}; again in {pause:.1f} s"
-                )
+                pause = max(asked, pacing.backoff(sent, self.edge.chance()))
+                text = f"{call.method} {host.key}{call.path}: {error}; again in {pause:.1f} s"
+                self.edge.log("debug", "retry", text)
             await anyio.sleep(pause)
 
     async def _attempt(self, host: Host, call: Call, limit: int, rank: float) -> Answer:
@@ -422,7 +417,7 @@ class Transport:
                 refused = Answer(response.status, response.headers, await response.read(ERROR_BODY))
             await self.relearn(host, call, used, refused)
             if not again:
-                raise self._error(refused)
+                raise self.refusal(host, refused)
             used = await self.login(host, call)
 
     async def login(self, host: Host, call: Call, *, before_body: bool = False) -> str | None:
@@ -454,9 +449,11 @@ class Transport:
             self._judge(host, error)
             raise
         if not again:
-            raise self._error(refused)
+            raise self.refusal(host, refused)
 
-    def _error(self, answer: Answer) -> RegistryError:
+    def refusal(self, host: Host, answer: Answer) -> RegistryError:
+        """Turn an answer that was not hoped for into its error, and count what is throttled."""
+        host.throttled += answer.status == 429
         return registry_error(answer.status, answer.headers, answer.body, self.edge.wall())
 
     @staticmethod

@@ -548,6 +548,7 @@ def test_one_target_that_is_down_stops_for_itself_only(serve: Start, source: Ser
     lost = [each for each in ran.images if each["status"] == "failed"]
     assert {each["error"]["code"] for each in lost} == {"NETWORK_ERROR"}
     assert {each["error"]["side"] for each in lost} == {"target"}
+    assert ran.totals["requests"][nowhere] == {"tag_list": 3}, "three failures are enough to know"
     assert len(ran.failed) == len(lost) == 4
     assert all("connection refused" in line for line in ran.failed)
 
@@ -664,7 +665,19 @@ def test_a_failure_that_stays_is_given_up_after_five_attempts(
     assert "503" in only(ran.failed)
     assert "closed" in ran.err
     assert source.journal.count("GET", "manifest") == 5
+    assert only(ran.images)["error"]["retries"] == 4
     assert not target.app.tags("app")
+
+
+def test_429_does_not_use_up_attempts(source: Server, target: Server, seed: Seed) -> None:
+    image = seed.image().load_into(source.app, "app", tag="v1")
+    refusal = error(429, "TOOMANYREQUESTS", "slowly", headers=[("Retry-After", "0")])
+    times(source, 9, refusal, method="GET", kind="manifest")
+    ran = copy(source, target)
+    assert ran.status == 0
+    assert held(target, "app", image)
+    assert source.journal.count("GET", "manifest") == 10
+    assert ran.totals["throttled"] == {source.address: 9}
 
 
 def test_a_retry_after_beyond_patience_ends_at_once(source: Server, target: Server, seed: Seed) -> None:
