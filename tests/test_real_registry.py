@@ -1,0 +1,222 @@
+"""Between two of Debian's docker-registry, judged by skopeo: programs that share nothing with ours.
+
+What we copied is compared byte for byte with what was pushed, and read once more by skopeo, manifest by
+manifest and as a whole copy out of the target into a third place.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import ssl
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trustme
+
+from conformance.images import Image, Seed, fetch_http, identical, push_http
+from conformance.messages import digest_of
+from conformance.registries import HTPASSWD, PASSWORD, USER, skopeo
+from tests.ends import basic, only, run_regsync
+
+Registries = Callable[..., str]
+LOGIN = f"Basic {basic(USER, PASSWORD)}"
+OCTETS = 300_000  # a layer above what leaves in one write
+
+
+@pytest.fixture
+def seed() -> Seed:
+    return Seed(23)
+
+
+def judged(image: Image, address: str, where: str, home: Path, *options: str) -> None:
+    """Have skopeo read an image's top manifest, then copy all of it to a directory."""
+    there = f"docker://{address}/{where}"
+    tls_verify = "--tls-verify=false"
+    assert skopeo("inspect", "--raw", tls_verify, *options, there, home=home) == image.body
+    out = home / "out"
+    options = tuple(option.replace("--creds", "--src-creds") for option in options)
+    skopeo("copy", "--all", "--src-tls-verify=false", *options, there, f"dir:{out}", home=home)
+    for digest, data in image.contents().items():
+        name = "manifest.json" if digest == image.top else digest.partition(":")[2]
+        found = [out / name, out / f"{name}.manifest.json"]
+        assert data in [path.read_bytes() for path in found if path.exists()], digest
+
+
+def copy(source: str, target: str, *more: str, where: str = "app:v1", **options: Any) -> Any:
+    arguments = ("copy", "--json", "--no-artifacts", *more, f"{source}/{where}", f"{target}/{where}")
+    return run_regsync(*arguments, **options)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("format", ["oci", "docker"])
+def test_an_index_arrives_whole_and_a_second_run_moves_nothing(
+    docker_registries: Registries, seed: Seed, tmp_path: Path, format: Any
+) -> None:
+    source, target = docker_registries(), docker_registries()
+    image = seed.index(format=format, platforms=("linux/amd64", "linux/arm64/v8"))
+    push_http(image, source, "app", "v1")
+    first = copy(source, target)
+    assert (first.status, first.err) == (0, "")
+    assert identical(fetch_http(target, "app", "v1"), image.contents())
+    judged(image, target, "app:v1", tmp_path)
+    blobs = len(image.blobs)
+    assert first.totals["requests"] == {
+        source: {"blob_get": blobs, "manifest_get": 3},
+        target: {"manifest_head": 1, "manifest_put": 3, "upload_body": blobs, "upload_start": blobs},
+    }
+    second = copy(source, target)
+    assert only(second.images)["reason"] == "unchanged"
+    assert second.totals["requests"] == {source: {"manifest_get": 1}, target: {"manifest_head": 1}}
+    assert second.totals["bytes"] == 0
+
+
+@pytest.mark.slow
+def test_a_sync_selects_trims_mounts_and_settles(
+    docker_registries: Registries, seed: Seed, tmp_path: Path
+) -> None:
+    source, target = docker_registries(), docker_registries()
+    shared = seed.layer(OCTETS)
+    one, two = seed.image(layers=[shared, seed.layer(7)]), seed.image(layers=[shared, seed.layer(8)])
+    whole = seed.index(platforms=("linux/amd64", "linux/arm64/v8", "linux/arm/v7"))
+    push_http(one, source, "one", "v1", "latest")
+    push_http(two, source, "two", "v1")
+    push_http(whole, source, "multi", "v1")
+    config = {
+        "registries": {"s": {"url": source}, "t": {"url": target}},
+        "defaults": {"source": "s", "targets": ["t"], "artifacts": {"enabled": False}},
+        "mappings": [
+            {"from": "one", "tags": {"glob": "*"}},
+            {"from": "two", "to": "deep/er/two", "tags": {"glob": "v*"}},
+            {"from": "multi", "tags": {"glob": "v1"}, "platforms": ["linux/arm64"]},
+        ],
+    }
+    path = tmp_path / "mirror.yaml"
+    path.write_text(json.dumps(config))
+    first = run_regsync("sync", "--json", "-q", "-c", str(path))
+    assert (first.status, first.statuses()) == (0, ["synced"] * 4)
+    assert first.totals["layers"]["mounted"] == 1
+    assert first.totals["requests"][source]["blob_get"] == 3 + 2 + 3
+    judged(one, target, "one:v1", tmp_path)
+    judged(one, target, "one:latest", tmp_path)
+    assert identical(fetch_http(target, "deep/er/two", "v1"), two.contents())
+    assert len(fetch_http(target, "multi", "v1")) == 5, "index, manifest, config and two layers"
+    trimmed = skopeo("inspect", "--raw", "--tls-verify=false", f"docker://{target}/multi:v1", home=tmp_path)
+    assert digest_of(trimmed) in {each["digest"] for each in first.images}
+    second = run_regsync("sync", "--json", "-q", "-c", str(path))
+    assert (second.status, second.statuses()) == (0, ["skipped"] * 4)
+    actions = {action for counted in second.totals["requests"].values() for action in counted}
+    assert actions <= {"tag_list", "manifest_head", "manifest_get"}
+    assert second.totals["bytes"] == 0
+
+
+@pytest.mark.slow
+def test_within_one_registry_blobs_are_mounted(docker_registry: str, seed: Seed) -> None:
+    image = seed.image(sizes=(OCTETS,))
+    push_http(image, docker_registry, "app", "v1")
+    arguments = ("copy", "--json", "--no-artifacts", f"{docker_registry}/app:v1", f"{docker_registry}/b/c:v1")
+    ran = run_regsync(*arguments)
+    assert ran.status == 0
+    assert identical(fetch_http(docker_registry, "b/c", "v1"), image.contents())
+    assert only(ran.images)["blobs"] == {"transferred": 0, "mounted": 2, "skipped": 0}
+    assert "blob_get" not in ran.totals["requests"][docker_registry]
+
+
+@pytest.mark.slow
+def test_a_login_from_the_docker_configuration(
+    docker_registries: Registries, seed: Seed, tmp_path: Path, clean_env: Path
+) -> None:
+    source, target = docker_registries(htpasswd=HTPASSWD), docker_registries(htpasswd=HTPASSWD)
+    image = seed.image(sizes=(OCTETS, 12))
+    push_http(image, source, "app", "v1", authorization=LOGIN)
+    auth = base64.b64encode(f"{USER}:{PASSWORD}".encode()).decode()
+    (clean_env / ".docker").mkdir()
+    (clean_env / ".docker" / "config.json").write_text(
+        json.dumps({"auths": {source: {"auth": auth}, target: {"auth": auth}}})
+    )
+    ran = copy(source, target)
+    assert (ran.status, ran.err) == (0, "")
+    assert identical(fetch_http(target, "app", "v1", authorization=LOGIN), image.contents())
+    judged(image, target, "app:v1", tmp_path, f"--creds={USER}:{PASSWORD}")
+    counted = ran.totals["requests"]
+    # The first request to a registry goes bare and is asked to log in; nothing else is asked twice.
+    assert counted[source] == {"blob_get": 3, "manifest_get": 2}
+    assert counted[target] == {"manifest_head": 2, "manifest_put": 1, "upload_body": 3, "upload_start": 3}
+
+
+@pytest.mark.slow
+def test_a_wrong_password_is_status_4_with_its_remedy(docker_registries: Registries, seed: Seed) -> None:
+    source, target = docker_registries(), docker_registries(htpasswd=HTPASSWD)
+    push_http(seed.image(), source, "app", "v1")
+    wrong = {"auth_type": "basic", "credentials": {"username": USER, "password": "not the password"}}
+    config = {"registries": {"t": {"url": target, **wrong}}, "mappings": []}
+    ran = copy(source, target, "-c", "-", stdin=json.dumps(config))
+    assert ran.status == 4
+    line = only(ran.failed)
+    assert "AUTH_ERROR" in line
+    assert f"{target}/app:v1" in line
+    assert "hint: " in ran.err
+    assert "not the password" not in ran.err + ran.out
+    assert ran.totals["requests"][target] == {"manifest_head": 2}, "a wrong password is not tried twice"
+
+
+@pytest.mark.slow
+def test_no_login_where_one_is_needed_is_status_4(docker_registries: Registries, seed: Seed) -> None:
+    source, target = docker_registries(htpasswd=HTPASSWD), docker_registries()
+    push_http(seed.image(), source, "app", "v1", authorization=LOGIN)
+    ran = copy(source, target)
+    assert ran.status == 4
+    assert "none are configured" in only(ran.failed)
+    assert "hint: " in ran.err
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("trust", ["ca_file", "SSL_CERT_FILE", "none"])
+def test_tls_with_an_authority_of_ones_own(
+    docker_registries: Registries, seed: Seed, tmp_path: Path, ca: trustme.CA, trust: str
+) -> None:
+    leaf = ca.issue_cert("127.0.0.1", "localhost")
+    certificate, key, bundle = (tmp_path / name for name in ("cert.pem", "key.pem", "ca.pem"))
+    certificate.write_bytes(b"".join(part.bytes() for part in leaf.cert_chain_pems))
+    key.write_bytes(leaf.private_key_pem.bytes())
+    bundle.write_bytes(ca.cert_pem.bytes())
+    source, target = (docker_registries(tls=(certificate, key)) for _ in range(2))
+    context = ssl.create_default_context(cafile=str(bundle))
+    image = seed.image(sizes=(OCTETS, 12))
+    push_http(image, source, "app", "v1", context=context)
+    more = {"ca_file": str(bundle)} if trust == "ca_file" else {}
+    registries = {
+        name: {"url": f"https://{address}", **more} for name, address in (("s", source), ("t", target))
+    }
+    text = json.dumps({"registries": registries, "mappings": []})
+    environment = {"SSL_CERT_FILE": str(bundle)} if trust == "SSL_CERT_FILE" else {}
+    ran = copy(source, target, "-c", "-", stdin=text, env=environment)
+    if trust == "none":
+        assert ran.status == 2
+        assert "NETWORK_ERROR" in only(ran.failed)
+        assert "ca_file" in ran.err
+        return
+    assert (ran.status, ran.err) == (0, "")
+    assert identical(fetch_http(target, "app", "v1", context=context), image.contents())
+    judged(image, target, "app:v1", tmp_path)
+
+
+@pytest.mark.slow
+def test_a_plain_registry_where_tls_was_configured_is_said(docker_registries: Registries) -> None:
+    source, target = docker_registries(), docker_registries()
+    config = {"registries": {"s": {"url": f"https://{source}"}}, "mappings": []}
+    ran = copy(source, target, "-c", "-", stdin=json.dumps(config))
+    assert ran.status == 2
+    assert "does not speak TLS" in only(ran.failed)
+    assert "http://" in ran.err
+
+
+@pytest.mark.slow
+def test_a_tag_that_is_not_there_is_said_in_the_registrys_words(docker_registries: Registries) -> None:
+    source, target = docker_registries(), docker_registries()
+    ran = copy(source, target, where="none/app:v1")
+    assert ran.status == 2
+    assert "MANIFEST_UNKNOWN" in only(ran.failed)
+    assert ran.totals["requests"][target] == {"manifest_head": 1}
