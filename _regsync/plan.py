@@ -1,24 +1,27 @@
 """What has to be copied for one image, and which mapping writes which tag.
 
-Owns: the tree of an image in the order in which it may be put, the order of its blobs, the assignment
-of target tags to mappings. May not know: how anything is asked or moved. Invariants: I2 (children
-before their index), I10 (the same inputs give the same plan; on a conflict the earlier mapping wins).
-Follows design.md sections 3, 6 and 7, specification section 1.1 "Blob order".
+Owns: the tree of an image in the order in which it may be put, the order of its blobs, the election of
+leaders, the assignment of target tags to mappings. May not know: how anything is asked or moved.
+Invariants: I2 (children before their index), I10 (the same inputs give the same plan; on a conflict the
+earlier mapping wins). Follows design.md sections 3, 6 and 7, specification section 1.1.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from _regsync.config import MappingRule, Registry
 from _regsync.errors import ContentError
 from _regsync.oci import Descriptor, Manifest
+from _regsync.providers import api_repository
 
-__all__ = ["Assignment", "Tree", "Wanted", "assign", "grow", "order_blobs", "target_groups"]
+__all__ = ["Assignment", "Tree", "Wanted", "assign", "elect", "grow", "order_blobs", "target_groups"]
 
 # protocol-facts.md section 1.5: real indexes are one or two deep; a cycle cannot be built from digests.
 DEEPEST = 4
+_Place = tuple[str, int, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,21 +41,21 @@ class Tree:
         """
         by_digest = {child.digest: child for child in self.children}
         blobs: dict[str, Descriptor] = {}
-        lacking: dict[str, Manifest] = {}
+        lacking = {self.root.digest: self.root}
         pending = [self.root]
-        while pending:
-            manifest = pending.pop()
+        for manifest in pending:
             for blob in manifest.blobs:
                 known = blobs.setdefault(blob.digest, blob)
                 if known.size != blob.size:
                     raise ContentError(f"{blob.digest} is named with {known.size} and with {blob.size} bytes")
             for entry in manifest.children:
-                child = by_digest.get(entry.digest)
-                if child is not None and entry.digest not in lacking and not is_committed(entry.digest):
-                    lacking[entry.digest] = child
-                    pending.append(child)
-        ordered = tuple(child for child in self.children if child.digest in lacking)
-        return tuple(blobs.values()), ordered
+                if entry.digest in lacking or is_committed(entry.digest):
+                    continue
+                if entry.digest not in by_digest:
+                    raise ContentError(f"the index names {entry.digest}, which is not at hand")
+                lacking[entry.digest] = by_digest[entry.digest]
+                pending.append(by_digest[entry.digest])
+        return tuple(blobs.values()), tuple(child for child in self.children if child.digest in lacking)
 
 
 def grow(root: Manifest, fetched: Mapping[str, Manifest], source_digest: str) -> Tree:
@@ -77,16 +80,33 @@ def order_blobs(blobs: Iterable[Descriptor], references: Mapping[str, int]) -> t
     return tuple(sorted(blobs, key=lambda blob: -references.get(blob.digest, 0)))
 
 
+def elect(pending: Iterable[tuple[str, Collection[str]]], is_covered: Callable[[str, str], bool]) -> int:
+    """Return which of `pending` to promote next, given as target host and blobs each: the next leader.
+
+    One step of the greedy set cover (specification section 1.1): the image with most of the blobs that
+    are shared on its host and that nobody brings or has brought there yet; the earliest one on a tie.
+    """
+    images = [[(host, digest) for digest in blobs] for host, blobs in pending]
+    count = Counter(key for keys in images for key in keys)
+    shared = {key for key, times in count.items() if times > 1 and not is_covered(*key)}
+    gains = [sum(key in shared for key in keys) for keys in images]
+    return gains.index(max(gains))
+
+
+def _place(registry: Registry, repository: str) -> _Place:
+    """Return what is one repository whatever alias or Docker Hub spelling names it."""
+    return *registry.origin, api_repository(registry.host, repository)
+
+
 def target_groups(mappings: Iterable[MappingRule]) -> list[list[MappingRule]]:
     """Group mappings that write a common repository: these are listed together (I10)."""
     groups: dict[int, list[MappingRule]] = {}
-    home: dict[tuple[str, str], int] = {}
+    home: dict[_Place, int] = {}
     for mapping in mappings:
-        keys = [(target.authority, mapping.target_repository) for target in mapping.targets]
-        joined = sorted({home[key] for key in keys if key in home})
-        group = joined[0] if joined else mapping.index
+        keys = [_place(target, mapping.target_repository) for target in mapping.targets]
+        group, *joined = sorted({home[key] for key in keys if key in home}) or [mapping.index]
         members = groups.setdefault(group, [])
-        for other in joined[1:]:
+        for other in joined:
             members += groups.pop(other)
             home.update({key: group for key, where in home.items() if where == other})
         members.append(mapping)
@@ -112,24 +132,26 @@ class Assignment:
 
 
 def assign(selected: Iterable[tuple[MappingRule, Iterable[str]]]) -> Assignment:
-    """Give each target tag to the first mapping that names it; design.md section 3."""
-    owners: dict[tuple[str, str, str], MappingRule] = {}
+    """Give each target tag to the first mapping that names it, once; design.md section 3."""
+    owners: dict[tuple[_Place, str], MappingRule] = {}
     wanted: list[Wanted] = []
     conflicts: list[tuple[Wanted, MappingRule]] = []
     for mapping, tags in selected:
-        for tag in tags:
+        for tag in dict.fromkeys(tags):
             free: list[Registry] = []
             for target in mapping.targets:
-                key = (target.authority, mapping.target_repository, tag)
-                owner = owners.setdefault(key, mapping)
-                if owner is mapping:
+                key = (_place(target, mapping.target_repository), tag)
+                if key not in owners:
+                    owners[key] = mapping
                     free.append(target)
-                elif _source_of(owner) != _source_of(mapping) or owner.platforms != mapping.platforms:
-                    conflicts.append((Wanted(mapping, tag, (target,)), owner))
+                elif _content_of(owners[key]) != _content_of(mapping):
+                    conflicts.append((Wanted(mapping, tag, (target,)), owners[key]))
             if free:
                 wanted.append(Wanted(mapping, tag, tuple(free)))
     return Assignment(tuple(wanted), tuple(conflicts))
 
 
-def _source_of(mapping: MappingRule) -> tuple[str, str]:
-    return mapping.source.authority, mapping.source_repository
+def _content_of(mapping: MappingRule) -> object:
+    """Return what decides which image a tag of the mapping is."""
+    platforms = None if mapping.platforms is None else frozenset(mapping.platforms)
+    return _place(mapping.source, mapping.source_repository), platforms

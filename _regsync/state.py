@@ -78,6 +78,10 @@ class Knowledge:
                 return holder
         return None
 
+    def is_mountable(self, host: str, digest: str) -> bool:
+        """Say whether a committed repository of the host holds a blob."""
+        return bool(self._holders[host, digest])
+
     def may_mount(self, where: RepositoryKey, source: str) -> bool:
         """Say whether a mount from `source` is worth asking for, or waiting for."""
         return self._mounting.get(where[0], True) and (where, source) not in self._refused
@@ -201,6 +205,10 @@ class Claims:
             if not self.knowledge.is_committed(work.where, child) and not self._claim(work, child, True):
                 work.missing += 1
         return steps
+
+    def is_covered(self, host: str, digest: str) -> bool:
+        """Say whether somebody brings a blob to a host already, or has (for `plan.elect`)."""
+        return (host, digest) in self._leads or self.knowledge.is_mountable(host, digest)
 
     def _claim(self, work: Work, digest: str, is_manifest: bool) -> Place | None:
         """Return the place when it is `work`'s to fill; None when it waits for another image."""

@@ -472,6 +472,16 @@ def test_only_the_refused_pair_stops_waiting_at_a_host_that_mounts() -> None:
     assert shown(finish(claims, leader)) == [(C, BLOBS[0], A[1])]
 
 
+def test_a_blob_is_covered_while_it_is_led_and_once_it_is_committed() -> None:
+    claims, _ = claims_of(leader := work(A, BLOBS[0], BLOBS[1]), other := work(B, BLOBS[2]))
+    covered = [digest for digest in BLOBS if claims.is_covered(A[0], digest)]
+    finish(claims, leader)
+    claims.failed(other)
+    assert covered == list(BLOBS[:3])
+    assert [digest for digest in BLOBS if claims.is_covered(A[0], digest)] == list(BLOBS[:2])
+    assert not claims.is_covered(HOSTS[1], BLOBS[0])
+
+
 # --- knowledge ------------------------------------------------------------------------------------
 
 

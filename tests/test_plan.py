@@ -1,0 +1,307 @@
+"""Trees in put order, what a target lacks of them, leaders, and who writes which tag."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import pytest
+
+from _regsync import config, plan
+from _regsync.config import MappingRule, Registry
+from _regsync.errors import ContentError
+from _regsync.oci import Descriptor, Manifest, Platform
+from _regsync.plan import Tree, assign, elect, grow, order_blobs, target_groups
+from _regsync.tags import TagRule
+
+
+def blob(name: str, size: int = 1) -> Descriptor:
+    return Descriptor("application/octet-stream", name, size)
+
+
+def leaf(name: str, *layers: str) -> Manifest:
+    return Manifest("image", name, b"", layers=tuple(blob(each) for each in layers))
+
+
+def index(name: str, *children: Manifest) -> Manifest:
+    entries = tuple(Descriptor(child.media_type, child.digest, 1) for child in children)
+    return Manifest("index", name, b"", is_index=True, children=entries)
+
+
+def tree(root: Manifest, *below: Manifest) -> Tree:
+    return grow(root, {each.digest: each for each in below}, root.digest)
+
+
+def nothing(_: str) -> bool:
+    return False
+
+
+def lacks(grown: Tree, is_committed: Callable[[str], bool] = nothing) -> tuple[list[str], list[str]]:
+    blobs, children = grown.needs(is_committed)
+    return [each.digest for each in blobs], [each.digest for each in children]
+
+
+def names(grown: Tree) -> list[str]:
+    return [child.digest for child in grown.children]
+
+
+# --- trees ------------------------------------------------------------------------------------------
+
+
+def test_children_stand_before_their_index_at_every_depth() -> None:
+    """I2."""
+    inner = index("inner", one := leaf("one"), two := leaf("two"))
+    outer = index("outer", inner, three := leaf("three"))
+    assert names(tree(index("root", outer, two), inner, outer, one, two, three)) == [
+        "one",
+        "two",
+        "inner",
+        "three",
+        "outer",
+    ]
+
+
+def test_a_child_that_is_named_twice_stands_once() -> None:
+    one = leaf("one", "a")
+    grown = tree(index("root", one, one), one)
+    assert names(grown) == ["one"]
+    asked: list[str] = []
+    assert lacks(grown, lambda digest: bool(asked.append(digest))) == (["a"], ["one"])  # type: ignore[func-returns-value]
+    assert asked == ["one"], "an index of a million equal entries must not cost a million visits"
+
+
+def nested(depth: int) -> Tree:
+    chain = [leaf("leaf")]
+    for level in range(depth):
+        chain.append(index(f"index {level}", chain[-1]))
+    return tree(chain[-1], *chain)
+
+
+def test_indexes_may_nest_as_deep_as_any_real_one_and_not_deeper() -> None:
+    assert len(nested(plan.DEEPEST - 1).children) == plan.DEEPEST - 1
+    with pytest.raises(ContentError, match="more than 4 deep"):
+        nested(plan.DEEPEST)
+
+
+def test_an_image_without_index_needs_its_own_blobs_only() -> None:
+    assert lacks(tree(leaf("root", "config", "a", "b"))) == (["config", "a", "b"], [])
+
+
+def test_a_blob_of_several_children_is_needed_once() -> None:
+    one, two = leaf("one", "a", "b"), leaf("two", "b", "c")
+    assert lacks(tree(index("root", one, two), one, two)) == (["a", "b", "c"], ["one", "two"])
+
+
+def test_a_committed_child_stands_for_all_below_it() -> None:
+    one, two = leaf("one", "a"), leaf("two", "b")
+    inner = index("inner", one)
+    grown = tree(index("root", inner, two), inner, one, two)
+    assert lacks(grown, {"inner"}.__contains__) == (["b"], ["two"])
+    assert lacks(grown, {"one"}.__contains__) == (["b"], ["inner", "two"])
+
+
+def test_what_a_committed_child_shares_with_another_one_is_still_needed() -> None:
+    one, two = leaf("one", "a", "shared"), leaf("two", "shared")
+    inner = index("inner", two)
+    grown = tree(index("root", one, inner, two), one, inner, two)
+    assert lacks(grown, {"one"}.__contains__) == (["shared"], ["two", "inner"])
+    assert lacks(grown, {"inner"}.__contains__) == (["a", "shared"], ["one", "two"])
+
+
+def test_a_child_that_is_neither_committed_nor_at_hand_is_an_error() -> None:
+    """I1: else the index would be put without it."""
+    one, two = leaf("one"), leaf("two")
+    grown = tree(index("root", one, two), one)
+    assert lacks(grown, {"two"}.__contains__) == ([], ["one"])
+    with pytest.raises(ContentError, match="two"):
+        grown.needs(nothing)
+
+
+def test_one_digest_with_two_sizes_is_refused_unless_it_is_not_needed() -> None:
+    one = Manifest("image", "one", b"", layers=(blob("a", 1),))
+    two = Manifest("image", "two", b"", layers=(blob("a", 2),))
+    grown = tree(index("root", one, two), one, two)
+    with pytest.raises(ContentError, match="a is named with 1 and with 2 bytes"):
+        grown.needs(nothing)
+    assert lacks(grown, {"two"}.__contains__) == (["a"], ["one"])
+
+
+def test_blobs_go_by_falling_number_of_references_and_else_as_they_stand() -> None:
+    blobs = [blob(name) for name in "abcd"]
+    ordered = order_blobs(blobs, {"c": 7, "b": 2, "d": 2})
+    assert [each.digest for each in ordered] == ["c", "b", "d", "a"]
+
+
+# --- leaders ----------------------------------------------------------------------------------------
+
+
+def covers_nothing(host: str, digest: str) -> bool:
+    return False
+
+
+def test_the_image_with_most_shared_blobs_leads() -> None:
+    pending = [("h", {"a"}), ("h", {"own1", "own2", "own3"}), ("h", {"a", "b"}), ("h", {"b"})]
+    assert elect(pending, covers_nothing) == 2
+
+
+def test_blobs_that_somebody_brings_already_count_for_nothing() -> None:
+    pending = [("h", {"a", "b"}), ("h", {"a", "b", "c"}), ("h", {"c", "d"}), ("h", {"c", "d"})]
+    assert elect(pending, lambda host, digest: digest in "ab") == 2
+
+
+def test_blobs_are_shared_within_one_host_only() -> None:
+    assert elect([("h", {"x"}), ("one", {"a"}), ("two", {"a"})], covers_nothing) == 0
+
+
+def test_without_shared_blobs_the_first_that_came_goes_first() -> None:
+    assert elect([("h", {"a"}), ("h", {"b", "c"}), ("h", ())], covers_nothing) == 0
+
+
+def test_leaders_in_turn_cover_every_shared_blob() -> None:
+    """The election repeated is the greedy set cover: leaders first, and then nobody has a new one."""
+    chance = random.Random(5)
+    waiting = [("h", frozenset(chance.sample("abcdefghij", 4))) for _ in range(30)]
+    shared = {each for each in "abcdefghij" if sum(each in blobs for _, blobs in waiting) > 1}
+    covered: set[str] = set()
+
+    def is_covered(_: str, digest: str) -> bool:
+        return digest in covered
+
+    gains = []
+    while waiting:
+        _, blobs = waiting.pop(elect(waiting, is_covered))
+        gains.append(len((blobs & shared) - covered))
+        covered.update(blobs)
+    leaders = sum(gain > 0 for gain in gains)
+    assert gains == sorted(gains, reverse=True)
+    assert sum(gains) == len(shared)
+    assert leaders <= 5
+
+
+# --- mappings ---------------------------------------------------------------------------------------
+
+
+def registry(host: str, alias: str = "", port: int = 443) -> Registry:
+    return Registry(alias=alias or host, scheme="https", host=host, port=port, kind="unknown")
+
+
+def mapping(
+    number: int, source: str, to: str, *targets: Registry, platforms: tuple[Platform, ...] | None = None
+) -> MappingRule:
+    return MappingRule(
+        index=number,
+        source=registry("source.example"),
+        source_repository=source,
+        targets=targets or (registry("target.example"),),
+        target_repository=to,
+        tags=TagRule(),
+        platforms=platforms,
+        artifacts=config.ArtifactRule(),
+    )
+
+
+def grouped(*mappings: MappingRule) -> list[list[int]]:
+    return [[each.index for each in group] for group in target_groups(mappings)]
+
+
+X, Y = registry("x.example"), registry("y.example")
+
+
+def test_mappings_of_different_repositories_are_groups_of_their_own() -> None:
+    assert grouped(mapping(0, "a", "a"), mapping(1, "b", "b")) == [[0], [1]]
+
+
+def test_mappings_that_a_later_one_joins_are_one_group() -> None:
+    chain = (
+        mapping(0, "a", "r", X),
+        mapping(1, "b", "s", X),
+        mapping(2, "c", "t", Y),
+        mapping(3, "d", "s", X, Y),
+        mapping(4, "e", "r", X, Y),
+        mapping(5, "f", "s", Y),
+        mapping(6, "g", "r", Y),
+    )
+    assert grouped(*chain) == [[0, 4, 6], [1, 3, 5], [2]]
+    assert grouped(*chain, mapping(7, "h", "t", X, Y)) == [[0, 4, 6], [1, 3, 5], [2, 7]]
+
+
+def test_the_groups_are_those_of_a_search_over_all_pairs() -> None:
+    chance = random.Random(11)
+    for _ in range(200):
+        mappings = [
+            mapping(number, "a", chance.choice("rstuv"), *chance.sample((X, Y, registry("z.example")), 2))
+            for number in range(chance.randint(0, 9))
+        ]
+        expected: list[list[int]] = []
+        for each in mappings:
+            mine = {(target.host, each.target_repository) for target in each.targets}
+            near = [
+                group
+                for group in expected
+                if any(
+                    (target.host, mappings[other].target_repository) in mine
+                    for other in group
+                    for target in mappings[other].targets
+                )
+            ]
+            expected = [group for group in expected if group not in near]
+            expected.append(sorted([each.index, *(other for group in near for other in group)]))
+        assert sorted(grouped(*mappings)) == sorted(expected)
+
+
+def assigned(*selected: tuple[MappingRule, str]) -> tuple[list[str], list[str]]:
+    found = assign([(each, tags.split()) for each, tags in selected])
+    wanted = [
+        f"{each.mapping.index} {each.tag} {' '.join(target.alias for target in each.targets)}"
+        for each in found.wanted
+    ]
+    lost = [
+        f"{each.mapping.index} {each.tag} {each.targets[0].alias} to {owner.index}"
+        for each, owner in found.conflicts
+    ]
+    return wanted, lost
+
+
+def test_a_tag_from_two_sources_goes_to_the_earlier_mapping_at_that_target_only() -> None:
+    first, second = mapping(0, "a", "r", X), mapping(1, "b", "r", X, Y)
+    assert assigned((first, "1 2"), (second, "2 3")) == (
+        ["0 1 x.example", "0 2 x.example", "1 2 y.example", "1 3 x.example y.example"],
+        ["1 2 x.example to 0"],
+    )
+
+
+def test_the_same_source_twice_is_done_once_and_is_no_conflict() -> None:
+    first, second = mapping(0, "a", "r", X), mapping(1, "a", "r", X, Y)
+    assert assigned((first, "1"), (second, "1")) == (["0 1 x.example", "1 1 y.example"], [])
+
+
+def test_the_same_source_under_another_platform_filter_is_another_image() -> None:
+    arm, amd = Platform("linux", "arm64"), Platform("linux", "amd64")
+    first = mapping(0, "a", "r", X, platforms=(arm, amd))
+    turned = mapping(1, "a", "r", X, platforms=(amd, arm))
+    whole = mapping(2, "a", "r", X)
+    assert assigned((first, "1"), (turned, "1"), (whole, "1")) == (
+        ["0 1 x.example"],
+        ["2 1 x.example to 0"],
+    )
+
+
+def test_two_aliases_of_one_host_are_one_target() -> None:
+    both = mapping(0, "a", "r", X, registry("x.example", alias="again"))
+    assert assigned((both, "1")) == (["0 1 x.example"], [])
+
+
+def test_a_tag_that_is_selected_twice_is_looked_up_once() -> None:
+    assert assigned((mapping(0, "a", "r", X), "1 1")) == (["0 1 x.example"], [])
+
+
+def test_two_ports_of_one_host_are_two_targets() -> None:
+    both = mapping(0, "a", "r", X, registry("x.example", alias="other", port=5000))
+    assert assigned((both, "1")) == (["0 1 x.example other"], [])
+
+
+def test_both_spellings_of_a_docker_hub_repository_are_one() -> None:
+    hub = registry("docker.io")
+    first, second = mapping(0, "a", "nginx", hub), mapping(1, "b", "library/nginx", hub)
+    assert grouped(first, second) == [[0, 1]]
+    assert assigned((first, "1"), (second, "1")) == (["0 1 docker.io"], ["1 1 docker.io to 0"])
