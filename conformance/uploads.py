@@ -133,11 +133,10 @@ class Uploads(Site):
                 request, 400, "RANGE_INVALID", f"Content-Range {declared!r} is not <start>-<end>"
             )
         first, last = int(span[1]), int(span[2])
-        if request.length() is None:
-            return self._wrong(request, 400, "SIZE_INVALID", "Content-Range without Content-Length")
         if first != upload.content.size or first > last:
             return self._out_of_order(request, upload, f"the next byte is {upload.content.size}")
         if request.length() != last - first + 1:
+            # None for a chunked body too, as at ACR (section 1.7).
             return self._wrong(request, 400, "SIZE_INVALID", "Content-Length is not that of Content-Range")
         return None
 

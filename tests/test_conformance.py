@@ -231,6 +231,8 @@ def test_what_is_not_accepted_is_withheld_as_distribution_does(
     answer = app.request("GET", f"/v2/a/b/manifests/{reference}", [("Accept", accept)] if accept else [])
     if outcome == 404:
         refused(answer, 404, "MANIFEST_UNKNOWN")
+        kind = "manifest" if shape == "oci image" else "index"
+        assert answer.json()["errors"][0]["message"].startswith(f"OCI {kind} found, but accept header")
     elif outcome == "itself":
         assert answer.data == image.body
     else:
@@ -457,6 +459,7 @@ def test_the_catalog_is_paged(app: App, seed: Seed) -> None:
         seed.image().load_into(app, name)
     app.add_blob("only/blobs", b"x")
     assert pages(app, "/v2/_catalog?n=2", "repositories") == [["a", "m"], ["x/y"]]
+    refused(app.request("GET", "/v2/_catalog?n=x"), 400, "PAGINATION_NUMBER_INVALID")
 
 
 def test_referrers_are_listed_filtered_and_paged(app: App, seed: Seed) -> None:
@@ -479,7 +482,13 @@ def test_referrers_are_listed_filtered_and_paged(app: App, seed: Seed) -> None:
     listed = pages(app, base, "manifests")
     assert [len(page) for page in listed] == [1, 1, 1]
     assert {page[0]["digest"] for page in listed} == set(entries)
+    filtered = pages(app, f"{base}?artifactType=application/vnd.old.v1", "manifests")
+    assert [page[0]["digest"] for page in filtered] == [old.top]
+    seed.artifact(image, "application/vnd.old.v1").load_into(app, "a/b")
+    filtered = pages(app, f"{base}?artifactType=application/vnd.old.v1", "manifests")
+    assert [page[0]["artifactType"] for page in filtered] == ["application/vnd.old.v1"] * 2
     app.referrers_page = None
+    app.repositories["a/b"].manifests.popitem()
     one = app.request("GET", f"{base}?artifactType=application/vnd.old.v1")
     assert [entry["digest"] for entry in one.json()["manifests"]] == [old.top]
     assert one.header("OCI-Filters-Applied") == "artifactType"
@@ -565,6 +574,7 @@ def test_a_blob_is_uploaded_in_chunks(algorithm: str, ranges: bool, locations: A
         headers = [OCTETS, ("Content-Range", f"{start}-{start + 499}")][: 2 if ranges else 1]
         answer = app.request("PATCH", where, headers, chunk)
         assert (answer.status, answer.header("Range")) == (202, f"0-{start + 499}")
+        assert not answer.header("OCI-Chunk-Min-Length")
         assert answer.header("Location").startswith(
             "/" if locations == "relative" else "http://registry.test/"
         )
@@ -573,6 +583,7 @@ def test_a_blob_is_uploaded_in_chunks(algorithm: str, ranges: bool, locations: A
     assert (status.status, status.header("Range")) == (204, "0-1999")
     answer = app.request("PUT", f"{location(status)}&digest={digest}", [OCTETS], data[2000:])
     assert answer.status == 201
+    assert answer.header("Location").startswith("/" if locations == "relative" else "http://registry.test/")
     assert app.blob("a/b", digest) == data
     app.journal.check()
 
