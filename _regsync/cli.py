@@ -270,7 +270,6 @@ def _run(found: Config, console: Console, one: tuple[MappingRule, str, str] | No
     """Run a sync, or one copy, in an event loop, and tell how it ended."""
     import anyio
 
-    _raise_file_limit()
     return anyio.run(_go, found, console, one, backend="asyncio")
 
 
@@ -294,6 +293,7 @@ async def _go(found: Config, console: Console, one: tuple[MappingRule, str, str]
         chance=_chance,
         wall=time.time,
         log=console.log,
+        open_files=_raise_file_limit(),
     )
     transport = Transport(edge)
 
@@ -363,16 +363,18 @@ async def _listen_for_signals(stop: anyio.Event, signals: list[int], scope: anyi
         return
 
 
-def _raise_file_limit() -> None:
-    """Allow as many sockets as the system lets us (design.md section 9)."""
+def _raise_file_limit() -> int:
+    """Allow as many open files as the system lets us, and return how many (design.md section 9)."""
+    most = 65536
     try:
         import resource
     except ImportError:
-        return
+        return most
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = 65536 if hard == resource.RLIM_INFINITY else min(hard, 65536)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    if soft != resource.RLIM_INFINITY and soft < most:
+        soft = most if hard == resource.RLIM_INFINITY else min(hard, most)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    return most if soft == resource.RLIM_INFINITY else soft
 
 
 _COMMANDS = {"copy": _copy, "sync": _sync, "validate": _validate, "version": _version}

@@ -61,6 +61,8 @@ class Edge:
     wall: Callable[[], float]
     log: Callable[..., None]
     timeouts: Timeouts = field(default_factory=Timeouts)
+    # How many files the process may have open; permits are clamped to it.
+    open_files: int = 65536
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,7 +273,9 @@ class Transport:
         limit = self.gate.limits.get(found.key)
         if limit is None:
             cap = registry.max_concurrent or pacing.DEFAULT_CONCURRENCY
-            self.gate.limits[found.key] = pacing.Limit(cap)
+            # A quarter for each side, since more registries than two may be in use; some files are ours.
+            files = max(2, (self.edge.open_files - 24) // 4)
+            self.gate.limits[found.key] = pacing.Limit(min(cap, files))
         elif registry.max_concurrent:
             limit.cap = min(limit.cap, registry.max_concurrent)
         return found
