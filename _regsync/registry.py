@@ -10,9 +10,10 @@ gets no credentials), every error names side, operation and reference. Follows O
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AbstractContextManager, AsyncExitStack, asynccontextmanager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from _regsync import oci
 from _regsync.errors import (
@@ -46,6 +47,9 @@ _MANIFEST_LIMIT = 4 * 1024 * 1024
 _TAGS_LIMIT = 8 * 1024 * 1024
 _MOST_PAGES = 10_000
 _PULL_PUSH = "pull,push"
+# RFC 8288: <target>; parameters, where a quoted text may hold what separates.
+_LINK = re.compile(r'<([^>]*)>((?:[^,"]|"[^"]*")*)')
+_NEXT = re.compile(r';\s*rel\s*=\s*"?\s*next\b', re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,8 +97,10 @@ class Repository:
         size = ROWS[self.host.registry.kind].page_size
         call = self._call("tag_list", "GET", f"tags/list?n={size}")
         tags: dict[str, None] = {}
+        asked: set[str] = set()
         with self.located("list tags of", str(self)):
-            for _ in range(_MOST_PAGES):
+            while len(asked) < _MOST_PAGES:
+                asked.add(call.path)
                 try:
                     answer = await self._transport.request(self.host, call, ok=(200,), limit=_TAGS_LIMIT)
                 except RegistryError as error:
@@ -109,25 +115,23 @@ class Repository:
                 found = _tags_of(answer.body)
                 fresh = [tag for tag in found if tag not in tags]
                 tags.update(dict.fromkeys(fresh))
-                following = self._next_page(call, answer, found, size)
-                if following is None or not fresh:
+                following = self._linked(call, answer)
+                if following is None and fresh and len(found) == size:
+                    # Some registries page without a Link (section 1.11).
+                    following = f"{self._base}/tags/list?n={size}&last={fresh[-1]}"
+                if following is None or following in asked:
                     return list(tags)
-                call = following
+                call = replace(call, path=following)
             raise ProtocolBroken(f"the listing has more than {_MOST_PAGES} pages")
 
-    def _next_page(self, call: Call, answer: Answer, found: list[str], size: int) -> Call | None:
-        for link in answer.headers.all("link"):
-            target, _, rest = link.strip().partition(">")
-            if target.startswith("<") and 'rel="next"' in rest.replace("rel=next", 'rel="next"'):
-                origin, path = resolve_location(self.host.origin, call.path, target[1:])
+    def _linked(self, call: Call, answer: Answer) -> str | None:
+        """Return the path of the next page where the answer names one (RFC 8288)."""
+        for target, parameters in _LINK.findall(", ".join(answer.headers.all("link"))):
+            if _NEXT.search(parameters):
+                origin, path = resolve_location(self.host.origin, call.path, target)
                 if origin != self.host.origin or not path.startswith(f"{self._base}/"):
                     raise ProtocolBroken("the next page of the listing is on another origin, refused (R6)")
-                return Call(call.action, "GET", path, call.repository, call.rights)
-        if len(found) == size:
-            from urllib.parse import quote
-
-            # Some registries page without a Link (section 1.11).
-            return self._call("tag_list", "GET", f"tags/list?n={size}&last={quote(found[-1])}")
+                return path
         return None
 
     async def head_manifest(self, reference: str) -> Head | None:
@@ -181,10 +185,15 @@ class Repository:
         """Ask whether a blob is here; the caller holds the permit."""
         call = self._call("blob_head", "HEAD", f"blobs/{blob.digest}")
         with self.located("look up blob", self.reference(blob.digest)):
-            async with self._transport.opened(self.host, call) as answer:
-                await self.expect(answer, 200, 404)
-        size = answer.headers.get("content-length")
-        return answer.status == 200 and (size is None or int(size) == blob.size)
+            try:
+                async with self._transport.opened(self.host, call) as answer:
+                    await self.expect(answer, 200, 404)
+            except RegistryError as error:
+                if error.status in (401, 403):
+                    # Several registries hide what is there: the upload decides (design.md section 9).
+                    return False
+                raise
+        return answer.status == 200 and answer.headers.get("content-length") in (None, str(blob.size))
 
     @asynccontextmanager
     async def open_blob(self, blob: Descriptor) -> AsyncIterator[Response]:

@@ -166,13 +166,12 @@ def resolve_location(base: Origin, path: str, location: str) -> tuple[Origin, st
     if parts.scheme not in ("http", "https") or not host or parts.username is not None:
         raise ProtocolBroken("the Location of the answer is not an http or https URL")
     origin = Origin(parts.scheme, host, port)
-    if base.scheme == "https" and parts.scheme == "http" and host == base.host:
-        explicit = urlsplit(location).port
-        if explicit in (None, base.port):
-            # A registry behind a TLS proxy that does not know its own scheme (I6).
-            origin = base
+    fell = base.scheme == "https" and parts.scheme == "http" and host == base.host
+    if fell and parts.port in (None, base.port):
+        # A registry behind a TLS proxy that does not know its own scheme (I6).
+        origin = base
     target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
-    if any(ord(letter) <= 0x20 or ord(letter) >= 0x7F for letter in target):
+    if any(not "!" <= letter <= "~" for letter in host + target):
         raise ProtocolBroken("the Location of the answer holds characters that no URL may have")
     return origin, target
 
@@ -349,7 +348,7 @@ class Transport:
                 return
 
     async def request(
-        self, host: Host, call: Call, *, ok: tuple[int, ...], limit: int = ERROR_BODY, rank: float = 0.0
+        self, host: Host, call: Call, *, ok: tuple[int, ...], limit: int = ERROR_BODY
     ) -> Answer:
         """Do a short exchange to its end, repeated as design.md section 9 allows.
 
@@ -358,7 +357,7 @@ class Transport:
         sent, throttled, throttled_since = 0, 0, anyio.current_time()
         while True:
             try:
-                answer = await self._attempt(host, call, limit, rank)
+                answer = await self._attempt(host, call, limit)
                 if answer.status in ok:
                     return answer
                 raise self.refusal(host, answer)
@@ -380,16 +379,16 @@ class Transport:
                 self.edge.log("debug", "retry", text)
             await anyio.sleep(pause)
 
-    async def _attempt(self, host: Host, call: Call, limit: int, rank: float) -> Answer:
+    async def _attempt(self, host: Host, call: Call, limit: int) -> Answer:
         if not host.known:
             # design.md section 6 rule 1: one real request, sent bare; the others wait for its outcome.
             async with host.first_contact:
                 if not host.known:
-                    return await self._exchange(host, call, limit, rank)
-        return await self._exchange(host, call, limit, rank)
+                    return await self._exchange(host, call, limit)
+        return await self._exchange(host, call, limit)
 
-    async def _exchange(self, host: Host, call: Call, limit: int, rank: float) -> Answer:
-        async with self.opened(host, call, wants=(Want(host.key),), rank=rank) as response:
+    async def _exchange(self, host: Host, call: Call, limit: int) -> Answer:
+        async with self.opened(host, call, wants=(Want(host.key),)) as response:
             return Answer(response.status, response.headers, await response.read(limit))
 
     @asynccontextmanager
@@ -399,7 +398,6 @@ class Transport:
         call: Call,
         *,
         wants: tuple[Want, ...] = (),
-        rank: float = 0.0,
         lease: Lease | None = None,
     ) -> AsyncIterator[Response]:
         """Do one exchange, logging in and following redirects, and give its answer with the body unread.
@@ -409,13 +407,13 @@ class Transport:
         """
         used = await self.login(host, call)
         for again in (True, False):
-            async with self.gate.admitted(wants, rank), self.kept(lease, call.origin or host.origin) as own:
+            async with self.gate.admitted(wants), self.kept(lease, host.origin) as own:
                 response = await self._send(host, call, own, used)
                 if response.status in _REDIRECTS and call.method in ("GET", "HEAD"):
                     async with self._followed(host, call, response) as final:
                         yield final
                     return
-                if response.status not in (401, 403) or call.origin not in (None, host.origin):
+                if response.status not in (401, 403):
                     yield response
                     return
                 refused = Answer(response.status, response.headers, await response.read(ERROR_BODY))

@@ -294,7 +294,7 @@ def index_with(change: Callable[[dict[str, Any]], dict[str, Any]], drop: bool = 
 
 def big_layer(arrange: Callable[[World], None]) -> Callable[[World], None]:
     def arranged(world: World) -> None:
-        world.load(world.seed.image(sizes=(8_000_000,)))
+        world.load(world.seed.image(sizes=(24_000_000,)))
         arrange(world)
 
     return arranged
@@ -497,6 +497,12 @@ ROWS: dict[str, tuple[str, str, str, Callable[[World], None]]] = {
         NETWORK,
         "not an http or https URL",
         at("source", BLOB, Response(307, [("Location", "file:///etc/passwd")])),
+    ),
+    "a redirect to letters that no host has": (
+        "source",
+        NETWORK,
+        "no URL may have",
+        at("source", BLOB, Response(307, [("Location", "http://ex\xe4mple.test/x")])),
     ),
     "a redirect with a password": (
         "source",
@@ -763,11 +769,17 @@ ROWS: dict[str, tuple[str, str, str, Callable[[World], None]]] = {
         "status 400",
         big_layer(at("target", BODY, raw("400 Bad Request", Content_Length="0"))),
     ),
+    "a blob accepted before it was sent": (
+        "target",
+        NETWORK,
+        "answered before the blob was sent",
+        big_layer(at("target", BODY, Response(201, early=True))),
+    ),
     "blobs accepted and thrown away": (
         "target",
         TARGET,
         "MANIFEST_BLOB_UNKNOWN",
-        at("target", BODY, Response(201)),
+        at("target", BODY, Response(201, early=False)),
     ),
     "a line cut after every blob": ("target", NETWORK, "connection", at("target", BODY, b"")),
     "a manifest refused": (
@@ -833,6 +845,32 @@ def test_a_listing_whose_pages_go_round_ends(world: World) -> None:
     assert ran.status == 0
     assert world.source.journal.count("GET", "tag_list") <= 3
     assert held(world.target, "app", world.image)
+
+
+def test_a_listing_with_an_empty_page_and_several_links_is_read_to_its_end(world: World) -> None:
+    def answer(request: Request) -> Answer:
+        last = request.parameter("last")
+        first = '<https://elsewhere.test/a,b>; rel="first"; title="rel=next, <x>"'
+        following = {None: "m", "m": "z"}.get(last)
+        links = [("Link", f"{first}, </v2/app/tags/list?last={following}>; rel=next")] if following else []
+        names = {None: ["v1"], "m": [], "z": ["v2"]}[last]
+        return Response(200, links, json.dumps({"tags": names}).encode())
+
+    world.listing = True
+    world.image.load_into(world.source.app, "app", tag="v2")
+    world.answer("source", answer, kind="tag_list")
+    ran = world.run()
+    assert (ran.status, ran.statuses()) == (0, ["synced", "synced"])
+    assert world.source.journal.count("GET", "tag_list", status=200) == 3
+
+
+def test_a_target_that_hides_blobs_behind_403_is_written_all_the_same(world: World) -> None:
+    world.seed.image().load_into(world.target.app, "app", tag="v1")
+    world.answer("target", error(403, "DENIED", "no heads"), **LOOK)
+    ran = world.run()
+    assert (ran.status, ran.err) == (0, "")
+    assert held(world.target, "app", world.image)
+    assert world.target.journal.count("HEAD", "blob"), "else this tests nothing"
 
 
 def test_nulls_and_digests_in_a_listing_are_left_out(world: World) -> None:
