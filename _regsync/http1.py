@@ -10,6 +10,7 @@ design.md section 9 "Body path", throughput.md section 8.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from types import TracebackType
@@ -30,6 +31,8 @@ PIECE = 256 * 1024
 _LONGEST_HEAD = 64 * 1024
 # Draining more than this to save a connection costs more than a new one.
 _WORTH_DRAINING = 64 * 1024
+# So is a peer that takes longer for so little.
+_WORTH_WAITING = 1.0
 # How long a peer's refusal may still be in flight after our write failed.
 _LAST_WORDS = 2.0
 _IDLE_PER_ORIGIN = 64
@@ -76,29 +79,6 @@ class Pieces(Protocol):
         ...
 
 
-class _Pulse:
-    """Says that a body is stalled: less than the slowest rate over a window (design.md section 9).
-
-    Only time spent waiting for this peer counts: a source must not be blamed for a slow target.
-    """
-
-    __slots__ = ("_bytes", "_timeouts", "_waited")
-
-    def __init__(self, timeouts: Timeouts) -> None:
-        self._timeouts, self._bytes, self._waited = timeouts, 0, 0.0
-
-    def waited(self, seconds: float) -> None:
-        self._waited += seconds
-
-    def moved(self, count: int) -> None:
-        self._bytes += count
-        if self._waited < self._timeouts.slow_window:
-            return
-        if self._bytes < self._waited * self._timeouts.slowest_bytes_per_second:
-            raise TimedOut(f"the body moved only {self._bytes} bytes in {self._waited:.0f} s")
-        self._bytes, self._waited = 0, 0.0
-
-
 class Response:
     """An answer whose head has arrived; its body is read by exactly one of `read` and `read_into`."""
 
@@ -114,15 +94,13 @@ class Response:
         self._ended = False
         # None when h11 frames the body; else the bytes still to come.
         self.left: int | None = None
-        declared = self.headers.get("content-length")
-        self.length = int(declared) if declared is not None and method != "HEAD" else None
-        coded = self.headers.get("transfer-encoding") is not None
+        declared, coded = self.headers.get("content-length"), self.headers.get("transfer-encoding")
+        # What the body is said to be long; a transfer coding overrides it (RFC 9112 section 6.3).
+        self.length = int(declared) if declared and not coded and method != "HEAD" else None
         closing = "close" in ",".join(self.headers.all("connection")).lower()
         # Both framings at once is a smuggling shape: use the one that h11 uses, then close (R17).
-        self.reusable = (
-            head.http_version == b"1.1" and not closing and not (coded and self.length is not None)
-        )
-        if self.length is not None and not coded and self.status in (200, 206):
+        self.reusable = head.http_version == b"1.1" and not closing and not (coded and declared)
+        if self.length is not None and self.status in (200, 206):
             trailing, closed = connection.take_trailing()
             self.left = self.length
             self._tail = memoryview(trailing)
@@ -142,35 +120,33 @@ class Response:
             self._ended = True
             return 0
         if self._tail:
-            count = min(wanted, len(self._tail))
-            buffer[:count] = self._tail[:count]
-            self._tail = self._tail[count:]
+            count = self._take_tail(buffer[:wanted])
         else:
             count = await self._connection.fill(buffer[:wanted])
             if not count:
                 raise Disconnected(f"the body ended {self.left} bytes too early")
         self.left -= count
         self._ended = not self.left
-        self._connection.pulse.moved(count)
         return count
 
     async def _read_framed(self, buffer: memoryview) -> int:
         """Read a body that has no usable Content-Length through h11."""
+        await anyio.lowlevel.checkpoint()
         while not self._tail and not self._ended:
-            event = await self._connection.next_event(self._connection.idle_limit)
+            event = await self._connection.next_event(self._connection.timeouts.idle)
             if isinstance(event, h11.Data):
                 self._tail = memoryview(bytes(event.data))
-            elif isinstance(event, (h11.EndOfMessage, h11.PAUSED)):
+            else:
                 self._ended = True
                 if self._connection.take_trailing()[0]:
                     self.reusable = False
-            else:
-                raise Disconnected("the connection ended in the middle of a body")
+        return self._take_tail(buffer)
+
+    def _take_tail(self, buffer: memoryview) -> int:
+        """Give what h11 has handed over already."""
         count = min(len(buffer), len(self._tail))
         buffer[:count] = self._tail[:count]
         self._tail = self._tail[count:]
-        self._connection.pulse.moved(count)
-        await anyio.lowlevel.checkpoint()
         return count
 
     async def read(self, limit: int) -> bytes:
@@ -198,29 +174,54 @@ class Response:
 
     async def finish(self) -> bool:
         """Read what little is left; return whether the connection is good for another exchange."""
-        if not self.reusable:
-            return False
-        scratch = memoryview(bytearray(8192))
-        budget = _WORTH_DRAINING
-        try:
-            while not self._ended and (self.left or 0) <= budget and budget > 0:
-                budget -= await self.read_into(scratch)
-        except WireError:
-            return False
+        if self.reusable and not self._ended:
+            scratch = memoryview(bytearray(8192))
+            budget = _WORTH_DRAINING
+            try:
+                with anyio.move_on_after(_WORTH_WAITING):
+                    while not self._ended and (self.left or 0) <= budget and budget > 0:
+                        budget -= await self.read_into(scratch)
+            except WireError:
+                self.reusable = False
         return self._ended and self.reusable
+
+
+class _Sending:
+    """A request on its way out, and what is known of its answer meanwhile."""
+
+    __slots__ = ("error", "left", "piece", "pieces", "refused", "response", "scope", "write_error")
+
+    def __init__(self, piece: memoryview, left: int, pieces: Pieces | None) -> None:
+        # The memory that is offered next, and how many bytes of the body follow it.
+        self.piece, self.left, self.pieces = piece, left, pieces
+        # The wait for the answer; it gets its deadline when nothing more is sent.
+        self.scope = anyio.CancelScope()
+        self.response: Response | None = None
+        self.error: WireError | None = None
+        self.write_error: WireError | None = None
+        self.refused: SyncError | None = None
+
+    def end(self, seconds: float, write_error: WireError | None = None) -> None:
+        """Say that nothing more is sent; `seconds` bound what is left of the wait for the answer."""
+        self.write_error = write_error
+        self.scope.deadline = anyio.current_time() + seconds
 
 
 class Connection:
     """One stream, one exchange at a time."""
 
     def __init__(self, origin: Origin, stream: Stream, timeouts: Timeouts) -> None:
-        self.origin, self.idle_since = origin, 0.0
+        self.origin, self.timeouts, self.idle_since = origin, timeouts, 0.0
+        self._stream = stream
+        self._scratch = memoryview(bytearray(16 * 1024))
+        self._begin()
+
+    def _begin(self) -> None:
+        self._h11 = h11.Connection(h11.CLIENT, max_incomplete_event_size=_LONGEST_HEAD)
         # Whether the peer has said anything in the present exchange.
         self.heard = False
-        self._stream, self._timeouts = stream, timeouts
-        self._h11 = h11.Connection(h11.CLIENT, max_incomplete_event_size=_LONGEST_HEAD)
-        self._scratch = memoryview(bytearray(16 * 1024))
-        self.pulse = _Pulse(timeouts)
+        # Of the present exchange's bodies: bytes, and seconds spent waiting for this peer.
+        self._moved, self._waited = 0, 0.0
 
     def close(self) -> None:
         self._stream.close()
@@ -235,42 +236,55 @@ class Connection:
         except WireError:
             return False
 
-    @property
-    def idle_limit(self) -> float:
-        """How long a body may stand still, in seconds."""
-        return self._timeouts.idle
-
     async def _wait(self, want: int, seconds: float | None) -> None:
+        """Wait for the stream, in a body at most `seconds`; a head's wait (None) is bounded elsewhere."""
         began = anyio.current_time()
         try:
             with anyio.fail_after(seconds):
                 await self._stream.wait(want)
         except TimeoutError as error:
             raise TimedOut(f"{self.origin.authority} moved nothing for {seconds:g} s") from error
-        self.pulse.waited(anyio.current_time() - began)
+        if seconds is not None:
+            self._waited += anyio.current_time() - began
+
+    def _count(self, moved: int) -> None:
+        """Count bytes of a body; TimedOut when they are too few for the time waited for them.
+
+        Only time spent waiting for this peer counts: a source must not be blamed for a slow target.
+        """
+        self._moved += moved
+        if self._waited >= self.timeouts.slow_window:
+            if self._moved < self._waited * self.timeouts.slowest_bytes_per_second:
+                raise TimedOut(f"the body moved only {self._moved} bytes in {self._waited:.0f} s")
+            self._moved, self._waited = 0, 0.0
 
     async def fill(self, buffer: memoryview) -> int:
-        """Read what there is, up to the buffer, after one wait at most; 0 at the end of the stream.
+        """Read what there is, up to the buffer, waiting for the first byte; 0 at the end of the stream.
 
         SSL_read gives 16 KiB a call, so whole pieces are gathered before they are hashed and sent.
         """
         await anyio.lowlevel.checkpoint()
-        receive = self._stream.recv_into
-        while (count := receive(buffer)) < 0:
-            await self._wait(count, self._timeouts.idle)
-        filled = count
-        while count > 0 and filled < len(buffer):
-            if (count := receive(buffer[filled:])) > 0:
+        filled = 0
+        while filled < len(buffer):
+            count = self._stream.recv_into(buffer[filled:])
+            if count > 0:
                 filled += count
+            elif count == 0 or filled:
+                break
+            else:
+                await self._wait(count, self.timeouts.idle)
+        self._count(filled)
         return filled
 
     async def next_event(self, seconds: float | None = None) -> object:
-        """Return h11's next event, reading as much as it needs; `seconds` bound each single wait."""
+        """Return h11's next event, reading as much as it needs; `seconds` as for `_wait`."""
         try:
             while (event := self._h11.next_event()) is h11.NEED_DATA:
                 while (count := self._stream.recv_into(self._scratch)) < 0:
                     await self._wait(count, seconds)
                 self.heard = self.heard or count > 0
+                if seconds is not None:
+                    self._count(count)
                 self._h11.receive_data(bytes(self._scratch[:count]))
         except h11.RemoteProtocolError as error:
             raise self._not_http(error) from error
@@ -278,12 +292,9 @@ class Connection:
 
     def _not_http(self, error: h11.RemoteProtocolError) -> WireError:
         text = clean(str(error), 150)
-        if any(
-            said in text
-            for said in ("peer unexpectedly closed", "peer closed connection", "ConnectionClosed")
-        ):
-            return Disconnected("the connection ended in the middle of an answer")
-        if "too long" in text or "too much" in text:
+        if self.take_trailing()[1]:
+            return Disconnected("the connection ended before the end of an answer")
+        if "too long" in text:
             return ProtocolBroken(f"the head of the answer is longer than {_LONGEST_HEAD} bytes")
         return ProtocolBroken(f"{self.origin.authority} does not speak HTTP/1.1: {text}")
 
@@ -291,147 +302,93 @@ class Connection:
         """Return what h11 has buffered behind the head, and whether the peer has ended the stream."""
         return self._h11.trailing_data
 
-    async def _send(self, data: memoryview) -> None:
-        while data:
-            if (sent := self._stream.send(data)) < 0:
-                await self._wait(sent, self._timeouts.idle)
-            else:
-                self.pulse.moved(sent)
-                data = data[sent:]
-
     def _head(self, request: Request, length: int) -> bytes:
         headers = [("Host", self.origin.authority), *request.headers]
         if length or request.method not in ("GET", "HEAD", "DELETE"):
             headers.append(("Content-Length", str(length)))
-        self._h11 = h11.Connection(h11.CLIENT, max_incomplete_event_size=_LONGEST_HEAD)
-        self.pulse, self.heard = _Pulse(self._timeouts), False
+        self._begin()
         try:
-            return (
-                self._h11.send(h11.Request(method=request.method, target=request.target, headers=headers))
-                or b""
-            )
+            event = h11.Request(method=request.method, target=request.target, headers=headers)
+            return self._h11.send(event) or b""
+        except (h11.LocalProtocolError, UnicodeError):
+            # h11 shows the header in its error: it may be a credential (I6).
+            raise ProtocolBroken("a request cannot be written: its URL or a header is malformed") from None
+
+    def _frame(self, piece: memoryview, left: int) -> None:
+        """Let h11 check a piece against the declared length; the memory itself goes out uncopied."""
+        try:
+            self._h11.send_with_data_passthrough(h11.Data(data=piece))  # type: ignore[arg-type]
+            if not left or not piece:
+                self._h11.send(h11.EndOfMessage())
         except h11.LocalProtocolError as error:
-            raise ProtocolBroken(f"a request cannot be written: {clean(str(error), 150)}") from error
+            raise ContentError("the body does not have its declared length") from error
 
-    async def read_head(self, method: str, seconds: float | None) -> Response:
-        """Wait for the final answer's head; interim answers say nothing."""
-        try:
-            with anyio.fail_after(seconds):
-                while True:
-                    event = await self.next_event()
-                    if isinstance(event, h11.Response):
-                        return Response(self, event, method)
-                    if not isinstance(event, h11.InformationalResponse):
-                        raise Disconnected("the connection ended before an answer")
-        except TimeoutError as error:
-            raise TimedOut(f"no answer from {self.origin.authority} within {seconds:g} s") from error
-
-    async def exchange(self, request: Request, seconds: float) -> Response:
-        """Send a request whose body is in memory, in one write, and wait for the head of its answer."""
-        data = self._head(request, len(request.body)) + (self._h11.send(h11.Data(data=request.body)) or b"")
-        self._h11.send(h11.EndOfMessage())
-        try:
-            await self._send(memoryview(data))
-        except Disconnected as error:
-            # A peer that refuses says so before it closes.
-            try:
-                return await self.read_head(request.method, _LAST_WORDS)
-            except WireError:
-                raise error from None
-        return await self.read_head(request.method, seconds)
-
-    async def upload(self, request: Request, first: memoryview, pieces: Pieces, seconds: float) -> Response:
-        """Stream `pieces` (the first of which is in hand) and return the final answer.
+    async def exchange(
+        self, request: Request, first: memoryview, pieces: Pieces | None, seconds: float
+    ) -> Response:
+        """Send a request, whose body begins with `first`, and return its final answer with the body unread.
 
         The answer may come before the last piece: it is then `early` and the connection is not reusable.
         While pieces are sent, one reader waits on the same socket. An error of `pieces` itself is raised
         as it is; a failed write is raised only when the peer says nothing about it.
         """
-        head = self._head(request, pieces.length)
-        self._h11.send_with_data_passthrough(h11.Data(data=first))  # type: ignore[arg-type]
-        lead = memoryview(head + bytes(first))
+        length = len(first) if pieces is None else pieces.length
+        sending = _Sending(memoryview(self._head(request, length) + first), length - len(first), pieces)
+        self._frame(first, sending.left)
         try:
-            sent = self._stream.send(lead)
-        except Disconnected:
-            # The longer way meets the same failure, and hears the peer before it raises.
-            sent = 0
-        if sent == len(lead) and len(first) == pieces.length:
-            self._h11.send(h11.EndOfMessage())
-            return await self.read_head(request.method, seconds)
-        answer = _Answer()
-        failure: BaseException | None = None
+            sending.piece = sending.piece[max(0, self._stream.send(sending.piece)) :]
+        except Disconnected as error:
+            sending.end(_LAST_WORDS, error)
+        else:
+            if not sending.piece and not sending.left:
+                sending.end(seconds)
+        if sending.scope.deadline < math.inf:
+            await self._listen(sending, request.method)
+        else:
+            async with anyio.create_task_group() as group:
+                group.start_soon(self._send, sending, seconds)
+                await self._listen(sending, request.method)
+                group.cancel_scope.cancel()
+        if sending.refused is not None:
+            raise sending.refused
+        if sending.response is not None:
+            return sending.response
+        silence = TimedOut(f"no answer from {self.origin.authority} within {seconds:g} s")
+        raise sending.write_error or sending.error or silence
 
-        async def listen() -> None:
-            await answer.listen(self, request.method)
-            sending.cancel()
-
-        sending = anyio.CancelScope()
-        async with anyio.create_task_group() as group:
-            group.start_soon(listen)
-            try:
-                with sending:
-                    await self._send_rest(lead[max(sent, 0) :], pieces.length - len(first), pieces, answer)
-            except SyncError as error:
-                failure = error
-            else:
-                with anyio.move_on_after(_LAST_WORDS if answer.write_error else seconds):
-                    await answer.arrived.wait()
-            group.cancel_scope.cancel()
-        if failure is not None:
-            raise failure
-        return answer.conclude(self.origin, seconds)
-
-    async def _send_rest(self, lead: memoryview, left: int, pieces: Pieces, answer: _Answer) -> None:
-        piece = lead
+    async def _send(self, sending: _Sending, seconds: float) -> None:
+        """Send what is left, the same memory again after each wait."""
         while True:
             try:
-                await self._send(piece)
+                while sending.piece:
+                    if (sent := self._stream.send(sending.piece)) < 0:
+                        await self._wait(sent, self.timeouts.idle)
+                    else:
+                        sending.piece = sending.piece[sent:]
+                        self._count(sent)
             except WireError as error:
-                answer.write_error = error
-                return
-            # Nothing is awaited between the last byte and `complete`: the answer may be there already.
-            piece = await pieces.next() if left else memoryview(b"")
-            left -= len(piece)
+                return sending.end(_LAST_WORDS, error)
+            if sending.pieces is None or not sending.left:
+                return sending.end(seconds)
             try:
-                if not piece:
-                    self._h11.send(h11.EndOfMessage())
-                    answer.complete = True
-                    return
-                # h11 refuses more than the declared length; the memory itself goes out uncopied.
-                self._h11.send_with_data_passthrough(h11.Data(data=piece))  # type: ignore[arg-type]
-            except h11.LocalProtocolError as error:
-                raise ContentError("the body does not have its declared length") from error
+                sending.piece = await sending.pieces.next()
+                sending.left -= len(sending.piece)
+                self._frame(sending.piece, sending.left)
+            except SyncError as error:
+                sending.refused = error
+                return sending.scope.cancel()
 
-
-class _Answer:
-    """What is known of the answer to an upload while its body is being sent."""
-
-    __slots__ = ("arrived", "complete", "error", "response", "write_error")
-
-    def __init__(self) -> None:
-        self.arrived = anyio.Event()
-        self.response: Response | None = None
-        self.error: WireError | None = None
-        self.write_error: WireError | None = None
-        self.complete = False
-
-    async def listen(self, connection: Connection, method: str) -> None:
-        """Read the one final answer, whenever it comes."""
+    async def _listen(self, sending: _Sending, method: str) -> None:
+        """Wait for the head of the one final answer, whenever it comes; interim answers say nothing."""
         try:
-            self.response = await connection.read_head(method, None)
+            with sending.scope:
+                while not isinstance(event := await self.next_event(), h11.Response):
+                    await anyio.lowlevel.checkpoint()
+                sending.response = response = Response(self, event, method)
+                if sending.scope.deadline == math.inf or sending.write_error is not None:
+                    response.early, response.reusable = True, False
         except WireError as error:
-            self.error = error
-        if self.response is not None and not self.complete:
-            self.response.early, self.response.reusable = True, False
-        self.arrived.set()
-
-    def conclude(self, origin: Origin, seconds: float) -> Response:
-        """Return the answer, or raise what stood in its way: the write's failure before the read's."""
-        if self.response is not None:
-            return self.response
-        if error := self.write_error or self.error:
-            raise error
-        raise TimedOut(f"no answer from {origin.authority} within {seconds:g} s after the body")
+            sending.error = error
 
 
 class Pool:
@@ -454,11 +411,11 @@ class Pool:
 
     def take(self, origin: Origin) -> Connection | None:
         """Take the idle connection that was used last and still lives; close those that do not."""
+        self._expire()
         idle = self._idle.get(origin, [])
         while idle:
             connection = idle.pop()
-            fresh = anyio.current_time() - connection.idle_since < self.timeouts.idle_connection
-            if fresh and connection.is_alive():
+            if connection.is_alive():
                 return connection
             connection.close()
         return None
@@ -470,6 +427,14 @@ class Pool:
         idle.append(connection)
         if len(idle) > _IDLE_PER_ORIGIN:
             idle.pop(0).close()
+        self._expire()
+
+    def _expire(self) -> None:
+        """Close what has been idle too long, at every origin: nobody may ever ask for it again."""
+        oldest = anyio.current_time() - self.timeouts.idle_connection
+        for idle in self._idle.values():
+            while idle and idle[0].idle_since <= oldest:
+                idle.pop(0).close()
 
     def close(self) -> None:
         """Close every idle connection."""
@@ -501,66 +466,56 @@ class Lease:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if await self._settle():
-            assert self._connection is not None
-            self._pool.give_back(self._connection)
-            self._connection = None
+        if (connection := await self._settle()) is not None:
+            self._pool.give_back(connection)
 
-    async def _settle(self) -> bool:
-        """Bring the connection to rest: True when it may serve again, else it is closed."""
+    async def _settle(self) -> Connection | None:
+        """Let go of the connection: give it when it may serve again, else it is closed."""
         connection, response = self._connection, self._response
-        if connection is None:
-            return False
+        self._connection = self._response = None
         good = False
         try:
             good = response is not None and await response.finish()
         finally:
-            if not good:
+            if connection is not None and not good:
                 connection.close()
-                self._connection = None
-        self._response = None
-        return good
+        return connection if good else None
 
-    async def _ready(self) -> tuple[Connection, bool]:
-        """Return a connection at rest, and whether it has served before."""
-        if await self._settle():
-            assert self._connection is not None
-            if self._connection.is_alive():
-                return self._connection, True
-            self._connection.close()
-        self._connection = self._pool.take(self.origin)
-        if self._connection is not None:
-            return self._connection, True
-        self._connection = await self._pool.connect(self.origin)
-        return self._connection, False
-
-    async def _replace(self) -> Connection:
-        assert self._connection is not None
-        self._connection.close()
-        self._connection = await self._pool.connect(self.origin)
-        return self._connection
+    async def _ready(self) -> Connection | None:
+        """Return a connection that has served before and lives."""
+        connection = await self._settle()
+        if connection is not None and not connection.is_alive():
+            connection.close()
+            connection = None
+        return connection or self._pool.take(self.origin)
 
     async def exchange(self, request: Request, seconds: float | None = None) -> Response:
         """Do one exchange with a body in memory; `seconds` bound the wait for the answer's head."""
-        seconds = self._pool.timeouts.head if seconds is None else seconds
-        connection, served = await self._ready()
-        try:
-            self._response = await connection.exchange(request, seconds)
-        except Disconnected:
-            if not served or connection.heard:
-                raise
-            self._response = await (await self._replace()).exchange(request, seconds)
-        return self._response
+        return await self._run(request, None, self._pool.timeouts.head if seconds is None else seconds)
 
     async def upload(self, request: Request, pieces: Pieces, seconds: float) -> Response:
         """Stream a body; `seconds` bound the wait for the answer after its last piece."""
-        first = await pieces.next()
-        connection, served = await self._ready()
-        try:
-            self._response = await connection.upload(request, first, pieces, seconds)
-        except Disconnected as error:
-            if not served or connection.heard or error.side is not None or not pieces.rewind():
-                raise
-            first = await pieces.next()
-            self._response = await (await self._replace()).upload(request, first, pieces, seconds)
+        return await self._run(request, pieces, seconds)
+
+    async def _run(self, request: Request, pieces: Pieces | None, seconds: float) -> Response:
+        lost: Disconnected | None = None
+        first = memoryview(request.body) if pieces is None else await pieces.next()
+        if (connection := await self._ready()) is not None:
+            self._connection = connection
+            try:
+                self._response = await connection.exchange(request, first, pieces, seconds)
+                return self._response
+            except Disconnected as error:
+                # An error of the body's own source has a side.
+                again = not connection.heard and error.side is None and (pieces is None or pieces.rewind())
+                if not again:
+                    raise
+                lost = error
+            await self._settle()
+            first = memoryview(request.body) if pieces is None else await pieces.next()
+        self._connection = await self._pool.connect(self.origin)
+        self._response = await self._connection.exchange(request, first, pieces, seconds)
+        if lost is not None and pieces is not None and self._response.status == 404:
+            # The first body may have arrived and closed its upload session: only asking tells.
+            raise lost
         return self._response

@@ -12,6 +12,8 @@ MemoryBIO except inside a TLS proxy.
 from __future__ import annotations
 
 import errno
+import itertools
+import os
 import socket
 import ssl
 from collections.abc import Callable
@@ -19,22 +21,14 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import anyio
+import anyio.lowlevel
 import h11
 
 from _regsync import tls
-from _regsync.errors import ConnectFailed, Disconnected, ProtocolBroken, TimedOut, WireError, clean
+from _regsync.errors import ConnectFailed, Disconnected, ProtocolBroken, clean
 from _regsync.proxy import Proxy
 
-__all__ = [
-    "WANT_READ",
-    "WANT_WRITE",
-    "Origin",
-    "SocketStream",
-    "Stream",
-    "Timeouts",
-    "TlsInsideStream",
-    "open_stream",
-]
+__all__ = ["WANT_READ", "WANT_WRITE", "Origin", "Stream", "Timeouts", "open_stream"]
 
 # What `recv_into` and `send` answer instead of a count when nothing can move now.
 WANT_READ, WANT_WRITE = -1, -2
@@ -42,6 +36,9 @@ WANT_READ, WANT_WRITE = -1, -2
 # RFC 8305 section 5 recommends 250 ms between attempts.
 _ATTEMPT_DELAY = 0.25
 _LONGEST_HEAD = 64 * 1024
+# How much of a piece is encrypted before a TLS proxy has taken what was encrypted before.
+_TLS_PORTION = 64 * 1024
+_LOOK_AGAIN = 0.01
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,24 +80,25 @@ class Stream(Protocol):
 
     def recv_into(self, buffer: memoryview) -> int:
         """Return the bytes read, 0 at the end, WANT_READ or WANT_WRITE; Disconnected when broken."""
-        ...
 
     def send(self, data: memoryview) -> int:
         """Return the bytes taken, WANT_READ or WANT_WRITE; Disconnected when broken."""
-        ...
 
     async def wait(self, want: int) -> None:
         """Wait until what `want` asks for is possible."""
-        ...
 
     def close(self) -> None:
         """Close at once; whoever waits on the stream gets Disconnected."""
-        ...
 
 
 def _broken(error: OSError) -> Disconnected:
-    reason = error.strerror or type(error).__name__
-    return Disconnected(f"the connection broke: {clean(reason, 100)}")
+    return Disconnected(f"the connection broke: {clean(error.strerror or type(error).__name__, 100)}")
+
+
+def _close(connected: socket.socket) -> None:
+    if connected.fileno() >= 0:
+        anyio.notify_closing(connected)
+        connected.close()
 
 
 class SocketStream:
@@ -110,25 +108,34 @@ class SocketStream:
 
     def __init__(self, connected: socket.socket) -> None:
         connected.setblocking(False)
-        self._socket = connected
+        self._socket: Any = connected  # no type but Any can shake hands and be a plain socket
+
+    def handshake(self) -> int:
+        """Go on with the handshake: 0 when done, else what to wait for; OSError when it failed."""
+        try:
+            self._socket.do_handshake()
+        except ssl.SSLWantReadError:
+            return WANT_READ
+        except ssl.SSLWantWriteError:
+            return WANT_WRITE
+        return 0
 
     def recv_into(self, buffer: memoryview) -> int:
         try:
-            return self._socket.recv_into(buffer)
+            return int(self._socket.recv_into(buffer))
         except (BlockingIOError, ssl.SSLWantReadError):
             return WANT_READ
         except ssl.SSLWantWriteError:
             return WANT_WRITE
         except (ssl.SSLZeroReturnError, ssl.SSLEOFError):
-            # A peer that leaves without close_notify is common; lengths and digests decide whether
-            # anything is missing.
+            # Common without close_notify: lengths and digests decide whether anything is missing.
             return 0
         except OSError as error:
             raise _broken(error) from error
 
     def send(self, data: memoryview) -> int:
         try:
-            return self._socket.send(data)
+            return int(self._socket.send(data))
         except (BlockingIOError, ssl.SSLWantWriteError):
             return WANT_WRITE
         except ssl.SSLWantReadError:
@@ -142,83 +149,83 @@ class SocketStream:
                 await anyio.wait_readable(self._socket)
             else:
                 await anyio.wait_writable(self._socket)
-        except (anyio.ClosedResourceError, anyio.BusyResourceError, ValueError) as error:
+        except anyio.BusyResourceError:
+            # Both directions of TLS may want the same (a key update): the caller looks again soon.
+            await anyio.sleep(_LOOK_AGAIN)
+        except (anyio.ClosedResourceError, ValueError) as error:
             raise Disconnected("the connection was closed") from error
 
     def close(self) -> None:
-        if self._socket.fileno() >= 0:
-            anyio.notify_closing(self._socket)
-            self._socket.close()
+        _close(self._socket)
 
 
 class TlsInsideStream:
-    """TLS over another stream, for a registry behind a TLS proxy: the one place that needs memory BIOs."""
+    """TLS over another stream, for a registry behind a TLS proxy: the one place that needs memory BIOs.
 
-    __slots__ = ("_incoming", "_inner", "_object", "_outgoing", "_scratch", "_unsent")
+    One task may read while another sends: only `send` waits for room, only `recv_into` for bytes, so a
+    peer that has stopped reading is still heard.
+    """
+
+    __slots__ = ("_encrypted", "_incoming", "_inner", "_object", "_outgoing", "_scratch", "_unsent")
 
     def __init__(self, inner: Stream, context: Any, server_hostname: str) -> None:
         self._inner = inner
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
         self._object = context.wrap_bio(self._incoming, self._outgoing, server_hostname=server_hostname)
-        self._unsent = memoryview(b"")
+        # Ciphertext that the inner stream has not taken, and how much of `send`'s data it stands for.
+        self._unsent, self._encrypted = memoryview(b""), 0
         self._scratch = memoryview(bytearray(64 * 1024))
 
     def _flush(self) -> int:
-        while True:
-            if not self._unsent:
-                self._unsent = memoryview(self._outgoing.read())
-                if not self._unsent:
-                    return 0
-            sent = self._inner.send(self._unsent)
-            if sent < 0:
+        while self._unsent or self._outgoing.pending:
+            self._unsent = self._unsent or memoryview(self._outgoing.read())
+            if (sent := self._inner.send(self._unsent)) < 0:
                 return sent
             self._unsent = self._unsent[sent:]
-
-    def _feed(self) -> int:
-        """Move ciphertext inwards; 0 when some arrived or the peer left."""
-        got = self._inner.recv_into(self._scratch)
-        if got < 0:
-            return got
-        if got:
-            self._incoming.write(self._scratch[:got])
-        else:
-            self._incoming.write_eof()
         return 0
 
-    def _turn(self, step: Callable[[], int]) -> int:
-        """Run one TLS operation as far as the inner stream lets it."""
+    def _turn(self, step: Callable[[], int | None]) -> int:
+        """Run one TLS operation as far as the inner stream's bytes let it."""
         while True:
-            if (blocked := self._flush()) < 0:
-                return blocked
             try:
-                done = step()
+                return step() or 0
             except ssl.SSLWantReadError:
-                if (blocked := self._flush()) < 0 or (blocked := self._feed()) < 0:
-                    return blocked
-            except (ssl.SSLZeroReturnError, ssl.SSLEOFError):
-                return 0
-            except ssl.SSLCertVerificationError:
-                raise
-            except OSError as error:
-                raise _broken(error) from error
-            else:
-                self._flush()
-                return done
+                try:
+                    # What has no room now goes with the next `send`.
+                    self._flush()
+                except Disconnected:
+                    # What the peer said before it left is still to be read; the next `send` fails.
+                    pass
+                if (got := self._inner.recv_into(self._scratch)) < 0:
+                    return got
+                if got:
+                    self._incoming.write(self._scratch[:got])
+                else:
+                    self._incoming.write_eof()
 
     def handshake(self) -> int:
-        """Go on with the handshake: 0 when done, else what to wait for."""
-
-        def step() -> int:
-            self._object.do_handshake()
-            return 0
-
-        return self._turn(step)
+        """Go on with the handshake: 0 when done, else what to wait for; OSError when it failed."""
+        done = self._turn(self._object.do_handshake)
+        return self._flush() or done
 
     def recv_into(self, buffer: memoryview) -> int:
-        return self._turn(lambda: int(self._object.read(len(buffer), buffer)))
+        try:
+            return self._turn(lambda: self._object.read(len(buffer), buffer))
+        except (ssl.SSLZeroReturnError, ssl.SSLEOFError):
+            return 0
+        except OSError as error:
+            raise _broken(error) from error
 
     def send(self, data: memoryview) -> int:
-        return self._turn(lambda: int(self._object.write(data)))
+        try:
+            self._encrypted = self._encrypted or self._object.write(data[:_TLS_PORTION])
+        except OSError as error:
+            raise _broken(error) from error
+        if (blocked := self._flush()) < 0:
+            # Encrypted already: the same memory comes again, and is not encrypted twice.
+            return blocked
+        sent, self._encrypted = self._encrypted, 0
+        return sent
 
     async def wait(self, want: int) -> None:
         await self._inner.wait(want)
@@ -229,29 +236,23 @@ class TlsInsideStream:
 
 def _interleave(found: list[Any]) -> list[tuple[int, Any]]:
     """Order addresses by family in turn, IPv6 first, as RFC 8305 section 4 asks."""
-    six = [(family, address) for family, _, _, _, address in found if family == socket.AF_INET6]
-    four = [(family, address) for family, _, _, _, address in found if family == socket.AF_INET]
-    ordered: list[tuple[int, Any]] = []
-    for index in range(max(len(six), len(four))):
-        ordered += six[index : index + 1] + four[index : index + 1]
-    return list(dict.fromkeys(ordered))
+    families = [
+        [(family, address) for family, _, _, _, address in found if family == wanted]
+        for wanted in (socket.AF_INET6, socket.AF_INET)
+    ]
+    turns = itertools.zip_longest(*families)
+    return list(dict.fromkeys(each for turn in turns for each in turn if each is not None))
 
 
 async def _resolve(host: str, port: int) -> list[tuple[int, Any]]:
     try:
-        # A literal needs no resolver thread.
-        found: list[Any] = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST
-        )
-    except socket.gaierror:
-        try:
-            found = list(await anyio.getaddrinfo(host, port, type=socket.SOCK_STREAM))
-        except (OSError, UnicodeError) as error:
-            reason = clean(getattr(error, "strerror", None) or str(error), 100)
-            raise ConnectFailed(
-                f"the name {clean(host, 100)} could not be resolved: {reason}",
-                hint="check the host name in the configuration and the name servers of this machine",
-            ) from error
+        found = list(await anyio.getaddrinfo(host, port, type=socket.SOCK_STREAM))
+    except (OSError, ValueError) as error:
+        reason = clean(getattr(error, "strerror", None) or str(error), 100)
+        raise ConnectFailed(
+            f"the name {clean(host, 100)} could not be resolved: {reason}",
+            hint="check the host name in the configuration and the name servers of this machine",
+        ) from error
     return _interleave(found)
 
 
@@ -266,43 +267,40 @@ async def _connect_one(family: int, address: Any) -> socket.socket:
             await anyio.wait_writable(attempt)
             code = attempt.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
         if code:
-            raise OSError(code, errno.errorcode.get(code, str(code)))
+            raise OSError(code, os.strerror(code))
     except BaseException:
-        anyio.notify_closing(attempt)
-        attempt.close()
+        _close(attempt)
         raise
     return attempt
 
 
 async def _race(addresses: list[tuple[int, Any]]) -> socket.socket:
     """Return the first socket that connects, attempts 250 ms apart; the last OSError when none does."""
-    if len(addresses) == 1:
-        return await _connect_one(*addresses[0])
-    winner: list[socket.socket] = []
-    errors: list[OSError] = []
+    connections: list[socket.socket] = []
+    errors: list[OSError] = [OSError("the name has no address that can be used")]
 
     async def attempt(family: int, address: Any, failed: anyio.Event) -> None:
         try:
-            connected = await _connect_one(family, address)
+            connections.append(await _connect_one(family, address))
+            group.cancel_scope.cancel()
         except OSError as error:
             errors.append(error)
             failed.set()
-            return
-        if winner:
-            connected.close()
-        else:
-            winner.append(connected)
-            group.cancel_scope.cancel()
 
-    async with anyio.create_task_group() as group:
-        for family, address in addresses:
-            failed = anyio.Event()
-            group.start_soon(attempt, family, address, failed)
-            with anyio.move_on_after(_ATTEMPT_DELAY):
-                await failed.wait()
-    if winner:
-        return winner[0]
-    raise errors[-1]
+    try:
+        async with anyio.create_task_group() as group:
+            for family, address in addresses:
+                failed = anyio.Event()
+                group.start_soon(attempt, family, address, failed)
+                with anyio.move_on_after(_ATTEMPT_DELAY):
+                    await failed.wait()
+        if not connections:
+            raise errors[-1]
+        return connections.pop(0)
+    finally:
+        # Two may connect in the same turn of the loop; none may stay when this is cancelled.
+        for loser in connections:
+            _close(loser)
 
 
 async def _connect(host: str, port: int, timeouts: Timeouts) -> socket.socket:
@@ -313,101 +311,81 @@ async def _connect(host: str, port: int, timeouts: Timeouts) -> socket.socket:
     except TimeoutError as error:
         raise ConnectFailed(f"no connection to {where} within {timeouts.connect:g} s") from error
     except OSError as error:
-        reason = errno.errorcode.get(error.errno or 0, "") and error.strerror
-        words = {errno.ECONNREFUSED: "connection refused", errno.EHOSTUNREACH: "host unreachable"}
-        cause = words.get(error.errno or 0) or clean(reason or str(error), 100)
+        cause = clean(error.strerror or str(error), 100).lower()
         raise ConnectFailed(f"no connection to {where}: {cause}") from error
 
 
-async def _shake_hands(step: Callable[[], int], stream: Stream, host: str, timeouts: Timeouts) -> None:
+async def _start_tls(below: socket.socket | Stream, context: Any, host: str, timeouts: Timeouts) -> Stream:
+    """Shake hands over a socket, or inside another stream; what is below is closed when that fails."""
+    secured: SocketStream | TlsInsideStream
+    try:
+        if isinstance(below, socket.socket):
+            wrapped = context.wrap_socket(below, server_hostname=host, do_handshake_on_connect=False)
+            secured = SocketStream(wrapped)
+        else:
+            secured = TlsInsideStream(below, context, host)
+    except (OSError, ValueError) as error:
+        raise ConnectFailed(f"TLS with {host} cannot begin: {clean(str(error), 200)}") from error
+    try:
+        await _shake_hands(secured, host, timeouts)
+    except BaseException:
+        secured.close()
+        raise
+    return secured
+
+
+async def _shake_hands(secured: SocketStream | TlsInsideStream, host: str, timeouts: Timeouts) -> None:
     try:
         with anyio.fail_after(timeouts.tls):
-            while (want := step()) < 0:
-                await stream.wait(want)
+            while (want := secured.handshake()) < 0:
+                await secured.wait(want)
     except TimeoutError as error:
         raise ConnectFailed(f"the TLS handshake with {host} took longer than {timeouts.tls:g} s") from error
     except OSError as error:
         message, hint = tls.explain(error, host)
         refused = ConnectFailed(message, hint=hint)
-        refused.retryable = False
+        # A peer that merely went away may be there again; what it says in TLS stays as it is.
+        refused.retryable = not isinstance(error, ssl.SSLError) or isinstance(error, ssl.SSLEOFError)
         raise refused from error
     except Disconnected as error:
         raise ConnectFailed(f"{host} ended the TLS handshake: {error.message}") from error
 
 
-async def _wrap_socket(connected: socket.socket, context: Any, host: str, timeouts: Timeouts) -> SocketStream:
-    try:
-        wrapped = context.wrap_socket(connected, server_hostname=host, do_handshake_on_connect=False)
-    except (OSError, ValueError) as error:
-        raise ConnectFailed(f"TLS with {host} cannot begin: {clean(str(error), 200)}") from error
-    stream = SocketStream(wrapped)
-
-    def step() -> int:
-        try:
-            wrapped.do_handshake()
-        except ssl.SSLWantReadError:
-            return WANT_READ
-        except ssl.SSLWantWriteError:
-            return WANT_WRITE
-        return 0
-
-    try:
-        await _shake_hands(step, stream, host, timeouts)
-    except BaseException:
-        stream.close()
-        raise
-    return stream
-
-
-async def send_all(stream: Stream, data: memoryview) -> None:
-    """Send everything; the same memory is offered again after a wait."""
-    while data:
-        sent = stream.send(data)
-        if sent < 0:
-            await stream.wait(sent)
-        else:
-            data = data[sent:]
-
-
 async def _tunnel(stream: Stream, origin: Origin, proxy: Proxy, timeouts: Timeouts) -> None:
     """Ask the proxy for a tunnel (RFC 9110 section 9.3.6); credentials go nowhere else (R7)."""
-    host = f"[{origin.host}]" if ":" in origin.host else origin.host
-    target = f"{host}:{origin.port}"
+    target = f"{Origin('', origin.host, 80).authority}:{origin.port}"
     headers = [("Host", target)]
     if proxy.username is not None:
         from base64 import b64encode
 
-        pair = f"{proxy.username}:{proxy.password or ''}".encode()
-        headers.append(("Proxy-Authorization", "Basic " + b64encode(pair).decode("ascii")))
+        login = b64encode(f"{proxy.username}:{proxy.password or ''}".encode()).decode("ascii")
+        headers.append(("Proxy-Authorization", f"Basic {login}"))
     exchange = h11.Connection(h11.CLIENT, max_incomplete_event_size=_LONGEST_HEAD)
-    head = exchange.send(h11.Request(method="CONNECT", target=target, headers=headers))
+    unsent = memoryview(exchange.send(h11.Request(method="CONNECT", target=target, headers=headers)))
     scratch = memoryview(bytearray(4096))
     try:
         with anyio.fail_after(timeouts.head):
-            await send_all(stream, memoryview(head or b""))
-            while (event := exchange.next_event()) is h11.NEED_DATA or type(
-                event
-            ) is h11.InformationalResponse:
-                if event is not h11.NEED_DATA:
-                    continue
-                got = stream.recv_into(scratch)
-                if got < 0:
-                    await stream.wait(got)
+            while unsent:
+                if (sent := stream.send(unsent)) < 0:
+                    await stream.wait(sent)
                 else:
+                    unsent = unsent[sent:]
+            while not isinstance(event := exchange.next_event(), h11.Response):
+                await anyio.lowlevel.checkpoint()
+                if event is h11.NEED_DATA:
+                    while (got := stream.recv_into(scratch)) < 0:
+                        await stream.wait(got)
                     exchange.receive_data(bytes(scratch[:got]))
     except TimeoutError as error:
         raise ConnectFailed(f"the proxy {proxy} did not answer within {timeouts.head:g} s") from error
-    except (h11.ProtocolError, WireError) as error:
+    except (h11.ProtocolError, Disconnected) as error:
         raise ConnectFailed(f"the proxy {proxy} did not open a tunnel: {clean(str(error), 100)}") from error
-    if not isinstance(event, h11.Response):
-        raise ConnectFailed(f"the proxy {proxy} did not open a tunnel")
-    if event.status_code == 407:
-        raise ConnectFailed(
-            f"the proxy {proxy} asks for credentials or refuses those it got (407)",
-            hint="put user and password into the proxy's URL, percent-encoded",
-        )
-    if not 200 <= event.status_code < 300:
-        raise ConnectFailed(f"the proxy {proxy} refused a tunnel to {target} (status {event.status_code})")
+    status = event.status_code
+    if not 200 <= status < 300:
+        hint = "put user and password into the proxy's URL, percent-encoded" if status == 407 else None
+        refused = ConnectFailed(f"the proxy {proxy} refused a tunnel to {target} ({status})", hint=hint)
+        refused.retryable = status >= 500
+        raise refused
     if exchange.trailing_data[0]:
         raise ProtocolBroken(f"the proxy {proxy} sent bytes before the tunnel was used")
 
@@ -427,25 +405,16 @@ async def open_stream(
     first = origin if proxy is None else Origin(proxy.scheme, proxy.host, proxy.port)
     connected = await _connect(first.host, first.port, timeouts)
     stream: Stream = SocketStream(connected)
-    done = False
     try:
         if proxy is not None:
             if proxy.scheme == "https":
-                stream = await _wrap_socket(connected, proxy_context, proxy.host, timeouts)
+                stream = await _start_tls(connected, proxy_context, proxy.host, timeouts)
             await _tunnel(stream, origin, proxy, timeouts)
         if origin.scheme == "https":
-            if proxy is not None and proxy.scheme == "https":
-                inside = TlsInsideStream(stream, context, origin.host)
-                await _shake_hands(inside.handshake, inside, origin.host, timeouts)
-                stream = inside
-            else:
-                stream = await _wrap_socket(connected, context, origin.host, timeouts)
-        done = True
-        return stream
-    except TimedOut as error:
-        raise ConnectFailed(error.message) from error
-    finally:
-        if not done:
-            stream.close()
-            # Detached, thus already closed, where wrap_socket succeeded.
-            connected.close()
+            inside = proxy is not None and proxy.scheme == "https"
+            stream = await _start_tls(stream if inside else connected, context, origin.host, timeouts)
+    except BaseException:
+        # Detached, and closed by its successor, where TLS took it over.
+        stream.close()
+        raise
+    return stream
