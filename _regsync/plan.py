@@ -137,7 +137,7 @@ def assign(selected: Iterable[tuple[MappingRule, Iterable[str]]]) -> Assignment:
     wanted: list[Wanted] = []
     conflicts: list[tuple[Wanted, MappingRule]] = []
     for mapping, tags in selected:
-        for tag in dict.fromkeys(tags):
+        for tag in tags:
             free: list[Registry] = []
             for target in mapping.targets:
                 key = (_place(target, mapping.target_repository), tag)

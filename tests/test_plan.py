@@ -204,32 +204,29 @@ def grouped(*mappings: MappingRule) -> list[list[int]]:
     return [[each.index for each in group] for group in target_groups(mappings)]
 
 
-X, Y = registry("x.example"), registry("y.example")
+X, Y, Z = registry("x.example"), registry("y.example"), registry("z.example")
 
 
 def test_mappings_of_different_repositories_are_groups_of_their_own() -> None:
     assert grouped(mapping(0, "a", "a"), mapping(1, "b", "b")) == [[0], [1]]
 
 
-def test_mappings_that_a_later_one_joins_are_one_group() -> None:
-    chain = (
-        mapping(0, "a", "r", X),
-        mapping(1, "b", "s", X),
-        mapping(2, "c", "t", Y),
-        mapping(3, "d", "s", X, Y),
-        mapping(4, "e", "r", X, Y),
-        mapping(5, "f", "s", Y),
-        mapping(6, "g", "r", Y),
-    )
-    assert grouped(*chain) == [[0, 4, 6], [1, 3, 5], [2]]
-    assert grouped(*chain, mapping(7, "h", "t", X, Y)) == [[0, 4, 6], [1, 3, 5], [2, 7]]
+def test_mappings_that_a_later_one_joins_are_one_group_in_their_own_order() -> None:
+    apart = [mapping(number, "a", "r", target) for number, target in enumerate((X, Y, Z))]
+    assert grouped(*apart, mapping(3, "b", "s", X, Y, Z)) == [[0], [1], [2], [3]]
+    joined = [*apart, mapping(3, "b", "r", X, Z)]
+    assert grouped(*joined) == [[0, 2, 3], [1]]
+    assert grouped(*joined, mapping(4, "c", "r", Z, Y)) == [[0, 1, 2, 3, 4]]
+
+
+V, W = registry("v.example"), registry("w.example")
 
 
 def test_the_groups_are_those_of_a_search_over_all_pairs() -> None:
     chance = random.Random(11)
     for _ in range(200):
         mappings = [
-            mapping(number, "a", chance.choice("rstuv"), *chance.sample((X, Y, registry("z.example")), 2))
+            mapping(number, "a", chance.choice("rs"), *chance.sample((X, Y, Z, W, V), chance.randint(1, 2)))
             for number in range(chance.randint(0, 9))
         ]
         expected: list[list[int]] = []
