@@ -99,6 +99,7 @@ class Discovery:
         self._log = transport.edge.log
         self._repositories: dict[tuple[str, str, str, Side], Repository] = {}
         self._listings: dict[tuple[str, str], _Once[list[str] | None]] = {}
+        self._held: dict[tuple[str, str], _Once[frozenset[str] | None]] = {}
         self._manifests: dict[tuple[str, str, str], _Once[Manifest]] = {}
         self._said: set[str] = set()
 
@@ -129,22 +130,25 @@ class Discovery:
 
     async def target_tags(self, target: Repository) -> frozenset[str] | None:
         """Return the tags of a target by its listing, None where it does not say (rule 6)."""
-        try:
-            listed = await self.list_tags(target)
-        except RegistryError as error:
-            if error.status in _NOT_SAYING:
-                # Several registries hide repositories so: the first write decides (design.md section 9).
-                return None
-            raise
-        if listed:
-            self._knowledge.set_populated(target.key)
-        return frozenset(listed or ())
+
+        async def ask() -> frozenset[str] | None:
+            try:
+                listed = await self.list_tags(target)
+            except RegistryError as error:
+                if error.status in _NOT_SAYING:
+                    # Several registries hide repositories so: the first write decides (section 9).
+                    return None
+                raise
+            if listed:
+                self._knowledge.set_populated(target.key)
+            return frozenset(listed or ())
+
+        return await self._held.setdefault(target.key, _Once()).get(ask)
 
     def listed(self, target: Repository) -> frozenset[str] | None:
-        """Return a listing that was made already, None where there is none."""
-        listing = self._listings.get(target.key)
-        tags_known = listing.known() if listing is not None else None
-        return frozenset(tags_known) if tags_known is not None else None
+        """Return a target's tags by a listing that was made already, None where there is none."""
+        once = self._held.get(target.key)
+        return once.known() if once is not None else None
 
     async def look_up(
         self, mapping: MappingRule, reference: str, target_reference: str, targets: tuple[Repository, ...]
@@ -198,7 +202,7 @@ class Discovery:
         return head.digest
 
     async def _target_digest(self, target: Repository, reference: str) -> str | None:
-        if ":" not in reference and target.key in self._listings:
+        if ":" not in reference and target.key in self._held:
             named = await self.target_tags(target)
             if named is not None and reference not in named:
                 return None

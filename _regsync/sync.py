@@ -13,7 +13,7 @@ import heapq
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import anyio
@@ -95,6 +95,7 @@ class Run:
         self._room = anyio.Event()
         self._images: dict[Work, _Image] = {}
         self._ready: list[tuple[int, int, _Image]] = []
+        self._globs = cache(compile_glob)
         self._slots = 0
         self._draining = False
         self._tasks: anyio.abc.TaskGroup | None = None
@@ -288,7 +289,7 @@ class Run:
         """Skip tier 1: the tag never moves, and the target's listing, fetched anyway, names it."""
         pattern = mapping.tags.immutable_tags
         listed = self._discovery.listed(target)
-        return pattern is not None and listed is not None and tag in listed and compile_glob(pattern)(tag)
+        return pattern is not None and listed is not None and tag in listed and self._globs(pattern)(tag)
 
     def _sighted(
         self, sighting: Sighting, source_name: str, reference: str, began: float, *, fan_out: bool
