@@ -7,11 +7,12 @@ outcome. Follows specification sections 3, 6 and 7.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from _regsync.errors import RegistryError, RegsyncError, SyncError
+from _regsync.errors import RegsyncError
 
 __all__ = ["Outcome", "Report", "duration_text", "size_text"]
 
@@ -69,29 +70,30 @@ class Outcome:
 
     def as_json(self) -> dict[str, Any]:
         """Return its object in the JSON report."""
-        found: dict[str, Any] = {
+        differs = self.source_digest not in (None, self.digest)
+        return {
             "source": self.source,
             "target": self.target,
             "digest": self.digest,
+            **({"source_digest": self.source_digest} if differs else {}),
             "status": self.status,
             "reason": self.reason,
-            "error": None,
+            "error": None if self.error is None else _error_as_json(self.error),
             "bytes": self.bytes,
             "duration_s": round(self.duration, 3),
             "blobs": {"transferred": len(self.transferred), "mounted": self.mounted, "skipped": self.skipped},
         }
-        if self.source_digest is not None and self.source_digest != self.digest:
-            found["source_digest"] = self.source_digest
-        if self.error is not None:
-            side = self.error.side if isinstance(self.error, SyncError) else None
-            found["error"] = {
-                "code": self.error.code,
-                "message": str(self.error),
-                "status": self.error.status if isinstance(self.error, RegistryError) else None,
-                "side": side.value if side else None,
-                "retries": self.error.retries if isinstance(self.error, SyncError) else 0,
-            }
-        return found
+
+
+def _error_as_json(error: RegsyncError) -> dict[str, Any]:
+    side = getattr(error, "side", None)
+    return {
+        "code": error.code,
+        "message": str(error),
+        "status": getattr(error, "status", None),
+        "side": side and side.value,
+        "retries": getattr(error, "retries", 0),
+    }
 
 
 @dataclass(slots=True)
@@ -101,43 +103,51 @@ class Report:
     outcomes: list[Outcome] = field(default_factory=list)
     # Per mapping: from, to, selected, dropped reasons.
     mappings: list[dict[str, Any]] = field(default_factory=list)
-    counts: dict[str, int] = field(default_factory=lambda: {"synced": 0, "skipped": 0, "failed": 0})
     interrupted: bool = False
-    broken: bool = False
-    _uploads: int = 0
-    _unique: set[str] = field(default_factory=set)
-    _mounted: int = 0
-    _skipped: int = 0
-    _bytes: int = 0
 
     def add(self, outcome: Outcome) -> None:
         """Take in one outcome."""
         self.outcomes.append(outcome)
-        self.counts[outcome.status] += 1
-        self._uploads += len(outcome.transferred)
-        self._unique.update(outcome.transferred)
-        self._mounted += outcome.mounted
-        self._skipped += outcome.skipped
-        self._bytes += outcome.bytes
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """How many images ended in which way."""
+        found = Counter(outcome.status for outcome in self.outcomes)
+        return {status: found[status] for status in ("synced", "skipped", "failed")}
+
+    @property
+    def layers(self) -> dict[str, int]:
+        """What happened to blobs: uploads, distinct digests among them, mounts, and those already there."""
+        uploads = [digest for outcome in self.outcomes for digest in outcome.transferred]
+        return {
+            "transferred": len(uploads),
+            "unique": len(set(uploads)),
+            "mounted": sum(outcome.mounted for outcome in self.outcomes),
+            "skipped": sum(outcome.skipped for outcome in self.outcomes),
+        }
+
+    @property
+    def bytes(self) -> int:
+        """Blob bytes that were sent to targets."""
+        return sum(outcome.bytes for outcome in self.outcomes)
 
     def exit_status(self) -> int:
-        """Return 0 to 4 as design.md section 2 orders them; signals are the caller's."""
-        failed = [outcome for outcome in self.outcomes if outcome.status == "failed"]
-        if not failed:
-            return 2 if self.broken else 0
-        if len(failed) < len(self.outcomes):
-            return 2 if self.broken else 1
-        refused = all(outcome.error is not None and outcome.error.code == "AUTH_ERROR" for outcome in failed)
-        return 4 if refused and not self.broken else 2
+        """Return 0, 1, 2 or 4 as design.md section 2 orders them; 3 and signals are the caller's."""
+        codes = [outcome.error.code for outcome in self.outcomes if outcome.error is not None]
+        if set(codes) == {"AUTH_ERROR"} and len(codes) == len(self.outcomes):
+            return 4
+        if codes and (len(codes) == len(self.outcomes) or RegsyncError.code in codes):
+            return 2
+        return 1 if codes else 0
 
     def summary(self, elapsed: float) -> list[str]:
         """Return the summary block of specification section 6."""
-        counts = self.counts
+        images, layers = self.counts, self.layers
         return [
-            f"Images: {counts['synced']} synced, {counts['skipped']} skipped, {counts['failed']} failed",
-            f"Layers: {self._uploads} transferred ({len(self._unique)} unique references), "
-            f"{self._mounted} mounted",
-            f"Data: {size_text(self._bytes)} transferred",
+            f"Images: {images['synced']} synced, {images['skipped']} skipped, {images['failed']} failed",
+            f"Layers: {layers['transferred']} transferred ({layers['unique']} unique references), "
+            f"{layers['mounted']} mounted",
+            f"Data: {size_text(self.bytes)} transferred",
             f"Time: {duration_text(elapsed)} elapsed",
         ]
 
@@ -161,17 +171,10 @@ class Report:
             "images": [outcome.as_json() for outcome in self.outcomes],
             "mappings": self.mappings,
             "totals": {
-                "images": dict(self.counts),
-                "layers": {
-                    "transferred": self._uploads,
-                    "unique": len(self._unique),
-                    "mounted": self._mounted,
-                    "skipped": self._skipped,
-                },
-                "bytes": self._bytes,
-                "requests": {
-                    host: dict(sorted(counted.items())) for host, counted in sorted(requests.items())
-                },
+                "images": self.counts,
+                "layers": self.layers,
+                "bytes": self.bytes,
+                "requests": {host: dict(sorted(requests[host].items())) for host in sorted(requests)},
                 "throttled": dict(sorted(throttled.items())),
             },
         }
