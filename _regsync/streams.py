@@ -240,8 +240,7 @@ def _interleave(found: list[Any]) -> list[tuple[int, Any]]:
         [(family, address) for family, _, _, _, address in found if family == wanted]
         for wanted in (socket.AF_INET6, socket.AF_INET)
     ]
-    turns = itertools.zip_longest(*families)
-    return list(dict.fromkeys(each for turn in turns for each in turn if each is not None))
+    return list(dict.fromkeys(each for turn in itertools.zip_longest(*families) for each in turn if each))
 
 
 async def _resolve(host: str, port: int) -> list[tuple[int, Any]]:

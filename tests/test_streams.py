@@ -1,0 +1,929 @@
+"""Sockets, TLS, proxies and the race between addresses: design.md section 9 "Body path" and "Time-outs"."""
+
+from __future__ import annotations
+
+import ast
+import base64
+import errno
+import os
+import select
+import socket
+import ssl
+import threading
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import anyio
+import anyio.lowlevel
+import pytest
+import trustme
+
+from _regsync import streams
+from _regsync.errors import ConnectFailed, Disconnected, ProtocolBroken
+from _regsync.http1 import PIECE, Pool, Request
+from _regsync.proxy import Proxy
+from _regsync.streams import WANT_READ, WANT_WRITE, Origin, SocketStream, Stream, Timeouts, TlsInsideStream
+from tests.wires import (
+    NEVER,
+    Blob,
+    End,
+    Item,
+    Pause,
+    TlsEnd,
+    Wire,
+    answer,
+    connection,
+    read_head,
+    read_rest,
+    reset,
+    serving,
+)
+
+HOST = "127.0.0.1"
+PUT = Request("PUT", "/v2/app/blobs/uploads/1")
+# Short where a test has to see one pass; no test asserts how long it took.
+SHORT = Timeouts(connect=5, tls=0.05, head=0.05)
+
+
+@pytest.fixture
+def server_context(ca: trustme.CA) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    ca.issue_cert(HOST, "registry.test", "localhost").configure_cert(context)
+    return context
+
+
+@pytest.fixture
+def client_context(ca: trustme.CA) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    ca.configure_trust(context)
+    return context
+
+
+@pytest.fixture(autouse=True)
+def nothing_left_open() -> Iterator[None]:
+    """Fail a test that leaves a socket behind."""
+
+    def sockets() -> set[str]:
+        found = set()
+        for name in os.listdir("/proc/self/fd"):
+            try:
+                target = os.readlink(f"/proc/self/fd/{name}")
+            except OSError:
+                continue
+            if target.startswith("socket:"):
+                found.add(target)
+        return found
+
+    before = sockets()
+    yield
+    assert sockets() <= before
+
+
+async def receive(stream: Stream, size: int = 65536) -> bytes:
+    buffer = memoryview(bytearray(size))
+    while (count := stream.recv_into(buffer)) < 0:
+        await stream.wait(count)
+    return bytes(buffer[:count])
+
+
+async def send(stream: Stream, data: bytes) -> None:
+    rest = memoryview(data)
+    while rest:
+        if (sent := stream.send(rest)) < 0:
+            await stream.wait(sent)
+        else:
+            rest = rest[sent:]
+
+
+async def opened(port: int, scheme: str = "http", host: str = HOST, **options: Any) -> Stream:
+    options.setdefault("timeouts", Timeouts())
+    options.setdefault("context", None)
+    return await streams.open_stream(Origin(scheme, host, port), **options)
+
+
+# Plain sockets.
+
+
+@pytest.mark.anyio
+async def test_own_sockets_set_nodelay_and_do_not_block() -> None:
+    with serving(read_rest) as port:
+        stream = await opened(port)
+        assert isinstance(stream, SocketStream)
+        assert stream._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+        assert not stream._socket.getblocking()
+        assert stream.recv_into(memoryview(bytearray(1))) == WANT_READ
+        stream.close()
+
+
+@pytest.mark.anyio
+async def test_end_of_the_peer_is_the_end_of_the_body() -> None:
+    with serving(lambda accepted: accepted.sendall(b"bye")) as port:
+        stream = await opened(port)
+        assert [await receive(stream), await receive(stream), await receive(stream)] == [b"bye", b"", b""]
+        stream.close()
+
+
+@pytest.mark.anyio
+async def test_reset_is_a_broken_connection_in_both_directions() -> None:
+    def read_and_reset(accepted: socket.socket) -> None:
+        accepted.recv(1)
+        reset(accepted)
+
+    with serving(read_and_reset) as port:
+        stream = await opened(port)
+        await send(stream, b"x")
+        with pytest.raises(Disconnected, match="reset"):
+            await receive(stream)
+        with pytest.raises(Disconnected, match="pipe"):
+            await send(stream, b"x")
+        stream.close()
+
+
+@pytest.mark.anyio
+async def test_refusal_is_read_after_the_peer_reset_the_upload() -> None:
+    """The peer answers, does not read the body, and closes: TCP turns that into a reset."""
+
+    def refuse(accepted: socket.socket) -> None:
+        read_head(accepted)
+        accepted.sendall(answer(b"quota", status=413))
+
+    with serving(refuse) as port:
+        stream = await opened(port)
+        blob = Blob(*[bytes(PIECE)] * 100)
+        response = await connection(stream).exchange(PUT, await blob.next(), blob, 300)
+        assert (response.status, response.early) == (413, True)
+        stream.close()
+
+
+@pytest.mark.anyio
+async def test_full_send_buffer_wants_to_write_and_goes_on() -> None:
+    size = 8_000_000
+
+    def read(accepted: socket.socket) -> None:
+        count = 0
+        while count < size:
+            count += len(accepted.recv(1 << 20))
+        accepted.sendall(b"all")
+
+    with serving(read) as port:
+        stream = await opened(port)
+        await send(stream, bytes(size))
+        assert await receive(stream) == b"all"
+        stream.close()
+
+
+@pytest.mark.anyio
+async def test_whoever_waits_on_a_stream_that_is_closed_is_told() -> None:
+    with serving(read_rest) as port:
+        stream = await opened(port)
+
+        async def wait() -> None:
+            with pytest.raises(Disconnected):
+                await stream.wait(WANT_READ)
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(wait)
+            await anyio.wait_all_tasks_blocked()
+            stream.close()
+            stream.close()
+        with pytest.raises(Disconnected):
+            await stream.wait(WANT_WRITE)
+
+
+@pytest.mark.anyio
+async def test_socket_is_closed_only_after_the_loop_was_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[int] = []
+    monkeypatch.setattr(anyio, "notify_closing", lambda closing: told.append(closing.fileno()))
+    with serving(read_rest) as port:
+        stream = await opened(port)
+        assert isinstance(stream, SocketStream)
+        number = stream._socket.fileno()
+        stream.close()
+    assert told == [number]
+
+
+@pytest.mark.anyio
+async def test_two_who_wait_for_one_direction_both_go_on() -> None:
+    """A TLS key update can make the reader want to write while the sender does."""
+    with serving(tunnelling(b"x")) as port:
+        stream = await opened(port)
+        async with anyio.create_task_group() as group:
+            group.start_soon(stream.wait, WANT_READ)
+            group.start_soon(stream.wait, WANT_READ)
+            await send(stream, b"\r\n\r\n")
+        stream.close()
+
+
+def test_nothing_is_ever_half_closed_or_unwrapped() -> None:
+    """Peers take a half-closed connection for a client that has left; a close_notify is never awaited."""
+    called = {
+        node.func.attr
+        for name in ("streams", "http1", "transport", "registry", "transfer")
+        for node in ast.walk(ast.parse((Path(streams.__file__).parent / f"{name}.py").read_text("utf-8")))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
+    }
+    assert called.isdisjoint({"shutdown", "unwrap", "send_eof", "detach"})
+
+
+# TLS.
+
+
+def tls_server(context: ssl.SSLContext, script: Callable[[Any], object]) -> Callable[[socket.socket], object]:
+    def run(accepted: socket.socket) -> None:
+        try:
+            with context.wrap_socket(accepted, server_side=True) as secured:
+                script(secured)
+        except (ssl.SSLError, ConnectionError):
+            pass  # the client's view is what counts
+
+    return run
+
+
+def tls_answer(secured: socket.socket) -> None:
+    read_head(secured)
+    secured.sendall(answer(b"hello"))
+    read_rest(secured)
+
+
+@pytest.mark.anyio
+async def test_exchange_over_tls(server_context: ssl.SSLContext, client_context: ssl.SSLContext) -> None:
+    with serving(tls_server(server_context, tls_answer)) as port:
+        stream = await opened(port, "https", context=client_context)
+        made = connection(stream)
+        response = await made.exchange(Request("GET", "/"), memoryview(b""), None, 60)
+        assert await response.read(10) == b"hello"
+        assert await response.finish()
+        assert made.is_alive()
+        stream.close()
+
+
+@pytest.mark.anyio
+async def test_session_tickets_make_a_connection_readable_and_are_not_an_answer(
+    server_context: ssl.SSLContext, client_context: ssl.SSLContext
+) -> None:
+    received = bytearray()
+
+    def script(secured: ssl.SSLSocket) -> None:
+        while len(received) < 200_000:
+            received.extend(secured.recv(65536))
+        secured.sendall(answer(status=201))
+        read_rest(secured)
+
+    server_context.minimum_version = ssl.TLSVersion.TLSv1_3
+    with serving(tls_server(server_context, script)) as port:
+        stream = await opened(port, "https", context=client_context)
+        assert isinstance(stream, SocketStream)
+        assert select.select([stream._socket], [], [], 10)[0], "no tickets came"
+        assert connection(stream).is_alive()
+        blob = Blob(*[bytes(50_000)] * 4)
+        response = await connection(stream).exchange(PUT, await blob.next(), blob, 300)
+        assert (response.status, response.early) == (201, False)
+        stream.close()
+
+
+@pytest.mark.anyio
+async def test_peer_that_leaves_without_close_notify_has_ended(
+    server_context: ssl.SSLContext, client_context: ssl.SSLContext
+) -> None:
+    with serving(tls_server(server_context, lambda secured: secured.sendall(b"bye"))) as port:
+        stream = await opened(port, "https", context=client_context)
+        assert [await receive(stream), await receive(stream)] == [b"bye", b""]
+        stream.close()
+
+
+def silent(accepted: socket.socket) -> None:
+    read_rest(accepted)
+
+
+def plain_http(accepted: socket.socket) -> None:
+    accepted.recv(10)
+    accepted.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+
+
+def leave(accepted: socket.socket) -> None:
+    accepted.recv(65536)
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    ("script", "words", "retryable"),
+    [
+        (plain_http, "does not speak TLS", False),
+        (leave, "closed the connection during the TLS handshake|ended the TLS handshake", True),
+        (reset, "reset|TLS handshake", True),
+        (silent, "the TLS handshake with 127.0.0.1 took longer than 0.05 s", True),
+    ],
+)
+async def test_failed_handshake_has_words(
+    script: Callable[[socket.socket], object],
+    words: str,
+    retryable: bool,
+    client_context: ssl.SSLContext,
+) -> None:
+    with serving(script) as port:
+        timeouts = SHORT if script is silent else Timeouts()
+        with pytest.raises(ConnectFailed, match=words) as caught:
+            await opened(port, "https", context=client_context, timeouts=timeouts)
+    assert caught.value.retryable is retryable
+
+
+@pytest.mark.anyio
+async def test_certificate_that_is_not_trusted_has_words(server_context: ssl.SSLContext) -> None:
+    with serving(tls_server(server_context, tls_answer)) as port:
+        stranger = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        with pytest.raises(ConnectFailed, match="unknown authority") as caught:
+            await opened(port, "https", context=stranger)
+    assert not caught.value.retryable
+    assert "ca_file" in (caught.value.hint or "")
+
+
+@pytest.mark.anyio
+async def test_certificate_of_another_name_has_words(ca: trustme.CA, client_context: ssl.SSLContext) -> None:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    ca.issue_cert("other.test").configure_cert(context)
+    with (
+        serving(tls_server(context, tls_answer)) as port,
+        pytest.raises(ConnectFailed, match="not valid for this name") as caught,
+    ):
+        await opened(port, "https", context=client_context)
+    assert not caught.value.retryable
+
+
+@pytest.mark.anyio
+async def test_name_that_tls_cannot_take_is_one_error(client_context: ssl.SSLContext) -> None:
+    with pytest.raises(ConnectFailed, match="cannot begin"):
+        await streams._start_tls(Wire(), client_context, ".bad", Timeouts())
+
+
+@pytest.mark.anyio
+async def test_cancelled_handshake_leaves_no_socket(client_context: ssl.SSLContext) -> None:
+    greeted = threading.Event()
+
+    def listen(accepted: socket.socket) -> None:
+        accepted.recv(65536)
+        greeted.set()
+        read_rest(accepted)
+
+    with serving(listen) as port:
+        async with anyio.create_task_group() as group:
+            group.start_soon(partial(opened, port, "https", context=client_context))
+            while not greeted.is_set():
+                await anyio.lowlevel.checkpoint()
+            group.cancel_scope.cancel()
+
+
+# Proxies.
+
+
+def proxy_on(port: int, scheme: str = "http", **login: str) -> Proxy:
+    return Proxy(scheme, HOST, port, **login)
+
+
+def tunnelling(
+    reply: bytes, then: Callable[[socket.socket], object] = read_rest, seen: list[bytes] | None = None
+) -> Callable[[socket.socket], object]:
+    def run(accepted: socket.socket) -> None:
+        head = read_head(accepted)
+        if seen is not None:
+            seen.append(head)
+        accepted.sendall(reply)
+        then(accepted)
+
+    return run
+
+
+OPEN = b"HTTP/1.1 200 Connection established\r\n\r\n"
+
+
+@pytest.mark.anyio
+async def test_exchange_through_a_tunnel_names_the_origin_and_gives_the_login_to_the_proxy_only() -> None:
+    seen: list[bytes] = []
+
+    def registry(accepted: socket.socket) -> None:
+        seen.append(read_head(accepted))
+        accepted.sendall(answer(b"hello"))
+        read_rest(accepted)
+
+    with serving(tunnelling(OPEN, registry, seen)) as port:
+        proxy = proxy_on(port, username="me", password="pa:ss")
+        stream = await streams.open_stream(
+            Origin("http", "::1", 5000), context=None, timeouts=Timeouts(), proxy=proxy
+        )
+        response = await connection(stream).exchange(Request("GET", "/"), memoryview(b""), None, 60)
+        assert await response.read(10) == b"hello"
+        stream.close()
+    login = base64.b64encode(b"me:pa:ss")
+    assert seen[0] == (
+        b"CONNECT [::1]:5000 HTTP/1.1\r\nHost: [::1]:5000\r\nProxy-Authorization: Basic "
+        + login
+        + b"\r\n\r\n"
+    )
+    assert login not in seen[1]
+
+
+@pytest.mark.anyio
+async def test_tls_through_a_plain_proxy(
+    server_context: ssl.SSLContext, client_context: ssl.SSLContext
+) -> None:
+    with serving(tunnelling(OPEN, tls_server(server_context, tls_answer))) as port:
+        stream = await streams.open_stream(
+            Origin("https", "registry.test", 443),
+            context=client_context,
+            timeouts=Timeouts(),
+            proxy=proxy_on(port),
+        )
+        assert isinstance(stream, SocketStream)
+        response = await connection(stream).exchange(Request("GET", "/"), memoryview(b""), None, 60)
+        assert await response.read(10) == b"hello"
+        stream.close()
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    ("reply", "words", "retryable"),
+    [
+        (b"HTTP/1.1 407 Login\r\nContent-Length: 0\r\n\r\n", r"\(407\)", False),
+        (b"HTTP/1.1 403 No\r\nContent-Length: 0\r\n\r\n", r"\(403\)", False),
+        (b"HTTP/1.1 302 Login\r\nLocation: http://x/\r\n\r\n", r"\(302\)", False),
+        (b"HTTP/1.1 503 Busy\r\nContent-Length: 0\r\n\r\n", r"\(503\)", True),
+        (b"SOCKS5 here\r\n\r\n", "did not open a tunnel", True),
+        (b"", "did not open a tunnel", True),
+        (b"HTTP/1.1 200", "did not open a tunnel", True),
+        (b"HTTP/1.1 200 OK\r\nX: " + b"y" * 100_000, "did not open a tunnel", True),
+        (OPEN + b"early", "before the tunnel was used", False),
+    ],
+)
+async def test_proxy_that_opens_no_tunnel_has_words(reply: bytes, words: str, retryable: bool) -> None:
+    with (
+        serving(tunnelling(reply, lambda accepted: None)) as port,
+        pytest.raises((ConnectFailed, ProtocolBroken), match=words) as caught,
+    ):
+        await streams.open_stream(
+            Origin("http", "registry.test", 80),
+            context=None,
+            timeouts=Timeouts(),
+            proxy=proxy_on(port, username="me", password="secret"),
+        )
+    assert caught.value.retryable is retryable
+    assert "secret" not in str(caught.value)
+    assert "me:" not in str(caught.value)
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("proxied", ["http", "https"])
+async def test_silent_proxy_is_given_up(
+    proxied: str, server_context: ssl.SSLContext, client_context: ssl.SSLContext
+) -> None:
+    script = silent if proxied == "http" else tls_server(server_context, read_rest)
+    with serving(script) as port, pytest.raises(ConnectFailed, match=r"did not answer within 0\.05 s"):
+        await streams.open_stream(
+            Origin("http", "registry.test", 80),
+            context=None,
+            timeouts=Timeouts(head=0.05),
+            proxy=proxy_on(port, proxied),
+            proxy_context=client_context,
+        )
+
+
+@pytest.mark.anyio
+@pytest.mark.virtual_time
+async def test_proxy_that_floods_interim_answers_does_not_stop_others() -> None:
+    wire = Wire(*[b"HTTP/1.1 100 Continue\r\n\r\n"] * 200, b"HTTP/1.1 403 No\r\n\r\n", keep=False)
+    ran = 0
+
+    async def others() -> None:
+        nonlocal ran
+        while True:
+            await anyio.lowlevel.checkpoint()
+            ran += 1
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(others)
+        with pytest.raises(ConnectFailed):
+            await streams._tunnel(wire, Origin("http", "a.test", 80), Proxy("http", "p", 1), Timeouts())
+        group.cancel_scope.cancel()
+    assert ran > 150
+
+
+@pytest.mark.anyio
+@pytest.mark.virtual_time
+@pytest.mark.parametrize("interim", [True, False])
+async def test_proxy_has_sixty_seconds_however_it_drips(interim: bool) -> None:
+    began = anyio.current_time()
+    drip = b"HTTP/1.1 100 Continue\r\n\r\n" if interim else b"H"
+    wire = Wire(*[item for _ in range(100) for item in (Pause(7), drip)] if interim else [NEVER])
+    with pytest.raises(ConnectFailed, match="60 s"):
+        await streams._tunnel(wire, Origin("http", "a.test", 80), Proxy("http", "p", 1), Timeouts())
+    assert anyio.current_time() - began == pytest.approx(60)
+
+
+# TLS inside a TLS proxy.
+
+
+def inner_registry(context: ssl.SSLContext) -> Callable[[socket.socket], object]:
+    """Speak TLS inside the proxy's TLS, and answer the request in it."""
+
+    def run(secured: socket.socket) -> None:
+        end, answered = TlsEnd(context), False
+        while got := secured.recv(65536):
+            secured.sendall(end.receive(got))
+            if b"\r\n\r\n" in end.plain and len(end.plain) > 300_000 and not answered:
+                answered = True
+                secured.sendall(end.encrypt(answer(b"hello" * 10_000, status=200)))
+
+    return run
+
+
+@pytest.mark.anyio
+async def test_exchange_with_tls_inside_a_tls_proxy(
+    server_context: ssl.SSLContext, client_context: ssl.SSLContext
+) -> None:
+    script = tls_server(server_context, tunnelling(OPEN, inner_registry(server_context)))
+    with serving(script) as port:
+        stream = await streams.open_stream(
+            Origin("https", "registry.test", 443),
+            context=client_context,
+            timeouts=Timeouts(),
+            proxy=proxy_on(port, "https"),
+            proxy_context=client_context,
+        )
+        assert isinstance(stream, TlsInsideStream)
+        blob = Blob(*[os.urandom(100_000)] * 3)
+        response = await connection(stream).exchange(PUT, await blob.next(), blob, 300)
+        assert await response.read(100_000) == b"hello" * 10_000
+        stream.close()
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("when", ["at-once", "after-hello"])
+async def test_peer_that_leaves_during_the_inner_handshake_has_not_finished_it(
+    when: str, server_context: ssl.SSLContext, client_context: ssl.SSLContext
+) -> None:
+    def leaving(secured: socket.socket) -> None:
+        if when == "after-hello":
+            secured.recv(65536)
+
+    with (
+        serving(tls_server(server_context, tunnelling(OPEN, leaving))) as port,
+        pytest.raises(ConnectFailed) as caught,
+    ):
+        await streams.open_stream(
+            Origin("https", "registry.test", 443),
+            context=client_context,
+            timeouts=Timeouts(),
+            proxy=proxy_on(port, "https"),
+            proxy_context=client_context,
+        )
+    assert caught.value.retryable
+
+
+@pytest.mark.anyio
+async def test_inner_certificate_that_is_not_trusted_has_words(
+    server_context: ssl.SSLContext, client_context: ssl.SSLContext
+) -> None:
+    script = tls_server(server_context, tunnelling(OPEN, inner_registry(server_context)))
+    with serving(script) as port, pytest.raises(ConnectFailed, match="unknown authority"):
+        await streams.open_stream(
+            Origin("https", "registry.test", 443),
+            context=ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT),
+            timeouts=Timeouts(),
+            proxy=proxy_on(port, "https"),
+            proxy_context=client_context,
+        )
+
+
+async def inside(
+    wire: Wire, server: ssl.SSLContext, client: ssl.SSLContext
+) -> tuple[TlsInsideStream, TlsEnd]:
+    """Shake hands over a wire whose peer is TLS."""
+    end = TlsEnd(server)
+
+    def react(took: bytes) -> None:
+        if back := end.receive(took):
+            wire.feed(back)
+
+    wire.on_sent = react
+    stream = await streams._start_tls(wire, client, "registry.test", Timeouts())
+    assert isinstance(stream, TlsInsideStream)
+    return stream, end
+
+
+@pytest.mark.anyio
+@pytest.mark.virtual_time
+async def test_answer_is_heard_inside_a_tls_proxy_that_has_stopped_reading(
+    server_context: ssl.SSLContext, client_context: ssl.SSLContext
+) -> None:
+    """A reader that wanted to send first would collide with the sender, or wait as long as he does."""
+    wire = Wire()
+    stream, end = await inside(wire, server_context, client_context)
+    wire.sends.extend((100_000, NEVER))
+    wire.after(wire.taken + 60_000, Pause(5))
+    began = anyio.current_time()
+
+    async def refuse() -> None:
+        await anyio.sleep(5)
+        wire.feed(end.encrypt(answer(b"quota", status=413)))
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(refuse)
+        blob = Blob(bytes(50_000), *[bytes(50_000)] * 9)
+        response = await connection(stream).exchange(PUT, await blob.next(), blob, 300)
+    assert (response.status, response.early) == (413, True)
+    assert await response.read(100) == b"quota"
+    assert anyio.current_time() - began == pytest.approx(5)
+
+
+@pytest.mark.anyio
+@pytest.mark.virtual_time
+@pytest.mark.parametrize("room", [1, 100, 1000, 70_000])
+async def test_bytes_inside_a_tls_proxy_arrive_once_and_in_order(
+    room: int, server_context: ssl.SSLContext, client_context: ssl.SSLContext
+) -> None:
+    wire = Wire()
+    stream, end = await inside(wire, server_context, client_context)
+    body = os.urandom(3000 if room == 1 else 200_000)
+    wire.sends.extend([item for _ in range(5000) for item in (room, WANT_WRITE)])
+    await send(stream, body)
+    assert end.plain == body
+
+
+@pytest.mark.anyio
+@pytest.mark.virtual_time
+async def test_everything_is_out_when_the_last_send_inside_a_tls_proxy_returns(
+    server_context: ssl.SSLContext, client_context: ssl.SSLContext
+) -> None:
+    """Ciphertext left behind would leave both sides waiting for each other."""
+    wire = Wire()
+    stream, end = await inside(wire, server_context, client_context)
+    wire.sends.extend((10, Pause(1), 10, Pause(1)))
+    await send(stream, b"x" * 1000)
+    assert bytes(end.plain) == b"x" * 1000
+
+
+@pytest.mark.anyio
+@pytest.mark.virtual_time
+@pytest.mark.parametrize("item", [End.EOF, End.RESET, b"not a record at all"])
+async def test_broken_stream_inside_a_tls_proxy_never_spins(
+    item: Item, server_context: ssl.SSLContext, client_context: ssl.SSLContext
+) -> None:
+    wire = Wire()
+    stream, _ = await inside(wire, server_context, client_context)
+    wire.incoming.clear()
+    wire.feed(item)
+    if item is End.EOF:
+        assert await receive(stream) == b""
+    else:
+        with pytest.raises(Disconnected):
+            await receive(stream)
+    wire.sends.append(End.RESET)
+    with pytest.raises(Disconnected):
+        await send(stream, b"x")
+    stream.close()
+    assert wire.closed
+
+
+@pytest.mark.anyio
+@pytest.mark.virtual_time
+async def test_last_words_inside_a_tls_proxy_are_read_after_a_failed_write(
+    server_context: ssl.SSLContext, client_context: ssl.SSLContext
+) -> None:
+    wire = Wire()
+    stream, end = await inside(wire, server_context, client_context)
+    wire.sends.append(End.RESET)
+    wire.feed(end.encrypt(answer(b"denied", status=403)), End.RESET)
+    blob = Blob(b"first", b"second")
+    response = await connection(stream).exchange(PUT, await blob.next(), blob, 300)
+    assert (response.status, await response.read(100)) == (403, b"denied")
+
+
+# Names and addresses.
+
+SIX, FOUR = socket.AF_INET6, socket.AF_INET
+
+
+def info(family: int, name: str) -> tuple[Any, ...]:
+    return (family, socket.SOCK_STREAM, 6, "", (name, 80))
+
+
+def test_families_take_turns_and_ipv6_begins() -> None:
+    found = [info(FOUR, "a"), info(FOUR, "b"), info(FOUR, "c"), info(SIX, "x"), info(SIX, "x"), info(1, "no")]
+    assert streams._interleave(found) == [
+        (SIX, ("x", 80)),
+        (FOUR, ("a", 80)),
+        (FOUR, ("b", 80)),
+        (FOUR, ("c", 80)),
+    ]
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    "host", ["a..b", "x" * 70 + ".test", "nul\0.test", "no.such.name.invalid", "\u00e9" * 300]
+)
+async def test_name_that_cannot_be_resolved_is_one_error_with_a_hint(
+    host: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if host.endswith(".invalid"):  # the test needs no name server
+
+        async def missing(*_: object, **__: object) -> list[Any]:
+            raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+        monkeypatch.setattr(anyio, "getaddrinfo", missing)
+    with pytest.raises(ConnectFailed, match="could not be resolved") as caught:
+        await opened(80, host=host)
+    assert caught.value.hint
+    assert "\0" not in str(caught.value)
+
+
+@pytest.mark.anyio
+async def test_name_without_a_usable_address_is_one_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def strange(*_: object, **__: object) -> list[Any]:
+        return [info(1, "x")]
+
+    monkeypatch.setattr(anyio, "getaddrinfo", strange)
+    with pytest.raises(ConnectFailed, match=r"no connection to a\.test:81: .*no address"):
+        await opened(81, host="a.test")
+
+
+@pytest.mark.anyio
+async def test_refused_connection_names_host_port_and_cause() -> None:
+    with socket.create_server((HOST, 0)) as listener:
+        port = listener.getsockname()[1]
+    with pytest.raises(
+        ConnectFailed, match=f"no connection to 127.0.0.1:{port}: connection refused"
+    ) as caught:
+        await opened(port)
+    assert caught.value.retryable
+
+
+@pytest.mark.anyio
+async def test_ipv4_is_reached_where_ipv6_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
+    with serving(read_rest) as port:
+
+        async def both(*_: object, **__: object) -> list[Any]:
+            return [(FOUR, socket.SOCK_STREAM, 6, "", (HOST, port)), (SIX, 1, 6, "", ("::1", port, 0, 0))]
+
+        monkeypatch.setattr(anyio, "getaddrinfo", both)
+        (await opened(port, host="localhost")).close()
+
+
+@pytest.mark.anyio
+async def test_cancelled_connect_leaves_no_socket() -> None:
+    """A full backlog leaves further connections in the air."""
+    with socket.create_server((HOST, 0), backlog=0) as listener:
+        port = listener.getsockname()[1]
+        waiting = []
+        for _ in range(3):
+            waiting.append(socket.socket())
+            waiting[-1].setblocking(False)
+            waiting[-1].connect_ex((HOST, port))
+        with anyio.CancelScope() as scope:
+            async with anyio.create_task_group() as group:
+                group.start_soon(streams._connect_one, FOUR, (HOST, port))
+                await anyio.wait_all_tasks_blocked()
+                scope.cancel()
+        for each in waiting:
+            each.close()
+
+
+# The race, by the virtual clock.
+
+
+class Racing:
+    """Addresses that connect, fail or stay silent after a while; counts what was opened and closed."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, **fates: tuple[float, int | None]) -> None:
+        self.fates = fates
+        self.begun: dict[str, float] = {}
+        self.made: list[Any] = []
+        self.cancelled: list[str] = []
+        self._origin = anyio.current_time()
+        self.addresses: list[tuple[int, Any]] = [(FOUR, name) for name in fates]
+        monkeypatch.setattr(streams, "_connect_one", self.connect)
+
+    async def connect(self, family: int, address: str) -> Any:
+        self.begun[address] = anyio.current_time() - self._origin
+        after, code = self.fates[address]
+        try:
+            await anyio.sleep(after)
+        except BaseException:
+            self.cancelled.append(address)
+            raise
+        if code is not None:
+            raise OSError(code, os.strerror(code))
+        made = Made(address)
+        self.made.append(made)
+        return made
+
+
+class Made:
+    def __init__(self, name: str) -> None:
+        self.name, self.open = name, True
+
+    def fileno(self) -> int:
+        return -1 if not self.open else 10**6
+
+    def close(self) -> None:
+        self.open = False
+
+
+@pytest.fixture
+def quiet_closing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(anyio, "notify_closing", lambda closing: None)
+
+
+def race(test: Any) -> Any:
+    for mark in (pytest.mark.anyio, pytest.mark.virtual_time, pytest.mark.usefixtures("quiet_closing")):
+        test = mark(test)
+    return test
+
+
+@race
+async def test_attempts_begin_a_quarter_of_a_second_apart_and_the_first_wins(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    racing = Racing(monkeypatch, a=(9, None), b=(2, None), c=(2, None), d=(9, None))
+    won: Any = await streams._race(racing.addresses)
+    assert racing.begun == {"a": 0, "b": 0.25, "c": 0.5, "d": 0.75}
+    assert (won.name, won.open) == ("b", True)
+    assert sorted(racing.cancelled) == ["a", "c", "d"]
+
+
+@race
+async def test_fast_address_is_the_only_one_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    racing = Racing(monkeypatch, a=(0.2, None), b=(0, None))
+    won: Any = await streams._race(racing.addresses)
+    assert (won.name, list(racing.begun)) == ("a", ["a"])
+
+
+@race
+async def test_failed_attempt_starts_the_next_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    racing = Racing(monkeypatch, a=(0.1, errno.ECONNREFUSED), b=(0.1, errno.EHOSTUNREACH), c=(0.1, None))
+    won: Any = await streams._race(racing.addresses)
+    assert won.name == "c"
+    assert racing.begun == pytest.approx({"a": 0, "b": 0.1, "c": 0.2})
+
+
+@race
+async def test_all_fail_as_one_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    racing = Racing(monkeypatch, a=(0.1, errno.EHOSTUNREACH), b=(0.1, errno.ECONNREFUSED))
+    with pytest.raises(OSError, match="refused"):
+        await streams._race(racing.addresses)
+    assert racing.made == []
+
+
+@race
+async def test_losers_that_connect_in_the_same_moment_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    racing = Racing(monkeypatch, a=(1, None), b=(0.75, None), c=(0.5, None))
+    won: Any = await streams._race(racing.addresses)
+    assert [each.name for each in racing.made if each.open] == [won.name]
+
+
+@race
+@pytest.mark.parametrize("after", [0.1, 0.3, 1.0])
+async def test_cancelled_race_leaves_no_socket(monkeypatch: pytest.MonkeyPatch, after: float) -> None:
+    racing = Racing(monkeypatch, a=(1.0, None), b=(0.75, None))
+    with anyio.move_on_after(after):
+        won: Any = await streams._race(racing.addresses)
+        won.close()
+    assert [each.name for each in racing.made if each.open] == []
+
+
+@race
+async def test_connecting_takes_ten_seconds_over_all_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
+    began = anyio.current_time()
+    racing = Racing(monkeypatch, **{f"a{number}": (1000, None) for number in range(60)})
+
+    async def resolve(host: str, port: int) -> list[Any]:
+        await anyio.sleep(1)
+        return racing.addresses
+
+    monkeypatch.setattr(streams, "_resolve", resolve)
+    with pytest.raises(ConnectFailed, match=r"no connection to a\.test:81 within 10 s"):
+        await streams._connect("a.test", 81, Timeouts())
+    assert anyio.current_time() - began == pytest.approx(10)
+    assert len(racing.begun) == 36
+    assert len(racing.cancelled) == 36
+
+
+@race
+async def test_pool_over_a_dial_that_fails_can_be_used_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    wire = Wire(answers=((answer(b"x"),),))
+    fates: list[ConnectFailed | Wire] = [ConnectFailed("no"), wire]
+
+    async def dial(origin: Origin) -> Stream:
+        await anyio.lowlevel.checkpoint()
+        fate = fates.pop(0)
+        if isinstance(fate, Wire):
+            return fate
+        raise fate
+
+    pool = Pool(dial, Timeouts())
+    for expected in (None, b"x"):
+        async with pool.lease(Origin("http", "a.test", 80)) as lease:
+            if expected is None:
+                with pytest.raises(ConnectFailed):
+                    await lease.exchange(Request("GET", "/"))
+            else:
+                assert await (await lease.exchange(Request("GET", "/"))).read(9) == expected
