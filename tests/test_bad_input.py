@@ -1146,7 +1146,7 @@ TOKENS: dict[str, tuple[Answer, str, int]] = {
     "forbidden": (error(403, "DENIED", UGLY), "403", 4),
     "the password is wrong": (error(401, "UNAUTHORIZED", "who?"), "refused the credentials", 4),
     "two megabytes": (Response(200, [], b'{"token": "' + b"x" * 2_000_000 + b'"}'), "1048576", 2),
-    "elsewhere": (Response(307, [("Location", "http://127.0.0.1:1/")]), "redirects", 4),
+    "elsewhere": (Response(307, [("Location", "http://127.0.0.1:1/")]), "307", 4),
     "out of order": (Response(503), "503", 2),
     "not http": (b"220 mail ready\r\n\r\n", "does not speak HTTP/1.1", 2),
 }

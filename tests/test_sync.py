@@ -18,6 +18,7 @@ from conformance.app import App
 from conformance.images import EMPTY_CONFIG, Image, Seed, encode
 from conformance.messages import Answer, Request, Response, digest_of, error
 from conformance.server import Server
+from conformance.tokens import TokenService
 from tests.ends import Start, copy, held, only, run_regsync, sync, tags, until_blank_line
 
 
@@ -513,6 +514,50 @@ def test_a_literal_tag_that_the_source_lacks_fails_that_image_only(
     assert lost["error"]["side"] == "source"
     assert f"{source.address}/app:v2" in only(ran.failed)
     assert set(target.app.tags("app")) == {"v1"}
+
+
+# Logins.
+
+
+def test_one_bare_request_and_one_token_serve_a_whole_run(serve: Start, seed: Seed) -> None:
+    services = [TokenService({"captain": "secret"}, anonymous=False) for _ in range(2)]
+    source, target = (serve(auth=service) for service in services)
+    for name in ("one", "two", "three"):
+        for tag in ("v1", "v2"):
+            seed.image().load_into(source.app, name, tag=tag)
+    login = {"auth_type": "basic", "credentials": {"username": "captain", "password": "secret"}}
+    registries = {"source": {"url": source.url, **login}, "target": {"url": target.url, **login}}
+    ran = sync(registries, *({"from": name, "tags": tags("v1", "v2")} for name in ("one", "two", "three")))
+    assert ran.statuses() == ["synced"] * 6
+    for server, service, actions in zip((source, target), services, ("pull", "pull,push"), strict=True):
+        assert service.requests == 1
+        assert sorted(service.issued[0].split()) == sorted(
+            f"repository:{name}:{actions}" for name in ("one", "two", "three")
+        )
+        assert len(server.journal.matching(status=401)) == 1, "the others wait for what the first one learns"
+        assert server.journal.entries[0].status == 401
+
+
+def test_a_token_that_ends_in_the_middle_is_renewed(serve: Start, target: Server, seed: Seed) -> None:
+    service = TokenService({"captain": "secret"}, anonymous=False)
+    source = serve(auth=service)
+    image = seed.image().load_into(source.app, "app", tag="v1")
+    revoked: list[str] = []
+
+    def intercept(request: Request) -> Answer | None:
+        if request.kind == "blob" and not revoked:
+            revoked.append(request.reference)
+            service.revoke()
+        return None
+
+    source.app.intercept = intercept
+    login = {"auth_type": "basic", "credentials": {"username": "captain", "password": "secret"}}
+    ran = sync(
+        {"source": {"url": source.url, **login}, "target": target}, {"from": "app", "tags": tags("v1")}
+    )
+    assert (ran.status, ran.err) == (0, "")
+    assert held(target, "app", image)
+    assert service.requests == 2, "one new token, whoever was refused"
 
 
 # Isolation.
