@@ -9,45 +9,35 @@ read before upper case and an empty variable counts as unset, as curl and Python
 
 from __future__ import annotations
 
-import ipaddress
+import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from types import MappingProxyType
-from urllib.parse import unquote, urlsplit
+from typing import TYPE_CHECKING, NamedTuple
 
 from _regsync.errors import ConfigError
 
-__all__ = ["Proxy", "proxy_for"]
+if TYPE_CHECKING:
+    from ipaddress import IPv4Address, IPv6Address
 
-Address = ipaddress.IPv4Address | ipaddress.IPv6Address
+__all__ = ["Proxy", "proxy_for"]
 
 # Metadata services hand out credentials of this machine and live on it or beside it; a proxy that sees
 # their answers could use them (protocol-facts.md sections 8.1 and 9.2, R20).
-_ALWAYS_DIRECT = frozenset(
-    {
-        "localhost",
-        "metadata.google.internal",
-        "169.254.169.254",
-        "169.254.170.2",
-        "169.254.170.23",
-        "fd00:ec2::23",
-        "fd00:ec2::254",
-    }
+_ALWAYS_DIRECT = (
+    "localhost,127.0.0.0/8,::1,metadata.google.internal,169.254.169.254,169.254.170.2,169.254.170.23,"
+    "fd00:ec2::23,fd00:ec2::254"
 )
-_DEFAULT_PORTS = MappingProxyType({"http": 80, "https": 443})
 
 
-@dataclass(frozen=True, slots=True)
-class Proxy:
+class Proxy(NamedTuple):
     """A proxy to send CONNECT to; user name and password are percent-decoded already."""
 
     scheme: str
     host: str
     port: int
-    username: str | None = field(default=None, repr=False)
-    password: str | None = field(default=None, repr=False)
+    username: str | None = None
+    password: str | None = None
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"{self.scheme}://{host}:{self.port}"
 
@@ -61,18 +51,16 @@ def proxy_for(
     the always-direct list. Raise ConfigError for a value that cannot be used.
     """
     if override:
-        return _parse(override, "proxy in the configuration"), "proxy in the configuration"
-    host = host.lower()
-    address = _address(host)
-    if (address is not None and address.is_loopback) or (str(address) if address else host) in _ALWAYS_DIRECT:
-        return None, "never through a proxy: loopback or metadata address"
+        return _parse(override, where := "proxy in the configuration"), where
     name, value = _variable(environ, f"{scheme}_proxy")
     if not value:
         return None, f"{name} is not set"
-    exempting_name, exempting = _variable(environ, "no_proxy")
-    for item in exempting.split(","):
-        if _exempts(item.strip().lower(), host, port, address):
-            return None, f"{exempting_name} names {item.strip()}"
+    host, address = host.lower(), _address(host)
+    never = ("the list of what never sees a proxy", _ALWAYS_DIRECT)
+    for origin, items in (never, _variable(environ, "no_proxy")):
+        for item in items.split(","):
+            if _exempts(item.strip().lower(), host, port, address):
+                return None, f"{origin} names {item.strip()}"
     return _parse(value, name), name
 
 
@@ -86,7 +74,9 @@ def _variable(environ: Mapping[str, str], lower: str) -> tuple[str, str]:
     return lower, ""
 
 
-def _address(host: str) -> Address | None:
+def _address(host: str) -> IPv4Address | IPv6Address | None:
+    import ipaddress
+
     try:
         address = ipaddress.ip_address(host)
     except ValueError:
@@ -94,57 +84,43 @@ def _address(host: str) -> Address | None:
     return getattr(address, "ipv4_mapped", None) or address
 
 
-def _exempts(item: str, host: str, port: int, address: Address | None) -> bool:
+def _exempts(item: str, host: str, port: int, address: IPv4Address | IPv6Address | None) -> bool:
     """Say whether one NO_PROXY item (trimmed, lower case) names this origin. No name is ever resolved."""
+    import ipaddress
+
     if item == "*":
         return True
     if "/" in item:
         try:
-            network = ipaddress.ip_network(item, strict=False)
+            return address is not None and address in ipaddress.ip_network(item, strict=False)
         except ValueError:
             return False
-        return address is not None and address in network
-    name, wanted_port = _split_port(item)
-    if not name or (wanted_port and wanted_port != str(port)):
+    with_port = re.fullmatch(r"(\[.*\]|[^:\[]*):([^:]*)", item)
+    name, wanted = with_port.groups() if with_port else (item, "")
+    name = name.strip("[]")
+    if not name or wanted not in ("", str(port)):
         return False
     literal = _address(name)
-    if literal is not None:
+    if literal or address:
         return literal == address
-    if address is not None:
-        return False
-    if name.startswith("*."):
-        name = name[1:]
-    return host.endswith(name) if name.startswith(".") else host == name or host.endswith(f".{name}")
-
-
-def _split_port(item: str) -> tuple[str, str]:
-    if item.startswith("["):
-        name, _, rest = item[1:].partition("]")
-        return name, rest.removeprefix(":")
-    if item.count(":") == 1:
-        name, _, port = item.partition(":")
-        return name, port
-    return item, ""
+    if name.startswith((".", "*.")):
+        return host.endswith(name.removeprefix("*"))
+    return f".{host}".endswith(f".{name}")
 
 
 def _parse(value: str, where: str) -> Proxy:
+    from urllib.parse import unquote, urlsplit
+
     # Go reads `proxy.example:3128` as http://proxy.example:3128.
     try:
         parts = urlsplit(value if "://" in value else f"http://{value}")
-        host, port = parts.hostname, parts.port
+        host, port = parts.hostname or "", parts.port
     except ValueError:
-        host, port = None, None
-    if host is None or not host.isprintable() or any(mark in host for mark in ' "<>\\^`{|}%'):
+        host = ""
+    if not re.fullmatch(r"[\w.:-]+", host):
         raise ConfigError(f"{where}: not a proxy URL", hint="write http://HOST:PORT or https://HOST:PORT")
-    if parts.scheme not in _DEFAULT_PORTS:
-        raise ConfigError(
-            f"{where}: proxy scheme {parts.scheme!r} is not supported",
-            hint="use an http:// or https:// proxy",
-        )
-    return Proxy(
-        parts.scheme,
-        host,
-        port or _DEFAULT_PORTS[parts.scheme],
-        None if parts.username is None else unquote(parts.username),
-        None if parts.password is None else unquote(parts.password),
-    )
+    if parts.scheme not in ("http", "https"):
+        message = f"{where}: proxy scheme {parts.scheme!r} is not supported"
+        raise ConfigError(message, hint="use an http:// or https:// proxy")
+    user, password = (text and unquote(text) for text in (parts.username, parts.password))
+    return Proxy(parts.scheme, host, port or (443 if parts.scheme == "https" else 80), user, password)
