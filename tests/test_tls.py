@@ -216,7 +216,7 @@ def test_both_variables_together_replace_the_store(
         pytest.param(
             {},
             {"ca_file": "ca.pem", "client_cert": "leaf.pem"},
-            "client_cert leaf.pem and its key",
+            "client_cert leaf.pem and client_key leaf.pem do not parse",
             id="no-key",
         ),
         pytest.param(
@@ -228,7 +228,7 @@ def test_both_variables_together_replace_the_store(
         pytest.param(
             {},
             {"ca_file": "ca.pem", "client_cert": "leaf.pem", "client_key": "other.pem"},
-            "client_key other.pem does not belong to leaf.pem",
+            "client_cert leaf.pem and client_key other.pem do not",
             id="pair-does-not-match",
         ),
         pytest.param(
@@ -301,7 +301,7 @@ def test_nothing_below_tls_1_2_is_spoken(ca: trustme.CA, ca_file: str) -> None:
     assert refusal(context, peer)[0] == f"{HOST} refused the TLS handshake"
     peer.set_ciphers("ALL:@SECLEVEL=0")
     message, hint = refusal(context, peer)
-    assert message == f"{HOST} and this program share no TLS version"
+    assert message == f"{HOST} shares no TLS version with us"
     assert hint == "TLS 1.2 or newer is needed"
 
 
