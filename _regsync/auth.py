@@ -12,31 +12,22 @@ from __future__ import annotations
 
 import json
 import re
-from base64 import urlsafe_b64decode
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from dataclasses import dataclass, field, replace
-from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
+from typing import NamedTuple
 
 import anyio
 
-from _regsync.credentials import Credential, find_credential, is_loopback
+from _regsync.credentials import Credential, find_credential
 from _regsync.errors import AuthError, RegistryError, SyncError, clean
+from _regsync.fields import is_loopback
 from _regsync.pacing import parse_retry_after
 
-__all__ = [
-    "Authenticator",
-    "Challenge",
-    "Credential",
-    "Fetch",
-    "Scopes",
-    "check_realm",
-    "find_credential",
-    "is_private",
-    "parse_challenges",
-]
+__all__ = ["Authenticator", "Challenge", "check_realm", "find_credential", "is_private", "parse_challenges"]
 
 # (method, url, headers, body) -> (status, lower-case headers, body): follows no redirect, bounds the body.
-Fetch = Callable[[str, str, list[tuple[str, str]], bytes], Awaitable[tuple[int, Mapping[str, str], bytes]]]
+Pair = tuple[str, str]
+Answer = tuple[int, Mapping[str, str], bytes]
+Fetch = Callable[[str, str, list[Pair], bytes], Awaitable[Answer]]
 # Repository -> actions ("pull" or "pull,push"), the one needed now first.
 Scopes = Mapping[str, str]
 
@@ -45,14 +36,10 @@ _MOST_REPOSITORIES = 8
 _UNKNOWN_LIFE_BEFORE_BODY = 60.0
 _REFRESH_AT = 0.9
 # The token specification's minimum: shorter ones are read as this (protocol-facts.md section 2.5).
-_SHORTEST_LIFE = 60.0
-_LONGEST_LIFE = 86400.0
-_CLIENT_ID = "regsync"
-_TOKEN = re.compile(r"[\x21-\x7e]+")
+_SHORTEST_LIFE, _LONGEST_LIFE = 60.0, 86400.0
 
 
-@dataclass(frozen=True, slots=True)
-class Challenge:
+class Challenge(NamedTuple):
     """One way in that a 401 offers; `scheme` is lower case, what is missing is empty."""
 
     scheme: str
@@ -63,9 +50,7 @@ class Challenge:
 
 
 # A word, and its value when `=` follows: quoted (the closing quote may be missing) or bare.
-_WORD = re.compile(
-    r"""([!#$%&'*+.^_`|~0-9A-Za-z-]+)(?:[ \t]*=[ \t]*(?:"((?:[^"\\]|\\.)*)"?|([^\s,"]*)))?""", re.DOTALL
-)
+_WORD = r"""(?s)([!#$%&'*+.^_`|~0-9A-Za-z-]+)(?:[ \t]*=[ \t]*(?:"((?:[^"\\]|\\.)*)"?|([^\s,"]*)))?"""
 
 
 def parse_challenges(values: Iterable[str]) -> list[Challenge]:
@@ -73,32 +58,22 @@ def parse_challenges(values: Iterable[str]) -> list[Challenge]:
 
     A word without `=` opens a challenge, so commas, spaces or nothing may separate what follows.
     """
-    found: list[tuple[str, dict[str, str]]] = []
+    found: list[dict[str, str]] = []
     for value in values:
         inside: dict[str, str] = {}
-        for word in _WORD.finditer(value):
+        for word in re.finditer(_WORD, value):
             name, quoted, bare = word.group(1).lower(), word.group(2), word.group(3)
             if quoted is None and bare is None:
-                inside = {}
-                found.append((name, inside))
+                found.append(inside := {"scheme": name})
             else:
                 inside.setdefault(name, bare if quoted is None else re.sub(r"(?s)\\(.)", r"\1", quoted))
-    names = ("realm", "service", "scope", "error")
-    return [Challenge(scheme, *(given.get(name, "") for name in names)) for scheme, given in found]
+    return [Challenge(*(given.get(name, "") for name in Challenge._fields)) for given in found]
 
 
-def _choose(challenges: list[Challenge]) -> Challenge | None:
-    """Prefer Bearer: its tokens are narrow and short-lived, a password is neither (Quay offers both)."""
-    for challenge in challenges:
-        if challenge.scheme == "bearer" and challenge.realm:
-            return challenge
-    return next((challenge for challenge in challenges if challenge.scheme == "basic"), None)
-
-
-# Domains below which strangers have names: sharing one says nothing (protocol-facts.md section 2.7). Not
-# the public suffix list; what it protects is already at the mercy of the registry that names the realm.
-_SHARED = re.compile(
-    r"""(?:.*\.)?(?:
+# Domains below which strangers have names: sharing one says nothing (protocol-facts.md section 2.7), nor
+# does sharing the end of an address. Not the public suffix list; what it protects is already at the mercy
+# of the registry that names the realm.
+_SHARED = r"""(?x)(?:.*\.)?(?:
     amazonaws\.(?:com(?:\.cn)?|eu) | on\.aws | awsapprunner\.com | cloudfront\.net
     | azurecr\.(?:io|cn|us) | azurewebsites\.net | azure\.com | windows\.net | cloudapp\.net
     | pkg\.dev | gcr\.io | run\.app | web\.app | appspot\.com | googleapis\.com
@@ -106,9 +81,7 @@ _SHARED = re.compile(
     | (?:vercel|netlify|ngrok|ngrok-free|railway|ondigitalocean)\.app | ngrok\.io | digitaloceanspaces\.com
     | aliyuncs\.com | myqcloud\.com | ocir\.io | oraclecloud\.com | scw\.cloud | jfrog\.io
     | (?:nip|sslip)\.io | duckdns\.org | dyndns\.org | ts\.net
-    ) | (?:ac|co|com|edu|go|gob|gov|ltd|me|mil|ne|net|nhs|nom|or|org|plc|sch)\.[a-z]{2}""",
-    re.VERBOSE,
-)
+    ) |  (?:ac|co|com|edu|go|gob|gov|ltd|me|mil|ne|net|nhs|nom|or|org|plc|sch)\.[a-z]{2} | [0-9.]+"""
 
 
 def is_private(host: str) -> bool:
@@ -116,7 +89,7 @@ def is_private(host: str) -> bool:
     import ipaddress
 
     host = host.rstrip(".").lower()
-    if host in ("localhost", "metadata.google.internal") or host.endswith(".localhost"):
+    if host == "metadata.google.internal" or f".{host}".endswith(".localhost"):
         return True
     try:
         address = ipaddress.ip_address(host)
@@ -130,82 +103,60 @@ def is_private(host: str) -> bool:
 def _is_kin(realm_host: str, registry_host: str) -> bool:
     """Say whether a realm is below the registry's own name, or below that name's unshared parent."""
     parent = registry_host.partition(".")[2]
-    domains = [registry_host] if _SHARED.fullmatch(parent) else [registry_host, parent]
+    domains = [registry_host] if re.fullmatch(_SHARED, parent) else [registry_host, parent]
     return any("." in name and f".{realm_host}".endswith(f".{name}") for name in domains)
 
 
-def check_realm(
-    realm: str,
-    *,
-    registry_scheme: str,
-    registry_host: str,
-    has_credentials: bool,
-    allowed: Iterable[str] = (),
-) -> str:
-    """Return the realm as a URL that may be asked for a token (protocol-facts.md section 2.7, R2).
+def check_realm(realm: str, scheme: str, registry: str, has_credentials: bool) -> None:
+    """Raise AuthError unless the host `registry`, reached by `scheme`, may send us to log in at `realm`.
 
-    `allowed` are host names that the operator vouches for. Raise AuthError for any other realm.
+    The rules of protocol-facts.md section 2.7, R2.
     """
-    asks = f"{registry_host} asks for a login at {clean(realm.partition('?')[0].rpartition('@')[2], 100)!r}"
+    from urllib.parse import urlsplit
+
+    hint = None
     try:
         parts = urlsplit(realm)
-        host, port = (parts.hostname or "").rstrip("."), parts.port
+        host, _ = (parts.hostname or "").rstrip("."), parts.port
     except ValueError:
-        host, port = "", None
+        host = ""
     if not host or not realm.isascii() or not realm.isprintable() or " " in realm:
-        raise AuthError(f"{asks}, which is not a URL")
-    if parts.username is not None or parts.password is not None or parts.fragment:
-        raise AuthError(f"{asks}, with user info or a fragment, refused")
-    if parts.scheme != "https" and (parts.scheme != "http" or registry_scheme != "http"):
-        raise AuthError(
-            f"{asks}, which is not https", hint="the registry's operator has to correct its realm"
-        )
-    authority = (f"[{host}]" if ":" in host else host) + ("" if port is None else f":{port}")
-    url = urlunsplit((parts.scheme, authority, parts.path or "/", parts.query, ""))
-    # One machine with several ports, as in a test set-up, has several names for itself.
-    if host in {registry_host, *allowed} or (is_loopback(host) and is_loopback(registry_host)):
-        return url
-    if is_private(host):
-        raise AuthError(f"{asks}, a private address, refused")
-    if has_credentials and not _is_kin(host, registry_host):
-        raise AuthError(
-            f"{asks}, a host that may have another owner: the credentials are not sent",
-            hint="use auth_type: anonymous if the images are public",
-        )
-    return url
+        trouble = "which is not a URL"
+    elif "@" in parts.netloc or "#" in realm:
+        trouble = "with user info or a fragment, refused"
+    elif parts.scheme not in ("https", scheme):
+        trouble, hint = "which is not https", "the registry's operator has to correct its realm"
+    elif host == registry or (is_loopback(host) and is_loopback(registry)):
+        # One machine with several ports, as in a test set-up, has several names for itself.
+        return
+    elif is_private(host):
+        trouble = "a private address, refused"
+    elif has_credentials and not _is_kin(host, registry):
+        trouble = "a host that may have another owner: the credentials are not sent"
+        hint = "use auth_type: anonymous if the images are public"
+    else:
+        return
+    shown = clean(realm.partition("?")[0].rpartition("@")[2], 100)
+    raise AuthError(f"{registry} asks for a login at {shown!r}, {trouble}", hint=hint)
 
 
-@dataclass(frozen=True, slots=True)
 class _Token:
-    """A token with what it was asked for; `wide` when that was more than one request needed."""
+    """A token, from the request for it on; `wide` when it covers more than one request needed.
 
-    value: str = field(repr=False)
-    scopes: Scopes
-    wide: bool
-    born: float
-    expires: float | None
+    Whoever waits for it looks again when it is `done`: without value and error its asker was cancelled.
+    """
 
-
-class _Latch:
-    """One token request under way; whoever waits for it looks again when it is done."""
-
-    def __init__(self, scopes: Scopes) -> None:
-        self.scopes = scopes
-        self.done = anyio.Event()
+    def __init__(self, scopes: Scopes, wide: bool, born: float) -> None:
+        self.scopes, self.wide, self.born = scopes, wide, born
+        self.value = ""
+        self.expires: float | None = None
         self.error: SyncError | None = None
+        self.done = anyio.Event()
 
 
 def _union(*actions: str) -> str:
     # Sorted is `pull,push`: registries compare literally (protocol-facts.md section 2.2).
     return ",".join(sorted({action for text in actions for action in text.split(",")}))
-
-
-def _covers(held: Scopes, needed: Scopes) -> bool:
-    return all(name in held and _union(held[name], actions) == held[name] for name, actions in needed.items())
-
-
-def _key(scopes: Scopes) -> frozenset[tuple[str, str]]:
-    return frozenset(scopes.items())
 
 
 def _document(text: bytes) -> dict[str, object]:
@@ -216,46 +167,29 @@ def _document(text: bytes) -> dict[str, object]:
     return document if isinstance(document, dict) else {}
 
 
-def _number(value: object) -> float | None:
-    if isinstance(value, str) and value.isascii() and value.isdigit():
-        value = int(value[:15])
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        return None
-    return float(value) if abs(value) < 1e15 else None
-
-
 def _lifetime(answer: Mapping[str, object], token: str, wall: float) -> float | None:
     """Return for how many seconds a token serves, None when neither the answer nor the token says so."""
-    seconds = _number(answer.get("expires_in"))
-    if seconds is None and token.count(".") == 2:
-        payload = token.split(".")[1]
-        try:
-            claims = _document(urlsafe_b64decode(payload + "=" * (-len(payload) % 4)))
-        except ValueError:
-            claims = {}
-        # Against the issuer's own clock where it tells; ours may be wrong.
-        begin, end = _number(claims.get("iat", wall)), _number(claims.get("exp"))
-        seconds = None if begin is None or end is None else end - begin
-    return None if seconds is None else min(max(seconds, _SHORTEST_LIFE), _LONGEST_LIFE)
+    from base64 import urlsafe_b64decode
+
+    try:
+        if (told := answer.get("expires_in")) is not None:
+            seconds = float(str(told))
+        else:
+            claims = json.loads(urlsafe_b64decode(token.split(".")[1] + "=="))
+            # Against the issuer's own clock where it tells; ours may be wrong.
+            seconds = float(claims["exp"]) - float(claims.get("iat", wall))
+    except (ValueError, TypeError, LookupError, OverflowError, RecursionError):
+        return None
+    return max(_SHORTEST_LIFE, min(_LONGEST_LIFE, seconds))
 
 
-def _words(body: bytes) -> str:
+def _words(document: Mapping[str, object]) -> str:
     """Find what a token server says in its error (protocol-facts.md section 1.12 has the shapes)."""
-    document = _document(body)
     errors = document.get("errors")
-    first = errors[0] if isinstance(errors, list) and errors else None
-    for place in (first if isinstance(first, dict) else {}, document):
-        for name in ("message", "error_description", "details", "error"):
-            if isinstance(text := place.get(name), str) and text:
-                return f": {clean(text, 200)}"
-    return ""
-
-
-def _twin(error: SyncError) -> SyncError:
-    """Copy an error for another asker: each adds its own side and reference to its own."""
-    twin = type(error).__new__(type(error), *error.args)
-    twin.__dict__.update(error.__dict__, side=None, operation=None, reference=None, retries=0)
-    return twin
+    first = errors[0] if isinstance(errors, list) and errors else document
+    names = ("message", "error_description", "details", "error") if isinstance(first, dict) else ()
+    texts = [first[name] for name in names if isinstance(first.get(name), str) and first[name]]
+    return f": {texts[0]}" if texts else ""
 
 
 class Authenticator:
@@ -274,23 +208,18 @@ class Authenticator:
         fetch: Fetch,
         now: Callable[[], float],
         wall: Callable[[], float],
-        realm_allowed: Iterable[str] = (),
     ) -> None:
-        self.scheme, self.host, self.port = scheme, host, port
-        self.credential = credential
-        self._fetch, self._now, self._wall = fetch, now, wall
-        self._allowed = frozenset(realm_allowed)
+        self._scheme, self._host, self._fetch, self._now, self._wall = scheme, host, fetch, now, wall
+        self._anonymous, self._credential = credential is None, credential or Credential()
+        self._refresh_token = self._credential.identity_token
         self._challenge: Challenge | None = None
-        # False while the challenge comes from the state: it may be out of date.
-        self._seen = False
+        self._seen = False  # in this run; a challenge from the state may be out of date
         self._one_scope = False
         self._declared: dict[str, str] = {}
         # What the registry calls a scope where our wording would not do; None is for all repositories.
-        self._worded: dict[tuple[str, str] | None, str] = {}
-        self._tokens: dict[frozenset[tuple[str, str]], _Token] = {}
-        self._pending: list[_Latch] = []
-        self._refresh_token = credential.identity_token if credential else None
-        self._fixed = credential.registry_token if credential else None
+        self._worded: dict[Pair | None, str] = {}
+        self._tokens: dict[frozenset[Pair], _Token] = {}
+        self._pending: list[_Token] = []
 
     @property
     def learnt(self) -> tuple[Challenge | None, bool]:
@@ -300,7 +229,7 @@ class Authenticator:
     def recall(self, challenge: Challenge | None, one_scope: bool) -> None:
         """Take back what an earlier run learnt: it saves the bare request. The realm is checked at use."""
         # Basic over http only after this run was asked for it (protocol-facts.md section 2.6).
-        usable = challenge is not None and (challenge.scheme == "bearer" or self.scheme == "https")
+        usable = challenge is not None and (challenge.scheme == "bearer" or self._scheme == "https")
         self._challenge = self._challenge or (challenge if usable else None)
         self._one_scope = self._one_scope or one_scope
 
@@ -309,36 +238,28 @@ class Authenticator:
         self._declared[repository] = _union(self._declared.get(repository, actions), actions)
 
     async def authorization(
-        self,
-        repository: str | None,
-        actions: str,
-        *,
-        extra: Iterable[tuple[str, str]] = (),
-        before_body: bool = False,
+        self, repository: str | None, actions: str, *, extra: Iterable[Pair] = (), before_body: bool = False
     ) -> str | None:
         """Return the Authorization header for a request, None to send it bare.
 
         `extra` are further repositories that the request touches (a mount's source). `before_body` is
         for a body that cannot be sent twice: a token of unknown lifetime is then renewed after 60 s.
         """
-        challenge = self._challenge
-        if self._fixed is not None and (challenge is not None or self.scheme == "https"):
-            return f"Bearer {self._fixed}"
-        if challenge is None:
-            return None
-        if challenge.scheme == "basic":
-            return self.credential.basic if self.credential else None
+        challenge, fixed = self._challenge, self._credential.registry_token
+        if fixed is not None and (challenge is not None or self._scheme == "https"):
+            return f"Bearer {fixed}"
+        if challenge is None or challenge.scheme == "basic":
+            return self._credential.basic if challenge else None
         needed = {} if repository is None else {repository: actions}
         for name, rights in extra:
             needed[name] = _union(needed.get(name, rights), rights)
         try:
-            return f"Bearer {(await self._token(needed, before_body)).value}"
+            return f"Bearer {await self._token(needed, before_body)}"
         except (AuthError, RegistryError) as error:
-            if error.retryable or (self._seen and self._challenge == challenge):
+            if error.retryable or self._seen:
                 raise
         # The state led to a place that no longer serves: go bare, and be told the way again.
-        if self._challenge == challenge:
-            self._challenge = None
+        self._challenge = None
         return None
 
     async def refused(
@@ -349,28 +270,31 @@ class Authenticator:
         Raise AuthError when no repetition could help.
         """
         offered = parse_challenges(challenges)
-        chosen = _choose(offered) or (self._challenge if used is not None else None)
-        if chosen is None:
+        # Bearer first: its tokens are narrow and short-lived, a password is neither (Quay offers both).
+        usable = [challenge for challenge in offered if challenge.scheme == "bearer" and challenge.realm]
+        usable += [challenge for challenge in offered if challenge.scheme == "basic"]
+        usable += [self._challenge] if self._challenge and used is not None else []
+        if not usable:
             if not offered:
                 return False
             schemes = clean(", ".join(challenge.scheme for challenge in offered), 60)
-            raise AuthError(f"{self.host} asks for a login by {schemes}, which is not supported")
-        if self._fixed is not None:
+            raise AuthError(f"{self._host} asks for a login by {schemes}, which is not supported")
+        chosen = usable[0]
+        if self._credential.registry_token is not None:
             if used is not None:
-                origin = self.credential.origin if self.credential else ""
-                raise AuthError(f"{self.host} refused the {origin}", hint="it may be expired or too narrow")
+                message = f"{self._host} refused the {self._credential.origin}"
+                raise AuthError(message, hint="it may be expired or too narrow")
         elif chosen.scheme == "basic":
             self._check_basic(used)
         else:
-            self._realm(chosen)
-            self._learn_scope(chosen, repository, actions, used)
-        self._challenge, self._seen = replace(chosen, scope="", error=""), True
-        self._drop(chosen, used, repository)
+            check_realm(chosen.realm, self._scheme, self._host, not self._anonymous)
+            self._learn(chosen, used, repository, actions)
+        self._challenge, self._seen = chosen._replace(scope="", error=""), True
         return True
 
     def forbidden(self, used: str | None) -> bool:
         """Take in a 403 to a request that carried `used`; say whether an exact token may do better."""
-        if used is None or not used.startswith("Bearer ") or self._fixed is not None:
+        if not (used or "").startswith("Bearer ") or self._credential.registry_token is not None:
             return False
         held = self._held_as(used)
         if held is not None and held.wide:
@@ -379,53 +303,35 @@ class Authenticator:
         return held is None or held.wide
 
     def _check_basic(self, used: str | None) -> None:
-        if self.credential is None:
+        asks = f"{self._host} asks for user name and password"
+        if self._anonymous:
             hint = "use auth_type: basic with credentials, or log in with a container client"
-            raise AuthError(f"{self.host} asks for user name and password, none are configured", hint=hint)
-        if self.credential.basic is None:
-            message = (
-                f"{self.host} asks for user name and password, {self.credential.origin} holds only a token"
-            )
-            raise AuthError(message, fatal=True)
-        if used is not None and used.startswith("Basic "):
-            raise self._wrong(self.host, self.credential)
+            raise AuthError(f"{asks}, none are configured", hint=hint)
+        if self._credential.basic is None:
+            raise AuthError(f"{asks}, {self._credential.origin} holds only a token", fatal=True)
+        if (used or "").startswith("Basic "):
+            raise self._wrong(self._host)
 
-    @staticmethod
-    def _wrong(who: str, credential: Credential) -> AuthError:
+    def _wrong(self, who: str) -> AuthError:
         hint = "check the user name, and whether the password or token there has expired"
-        return AuthError(f"{who} refused the credentials from {credential.origin}", hint=hint, fatal=True)
+        origin = self._credential.origin
+        return AuthError(f"{who} refused the credentials from {origin}", hint=hint, fatal=True)
 
-    def _learn_scope(
-        self, challenge: Challenge, repository: str | None, actions: str, used: str | None
-    ) -> None:
-        """Keep the registry's wording where ours would not do (protocol-facts.md section 2.2)."""
-        words = challenge.scope.split()
-        kinds = {re.split(r"[:(]", word)[0] for word in words}
-        if not words or repository is None:
-            return
-        if not kinds & {"repository", "registry"}:
-            # ECR Public: `aws`, whatever the repository.
-            self._worded[None] = challenge.scope
-            return
-        alien = "repository" in kinds and not any(
-            word.startswith(f"repository:{repository}:") for word in words
-        )
-        if alien:
-            self._narrow()
-        if alien or (challenge.error == "insufficient_scope" and used is not None):
-            self._worded[repository, actions] = challenge.scope
-
-    def _drop(self, challenge: Challenge, used: str | None, repository: str | None) -> None:
-        """Forget the one token that was refused; one that is no longer held was older."""
-        held = self._held_as(used) if used is not None else None
-        if held is None:
-            return
-        self._tokens = {key: token for key, token in self._tokens.items() if token is not held}
-        # "Some registries only look at the first scope" (protocol-facts.md section 2.3): refused before
-        # its time, not as invalid, and for another repository than the first.
-        early = self._is_live(held, True) and challenge.error != "invalid_token"
-        ignored = early and repository != next(iter(held.scopes), repository)
-        if held.wide and (challenge.error == "insufficient_scope" or ignored):
+    def _learn(self, given: Challenge, used: str | None, repository: str | None, actions: str) -> None:
+        """Forget the one token that was refused, and how not to word a scope (protocol-facts.md 2.2, 2.3)."""
+        held, scope = self._held_as(used), given.scope
+        lacking = given.error == "insufficient_scope" and used is not None
+        alien = ":" in scope and f" repository:{repository}:" not in f" {scope}"
+        if scope and ":" not in scope:
+            self._worded[None] = scope  # ECR Public: `aws`, whatever the repository
+        elif scope and (alien or lacking) and repository is not None:
+            self._worded[repository, actions] = scope
+        if held is not None:
+            del self._tokens[frozenset(held.scopes.items())]
+            # "Some registries only look at the first scope": refused before its time, and not as invalid.
+            early = self._is_live(held, True) and given.error != "invalid_token"
+            lacking = held.wide and (lacking or early)
+        if alien or (held is not None and lacking):
             self._narrow()
 
     def _narrow(self) -> None:
@@ -433,155 +339,124 @@ class Authenticator:
         self._one_scope = True
         self._tokens = {key: token for key, token in self._tokens.items() if not token.wide}
 
-    def _held_as(self, used: str) -> _Token | None:
+    def _held_as(self, used: str | None) -> _Token | None:
         return next((token for token in self._tokens.values() if used == f"Bearer {token.value}"), None)
-
-    def _serves(self, scopes: Scopes, needed: Scopes) -> bool:
-        if self._one_scope:
-            return scopes == needed
-        return None in self._worded or _covers(scopes, needed)
 
     def _is_live(self, token: _Token, before_body: bool) -> bool:
         if token.expires is not None:
             return self._now() < token.expires
         return not before_body or self._now() - token.born < _UNKNOWN_LIFE_BEFORE_BODY
 
-    def _held(self, needed: Scopes, before_body: bool) -> _Token | None:
-        exact = self._tokens.get(_key(needed))
-        # With one scope each there may be thousands, and only the exact one can serve.
-        for token in [exact] if self._one_scope else [exact, *reversed(self._tokens.values())]:
-            if token and self._serves(token.scopes, needed) and self._is_live(token, before_body):
-                return token
-        return None
-
-    async def _token(self, needed: Scopes, before_body: bool) -> _Token:
-        while True:
-            if (token := self._held(needed, before_body)) is not None:
-                return token
-            latch = next((latch for latch in self._pending if self._serves(latch.scopes, needed)), None)
-            if latch is None:
-                return await self._lead(needed, before_body)
-            await latch.done.wait()
-            if latch.error is not None and self._serves(latch.scopes, needed):
-                raise _twin(latch.error) from latch.error
-            # No token and no error for us: that asker was cancelled, or refused for a repository of its
-            # own. The first to look again takes over.
-
-    async def _lead(self, needed: Scopes, before_body: bool) -> _Token:
-        latch = _Latch(self._compose(needed, before_body))
-        self._pending.append(latch)
-        try:
-            token = await self._ask(latch, needed)
-        except SyncError as error:
-            latch.error = error
-            raise
-        finally:
-            self._pending.remove(latch)
-            latch.done.set()
-        if not (token.wide and self._one_scope):
-            kept = {key: held for key, held in self._tokens.items() if self._is_live(held, False)}
-            kept.pop(_key(token.scopes), None)
-            self._tokens = {**kept, _key(token.scopes): token}
-        return token
-
-    def _compose(self, needed: Scopes, before_body: bool) -> Scopes:
-        """Choose what one token request covers: what is needed, then what this run will need next."""
-        if self._one_scope or None in self._worded:
-            return needed
-        covered: dict[str, str] = {}
-        live = [token.scopes for token in self._tokens.values() if self._is_live(token, before_body)]
-        for scopes in (*live, *(latch.scopes for latch in self._pending)):
-            for name, actions in scopes.items():
-                covered[name] = _union(covered.get(name, actions), actions)
-        chosen = {
-            name: _union(actions, self._declared.get(name, actions)) for name, actions in needed.items()
-        }
-        for name, actions in self._declared.items():
-            if len(chosen) >= _MOST_REPOSITORIES:
-                break
-            if name not in chosen and not _covers(covered, {name: actions}):
-                chosen[name] = actions
-        return chosen
-
-    async def _ask(self, latch: _Latch, needed: Scopes) -> _Token:
-        born, scopes = self._now(), latch.scopes
-        status, headers, body = await self._exchange(scopes)
-        # One repository out of bounds may spoil the request for all (ghcr answers 403 to the whole). Not
-        # asked again after a 401 to a password: wrong ones are counted, and accounts locked.
-        spoilt = status in (400, 403, 404, 413, 414, 431) or (status == 401 and self.credential is None)
-        if spoilt and scopes != needed:
-            self._narrow()
-            born, scopes = self._now(), needed
-            latch.scopes = needed
-            status, headers, body = await self._exchange(scopes)
-        value, life = self._read(status, headers, body, scopes)
-        expires = None if life is None else born + life * _REFRESH_AT
-        return _Token(value, scopes, scopes != needed, born, expires)
-
-    async def _exchange(self, scopes: Scopes) -> tuple[int, Mapping[str, str], bytes]:
-        """Do one token request; protocol-facts.md sections 2.3 (GET) and 2.4 (POST, identity tokens)."""
-        challenge, credential = self._challenge, self.credential
-        if challenge is None:
-            raise AuthError(f"{self.host} has not said where to log in")
-        parts = urlsplit(self._realm(challenge))
-        worded = [self._worded.get(pair) or f"repository:{pair[0]}:{pair[1]}" for pair in scopes.items()]
-        scope = self._worded.get(None) or " ".join(worded)
-        service = [("service", challenge.service)] if challenge.service else []
-        if self._refresh_token is not None:
-            form = [("grant_type", "refresh_token"), *service, ("client_id", _CLIENT_ID)]
-            form += [("scope", scope), ("refresh_token", self._refresh_token)]
-            kind = [("Content-Type", "application/x-www-form-urlencoded")]
-            answer = await self._fetch("POST", urlunsplit(parts), kind, urlencode(form).encode())
-            # Where the POST flow is missing or half there (Artifactory 401, ACR 400), GET may do.
-            if answer[0] not in (400, 401, 404, 405) or credential is None or credential.basic is None:
-                return answer
-        query = parse_qsl(parts.query, keep_blank_values=True)
-        query += [pair for pair in service if "service" not in dict(query)]
-        query += [("scope", word) for word in dict.fromkeys(scope.split())]
-        headers: list[tuple[str, str]] = []
-        if credential is not None and credential.basic is not None:
-            query.append(("account", credential.username or ""))
-            headers.append(("Authorization", credential.basic))
-        answer = await self._fetch("GET", urlunsplit(parts._replace(query=urlencode(query))), headers, b"")
-        if answer[0] == 200:
-            # It did: no more POSTs.
-            self._refresh_token = None
-        return answer
-
-    def _realm(self, challenge: Challenge) -> str:
-        return check_realm(
-            challenge.realm,
-            registry_scheme=self.scheme,
-            registry_host=self.host,
-            has_credentials=self.credential is not None,
-            allowed=self._allowed,
+    def _serves(self, token: _Token, needed: Scopes) -> bool:
+        if self._one_scope:
+            return token.scopes == needed
+        held = token.scopes
+        return None in self._worded or all(
+            name in held and _union(held[name], actions) == held[name] for name, actions in needed.items()
         )
 
-    def _read(
-        self, status: int, headers: Mapping[str, str], body: bytes, scopes: Scopes
-    ) -> tuple[str, float | None]:
-        """Turn a token server's answer into a token and its lifetime, or raise what it means."""
-        credential, said = self.credential, _words(body)
-        said = credential.redact(said) if credential else said
-        realm = self._challenge.realm if self._challenge else self.host
-        who = f"the token service {urlsplit(realm).hostname}"
-        if status == 401 and credential is not None:
-            raise self._wrong(who, credential)
+    async def _token(self, needed: Scopes, before_body: bool) -> str:
+        """Return a token that is held, or wait for one under way, or ask for one."""
+        while True:
+            # With one scope each there may be thousands, and only the exact one can serve.
+            keys = [frozenset(needed.items())] if self._one_scope else [*self._tokens]
+            held = [self._tokens[key] for key in keys if key in self._tokens]
+            for token in held + self._pending:
+                if self._serves(token, needed) and self._is_live(token, before_body):
+                    break
+            else:
+                return await self._lead(needed, before_body)
+            if token.value:
+                return token.value
+            await token.done.wait()
+            if token.error is not None and self._serves(token, needed):
+                raise token.error.again() from token.error
+
+    async def _lead(self, needed: Scopes, before_body: bool) -> str:
+        token = self._compose(needed, before_body)
+        self._pending.append(token)
+        try:
+            answer = await self._exchange(token.scopes)
+            # One repository out of bounds may spoil the request for all (ghcr answers 403 to the whole). Not
+            # asked again after a 401 to a password: wrong ones are counted, and accounts locked.
+            spoilt = answer[0] in (400, 403, 404, 413, 414, 431) or (answer[0] == 401 and self._anonymous)
+            if spoilt and token.wide:
+                self._narrow()
+                token.scopes, token.wide, token.born = needed, False, self._now()
+                answer = await self._exchange(needed)
+            token.value, life = self._read(answer, token.scopes)
+        except SyncError as error:
+            token.error = error
+            raise
+        finally:
+            self._pending.remove(token)
+            token.done.set()
+        token.expires = None if life is None else token.born + life * _REFRESH_AT
+        if not (token.wide and self._one_scope):
+            live = {key: held for key, held in self._tokens.items() if self._is_live(held, False)}
+            self._tokens = live | {frozenset(token.scopes.items()): token}
+        return token.value
+
+    def _compose(self, needed: Scopes, before_body: bool) -> _Token:
+        """Choose what one token request covers: what is needed, then what this run will need next."""
+        chosen = {**needed}
+        if not self._one_scope and None not in self._worded:
+            chosen = {name: _union(held, self._declared.get(name, held)) for name, held in needed.items()}
+            tokens = [*self._tokens.values(), *self._pending]
+            live = [token.scopes for token in tokens if self._is_live(token, before_body)]
+            covered = {pair for scopes in live for pair in scopes.items()}
+            for pair in self._declared.items():
+                if len(chosen) < _MOST_REPOSITORIES and pair not in covered:
+                    chosen.setdefault(*pair)
+        return _Token(chosen, chosen != needed, self._now())
+
+    async def _exchange(self, scopes: Scopes) -> Answer:
+        """Do one token request; protocol-facts.md sections 2.3 (GET) and 2.4 (POST, identity tokens)."""
+        from urllib.parse import urlencode
+
+        challenge = self._challenge or Challenge("bearer")
+        realm, query = challenge.realm, [("service", challenge.service)] if challenge.service else []
+        check_realm(realm, self._scheme, self._host, not self._anonymous)
+        worded = [self._worded.get(pair) or f"repository:{pair[0]}:{pair[1]}" for pair in scopes.items()]
+        scope = self._worded.get(None) or " ".join(worded)
+        if self._refresh_token is not None:
+            form = [("grant_type", "refresh_token"), *query, ("client_id", "regsync"), ("scope", scope)]
+            form.append(("refresh_token", self._refresh_token))
+            kind = [("Content-Type", "application/x-www-form-urlencoded")]
+            answer = await self._fetch("POST", realm, kind, urlencode(form).encode())
+            # Where the POST flow is missing or half there (Artifactory 401, ACR 400), GET may do.
+            if answer[0] not in (400, 401, 404, 405) or self._credential.basic is None:
+                return answer
+        query += [("scope", word) for word in dict.fromkeys(scope.split())]
+        headers: list[Pair] = []
+        if self._credential.basic is not None:
+            query.append(("account", self._credential.username or ""))
+            headers.append(("Authorization", self._credential.basic))
+        url = f"{realm}{'&' if '?' in realm else '?'}{urlencode(query)}"
+        answer = await self._fetch("GET", url, headers, b"")
+        if answer[0] == 200:
+            self._refresh_token = None  # it did: no more POSTs
+        return answer
+
+    def _read(self, answer: Answer, scopes: Scopes) -> tuple[str, float | None]:
+        """Return the token of a token server's answer and its lifetime, or raise what the answer means."""
+        status, headers, body = answer
+        document, who, own = _document(body), f"the token service of {self._host}", self._credential
+        said = clean(own.redact(_words(document)), 200)
+        if status == 401 and not self._anonymous:
+            raise self._wrong(who)
         if status in (408, 429) or status >= 500:
             wait = parse_retry_after(headers.get("retry-after"), self._wall())
             raise RegistryError(f"{who} answered {status}{said}", status=status, retry_after=wait)
-        if 300 <= status < 400:
-            raise AuthError(f"{who} redirects ({status}); a login is not carried elsewhere")
         if not 200 <= status < 300:
-            asked = ", ".join(f"{name} ({actions})" for name, actions in [*scopes.items()][:2]) or self.host
-            login = f"to the credentials from {credential.origin}" if credential else "without credentials"
-            hint = None if credential else f"configure credentials for {self.host}"
+            asked = ", ".join(f"{name} ({actions})" for name, actions in [*scopes.items()][:2]) or self._host
+            login = "without credentials" if self._anonymous else f"to the credentials from {own.origin}"
+            hint = f"configure credentials for {self._host}" if self._anonymous else None
             raise AuthError(f"{who} gives no token for {asked} {login}: status {status}{said}", hint=hint)
-        answer = _document(body)
-        value = answer.get("token") or answer.get("access_token")
-        if not isinstance(value, str) or not _TOKEN.fullmatch(value):
+        value = document.get("token") or document.get("access_token")
+        if not isinstance(value, str) or not re.fullmatch(r"[\x21-\x7e]+", value):
             raise AuthError(f"{who} answered without a usable token")
-        renewed = answer.get("refresh_token")
+        renewed = document.get("refresh_token")
         if self._refresh_token is not None and isinstance(renewed, str) and renewed:
             self._refresh_token = renewed
-        return value, _lifetime(answer, value, self._wall())
+        return value, _lifetime(document, value, self._wall())

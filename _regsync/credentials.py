@@ -9,43 +9,48 @@ protocol-facts.md section 3 and section 9.2 (R8, R9, R19).
 
 from __future__ import annotations
 
-import base64
 import json
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from _regsync.errors import AuthError, clean
+from _regsync.fields import is_loopback
 
 if TYPE_CHECKING:
     from _regsync.config import Registry
 
-__all__ = ["Credential", "find_credential", "is_loopback"]
+__all__ = ["Credential", "find_credential"]
+
+Environ = Mapping[str, str]
+Read = Callable[[str], bytes | None]
 
 
-@dataclass(frozen=True, slots=True)
-class Credential:
+class Credential(NamedTuple):
     """What proves who we are at one registry; `origin` tells the user where it was found.
 
     Hashable, and equal only when the secrets are: a fit key for what must not be mixed.
     """
 
-    identity: str
     username: str | None = None
-    password: str | None = field(default=None, repr=False)
-    identity_token: str | None = field(default=None, repr=False)
-    registry_token: str | None = field(default=None, repr=False)
+    password: str | None = None
+    identity_token: str | None = None
+    registry_token: str | None = None
     origin: str = "the configuration"
+
+    def __repr__(self) -> str:
+        return f"Credential(username={self.username!r}, origin={self.origin!r})"
 
     @property
     def basic(self) -> str | None:
         """The Authorization header of the Basic scheme, None where there is no such pair."""
+        from base64 import b64encode
+
         secret = self.password or self.identity_token
         if not self.username or not secret:
             return None
-        return "Basic " + base64.b64encode(f"{self.username}:{secret}".encode()).decode("ascii")
+        return "Basic " + b64encode(f"{self.username}:{secret}".encode()).decode("ascii")
 
     def redact(self, text: str) -> str:
         """Take the secrets out of a text that a server sent."""
@@ -54,18 +59,8 @@ class Credential:
         return text
 
 
-def is_loopback(host: str) -> bool:
-    """Say whether a host names this machine."""
-    return host in ("localhost", "::1") or re.fullmatch(r"127(?:\.[0-9]{1,3}){3}", host) is not None
-
-
 def find_credential(
-    registry: Registry,
-    *,
-    environ: Mapping[str, str],
-    home: str | None,
-    read: Callable[[str], bytes | None],
-    repository: str | None = None,
+    registry: Registry, *, environ: Environ, home: str | None, read: Read, repository: str | None = None
 ) -> tuple[Credential | None, list[str]]:
     """Find what to log in with (None: anonymous), and the places that were looked at.
 
@@ -76,38 +71,32 @@ def find_credential(
     if method == "anonymous":
         return None, []
     if method == "basic":
-        name = registry.username or ""
-        return Credential(f"{where} {name}", name, registry.password, origin=f"credentials of {where}"), []
+        return Credential(registry.username, registry.password, origin=f"credentials of {where}"), []
     if method == "static_token":
-        return Credential(f"{where} token", registry_token=registry.token, origin=f"token of {where}"), []
+        return Credential(registry_token=registry.token, origin=f"token of {where}"), []
     if method in ("ecr", "gar", "gcr", "acr"):
         hint = "use auth_type: basic with a user name and a token from the cloud's own command line"
         raise AuthError(f"{where}: auth_type {method} is not in this version", hint=hint, fatal=True)
     looked: list[str] = []
-    if method == "ghcr" or (method is None and registry.kind == "ghcr"):
+    if (method or registry.kind) == "ghcr":
         looked.append("the environment variable GITHUB_TOKEN")
         if token := environ.get("GITHUB_TOKEN"):
             if registry.scheme != "https" and not is_loopback(registry.host):
                 raise AuthError(f"{where}: GITHUB_TOKEN is not sent over plain http", fatal=True)
             # Any user name goes with a token (protocol-facts.md section 7.1); Actions sets the real one.
-            name = environ.get("GITHUB_ACTOR") or "regsync"
-            return Credential("GITHUB_TOKEN", name, token, origin="GITHUB_TOKEN"), looked
-    if method != "ghcr":
-        for place, text in _files(environ, home, read):
-            looked.append(place)
-            found = None if text is None else _look_up(place, text, registry, repository)
-            if found is not None:
-                return found, looked
+            return Credential(environ.get("GITHUB_ACTOR") or "regsync", token, origin="GITHUB_TOKEN"), looked
+    for place, text in _files(environ, home, read) if method != "ghcr" else ():
+        looked.append(place)
+        if text is not None and (found := _look_up(place, text, registry, repository)) is not None:
+            return found, looked
     if method is None:
         return None, looked
-    message = f"{where}: no credentials for {registry.authority}; looked at {', '.join(looked)}"
     hint = "log in with a container client, or use auth_type: basic with credentials"
-    raise AuthError(message, hint=hint, fatal=True)
+    message = f"no credentials for {registry.authority}; looked at {', '.join(looked)}"
+    raise AuthError(f"{where}: {message}", hint=hint, fatal=True)
 
 
-def _files(
-    environ: Mapping[str, str], home: str | None, read: Callable[[str], bytes | None]
-) -> Iterator[tuple[str, bytes | None]]:
+def _files(environ: Environ, home: str | None, read: Read) -> Iterator[tuple[str, bytes | None]]:
     """Yield the places of protocol-facts.md section 3.1 with what they hold, docker's before podman's."""
 
     def below(directory: str | None, *names: str) -> str | None:
@@ -133,19 +122,18 @@ def _files(
 
 def _look_up(place: str, text: bytes, registry: Registry, repository: str | None) -> Credential | None:
     """Find a registry in one credential file (protocol-facts.md sections 3.2 to 3.4)."""
+    legacy = place.endswith(".dockercfg")
+    unusable = AuthError(f"{place} is not a container client's credential file", fatal=True)
     try:
-        document = json.loads(text)
+        document = {"auths": json.loads(text)} if legacy else json.loads(text)
     except (ValueError, RecursionError):
         # Without the parser's own error, which carries the whole document.
-        raise AuthError(f"{place} is not valid JSON", hint="correct or remove it", fatal=True) from None
-    legacy = place.endswith(".dockercfg")
-    document = {"auths": document} if legacy else document
-    parts = (
-        [document.get(name) or {} for name in ("auths", "credHelpers")] if isinstance(document, dict) else []
-    )
-    if not parts or not all(isinstance(part, dict) for part in parts):
-        raise AuthError(f"{place} is not a container client's credential file", fatal=True)
-    auths, programs = parts
+        raise unusable from None
+    if not isinstance(document, dict):
+        raise unusable
+    auths, programs = document.get("auths") or {}, document.get("credHelpers") or {}
+    if not isinstance(auths, dict) or not isinstance(programs, dict):
+        raise unusable
     names = [registry.authority, f"{registry.host}:{registry.port}"]
     if registry.host == "docker.io":
         names = ["https://index.docker.io/v1/", *names, "index.docker.io", "registry-1.docker.io"]
@@ -155,7 +143,9 @@ def _look_up(place: str, text: bytes, registry: Registry, repository: str | None
     path = (repository or "").split("/")
     scoped = [f"{name}/{'/'.join(path[:end])}" for end in range(len(path), 0, -1) for name in names]
     keys = [key for key in (*scoped, *names) if key in auths]
-    keys += [key for key in auths if key not in keys and _plain(key, legacy) in names]
+    # Keys may be URLs, in the legacy file without a scheme; elsewhere a path means more than the host.
+    url = r"(?:https?://)?([^/]*).*" if legacy else r"https?://([^/]*).*"
+    keys += [key for key in auths if key not in keys and re.sub(url, r"\1", key.lower(), count=1) in names]
     for key in keys:
         if (found := _read_entry(place, auths[key], registry)) is not None:
             return found
@@ -166,50 +156,38 @@ def _look_up(place: str, text: bytes, registry: Registry, repository: str | None
     return None
 
 
-def _plain(key: str, legacy: bool) -> str:
-    bare = re.sub(r"^https?://", "", key.lower())
-    return bare.partition("/")[0] if legacy or bare != key.lower() else bare
-
-
 def _delegated(place: str, section: str, suffix: object, registry: Registry) -> AuthError:
-    program = f"docker-credential-{clean(str(suffix), 40)}"
-    return AuthError(
-        f"{place} delegates {registry.authority} to the credential helper {program} ({section}), and this "
-        "program starts no other programs",
-        hint="use auth_type: basic with credentials, or write an auths entry to a separate file and point "
-        "DOCKER_CONFIG at its directory; for public images use auth_type: anonymous",
-        fatal=True,
+    program = f"docker-credential-{clean(str(suffix), 40)} ({section})"
+    message = f"{place} delegates {registry.authority} to the credential helper {program}"
+    hint = (
+        "use auth_type: basic with credentials, or write an auths entry to a separate file and point "
+        "DOCKER_CONFIG at its directory; for public images use auth_type: anonymous"
     )
+    return AuthError(f"{message}, and this program starts no other programs", hint=hint, fatal=True)
 
 
 def _read_entry(place: str, entry: object, registry: Registry) -> Credential | None:
     """Read one `auths` entry; None for the empty one that a credential store leaves behind."""
+    from base64 import b64decode
+
     broken = AuthError(f"{place}: the entry for {registry.authority} does not parse", fatal=True)
-    if not isinstance(entry, dict):
-        raise broken
     names = ("auth", "username", "password", "identitytoken", "registrytoken")
-    texts = [entry.get(name) or "" for name in names]
-    if not all(isinstance(text, str) for text in texts):
+    if not isinstance(entry, dict) or not all(isinstance(entry.get(name) or "", str) for name in names):
         raise broken
-    auth, username, password, identity_token, registry_token = texts
+    auth, username, password, identity_token, registry_token = (entry.get(name) or "" for name in names)
     if auth:
         try:
-            username, colon, password = base64.b64decode(auth, validate=True).decode().partition(":")
+            username, colon, password = b64decode(auth, validate=True).decode().partition(":")
         except ValueError:
             raise broken from None
         if not username or not colon:
             raise broken
-        # docker trims what old versions padded with.
-        password = password.rstrip("\0")
+        password = password.rstrip("\0")  # docker does; old versions padded
     if username == "<token>":
         identity_token = identity_token or password
-    if not registry_token and not identity_token and not (username and password):
+    if not (registry_token or identity_token or (username and password)):
         return None
+    password = "" if identity_token else password
     return Credential(
-        f"{place} {registry.authority} {username}",
-        username or None,
-        None if identity_token else password or None,
-        identity_token or None,
-        registry_token or None,
-        origin=place,
+        username or None, password or None, identity_token or None, registry_token or None, place
     )

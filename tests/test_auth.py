@@ -13,12 +13,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from _regsync.auth import Authenticator, Challenge, Credential, check_realm, is_private, parse_challenges
+from _regsync.auth import Authenticator, Challenge, check_realm, is_private, parse_challenges
+from _regsync.credentials import Credential
 from _regsync.errors import AuthError, ConnectFailed, RegistryError, Side, SyncError
 
 REALM = "https://auth.example.org/token"
 BEARER = f'Bearer realm="{REALM}",service="registry.example.org",scope="repository:team/app:pull"'
-USER = Credential("id", "someone", "hunter2", origin="credentials of registry 'mine'")
+USER = Credential("someone", "hunter2", origin="credentials of registry 'mine'")
 BASIC = "Basic " + base64.b64encode(b"someone:hunter2").decode()
 Answer = tuple[int, dict[str, str], bytes]
 
@@ -170,9 +171,10 @@ def test_long_challenges_are_read_in_linear_time(text: str) -> None:
 
 
 def realm(
-    url: str, registry: str = "registry.example.org", scheme: str = "https", secret: bool = True, **more: Any
+    url: str, registry: str = "registry.example.org", scheme: str = "https", secret: bool = True
 ) -> str:
-    return check_realm(url, registry_scheme=scheme, registry_host=registry, has_credentials=secret, **more)
+    check_realm(url, scheme, registry, secret)
+    return url
 
 
 @pytest.mark.parametrize(
@@ -215,6 +217,7 @@ def test_realms_of_the_same_owner_get_credentials(url: str, registry: str) -> No
             id="shared-below-a-suffix",
         ),
         pytest.param("https://evil.co.uk/t", "corp.co.uk", "another owner", id="public-second-level"),
+        pytest.param("https://9.1.2.3/t", "8.1.2.3", "another owner", id="addresses-that-end-alike"),
         pytest.param("http://registry.example.org/t", "registry.example.org", "not https", id="http"),
         pytest.param("ftp://registry.example.org/t", "registry.example.org", "not https", id="ftp"),
         pytest.param("/token", "registry.example.org", "not a URL", id="relative"),
@@ -284,13 +287,9 @@ def test_an_anonymous_login_may_go_to_any_public_https_realm() -> None:
     assert realm("https://tokens.test/t", secret=False) == "https://tokens.test/t"
 
 
-def test_the_operator_may_vouch_for_a_realm() -> None:
-    assert realm("https://10.0.0.9/t", allowed=["10.0.0.9"]) == "https://10.0.0.9/t"
-
-
 def test_a_registry_over_http_may_name_an_http_realm() -> None:
     assert realm("http://127.0.0.1:5001/t", "localhost", "http") == "http://127.0.0.1:5001/t"
-    assert realm("http://[::1]:5001", "127.0.0.1", "http") == "http://[::1]:5001/"
+    assert realm("http://[::1]:5001", "127.0.0.1", "http") == "http://[::1]:5001"
     with pytest.raises(AuthError, match="another owner"):
         realm("http://evil.test/t", "registry.test", "http")
 
@@ -303,7 +302,7 @@ def test_any_realm_passes_or_is_an_auth_error(text: str) -> None:
         except AuthError as error:
             assert "\n" not in error.message  # noqa: PT017
         else:
-            assert (urlsplit(passed).hostname or "").endswith("example.org")
+            assert (urlsplit(passed).hostname or "").rstrip(".").endswith("example.org")
 
 
 # What is sent ----------------------------------------------------------------------------------------
@@ -372,7 +371,7 @@ async def test_basic_is_sent_after_the_challenge_on_every_request() -> None:
             USER, BASIC, "refused the credentials from credentials of registry 'mine'", True, id="wrong"
         ),
         pytest.param(
-            Credential("id", identity_token="hunter2", origin="a file"),
+            Credential(identity_token="hunter2", origin="a file"),
             None,
             "a file holds only a token",
             True,
@@ -401,7 +400,7 @@ async def test_unknown_schemes_are_named_and_no_challenge_is_no_way_in() -> None
 @pytest.mark.anyio
 async def test_a_static_token_is_sent_at_once_over_https_and_never_exchanged() -> None:
     tokens = Tokens()
-    held = Credential("id", registry_token="hunter2", origin="token of registry 'mine'")
+    held = Credential(registry_token="hunter2", origin="token of registry 'mine'")
     assert await login(tokens, held).authorization("team/app", "pull") == "Bearer hunter2"
     over_http = login(tokens, held, scheme="http")
     assert await over_http.authorization("team/app", "pull") is None
@@ -632,8 +631,8 @@ async def test_a_403_to_an_exact_token_or_to_none_is_final() -> None:
     ("error", "refused", "narrow"),
     [
         pytest.param("insufficient_scope", "team/1", True, id="insufficient-scope"),
-        pytest.param("", "team/2", True, id="only-the-first-scope-counted"),
-        pytest.param("", "team/1", False, id="the-first-scope-refused"),
+        pytest.param("", "team/2", True, id="no-reason-given"),
+        pytest.param("", "team/1", True, id="no-reason-given-for-the-first"),
         pytest.param("invalid_token", "team/2", False, id="token-invalid"),
     ],
 )
@@ -756,9 +755,7 @@ async def test_a_token_is_renewed_before_it_expires(document: object, lasts: flo
 
 
 @pytest.mark.anyio
-@pytest.mark.parametrize(
-    "token", ["opaque", "a.b.c", "a.!.c", "a..c", jwt(exp="soon"), jwt(exp=True), "a." + "W10" + ".c"]
-)
+@pytest.mark.parametrize("token", ["opaque", "a.b.c", "a.!.c", "a..c", jwt(exp="soon"), "a." + "W10" + ".c"])
 async def test_a_token_of_unknown_lifetime_serves_until_refused_but_not_before_a_body(token: str) -> None:
     tokens, clock = Tokens(answer(200, {"token": token})), Clock()
     at = await challenged(tokens, USER, clock=clock)
@@ -868,7 +865,7 @@ async def test_a_401_without_challenge_to_a_token_renews_it() -> None:
         pytest.param(answer(404, {"error": "unknown"}), None, "status 404: unknown", False, id="error-field"),
         pytest.param((404, {}, b"<html>"), None, "status 404", False, id="html"),
         pytest.param(
-            answer(302, None, location="https://evil.test/"), USER, "redirects (302)", False, id="redirect"
+            answer(302, None, location="https://evil.test/"), USER, "status 302", False, id="redirect"
         ),
         pytest.param((200, {}, b""), USER, "without a usable token", False, id="empty"),
         pytest.param((200, {}, b"[" * 200_000), USER, "without a usable token", False, id="deep"),
@@ -889,7 +886,7 @@ async def test_what_the_token_service_refuses_is_said_once_and_clean(
     with pytest.raises(AuthError) as caught:
         await at.authorization("team/app", "pull")
     assert complaint in caught.value.message
-    assert "token service auth.example.org" in caught.value.message
+    assert "the token service of registry.example.org" in caught.value.message
     assert caught.value.fatal is fatal
     assert caught.value.message.isprintable()
     assert "hunter2" not in f"{caught.value!r}{caught.value.hint}"
@@ -912,7 +909,7 @@ async def test_a_token_service_in_trouble_may_be_asked_again(status: int, wait: 
     assert await at.authorization("team/app", "pull") == "Bearer t2"
 
 
-IDENTITY = Credential("id", "00000000", identity_token="hunter2", origin="a file")
+IDENTITY = Credential("00000000", identity_token="hunter2", origin="a file")
 
 
 @pytest.mark.anyio
@@ -950,7 +947,7 @@ async def test_get_is_tried_where_the_post_flow_is_missing(status: int) -> None:
 @pytest.mark.anyio
 async def test_get_is_not_tried_without_a_user_name() -> None:
     tokens = Tokens(answer(401))
-    at = await challenged(tokens, Credential("id", identity_token="hunter2", origin="a file"))
+    at = await challenged(tokens, Credential(identity_token="hunter2", origin="a file"))
     with pytest.raises(AuthError, match="refused the credentials from a file"):
         await at.authorization("team/app", "pull")
     assert len(tokens.asked) == 1

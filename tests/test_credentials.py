@@ -334,7 +334,7 @@ def test_an_entry_beside_a_store_is_used() -> None:
 
 
 def test_no_secret_is_in_the_text_of_a_credential() -> None:
-    held = Credential("id", "someone", "hunter1", "hunter2", "hunter3")
+    held = Credential("someone", "hunter1", "hunter2", "hunter3")
     assert "hunter" not in f"{held!r} {held}"
     basic = held.basic or ""
     assert held.redact(f"no hunter1, hunter2, hunter3 nor {basic[6:]}") == "no ***, ***, *** nor ***"
