@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -485,14 +485,9 @@ class Transport:
     def _trace(self, call: Call, origin: Origin, path: str, status: int) -> None:
         self.edge.log("trace", "request", f"{call.method} {origin}{path.partition('?')[0]} -> {status}")
 
-    @asynccontextmanager
-    async def kept(self, lease: Lease | None, origin: Origin) -> AsyncIterator[Lease]:
+    def kept(self, lease: Lease | None, origin: Origin) -> AbstractAsyncContextManager[Lease]:
         """Give the caller's own lease, which outlives this exchange, or a new one, which does not."""
-        if lease is not None:
-            yield lease
-        else:
-            async with self.pool.lease(origin) as own:
-                yield own
+        return self.pool.lease(origin) if lease is None else nullcontext(lease)
 
     @asynccontextmanager
     async def _followed(self, host: Host, call: Call, response: Response) -> AsyncIterator[Response]:

@@ -23,7 +23,7 @@ from conformance.images import Image, Seed
 from conformance.messages import Answer, Request, Response, error
 from conformance.server import Server
 from conformance.tokens import BasicAuth
-from tests.ends import Ran, Start, copy, document, held, only, run_regsync, started, sync, tags
+from tests.ends import ROOT, Ran, Start, copy, document, held, only, run_regsync, started, sync, tags
 
 SECRET = "Xyzzy-0pen-Sesame"
 
@@ -423,6 +423,22 @@ def test_a_second_signal_ends_at_once(
         process.send_signal(number)
         out, err = process.communicate(timeout=20)
     assert process.returncode == status
+    assert json.loads(out)["interrupted"] is True
+    assert not target.app.tags("app")
+    assert "Traceback" not in err
+
+
+def test_what_does_not_end_in_time_after_a_signal_is_left(
+    source: Server, target: Server, stalled: Stall, tmp_path: Path
+) -> None:
+    shorter = "import sys, regsync, _regsync.sync as run; run.DRAIN_SECONDS = 0.1; sys.exit(regsync.main())"
+    command = [sys.executable, "-c", shorter, *two_images(source, target, tmp_path / "x.yaml")]
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "cwd": ROOT}
+    with subprocess.Popen(command, **pipes) as process:
+        assert stalled.came.wait(30)
+        process.send_signal(signal.SIGTERM)
+        out, err = process.communicate(timeout=20)
+    assert process.returncode == 143
     assert json.loads(out)["interrupted"] is True
     assert not target.app.tags("app")
     assert "Traceback" not in err
