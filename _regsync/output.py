@@ -2,14 +2,16 @@
 
 Owns: the two output streams and how values become lines on them. May not know: what a run does.
 Invariant: standard output holds results only, and with `--json` exactly one document; everything else
-goes to standard error. Silence means success. Follows specification section 6, design.md sections 2
-and 10.
+goes to standard error; no control character of foreign text reaches either. Silence means success.
+Follows specification section 6, design.md sections 2 and 10.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import time
+from dataclasses import asdict
 from typing import Any, TextIO
 
 from _regsync.errors import ConfigError, RegsyncError, clean
@@ -19,6 +21,9 @@ __all__ = ["LEVELS", "Console", "show_progress"]
 
 LEVELS = {"trace": 5, "debug": 10, "info": 20, "warning": 30, "error": 40}
 _TICK, _HEARTBEAT = 0.25, 30.0
+# An image's line holds two references and a cause that was cut before.
+_LONGEST_LINE = 2000
+_CLEAR = "\r\x1b[K"
 
 
 class Console:
@@ -30,93 +35,85 @@ class Console:
         self._out, self._err = out, err
         self._threshold = LEVELS[level]
         self.as_json, self._json_log = as_json, json_log
-        self.live = progress and err.isatty() and not json_log
+        can_clear = err.isatty() and os.environ.get("TERM") != "dumb"
+        self.live = progress and can_clear and not json_log
         self.heartbeat = progress and not self.live
         self.shows_summary = out.isatty()
         self._status = ""
 
     def log(self, level: str, event: str, message: str, **fields: Any) -> None:
         """Write one log line when its level is wanted."""
-        if LEVELS[level] < self._threshold:
-            return
+        if LEVELS[level] >= self._threshold:
+            self._say(f"{level}: {message}", level, event, message, **fields)
+
+    def _say(self, text: str, level: str, event: str, message: str, **fields: Any) -> None:
+        """Write `text` to standard error, or with `--log-format json` an object in its place."""
         if self._json_log:
-            now = time.time()
-            stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(now)) + f".{int(now * 1000) % 1000:03d}Z"
-            entry = {"ts": stamp, "level": level, "event": event, "message": message, **fields}
-            self._line(self._err, json.dumps(entry, ensure_ascii=False))
+            seconds, rest = divmod(time.time_ns(), 1_000_000_000)
+            stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(seconds))
+            entry = {"ts": f"{stamp}.{rest // 1_000_000:03d}Z", "level": level, "event": event}
+            self._line(self._err, json.dumps({**entry, "message": message, **fields}, default=str))
         else:
-            self._line(self._err, f"{level}: {clean(message, 2000)}")
+            self._line(self._err, clean(text, _LONGEST_LINE))
 
     def outcome(self, outcome: Outcome) -> None:
         """Show one image: what was done on standard output, what failed on standard error."""
         if outcome.status == "failed":
-            if self._json_log:
-                self.log("error", "image_failed", outcome.line(), **outcome.as_json())
-            else:
-                self._line(self._err, clean(outcome.line(), 2000))
-                if outcome.error is not None and outcome.error.hint:
-                    self._line(self._err, f"hint: {clean(outcome.error.hint, 1000)}")
+            line = outcome.line()
+            self._say(line, "error", "image_failed", line, **outcome.as_json())
+            self._hint(outcome.error)
         elif outcome.status == "synced" and not self.as_json:
-            self._line(self._out, outcome.line())
+            self.line(outcome.line())
+
+    def _hint(self, error: RegsyncError | None) -> None:
+        if error is not None and error.hint and not self._json_log:
+            self._line(self._err, clean(f"hint: {error.hint}", _LONGEST_LINE))
 
     def error(self, error: RegsyncError) -> None:
         """Show why the command as a whole ended."""
         problems = error.problems if isinstance(error, ConfigError) else ()
-        lines = [str(problem) for problem in problems] or [str(error)]
-        for line in lines:
-            if self._json_log:
-                self.log("error", "run_failed", line, code=error.code)
-            else:
-                self._line(self._err, f"error: {error.code}: {clean(line, 2000)}")
-        if error.hint and not self._json_log:
-            self._line(self._err, f"hint: {clean(error.hint, 1000)}")
+        for line in [str(problem) for problem in problems] or [str(error)]:
+            told = {"code": error.code, "hint": error.hint}
+            self._say(f"error: {error.code}: {line}", "error", "run_failed", line, **told)
+        self._hint(error)
         if self.as_json:
-            self.document(
-                {
-                    "schema": 1,
-                    "error": {"code": error.code, "message": str(error), "hint": error.hint},
-                    "problems": [
-                        {
-                            "file": each.file,
-                            "line": each.line,
-                            "column": each.column,
-                            "path": each.path,
-                            "message": each.message,
-                        }
-                        for each in problems
-                    ],
-                }
-            )
+            told = {"code": error.code, "message": str(error), "hint": error.hint}
+            self.document({"schema": 1, "error": told, "problems": [asdict(each) for each in problems]})
 
     def summary(self, report: Report, elapsed: float) -> None:
         """Show the summary when there is something to say, or somebody to say it to."""
         if not self.as_json and (self.shows_summary or report.counts["synced"] or report.counts["failed"]):
             for line in report.summary(elapsed):
-                self._line(self._out, line)
+                self.line(line)
 
     def document(self, value: dict[str, Any]) -> None:
-        """Write the one JSON document."""
-        self._line(self._out, json.dumps(value, ensure_ascii=False))
+        """Write the one JSON document: ASCII, so that any stream takes it and no terminal obeys it."""
+        self._line(self._out, json.dumps(value))
 
     def line(self, text: str) -> None:
         """Write one result."""
-        self._line(self._out, text)
+        self._line(self._out, clean(text, _LONGEST_LINE))
 
-    def status(self, text: str) -> None:
-        """Replace the live line at the bottom of the terminal."""
-        import shutil
-
-        width = shutil.get_terminal_size().columns - 1
-        text = text if len(text) <= width else text[: max(0, width - 1)] + "~"
+    def progress(self, text: str) -> None:
+        """Show how far a run is: on a terminal at its bottom, in place; else as a line of its own."""
+        if not self.live:
+            self._say(f"still running: {text}", "info", "heartbeat", text)
+            return
+        try:
+            columns = os.get_terminal_size(self._err.fileno()).columns or 80
+        except (OSError, ValueError):
+            columns = 80
+        # A line that wraps could not be cleared; the last column wraps on some terminals.
+        text = text if len(text) < columns else f"{text[: max(0, columns - 2)]}~"
         if text != self._status:
-            self._err.write("\r\x1b[K" + text)
+            self._err.write(_CLEAR + text)
             self._err.flush()
             self._status = text
 
     def _line(self, stream: TextIO, text: str) -> None:
-        status, self._status = self._status, ""
-        if status:
-            self._err.write("\r\x1b[K")
+        if self._status:
+            self._status = ""
+            self._err.write(_CLEAR)
             self._err.flush()
         try:
             stream.write(text + "\n")
@@ -135,15 +132,11 @@ async def show_progress(console: Console, progress: Any) -> None:
         while True:
             await anyio.sleep(_TICK if console.live else _HEARTBEAT)
             elapsed = anyio.current_time() - began
-            rate = size_text(int(progress.bytes / elapsed)) if elapsed else "0 B"
-            text = (
+            rate = size_text(int(progress.bytes / elapsed))
+            console.progress(
                 f"{progress.done} of {progress.known} images, {size_text(progress.bytes)}, {rate}/s, "
                 f"{duration_text(elapsed)}"
             )
-            if console.live:
-                console.status(text)
-            else:
-                console.log("warning", "heartbeat", f"still running: {text}")
     finally:
         if console.live:
-            console.status("")
+            console.progress("")

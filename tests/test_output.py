@@ -1,0 +1,370 @@
+"""Which stream gets which line, in text and JSON, on terminals and on pipes of any encoding."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+from typing import Any
+
+import anyio
+import pytest
+
+from _regsync.errors import ConfigError, ContentError, Problem, RegsyncError, Side
+from _regsync.output import Console, show_progress
+from _regsync.report import Outcome, Report
+
+HOSTILE = "a\x1b[2Jb\x9b31mc\rd\ne\u202ef\x00g\x7fh\u2028i"
+CLEAR = "\r\x1b[K"
+
+
+@pytest.fixture(autouse=True)
+def capable_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+
+
+class Stream(io.StringIO):
+    """A stream that may be a terminal, and that writes into a record shared with its sibling."""
+
+    def __init__(self, name: str, record: list[tuple[str, str]], terminal: bool = False) -> None:
+        super().__init__()
+        self.name_, self._record, self._terminal = name, record, terminal
+
+    def isatty(self) -> bool:
+        return self._terminal
+
+    def write(self, text: str) -> int:
+        self._record.append((self.name_, text))
+        return super().write(text)
+
+
+class Screen:
+    """A console, with what it wrote to each stream and in which order."""
+
+    def __init__(self, *, terminal: bool = False, level: str = "warning", **options: bool) -> None:
+        self.record: list[tuple[str, str]] = []
+        self.out = Stream("out", self.record, terminal)
+        self.err = Stream("err", self.record, terminal)
+        settings = {"as_json": False, "json_log": False, "progress": False, **options}
+        self.console = Console(self.out, self.err, level=level, **settings)
+
+    @property
+    def texts(self) -> tuple[str, str]:
+        return self.out.getvalue(), self.err.getvalue()
+
+    def logged(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in self.err.getvalue().splitlines()]
+
+
+def outcome(status: str, error: RegsyncError | None = None, **details: Any) -> Outcome:
+    return Outcome(source="s/app:1", target="t/app:1", status=status, error=error, **details)
+
+
+REFUSED = ContentError("wrong digest", hint="look at the source").located(Side.SOURCE, "fetch blob", "s/app")
+FAILED = "failed s/app:1 -> t/app:1: CONTENT_ERROR: fetch blob s/app: wrong digest\n"
+
+
+# --- which stream -----------------------------------------------------------------------------------
+
+
+def test_what_was_synced_is_a_result_and_what_failed_is_not() -> None:
+    screen = Screen()
+    for each in (outcome("synced", bytes=1000), outcome("skipped"), outcome("failed", REFUSED)):
+        screen.console.outcome(each)
+    assert screen.texts == (
+        "synced s/app:1 -> t/app:1 (1.0 KB, 0.0s)\n",
+        f"{FAILED}hint: look at the source\n",
+    )
+
+
+def test_with_json_standard_output_holds_one_document_whatever_is_said() -> None:
+    screen = Screen(as_json=True, level="trace", progress=True)
+    report = Report()
+    for each in (outcome("synced"), outcome("failed", REFUSED)):
+        report.add(each)
+        screen.console.outcome(each)
+    screen.console.log("trace", "request", "GET /v2/")
+    screen.console.progress("1 of 2")
+    screen.console.summary(report, 1.0)
+    screen.console.document({"schema": 1})
+    assert screen.out.getvalue() == '{"schema": 1}\n'
+    assert screen.err.getvalue() == (
+        f"{FAILED}hint: look at the source\ntrace: GET /v2/\nstill running: 1 of 2\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("level", "shown"),
+    [
+        ("error", ["error"]),
+        ("warning", ["warning", "error"]),
+        ("debug", ["debug", "info", "warning", "error"]),
+        ("trace", ["trace", "debug", "info", "warning", "error"]),
+    ],
+)
+def test_a_line_shows_from_its_level_upwards(level: str, shown: list[str]) -> None:
+    screen = Screen(level=level)
+    for each in ("trace", "debug", "info", "warning", "error"):
+        screen.console.log(each, "event", "text")
+    assert screen.texts == ("", "".join(f"{each}: text\n" for each in shown))
+
+
+def test_quiet_silences_neither_results_nor_failures() -> None:
+    screen = Screen(level="error")
+    screen.console.outcome(outcome("synced"))
+    screen.console.outcome(outcome("failed", REFUSED))
+    screen.console.error(RegsyncError("broken"))
+    assert screen.out.getvalue().startswith("synced ")
+    assert screen.err.getvalue() == f"{FAILED}hint: look at the source\nerror: INTERNAL_ERROR: broken\n"
+
+
+@pytest.mark.parametrize(
+    ("status", "terminal", "shown"),
+    [
+        ("synced", False, True),
+        ("failed", False, True),
+        ("skipped", False, False),
+        ("skipped", True, True),
+    ],
+)
+def test_the_summary_shows_when_there_is_something_or_somebody(
+    status: str, terminal: bool, shown: bool
+) -> None:
+    screen, report = Screen(terminal=terminal), Report()
+    report.add(outcome(status, REFUSED if status == "failed" else None))
+    screen.console.summary(report, 1.0)
+    assert screen.texts == ("\n".join([*report.summary(1.0), ""]) if shown else "", "")
+
+
+# --- errors -----------------------------------------------------------------------------------------
+
+TWO = ConfigError(
+    "2 problems",
+    problems=(
+        Problem("mirror.yaml", 3, 5, "mappings[0].from", "is missing"),
+        Problem("mirror.yaml", 0, 0, "", "is empty"),
+    ),
+)
+
+
+def test_every_problem_of_a_configuration_is_a_line() -> None:
+    screen = Screen()
+    screen.console.error(TWO)
+    assert screen.texts == (
+        "",
+        "error: CONFIG_ERROR: mirror.yaml:3:5: mappings[0].from: is missing\n"
+        "error: CONFIG_ERROR: mirror.yaml: is empty\n",
+    )
+
+
+def test_an_error_with_json_is_the_published_document_and_still_lines_for_people() -> None:
+    screen = Screen(as_json=True)
+    screen.console.error(TWO)
+    assert json.loads(screen.out.getvalue()) == {
+        "schema": 1,
+        "error": {"code": "CONFIG_ERROR", "message": "2 problems", "hint": None},
+        "problems": [
+            {
+                "file": "mirror.yaml",
+                "line": 3,
+                "column": 5,
+                "path": "mappings[0].from",
+                "message": "is missing",
+            },
+            {"file": "mirror.yaml", "line": 0, "column": 0, "path": "", "message": "is empty"},
+        ],
+    }
+    assert screen.err.getvalue().count("error: CONFIG_ERROR: ") == 2
+
+
+def test_an_errors_hint_is_a_line_of_its_own() -> None:
+    screen = Screen()
+    screen.console.error(ConfigError("no such file", hint="give -c a file"))
+    assert screen.err.getvalue() == "error: CONFIG_ERROR: no such file\nhint: give -c a file\n"
+
+
+# --- JSON log ---------------------------------------------------------------------------------------
+
+
+def test_json_log_lines_are_objects_with_their_events_fields(monkeypatch: pytest.MonkeyPatch) -> None:
+    # The last moment of a second: the milliseconds must not round up alone.
+    monkeypatch.setattr("_regsync.output.time.time_ns", lambda: 1_700_000_000_999_999_999)
+    screen = Screen(json_log=True, progress=True, terminal=True)
+    screen.console.log("warning", "min_tags", "too few", kept=1)
+    screen.console.outcome(outcome("failed", REFUSED))
+    screen.console.error(ConfigError("no such file", hint="give -c a file"))
+    screen.console.progress("1 of 2 images")
+    assert screen.out.getvalue() == ""
+    warning, failed, ended, running = screen.logged()
+    assert warning == {
+        "ts": "2023-11-14T22:13:20.999Z",
+        "level": "warning",
+        "event": "min_tags",
+        "message": "too few",
+        "kept": 1,
+    }
+    assert (failed["level"], failed["event"], failed["error"]["code"]) == (
+        "error",
+        "image_failed",
+        "CONTENT_ERROR",
+    )
+    assert (ended["event"], ended["code"], ended["hint"]) == ("run_failed", "CONFIG_ERROR", "give -c a file")
+    assert (running["level"], running["event"]) == ("info", "heartbeat")
+
+
+def test_a_field_that_json_does_not_know_is_shown_as_text() -> None:
+    screen = Screen(json_log=True)
+    screen.console.log("warning", "event", "text", where=Side.TARGET)
+    assert screen.logged()[0]["where"] == "Side.TARGET"
+
+
+# --- hostile text and narrow streams ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("json_log", [False, True])
+@pytest.mark.parametrize("as_json", [False, True])
+def test_no_control_character_reaches_a_stream(json_log: bool, as_json: bool) -> None:
+    screen = Screen(json_log=json_log, as_json=as_json, level="trace")
+    error = ConfigError(HOSTILE, hint=HOSTILE, problems=(Problem(HOSTILE, 1, 1, HOSTILE, HOSTILE),))
+    screen.console.log("warning", "event", HOSTILE, field=HOSTILE)
+    screen.console.outcome(Outcome(source=HOSTILE, target=HOSTILE, status="failed", error=error))
+    screen.console.outcome(Outcome(source=HOSTILE, target=HOSTILE, status="synced"))
+    screen.console.error(error)
+    screen.console.line(HOSTILE)
+    screen.console.document({"key": HOSTILE})
+    for text in screen.texts:
+        assert not set(text) & set("\x1b\x9b\r\u202e\x00\x7f\u2028")
+        assert all("a" in line for line in text.splitlines()), "foreign text begins no line of its own"
+
+
+def test_a_long_text_is_cut() -> None:
+    screen = Screen()
+    screen.console.log("warning", "event", "x" * 100_000)
+    assert len(screen.err.getvalue()) < 2100
+
+
+def narrow(encoding: str) -> tuple[Console, io.BytesIO, io.BytesIO]:
+    out, err = io.BytesIO(), io.BytesIO()
+    console = Console(
+        io.TextIOWrapper(out, encoding, newline="\n"),
+        io.TextIOWrapper(err, encoding, newline="\n"),
+        level="warning",
+        as_json=False,
+        json_log=False,
+        progress=False,
+    )
+    return console, out, err
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "cp1252"])
+def test_a_stream_without_utf8_still_gets_every_line(encoding: str) -> None:
+    console, out, err = narrow(encoding)
+    console.line("caf\u00e9 \u2192")
+    console.log("warning", "event", "\u2192")
+    assert (out.getvalue(), err.getvalue()) == (b"caf\\xe9 \\u2192\n", b"warning: \\u2192\n")
+
+
+def test_a_document_is_json_on_a_stream_of_any_encoding() -> None:
+    for encoding in ("ascii", "latin-1", "utf-16"):
+        console, out, _ = narrow(encoding)
+        value = {"text": "caf\u00e9 \u2192 \U0001f600 \udc80"}
+        console.document(value)
+        assert json.loads(out.getvalue().decode(encoding)) == value
+
+
+# --- progress ---------------------------------------------------------------------------------------
+
+
+def test_the_live_line_is_cleared_before_any_other_line() -> None:
+    screen = Screen(terminal=True, progress=True)
+    screen.console.progress("1 of 2")
+    screen.console.outcome(outcome("synced"))
+    screen.console.progress("2 of 2")
+    screen.console.log("warning", "event", "text")
+    assert screen.record == [
+        ("err", f"{CLEAR}1 of 2"),
+        ("err", CLEAR),
+        ("out", "synced s/app:1 -> t/app:1 (0 B, 0.0s)\n"),
+        ("err", f"{CLEAR}2 of 2"),
+        ("err", CLEAR),
+        ("err", "warning: text\n"),
+    ]
+
+
+def test_a_line_without_live_line_clears_nothing() -> None:
+    screen = Screen(terminal=True, progress=True)
+    screen.console.line("one")
+    screen.console.progress("")
+    assert screen.record == [("out", "one\n")]
+
+
+def test_the_same_progress_is_not_written_twice() -> None:
+    screen = Screen(terminal=True, progress=True)
+    screen.console.progress("1 of 2")
+    screen.console.progress("1 of 2")
+    assert len(screen.record) == 1
+
+
+@pytest.mark.parametrize(("columns", "shown"), [(10, "12345678~"), (11, "1234567890"), (0, "1234567890")])
+def test_the_live_line_never_wraps(monkeypatch: pytest.MonkeyPatch, columns: int, shown: str) -> None:
+    """A wrapped line would stay on the terminal for ever. Some terminals say that they have 0 columns."""
+    monkeypatch.setattr("os.get_terminal_size", lambda _: os.terminal_size((columns, 24)))
+    screen = Screen(terminal=True, progress=True)
+    screen.err.fileno = lambda: 2  # type: ignore[method-assign]
+    screen.console.progress("1234567890")
+    assert screen.record == [("err", CLEAR + shown)]
+
+
+def test_a_terminal_that_cannot_clear_gets_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "dumb")
+    screen = Screen(terminal=True, progress=True)
+    assert (screen.console.live, screen.console.heartbeat) == (False, True)
+    screen.console.progress("1 of 2")
+    assert screen.err.getvalue() == "still running: 1 of 2\n"
+
+
+@pytest.mark.parametrize(
+    ("terminal", "progress", "json_log", "live", "heartbeat"),
+    [
+        (True, True, False, True, False),
+        (True, True, True, False, True),
+        (False, True, False, False, True),
+        (True, False, False, False, False),
+        (False, False, False, False, False),
+    ],
+)
+def test_progress_is_live_on_terminals_and_a_heartbeat_elsewhere(
+    terminal: bool, progress: bool, json_log: bool, live: bool, heartbeat: bool
+) -> None:
+    console = Screen(terminal=terminal, progress=progress, json_log=json_log).console
+    assert (console.live, console.heartbeat) == (live, heartbeat)
+
+
+class Progress:
+    known, done, bytes = 4, 1, 60_000_000
+
+
+@pytest.mark.anyio
+@pytest.mark.virtual_time
+async def test_without_a_terminal_a_heartbeat_comes_every_thirty_seconds() -> None:
+    screen = Screen(progress=True)
+    with anyio.move_on_after(61):
+        await show_progress(screen.console, Progress)
+    assert screen.texts == (
+        "",
+        "still running: 1 of 4 images, 60.0 MB, 2.0 MB/s, 30s\n"
+        "still running: 1 of 4 images, 60.0 MB, 1.0 MB/s, 1m00s\n",
+    )
+
+
+@pytest.mark.anyio
+@pytest.mark.virtual_time
+async def test_on_a_terminal_the_live_line_moves_and_is_gone_at_the_end() -> None:
+    screen = Screen(progress=True, terminal=True)
+    with anyio.move_on_after(0.6):
+        await show_progress(screen.console, Progress)
+    assert screen.record == [
+        ("err", f"{CLEAR}1 of 4 images, 60.0 MB, 240.0 MB/s, 0.2s"),
+        ("err", f"{CLEAR}1 of 4 images, 60.0 MB, 120.0 MB/s, 0.5s"),
+        ("err", CLEAR),
+    ]
