@@ -10,6 +10,7 @@ Follows design.md sections 6, 7 and 9, protocol-facts.md sections 1.12, 1.13 and
 
 from __future__ import annotations
 
+import heapq
 import json
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -92,44 +93,51 @@ class Answer:
 
 
 class Gate:
-    """The waiting in front of permits: first come, first served among those that fit."""
+    """The waiting in front of permits: by rank, then first come, first served among those that fit."""
 
     def __init__(self) -> None:
         self.limits: dict[str, pacing.Limit] = {}
-        self._queue: dict[int, tuple[float, tuple[Want, ...], anyio.Event]] = {}
+        # Those who wait for the same fit or not together: only the first of each heap is ever asked.
+        self._queues: dict[tuple[Want, ...], list[tuple[float, int, anyio.Event]]] = {}
         self._arrivals = 0
 
     @asynccontextmanager
     async def admitted(self, wants: tuple[Want, ...], rank: float = 0.0) -> AsyncIterator[None]:
         """Hold the permits for `wants` inside the block; the lowest `rank` goes first."""
-        await self._enter(wants, rank)
+        # Whoever waits did not fit when a permit was last returned, so nobody is overtaken here.
+        if not pacing.admit(self.limits, wants):
+            await self._turn(wants, rank)
         try:
             yield
         finally:
             pacing.release(self.limits, wants)
             self._wake()
 
-    async def _enter(self, wants: tuple[Want, ...], rank: float) -> None:
-        if not self._queue and pacing.admit(self.limits, wants):
-            return
+    async def _turn(self, wants: tuple[Want, ...], rank: float) -> None:
         self._arrivals += 1
-        ticket, turn = self._arrivals, anyio.Event()
-        self._queue[ticket] = (rank, wants, turn)
-        self._wake()
+        waiting = (rank, self._arrivals, anyio.Event())
+        heapq.heappush(self._queues.setdefault(wants, []), waiting)
         try:
-            await turn.wait()
+            await waiting[2].wait()
         except BaseException:
-            if turn.is_set():
+            if waiting[2].is_set():
                 pacing.release(self.limits, wants)
-            self._queue.pop(ticket, None)
-            self._wake()
+                self._wake()
+            else:
+                self._queues[wants].remove(waiting)
+                heapq.heapify(self._queues[wants])
             raise
 
     def _wake(self) -> None:
-        for ticket, (_, wants, turn) in sorted(self._queue.items(), key=lambda item: (item[1][0], item[0])):
+        heads = [(*queue[0], wants) for wants, queue in self._queues.items() if queue]
+        heapq.heapify(heads)
+        while heads:
+            *_, turn, wants = heapq.heappop(heads)
             if pacing.admit(self.limits, wants):
-                del self._queue[ticket]
+                heapq.heappop(self._queues[wants])
                 turn.set()
+                if self._queues[wants]:
+                    heapq.heappush(heads, (*self._queues[wants][0], wants))
 
 
 class Host:

@@ -1,0 +1,298 @@
+"""Who is admitted when: all or nothing, by rank, then by arrival; nobody is lost or left waiting (I8, I9)."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+import anyio
+import anyio.lowlevel
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from _regsync import pacing
+from _regsync.pacing import Limit, Want
+from _regsync.transport import Gate
+
+A, B = Want("a"), Want("b")
+READ_A, WRITE_A, WRITE_B = Want("a", "read"), Want("a", "write"), Want("b", "write")
+LARGE = (Want("a", "read", True), Want("b", "write", True))
+INSIDE = (READ_A, WRITE_A)
+
+pytestmark = pytest.mark.anyio
+
+
+def gate_of(**caps: int) -> Gate:
+    gate = Gate()
+    gate.limits.update({host: Limit(cap) for host, cap in caps.items()})
+    return gate
+
+
+def is_idle(gate: Gate) -> bool:
+    return all(
+        (limit.in_use, limit.bodies, limit.large) == (0, 0, {"read": 0, "write": 0})
+        for limit in gate.limits.values()
+    ) and not any(gate._queues.values())
+
+
+class Crowd:
+    """Tasks that want in; `order` is who got in, `leave` lets one go."""
+
+    def __init__(self, gate: Gate, group: anyio.abc.TaskGroup) -> None:
+        self.gate, self.group = gate, group
+        self.order: list[str] = []
+        self.inside: set[str] = set()
+        self._leave: dict[str, anyio.Event] = {}
+        self._scopes: dict[str, anyio.CancelScope] = {}
+
+    async def ask(self, name: str, *wants: Want, rank: float = 0.0) -> None:
+        self._leave[name], self._scopes[name] = anyio.Event(), anyio.CancelScope()
+
+        async def run() -> None:
+            with self._scopes[name]:
+                async with self.gate.admitted(wants, rank):
+                    self.order.append(name)
+                    self.inside.add(name)
+                    try:
+                        await self._leave[name].wait()
+                    finally:
+                        self.inside.discard(name)
+
+        self.group.start_soon(run)
+        await anyio.wait_all_tasks_blocked()
+
+    async def leave(self, *names: str) -> None:
+        for name in names:
+            self._leave[name].set()
+        await anyio.wait_all_tasks_blocked()
+
+    async def cancel(self, *names: str) -> None:
+        for name in names:
+            self._scopes[name].cancel()
+        await anyio.wait_all_tasks_blocked()
+
+
+async def crowded(gate: Gate, script: Callable[[Crowd], Awaitable[None]]) -> None:
+    async with anyio.create_task_group() as group:
+        await script(Crowd(gate, group))
+        group.cancel_scope.cancel()
+    assert is_idle(gate)
+
+
+async def test_transfer_holds_nothing_while_it_waits_for_the_other_side() -> None:
+    async def script(crowd: Crowd) -> None:
+        await crowd.ask("target", B)
+        await crowd.ask("transfer", READ_A, WRITE_B)
+        assert crowd.gate.limits["a"].in_use == 0
+        await crowd.ask("source", A)
+        assert crowd.order == ["target", "source"]
+        await crowd.leave("target")
+        assert "transfer" not in crowd.inside  # one permit of each, and `source` has a's
+        await crowd.leave("source")
+        assert crowd.order == ["target", "source", "transfer"]
+
+    await crowded(gate_of(a=1, b=1), script)
+
+
+async def test_lowest_rank_goes_first_then_who_came_first() -> None:
+    async def script(crowd: Crowd) -> None:
+        await crowd.ask("holder", A)
+        for name, rank in (("c", 5.0), ("a", 1.0), ("d", 5.0), ("b", 1.0), ("short", 0.0)):
+            await crowd.ask(name, READ_A, rank=rank)
+        await crowd.leave("holder", "c", "a", "d", "b", "short")
+        assert crowd.order == ["holder", "short", "a", "b", "c", "d"]
+
+    await crowded(gate_of(a=1), script)
+
+
+async def test_order_holds_across_different_wants() -> None:
+    async def script(crowd: Crowd) -> None:
+        await crowd.ask("holder", A)
+        await crowd.ask("body", READ_A, rank=2)
+        await crowd.ask("other", WRITE_A, rank=1)
+        await crowd.ask("late", READ_A, rank=1)
+        await crowd.leave("holder", "body", "other", "late")
+        assert crowd.order == ["holder", "other", "late", "body"]
+
+    await crowded(gate_of(a=1), script)
+
+
+async def test_short_request_passes_bodies_that_wait_for_a_stream() -> None:
+    async def script(crowd: Crowd) -> None:
+        for number in range(9):
+            await crowd.ask(f"large{number}", *LARGE)
+        assert len(crowd.inside) == 8
+        await crowd.ask("short", A, rank=9)
+        await crowd.ask("small", READ_A, WRITE_B, rank=9)
+        assert {"short", "small"} <= crowd.inside
+        await crowd.leave("large3")
+        assert "large8" in crowd.inside
+
+    await crowded(gate_of(a=50, b=50), script)
+
+
+async def test_bodies_leave_a_fifth_to_short_requests() -> None:
+    async def script(crowd: Crowd) -> None:
+        for number in range(12):
+            await crowd.ask(f"body{number}", READ_A)
+        assert len(crowd.inside) == 8
+        await crowd.ask("one", A)
+        await crowd.ask("two", A)
+        assert {"one", "two"} <= crowd.inside
+
+    await crowded(gate_of(a=10), script)
+
+
+@pytest.mark.parametrize("cap", [2, 3])
+async def test_transfer_inside_one_registry_gets_its_two_permits(cap: int) -> None:
+    async def script(crowd: Crowd) -> None:
+        names = [f"short{number}" for number in range(cap)]
+        for name in names:
+            await crowd.ask(name, A)
+        await crowd.ask("transfer", *INSIDE)
+        await crowd.leave(*names)
+        assert crowd.inside == {"transfer"}
+
+    await crowded(gate_of(a=cap), script)
+
+
+async def test_who_is_cancelled_in_the_queue_holds_nothing_and_blocks_nobody() -> None:
+    async def script(crowd: Crowd) -> None:
+        await crowd.ask("holder", A)
+        for name in ("first", "second", "third"):
+            await crowd.ask(name, A)
+        await crowd.cancel("second", "first")
+        assert crowd.gate.limits["a"].in_use == 1
+        await crowd.leave("holder")
+        assert crowd.inside == {"third"}
+
+    await crowded(gate_of(a=1), script)
+
+
+async def test_who_is_cancelled_inside_gives_its_permits_back() -> None:
+    async def script(crowd: Crowd) -> None:
+        await crowd.ask("holder", READ_A, WRITE_B)
+        await crowd.ask("next", READ_A, WRITE_B)
+        await crowd.cancel("holder")
+        assert crowd.inside == {"next"}
+
+    await crowded(gate_of(a=1, b=1), script)
+
+
+async def test_permit_given_in_the_moment_of_cancellation_goes_to_the_next() -> None:
+    async def script(crowd: Crowd) -> None:
+        await crowd.ask("holder", A)
+        await crowd.ask("first", A)
+        await crowd.ask("second", A)
+        crowd._scopes["first"].cancel()
+        crowd._leave["holder"].set()
+        await anyio.wait_all_tasks_blocked()
+        assert crowd.inside == {"second"}
+
+    async def given_first(crowd: Crowd) -> None:
+        await crowd.ask("first", A)
+        gate = crowd.gate
+        await crowd.ask("second", A)
+        await crowd.ask("third", A)
+        # Returned and cancelled in one step: `second` was chosen and never runs.
+        pacing.release(gate.limits, (A,))
+        gate._wake()
+        crowd._scopes["second"].cancel()
+        await anyio.wait_all_tasks_blocked()
+        assert crowd.inside == {"first", "third"}
+        pacing.admit({"a": Limit(99)}, (A,))
+        gate.limits["a"].in_use += 1  # what was returned in `first`'s name
+
+    await crowded(gate_of(a=1), script)
+    await crowded(gate_of(a=1), given_first)
+
+
+async def test_error_inside_gives_the_permits_back() -> None:
+    gate = gate_of(a=1)
+    with pytest.raises(ValueError, match="x"):
+        async with gate.admitted((A,)):
+            raise ValueError("x")
+    assert is_idle(gate)
+
+
+async def test_returning_a_permit_does_not_ask_everybody_who_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hundreds of blobs wait; looking at each for every short request would cost more than the request."""
+    asked = 0
+    real = pacing.admit
+
+    def counting(*arguments: object) -> bool:
+        nonlocal asked
+        asked += 1
+        return real(*arguments)  # type: ignore[arg-type]
+
+    async def script(crowd: Crowd) -> None:
+        nonlocal asked
+        for number in range(60):
+            await crowd.ask(f"large{number}", *LARGE, rank=number)
+        asked = 0
+        async with crowd.gate.admitted((A,)):
+            pass
+        assert asked <= 3
+
+    monkeypatch.setattr(pacing, "admit", counting)
+    await crowded(gate_of(a=50, b=50), script)
+
+
+WANTS = st.sampled_from(
+    [(A,), (B,), (READ_A,), (WRITE_B,), (READ_A, WRITE_B), INSIDE, LARGE, (Want("b", "read"), WRITE_A)]
+)
+
+
+@pytest.mark.virtual_time
+@settings(max_examples=60, deadline=None)
+@given(
+    caps=st.tuples(st.integers(2, 3), st.integers(1, 3)),
+    askers=st.lists(
+        st.tuples(WANTS, st.integers(0, 3), st.integers(0, 3), st.booleans()), min_size=1, max_size=40
+    ),
+)
+async def test_small_limits_never_deadlock(
+    caps: tuple[int, int], askers: list[tuple[tuple[Want, ...], int, int, bool]]
+) -> None:
+    """Everyone gets in, whoever else comes, stays or is cancelled; a hang would be an hour."""
+    gate, served, most = gate_of(a=caps[0], b=caps[1]), 0, {"a": 0, "b": 0}
+
+    async def asker(wants: tuple[Want, ...], rank: int, stay: int, gives_up: bool) -> None:
+        nonlocal served
+        with anyio.move_on_after(1.5 if gives_up else None) as scope:
+            async with gate.admitted(wants, rank):
+                for host, limit in gate.limits.items():
+                    most[host] = max(most[host], limit.in_use)
+                await anyio.sleep(stay)
+        assert gives_up or not scope.cancelled_caught
+        served += 1
+
+    with anyio.fail_after(3600):
+        async with anyio.create_task_group() as group:
+            for each in askers:
+                group.start_soon(asker, *each)
+    assert served == len(askers)
+    assert most["a"] <= caps[0]
+    assert most["b"] <= caps[1]
+    assert is_idle(gate)
+
+
+@pytest.mark.virtual_time
+@pytest.mark.parametrize("cap", [1, 2, 3])
+async def test_streams_and_short_requests_share_a_small_registry(cap: int) -> None:
+    gate, done = gate_of(a=cap, b=cap), 0
+
+    async def work(wants: tuple[Want, ...], rank: float) -> None:
+        nonlocal done
+        async with gate.admitted(wants, rank):
+            await anyio.sleep(1)
+        done += 1
+
+    with anyio.fail_after(1000):
+        async with anyio.create_task_group() as group:
+            for number in range(20):
+                group.start_soon(work, LARGE, float(number))
+                group.start_soon(work, (A,), 0.0)
+                group.start_soon(work, (B,), 0.0)
+    assert done == 60
+    assert is_idle(gate)
