@@ -89,13 +89,12 @@ def is_private(host: str) -> bool:
     import ipaddress
 
     host = host.rstrip(".").lower()
-    if host == "metadata.google.internal" or f".{host}".endswith(".localhost"):
-        return True
     try:
         address = ipaddress.ip_address(host)
     except ValueError:
         # `127.1`, `2130706433` and `0x7f.1` are addresses to the resolver, whatever they name.
-        return re.fullmatch(r"(?:.*\.)?(?:[0-9]+|0x[0-9a-f]*)", host) is not None
+        named = r"(?:.*\.)?(?:[0-9]+|0x[0-9a-f]*|localhost)|metadata\.google\.internal"
+        return re.fullmatch(named, host) is not None
     address = getattr(address, "ipv4_mapped", None) or address
     return not address.is_global or address.is_multicast
 
@@ -141,10 +140,7 @@ def check_realm(realm: str, scheme: str, registry: str, has_credentials: bool) -
 
 
 class _Token:
-    """A token, from the request for it on; `wide` when it covers more than one request needed.
-
-    Whoever waits for it looks again when it is `done`: without value and error its asker was cancelled.
-    """
+    """A token, from the request for it on; `wide` when it covers more than one request needed."""
 
     def __init__(self, scopes: Scopes, wide: bool, born: float) -> None:
         self.scopes, self.wide, self.born = scopes, wide, born
@@ -242,8 +238,8 @@ class Authenticator:
     ) -> str | None:
         """Return the Authorization header for a request, None to send it bare.
 
-        `extra` are further repositories that the request touches (a mount's source). `before_body` is
-        for a body that cannot be sent twice: a token of unknown lifetime is then renewed after 60 s.
+        `extra` are further repositories that it touches (a mount's source); `before_body` renews a token
+        of unknown lifetime after 60 s, for a body that cannot be sent twice.
         """
         challenge, fixed = self._challenge, self._credential.registry_token
         if fixed is not None and (challenge is not None or self._scheme == "https"):
@@ -265,10 +261,7 @@ class Authenticator:
     async def refused(
         self, challenges: Iterable[str], used: str | None, repository: str | None, actions: str
     ) -> bool:
-        """Take in a 401 to a request that carried `used`; say whether repeating it once makes sense.
-
-        Raise AuthError when no repetition could help.
-        """
+        """Take in a 401 to a request that carried `used`: whether to repeat it once, AuthError if no use."""
         offered = parse_challenges(challenges)
         # Bearer first: its tokens are narrow and short-lived, a password is neither (Quay offers both).
         usable = [challenge for challenge in offered if challenge.scheme == "bearer" and challenge.realm]
@@ -282,10 +275,15 @@ class Authenticator:
         chosen = usable[0]
         if self._credential.registry_token is not None:
             if used is not None:
-                message = f"{self._host} refused the {self._credential.origin}"
-                raise AuthError(message, hint="it may be expired or too narrow")
+                raise self._refusal(self._host, fatal=False)
         elif chosen.scheme == "basic":
-            self._check_basic(used)
+            if self._credential.basic is None:
+                lack = "none are configured" if self._anonymous else f"{self._credential.origin} has none"
+                hint = "use auth_type: basic with credentials, or log in with a container client"
+                message = f"{self._host} asks for user name and password, {lack}"
+                raise AuthError(message, hint=hint, fatal=not self._anonymous)
+            if used == self._credential.basic:
+                raise self._refusal(self._host)
         else:
             check_realm(chosen.realm, self._scheme, self._host, not self._anonymous)
             self._learn(chosen, used, repository, actions)
@@ -302,20 +300,9 @@ class Authenticator:
         # One that is no longer held has been replaced because of another request's answer.
         return held is None or held.wide
 
-    def _check_basic(self, used: str | None) -> None:
-        asks = f"{self._host} asks for user name and password"
-        if self._anonymous:
-            hint = "use auth_type: basic with credentials, or log in with a container client"
-            raise AuthError(f"{asks}, none are configured", hint=hint)
-        if self._credential.basic is None:
-            raise AuthError(f"{asks}, {self._credential.origin} holds only a token", fatal=True)
-        if (used or "").startswith("Basic "):
-            raise self._wrong(self._host)
-
-    def _wrong(self, who: str) -> AuthError:
-        hint = "check the user name, and whether the password or token there has expired"
-        origin = self._credential.origin
-        return AuthError(f"{who} refused the credentials from {origin}", hint=hint, fatal=True)
+    def _refusal(self, who: str, *, fatal: bool = True) -> AuthError:
+        hint = "check the user name, and whether the password or token has expired or is too narrow"
+        return AuthError(f"{who} refused the credentials ({self._credential.origin})", hint=hint, fatal=fatal)
 
     def _learn(self, given: Challenge, used: str | None, repository: str | None, actions: str) -> None:
         """Forget the one token that was refused, and how not to word a scope (protocol-facts.md 2.2, 2.3)."""
@@ -369,6 +356,7 @@ class Authenticator:
             if token.value:
                 return token.value
             await token.done.wait()
+            # Without value and error its asker was cancelled: the first to look again takes over.
             if token.error is not None and self._serves(token, needed):
                 raise token.error.again() from token.error
 
@@ -444,7 +432,7 @@ class Authenticator:
         document, who, own = _document(body), f"the token service of {self._host}", self._credential
         said = clean(own.redact(_words(document)), 200)
         if status == 401 and not self._anonymous:
-            raise self._wrong(who)
+            raise self._refusal(who)
         if status in (408, 429) or status >= 500:
             wait = parse_retry_after(headers.get("retry-after"), self._wall())
             raise RegistryError(f"{who} answered {status}{said}", status=status, retry_after=wait)

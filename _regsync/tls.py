@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from _regsync.errors import ConfigError, clean
@@ -60,18 +60,19 @@ def make_context(
         context = truststore.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         bundle, directories = environ.get("SSL_CERT_FILE"), []
     if bundle:
-        _load(context, f"SSL_CERT_FILE={bundle}", bundle)
+        _load(f"SSL_CERT_FILE={bundle}", context.load_verify_locations, bundle)
     for directory in directories:
         context.load_verify_locations(capath=directory)
     if ca_file is not None:
-        _load(context, f"ca_file {ca_file}", ca_file)
+        _load(f"ca_file {ca_file}", context.load_verify_locations, ca_file)
     # A stricter minimum of the host's own policy stays.
     if context.minimum_version < ssl.TLSVersion.TLSv1_2:
         context.minimum_version = ssl.TLSVersion.TLSv1_2
     # An intermediate given as ca_file anchors a chain, as it does for Go's clients and for Python 3.13.
     context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
     if client_cert is not None:
-        _load_client(context, client_cert, client_key or client_cert)
+        pair, load = (client_cert, client_key or client_cert), context.load_cert_chain
+        _load(f"client_cert {pair[0]} with client_key {pair[1]}", load, *pair, password=_refuse_passphrase)
     elif client_key is not None:
         raise ConfigError(f"client_key {client_key} is given without client_cert", hint="give both, or none")
     return context
@@ -108,34 +109,24 @@ def _is_hashed(directory: str) -> bool:
         return False
 
 
-def _load(context: ssl.SSLContext, what: str, cafile: str) -> None:
+def _load(what: str, load: Callable[..., None], *files: str, **options: Callable[[], str]) -> None:
     import ssl
 
+    for name in files:
+        if not os.path.isfile(name):
+            raise ConfigError(f"{what}: {name} is not a file")
     try:
-        context.load_verify_locations(cafile=cafile)
+        load(*files, **options)
     except ssl.SSLError as error:
-        raise ConfigError(f"{what} holds no readable PEM certificate") from error
+        reason = (error.reason or "no PEM").replace("_", " ").lower()
+        raise ConfigError(f"{what} cannot be used: {reason}", hint="PEM files are needed") from error
     except OSError as error:
         raise ConfigError(f"{what} cannot be read: {error.strerror}") from error
 
 
-def _load_client(context: ssl.SSLContext, certificate: str, key: str) -> None:
-    import ssl
-
-    def refuse() -> str:
-        # Without a callback OpenSSL would ask on the terminal.
-        raise ConfigError(f"client_key {key} is encrypted", hint="store the key without passphrase")
-
-    for name, path in (("client_cert", certificate), ("client_key", key)):
-        if not os.path.isfile(path):
-            raise ConfigError(f"{name} {path} does not exist")
-    try:
-        context.load_cert_chain(certificate, key, password=refuse)
-    except ssl.SSLError as error:
-        trouble = "do not parse as PEM, or do not belong together"
-        raise ConfigError(f"client_cert {certificate} and client_key {key} {trouble}") from error
-    except OSError as error:
-        raise ConfigError(f"client_cert {certificate} cannot be read: {error.strerror}") from error
+def _refuse_passphrase() -> str:
+    # Without a callback OpenSSL would ask on the terminal.
+    raise ConfigError("the client_key is encrypted", hint="store the key without passphrase")
 
 
 _CLOCK = "check this host's clock; if it is right, the registry's certificate must be renewed"
@@ -150,7 +141,6 @@ _FAILURES = (
     ("18", "is not trusted: its certificate is self-signed", _AUTHORITY),
     ("19|20|21", "is not trusted: its certificate comes from an unknown authority", _AUTHORITY),
     ("62|64", "is not trusted: its certificate is not valid for this name", _NAME),
-    ("66|67|68", "is not trusted: its certificate is too weak for this host's policy", "it must be replaced"),
     # Plain HTTP read as a TLS record; OpenSSL 1.1.1, 3.0 and 3.2 each name it otherwise.
     ("WRONG_VERSION.*|HTTP_REQUEST|RECORD_LAYER.*|PACKET_LENGTH.*", "does not speak TLS", _PLAIN),
     (".*(CERTIFICATE_REQUIRED|UNKNOWN_CA|BAD_CERTIFICATE).*", "refused this client's certificate", _CLIENT),
