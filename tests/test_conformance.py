@@ -663,7 +663,9 @@ def test_the_query_of_a_location_is_part_of_it(app: App) -> None:
 def test_a_final_put_needs_a_digest(digest: str | None) -> None:
     app = App(sha512=False)
     where = begin(app)
-    refused(app.request("PUT", where + (f"&digest={digest}" if digest else "")), 400, "DIGEST_INVALID")
+    target = where + (f"&digest={digest}" if digest else "")
+    answer = refused(app.request("PUT", target), 400, "DIGEST_INVALID")
+    assert answer.json()["errors"][0]["message"] == ("invalid digest" if digest else "digest missing")
     assert app.journal.violations
     assert app.uploads() == 1
 
@@ -766,6 +768,26 @@ def test_the_intercept_is_asked_first_and_amend_last(app: App) -> None:
     app.amend = lambda request, answer: Response(418, body=str(answer.status).encode())  # type: ignore[union-attr]
     assert app.request("GET", "/v2/").data == b"503"
     assert [entry.status for entry in app.journal.entries] == [503, 404, 418]
+
+
+def test_an_asynchronous_intercept_needs_a_server(app: App) -> None:
+    class Later:
+        def __await__(self) -> Iterator[None]:
+            raise AssertionError("nobody waits for this")
+
+    app.intercept = lambda request: Later()
+    with pytest.raises(TypeError, match="needs a server"):
+        app.request("GET", "/v2/")
+
+
+def test_a_manifest_whose_body_breaks_leaves_nothing(app: App) -> None:
+    head = [("Host", "x"), ("Content-Length", "9"), ("Content-Type", OCI_MANIFEST)]
+    exchange = app.open(Request("PUT", "/v2/a/b/manifests/v1", head))
+    exchange.start(None)
+    exchange.feed(b"{")
+    exchange.abort()
+    assert not app.repositories
+    assert (exchange.entry.status, exchange.entry.request_bytes) == (None, 1)
 
 
 def test_the_journal_answers_what_happened(app: App, seed: Seed) -> None:
@@ -962,6 +984,7 @@ def test_a_challenge_names_realm_service_and_scope(guarded: App) -> None:
 
 def test_a_token_opens_what_its_scope_says(guarded: App, tokens: TokenService) -> None:
     pull, push = bearer(guarded, PULL), bearer(guarded, PUSH, "me:secret:1")
+    assert pull == [("Authorization", "Bearer token-1")]
     assert guarded.request("GET", "/v2/", pull).status == 200
     assert guarded.request("GET", "/v2/a/b/tags/list", pull).status == 200
     assert guarded.request("POST", "/v2/a/b/blobs/uploads/", push).status == 202
@@ -1109,6 +1132,10 @@ def test_every_form_of_challenge_has_its_marks() -> None:
         assert ("svc" in joined) == (name != "no_service")
         assert ("pull,push" in joined) == (name != "no_scope")
         assert "invalid_token" in joined
+    app = App(auth=TokenService(form=lambda challenge: [f"Own {challenge.realm}"], protects_ping=False))
+    assert app.request("GET", "/v2/").status == 200
+    answer = app.request("GET", "/v2/a/tags/list", [("Host", "name.test:5000")])
+    assert answer.header("WWW-Authenticate") == "Own http://name.test:5000/token"
     app = App(auth=TokenService(form="two_lines"))
     lines = [v for k, v in app.request("GET", "/v2/").headers if k == "WWW-Authenticate"]
     assert [line.split()[0] for line in lines] == ["Basic", "Bearer"]
@@ -1120,6 +1147,9 @@ def test_a_json_web_token_says_when_it_ends() -> None:
     claims = answer["access_token"].split(".")[1]
     assert json.loads(base64.urlsafe_b64decode(claims + "=="))["exp"] == 1100
     assert answer["expires_in"] == 100
+    service.expires_in, service.lifetime = None, 7
+    claims = ask_token(service, PULL).json()["access_token"].split(".")[1]
+    assert json.loads(base64.urlsafe_b64decode(claims + "=="))["exp"] == 1007
 
 
 def test_the_token_service_can_live_elsewhere(seed: Seed) -> None:
@@ -1149,6 +1179,8 @@ def test_basic_is_asked_for_on_every_request(seed: Seed) -> None:
     for secret, status in (("me:secret:1", 200), ("me:secret", 401), ("you:secret:1", 401)):
         header = [("Authorization", "Basic " + base64.b64encode(secret.encode()).decode())]
         assert app.request("GET", "/v2/a/b/tags/list", header).status == status
+    other = [("Authorization", "Bearer " + base64.b64encode(b"me:secret:1").decode())]
+    assert app.request("GET", "/v2/", other).status == 401
     auth.anonymous_pull = True
     assert app.request("GET", "/v2/a/b/tags/list").status == 200
     assert app.request("GET", "/v2/").status == 401
