@@ -18,7 +18,7 @@ import ssl
 import subprocess
 import sys
 import tarfile
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Generator, Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -772,7 +772,7 @@ def test_the_intercept_is_asked_first_and_amend_last(app: App) -> None:
 
 def test_an_asynchronous_intercept_needs_a_server(app: App) -> None:
     class Later:
-        def __await__(self) -> Iterator[None]:
+        def __await__(self) -> Generator[Any, None, Response | None]:
             raise AssertionError("nobody waits for this")
 
     app.intercept = lambda request: Later()
