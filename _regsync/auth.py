@@ -1,11 +1,9 @@
 """What has to be sent to a registry so that it lets us in.
 
 Owns: challenges, the rules for realms, tokens with their scopes and lifetimes. May not know: sockets,
-permits, retries, manifests, files; token requests go through the `fetch` it is given. Invariant: a
-secret goes to its own registry and to a realm that `check_realm` let pass, nowhere else, never into a
-message or a log (I6). Shared work is a latch: when the asker in front is cancelled, the next takes
-over. Follows design.md section 6 (rules 1 and 2) and section 9 (circuit breaker), protocol-facts.md
-sections 2 and 9.2 (R2, R18).
+permits, retries, manifests, files. Invariant: a secret goes to its own registry and to a realm that
+`check_realm` let pass, nowhere else, never into a message or a log (I6). Follows design.md section 6
+(rules 1 and 2) and section 9 (circuit breaker), protocol-facts.md sections 2 and 9.2 (R2, R18).
 """
 
 from __future__ import annotations
@@ -210,7 +208,7 @@ class Authenticator:
         self._refresh_token = self._credential.identity_token
         self._challenge: Challenge | None = None
         self._seen = False  # in this run; a challenge from the state may be out of date
-        self._one_scope = False
+        self._one_scope = False  # whether each request needs a token for exactly itself
         self._declared: dict[str, str] = {}
         # What the registry calls a scope where our wording would not do; None is for all repositories.
         self._worded: dict[Pair | None, str] = {}
@@ -242,7 +240,7 @@ class Authenticator:
         of unknown lifetime after 60 s, for a body that cannot be sent twice.
         """
         challenge, fixed = self._challenge, self._credential.registry_token
-        if fixed is not None and (challenge is not None or self._scheme == "https"):
+        if fixed and (challenge is not None or self._scheme == "https"):
             return f"Bearer {fixed}"
         if challenge is None or challenge.scheme == "basic":
             return self._credential.basic if challenge else None
@@ -273,7 +271,7 @@ class Authenticator:
             schemes = clean(", ".join(challenge.scheme for challenge in offered), 60)
             raise AuthError(f"{self._host} asks for a login by {schemes}, which is not supported")
         chosen = usable[0]
-        if self._credential.registry_token is not None:
+        if self._credential.registry_token:
             if used is not None:
                 raise self._refusal(self._host, fatal=False)
         elif chosen.scheme == "basic":
@@ -292,11 +290,10 @@ class Authenticator:
 
     def forbidden(self, used: str | None) -> bool:
         """Take in a 403 to a request that carried `used`; say whether an exact token may do better."""
-        if not (used or "").startswith("Bearer ") or self._credential.registry_token is not None:
+        if not (used or "").startswith("Bearer ") or self._credential.registry_token:
             return False
         held = self._held_as(used)
-        if held is not None and held.wide:
-            self._narrow()
+        self._one_scope = self._one_scope or (held is not None and held.wide)
         # One that is no longer held has been replaced because of another request's answer.
         return held is None or held.wide
 
@@ -317,14 +314,8 @@ class Authenticator:
             del self._tokens[frozenset(held.scopes.items())]
             # "Some registries only look at the first scope": refused before its time, and not as invalid.
             early = self._is_live(held, True) and given.error != "invalid_token"
-            lacking = held.wide and (lacking or early)
-        if alien or (held is not None and lacking):
-            self._narrow()
-
-    def _narrow(self) -> None:
-        """From now on, one token for exactly what one request needs."""
-        self._one_scope = True
-        self._tokens = {key: token for key, token in self._tokens.items() if not token.wide}
+            alien = alien or (held.wide and (lacking or early))
+        self._one_scope = self._one_scope or alien
 
     def _held_as(self, used: str | None) -> _Token | None:
         return next((token for token in self._tokens.values() if used == f"Bearer {token.value}"), None)
@@ -369,7 +360,7 @@ class Authenticator:
             # asked again after a 401 to a password: wrong ones are counted, and accounts locked.
             spoilt = answer[0] in (400, 403, 404, 413, 414, 431) or (answer[0] == 401 and self._anonymous)
             if spoilt and token.wide:
-                self._narrow()
+                self._one_scope = True
                 token.scopes, token.wide, token.born = needed, False, self._now()
                 answer = await self._exchange(needed)
             token.value, life = self._read(answer, token.scopes)
@@ -380,9 +371,8 @@ class Authenticator:
             self._pending.remove(token)
             token.done.set()
         token.expires = None if life is None else token.born + life * _REFRESH_AT
-        if not (token.wide and self._one_scope):
-            live = {key: held for key, held in self._tokens.items() if self._is_live(held, False)}
-            self._tokens = live | {frozenset(token.scopes.items()): token}
+        live = {key: held for key, held in self._tokens.items() if self._is_live(held, False)}
+        self._tokens = live | {frozenset(token.scopes.items()): token}
         return token.value
 
     def _compose(self, needed: Scopes, before_body: bool) -> _Token:
@@ -407,7 +397,7 @@ class Authenticator:
         check_realm(realm, self._scheme, self._host, not self._anonymous)
         worded = [self._worded.get(pair) or f"repository:{pair[0]}:{pair[1]}" for pair in scopes.items()]
         scope = self._worded.get(None) or " ".join(worded)
-        if self._refresh_token is not None:
+        if self._refresh_token:
             form = [("grant_type", "refresh_token"), *query, ("client_id", "regsync"), ("scope", scope)]
             form.append(("refresh_token", self._refresh_token))
             kind = [("Content-Type", "application/x-www-form-urlencoded")]
@@ -418,12 +408,12 @@ class Authenticator:
         query += [("scope", word) for word in dict.fromkeys(scope.split())]
         headers: list[Pair] = []
         if self._credential.basic is not None:
-            query.append(("account", self._credential.username or ""))
+            query.append(("account", self._credential.username))
             headers.append(("Authorization", self._credential.basic))
         url = f"{realm}{'&' if '?' in realm else '?'}{urlencode(query)}"
         answer = await self._fetch("GET", url, headers, b"")
         if answer[0] == 200:
-            self._refresh_token = None  # it did: no more POSTs
+            self._refresh_token = ""  # it did: no more POSTs
         return answer
 
     def _read(self, answer: Answer, scopes: Scopes) -> tuple[str, float | None]:
@@ -445,6 +435,6 @@ class Authenticator:
         if not isinstance(value, str) or not re.fullmatch(r"[\x21-\x7e]+", value):
             raise AuthError(f"{who} answered without a usable token")
         renewed = document.get("refresh_token")
-        if self._refresh_token is not None and isinstance(renewed, str) and renewed:
+        if self._refresh_token and isinstance(renewed, str) and renewed:
             self._refresh_token = renewed
         return value, _lifetime(document, value, self._wall())

@@ -33,10 +33,10 @@ class Credential(NamedTuple):
     Hashable, and equal only when the secrets are: a fit key for what must not be mixed.
     """
 
-    username: str | None = None
-    password: str | None = None
-    identity_token: str | None = None
-    registry_token: str | None = None
+    username: str = ""
+    password: str = ""
+    identity_token: str = ""
+    registry_token: str = ""
     origin: str = "the configuration"
 
     def __repr__(self) -> str:
@@ -48,9 +48,8 @@ class Credential(NamedTuple):
         from base64 import b64encode
 
         secret = self.password or self.identity_token
-        if not self.username or not secret:
-            return None
-        return "Basic " + b64encode(f"{self.username}:{secret}".encode()).decode("ascii")
+        pair = b64encode(f"{self.username}:{secret}".encode()).decode("ascii")
+        return f"Basic {pair}" if self.username and secret else None
 
     def redact(self, text: str) -> str:
         """Take the secrets out of a text that a server sent."""
@@ -71,9 +70,10 @@ def find_credential(
     if method == "anonymous":
         return None, []
     if method == "basic":
-        return Credential(registry.username, registry.password, origin=f"credentials of {where}"), []
+        name, secret = registry.username or "", registry.password or ""
+        return Credential(name, secret, origin=f"credentials of {where}"), []
     if method == "static_token":
-        return Credential(registry_token=registry.token, origin=f"token of {where}"), []
+        return Credential(registry_token=registry.token or "", origin=f"token of {where}"), []
     if method in ("ecr", "gar", "gcr", "acr"):
         hint = "use auth_type: basic with a user name and a token from the cloud's own command line"
         raise AuthError(f"{where}: auth_type {method} is not in this version", hint=hint, fatal=True)
@@ -188,6 +188,4 @@ def _read_entry(place: str, entry: object, registry: Registry) -> Credential | N
     if not (registry_token or identity_token or (username and password)):
         return None
     password = "" if identity_token else password
-    return Credential(
-        username or None, password or None, identity_token or None, registry_token or None, place
-    )
+    return Credential(username, password, identity_token, registry_token, place)

@@ -71,8 +71,9 @@ def make_context(
     # An intermediate given as ca_file anchors a chain, as it does for Go's clients and for Python 3.13.
     context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
     if client_cert is not None:
-        pair, load = (client_cert, client_key or client_cert), context.load_cert_chain
-        _load(f"client_cert {pair[0]} with client_key {pair[1]}", load, *pair, password=_refuse_passphrase)
+        what = f"client_cert {client_cert} with client_key {client_key or client_cert}"
+        # Without a password OpenSSL would ask for one on the terminal.
+        _load(what, context.load_cert_chain, client_cert, client_key or client_cert, password="")
     elif client_key is not None:
         raise ConfigError(f"client_key {client_key} is given without client_cert", hint="give both, or none")
     return context
@@ -109,24 +110,20 @@ def _is_hashed(directory: str) -> bool:
         return False
 
 
-def _load(what: str, load: Callable[..., None], *files: str, **options: Callable[[], str]) -> None:
+def _load(what: str, load: Callable[..., None], *files: str, **options: str) -> None:
     import ssl
 
     for name in files:
-        if not os.path.isfile(name):
-            raise ConfigError(f"{what}: {name} is not a file")
+        if not os.path.exists(name):
+            raise ConfigError(f"{what}: {name} does not exist")
     try:
         load(*files, **options)
     except ssl.SSLError as error:
-        reason = (error.reason or "no PEM").replace("_", " ").lower()
-        raise ConfigError(f"{what} cannot be used: {reason}", hint="PEM files are needed") from error
+        reason = error.reason.replace("_", " ").lower() if error.reason else "it does not parse as PEM"
+        hint = "PEM files are needed, keys without passphrase"
+        raise ConfigError(f"{what} cannot be used: {reason}", hint=hint) from error
     except OSError as error:
         raise ConfigError(f"{what} cannot be read: {error.strerror}") from error
-
-
-def _refuse_passphrase() -> str:
-    # Without a callback OpenSSL would ask on the terminal.
-    raise ConfigError("the client_key is encrypted", hint="store the key without passphrase")
 
 
 _CLOCK = "check this host's clock; if it is right, the registry's certificate must be renewed"

@@ -184,7 +184,7 @@ def test_both_variables_together_replace_the_store(
     [
         pytest.param({}, {}, "no certificate authorities found", id="nothing-anywhere"),
         pytest.param(
-            {"SSL_CERT_FILE": "none.pem"}, {}, "SSL_CERT_FILE=none.pem: none.pem is not a file", id="file"
+            {"SSL_CERT_FILE": "none.pem"}, {}, "SSL_CERT_FILE=none.pem: none.pem does not exist", id="file"
         ),
         pytest.param(
             {"SSL_CERT_FILE": "junk.pem"}, {}, "SSL_CERT_FILE=junk.pem cannot be used", id="file-of-junk"
@@ -198,18 +198,18 @@ def test_both_variables_together_replace_the_store(
         pytest.param(
             {"SSL_CERT_FILE": "ca.pem", "SSL_CERT_DIR": "none"}, {}, "'none'", id="file-good-directory-not"
         ),
-        pytest.param({}, {"ca_file": "none.pem"}, "ca_file none.pem: none.pem is not a file", id="ca-file"),
+        pytest.param({}, {"ca_file": "none.pem"}, "ca_file none.pem: none.pem does not exist", id="ca-file"),
         pytest.param({}, {"ca_file": "junk.pem"}, "ca_file junk.pem cannot be used", id="ca-file-of-junk"),
         pytest.param(
             {},
             {"ca_file": "ca.pem", "client_cert": "none.pem"},
-            "client_cert none.pem with client_key none.pem: none.pem is not a file",
+            "client_cert none.pem with client_key none.pem: none.pem does not exist",
             id="client-cert",
         ),
         pytest.param(
             {},
             {"ca_file": "ca.pem", "client_cert": "leaf.pem", "client_key": "none.pem"},
-            "client_key none.pem: none.pem is not a file",
+            "client_key none.pem: none.pem does not exist",
             id="client-key",
         ),
         pytest.param(
@@ -236,7 +236,7 @@ def test_both_variables_together_replace_the_store(
         pytest.param(
             {},
             {"ca_file": "ca.pem", "client_cert": "leaf.pem", "client_key": "locked.pem"},
-            "client_key is encrypted",
+            "client_key locked.pem cannot be used",
             id="key-encrypted",
         ),
     ],
