@@ -415,16 +415,20 @@ class Transport:
         """
         used = await self.login(host, call)
         for again in (True, False):
-            async with self.gate.admitted(wants), self.kept(lease, host.origin) as own:
-                response = await self._send(host, call, own, used)
-                if response.status in _REDIRECTS and call.method in ("GET", "HEAD"):
-                    async with self._followed(host, call, response) as final:
+            async with self.gate.admitted(wants):
+                async with self.kept(lease, host.origin) as own:
+                    response = await self._send(host, call, own, used)
+                    moved = response.status in _REDIRECTS and call.method in ("GET", "HEAD")
+                    if not moved and response.status not in (401, 403):
+                        yield response
+                        return
+                    body = b"" if moved else await response.read(ERROR_BODY)
+                    refused = Answer(response.status, response.headers, body)
+                if moved:
+                    # The registry's own connection serves others meanwhile.
+                    async with self._followed(host, call, refused) as final:
                         yield final
                     return
-                if response.status not in (401, 403):
-                    yield response
-                    return
-                refused = Answer(response.status, response.headers, await response.read(ERROR_BODY))
             await self.relearn(host, call, used, refused)
             if not again:
                 raise self.refusal(host, refused)
@@ -498,7 +502,7 @@ class Transport:
         return self.pool.lease(origin) if lease is None else nullcontext(lease)
 
     @asynccontextmanager
-    async def _followed(self, host: Host, call: Call, response: Response) -> AsyncIterator[Response]:
+    async def _followed(self, host: Host, call: Call, response: Answer | Response) -> AsyncIterator[Response]:
         """Follow the redirects of a GET or HEAD (R1, R4)."""
         base, path, left = host.origin, call.path, False
         for _ in range(_MOST_REDIRECTS):

@@ -1,0 +1,86 @@
+"""What a redirect holds while it is followed (what it may lead to is in test_bad_input.py)."""
+
+from __future__ import annotations
+
+import anyio
+import anyio.lowlevel
+import pytest
+
+from _regsync.config import Registry
+from _regsync.errors import ProtocolBroken
+from _regsync.pacing import Want
+from _regsync.streams import Origin, Stream
+from _regsync.transport import Call, Edge, Transport
+from tests.wires import End, Item, Wire, answer
+
+pytestmark = [pytest.mark.anyio, pytest.mark.virtual_time]
+
+REGISTRY, STORAGE = Origin("http", "registry.test", 80), Origin("http", "storage.test", 80)
+GET = Call("blob_get", "GET", "/v2/app/blobs/x", "app")
+MOVED = b"HTTP/1.1 307 Moved\r\nLocation: http://storage.test/x?sig=1\r\nContent-Length: "
+
+
+def transport_of(wires: dict[Origin, list[Wire]]) -> Transport:
+    def log(*_: object, **__: object) -> None:
+        pass
+
+    made = Transport(
+        Edge(environ={}, home=None, read=lambda path: None, chance=lambda: 0.5, wall=lambda: 0.0, log=log)
+    )
+
+    async def dial(origin: Origin) -> Stream:
+        await anyio.lowlevel.checkpoint()
+        return wires[origin].pop(0)
+
+    made.pool._dial = dial
+    return made
+
+
+def registry() -> Registry:
+    return Registry(
+        alias="r",
+        scheme="http",
+        host="registry.test",
+        port=80,
+        kind="unknown",
+        auth_type="anonymous",
+        max_concurrent=2,
+    )
+
+
+async def test_registrys_connection_serves_others_while_storage_sends_the_blob() -> None:
+    first = Wire(answers=((MOVED + b"5\r\n\r\nmoved",), (answer(b"other"),)))
+    transport = transport_of({REGISTRY: [first], STORAGE: [Wire(answers=((answer(b"blob"),),))]})
+    host = transport.host(registry())
+    async with transport.opened(host, GET, wants=(Want(host.key),)) as response:
+        assert transport.gate.limits[host.key].in_use == 1
+        async with transport.opened(host, GET) as other:
+            assert await other.read(10) == b"other"
+        assert await response.read(10) == b"blob"
+    assert transport.pool.opened == 2
+    assert transport.gate.limits[host.key].in_use == 0
+
+
+@pytest.mark.parametrize(
+    "rest",
+    [(b"9\r\n\r\nmov", End.EOF), (b"9\r\n\r\nmov", End.RESET), (b"100000\r\n\r\n" + bytes(100_000),)],
+    ids=["cut", "reset", "long"],
+)
+async def test_body_of_a_redirect_says_nothing(rest: tuple[Item, ...]) -> None:
+    head, *others = rest
+    assert isinstance(head, bytes)
+    wire = Wire(answers=((MOVED + head, *others),))
+    transport = transport_of({REGISTRY: [wire], STORAGE: [Wire(answers=((answer(b"blob"),),))]})
+    async with transport.opened(transport.host(registry()), GET) as response:
+        assert await response.read(10) == b"blob"
+    assert wire.closed
+
+
+async def test_chain_of_redirects_is_bounded_and_leaves_nothing_open() -> None:
+    here = b"HTTP/1.1 302 Round\r\nLocation: /v2/again\r\nContent-Length: 0\r\n\r\n"
+    wire = Wire(answers=((here,),) * 20)
+    transport = transport_of({REGISTRY: [wire]})
+    with pytest.raises(ProtocolBroken, match="more than 10 redirects"):
+        async with transport.opened(transport.host(registry()), GET):
+            pass
+    assert (len(wire.requests), transport.pool.opened) == (11, 1)
