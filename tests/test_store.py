@@ -1,0 +1,361 @@
+"""Staging: each blob pulled once, whole or not at all, and nothing left behind."""
+
+from __future__ import annotations
+
+import errno
+import os
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from io import FileIO
+from pathlib import Path
+from typing import Any, NoReturn
+
+import anyio
+import anyio.abc
+import pytest
+
+from _regsync import store
+from _regsync.errors import ContentError
+from _regsync.http1 import PIECE, Pieces
+from _regsync.oci import Descriptor, digest_of
+from _regsync.store import SMALL_BLOB, Staging, StagingFailed
+
+pytestmark = pytest.mark.anyio
+
+SMALL = b"small" * 1000
+LARGE = bytes(range(256)) * 5000  # more than SMALL_BLOB, and no multiple of PIECE
+
+
+def described(body: bytes) -> Descriptor:
+    return Descriptor("application/octet-stream", digest_of(body), len(body))
+
+
+class Source:
+    """A reader that gives one body in pieces, counts how often it is asked, and can be held up or break."""
+
+    def __init__(self, body: bytes, breaks_after: int | None = None) -> None:
+        self.body, self.breaks_after = body, breaks_after
+        self.reads = 0
+        self.half_way, self.may_go_on = anyio.Event(), anyio.Event()
+        self.may_go_on.set()
+
+    async def __call__(self, blob: Descriptor, sink: Callable[[memoryview], Awaitable[None]]) -> None:
+        self.reads += 1
+        buffer = bytearray(PIECE)
+        for start in range(0, len(self.body), PIECE):
+            if self.breaks_after is not None and start >= self.breaks_after:
+                raise ContentError("the source broke")
+            piece = self.body[start : start + PIECE]
+            buffer[: len(piece)] = piece
+            await sink(memoryview(buffer)[: len(piece)])
+            # As the relay does: a piece is valid until the next one is asked for.
+            buffer[:] = bytes(PIECE)
+            self.half_way.set()
+            await self.may_go_on.wait()
+
+
+async def content(pieces: Pieces | None) -> bytes:
+    assert pieces is not None
+    found = b""
+    while piece := bytes(await pieces.next()):
+        found += piece
+    assert len(found) == pieces.length
+    return found
+
+
+def files(directory: Path) -> list[str]:
+    return sorted(str(path.relative_to(directory)) for path in directory.rglob("*") if path.is_file())
+
+
+@pytest.fixture
+def staging(tmp_path: Path) -> Iterator[Staging]:
+    made = Staging(str(tmp_path))
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize("body", [SMALL, LARGE], ids=["in memory", "in a file"])
+async def test_many_askers_pull_a_blob_once_and_each_reads_it_whole(staging: Staging, body: bytes) -> None:
+    source, blob = Source(body), described(body)
+    found: list[bytes] = []
+
+    async def ask() -> None:
+        await staging.ensure(blob, source)
+        with staging.opened(blob) as pieces:
+            found.append(await content(pieces))
+
+    async with anyio.create_task_group() as group:
+        for _ in range(8):
+            group.start_soon(ask)
+    assert source.reads == 1
+    assert found == [body] * 8
+
+
+@pytest.mark.parametrize("body", [SMALL, LARGE], ids=["in memory", "in a file"])
+async def test_a_body_can_be_read_again_from_its_beginning(staging: Staging, body: bytes) -> None:
+    await staging.ensure(described(body), Source(body))
+    with staging.opened(described(body)) as pieces:
+        assert pieces is not None
+        first = bytes(await pieces.next())
+        assert pieces.rewind()
+        assert await content(pieces) == body
+        assert body.startswith(first)
+
+
+async def test_small_blobs_never_touch_the_disk(staging: Staging, tmp_path: Path) -> None:
+    body = bytes(SMALL_BLOB)
+    await staging.ensure(described(body), Source(body))
+    assert os.listdir(tmp_path) == []
+
+
+async def test_a_file_is_named_by_digest_and_private(staging: Staging, tmp_path: Path) -> None:
+    await staging.ensure(described(LARGE), Source(LARGE))
+    path = tmp_path / "blobs" / "sha256" / described(LARGE).digest.partition(":")[2]
+    assert path.read_bytes() == LARGE
+    assert path.stat().st_mode & 0o077 == 0
+    assert path.parent.stat().st_mode & 0o077 == 0
+
+
+async def test_nothing_is_visible_under_the_digest_before_the_last_piece(
+    staging: Staging, tmp_path: Path
+) -> None:
+    source, blob = Source(LARGE), described(LARGE)
+    source.may_go_on = anyio.Event()
+    async with anyio.create_task_group() as group:
+        group.start_soon(staging.ensure, blob, source)
+        await source.half_way.wait()
+        (partial,) = files(tmp_path)
+        with staging.opened(blob) as pieces:
+            assert pieces is None
+        source.may_go_on.set()
+    assert partial.endswith(".partial")
+    assert files(tmp_path) == [f"blobs/sha256/{blob.digest.partition(':')[2]}"]
+
+
+@pytest.mark.parametrize("body", [SMALL, LARGE], ids=["in memory", "in a file"])
+async def test_one_askers_failure_is_its_own(staging: Staging, tmp_path: Path, body: bytes) -> None:
+    blob, good = described(body), Source(body)
+    with pytest.raises(ContentError, match="the source broke"):
+        await staging.ensure(blob, Source(body, breaks_after=len(body) // 2 if body is LARGE else 0))
+    assert files(tmp_path) == []
+    await staging.ensure(blob, good)
+    with staging.opened(blob) as pieces:
+        assert await content(pieces) == body
+    assert good.reads == 1
+
+
+@pytest.mark.parametrize("body", [SMALL, LARGE], ids=["in memory", "in a file"])
+async def test_a_cancelled_asker_lets_the_next_one_pull(
+    staging: Staging, tmp_path: Path, body: bytes
+) -> None:
+    held, good, blob = Source(body), Source(body), described(body)
+    held.may_go_on = anyio.Event()
+    scope = anyio.CancelScope()
+
+    async def give_up() -> None:
+        with scope:
+            await staging.ensure(blob, held)
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(give_up)
+        await held.half_way.wait()
+        group.start_soon(staging.ensure, blob, good)
+        await anyio.wait_all_tasks_blocked()
+        assert good.reads == 0, "the second asker waits for the first one's pull"
+        scope.cancel()
+    assert good.reads == 1
+    assert not [name for name in files(tmp_path) if name.endswith(".partial")]
+    with staging.opened(blob) as pieces:
+        assert await content(pieces) == body
+
+
+async def test_the_memory_budget_drops_what_was_used_longest_ago(
+    staging: Staging, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store, "_MEMORY_BUDGET", 2500)
+    bodies = [bytes([number]) * 1000 for number in range(3)]
+    first, second, third = (described(body) for body in bodies)
+    await staging.ensure(first, Source(bodies[0]))
+    await staging.ensure(second, Source(bodies[1]))
+    with staging.opened(first) as used:
+        await staging.ensure(third, Source(bodies[2]))
+        assert await content(used) == bodies[0]
+    with staging.opened(second) as gone:
+        assert gone is None
+    again = Source(bodies[1])
+    await staging.ensure(second, again)
+    assert again.reads == 1
+    with staging.opened(third) as kept:
+        assert await content(kept) == bodies[2]
+
+
+async def test_a_body_that_is_being_read_outlives_its_place_in_memory(
+    staging: Staging, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store, "_MEMORY_BUDGET", 1500)
+    one, two = b"1" * 1000, b"2" * 1000
+    await staging.ensure(described(one), Source(one))
+    with staging.opened(described(one)) as pieces:
+        await staging.ensure(described(two), Source(two))
+        assert await content(pieces) == one
+
+
+@pytest.mark.parametrize("configured", [True, False], ids=["cache_dir", "no cache_dir"])
+async def test_nothing_is_left_when_staging_closes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, configured: bool
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    staging = Staging(str(tmp_path / "cache") if configured else None)
+    await staging.ensure(described(LARGE), Source(LARGE))
+    await staging.ensure(described(SMALL), Source(SMALL))
+    assert len(files(tmp_path)) == 1
+    staging.close()
+    staging.close()
+    assert files(tmp_path) == []
+    assert configured or os.listdir(tmp_path) == []
+
+
+async def test_no_link_that_waits_in_the_directory_is_followed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Somebody who can write there must not make us write elsewhere."""
+    victim, folder = tmp_path / "victim", tmp_path / "cache" / "blobs" / "sha256"
+    victim.write_bytes(b"precious")
+    folder.mkdir(parents=True)
+    blob = described(LARGE)
+    name = blob.digest.partition(":")[2]
+    monkeypatch.setattr(os, "urandom", bytes)
+    for each in (name, f"{name}.partial", f"{name}.{bytes(6).hex()}.partial"):
+        (folder / each).symlink_to(victim)
+    staging = Staging(str(tmp_path / "cache"))
+    with pytest.raises(StagingFailed):
+        await staging.ensure(blob, Source(LARGE))
+    assert victim.read_bytes() == b"precious"
+
+    (folder / f"{name}.{bytes(6).hex()}.partial").unlink()
+    staging = Staging(str(tmp_path / "cache"))
+    await staging.ensure(blob, Source(LARGE))
+    assert (folder / name).read_bytes() == LARGE
+    assert not (folder / name).is_symlink()
+    staging.close()
+    assert victim.read_bytes() == b"precious"
+
+
+async def test_two_runs_in_one_directory_do_not_spoil_each_others_blobs(tmp_path: Path) -> None:
+    one, two = Staging(str(tmp_path)), Staging(str(tmp_path))
+    slow, blob = Source(LARGE), described(LARGE)
+    slow.may_go_on = anyio.Event()
+    async with anyio.create_task_group() as group:
+        group.start_soon(one.ensure, blob, slow)
+        await slow.half_way.wait()
+        await two.ensure(blob, Source(LARGE))
+        slow.may_go_on.set()
+    with one.opened(blob) as pieces:
+        assert await content(pieces) == LARGE
+    one.close()
+    with two.opened(blob) as pieces:
+        assert pieces is None, "it went with the other run"
+    again = Source(LARGE)
+    await two.ensure(blob, again)
+    assert again.reads == 1
+    two.close()
+
+
+async def test_only_partial_files_of_killed_runs_are_swept(tmp_path: Path) -> None:
+    folder = tmp_path / "blobs" / "sha256"
+    folder.mkdir(parents=True)
+    old = time.time() - 2 * 24 * 3600
+    for name, when in (("dead.partial", old), ("alive.partial", None), ("not-ours", old)):
+        (folder / name).write_bytes(b"x")
+        if when is not None:
+            os.utime(folder / name, (when, when))
+    staging = Staging(str(tmp_path))
+    await staging.ensure(described(LARGE), Source(LARGE))
+    staging.close()
+    assert files(folder) == ["alive.partial", "not-ours"]
+
+
+# --- disks that do not play along ---------------------------------------------------------------------
+
+
+async def fails_with_one_line(staging: Staging, *words: str) -> None:
+    source = Source(LARGE)
+    with pytest.raises(StagingFailed) as caught:
+        await staging.ensure(described(LARGE), source)
+    text = str(caught.value)
+    assert "\n" not in text
+    assert all(word in text for word in words), text
+    assert caught.value.code == "CONFIG_ERROR"
+    assert "global.cache_dir" in (caught.value.hint or "")
+    reads = source.reads
+    with pytest.raises(StagingFailed) as again:
+        await staging.ensure(described(LARGE), source)
+    assert source.reads == reads, "no other blob is read for a disk that failed"
+    assert str(again.value) == text
+    # What needs no disk still works.
+    await staging.ensure(described(SMALL), Source(SMALL))
+
+
+async def test_a_directory_that_cannot_be_made_is_one_clear_line(tmp_path: Path) -> None:
+    (tmp_path / "cache").write_bytes(b"a file, not a directory")
+    await fails_with_one_line(Staging(str(tmp_path / "cache")), "cache", "Not a directory")
+
+
+async def test_a_directory_without_permission_is_one_clear_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: str, *_: Any, **__: Any) -> NoReturn:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
+
+    monkeypatch.setattr(os, "makedirs", refuse)
+    await fails_with_one_line(Staging(str(tmp_path)), str(tmp_path), "Permission denied")
+
+
+async def test_a_full_disk_is_one_clear_line_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Full(FileIO):
+        def write(self, piece: Any) -> int:
+            if self.tell() >= 2 * PIECE:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            return super().write(piece)
+
+    monkeypatch.setattr(store, "FileIO", Full)
+    await fails_with_one_line(Staging(str(tmp_path)), "No space left on device")
+    assert files(tmp_path) == []
+
+
+async def test_a_disk_that_takes_a_piece_in_parts_gets_all_of_it(
+    staging: Staging, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Slow(FileIO):
+        def write(self, piece: Any) -> int:
+            return super().write(piece[:100_000])
+
+    with monkeypatch.context() as patched:
+        patched.setattr(store, "FileIO", Slow)
+        await staging.ensure(described(LARGE), Source(LARGE))
+    with staging.opened(described(LARGE)) as pieces:
+        assert await content(pieces) == LARGE
+
+
+async def test_a_disk_that_cannot_be_read_is_one_clear_line(
+    staging: Staging, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Broken(FileIO):
+        def readinto(self, _: Any) -> NoReturn:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    await staging.ensure(described(LARGE), Source(LARGE))
+    monkeypatch.setattr(store, "FileIO", Broken)
+    with staging.opened(described(LARGE)) as pieces:
+        assert pieces is not None
+        with pytest.raises(StagingFailed, match="Input/output error"):
+            await pieces.next()
+
+
+async def test_a_name_from_the_system_cannot_write_on_the_terminal(tmp_path: Path) -> None:
+    (tmp_path / "a\x1b[2Jb").write_bytes(b"")
+    with pytest.raises(StagingFailed) as caught:
+        await Staging(str(tmp_path / "a\x1b[2Jb")).ensure(described(LARGE), Source(LARGE))
+    assert "\x1b" not in str(caught.value)
