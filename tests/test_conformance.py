@@ -1392,6 +1392,7 @@ def _leaves(problem: BaseException) -> list[BaseException]:
 # The program and its borders.
 
 
+@pytest.mark.slow
 def test_the_harness_imports_nothing_of_the_program_and_few_others() -> None:
     code = (
         "import sys; before = set(sys.modules); import conformance.__main__, conformance.registries;"
@@ -1403,6 +1404,7 @@ def test_the_harness_imports_nothing_of_the_program_and_few_others() -> None:
     assert {"anyio", "h11"} <= set(done.stdout.split())
 
 
+@pytest.mark.slow
 def test_serve_says_where_and_ends_at_a_signal() -> None:
     command = [
         sys.executable,
