@@ -34,7 +34,7 @@ _MOST_REPOSITORIES = 8
 _UNKNOWN_LIFE_BEFORE_BODY = 60.0
 _REFRESH_AT = 0.9
 # The token specification's minimum: shorter ones are read as this (protocol-facts.md section 2.5).
-_SHORTEST_LIFE, _LONGEST_LIFE = 60.0, 86400.0
+_SHORTEST_LIFE = 60.0
 
 
 class Challenge(NamedTuple):
@@ -68,9 +68,8 @@ def parse_challenges(values: Iterable[str]) -> list[Challenge]:
     return [Challenge(*(given.get(name, "") for name in Challenge._fields)) for given in found]
 
 
-# Domains below which strangers have names: sharing one says nothing (protocol-facts.md section 2.7), nor
-# does sharing the end of an address. Not the public suffix list; what it protects is already at the mercy
-# of the registry that names the realm.
+# Parents below which strangers have names (protocol-facts.md section 2.7), and ends of addresses. Not the
+# public suffix list; what it protects is already at the mercy of the registry that names the realm.
 _SHARED = r"""(?x)(?:.*\.)?(?:
     amazonaws\.(?:com(?:\.cn)?|eu) | on\.aws | awsapprunner\.com | cloudfront\.net
     | azurecr\.(?:io|cn|us) | azurewebsites\.net | azure\.com | windows\.net | cloudapp\.net
@@ -105,10 +104,7 @@ def _is_kin(realm_host: str, registry_host: str) -> bool:
 
 
 def check_realm(realm: str, scheme: str, registry: str, has_credentials: bool) -> None:
-    """Raise AuthError unless the host `registry`, reached by `scheme`, may send us to log in at `realm`.
-
-    The rules of protocol-facts.md section 2.7, R2.
-    """
+    """Raise AuthError unless the host `registry` may send us to `realm` (protocol-facts.md section 2.7)."""
     from urllib.parse import urlsplit
 
     hint = None
@@ -170,11 +166,11 @@ def _lifetime(answer: Mapping[str, object], token: str, wall: float) -> float | 
             seconds = float(str(told))
         else:
             claims = json.loads(urlsafe_b64decode(token.split(".")[1] + "=="))
-            # Against the issuer's own clock where it tells; ours may be wrong.
+            # By the issuer's own clock where it tells; ours may be wrong.
             seconds = float(claims["exp"]) - float(claims.get("iat", wall))
     except (ValueError, TypeError, LookupError, OverflowError, RecursionError):
         return None
-    return max(_SHORTEST_LIFE, min(_LONGEST_LIFE, seconds))
+    return max(_SHORTEST_LIFE, seconds)
 
 
 def _words(document: Mapping[str, object]) -> str:
@@ -187,10 +183,7 @@ def _words(document: Mapping[str, object]) -> str:
 
 
 class Authenticator:
-    """What is sent to one registry with one credential, and the tokens held for it.
-
-    All methods may be called concurrently; `authorization` may be cancelled at any time.
-    """
+    """What is sent to one registry with one credential; its methods may run at once, and be cancelled."""
 
     def __init__(
         self,

@@ -28,10 +28,7 @@ Read = Callable[[str], bytes | None]
 
 
 class Credential(NamedTuple):
-    """What proves who we are at one registry; `origin` tells the user where it was found.
-
-    Hashable, and equal only when the secrets are: a fit key for what must not be mixed.
-    """
+    """What proves who we are at one registry, found at `origin`; equal only when the secrets are."""
 
     username: str = ""
     password: str = ""
@@ -63,8 +60,7 @@ def find_credential(
 ) -> tuple[Credential | None, list[str]]:
     """Find what to log in with (None: anonymous), and the places that were looked at.
 
-    `repository` matters only to podman's files, whose keys may name repositories. Raise AuthError when
-    a source that the configuration names yields nothing, or a file cannot be used.
+    Raise AuthError when a source that the configuration names yields nothing, or a file cannot be used.
     """
     method, where = registry.auth_type, f"registry {registry.alias!r}"
     if method == "anonymous":

@@ -11,12 +11,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from _regsync.errors import ConfigError
-
-if TYPE_CHECKING:
-    from ipaddress import IPv4Address, IPv6Address
 
 __all__ = ["Proxy", "proxy_for"]
 
@@ -45,10 +42,9 @@ class Proxy(NamedTuple):
 def proxy_for(
     scheme: str, host: str, port: int, environ: Mapping[str, str], override: str | None = None
 ) -> tuple[Proxy | None, str]:
-    """Return the proxy for an origin (None: go direct), and what decided that, for the debug log.
+    """Return the proxy for an origin (None: go direct), and what decided that; ConfigError for a bad value.
 
-    `override` is the registry's own `proxy` field: said for this one host, it beats every variable and
-    the always-direct list. Raise ConfigError for a value that cannot be used.
+    `override`, the registry's own `proxy` field, beats every variable and the always-direct list.
     """
     if override:
         return _parse(override, where := "proxy in the configuration"), where
@@ -74,17 +70,18 @@ def _variable(environ: Mapping[str, str], lower: str) -> tuple[str, str]:
     return lower, ""
 
 
-def _address(host: str) -> IPv4Address | IPv6Address | None:
+def _address(host: str) -> str | None:
+    """Return an address in its one spelling, a v4-mapped one as what it stands for; None for a name."""
     import ipaddress
 
     try:
         address = ipaddress.ip_address(host)
     except ValueError:
         return None
-    return getattr(address, "ipv4_mapped", None) or address
+    return str(getattr(address, "ipv4_mapped", None) or address)
 
 
-def _exempts(item: str, host: str, port: int, address: IPv4Address | IPv6Address | None) -> bool:
+def _exempts(item: str, host: str, port: int, address: str | None) -> bool:
     """Say whether one NO_PROXY item (trimmed, lower case) names this origin. No name is ever resolved."""
     import ipaddress
 
@@ -92,7 +89,7 @@ def _exempts(item: str, host: str, port: int, address: IPv4Address | IPv6Address
         return True
     if "/" in item:
         try:
-            return address is not None and address in ipaddress.ip_network(item, strict=False)
+            return ipaddress.ip_address(address or "") in ipaddress.ip_network(item, strict=False)
         except ValueError:
             return False
     with_port = re.fullmatch(r"(\[.*\]|[^:\[]*):([^:]*)", item)
@@ -100,8 +97,7 @@ def _exempts(item: str, host: str, port: int, address: IPv4Address | IPv6Address
     name = name.strip("[]")
     if not name or wanted not in ("", str(port)):
         return False
-    literal = _address(name)
-    if literal or address:
+    if (literal := _address(name)) or address:
         return literal == address
     if name.startswith((".", "*.")):
         return host.endswith(name.removeprefix("*"))

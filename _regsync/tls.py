@@ -40,10 +40,7 @@ def make_context(
     environ: Mapping[str, str],
     platform: str = sys.platform,
 ) -> ssl.SSLContext:
-    """Build a client context: the system's trust, `ca_file` added to it, an optional client certificate.
-
-    Raise ConfigError that names the variable or file which is missing or does not parse.
-    """
+    """Build a client context that trusts what the system does and `ca_file`; ConfigError names what fails."""
     import ssl
 
     if platform not in ("darwin", "win32"):
@@ -84,8 +81,8 @@ def _system_trust(
 ) -> tuple[str | None, list[str]]:
     """Return the bundle file, if any, and the hashed directories to trust.
 
-    Each variable replaces its own default only, as in OpenSSL; where neither is set one of the two
-    defaults is enough, and a hashed directory costs nothing until a certificate is looked up.
+    Each variable replaces its own default only, as in OpenSSL; where neither is set one default is
+    enough, first the hashed directory: it costs nothing until a certificate is looked up.
     """
     bundle, named = environ.get("SSL_CERT_FILE"), environ.get("SSL_CERT_DIR")
     directories = named.split(os.pathsep) if named else [defaults.openssl_capath]
