@@ -88,7 +88,7 @@ def run_regsync(
         return plain_edge(**{**given, "chance": lambda: 0.0, "timeouts": timeouts})
 
     async def at_once(seconds: float) -> None:
-        if seconds >= _HEARTBEAT:
+        if seconds == _HEARTBEAT:
             await sleep(seconds)
         waited.append(seconds)
         await sleep(0)
