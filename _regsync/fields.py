@@ -10,77 +10,50 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import KW_ONLY, dataclass
 from types import MappingProxyType
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from _regsync import providers
 from _regsync.errors import ConfigError
 from _regsync.oci import Platform, is_repository, parse_platform
-from _regsync.semver import parse_range
 from _regsync.tags import check_glob
 
 __all__ = [
-    "DEFAULT_CACHE_DIR",
-    "DEFAULT_CACHE_TTL",
-    "DEFAULT_PORTS",
-    "DEFAULT_TRANSFERS",
-    "SECTIONS",
-    "Field",
-    "is_loopback",
-    "parse_duration",
-    "parse_registry_url",
-    "parse_size",
-]
+    "DEFAULT_PORTS", "SECTIONS", "Field", "is_loopback", "parse_duration", "parse_registry_url", "parse_size"
+]  # fmt: skip
 
 DEFAULT_PORTS: Mapping[str, int] = MappingProxyType({"https": 443, "http": 80})
-DEFAULT_TRANSFERS = 50
-DEFAULT_CACHE_TTL = 12 * 3600.0
-DEFAULT_CACHE_DIR = ".regsync"
 
-_DURATION = re.compile(r"[0-9]{1,9}|(?:[0-9]{1,9}[smhd])+")
-_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
-_SIZE = re.compile(r"0|([0-9]{1,15})(?:\.([0-9]{1,15}))? *([kmgt]?b|[kmgt]ib)")
-_POWERS = "bkmgt"
+_DURATION = r"[0-9]{1,9}|(?:[0-9]{1,9}[smhd])+"
+_SECONDS = MappingProxyType({"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400})
+_SIZE = r"0|([0-9]{1,15}(?:\.[0-9]{1,15})?) *([kmgt]i?|)b"
+_LABEL = r"[A-Za-z0-9](?:[A-Za-z0-9-]*[A-Za-z0-9])?"
+_URL = rf"(?:([A-Za-z][A-Za-z0-9+.-]*)://)?(\[[0-9A-Fa-f:.]+\]|{_LABEL}(?:\.{_LABEL})*)(?::([0-9]{{1,5}}))?"
+_LONGEST_URL = 300
+_LOOPBACK = r"localhost|127(?:\.[0-9]{1,3}){3}|::1"
 
 
 def parse_duration(text: str) -> float:
     """Return seconds; ValueError shows the grammar."""
-    if not _DURATION.fullmatch(text):
-        raise ValueError(
-            f"{text!r} is no duration: write 0, seconds (90), or numbers with s, m, h, d (1h30m)"
-        )
-    if text.isdigit():
-        return float(text)
-    return float(sum(int(n) * _SECONDS[unit] for n, unit in re.findall(r"([0-9]+)([smhd])", text)))
+    if not re.fullmatch(_DURATION, text):
+        form = "write 0, seconds (90), or numbers with s, m, h, d (1h30m)"
+        raise ValueError(f"{text!r} is no duration: {form}")
+    return float(sum(int(n) * _SECONDS[unit] for n, unit in re.findall(r"([0-9]+)([smhd]?)", text)))
 
 
 def parse_size(text: str) -> int:
     """Return bytes; ValueError shows the grammar."""
-    match = _SIZE.fullmatch(text.strip().lower())
+    match = re.fullmatch(_SIZE, text.strip().lower())
     if match is None:
-        raise ValueError(
-            f"{text!r} is no size: write 0, or a number with B, KB, MB, GB, TB or KiB, MiB, GiB, TiB"
-        )
-    whole, fraction, unit = match.groups()
-    if whole is None:
-        return 0
-    factor = (1024 if "i" in unit else 1000) ** _POWERS.index(unit[0])
-    digits = fraction or ""
-    scaled: int = int(whole + digits) * factor
-    return scaled // int("1" + "0" * len(digits))
-
-
-_URL = re.compile(
-    r"(?:(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*)://)?"
-    r"(?P<host>\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9](?:[A-Za-z0-9-]*[A-Za-z0-9])?(?:\.[A-Za-z0-9](?:[A-Za-z0-9-]*[A-Za-z0-9])?)*)"
-    r"(?::(?P<port>[0-9]{1,5}))?"
-)
-_LOOPBACK = re.compile(r"localhost|127(?:\.[0-9]{1,3}){3}|::1")
+        form = "write 0, or a number with B, KB, MB, GB, TB or KiB, MiB, GiB, TiB"
+        raise ValueError(f"{text!r} is no size: {form}")
+    number, prefix = match.groups("")
+    factor: int = (1024 if "i" in prefix else 1000) ** " kmgt".index(prefix[:1] or " ")
+    return round(float(number or 0) * factor)
 
 
 def is_loopback(host: str) -> bool:
-    return _LOOPBACK.fullmatch(host) is not None
+    return re.fullmatch(_LOOPBACK, host) is not None
 
 
 def parse_registry_url(text: str) -> tuple[Literal["https", "http"], str, int]:
@@ -88,60 +61,50 @@ def parse_registry_url(text: str) -> tuple[Literal["https", "http"], str, int]:
     if "@" in text:
         # Not shown: what stands before the @ is a secret.
         raise ValueError("no user or password here: use auth_type and credentials")
-    match = _URL.fullmatch(text[:301])
-    if match is None or len(text) > 300:
-        past = text.partition("://")[2] if "://" in text else text
-        why = (
-            "remove the path and query"
-            if "/" in past or "?" in past
-            else "write HOST, HOST:PORT or http://HOST"
-        )
+    match = re.fullmatch(_URL, text) if len(text) <= _LONGEST_URL else None
+    if match is None:
+        path = re.search("[/?]", text.rpartition("://")[2])
+        why = "remove the path and query" if path else "write HOST, HOST:PORT or http://HOST"
         raise ValueError(f"{text!r} is no registry address: {why}")
-    host = match["host"].lower()
-    if host.startswith("["):
-        host = _ipv6(host[1:-1])
-    host = providers.canonical_host(host)
-    given = (match["scheme"] or "").lower()
-    if given not in ("", "http", "https"):
+    given, host, digits = match[1] and match[1].lower(), match[2], match[3]
+    if given not in (None, "http", "https"):
         raise ValueError(f"scheme {given!r} is not supported: use https:// or http://")
+    if host.startswith("["):
+        import ipaddress
+
+        try:
+            host = ipaddress.IPv6Address(host[1:-1]).compressed
+        except ValueError:
+            raise ValueError(f"{host} is no registry address: IPv6 is missing in the brackets") from None
+    host = providers.canonical_host(host)
     # Plain HTTP on loopback without being asked, as the container clients do.
-    plain = given == "http" or (not given and is_loopback(host))
+    plain = given == "http" or (given is None and is_loopback(host))
     scheme: Literal["https", "http"] = "http" if plain else "https"
-    port = int(match["port"] or DEFAULT_PORTS[scheme])
+    port = int(digits or DEFAULT_PORTS[scheme])
     if not 0 < port < 65536:
         raise ValueError(f"port {port} does not exist: use 1 to 65535")
     return scheme, host, port
 
 
-def _ipv6(text: str) -> str:
-    import ipaddress
-
-    try:
-        return ipaddress.IPv6Address(text).compressed
-    except ValueError:
-        raise ValueError(f"[{text}] is no registry address: IPv6 is missing in the brackets") from None
-
-
 # --- the table of fields -----------------------------------------------------------------------
 
 _Type = Literal[
-    "text", "texts", "one_or_texts", "flag", "count", "path", "alias", "targets", "section", "list", "names"
-]
+    "text", "texts", "one_or_texts", "flag", "count", "amount", "path", "alias", "targets",
+    "section", "list", "names",
+]  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Field:
+class Field(NamedTuple):
     """One field as users write it; what `schema`, the reference in the README and the reader need.
 
     `of` names the section of a `section`, of the items of a `list` and of the values of `names`.
-    `parse` turns text into a value, `check` lets it be; both raise ValueError. `number_too`: an unquoted
-    number is the text. `empty` is the remedy where an empty list is an error.
+    `parse` turns text into a value, `check` lets it be; both raise ValueError. An `amount` is text that
+    may be an unquoted number. `empty` is the remedy where an empty list is an error.
     """
 
     name: str
     type: _Type
     meaning: str
-    _: KW_ONLY
     default: str = ""
     required: bool = False
     of: str = ""
@@ -151,7 +114,6 @@ class Field:
     least: int = 0
     empty: str = ""
     secret: bool = False
-    number_too: bool = False
 
 
 def _platform(text: str) -> Platform:
@@ -167,6 +129,12 @@ def _repository(text: str) -> None:
         if is_repository(text.lower()):
             raise ValueError(f"{text!r} has capitals, which registries refuse: write {text.lower()!r}")
         raise ValueError(f"{text!r} is no repository: write a path such as team/app, without host")
+
+
+def _range(text: str) -> None:
+    from _regsync.semver import parse_range
+
+    parse_range(text)
 
 
 def _proxy(text: str) -> None:
@@ -189,7 +157,7 @@ def _token(text: str) -> None:
 
 
 _AUTH_TYPES = ("ecr", "gar", "gcr", "acr", "ghcr", "anonymous", "basic", "static_token", "docker_config")
-_F: type[Field] = Field
+_F = Field
 # fmt: off
 _INHERITED = (
     _F("source", "alias", "source registry"),
@@ -237,7 +205,7 @@ SECTIONS: Mapping[str, tuple[Field, ...]] = MappingProxyType({
         _F("glob", "one_or_texts", "tags that match any pattern", check=check_glob, default="*",
            empty="omit it to take every tag"),
         _F("exclude", "one_or_texts", "tags that are never wanted", check=check_glob),
-        _F("semver", "text", "version range", check=parse_range),
+        _F("semver", "text", "version range", check=_range),
         _F("semver_prerelease", "text", "what becomes of pre-releases",
            choices=("include", "exclude", "only"), default="exclude"),
         _F("sort", "text", "order, highest first", choices=("semver", "alpha")),
@@ -253,11 +221,9 @@ SECTIONS: Mapping[str, tuple[Field, ...]] = MappingProxyType({
     ),
     "global": (
         _F("max_concurrent_transfers", "count", "images at a time", least=1, default="50"),
-        _F("cache_dir", "path", "state and staging", default=DEFAULT_CACHE_DIR),
-        _F("cache_ttl", "text", "age at which knowledge expires; 0: never", parse=parse_duration,
-           number_too=True, default="12h"),
-        _F("staging_size_limit", "text", "disk for blobs of several targets; 0: none", parse=parse_size,
-           number_too=True),
+        _F("cache_dir", "path", "state and staging", default=".regsync"),
+        _F("cache_ttl", "amount", "age at which facts expire; 0: never", parse=parse_duration, default="12h"),
+        _F("staging_size_limit", "amount", "disk for blobs of several targets; 0: none", parse=parse_size),
     ),
 })
 # fmt: on

@@ -2,40 +2,31 @@
 
 Owns: when a tag counts as a version, precedence, the range grammar, what a pre-release needs to be
 admitted. May not know: tag rules, registries, any other module of the program. Invariant: `parse_range`
-either returns a range or raises `RangeError` with one line that says what to write instead.
+either returns a range or raises ValueError with one line that says what to write instead.
 Follows SemVer 2.0.0 section 11 (precedence), node-semver (operators and partials) and design.md section 4.
 """
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
-from typing import Literal, cast
+from typing import Literal, NamedTuple
 
-__all__ = ["ANY", "Prerelease", "Range", "RangeError", "Version", "parse_range", "parse_version"]
+__all__ = ["ANY", "Prerelease", "Range", "Version", "parse_range", "parse_version"]
 
 Prerelease = Literal["include", "exclude", "only"]
 
-_SUFFIX = r"(?:-(?P<pre>[0-9A-Za-z-]+(?:\.[0-9A-Za-z-]+)*))?(?:[+_][0-9A-Za-z._+-]+)?"
-_VERSION = re.compile(rf"v?([0-9]+)(?:\.([0-9]+))?(?:\.([0-9]+))?{_SUFFIX}")
-_COMPARATOR = re.compile(
-    r"(?P<op>==|!=|>=|<=|[=<>^~])?[ \t]*"
-    rf"v?(?P<major>[0-9]+|[xX*])(?:\.(?P<minor>[0-9]+|[xX*]))?(?:\.(?P<patch>[0-9]+|[xX*]))?{_SUFFIX}"
-)
-_HYPHEN_RANGE = re.compile(r"([^ \t,|]+)[ \t]+-[ \t]+([^ \t,|]+)")
-_BLANK_BETWEEN = re.compile(r"[^ \t=<>^~!][ \t]+[^ \t]")
+_SUFFIX = r"(?:-([0-9A-Za-z-]+(?:\.[0-9A-Za-z-]+)*))?(?:[+_][0-9A-Za-z._+-]+)?"
+_VERSION = rf"v?([0-9]+)(?:\.([0-9]+))?(?:\.([0-9]+))?{_SUFFIX}"
+_PART = r"([0-9]+|[xX*])"
+_COMPARATOR = rf"(==|!=|>=|<=|[=<>^~])?[ \t]*v?{_PART}(?:\.{_PART})?(?:\.{_PART})?{_SUFFIX}"
+_HYPHEN_RANGE = r"([^ \t]+)[ \t]+-[ \t]+([^ \t]+)"
 # A tag has at most 128 characters (protocol-facts.md section 1.1) and a range is written by hand;
 # far longer ones are no versions, and int() refuses them with an exception of its own.
 _LONGEST_VERSION = 256
 _LONGEST_RANGE = 1024
 
 
-class RangeError(ValueError):
-    """A range expression that does not follow the grammar; the message says the remedy."""
-
-
-@dataclass(frozen=True, slots=True, order=True)
-class Version:
+class Version(NamedTuple):
     """A version as far as precedence goes: spelling and build metadata are not part of it.
 
     `stage` is 1 for a release and 0 for its pre-releases, which sort before it; `identifiers` hold
@@ -53,10 +44,8 @@ class Version:
 
 def parse_version(tag: str) -> Version | None:
     """Return the version that a tag spells, or None when it spells none."""
-    match = _VERSION.fullmatch(tag) if len(tag) <= _LONGEST_VERSION else None
-    if match is None:
-        return None
-    return _version([int(part or 0) for part in match.group(1, 2, 3)], match["pre"])
+    match = re.fullmatch(_VERSION, tag) if len(tag) <= _LONGEST_VERSION else None
+    return match and _version([int(part or 0) for part in match.group(1, 2, 3)], match[4])
 
 
 def _version(numbers: list[int], prerelease: str | None = None) -> Version:
@@ -68,36 +57,30 @@ def _version(numbers: list[int], prerelease: str | None = None) -> Version:
     return Version((major, minor, patch), 0, identifiers)
 
 
-_Op = Literal[">=", ">", "<", "<=", "==", "!=", "outside"]
+# Below and above all versions that tags can spell.
+_LOWEST = Version((0, 0, 0), 0)
+_HIGHEST = Version((10**_LONGEST_VERSION, 0, 0))
 
 
-@dataclass(frozen=True, slots=True)
-class _Bound:
-    """One primitive comparison; `outside` the half-open span low..high is what `!=1.2` means."""
+class _Comparator(NamedTuple):
+    """Takes `low` and what lies between it and `high`, or everything else.
 
-    op: _Op
+    `named` is the M.m.p of which the comparator names a pre-release.
+    """
+
     low: Version
-    high: Version | None = None
+    high: Version
+    takes_inside: bool
+    named: tuple[int, int, int] | None
 
     def admits(self, version: Version) -> bool:
-        if self.op == "outside":
-            return version < self.low or (self.high is not None and version >= self.high)
-        if version == self.low:
-            return self.op in (">=", "<=", "==")
-        return self.op == "!=" or (self.op in (">", ">=") if version > self.low else self.op in ("<", "<="))
-
-    def names_prerelease_of(self, version: Version) -> bool:
-        return self.low.is_prerelease and self.low.release == version.release
+        return (self.low <= version < self.high) is self.takes_inside
 
 
-_Bounds = tuple[_Bound, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Range:
+class Range(NamedTuple):
     """What `||` and `,` joined: alternatives of conjunctions."""
 
-    sets: tuple[_Bounds, ...]
+    sets: tuple[tuple[_Comparator, ...], ...]
 
     def admits(self, version: Version, prerelease: Prerelease = "exclude") -> bool:
         """Say whether the range, under the rule for pre-releases, takes a version.
@@ -105,99 +88,67 @@ class Range:
         Where a set names a pre-release of the same M.m.p, pre-releases of it are compared in full;
         elsewhere M.m.p is compared in their place (`include`, `only`) or they are refused (`exclude`).
         """
-        if version.is_prerelease:
-            by_release = prerelease != "exclude"
-            return any(_admits_prerelease(bounds, version, by_release) for bounds in self.sets)
-        return prerelease != "only" and any(
-            all(bound.admits(version) for bound in bounds) for bounds in self.sets
-        )
+        if prerelease == "only" and not version.is_prerelease:
+            return False
+        return any(_all_admit(comparators, version, prerelease) for comparators in self.sets)
 
 
 ANY = Range(((),))
 
 
-def _admits_prerelease(bounds: _Bounds, version: Version, by_release: bool) -> bool:
+def _all_admit(comparators: tuple[_Comparator, ...], version: Version, prerelease: Prerelease) -> bool:
     # `!=1.0.0-rc.1` says what is unwanted: it invites no other pre-release of 1.0.0.
-    in_full = any(bound.op != "!=" and bound.names_prerelease_of(version) for bound in bounds)
-    if not in_full and not by_release:
+    in_full = any(one.named == version.release and one.takes_inside for one in comparators)
+    if version.is_prerelease and prerelease == "exclude" and not in_full:
         return False
     release = Version(version.release)
     return all(
-        bound.admits(version if in_full or bound.names_prerelease_of(version) else release)
-        for bound in bounds
+        one.admits(version if in_full or one.named == version.release else release) for one in comparators
     )
 
 
 def parse_range(text: str) -> Range:
-    """Parse a range; RangeError says what is wrong and what to write instead."""
+    """Parse a range; ValueError says what is wrong and what to write instead."""
     if len(text) > _LONGEST_RANGE:
-        raise RangeError(f"a range of more than {_LONGEST_RANGE} characters")
-    return Range(tuple(_parse_set(part) for part in text.split("||")))
+        raise ValueError(f"a range of more than {_LONGEST_RANGE} characters")
+    sets = [[_comparator(word.strip(" \t")) for word in part.split(",")] for part in text.split("||")]
+    return Range(tuple(map(tuple, sets)))
 
 
-def _parse_set(part: str) -> _Bounds:
-    if match := _HYPHEN_RANGE.search(part):
-        raise RangeError(f"hyphen ranges are not supported: write '>={match[1]},<={match[2]}'")
-    bounds: list[_Bound] = []
-    for piece in part.split(","):
-        word = piece.strip(" \t")
-        if not word:
-            raise RangeError("a comparator is missing: write '*' for any version")
-        if _BLANK_BETWEEN.search(word):
-            raise RangeError(f"a blank inside {word!r}: join comparators with a comma, as in '>=1.2,<2'")
-        bounds.extend(_parse_comparator(word))
-    return tuple(bounds)
-
-
-def _parse_comparator(word: str) -> _Bounds:
-    match = _COMPARATOR.fullmatch(word)
+def _comparator(word: str) -> _Comparator:
+    match = re.fullmatch(_COMPARATOR, word)
     if match is None:
-        raise RangeError(
-            f"{word!r} is no comparator: write 1.2.3, 1.2 or 1.x, if need be after = == != > >= < <= ^ ~"
-        )
-    numbers: list[int] = []
-    for part in match.group("major", "minor", "patch"):
-        # As in node-semver, nothing counts after the first part that is open.
-        if part is None or part in "xX*":
-            break
-        numbers.append(int(part))
-    if match["pre"] is not None and len(numbers) < 3:
-        raise RangeError(f"{word!r} names a pre-release of a partial version: write all three numbers")
-    return _bounds(match["op"] or "==", numbers, match["pre"])
-
-
-def _bounds(op: str, numbers: list[int], prerelease: str | None) -> _Bounds:
-    """Turn one comparator into primitive ones, as node-semver does."""
-    low = _version(numbers, prerelease)
-    op = "==" if op == "=" else op
-    if op == "^":
+        if hyphen := re.fullmatch(_HYPHEN_RANGE, word):
+            raise ValueError(f"hyphen ranges are not supported: write '>={hyphen[1]},<={hyphen[2]}'")
+        forms = "write '*', 1.x, 1.2 or 1.2.3, if need be after = == != > >= < <= ^ ~"
+        raise ValueError(f"{word!r} is no comparator: {forms}; join comparators with a comma")
+    operator, *parts, prerelease = match.groups()
+    # As in node-semver, nothing counts after the first part that is open.
+    first_open = next((i for i, part in enumerate(parts) if part is None or part in "xX*"), 3)
+    numbers = [int(part) for part in parts[:first_open]]
+    if prerelease is not None and len(numbers) < 3:
+        raise ValueError(f"{word!r} names a pre-release of a partial version: write all three numbers")
+    version = _version(numbers, prerelease)
+    # What is written spans low..high: 1.2 all that begin so, 1.2.3 only itself.
+    low = version if numbers else _LOWEST
+    high = _past(numbers) if len(numbers) < 3 else _next_after(version)
+    if operator == "^":
         # The leftmost number that is not zero stays: 0.2.x for ^0.2.3, 0.0.x for ^0.0.
-        fixed = next((i for i, number in enumerate(numbers) if number), len(numbers) - 1)
-        return _span(low, _above(numbers[: fixed + 1]))
-    if op == "~":
-        return _span(low, _above(numbers[:2]))
-    if len(numbers) == 3:
-        return (_Bound(cast(_Op, op), low),)
-    above = _above(numbers)
-    if op == "==":
-        return _span(low, above)
-    if op in ("<", ">="):
-        return (_Bound(cast(_Op, op), low),)
-    if op == "<=":
-        return (_Bound("<", above),) if above else ()
-    if op == ">":
-        return (_Bound(">=", above),) if above else _NOTHING
-    return (_Bound("outside", low, above),)
+        high = _past(numbers[: next((i for i, number in enumerate(numbers) if number), len(numbers)) + 1])
+    elif operator == "~":
+        high = _past(numbers[:2])
+    elif operator in (">", ">="):
+        low, high = (high if operator == ">" else low), _HIGHEST
+    elif operator in ("<", "<="):
+        low, high = _LOWEST, (low if operator == "<" else high)
+    return _Comparator(low, high, operator != "!=", version.release if prerelease is not None else None)
 
 
-def _above(numbers: list[int]) -> Version | None:
-    """Return the first version past all that begin with `numbers`; None when there is none."""
-    return _version([*numbers[:-1], numbers[-1] + 1]) if numbers else None
+def _past(numbers: list[int]) -> Version:
+    """Return the first release past all versions that begin with `numbers`."""
+    return _version([*numbers[:-1], numbers[-1] + 1]) if numbers else _HIGHEST
 
 
-def _span(low: Version, above: Version | None) -> _Bounds:
-    return (_Bound(">=", low), _Bound("<", above)) if above else ()
-
-
-# What `>*` leaves: no release is below 0.0.0.
-_NOTHING: _Bounds = (_Bound("<", Version((0, 0, 0))),)
+def _next_after(version: Version) -> Version:
+    """Return what sorts right after `version` and before everything else; no tag spells it."""
+    return version._replace(identifiers=(*version.identifiers, (-1, 0, "")))

@@ -9,212 +9,175 @@ Follows design.md section 4 (globs) and section 5 (the order of the steps).
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import lru_cache
 from types import MappingProxyType
-from typing import Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from _regsync.oci import is_referrer_tag, is_tag
-from _regsync.semver import ANY, Prerelease, Range, parse_range, parse_version
+
+if TYPE_CHECKING:
+    from _regsync.semver import Prerelease
 
 __all__ = [
-    "LATEST_NEEDS_ORDER",
-    "PatternError",
-    "Reason",
-    "Selection",
-    "TagRule",
-    "check_glob",
-    "compile_glob",
-    "literal_tags",
-    "select",
-]
+    "LATEST_NEEDS", "Reason", "Selection", "TagRule", "check_glob", "compile_glob", "literal_tags", "select"
+]  # fmt: skip
 
 # What a rule with `latest` alone is told, here and by `config`.
-LATEST_NEEDS_ORDER = "latest needs `sort`, or `semver`, to say which tags are the highest"
+LATEST_NEEDS = "needs `sort`, or `semver`, to say which tags are the highest"
 
 Reason = Literal["glob", "semver", "prerelease", "exclude", "latest", "referrer_tag"]
+_Order = Literal["semver", "alpha"]
 
 # Thirty times what a tag can hold, for alternatives in braces; a longer one is a mistake.
 _LONGEST_PATTERN = 4096
-# The lazily built automaton starts afresh at this size: memory stays bounded, answers stay the same.
-_MOST_TRANSITIONS = 4096
-
-
-class PatternError(ValueError):
-    """A glob that does not follow the grammar; the message says the remedy."""
+# So many steps of a pattern are remembered: memory stays bounded, answers stay the same.
+_MOST_STEPS = 4096
 
 
 _Accepts = Callable[[str], bool]
-# A test of one character (a run and a brace have none) and the states after it.
-_State = tuple["_Accepts | None", tuple[int, ...]]
-# A literal character; a test of one character; or one of the marks `*`, `{`, `,` and `}`.
-_Token = tuple[Literal["literal", "test", "mark"], str, "_Accepts | None"]
-
-_TOKEN = re.compile(
-    r"\\(?P<escaped>.)|\[(?P<not>!?)(?P<set>(?:\\.|[^\]\\])*)\]|(?P<plain>[^\[\\])", re.DOTALL
+_TOKEN = (
+    r"\\(?P<escaped>.)|\[(?P<set>(?:\\.|[^\]\\])*)\]|(?P<unfinished>[\[\\])|(?P<mark>[*?{},])|(?P<plain>.)"
 )
-_SET_MEMBER = re.compile(r"(\\.|.)(?:-(\\.|.))?", re.DOTALL)
+_SET_MEMBER = r"(\\.|.)(?:-(\\.|.))?"
 
 
-def _any(character: str) -> bool:
-    return True
+class _State(NamedTuple):
+    """What the next character has to be, and the state after it; `free` are reached without any."""
+
+    accepts: _Accepts | None
+    after: int = 0
+    free: Sequence[int] = ()
 
 
-def _tokens(pattern: str) -> Iterator[_Token]:
+def _automaton(pattern: str) -> tuple[list[_State], str | None]:
+    """Return the states, the first of which starts and the last accepts, and the text of a literal."""
     if not pattern:
-        raise PatternError("an empty pattern matches nothing: remove it, or write '*' for every tag")
+        raise ValueError("an empty pattern matches nothing: remove it, or write '*' for every tag")
     if len(pattern) > _LONGEST_PATTERN:
-        raise PatternError(f"a pattern of more than {_LONGEST_PATTERN} characters: write several")
-    depth = at = 0
-    while at < len(pattern):
-        match = _TOKEN.match(pattern, at)
-        if match is None:
-            trouble = "'[' without ']'" if pattern[at] == "[" else "a backslash at its end"
-            raise PatternError(f"{pattern!r} has {trouble}: write \\{pattern[at]} for the character itself")
-        at = match.end()
-        character = match["plain"]
-        if match["set"] is not None:
-            yield ("test", "", _character_set(pattern, match["set"], bool(match["not"])))
-        elif character == "?":
-            yield ("test", "", _any)
-        elif character in ("*", "{", "}") or (character == "," and depth):
-            depth += (character == "{") - (character == "}")
-            if depth < 0:
-                raise PatternError(f"{pattern!r} has a '}}' without '{{'")
-            yield ("mark", character, None)
+        raise ValueError(f"a pattern of more than {_LONGEST_PATTERN} characters: write several")
+    states: list[_State] = []
+    literals: list[str] = []
+    # For each open brace: where its alternatives begin, and the states of its commas.
+    braces: list[tuple[list[int], list[int]]] = []
+    for match in re.finditer(_TOKEN, pattern, re.DOTALL):
+        kind, text = match.lastgroup, match[match.lastgroup or 0]
+        here = len(states)
+        if kind == "unfinished":
+            trouble = "'[' without ']'" if text == "[" else "a backslash at its end"
+            raise ValueError(f"{pattern!r} has {trouble}: write \\{text} for the character itself")
+        if kind == "set":
+            states.append(_State(_character_set(pattern, text), here + 1))
+        elif kind != "mark" or (text == "," and not braces):
+            states.append(_State(text.__eq__, here + 1))
+            literals.append(text)
+        elif text in "?*":
+            # Every character is true.
+            states.append(_State(bool, here + 1) if text == "?" else _State(bool, here, [here + 1]))
+        elif text == "{":
+            braces.append(([here + 1], []))
+            states.append(_State(None, free=braces[-1][0]))
+        elif text == ",":
+            braces[-1][0].append(here + 1)
+            braces[-1][1].append(here)
+            states.append(_State(None))
         else:
-            yield ("literal", character or match["escaped"], None)
-    if depth:
-        raise PatternError(f"{pattern!r} has a '{{' without '}}'")
+            if not braces:
+                raise ValueError(f"{pattern!r} has a '}}' without '{{'")
+            for comma in braces.pop()[1]:
+                states[comma] = _State(None, free=[here])
+            states.append(_State(None, free=[here + 1]))
+    if braces:
+        raise ValueError(f"{pattern!r} has a '{{' without '}}'")
+    states.append(_State(None))
+    if len(literals) < len(states) - 1:
+        return states, None
+    # It will stand in a request as it is (design.md section 5), so it has to be a tag.
+    if not is_tag(literal := "".join(literals)):
+        raise ValueError(f"{literal!r} can never be a tag: letters, digits and . _ - only, 128 at most")
+    return states, literal
 
 
-def _character_set(pattern: str, members: str, negated: bool) -> _Accepts:
+def _character_set(pattern: str, members: str) -> _Accepts:
+    negated = members.startswith("!")
+    members = members[negated:]
     if not members:
-        raise PatternError(f"{pattern!r} has an empty set of characters")
+        raise ValueError(f"{pattern!r} has an empty set of characters")
     if members[0] == "^" and not negated:
-        raise PatternError(f"{pattern!r}: a set is negated by '!', as in [!a-z]")
-    ranges = [(low[-1], (high or low)[-1]) for low, high in _SET_MEMBER.findall(members)]
+        raise ValueError(f"{pattern!r}: a set is negated by '!', as in [!a-z]")
+    ranges = [(low[-1], (high or low)[-1]) for low, high in re.findall(_SET_MEMBER, members, re.DOTALL)]
     for low, high in ranges:
         if low > high:
-            raise PatternError(f"{pattern!r}: the range {low}-{high} is the wrong way round")
+            raise ValueError(f"{pattern!r}: the range {low}-{high} is the wrong way round")
     return lambda character: any(low <= character <= high for low, high in ranges) is not negated
 
 
-def _automaton(pattern: str) -> tuple[_State, ...]:
-    """Return the states: the first one starts, the last one accepts."""
-    states: list[_State] = []
-    # For each open brace: its own state, where its alternatives begin, where all but the last end.
-    braces: list[tuple[int, list[int], list[int]]] = []
-    for kind, text, accepts in _tokens(pattern):
-        here = len(states)
-        if kind == "literal":
-            states.append((text.__eq__, (here + 1,)))
-        elif kind == "test":
-            states.append((accepts, (here + 1,)))
-        elif text == "*":
-            states += ((None, (here + 1, here + 2)), (_any, (here,)))
-        elif text == "{":
-            states.append((None, ()))
-            braces.append((here, [here + 1], []))
-        elif text == ",":
-            states.append((None, ()))
-            braces[-1][1].append(here + 1)
-            braces[-1][2].append(here)
-        else:
-            opened, starts, ends = braces.pop()
-            states[opened] = (None, tuple(starts))
-            for end in ends:
-                states[end] = (None, (here,))
-    states.append((None, ()))
-    return tuple(states)
-
-
-def compile_glob(pattern: str) -> Callable[[str], bool]:
-    """Return a case-sensitive test of whole tags; PatternError for a malformed pattern.
-
-    The pattern becomes a nondeterministic automaton that is run on all its states at once
-    (Thompson's construction): no input makes it go back.
-    """
-    literal = check_glob(pattern)
-    if literal is not None:
-        return literal.__eq__
-    states = _automaton(pattern)
-    accepting = len(states) - 1
-    start = _closure(states, (0,))
-    known: dict[tuple[frozenset[int], str], frozenset[int]] = {}
-
-    def matches(tag: str) -> bool:
-        current = start
-        for character in tag:
-            following = known.get((current, character))
-            if following is None:
-                following = _after(states, current, character)
-                if len(known) >= _MOST_TRANSITIONS:
-                    known.clear()
-                known[current, character] = following
-            current = following
-            if not current:
-                return False
-        return accepting in current
-
-    return matches
-
-
 def _closure(states: Sequence[_State], numbers: Iterable[int]) -> frozenset[int]:
-    """Return all states reached without input."""
+    """Return these states and all that are reached from them without a character."""
     reached: set[int] = set()
     waiting = list(numbers)
     while waiting:
         number = waiting.pop()
         if number not in reached:
             reached.add(number)
-            accepts, following = states[number]
-            if accepts is None:
-                waiting.extend(following)
+            waiting += states[number].free
     return frozenset(reached)
 
 
-def _after(states: Sequence[_State], current: Iterable[int], character: str) -> frozenset[int]:
-    """Return all states reached from the current ones by one character."""
+def _step(states: Sequence[_State], current: Iterable[int], character: str) -> frozenset[int]:
     entered = (states[number] for number in current)
-    return _closure(states, [n for accepts, to in entered if accepts and accepts(character) for n in to])
+    return _closure(states, [one.after for one in entered if one.accepts and one.accepts(character)])
+
+
+def compile_glob(pattern: str) -> Callable[[str], bool]:
+    """Return a case-sensitive test of whole tags; ValueError for a malformed pattern.
+
+    The pattern becomes a nondeterministic automaton that is run on all its states at once
+    (Thompson's construction): no input makes it go back.
+    """
+    states, literal = _automaton(pattern)
+    if literal is not None:
+        return literal.__eq__
+    start = _closure(states, [0])
+
+    @lru_cache(_MOST_STEPS)
+    def step(current: frozenset[int], character: str) -> frozenset[int]:
+        return _step(states, current, character)
+
+    def matches(tag: str) -> bool:
+        current = start
+        for character in tag:
+            current = step(current, character)
+        return len(states) - 1 in current
+
+    return matches
 
 
 def check_glob(pattern: str) -> str | None:
-    """Return the only tag that a pattern without wildcards matches; PatternError when it is malformed."""
-    tokens = tuple(_tokens(pattern))
-    if not all(token[0] == "literal" for token in tokens):
-        return None
-    literal = "".join(token[1] for token in tokens)
-    # It will stand in a request as it is (design.md section 5), so it has to be a tag.
-    if not is_tag(literal):
-        raise PatternError(f"{literal!r} can never be a tag: letters, digits and . _ - only, 128 at most")
-    return literal
+    """Return the only tag that a pattern without wildcards matches; ValueError when it is malformed."""
+    return _automaton(pattern)[1]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TagRule:
-    """The rule of one mapping (specification section 2.5); empty and None mean that a field is not set.
-
-    ValueError when `latest` is set and nothing says which tags are the highest.
-    """
+class TagRule(NamedTuple):
+    """The rule of one mapping (specification section 2.5); empty and None mean that a field is not set."""
 
     glob: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
     semver: str | None = None
     semver_prerelease: Prerelease | None = None
-    sort: Literal["semver", "alpha"] | None = None
+    sort: _Order | None = None
     latest: int | None = None
     min_tags: int | None = None
     immutable_tags: str | None = None
 
-    def __post_init__(self) -> None:
-        if self.latest is not None and self.order is None:
-            raise ValueError(LATEST_NEEDS_ORDER)
-
     @property
-    def order(self) -> Literal["semver", "alpha"] | None:
-        """How the result is sorted: a range without `sort` implies versions."""
+    def order(self) -> _Order | None:
+        """How the result is sorted: a range without `sort` implies versions.
+
+        ValueError when `latest` is set and nothing says which tags are the highest.
+        """
+        if self.latest and not (self.sort or self.semver):
+            raise ValueError(f"latest {LATEST_NEEDS}")
         return self.sort or ("semver" if self.semver else None)
 
     @property
@@ -231,8 +194,7 @@ def literal_tags(rule: TagRule) -> tuple[str, ...] | None:
     return _ordered(literals, rule.order) if len(literals) == len(names) else None
 
 
-@dataclass(frozen=True, slots=True)
-class Selection:
+class Selection(NamedTuple):
     """What a rule keeps of a listing, and why each other tag was dropped.
 
     `shortfall` holds (kept, min_tags) when even tags that could come back were too few.
@@ -245,52 +207,48 @@ class Selection:
 
 def select(tags: Iterable[str], rule: TagRule) -> Selection:
     """Apply a rule to a listing, in the order of design.md section 5."""
-    dropped: dict[str, Reason] = {}
-    excluded = _any_of(rule.exclude)
-    kept = _ordered(_narrow(tags, rule, excluded, dropped), rule.order)
-    versions = [tag for tag in dropped if dropped[tag] in ("semver", "prerelease") and not excluded(tag)]
-    kept, cut = kept[: rule.latest], kept[len(kept) if rule.latest is None else rule.latest :]
-    dropped.update(dict.fromkeys(cut, "latest"))
-    floor = rule.min_tags or 0
-    if len(kept) < floor:
-        # design.md section 5, step 6: what `latest` cut comes back first, then what versions dropped.
-        order = rule.order or "semver"
-        back = [*cut, *_ordered(versions, order)][: floor - len(kept)]
-        returned = frozenset(back)
-        dropped = {tag: reason for tag, reason in dropped.items() if tag not in returned}
-        kept = _ordered([*kept, *back], order) if back else kept
-    return Selection(kept, MappingProxyType(dropped), (len(kept), floor) if len(kept) < floor else None)
-
-
-def _narrow(tags: Iterable[str], rule: TagRule, excluded: _Accepts, dropped: dict[str, Reason]) -> list[str]:
-    """Do the steps that judge each tag alone, noting the reason of each tag that falls."""
-    wanted = _any_of(rule.glob) if rule.glob else _any
-    allowed = parse_range(rule.semver) if rule.semver is not None else ANY
-    prerelease = rule.semver_prerelease or "exclude"
+    wanted, excluded = _any_of(rule.glob or ("*",)), _any_of(rule.exclude)
     referrers_are_images = any(pattern.startswith("sha256-") for pattern in rule.glob)
-    kept = []
+    dropped: dict[str, Reason] = {}
+    candidates = []
     for tag in dict.fromkeys(tags):
         if not referrers_are_images and is_referrer_tag(tag):
             dropped[tag] = "referrer_tag"
         elif not wanted(tag):
             dropped[tag] = "glob"
-        elif rule.chooses_versions and (reason := _refusal(tag, allowed, prerelease)):
-            dropped[tag] = reason
-        elif excluded(tag):
-            dropped[tag] = "exclude"
         else:
-            kept.append(tag)
-    return kept
+            candidates.append(tag)
+    refused = _refused(candidates, rule)
+    dropped |= {tag: refused.get(tag, "exclude") for tag in candidates if tag in refused or excluded(tag)}
+    kept = _ordered([tag for tag in candidates if tag not in dropped], rule.order)
+    cut = () if rule.latest is None else kept[rule.latest :]
+    dropped |= dict.fromkeys(cut, "latest")
+    # design.md section 5, step 6: what `latest` cut comes back first, then what versions dropped.
+    floor, order = rule.min_tags or 0, rule.order or "semver"
+    kept = kept[: len(kept) - len(cut)]
+    if len(kept) < floor:
+        versions = _ordered([tag for tag in refused if not excluded(tag)], order)
+        if back := (*cut, *versions)[: floor - len(kept)]:
+            kept = _ordered((*kept, *back), order)
+    for tag in kept:
+        dropped.pop(tag, None)
+    return Selection(kept, MappingProxyType(dropped), (len(kept), floor) if len(kept) < floor else None)
 
 
-def _refusal(tag: str, allowed: Range, prerelease: Prerelease) -> Reason | None:
-    version = parse_version(tag)
-    if version is None:
-        return "semver"
-    if allowed.admits(version, prerelease):
-        return None
-    # The rule for pre-releases is the reason where another rule would have let the tag in.
-    return "prerelease" if allowed.admits(version, "include") else "semver"
+def _refused(tags: Iterable[str], rule: TagRule) -> dict[str, Reason]:
+    """Return the tags that `semver` and `semver_prerelease` drop, and which of the two."""
+    if not rule.chooses_versions:
+        return {}
+    from _regsync.semver import ANY, parse_range, parse_version
+
+    allowed = parse_range(rule.semver) if rule.semver is not None else ANY
+    refused: dict[str, Reason] = {}
+    for tag in tags:
+        version = parse_version(tag)
+        if version is None or not allowed.admits(version, rule.semver_prerelease or "exclude"):
+            # The rule for pre-releases is the reason where another rule would have let the tag in.
+            refused[tag] = "prerelease" if version and allowed.admits(version, "include") else "semver"
+    return refused
 
 
 def _any_of(patterns: Sequence[str]) -> _Accepts:
@@ -298,16 +256,14 @@ def _any_of(patterns: Sequence[str]) -> _Accepts:
     return lambda tag: any(test(tag) for test in tests)
 
 
-def _ordered(tags: Sequence[str], order: Literal["semver", "alpha"] | None) -> tuple[str, ...]:
+def _ordered(tags: Sequence[str], order: _Order | None) -> tuple[str, ...]:
     """Return tags highest first; ties of versions, and what is no version, by descending code points."""
     if order is None:
         return tuple(tags)
     by_text = sorted(tags, reverse=True)
     if order == "alpha":
         return tuple(by_text)
-    versions = {tag: parse_version(tag) for tag in by_text}
-    numbered = [(version, tag) for tag, version in versions.items() if version is not None]
-    return (
-        *(tag for _, tag in sorted(numbered, reverse=True)),
-        *(tag for tag in by_text if versions[tag] is None),
-    )
+    from _regsync.semver import parse_version
+
+    # The sort is stable. No version is below the empty tuple, which stands for what is none.
+    return tuple(sorted(by_text, key=lambda tag: parse_version(tag) or (), reverse=True))

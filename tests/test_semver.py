@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from _regsync.semver import ANY, Prerelease, RangeError, Version, parse_range, parse_version
+from _regsync.semver import ANY, Prerelease, Version, parse_range, parse_version
 
 VERSIONS = ["1", "v1", "1.2", "v1.2.3", "01.002.3", "20240131", "1.2.3-rc.1", "1.2-alpine", "1.2.3_5",
             "1.2.3+build.7", "1.2.3-rc.1_b-2", "1.2.3-alpine3.19", "1.2.3--", "1.2.3-0"]  # fmt: skip
@@ -156,7 +156,7 @@ def test_prerelease_rule(text: str, rule: Prerelease, taken: str, refused: str) 
 
 @pytest.mark.parametrize(("text", "remedy"), MALFORMED, ids=[repr(row[0])[:20] for row in MALFORMED])
 def test_a_malformed_range_says_the_remedy(text: str, remedy: str) -> None:
-    with pytest.raises(RangeError) as caught:
+    with pytest.raises(ValueError, match="[a-z]") as caught:
         parse_range(text)
     assert remedy in str(caught.value)
     assert "\n" not in str(caught.value)
@@ -229,7 +229,7 @@ COMPARATORS = st.builds(lambda operator, tag: operator + tag, OPERATORS, TAGS)
 def test_excluding_prereleases_never_takes_more_than_including_them(parts: list[str], tag: str) -> None:
     try:
         allowed = parse_range(",".join(parts))
-    except RangeError:
+    except ValueError:
         return
     if allowed.admits(version(tag), "exclude"):
         assert allowed.admits(version(tag), "include")
@@ -238,9 +238,9 @@ def test_excluding_prereleases_never_takes_more_than_including_them(parts: list[
 
 @settings(deadline=None)
 @given(st.text("0123456789.xX*v-+_ ,|=<>!^~ab", max_size=30))
-def test_any_text_is_a_range_or_a_range_error(text: str) -> None:
+def test_any_text_is_a_range_or_an_error_that_says_so(text: str) -> None:
     try:
         allowed = parse_range(text)
-    except RangeError:
+    except ValueError:
         return
     assert allowed.admits(version("1.2.3"), "include") in (True, False)
