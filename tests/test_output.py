@@ -281,6 +281,7 @@ def test_the_live_line_is_cleared_before_any_other_line() -> None:
     screen.console.outcome(outcome("synced"))
     screen.console.progress("2 of 2")
     screen.console.log("warning", "event", "text")
+    screen.console.log("warning", "event", "nothing to clear any more")
     assert screen.record == [
         ("err", f"{CLEAR}1 of 2"),
         ("err", CLEAR),
@@ -288,6 +289,7 @@ def test_the_live_line_is_cleared_before_any_other_line() -> None:
         ("err", f"{CLEAR}2 of 2"),
         ("err", CLEAR),
         ("err", "warning: text\n"),
+        ("err", "warning: nothing to clear any more\n"),
     ]
 
 

@@ -159,6 +159,7 @@ def test_the_json_report_has_the_published_shape() -> None:
             "throttled": {"t": 3},
         },
     }
+    assert list(found["totals"]["requests"]) == ["s", "t"]
     assert list(found["totals"]["requests"]["t"]) == ["blob_head", "manifest_put"]
     assert len(found["images"]) == 6
     assert found["images"][3] == {

@@ -173,7 +173,7 @@ async def test_the_memory_budget_drops_what_was_used_longest_ago(
     staging: Staging, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(store, "_MEMORY_BUDGET", 2500)
-    bodies = [bytes([number]) * 1000 for number in range(3)]
+    bodies = [bytes([number]) * 1000 for number in range(4)]
     first, second, third = (described(body) for body in bodies)
     await staging.ensure(first, Source(bodies[0]))
     await staging.ensure(second, Source(bodies[1]))
@@ -187,6 +187,9 @@ async def test_the_memory_budget_drops_what_was_used_longest_ago(
     assert again.reads == 1
     with staging.opened(third) as kept:
         assert await content(kept) == bodies[2]
+    await staging.ensure(described(bodies[3]), Source(bodies[3]))
+    with staging.opened(second) as gone:
+        assert gone is None, "the budget holds after every one that went"
 
 
 async def test_a_body_that_is_being_read_outlives_its_place_in_memory(
@@ -323,6 +326,19 @@ async def test_a_full_disk_is_one_clear_line_and_leaves_nothing(
     monkeypatch.setattr(store, "FileIO", Full)
     await fails_with_one_line(Staging(str(tmp_path)), "No space left on device")
     assert files(tmp_path) == []
+
+
+async def test_a_blob_that_could_not_be_named_is_not_there(
+    staging: Staging, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: str) -> NoReturn:
+        raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
+
+    monkeypatch.setattr(os, "replace", refuse)
+    with pytest.raises(StagingFailed, match="quota"):
+        await staging.ensure(described(LARGE), Source(LARGE))
+    assert files(tmp_path) == []
+    assert described(LARGE).digest not in staging._files
 
 
 async def test_a_disk_that_takes_a_piece_in_parts_gets_all_of_it(
