@@ -19,6 +19,7 @@ import contextlib
 import http.client
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -272,4 +273,5 @@ def table(
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the registries end too
     sys.exit(main())
