@@ -538,6 +538,29 @@ def test_one_bare_request_and_one_token_serve_a_whole_run(serve: Start, seed: Se
         assert server.journal.entries[0].status == 401
 
 
+def test_a_token_that_ends_before_an_upload_is_renewed_and_the_blob_sent(
+    serve: Start, source: Server, seed: Seed
+) -> None:
+    service = TokenService({"captain": "secret"}, anonymous=False)
+    target = serve(auth=service)
+    image = seed.image(sizes=(700_000,)).load_into(source.app, "app", tag="v1")
+    revoked: list[str] = []
+
+    def intercept(request: Request) -> Answer | None:
+        if (request.method, request.kind) == ("PUT", "upload") and not revoked:
+            revoked.append(request.reference)
+            service.revoke()
+        return None
+
+    target.app.intercept = intercept
+    login = {"auth_type": "basic", "credentials": {"username": "captain", "password": "secret"}}
+    ran = sync({"source": source, "t": {"url": target.url, **login}}, {"from": "app", "tags": tags("v1")})
+    assert (ran.status, ran.err) == (0, "")
+    assert held(target, "app", image)
+    assert target.journal.count("PUT", "upload", status=401) >= 1
+    assert service.requests == 2
+
+
 def test_a_token_that_ends_in_the_middle_is_renewed(serve: Start, target: Server, seed: Seed) -> None:
     service = TokenService({"captain": "secret"}, anonymous=False)
     source = serve(auth=service)
