@@ -188,8 +188,9 @@ class Discovery:
             top.append(await self._top(source, told or reference))
         root, fetched = await self._root(mapping, source, top[0])
         verdicts = _verdicts(held, root.digest)
-        tree = None
-        if any(verdict.reason is None and verdict.error is None for verdict in verdicts):
+        lacking = [verdict.target for verdict in verdicts if verdict.reason is None and verdict.error is None]
+        tree = plan.Tree(root, (), top[0].digest) if lacking else None
+        if not all(self._knowledge.is_committed(target.key, root.digest) for target in lacking):
             tree = await self._tree(source, top[0], root, fetched)
         return Sighting(source, tree, root.digest, top[0].digest, verdicts)
 

@@ -15,6 +15,7 @@ __all__ = [
     "DEFAULT_CONCURRENCY",
     "LARGE_BODY",
     "Limit",
+    "Patience",
     "Want",
     "admit",
     "backoff",
@@ -97,6 +98,25 @@ def _count(limits: Mapping[str, Limit], wants: tuple[Want, ...], step: int) -> N
 def backoff(attempt: int, chance: float) -> float:
     """Return the pause in seconds before attempt `attempt` (from 1); `chance` is uniform in [0, 1)."""
     return float(min(_LONGEST_PAUSE, _FIRST_PAUSE * 2 ** (attempt - 1)) * chance)
+
+
+class Patience:
+    """Repetitions of one piece of work: so many attempts, and apart from them 429s for so long."""
+
+    def __init__(self, attempts: int) -> None:
+        self.repeated = 0
+        self._left, self._throttled_since = attempts, -1.0
+
+    def pause(self, now: float, chance: float, *, throttled: bool, asked: float) -> float | None:
+        """Return the seconds before the next attempt, at least what the peer asked for; None to give up."""
+        if throttled and self._throttled_since < 0:
+            self._throttled_since = now
+        self._left -= not throttled
+        late = throttled and now - self._throttled_since > THROTTLED_FOR
+        if late or not self._left or asked > LONGEST_RETRY_AFTER:
+            return None
+        self.repeated += 1
+        return max(asked, backoff(self.repeated, chance))
 
 
 def parse_retry_after(value: str | None, wall_now: float) -> float | None:

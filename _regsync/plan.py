@@ -39,6 +39,8 @@ class Tree:
 
         A committed child stands for everything below it (design.md section 6 rule 8).
         """
+        if is_committed(self.root.digest):
+            return (), ()
         by_digest = {child.digest: child for child in self.children}
         blobs: dict[str, Descriptor] = {}
         lacking = {self.root.digest: self.root}

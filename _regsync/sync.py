@@ -309,6 +309,8 @@ class Run:
             if verdict.error is not None:
                 self._end(source_name, name, "failed", error=verdict.error)
             elif verdict.reason is not None:
+                # What its blobs are is not known, and need not be: another tag of it is one manifest PUT.
+                self._knowledge.commit(verdict.target.key, sighting.digest, ())
                 self._end(
                     source_name,
                     name,

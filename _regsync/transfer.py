@@ -62,23 +62,29 @@ class Relay:
         if self._given < self._pieces:
             self._given += 1
             return self._first
-        with self._source.located("fetch blob", self._source.reference(self._blob.digest)):
-            count = await self._response.read_into(self._buffer)
-            piece = self._buffer[:count]
-            self._hash.update(piece)
-            self._count += count
-            self._pieces += 1
-            self._given = self._pieces
-            if self._pieces == 1:
-                self._first = piece
-            if self._count > self.length:
-                raise ContentError(f"the blob is longer than the {self.length} bytes of its descriptor")
-            if self._count == self.length:
-                if self._hash.hexdigest() != self._expected:
-                    raise ContentError("the blob's bytes do not match its digest")
-                self.complete = True
-            elif not count:
-                raise Disconnected(f"the blob ended after {self._count} of {self.length} bytes")
+        try:
+            return self._verified(await self._response.read_into(self._buffer))
+        except SyncError as error:
+            raise error.located(
+                Side.SOURCE, "fetch blob", self._source.reference(self._blob.digest)
+            ) from error.__cause__
+
+    def _verified(self, count: int) -> memoryview:
+        piece = self._buffer[:count]
+        self._hash.update(piece)
+        self._count += count
+        self._pieces += 1
+        self._given = self._pieces
+        if self._pieces == 1:
+            self._first = piece
+        if self._count > self.length:
+            raise ContentError(f"the blob is longer than the {self.length} bytes of its descriptor")
+        if self._count == self.length:
+            if self._hash.hexdigest() != self._expected:
+                raise ContentError("the blob's bytes do not match its digest")
+            self.complete = True
+        elif not count:
+            raise Disconnected(f"the blob ended after {self._count} of {self.length} bytes")
         self._moved(count)
         return piece
 
@@ -111,7 +117,7 @@ class Mover:
 
         `fan_out` says that several targets want it: it is then pulled once, into staging.
         """
-        failures: list[SyncError] = []
+        patience = pacing.Patience(_BLOB_ATTEMPTS)
         while True:
             try:
                 return await self._bring_once(step, source, target, fan_out)
@@ -121,14 +127,8 @@ class Mover:
                     return Brought(uploaded=True, bytes=step.blob.size)
             except SyncError as caught:
                 error = caught
-            if not error.retryable or len(failures) + 1 >= _BLOB_ATTEMPTS:
-                error.retries = len(failures)
-                raise error
-            failures.append(error)
-            pause = pacing.backoff(len(failures), self._transport.edge.chance())
-            if isinstance(error, RegistryError):
-                pause = max(pause, min(error.retry_after or 0.0, pacing.LONGEST_RETRY_AFTER))
-            self._transport.edge.log("debug", "retry", f"{error}; the blob begins again in {pause:.1f} s")
+            pause = self._transport.pause_after(error, patience, source.host, target.host)
+            self._transport.edge.log("debug", "retry", f"{error}; the blob begins again")
             await anyio.sleep(pause)
 
     async def _arrived(self, target: Repository, blob: Descriptor) -> bool:

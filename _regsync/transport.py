@@ -25,7 +25,7 @@ from _regsync.auth import Authenticator, find_credential, is_private
 from _regsync.config import Registry
 from _regsync.errors import AuthError, ConnectFailed, ProtocolBroken, RegistryError, SyncError, clean
 from _regsync.http1 import Headers, Lease, Pool, Request, Response
-from _regsync.pacing import Want
+from _regsync.pacing import Patience, Want
 from _regsync.providers import api_host
 from _regsync.proxy import proxy_for
 from _regsync.streams import Origin, Stream, Timeouts, open_stream
@@ -362,7 +362,7 @@ class Transport:
 
         Returns the answer when its status is in `ok`; RegistryError, AuthError, WireError otherwise.
         """
-        sent, throttled, throttled_since = 0, 0, anyio.current_time()
+        patience = Patience(pacing.ATTEMPTS)
         while True:
             try:
                 answer = await self._attempt(host, call, limit)
@@ -370,22 +370,21 @@ class Transport:
                     return answer
                 raise self.refusal(host, answer)
             except SyncError as error:
-                error.retries, now = sent, anyio.current_time()
-                sent += 1
-                asked = 0.0
-                if isinstance(error, RegistryError):
-                    asked = error.retry_after or 0.0
-                    # 429s do not use up attempts.
-                    throttled += error.status == 429
-                    throttled_since = throttled_since if throttled else now
-                given_up = host.stopped is not None or sent - throttled >= pacing.ATTEMPTS
-                given_up = given_up or (throttled > 0 and now - throttled_since > pacing.THROTTLED_FOR)
-                if given_up or not error.retryable or asked > pacing.LONGEST_RETRY_AFTER:
-                    raise
-                pause = max(asked, pacing.backoff(sent, self.edge.chance()))
-                text = f"{call.method} {host.key}{call.path}: {error}; again in {pause:.1f} s"
-                self.edge.log("debug", "retry", text)
+                pause = self.pause_after(error, patience, host)
+                self.edge.log("debug", "retry", f"{call.method} {host.key}{call.path}: {error}")
             await anyio.sleep(pause)
+
+    def pause_after(self, error: SyncError, patience: Patience, *hosts: Host) -> float:
+        """Return the seconds to wait before what failed is repeated; raise the error when it is not to be."""
+        error.retries = patience.repeated
+        throttled, asked = False, 0.0
+        if isinstance(error, RegistryError):
+            throttled, asked = error.status == 429, error.retry_after or 0.0
+        now, chance = anyio.current_time(), self.edge.chance()
+        pause = patience.pause(now, chance, throttled=throttled, asked=asked)
+        if pause is None or not error.retryable or any(host.stopped for host in hosts):
+            raise error
+        return pause
 
     async def _attempt(self, host: Host, call: Call, limit: int) -> Answer:
         if not host.known:
