@@ -9,7 +9,7 @@ section 9.2, R10 and R18). Follows design.md section 2.
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+from typing import NamedTuple
 
 __all__ = [
     "AuthError",
@@ -56,8 +56,7 @@ class Side(enum.Enum):
     TARGET = "target"
 
 
-@dataclass(frozen=True, slots=True)
-class Problem:
+class Problem(NamedTuple):
     """One thing wrong with a configuration: a place (1-based; 0 when unknown), a key path, the trouble."""
 
     file: str

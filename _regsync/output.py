@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 import os
 import time
-from dataclasses import asdict
 from typing import Any, TextIO
 
 from _regsync.errors import ConfigError, RegsyncError, clean
@@ -78,7 +77,7 @@ class Console:
         self._hint(error)
         if self.as_json:
             told = {"code": error.code, "message": str(error), "hint": error.hint}
-            self.document({"schema": 1, "error": told, "problems": [asdict(each) for each in problems]})
+            self.document({"schema": 1, "error": told, "problems": [each._asdict() for each in problems]})
 
     def summary(self, report: Report, elapsed: float) -> None:
         """Show the summary when there is something to say, or somebody to say it to."""

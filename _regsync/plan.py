@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from _regsync.config import MappingRule, Registry
 from _regsync.errors import ContentError
@@ -24,8 +24,7 @@ DEEPEST = 4
 _Place = tuple[str, int, str]
 
 
-@dataclass(frozen=True, slots=True)
-class Tree:
+class Tree(NamedTuple):
     """An image as it will stand at the target: `children` in put order, without the root."""
 
     root: Manifest
@@ -116,8 +115,7 @@ def target_groups(mappings: Iterable[MappingRule]) -> list[list[MappingRule]]:
     return [sorted(group, key=lambda mapping: mapping.index) for group in groups.values()]
 
 
-@dataclass(frozen=True, slots=True)
-class Wanted:
+class Wanted(NamedTuple):
     """One source tag and the targets that shall have it."""
 
     mapping: MappingRule
@@ -125,8 +123,7 @@ class Wanted:
     targets: tuple[Registry, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Assignment:
+class Assignment(NamedTuple):
     """What a group of mappings comes to: tags to look up, and tags that two mappings fight for."""
 
     wanted: tuple[Wanted, ...]

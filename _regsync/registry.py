@@ -13,7 +13,7 @@ import json
 import re
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AbstractContextManager, AsyncExitStack, asynccontextmanager, contextmanager
-from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from _regsync import oci
 from _regsync.errors import (
@@ -52,8 +52,7 @@ _LINK = re.compile(r'<([^>]*)>((?:[^,"]|"[^"]*")*)')
 _NEXT = re.compile(r';\s*rel\s*=\s*"?\s*next\b', re.IGNORECASE)
 
 
-@dataclass(frozen=True, slots=True)
-class Head:
+class Head(NamedTuple):
     """What a HEAD of a manifest says; `digest` is None where the registry does not tell."""
 
     digest: str | None
@@ -121,7 +120,7 @@ class Repository:
                     following = f"{self._base}/tags/list?n={size}&last={fresh[-1]}"
                 if following is None or following in asked:
                     return list(tags)
-                call = replace(call, path=following)
+                call = call._replace(path=following)
             raise ProtocolBroken(f"the listing has more than {_MOST_PAGES} pages")
 
     def _linked(self, call: Call, answer: Answer) -> str | None:

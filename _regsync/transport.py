@@ -15,8 +15,7 @@ import json
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
-from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import anyio
 
@@ -51,8 +50,7 @@ _TOKEN_BODY = 1024 * 1024
 _UNREACHABLE_AFTER = 3
 
 
-@dataclass(frozen=True, slots=True)
-class Edge:
+class Edge(NamedTuple):
     """What a run takes from its machine, so that tests can give it others."""
 
     environ: Mapping[str, str]
@@ -61,13 +59,12 @@ class Edge:
     chance: Callable[[], float]
     wall: Callable[[], float]
     log: Callable[..., None]
-    timeouts: Timeouts = field(default_factory=Timeouts)
+    timeouts: Timeouts = Timeouts()
     # How many files the process may have open; permits are clamped to it.
     open_files: int = 65536
 
 
-@dataclass(frozen=True, slots=True)
-class Call:
+class Call(NamedTuple):
     """One request as a registry method words it; `action` is a key of design.md section 9."""
 
     action: str
@@ -83,8 +80,7 @@ class Call:
     origin: Origin | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
+class Answer(NamedTuple):
     """A whole answer: its body is in memory."""
 
     status: int
