@@ -179,7 +179,7 @@ class Response:
             budget = _WORTH_DRAINING
             try:
                 with anyio.move_on_after(_WORTH_WAITING):
-                    while not self._ended and (self.left or 0) <= budget and budget > 0:
+                    while not self._ended and (self.left or 0) <= budget:
                         budget -= await self.read_into(scratch)
             except WireError:
                 self.reusable = False

@@ -156,6 +156,17 @@ async def test_transfer_inside_one_registry_gets_its_two_permits(cap: int) -> No
     await crowded(gate_of(a=cap), script)
 
 
+async def test_two_permits_returned_at_once_let_two_of_a_kind_in() -> None:
+    async def script(crowd: Crowd) -> None:
+        await crowd.ask("holder", *INSIDE)
+        await crowd.ask("one", A)
+        await crowd.ask("two", A)
+        await crowd.leave("holder")
+        assert crowd.inside == {"one", "two"}
+
+    await crowded(gate_of(a=2), script)
+
+
 async def test_who_is_cancelled_in_the_queue_holds_nothing_and_blocks_nobody() -> None:
     async def script(crowd: Crowd) -> None:
         await crowd.ask("holder", A)

@@ -217,6 +217,20 @@ async def test_dead_connection_is_replaced_and_the_first_piece_sent_again(death:
     assert old.closed
 
 
+async def test_connection_that_dies_while_the_source_begins_is_not_written_to() -> None:
+    class Late(Blob):
+        async def next(self) -> memoryview:
+            old.feed(End.EOF)
+            return await super().next()
+
+    old, new = Wire(answers=((ACCEPTED,),)), Wire(answers=((CREATED,),))
+    async with pool_of(old, new).lease(ORIGIN) as lease:
+        await lease.exchange(POST)
+        assert (await lease.upload(PUT, Late(b"a", b"b"), 300)).status == 201
+    assert [seen.method for seen in old.requests] == ["POST"]
+    assert old.closed
+
+
 async def test_dead_connection_is_replaced_for_a_request_in_memory() -> None:
     old, new = dying("eof-after-write"), Wire(answers=((answer(b"x"),),))
     async with pool_of(old, new).lease(ORIGIN) as lease:
@@ -398,6 +412,7 @@ async def test_same_memory_is_offered_again_after_want_write() -> None:
     assert [len(offer) for offer in offers] == [6, 6, 4, 4, 4]
     assert offers[0] is offers[1]
     assert offers[2] is offers[3] is offers[4]
+    assert all(offer.obj is offers[0].obj for offer in offers)
 
 
 async def test_first_send_is_offered_again_after_want_write() -> None:
@@ -771,6 +786,16 @@ async def test_body_slower_than_one_kibibyte_a_second_is_stalled(
     with pytest.raises(TimedOut, match="moved only"):
         await whole(response, PIECE)
     assert elapsed() == pytest.approx(315)  # the first packet after 300 s
+
+
+async def test_body_that_becomes_slow_after_a_fast_beginning_is_stalled(elapsed: Callable[[], float]) -> None:
+    """Five minutes are judged by themselves, not with what went before."""
+    fast: list[Item] = [item for _ in range(10) for item in (Pause(30), bytes(1_000_000))]
+    slow: list[Item] = [item for _ in range(100) for item in (Pause(30), b"x")]
+    response = await get(Wire(framing(200, "Content-Length: 99000000"), *fast, *slow))
+    with pytest.raises(TimedOut, match="moved only"):
+        await whole(response, 4 * PIECE)
+    assert elapsed() == pytest.approx(600)
 
 
 async def test_target_slower_than_one_kibibyte_a_second_is_stalled(elapsed: Callable[[], float]) -> None:

@@ -358,6 +358,16 @@ async def test_name_that_tls_cannot_take_is_one_error(client_context: ssl.SSLCon
 
 
 @pytest.mark.anyio
+@pytest.mark.virtual_time
+async def test_handshake_takes_ten_seconds_at_most(client_context: ssl.SSLContext) -> None:
+    began, wire = anyio.current_time(), Wire(keep=False)
+    with pytest.raises(ConnectFailed, match="longer than 10 s"):
+        await streams._start_tls(wire, client_context, "registry.test", Timeouts())
+    assert anyio.current_time() - began == pytest.approx(10)
+    assert wire.closed
+
+
+@pytest.mark.anyio
 async def test_cancelled_handshake_leaves_no_socket(client_context: ssl.SSLContext) -> None:
     greeted = threading.Event()
 
@@ -796,6 +806,7 @@ class Racing:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, **fates: tuple[float, int | None]) -> None:
         self.fates = fates
         self.begun: dict[str, float] = {}
+        self.together = anyio.Event()  # what those with a negative time wait for
         self.made: list[Any] = []
         self.cancelled: list[str] = []
         self._origin = anyio.current_time()
@@ -806,7 +817,7 @@ class Racing:
         self.begun[address] = anyio.current_time() - self._origin
         after, code = self.fates[address]
         try:
-            await anyio.sleep(after)
+            await (anyio.sleep(after) if after >= 0 else self.together.wait())
         except BaseException:
             self.cancelled.append(address)
             raise
@@ -875,8 +886,16 @@ async def test_all_fail_as_one_error(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @race
 async def test_losers_that_connect_in_the_same_moment_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    racing = Racing(monkeypatch, a=(1, None), b=(0.75, None), c=(0.5, None))
-    won: Any = await streams._race(racing.addresses)
+    racing = Racing(monkeypatch, a=(-1, None), b=(-1, None), c=(-1, None))
+    async with anyio.create_task_group() as group:
+
+        async def connect_all() -> None:
+            await anyio.sleep(1)
+            racing.together.set()
+
+        group.start_soon(connect_all)
+        won: Any = await streams._race(racing.addresses)
+    assert len(racing.made) == 3
     assert [each.name for each in racing.made if each.open] == [won.name]
 
 
