@@ -174,7 +174,7 @@ async def test_the_memory_budget_drops_what_was_used_longest_ago(
 ) -> None:
     monkeypatch.setattr(store, "_MEMORY_BUDGET", 2500)
     bodies = [bytes([number]) * 1000 for number in range(4)]
-    first, second, third = (described(body) for body in bodies)
+    first, second, third, fourth = (described(body) for body in bodies)
     await staging.ensure(first, Source(bodies[0]))
     await staging.ensure(second, Source(bodies[1]))
     with staging.opened(first) as used:
@@ -187,7 +187,7 @@ async def test_the_memory_budget_drops_what_was_used_longest_ago(
     assert again.reads == 1
     with staging.opened(third) as kept:
         assert await content(kept) == bodies[2]
-    await staging.ensure(described(bodies[3]), Source(bodies[3]))
+    await staging.ensure(fourth, Source(bodies[3]))
     with staging.opened(second) as gone:
         assert gone is None, "the budget holds after every one that went"
 
