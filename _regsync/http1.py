@@ -12,9 +12,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Awaitable, Callable, Iterable
-from dataclasses import dataclass
 from types import TracebackType
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import anyio
 import anyio.lowlevel
@@ -55,8 +54,7 @@ class Headers:
         return [value for key, value in self._pairs if key == name]
 
 
-@dataclass(frozen=True, slots=True)
-class Request:
+class Request(NamedTuple):
     """One request to an origin; `target` is path and query, `headers` are without Host and length."""
 
     method: str
@@ -186,6 +184,16 @@ class Response:
         return self._ended and self.reusable
 
 
+class _Body:
+    """The length of a body, which is all that h11 asks of one."""
+
+    def __init__(self, length: int) -> None:
+        self._length = length
+
+    def __len__(self) -> int:
+        return self._length
+
+
 class _Sending:
     """A request on its way out, and what is known of its answer meanwhile."""
 
@@ -200,6 +208,12 @@ class _Sending:
         self.error: WireError | None = None
         self.write_error: WireError | None = None
         self.refused: SyncError | None = None
+
+    def count(self, piece: memoryview) -> None:
+        """Take a piece off what is left; ContentError when the body is not as long as declared."""
+        if len(piece) > self.left or (self.left and not piece):
+            raise ContentError("the body does not have its declared length")
+        self.left -= len(piece)
 
     def end(self, seconds: float, write_error: WireError | None = None) -> None:
         """Say that nothing more is sent; `seconds` bound what is left of the wait for the answer."""
@@ -309,19 +323,15 @@ class Connection:
         self._begin()
         try:
             event = h11.Request(method=request.method, target=request.target, headers=headers)
-            return self._h11.send(event) or b""
+            head = self._h11.send(event) or b""
+            # h11 is told the whole body at once: asking it for each piece costs 9 % of a copy's CPU.
+            # That the pieces come to the declared length is for `_Sending` to see.
+            self._h11.send_with_data_passthrough(h11.Data(data=_Body(length)))  # type: ignore[arg-type]
+            self._h11.send(h11.EndOfMessage())
+            return head
         except (h11.LocalProtocolError, UnicodeError):
             # h11 shows the header in its error: it may be a credential (I6).
             raise ProtocolBroken("a request cannot be written: its URL or a header is malformed") from None
-
-    def _frame(self, piece: memoryview, left: int) -> None:
-        """Let h11 check a piece against the declared length; the memory itself goes out uncopied."""
-        try:
-            self._h11.send_with_data_passthrough(h11.Data(data=piece))  # type: ignore[arg-type]
-            if not left or not piece:
-                self._h11.send(h11.EndOfMessage())
-        except h11.LocalProtocolError as error:
-            raise ContentError("the body does not have its declared length") from error
 
     async def exchange(
         self, request: Request, first: memoryview, pieces: Pieces | None, seconds: float
@@ -333,8 +343,8 @@ class Connection:
         as it is; a failed write is raised only when the peer says nothing about it.
         """
         length = len(first) if pieces is None else pieces.length
-        sending = _Sending(memoryview(self._head(request, length) + first), length - len(first), pieces)
-        self._frame(first, sending.left)
+        sending = _Sending(memoryview(self._head(request, length) + first), length, pieces)
+        sending.count(first)
         try:
             sending.piece = sending.piece[max(0, self._stream.send(sending.piece)) :]
         except Disconnected as error:
@@ -372,8 +382,7 @@ class Connection:
                 return sending.end(seconds)
             try:
                 sending.piece = await sending.pieces.next()
-                sending.left -= len(sending.piece)
-                self._frame(sending.piece, sending.left)
+                sending.count(sending.piece)
             except SyncError as error:
                 sending.refused = error
                 return sending.scope.cancel()

@@ -9,7 +9,7 @@ nothing. Follows design.md section 9; the adaptive windows and token buckets of 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
 __all__ = [
     "DEFAULT_CONCURRENCY",
@@ -36,8 +36,7 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 30.0
 THROTTLED_FOR, LONGEST_RETRY_AFTER = 600.0, 300.0
 
 
-@dataclass(frozen=True, slots=True)
-class Want:
+class Want(NamedTuple):
     """What one request or one half of a blob transfer needs of one registry: a permit of this sort."""
 
     host: str

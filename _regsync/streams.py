@@ -17,8 +17,7 @@ import os
 import socket
 import ssl
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import anyio
 import anyio.lowlevel
@@ -41,8 +40,7 @@ _TLS_PORTION = 64 * 1024
 _LOOK_AGAIN = 0.01
 
 
-@dataclass(frozen=True, slots=True)
-class Timeouts:
+class Timeouts(NamedTuple):
     """How long each wait may take, in seconds (design.md section 9); tests pass others."""
 
     connect: float = 10.0
@@ -57,8 +55,7 @@ class Timeouts:
     idle_connection: float = 50.0
 
 
-@dataclass(frozen=True, slots=True)
-class Origin:
+class Origin(NamedTuple):
     """Scheme, host (lower case, no brackets) and port: what a credential is bound to (R1)."""
 
     scheme: str

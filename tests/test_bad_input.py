@@ -35,7 +35,7 @@ USER, SECRET = "captain", "Xyzzy-0pen-Sesame"
 NEVER_SHOWN = (SECRET, basic(USER, SECRET), "Traceback", "\x1b", "\u202e")
 LOGIN = {"auth_type": "basic", "credentials": {"username": USER, "password": SECRET}}
 HTML = Response(200, [("Content-Type", "text/html")], b"<html><body>Welcome to the portal</body></html>")
-SLOW = dataclasses.replace(QUICK, head=0.15, idle=0.15, manifest_put=0.15, finish=0.15)
+SLOW = QUICK._replace(head=0.15, idle=0.15, manifest_put=0.15, finish=0.15)
 
 
 @dataclass
