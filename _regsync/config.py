@@ -19,11 +19,9 @@ from _regsync.document import Node, Unreadable, compose, expand
 from _regsync.errors import ConfigError, Problem, clean
 from _regsync.fields import DEFAULT_PORTS, SECTIONS, Field, is_loopback, parse_registry_url
 from _regsync.oci import Platform
-from _regsync.tags import LATEST_NEEDS, TagRule
+from _regsync.tags import TagRule
 
 __all__ = ["ArtifactRule", "Config", "MappingRule", "Registry", "load", "registry_for"]
-
-# --- the model ---------------------------------------------------------------------------------
 
 
 class Registry(NamedTuple):
@@ -96,16 +94,10 @@ class Config(NamedTuple):
     warnings: tuple[str, ...] = ()
 
 
-# --- nodes to values ---------------------------------------------------------------------------
-
 # What scalars of a type may be in YAML, and what their users call them; all others are text.
 _SCALARS = MappingProxyType({
     "flag": (("bool",), "true or false without quotes"), "count": (("int",), "a whole number without quotes"),
     "amount": (("str", "int", "float"), "text"),
-})  # fmt: skip
-# A field that goes with one `auth_type` only.
-_METHODS = MappingProxyType({
-    "credentials": "basic", "token": "static_token", "cloud_profile": "ecr", "aws_profile": "ecr"
 })  # fmt: skip
 # Fields that stand in no section: the document itself, and items of lists and of named things.
 _DOCUMENT = Field("", "section", "", of="config")
@@ -158,8 +150,7 @@ class _Reader:
 
     def is_a(self, node: Node, tag: str, path: str) -> bool:
         if node.tag != tag:
-            wanted = "a mapping" if tag == "map" else "a list"
-            self.note(node, path, f"{wanted} is needed, not {node.kind}")
+            self.note(node, path, f"{'a mapping' if tag == 'map' else 'a list'} is needed, not {node.kind}")
         return node.tag == tag
 
     def read_section(self, node: Node, field: Field, path: str) -> Any:
@@ -170,8 +161,8 @@ class _Reader:
         names = [known.name for known in SECTIONS[field.of]]
         for name, (key, _) in node.value.items():
             if name not in names:
-                self.note(key, f"{inner}{name}", f"unknown key{self.nearest(name, names)}")
-        # By the order of the table, in which names come before their uses.
+                self.note(key, f"{inner}{name[:64]}", f"unknown key{self.nearest(name, names)}")
+        # In the order of the table names come before their uses, and a field after what it needs.
         for known in SECTIONS[field.of]:
             _, value = node.value.get(known.name, (None, None))
             if value is not None and value.tag != "null":
@@ -179,6 +170,8 @@ class _Reader:
                 read = self.value(value, known, f"{inner}{known.name}")
                 if read is not None:
                     section.values[known.name] = read
+                if known.needs and not section.nodes.keys() & set(known.needs):
+                    self.refuse(section, known.name, f"needs `{'` or `'.join(known.needs)}`")
             elif known.required:
                 self.note(node, f"{inner}{known.name}", f"required: {known.meaning}")
         build = getattr(self, f"build_{field.of}", None)
@@ -259,7 +252,6 @@ class _Reader:
         return int(text)
 
     def parse_targets(self, text: str, field: Field) -> tuple[Registry, ...] | None:
-        """Return the registries of a group, or the one of an alias."""
         if text in self.groups and text in self.registries:
             raise ValueError(f"{text!r} is both a group and a registry: rename one, or write a list")
         if text in self.groups:
@@ -299,8 +291,6 @@ class _Reader:
         self.defaults = section
 
     def build_tags(self, section: _Section) -> TagRule:
-        if "latest" in section.nodes and not {"sort", "semver"} & section.nodes.keys():
-            self.refuse(section, "latest", LATEST_NEEDS)
         return TagRule(**section.values)
 
     def build_artifacts(self, section: _Section) -> ArtifactRule:
@@ -315,15 +305,13 @@ class _Reader:
     def build_registry(self, section: _Section) -> Registry | None:
         nodes, values = section.nodes, dict(section.values)
         auth = values.get("auth_type")
-        for name, method in _METHODS.items() if auth or "auth_type" not in nodes else ():
-            if auth != method and name in nodes:
-                self.refuse(section, name, f"goes with `auth_type: {method}` only")
-            elif auth == method != "ecr" and name not in nodes:
-                self.refuse(section, "auth_type", f"{method} needs `{name}`")
+        for field in SECTIONS["registry"] if auth or "auth_type" not in nodes else ():
+            if field.auth != auth and field.auth and field.name in nodes:
+                self.refuse(section, field.name, f"goes with `auth_type: {field.auth}` only")
+            elif field.auth == auth not in (None, "ecr") and field.name not in nodes:
+                self.refuse(section, "auth_type", f"{auth} needs `{field.name}`")
         if "cloud_profile" in nodes and "aws_profile" in nodes:
             self.refuse(section, "aws_profile", "is the same field as `cloud_profile`: remove one of them")
-        if "client_key" in nodes and "client_cert" not in nodes:
-            self.refuse(section, "client_key", "needs `client_cert`")
         if "url" not in values:
             return None
         scheme, host, port = values.pop("url")
@@ -345,15 +333,14 @@ class _Reader:
         for name in ("source", "targets"):
             if name not in nodes:
                 self.note(section.node, f"{section.path}.{name}", "required, here or in `defaults`")
-        if len(values) < len(nodes) or not {"from", "source", "targets"} <= values.keys():
+        if len(section.values) < len(section.nodes) or not {"from", "source", "targets"} <= values.keys():
             return None
-        origin = values["from"]
         rule = MappingRule(
             index=0,
             source=values["source"],
-            source_repository=origin,
+            source_repository=values["from"],
             targets=values["targets"],
-            target_repository=values.get("to", origin),
+            target_repository=values.get("to", values["from"]),
             tags=values.get("tags", TagRule()),
             platforms=values.get("platforms"),
             artifacts=values.get("artifacts", ArtifactRule()),
@@ -367,7 +354,8 @@ class _Reader:
         repositories = (rule.source_repository, rule.target_repository)
         if len({providers.api_repository(host, repository) for repository in repositories}) == 1:
             name = "to" if "to" in section.nodes else "from"
-            self.refuse(section, name, f"source and target are the same repository of {where}")
+            message = f"source and target are the same repository of {where}: give another `to`"
+            self.refuse(section, name, message)
         # A copy needs a reading and a writing request there at a time (design.md I8).
         aliases = [one for one in self.registries.values() if one and one.origin == rule.source.origin]
         if any(one.max_concurrent == 1 for one in aliases):
@@ -375,15 +363,12 @@ class _Reader:
             self.note(section.node, section.path, message)
 
 
-# --- the whole ---------------------------------------------------------------------------------
-
-
 def load(
     text: bytes, *, name: str, environ: Mapping[str, str], base_dir: str | None, home: str | None
 ) -> Config:
     """Read a configuration; ConfigError carries every problem in it, in the order of the file.
 
-    `name` is what messages call the file; `base_dir` is its absolute directory, None for standard input.
+    Messages call the file `name`; `base_dir` is its absolute directory, None for standard input.
     """
     reader = _Reader(name, environ, base_dir, home)
     document = None

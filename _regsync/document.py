@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-__all__ = ["Node", "Note", "Unreadable", "compose", "expand"]
+__all__ = ["Node", "Unreadable", "compose", "expand"]
 
 # The deepest legitimate document has 6 levels.
 _DEEPEST = 32
@@ -43,10 +43,6 @@ class Node(NamedTuple):
         return _KINDS[self.tag]
 
 
-# Takes a problem that does not end the reading: node, key path, message.
-Note = Callable[[Node, str, str], None]
-
-
 class Unreadable(Exception):
     """The document cannot be read on."""
 
@@ -55,15 +51,14 @@ class Unreadable(Exception):
         self.place = line, column
 
 
-def compose(text: bytes, note: Note) -> Node | None:
-    """Return the root of the one document in `text`, None when there is none."""
+def compose(text: bytes, note: Callable[[Node, str, str], None]) -> Node | None:
+    """Return the root of the one document in `text`, None when there is none; `note` takes problems."""
     import yaml
 
     try:
         decoded = text.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        before = error.object[: error.start].decode()
-        raise _after(before, "not UTF-8: save the file as UTF-8") from None
+        raise _after(error.object[: error.start].decode(), "not UTF-8: save the file as UTF-8") from None
     try:
         loader = yaml.SafeLoader(decoded)
         return _Composer(loader, yaml, note).document()
@@ -77,11 +72,14 @@ def compose(text: bytes, note: Note) -> Node | None:
             message = "a tab cannot stand here: indent with spaces"
         elif "alias" in (error.context or ""):
             message += ": a text that begins with '*' has to be quoted"
-        raise Unreadable(mark.line + 1, mark.column + 1, f"malformed YAML: {message}") from None
+        raise _at(mark, f"malformed YAML: {message}") from None
     except (ValueError, OverflowError):
         # PyYAML lets chr() and int() refuse "\UFFFFFFFF" and an endless %YAML version themselves.
-        message = "malformed YAML: a number out of range"
-        raise Unreadable(loader.line + 1, loader.column + 1, message) from None
+        raise _at(loader, "malformed YAML: a number out of range") from None
+
+
+def _at(mark: Any, message: str) -> Unreadable:
+    return Unreadable(mark.line + 1, mark.column + 1, message)
 
 
 def _after(before: str, message: str) -> Unreadable:
@@ -91,8 +89,7 @@ def _after(before: str, message: str) -> Unreadable:
 class _Composer:
     """One pass over the parser's events. PyYAML's own would not bound depth, nor name repeated keys."""
 
-    def __init__(self, loader: Any, yaml: Any, note: Note) -> None:
-        self.next: Callable[[], Any] = loader.get_event
+    def __init__(self, loader: Any, yaml: Any, note: Callable[[Node, str, str], None]) -> None:
         self.loader = loader
         self.yaml = yaml
         self.note = note
@@ -101,28 +98,24 @@ class _Composer:
 
     def document(self) -> Node | None:
         root: Node | None = None
-        while not isinstance(event := self.next(), self.yaml.StreamEndEvent):
+        while not isinstance(event := self.loader.get_event(), self.yaml.StreamEndEvent):
             if isinstance(event, self.yaml.DocumentStartEvent) and root is not None:
-                raise self.unreadable(event, "a second document: keep one in a file")
+                raise _at(event.start_mark, "a second document: keep one in a file")
             if isinstance(event, self.yaml.NodeEvent):
                 root = self.node(event, "", 1)
         return root
-
-    def unreadable(self, event: Any, message: str) -> Unreadable:
-        return Unreadable(event.start_mark.line + 1, event.start_mark.column + 1, message)
 
     def node(self, event: Any, path: str, depth: int) -> Node:
         if isinstance(event, self.yaml.AliasEvent):
             # An anchor counts from the end of its node: nothing holds itself.
             if event.anchor not in self.anchors:
-                message = f"no anchor &{event.anchor} before: quote a text that begins with '*'"
-                raise self.unreadable(event, message)
+                raise _at(event.start_mark, f"no anchor &{event.anchor} above: quote text beginning with '*'")
             return self.anchors[event.anchor]
         if depth > _DEEPEST:
-            raise self.unreadable(event, f"nested more than {_DEEPEST} levels deep")
-        value: Any = event.value if isinstance(event, self.yaml.ScalarEvent) else None
-        if value is not None:
-            tag = "str"
+            raise _at(event.start_mark, f"nested more than {_DEEPEST} levels deep")
+        value: Any
+        if isinstance(event, self.yaml.ScalarEvent):
+            tag, value = "str", event.value
             # Only texts with such a first character can be anything else: spares most of the look-ups.
             if event.implicit[0] and value[:1] in self.loader.yaml_implicit_resolvers:
                 tag = self.loader.resolve(self.yaml.ScalarNode, value, event.implicit)
@@ -141,7 +134,7 @@ class _Composer:
 
     def sequence(self, path: str, depth: int) -> list[Node]:
         nodes: list[Node] = []
-        while not isinstance(event := self.next(), self.yaml.SequenceEndEvent):
+        while not isinstance(event := self.loader.get_event(), self.yaml.SequenceEndEvent):
             nodes.append(self.node(event, f"{path}[{len(nodes)}]", depth))
         return nodes
 
@@ -149,11 +142,11 @@ class _Composer:
         """Return keys with values by name: no key twice, merged keys after the mapping's own."""
         pairs: dict[str, tuple[Node, Node]] = {}
         merged: list[Node] = []
-        while not isinstance(event := self.next(), self.yaml.MappingEndEvent):
+        while not isinstance(event := self.loader.get_event(), self.yaml.MappingEndEvent):
             key = self.node(event, path, depth)
             # Cut, because a long key must not be repeated for each of many items.
             inner = f"{path}.{key.value[:64]}".removeprefix(".") if isinstance(key.value, str) else path
-            value = self.node(self.next(), inner, depth)
+            value = self.node(self.loader.get_event(), inner, depth)
             if key.tag in ("map", "seq"):
                 self.note(key, path, f"{key.kind} cannot be a key")
             elif key.tag == "merge":

@@ -86,8 +86,6 @@ def parse_registry_url(text: str) -> tuple[Literal["https", "http"], str, int]:
     return scheme, host, port
 
 
-# --- the table of fields -----------------------------------------------------------------------
-
 _Type = Literal[
     "text", "texts", "one_or_texts", "flag", "count", "amount", "path", "alias", "targets",
     "section", "list", "names",
@@ -100,6 +98,7 @@ class Field(NamedTuple):
     `of` names the section of a `section`, of the items of a `list` and of the values of `names`.
     `parse` turns text into a value, `check` lets it be; both raise ValueError. An `amount` is text that
     may be an unquoted number. `empty` is the remedy where an empty list is an error.
+    `auth` is the one `auth_type` that a field goes with, `needs` names others of which one has to be there.
     """
 
     name: str
@@ -113,6 +112,8 @@ class Field(NamedTuple):
     check: Callable[[str], object] | None = None
     least: int = 0
     empty: str = ""
+    auth: str = ""
+    needs: tuple[str, ...] = ()
     secret: bool = False
 
 
@@ -180,15 +181,15 @@ SECTIONS: Mapping[str, tuple[Field, ...]] = MappingProxyType({
         _F("url", "text", "[http://|https://]HOST[:PORT]; a loopback address alone means http",
            parse=parse_registry_url, required=True),
         _F("auth_type", "text", "authentication; absent: detected", choices=_AUTH_TYPES),
-        _F("credentials", "section", "for auth_type basic", of="credentials"),
-        _F("token", "text", "for auth_type static_token", check=_token, secret=True),
-        _F("cloud_profile", "text", "named profile, with explicit auth_type ecr"),
-        _F("aws_profile", "text", "another name of cloud_profile"),
+        _F("credentials", "section", "for auth_type basic", of="credentials", auth="basic"),
+        _F("token", "text", "for auth_type static_token", check=_token, secret=True, auth="static_token"),
+        _F("cloud_profile", "text", "named profile, with explicit auth_type ecr", auth="ecr"),
+        _F("aws_profile", "text", "another name of cloud_profile", auth="ecr"),
         _F("head_first", "flag", "HEAD all targets before the source GET", default="false"),
         _F("max_concurrent", "count", "requests in flight at most", least=1, default="50"),
         _F("ca_file", "path", "PEM bundle added to the system's trust"),
         _F("client_cert", "path", "PEM client certificate"),
-        _F("client_key", "path", "PEM key of client_cert, when it is not in that file"),
+        _F("client_key", "path", "PEM key of client_cert, where not in that file", needs=("client_cert",)),
         _F("proxy", "text", "proxy URL; absent: the environment's", check=_proxy, secret=True),
     ),
     "credentials": (
@@ -209,7 +210,7 @@ SECTIONS: Mapping[str, tuple[Field, ...]] = MappingProxyType({
         _F("semver_prerelease", "text", "what becomes of pre-releases",
            choices=("include", "exclude", "only"), default="exclude"),
         _F("sort", "text", "order, highest first", choices=("semver", "alpha")),
-        _F("latest", "count", "keep the N highest", least=1),
+        _F("latest", "count", "keep the N highest", least=1, needs=("sort", "semver")),
         _F("min_tags", "count", "keep at least N; 0: no floor"),
         _F("immutable_tags", "text", "skip these where the target's listing shows them", check=check_glob),
     ),

@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from typing import Literal, NamedTuple
 
-__all__ = ["ANY", "Prerelease", "Range", "Version", "parse_range", "parse_version"]
+__all__ = ["Prerelease", "Range", "Version", "parse_range", "parse_version"]
 
 Prerelease = Literal["include", "exclude", "only"]
 
@@ -22,8 +22,7 @@ _COMPARATOR = rf"(==|!=|>=|<=|[=<>^~])?[ \t]*v?{_PART}(?:\.{_PART})?(?:\.{_PART}
 _HYPHEN_RANGE = r"([^ \t]+)[ \t]+-[ \t]+([^ \t]+)"
 # A tag has at most 128 characters (protocol-facts.md section 1.1) and a range is written by hand;
 # far longer ones are no versions, and int() refuses them with an exception of its own.
-_LONGEST_VERSION = 256
-_LONGEST_RANGE = 1024
+_LONGEST = 1024
 
 
 class Version(NamedTuple):
@@ -44,7 +43,7 @@ class Version(NamedTuple):
 
 def parse_version(tag: str) -> Version | None:
     """Return the version that a tag spells, or None when it spells none."""
-    match = re.fullmatch(_VERSION, tag) if len(tag) <= _LONGEST_VERSION else None
+    match = re.fullmatch(_VERSION, tag) if len(tag) <= _LONGEST else None
     return match and _version([int(part or 0) for part in match.group(1, 2, 3)], match[4])
 
 
@@ -59,7 +58,7 @@ def _version(numbers: list[int], prerelease: str | None = None) -> Version:
 
 # Below and above all versions that tags can spell.
 _LOWEST = Version((0, 0, 0), 0)
-_HIGHEST = Version((10**_LONGEST_VERSION, 0, 0))
+_HIGHEST = Version((10**_LONGEST, 0, 0))
 
 
 class _Comparator(NamedTuple):
@@ -93,9 +92,6 @@ class Range(NamedTuple):
         return any(_all_admit(comparators, version, prerelease) for comparators in self.sets)
 
 
-ANY = Range(((),))
-
-
 def _all_admit(comparators: tuple[_Comparator, ...], version: Version, prerelease: Prerelease) -> bool:
     # `!=1.0.0-rc.1` says what is unwanted: it invites no other pre-release of 1.0.0.
     in_full = any(one.named == version.release and one.takes_inside for one in comparators)
@@ -109,8 +105,8 @@ def _all_admit(comparators: tuple[_Comparator, ...], version: Version, prereleas
 
 def parse_range(text: str) -> Range:
     """Parse a range; ValueError says what is wrong and what to write instead."""
-    if len(text) > _LONGEST_RANGE:
-        raise ValueError(f"a range of more than {_LONGEST_RANGE} characters")
+    if len(text) > _LONGEST:
+        raise ValueError(f"a range of more than {_LONGEST} characters")
     sets = [[_comparator(word.strip(" \t")) for word in part.split(",")] for part in text.split("||")]
     return Range(tuple(map(tuple, sets)))
 

@@ -19,83 +19,50 @@ from _regsync.oci import is_referrer_tag, is_tag
 if TYPE_CHECKING:
     from _regsync.semver import Prerelease
 
-__all__ = [
-    "LATEST_NEEDS", "Reason", "Selection", "TagRule", "check_glob", "compile_glob", "literal_tags", "select"
-]  # fmt: skip
-
-# What a rule with `latest` alone is told, here and by `config`.
-LATEST_NEEDS = "needs `sort`, or `semver`, to say which tags are the highest"
+__all__ = ["Reason", "Selection", "TagRule", "check_glob", "compile_glob", "literal_tags", "select"]
 
 Reason = Literal["glob", "semver", "prerelease", "exclude", "latest", "referrer_tag"]
 _Order = Literal["semver", "alpha"]
 
-# Thirty times what a tag can hold, for alternatives in braces; a longer one is a mistake.
-_LONGEST_PATTERN = 4096
-# So many steps of a pattern are remembered: memory stays bounded, answers stay the same.
-_MOST_STEPS = 4096
-
-
-_Accepts = Callable[[str], bool]
-_TOKEN = (
-    r"\\(?P<escaped>.)|\[(?P<set>(?:\\.|[^\]\\])*)\]|(?P<unfinished>[\[\\])|(?P<mark>[*?{},])|(?P<plain>.)"
-)
+_TOKEN = r"\\.|\[(?P<set>(?:\\.|[^\]\\])*)\]|(?P<unfinished>[\[\\])|(?P<mark>[*?{},])|."
 _SET_MEMBER = r"(\\.|.)(?:-(\\.|.))?"
+_Accepts = Callable[[str], bool]
+# What is written and its test of one character; marks have none: `*`, `{`, `,` and `}`.
+_Token = tuple[str, "_Accepts | None"]
 
 
-class _State(NamedTuple):
-    """What the next character has to be, and the state after it; `free` are reached without any."""
-
-    accepts: _Accepts | None
-    after: int = 0
-    free: Sequence[int] = ()
-
-
-def _automaton(pattern: str) -> tuple[list[_State], str | None]:
-    """Return the states, the first of which starts and the last accepts, and the text of a literal."""
+# A configuration repeats a few patterns in many mappings.
+@lru_cache(256)
+def _tokens(pattern: str) -> tuple[tuple[_Token, ...], str | None]:
+    """Return a pattern's tokens, and the only tag that it matches when it has no wildcards."""
     if not pattern:
         raise ValueError("an empty pattern matches nothing: remove it, or write '*' for every tag")
-    if len(pattern) > _LONGEST_PATTERN:
-        raise ValueError(f"a pattern of more than {_LONGEST_PATTERN} characters: write several")
-    states: list[_State] = []
+    tokens: list[_Token] = []
     literals: list[str] = []
-    # For each open brace: where its alternatives begin, and the states of its commas.
-    braces: list[tuple[list[int], list[int]]] = []
+    depth = 0
     for match in re.finditer(_TOKEN, pattern, re.DOTALL):
-        kind, text = match.lastgroup, match[match.lastgroup or 0]
-        here = len(states)
+        kind, text = match.lastgroup, match[0][-1]
         if kind == "unfinished":
             trouble = "'[' without ']'" if text == "[" else "a backslash at its end"
             raise ValueError(f"{pattern!r} has {trouble}: write \\{text} for the character itself")
         if kind == "set":
-            states.append(_State(_character_set(pattern, text), here + 1))
-        elif kind != "mark" or (text == "," and not braces):
-            states.append(_State(text.__eq__, here + 1))
-            literals.append(text)
-        elif text in "?*":
-            # Every character is true.
-            states.append(_State(bool, here + 1) if text == "?" else _State(bool, here, [here + 1]))
-        elif text == "{":
-            braces.append(([here + 1], []))
-            states.append(_State(None, free=braces[-1][0]))
-        elif text == ",":
-            braces[-1][0].append(here + 1)
-            braces[-1][1].append(here)
-            states.append(_State(None))
-        else:
-            if not braces:
+            tokens.append((text, _character_set(pattern, match["set"])))
+        elif kind == "mark" and (text != "," or depth):
+            depth += (text == "{") - (text == "}")
+            if depth < 0:
                 raise ValueError(f"{pattern!r} has a '}}' without '{{'")
-            for comma in braces.pop()[1]:
-                states[comma] = _State(None, free=[here])
-            states.append(_State(None, free=[here + 1]))
-    if braces:
+            # Every character is true.
+            tokens.append((text, bool if text == "?" else None))
+        else:
+            tokens.append((text, text.__eq__))
+            literals.append(text)
+    if depth:
         raise ValueError(f"{pattern!r} has a '{{' without '}}'")
-    states.append(_State(None))
-    if len(literals) < len(states) - 1:
-        return states, None
+    literal = "".join(literals) if len(literals) == len(tokens) else None
     # It will stand in a request as it is (design.md section 5), so it has to be a tag.
-    if not is_tag(literal := "".join(literals)):
+    if literal is not None and not is_tag(literal):
         raise ValueError(f"{literal!r} can never be a tag: letters, digits and . _ - only, 128 at most")
-    return states, literal
+    return tuple(tokens), literal
 
 
 def _character_set(pattern: str, members: str) -> _Accepts:
@@ -112,50 +79,35 @@ def _character_set(pattern: str, members: str) -> _Accepts:
     return lambda character: any(low <= character <= high for low, high in ranges) is not negated
 
 
-def _closure(states: Sequence[_State], numbers: Iterable[int]) -> frozenset[int]:
-    """Return these states and all that are reached from them without a character."""
-    reached: set[int] = set()
-    waiting = list(numbers)
-    while waiting:
-        number = waiting.pop()
-        if number not in reached:
-            reached.add(number)
-            waiting += states[number].free
-    return frozenset(reached)
-
-
-def _step(states: Sequence[_State], current: Iterable[int], character: str) -> frozenset[int]:
-    entered = (states[number] for number in current)
-    return _closure(states, [one.after for one in entered if one.accepts and one.accepts(character)])
+def _matches(tokens: Iterable[_Token], tag: str) -> bool:
+    """Follow all ways to match at once, as the places in the tag that they have reached: none goes back."""
+    places = {0}
+    # For each open brace: the places before it, and those after the alternatives that are done.
+    braces: list[tuple[set[int], set[int]]] = []
+    for mark, accepts in tokens:
+        if accepts is not None:
+            places = {place + 1 for place in places if place < len(tag) and accepts(tag[place])}
+        elif mark == "*":
+            places = set(range(min(places, default=len(tag) + 1), len(tag) + 1))
+        elif mark == "{":
+            braces.append((places, set()))
+        elif mark == ",":
+            braces[-1][1].update(places)
+            places = braces[-1][0]
+        else:
+            places = places | braces.pop()[1]
+    return len(tag) in places
 
 
 def compile_glob(pattern: str) -> Callable[[str], bool]:
-    """Return a case-sensitive test of whole tags; ValueError for a malformed pattern.
-
-    The pattern becomes a nondeterministic automaton that is run on all its states at once
-    (Thompson's construction): no input makes it go back.
-    """
-    states, literal = _automaton(pattern)
-    if literal is not None:
-        return literal.__eq__
-    start = _closure(states, [0])
-
-    @lru_cache(_MOST_STEPS)
-    def step(current: frozenset[int], character: str) -> frozenset[int]:
-        return _step(states, current, character)
-
-    def matches(tag: str) -> bool:
-        current = start
-        for character in tag:
-            current = step(current, character)
-        return len(states) - 1 in current
-
-    return matches
+    """Return a case-sensitive test of whole tags; ValueError for a malformed pattern."""
+    tokens, literal = _tokens(pattern)
+    return literal.__eq__ if literal is not None else lambda tag: _matches(tokens, tag)
 
 
 def check_glob(pattern: str) -> str | None:
     """Return the only tag that a pattern without wildcards matches; ValueError when it is malformed."""
-    return _automaton(pattern)[1]
+    return _tokens(pattern)[1]
 
 
 class TagRule(NamedTuple):
@@ -172,12 +124,9 @@ class TagRule(NamedTuple):
 
     @property
     def order(self) -> _Order | None:
-        """How the result is sorted: a range without `sort` implies versions.
-
-        ValueError when `latest` is set and nothing says which tags are the highest.
-        """
+        """How the result is sorted; ValueError when `latest` is set and nothing says it."""
         if self.latest and not (self.sort or self.semver):
-            raise ValueError(f"latest {LATEST_NEEDS}")
+            raise ValueError("latest needs `sort` or `semver`, to say which tags are the highest")
         return self.sort or ("semver" if self.semver else None)
 
     @property
@@ -195,10 +144,7 @@ def literal_tags(rule: TagRule) -> tuple[str, ...] | None:
 
 
 class Selection(NamedTuple):
-    """What a rule keeps of a listing, and why each other tag was dropped.
-
-    `shortfall` holds (kept, min_tags) when even tags that could come back were too few.
-    """
+    """What a rule keeps, why it drops the others, and (kept, min_tags) where the floor was not reached."""
 
     kept: tuple[str, ...]
     dropped: Mapping[str, Reason]
@@ -239,9 +185,9 @@ def _refused(tags: Iterable[str], rule: TagRule) -> dict[str, Reason]:
     """Return the tags that `semver` and `semver_prerelease` drop, and which of the two."""
     if not rule.chooses_versions:
         return {}
-    from _regsync.semver import ANY, parse_range, parse_version
+    from _regsync.semver import parse_range, parse_version
 
-    allowed = parse_range(rule.semver) if rule.semver is not None else ANY
+    allowed = parse_range(rule.semver or "*")
     refused: dict[str, Reason] = {}
     for tag in tags:
         version = parse_version(tag)

@@ -312,7 +312,7 @@ MAPPING_PROBLEMS = [
     ("tags: {semver_prerelease: maybe}", "'maybe' is none of include, exclude, only"),
     ("tags: {sort: date}", "'date' is none of semver, alpha"),
     ("tags: {sort: alpha, latest: 0}", "latest: a whole number from 1"),
-    ("tags: {latest: 3}", "latest: needs `sort`, or `semver`"),
+    ("tags: {latest: 3}", "latest: needs `sort` or `semver`"),
     ("tags: {min_tags: -1}", "a whole number from 0"),
     ("tags: {min_tags: '3'}", "a whole number without quotes is needed, not text"),
     ("tags: {min_tags: 1e9}", "a whole number without quotes is needed, not text"),
@@ -357,7 +357,10 @@ REGISTRY_PROBLEMS = [
     ('url: a.example, auth_type: static_token, token: "abc\\n"', "line break"),
     ("url: a.example, auth_type: static_token, token: a b", "blank"),
     ("url: a.example, cloud_profile: p", "cloud_profile: goes with `auth_type: ecr` only"),
-    ("url: 123456789012.dkr.ecr.eu-west-1.amazonaws.com, aws_profile: p", "aws_profile: goes with `auth_type: ecr`"),
+    (
+        "url: 123456789012.dkr.ecr.eu-west-1.amazonaws.com, aws_profile: p",
+        "aws_profile: goes with `auth_type: ecr`",
+    ),
     ("url: a.example, auth_type: ecr, cloud_profile: p, aws_profile: p", "the same field as `cloud_profile`"),
     ("url: a.example, max_concurrent: 0", "max_concurrent: a whole number from 1"),
     ("url: a.example, client_key: k", "client_key: needs `client_cert`"),
@@ -445,6 +448,13 @@ def test_one_request_at_a_time_is_enough_where_two_registries_are_involved() -> 
     assert read(text + "mappings: [{from: x, source: a, targets: b}]").mappings
 
 
+def test_a_wrong_field_is_not_judged_by_the_default_that_it_hides() -> None:
+    defaults = "defaults: {source: one, targets: one}\n"
+    found = problems(f"{REGISTRIES}{defaults}mappings: [{{from: a, targets: nowhere}}]")
+    assert len(found) == 1
+    assert "nowhere" in found[0]
+
+
 def test_a_problem_in_what_many_use_is_told_once() -> None:
     defaults = "defaults: {source: one, targets: nope}\n"
     assert len(problems(f"{REGISTRIES}{defaults}mappings: [{{from: a}}, {{from: b}}]")) == 1
@@ -492,14 +502,14 @@ DOCUMENTS = [
     (b"mappings:\n\t- from: a", "c.yaml:2:1: malformed YAML: a tab cannot stand here"),
     (b"mappings: [", "c.yaml:1:12: malformed YAML"),
     (b"mappings: []\nx: *\n", "has to be quoted"),
-    (b"mappings: *all\n", "no anchor &all before: quote a text that begins with '*'"),
+    (b"mappings: *all\n", "no anchor &all above: quote text beginning with '*'"),
     (b"mappings: " + b"[" * 100_000, "nested more than 32 levels deep"),
     (b"mappings: " + b"{a: " * 100_000, "nested more than 32 levels deep"),
     (b"- " * 100_000, "nested more than 32 levels deep"),
     (b"? " * 100_000, "nested more than 32 levels deep"),
-    (b"mappings: &a [*a]", "c.yaml:1:15: no anchor &a before"),
-    (b"mappings: []\nregistries: &a {x: *a}", "no anchor &a before"),
-    (b"mappings: []\nglobal: &a {<<: *a}", "no anchor &a before"),
+    (b"mappings: &a [*a]", "c.yaml:1:15: no anchor &a above"),
+    (b"mappings: []\nregistries: &a {x: *a}", "no anchor &a above"),
+    (b"mappings: []\nglobal: &a {<<: *a}", "no anchor &a above"),
     (b"mappings: []\nglobal: {<<: 1}", "'<<' takes a mapping"),
     (b"mappings:\n- a: {b: 1, b: 2}\n", "c.yaml:2:13: mappings[0].a.b: duplicate key: it is on line 2"),
     (b"mappings: []\n[a]: b", "a list cannot be a key"),
@@ -697,6 +707,10 @@ def test_every_field_of_the_table_says_what_it_means_and_reads_into_the_model() 
     assert {row.name for row in fields.SECTIONS["tags"]} == set(TagRule._fields)
     assert {row.name for row in fields.SECTIONS["artifacts"]} == set(config.ArtifactRule._fields)
     assert {row.name for row in fields.SECTIONS["global"]} <= set(Config._fields)
+    for row in fields.SECTIONS["global"]:
+        if row.default and row.type != "path":
+            written = read(f"mappings: []\nglobal: {{{row.name}: {row.default}}}")
+            assert getattr(written, row.name) == getattr(read("mappings: []"), row.name), "defaults agree"
 
 
 NAMES = st.sampled_from(

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from _regsync.semver import ANY, Prerelease, Version, parse_range, parse_version
+from _regsync.semver import Prerelease, Version, parse_range, parse_version
 
 VERSIONS = ["1", "v1", "1.2", "v1.2.3", "01.002.3", "20240131", "1.2.3-rc.1", "1.2-alpine", "1.2.3_5",
             "1.2.3+build.7", "1.2.3-rc.1_b-2", "1.2.3-alpine3.19", "1.2.3--", "1.2.3-0"]  # fmt: skip
@@ -156,7 +156,7 @@ def test_prerelease_rule(text: str, rule: Prerelease, taken: str, refused: str) 
 
 @pytest.mark.parametrize(("text", "remedy"), MALFORMED, ids=[repr(row[0])[:20] for row in MALFORMED])
 def test_a_malformed_range_says_the_remedy(text: str, remedy: str) -> None:
-    with pytest.raises(ValueError, match="[a-z]") as caught:
+    with pytest.raises(ValueError, match=r"[a-z]") as caught:
         parse_range(text)
     assert remedy in str(caught.value)
     assert "\n" not in str(caught.value)
@@ -217,7 +217,7 @@ def test_operators_agree_with_the_order(tag: str, edge: str) -> None:
         assert parse_range(f"<{spelled}").admits(version(tag)) is (release < triple)
         assert parse_range(f"{spelled}").admits(version(tag)) is (release == triple)
         assert parse_range(f"!={spelled}").admits(version(tag)) is (release != triple)
-        assert ANY.admits(version(tag))
+        assert parse_range("*").admits(version(tag))
 
 
 OPERATORS = st.sampled_from(["", "=", "==", "!=", ">", ">=", "<", "<=", "^", "~"])

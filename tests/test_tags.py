@@ -57,7 +57,6 @@ MALFORMED = [
     ("1.0,1.1", "never be a tag"),
     ("repo:tag", "never be a tag"),
     ("x" * 129, "never be a tag"),
-    ("*" * 5000, "characters"),
 ]
 
 
@@ -70,10 +69,10 @@ def test_glob_matches_whole_tags(pattern: str, taken: str, refused: str) -> None
 
 @pytest.mark.parametrize(("pattern", "remedy"), MALFORMED, ids=[repr(row[0])[:12] for row in MALFORMED])
 def test_a_malformed_glob_says_what_is_wrong(pattern: str, remedy: str) -> None:
-    with pytest.raises(ValueError, match="[a-z]") as caught:
+    with pytest.raises(ValueError, match=r"[a-z]") as caught:
         compile_glob(pattern)
     assert remedy in str(caught.value)
-    with pytest.raises(ValueError, match="[a-z]"):
+    with pytest.raises(ValueError, match=r"[a-z]"):
         check_glob(pattern)
 
 
@@ -87,8 +86,8 @@ def test_no_pattern_hangs(pattern: str) -> None:
     assert not compile_glob(pattern)("a" * 128)
 
 
-def test_matching_looks_at_each_state_once_for_each_character() -> None:
-    states, _ = tags._automaton("*a" * 40 + "b")
+def test_matching_looks_at_each_token_once_for_each_character() -> None:
+    tokens, _ = tags._tokens("{*a,b}" * 40 + "b")
     looks = 0
 
     def look(character: str) -> bool:
@@ -96,11 +95,9 @@ def test_matching_looks_at_each_state_once_for_each_character() -> None:
         looks += 1
         return True
 
-    asked = [state._replace(accepts=look) if state.accepts else state for state in states]
-    current = tags._closure(asked, (0,))
-    for character in "a" * 128:
-        current = tags._step(asked, current, character)
-    assert 0 < looks <= 128 * len(states)
+    asked = [(mark, accepts and look) for mark, accepts in tokens]
+    assert tags._matches(asked, "a" * 128)
+    assert 0 < looks <= 128 * len(tokens)
 
 
 def naive(pattern: tuple[object, ...], tag: str) -> bool:
