@@ -148,14 +148,14 @@ class Response:
         return count
 
     async def read(self, limit: int) -> bytes:
-        """Return the whole body; ProtocolBroken when it is longer than `limit` bytes.
+        """Return the whole body; ContentError when it is longer than `limit` bytes.
 
         The body of an error may be cut short or too long: what came is returned, it is still that error.
         """
         whole = bytearray()
         failed = self.status >= 400
         if self.length is not None and self.length > limit and not failed:
-            raise ProtocolBroken(f"the answer is {self.length} bytes long, more than {limit} are not read")
+            raise ContentError(f"the answer is {self.length} bytes long, more than {limit} are not read")
         scratch = memoryview(bytearray(min(PIECE, limit + 1, (self.length or 16 * 1024) + 1)))
         try:
             while count := await self.read_into(scratch):
@@ -163,7 +163,7 @@ class Response:
                 if len(whole) > limit:
                     if failed:
                         return bytes(whole[:limit])
-                    raise ProtocolBroken(f"the answer is longer than {limit} bytes")
+                    raise ContentError(f"the answer is longer than {limit} bytes")
         except WireError:
             if not failed:
                 raise

@@ -382,13 +382,13 @@ ROWS: dict[str, tuple[str, str, str, Callable[[World], None]]] = {
     ),
     "ten megabytes of manifest": (
         "source",
-        NETWORK,
+        CONTENT,
         "4194304",
         at("source", MANIFEST, Response(200, [("Content-Type", OCI_MANIFEST)], b" " * 10_000_000)),
     ),
     "ten megabytes without a length": (
         "source",
-        NETWORK,
+        CONTENT,
         "4194304",
         at("source", MANIFEST, raw("200 OK", b" " * 10_000_000, Connection="close")),
     ),
@@ -591,7 +591,7 @@ ROWS: dict[str, tuple[str, str, str, Callable[[World], None]]] = {
         listing(Response(200, [], json.dumps({"tags": ["v1", "../../etc\x1b[1m"]}).encode())),
     ),
     "tags that are numbers": ("source", CONTENT, "no tag", listing(Response(200, [], b'{"tags": [1]}'))),
-    "a listing without end": ("source", NETWORK, "8388608", listing(Response(200, [], b" " * 9_000_000))),
+    "a listing without end": ("source", CONTENT, "8388608", listing(Response(200, [], b" " * 9_000_000))),
     "a next page elsewhere": (
         "source",
         NETWORK,

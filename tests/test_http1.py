@@ -578,7 +578,7 @@ async def test_error_body_cut_short_or_too_long_is_still_that_error(
 )
 async def test_body_longer_than_its_limit_is_not_read(incoming: tuple[Item, ...]) -> None:
     response = await get(Wire(*incoming, NEVER))
-    with pytest.raises(ProtocolBroken, match="100"):
+    with pytest.raises(ContentError, match="100"):
         await response.read(100)
 
 
