@@ -67,7 +67,7 @@ def test_a_child_that_is_named_twice_stands_once() -> None:
     assert names(grown) == ["one"]
     asked: list[str] = []
     assert lacks(grown, lambda digest: bool(asked.append(digest))) == (["a"], ["one"])  # type: ignore[func-returns-value]
-    assert asked == [grown.root.digest, "one"], "an index of a million equal entries must not cost a million visits"
+    assert asked == [grown.root.digest, "one"], "a million equal entries must not cost a million visits"
 
 
 def nested(depth: int) -> Tree:
