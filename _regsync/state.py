@@ -202,8 +202,8 @@ class Claims:
             if place := self._claim(work, blob.digest, False):
                 steps += self._moves(place)
         for child in work.children:
-            if not self.knowledge.is_committed(work.where, child) and not self._claim(work, child, True):
-                work.missing += 1
+            # `Tree.needs` has left out those that are committed.
+            work.missing += self._claim(work, child, True) is None
         return steps
 
     def is_covered(self, host: str, digest: str) -> bool:
