@@ -72,14 +72,8 @@ class Sighting(NamedTuple):
     digest: str
     source_digest: str
     verdicts: tuple[Verdict, ...]
-
-    @property
-    def at_source(self) -> frozenset[str]:
-        """The digests of the tree that the source itself holds: all but a trimmed index."""
-        if self.tree is None:
-            return frozenset()
-        trimmed = {self.digest} - {self.source_digest}
-        return frozenset(child.digest for child in (self.tree.root, *self.tree.children)) - trimmed
+    # What of the tree the source itself holds: all but trimmed indexes.
+    at_source: frozenset[str] = frozenset()
 
 
 def _verdicts(held: dict[Repository, str | SyncError | None], digest: str) -> tuple[Verdict, ...]:
@@ -185,14 +179,25 @@ class Discovery:
         if told is not None and all(held[target] == told for target in targets):
             return Sighting(source, None, told, told, _verdicts(held, told))
         if not top:
-            top.append(await self._top(source, told or reference))
+            top.append(await self._moved_on(source, told, reference))
         root, fetched = await self._root(mapping, source, top[0])
         verdicts = _verdicts(held, root.digest)
         lacking = [verdict.target for verdict in verdicts if verdict.reason is None and verdict.error is None]
         tree = plan.Tree(root, (), top[0].digest) if lacking else None
         if not all(self._knowledge.is_committed(target.key, root.digest) for target in lacking):
             tree = await self._tree(source, top[0], root, fetched)
-        return Sighting(source, tree, root.digest, top[0].digest, verdicts)
+        whole = (root, *tree.children) if tree is not None else ()
+        at_source = frozenset(each.digest for each in whole if (*source.key, each.digest) in self._manifests)
+        return Sighting(source, tree, root.digest, top[0].digest, verdicts, at_source)
+
+    async def _moved_on(self, source: Repository, told: str | None, reference: str) -> Manifest:
+        """Fetch what a HEAD told of; where it is gone by now, what the tag names instead (rule 4)."""
+        try:
+            return await self._top(source, told or reference)
+        except RegistryError as error:
+            if error.status != 404 or told is None:
+                raise
+            return await self._top(source, reference)
 
     async def _told(self, source: Repository, reference: str) -> str | None:
         head = await source.head_manifest(reference)

@@ -63,11 +63,11 @@ class Repository:
 
     def __init__(self, transport: Transport, host: Host, name: str, side: Side) -> None:
         self.host, self.name, self.side = host, name, side
-        self.key = (host.key, name)
         self.rights = "pull" if side is Side.SOURCE else _PULL_PUSH
         self._transport = transport
         # Docker Hub's one-segment names have `library/` in front on the wire only.
         self.api_name = api_repository(host.registry.host, name)
+        self.key = (host.key, self.api_name)
         self._base = f"/v2/{self.api_name}"
 
     def __str__(self) -> str:

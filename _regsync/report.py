@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from _regsync.errors import RegsyncError
 
@@ -42,8 +42,7 @@ def duration_text(seconds: float) -> str:
     return f"{whole // 3600}h{whole % 3600 // 60:02d}m"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class Outcome(NamedTuple):
     """The end of one image on one target; `source` and `target` are full references with host."""
 
     source: str
@@ -96,7 +95,7 @@ def _error_as_json(error: RegsyncError) -> dict[str, Any]:
     }
 
 
-@dataclass(slots=True)
+@dataclass(eq=False, repr=False)
 class Report:
     """The fold over a run's outcomes."""
 

@@ -13,6 +13,7 @@ import enum
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from _regsync.oci import Descriptor
 
@@ -40,7 +41,6 @@ class Knowledge:
         # Per host and blob, the repositories with a committed manifest that names it, oldest first.
         self._holders: defaultdict[tuple[str, str], dict[str, None]] = defaultdict(dict)
         self._populated: set[RepositoryKey] = set()
-        self._accepting: set[RepositoryKey] = set()
         self._refused: set[tuple[RepositoryKey, str]] = set()
         # Hosts that mounted something (True), and those of which only refusals are known (False).
         self._mounting: dict[str, bool] = {}
@@ -95,10 +95,6 @@ class Knowledge:
         """Note that this host mounts: every refusal, also an earlier one, then says something of its pair."""
         self._mounting[host] = True
 
-    def accept_upload(self, where: RepositoryKey) -> None:
-        """Note that a repository has accepted an upload start (rule 14)."""
-        self._accepting.add(where)
-
     def probe(self, where: RepositoryKey, allowed: bool) -> Probe:
         """Decide how an unknown blob is asked for (rule 11)."""
         cheap = where not in self._populated or self._probed(where) == (True, True)
@@ -121,7 +117,7 @@ def _area(where: RepositoryKey) -> tuple[str, str]:
     return where[0], where[1].partition("/")[0]
 
 
-@dataclass(eq=False, slots=True)
+@dataclass(eq=False, repr=False)
 class Work:
     """One image on its way to one repository, as far as claims are concerned.
 
@@ -131,6 +127,7 @@ class Work:
     where: RepositoryKey
     blobs: tuple[Descriptor, ...]
     children: tuple[str, ...] = ()
+    root: str = ""
     order: int = -1
     missing: int = 0
     skipped: int = 0
@@ -147,7 +144,7 @@ class Work:
         return self.missing == 0 and not self.failed
 
 
-@dataclass(eq=False, slots=True)
+@dataclass(eq=False, repr=False)
 class Place:
     """One digest that somebody brings into one repository, and who waits for it in promotion order."""
 
@@ -163,7 +160,7 @@ class Place:
         return next(blob for blob in self.owner.blobs if blob.digest == self.key[1])
 
 
-@dataclass(eq=False, slots=True)
+@dataclass(eq=False, repr=False)
 class _Lead:
     """The one upload of a digest to a host, and the places that will mount from it."""
 
@@ -171,8 +168,7 @@ class _Lead:
     followers: list[Place] = field(default_factory=list)
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
+class Step(NamedTuple):
     """One blob to bring to its place: by a mount when `mount_from` names a repository, else by upload."""
 
     work: Work
@@ -204,6 +200,9 @@ class Claims:
         for child in work.children:
             # `Tree.needs` has left out those that are committed.
             work.missing += self._claim(work, child, True) is None
+        if work.root and (work.where, work.root, True) not in self._places:
+            # An index that names this image waits for it instead of putting it once more.
+            self._claim(work, work.root, True)
         return steps
 
     def is_covered(self, host: str, digest: str) -> bool:

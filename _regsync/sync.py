@@ -14,6 +14,7 @@ from collections import Counter, deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from functools import cache, partial
+from itertools import islice
 from typing import Any
 
 import anyio
@@ -41,6 +42,8 @@ DRAIN_SECONDS = 25.0
 _LOOK_UPS_PER_SOURCE = 16
 # Discovery rests while so many images wait: their manifests are in memory.
 _MOST_PENDING = 512
+# An election looks at so many: it is made anew for each promotion.
+_ELECTED_AMONG = 64
 
 
 class Progress:
@@ -61,6 +64,7 @@ class _Image:
     reference: str
     fan_out: bool
     began: float
+    digests: frozenset[str]
     work: Work | None = None
     queue: list[Step] = field(default_factory=list)
     finishing: bool = False
@@ -297,10 +301,12 @@ class Run:
         if ":" in reference:
             # Pushed by digest: a trimmed index has its own.
             reference = sighting.digest
+        digests: set[str] = set()
         if sighting.tree is not None:
             for manifest in (sighting.tree.root, *sighting.tree.children):
                 blobs = [blob.digest for blob in manifest.blobs]
                 self._references.update(blobs)
+                digests.update(blobs)
                 if manifest.digest in sighting.at_source:
                     # Where source and target share a host, the source is the first to mount from.
                     self._knowledge.commit(sighting.source.key, manifest.digest, blobs)
@@ -329,6 +335,7 @@ class Run:
                     reference=reference,
                     fan_out=fan_out,
                     began=began,
+                    digests=frozenset(digests),
                 )
                 self._pending.append(image)
         self._advance()
@@ -351,11 +358,22 @@ class Run:
                 _, _, image = heapq.heappop(self._ready)
                 self._start(image)
             elif self._pending and not self._draining:
-                self._promote(self._pending.popleft())
+                self._promote(self._next())
                 if len(self._pending) < _MOST_PENDING:
                     self._room.set()
             else:
                 return
+
+    def _next(self) -> _Image:
+        """Take the pending image that leads best; within one repository nobody mounts, and order holds."""
+        window = list(islice(self._pending, _ELECTED_AMONG))
+        chosen = 0
+        if len({image.target.key for image in window}) > 1:
+            candidates = [(image.target.host.key, image.digests) for image in window]
+            chosen = plan.elect(candidates, self._claims.is_covered)
+        image = self._pending[chosen]
+        del self._pending[chosen]
+        return image
 
     def _promote(self, image: _Image) -> None:
         where = image.target.key
@@ -366,7 +384,8 @@ class Run:
             self._end_image(image, "failed")
             return
         ordered = plan.order_blobs(blobs, self._references)
-        work = Work(where, ordered, tuple(child.digest for child in children))
+        root = image.tree.root.digest
+        work = Work(where, ordered, tuple(child.digest for child in children), root)
         image.work = work
         self._images[work] = image
         self._queue(self._claims.promote(work))
@@ -417,8 +436,8 @@ class Run:
                 image.transferred.append(step.blob.digest)
             for work in self._claims.arrived(step.work, step.blob.digest):
                 self._make_ready(self._images[work])
-            if step.mount_from is not None and not brought.mounted:
-                self._queue(self._claims.mounts_refused(image.target.host.key))
+        if step.mount_from is not None:
+            self._queue(self._claims.mounts_refused(image.target.host.key))
         self._settle(image)
 
     async def _finish(self, image: _Image) -> None:
@@ -439,6 +458,8 @@ class Run:
         else:
             root = image.tree.root
             self._knowledge.commit(work.where, root.digest, [blob.digest for blob in root.blobs])
+            if root.digest in work.own_children:
+                arrived(root)
             self._queue(self._claims.committed(work))
             self._end_image(image, "synced")
         self._settle(image)

@@ -24,7 +24,7 @@ from _regsync.plan import Tree
 from _regsync.providers import ROWS
 from _regsync.registry import Repository, Upload
 from _regsync.state import Knowledge, Probe, Step, Work
-from _regsync.store import MemoryPieces, Staging
+from _regsync.store import MemoryPieces, Staging, StagingFailed
 from _regsync.transport import Transport
 
 __all__ = ["Brought", "Mover", "Relay"]
@@ -111,6 +111,7 @@ class Mover:
         self, transport: Transport, knowledge: Knowledge, staging: Staging, moved: Callable[[int], None]
     ) -> None:
         self._transport, self._knowledge, self._staging, self._moved = transport, knowledge, staging, moved
+        self._disk_works = True
 
     async def bring(self, step: Step, source: Repository, target: Repository, *, fan_out: bool) -> Brought:
         """Bring one blob to the target; SyncError, located, when it cannot be done.
@@ -118,6 +119,7 @@ class Mover:
         `fan_out` says that several targets want it: it is then pulled once, into staging.
         """
         patience = pacing.Patience(_BLOB_ATTEMPTS)
+        fan_out = fan_out and self._disk_works
         while True:
             try:
                 return await self._bring_once(step, source, target, fan_out)
@@ -125,8 +127,15 @@ class Mover:
                 error: SyncError = lost.failure
                 if await self._arrived(target, step.blob):
                     return Brought(uploaded=True, bytes=step.blob.size)
+            except StagingFailed as caught:
+                # A full disk fails nothing: each target reads for itself (design.md section 8).
+                self._transport.edge.log("warning", "staging", f"{caught}; blobs go without staging")
+                self._disk_works = fan_out = False
+                continue
             except SyncError as caught:
                 error = caught
+            # Whatever went wrong with a mount, an upload does not depend on it.
+            step = step._replace(mount_from=None)
             pause = self._transport.pause_after(error, patience, source.host, target.host)
             self._transport.edge.log("debug", "retry", f"{error}; the blob begins again")
             await anyio.sleep(pause)
@@ -181,7 +190,6 @@ class Mover:
                 knowledge.accept_mount(target.host.key)
                 return Brought(mounted=True)
             knowledge.refuse_mount(where, step.mount_from)
-            knowledge.accept_upload(where)
             return None
         probe = knowledge.probe(where, allowed=ROWS[target.host.registry.kind].probe is not None)
         absent = False
@@ -191,7 +199,6 @@ class Mover:
             absent = True
         allowed = ROWS[target.host.registry.kind].probe is not None
         if not await upload.start(target.api_name if allowed else None):
-            knowledge.accept_upload(where)
             knowledge.learn_probe(where, absent=absent)
             return None
         if not knowledge.probe_is_trusted(where):
@@ -210,7 +217,7 @@ class Mover:
         async def read(wanted: Descriptor, sink: Callable[[memoryview], Awaitable[None]]) -> None:
             want = Want(source.host.key, "read", wanted.size >= LARGE_BODY)
             async with self._transport.gate.admitted((want,), rank), source.open_blob(wanted) as response:
-                relay = Relay(source, wanted, response, lambda count: None)
+                relay = Relay(source, wanted, response, self._moved)
                 while not relay.complete:
                     await sink(await relay.next())
 
