@@ -269,9 +269,9 @@ class _Reader:
 
     def parse_path(self, text: str, field: Field) -> str:
         """Return a path relative to the file; as it is where there is no file."""
-        if re.match(r"~(?:[/\\]|$)", text):
+        if text == "~" or text.startswith(("~/", "~\\")):
             return text if self.home is None else self.home + text[1:]
-        if self.base_dir is None or re.match(r"[/\\]|[A-Za-z]:[/\\]", text):
+        if self.base_dir is None or text.startswith(("/", "\\")) or text[1:3] in (":/", ":\\"):
             return text
         return f"{self.base_dir.rstrip('/')}/{text}"
 

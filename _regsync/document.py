@@ -60,7 +60,10 @@ def compose(text: bytes, note: Callable[[Node, str, str], None]) -> Node | None:
     except UnicodeDecodeError as error:
         raise _after(error.object[: error.start].decode(), "not UTF-8: save the file as UTF-8") from None
     try:
-        loader = yaml.SafeLoader(decoded)
+        loader: Any = yaml.SafeLoader(decoded)
+        # PyYAML asks ten times a token, and where no key can begin no more are needed: a sixth of all time.
+        more = loader.need_more_tokens
+        loader.need_more_tokens = lambda: not (loader.tokens and not loader.possible_simple_keys) and more()
         return _Composer(loader, yaml, note).document()
     except yaml.reader.ReaderError as error:
         message = f"control character U+{error.character:04X}: remove it"
@@ -162,9 +165,7 @@ class _Composer:
                 continue
             self.merged += 1 + len(source.value)
             if self.merged > _MOST_MERGED:
-                raise Unreadable(
-                    source.line, source.column, f"'<<' repeats more than {_MOST_MERGED:,} values"
-                )
+                raise Unreadable(source.line, source.column, f"'<<' repeats over {_MOST_MERGED:,} values")
             for name, pair in source.value.items():
                 pairs.setdefault(name, pair)
         return pairs

@@ -30,7 +30,6 @@ _SIZE = r"0|([0-9]{1,15}(?:\.[0-9]{1,15})?) *([kmgt]i?|)b"
 _LABEL = r"[A-Za-z0-9](?:[A-Za-z0-9-]*[A-Za-z0-9])?"
 _URL = rf"(?:([A-Za-z][A-Za-z0-9+.-]*)://)?(\[[0-9A-Fa-f:.]+\]|{_LABEL}(?:\.{_LABEL})*)(?::([0-9]{{1,5}}))?"
 _LONGEST_URL = 300
-_LOOPBACK = r"localhost|127(?:\.[0-9]{1,3}){3}|::1"
 
 
 def parse_duration(text: str) -> float:
@@ -53,7 +52,8 @@ def parse_size(text: str) -> int:
 
 
 def is_loopback(host: str) -> bool:
-    return re.fullmatch(_LOOPBACK, host) is not None
+    v4 = host.startswith("127.") and re.fullmatch(r"127(?:\.[0-9]{1,3}){3}", host)
+    return bool(v4) or host in ("localhost", "::1")
 
 
 def parse_registry_url(text: str) -> tuple[Literal["https", "http"], str, int]:
