@@ -154,9 +154,8 @@ def test_a_registry_never_shows_its_secrets() -> None:
     basic = "url: a.example, auth_type: basic, credentials: {username: u, password: s3cret}"
     assert "s3cret" not in repr(registry(f"{basic}, proxy: 'http://u:s3cret@p:1'"))
     assert "s3cret" not in repr(registry("url: a.example, auth_type: static_token, token: s3cret"))
-    whole = read(
-        f"registries: {{r: {{{basic}}}, q: {{url: q.example}}}}\nmappings: [{{from: a, source: r, targets: q}}]"
-    )
+    registries = f"registries: {{r: {{{basic}}}, q: {{url: q.example}}}}\n"
+    whole = read(f"{registries}mappings: [{{from: a, source: r, targets: q}}]")
     assert "s3cret" not in f"{whole} {whole.mappings[0]!r} {whole.registries['r']}"
 
 
