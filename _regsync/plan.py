@@ -136,7 +136,8 @@ def assign(selected: Iterable[tuple[MappingRule, Iterable[str]]]) -> Assignment:
     wanted: list[Wanted] = []
     conflicts: list[tuple[Wanted, MappingRule]] = []
     for mapping, tags in selected:
-        for tag in tags:
+        # Among tags of one digest, the version is put before the name that floats (I2).
+        for tag in sorted(tags, key=lambda tag: not tag.removeprefix("v")[:1].isdigit()):
             free: list[Registry] = []
             for target in mapping.targets:
                 key = (_place(target, mapping.target_repository), tag)

@@ -200,9 +200,10 @@ class Claims:
         for child in work.children:
             # `Tree.needs` has left out those that are committed.
             work.missing += self._claim(work, child, True) is None
-        if work.root and (work.where, work.root, True) not in self._places:
-            # An index that names this image waits for it instead of putting it once more.
-            self._claim(work, work.root, True)
+        if work.root:
+            # An index that names this image waits for it instead of putting it once more, and another
+            # tag of it is put behind the first one (I2).
+            work.missing += self._claim(work, work.root, True) is None
         return steps
 
     def is_covered(self, host: str, digest: str) -> bool:
