@@ -146,9 +146,9 @@ class Run:
     async def _conduct(
         self, stop: anyio.Event, items: list[tuple[str, Callable[[], Awaitable[None]]]]
     ) -> None:
+        execution = anyio.CancelScope()
         try:
             async with anyio.create_task_group() as outer:
-                execution = anyio.CancelScope()
                 outer.start_soon(self._drain, stop, execution)
                 with execution:
                     async with anyio.create_task_group() as tasks:
@@ -159,7 +159,8 @@ class Run:
         finally:
             self._tasks = None
             self._staging.close()
-        self._report.interrupted = self._draining and self._left_undone()
+        # A question that the deadline cut off stands in no queue any more.
+        self._report.interrupted = self._draining and (execution.cancelled_caught or self._left_undone())
         if not self._draining:
             for image in list(self._images.values()):
                 # Cannot happen while rule 9 holds; if it does, the image must not be lost silently.

@@ -1,0 +1,158 @@
+"""What goes wrong at night: registries that hang, drop answers or ask for hours, and a stop in between.
+
+Each test says how far the failure reaches, what it costs in requests, and what the operator is told.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+from _regsync.streams import Timeouts
+from conformance.images import Image, Seed
+from conformance.messages import Answer, Request, Response, error
+from conformance.server import Server
+from tests.ends import ROOT, Start, copy, document, held, only, run_regsync, sync, tags, until_blank_line
+
+_HURRIED = Timeouts(connect=5.0, head=0.05)
+
+
+@pytest.fixture
+def image(source: Server) -> Image:
+    return Seed(11).image().load_into(source.app, "app", tag="v1")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("command", ["copy", "sync"])
+def test_a_look_up_that_does_not_end_in_time_after_a_signal_is_work_left_undone(
+    source: Server, target: Server, image: Image, tmp_path: Path, command: str
+) -> None:
+    came = threading.Event()
+
+    async def intercept(request: Request) -> Answer | None:
+        came.set()
+        await anyio.sleep(60)
+        return None
+
+    source.app.intercept = intercept
+    configuration = tmp_path / "x.yaml"
+    configuration.write_text(document({"source": source, "target": target}, {"from": "app"}))
+    where = {
+        "copy": ["--no-artifacts", f"{source.address}/app:v1", f"{target.address}/app"],
+        "sync": ["-c", str(configuration)],
+    }
+    shorter = "import sys, regsync, _regsync.sync as run; run.DRAIN_SECONDS = 0.1; sys.exit(regsync.main())"
+    arguments = [sys.executable, "-c", shorter, command, "--json", *where[command]]
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "cwd": ROOT}
+    with subprocess.Popen(arguments, **pipes) as process:
+        assert came.wait(30)
+        process.send_signal(signal.SIGTERM)
+        out, _ = process.communicate(timeout=20)
+    assert process.returncode == 143
+    assert json.loads(out)["interrupted"] is True
+
+
+def test_a_registry_that_takes_connections_and_never_answers_stops_for_itself_only(
+    speaker: Any, serve: Start, source: Server, image: Image
+) -> None:
+    for n in range(8):
+        image.load_into(source.app, f"r{n}", tag="v1")
+    asked: list[bytes] = []
+    up = serve()
+
+    def silent(connected: socket.socket) -> None:
+        asked.append(until_blank_line(connected))
+        connected.recv(1)
+
+    config = document(
+        {"source": source, "up": up, "hangs": speaker(silent)},
+        *({"from": f"r{n}", "targets": ["up", "hangs"], "tags": tags("v1")} for n in range(8)),
+    )
+    ran = run_regsync("sync", "--json", "-q", "-c", "-", stdin=config, timeouts=_HURRIED)
+    assert ran.status == 1
+    assert all(held(up, f"r{n}", image) for n in range(8))
+    assert len(ran.failed) == 8
+    assert all("NETWORK_ERROR" in line and "no answer" in line for line in ran.failed)
+    assert len(asked) == 3
+
+
+def test_a_registry_that_asks_for_hours_is_not_asked_again(
+    source: Server, target: Server, image: Image
+) -> None:
+    def intercept(request: Request) -> Answer | None:
+        return error(429, "TOOMANYREQUESTS", "quota used up", headers=[("Retry-After", "7200")])
+
+    image.load_into(source.app, "app", "v2", "v3")
+    source.app.intercept = intercept
+    # The first contact is one request that the others wait for.
+    ran = sync({"source": source, "target": target}, {"from": "app", "tags": tags("v1", "v2", "v3")})
+    assert len(ran.failed) == 3
+    assert all("quota used up" in line and "2h00m" in line for line in ran.failed)
+    assert source.journal.count("GET", "manifest") == 1
+
+
+def test_a_lost_answer_is_asked_for_until_the_registry_is_well_again(
+    source: Server, target: Server, image: Image
+) -> None:
+    lost: list[str] = []
+    ill: list[Request] = []
+
+    def amend(request: Request, answer: Answer) -> Answer:
+        # The blob is committed, its answer is not seen.
+        if request.method == "PUT" and request.kind == "upload" and not lost:
+            lost.append(request.parameter("digest") or "")
+            return b""
+        return answer
+
+    def intercept(request: Request) -> Answer | None:
+        if request.kind == "blob" and request.reference in lost and len(ill) < 2:
+            ill.append(request)
+            return Response(503)
+        return None
+
+    target.app.intercept, target.app.amend = intercept, amend
+    ran = copy(source, target)
+    assert ran.status == 0
+    assert held(target, "app", image)
+    assert len(ill) == 2
+    assert target.journal.count("PUT", "upload", status=201) == len(image.blobs) - 1, "none arrived twice"
+
+
+def test_an_upload_start_has_the_attempts_that_every_request_has(
+    source: Server, target: Server, image: Image
+) -> None:
+    left = [4]
+
+    def intercept(request: Request) -> Answer | None:
+        if request.kind == "upload_start" and left[0]:
+            left[0] -= 1
+            return Response(503)
+        return None
+
+    target.app.intercept = intercept
+    single = Seed(12).image(sizes=()).load_into(source.app, "small", tag="v1")
+    assert copy(source, target, "small:v1").status == 0
+    assert held(target, "small", single)
+
+
+def test_a_copy_within_a_registry_that_allows_one_request_is_refused(
+    source: Server, image: Image, tmp_path: Path
+) -> None:
+    config = tmp_path / "one.yaml"
+    config.write_text(
+        json.dumps({"registries": {"r": {"url": source.url, "max_concurrent": 1}}, "mappings": []})
+    )
+    where = [f"{source.address}/app:v1", f"{source.address}/other:v1"]
+    ran = run_regsync("copy", "--no-artifacts", "-c", str(config), *where)
+    assert ran.status == 3
+    assert "max_concurrent is 1" in only([line for line in ran.err.splitlines() if line.startswith("error")])
+    assert not source.journal.entries
