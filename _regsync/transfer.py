@@ -30,7 +30,7 @@ from _regsync.transport import Transport
 __all__ = ["Brought", "Mover", "Relay"]
 
 # design.md section 6 rule 16: a blob starts again at most twice; a lost answer is asked for so often.
-_BLOB_ATTEMPTS = 3
+_BLOB_STARTS = 3
 _LOST_ANSWER_PAUSES = (0.0, 1.0, 3.0)
 
 
@@ -118,7 +118,7 @@ class Mover:
 
         `fan_out` says that several targets want it: it is then pulled once, into staging.
         """
-        patience = pacing.Patience(_BLOB_ATTEMPTS)
+        patience, broken = pacing.Patience(pacing.ATTEMPTS), 0
         fan_out = fan_out and self._disk_works
         while True:
             try:
@@ -137,6 +137,9 @@ class Mover:
             # Whatever went wrong with a mount, an upload does not depend on it.
             step = step._replace(mount_from=None)
             pause = self._transport.pause_after(error, patience, source.host, target.host)
+            broken += isinstance(error, WireError)
+            if broken == _BLOB_STARTS:
+                raise error
             self._transport.edge.log("debug", "retry", f"{error}; the blob begins again")
             await anyio.sleep(pause)
 
@@ -144,9 +147,14 @@ class Mover:
         """Ask, with nothing held in between, whether a blob whose answer was lost has arrived."""
         for pause in _LOST_ANSWER_PAUSES:
             await anyio.sleep(pause)
-            async with self._transport.gate.admitted((Want(target.host.key),)):
-                if await target.has_blob(blob):
-                    return True
+            try:
+                async with self._transport.gate.admitted((Want(target.host.key),)):
+                    if await target.has_blob(blob):
+                        return True
+            except SyncError as error:
+                # A registry that has just dropped an answer may not be well yet.
+                if not error.retryable:
+                    raise
         return False
 
     async def _bring_once(self, step: Step, source: Repository, target: Repository, fan_out: bool) -> Brought:
