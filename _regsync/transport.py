@@ -22,11 +22,22 @@ import anyio
 from _regsync import __version__, pacing, tls
 from _regsync.auth import Authenticator, find_credential, is_private
 from _regsync.config import Registry
-from _regsync.errors import AuthError, ConnectFailed, ProtocolBroken, RegistryError, SyncError, clean
+from _regsync.errors import (
+    AuthError,
+    ConnectFailed,
+    ProtocolBroken,
+    RegistryError,
+    Side,
+    SyncError,
+    TimedOut,
+    WireError,
+    clean,
+)
 from _regsync.http1 import Headers, Lease, Pool, Request, Response
 from _regsync.pacing import Patience, Want
 from _regsync.providers import api_host
 from _regsync.proxy import proxy_for
+from _regsync.report import duration_text
 from _regsync.streams import Origin, Stream, Timeouts, open_stream
 
 __all__ = [
@@ -378,6 +389,10 @@ class Transport:
             throttled, asked = error.status == 429, error.retry_after or 0.0
         now, chance = anyio.current_time(), self.edge.chance()
         pause = patience.pause(now, chance, throttled=throttled, asked=asked)
+        if error.retryable and asked > pacing.LONGEST_RETRY_AFTER:
+            # Nobody else is to ask before that time either (design.md section 9).
+            error.message += f" (asks to wait {duration_text(asked)}, longer than a run waits)"
+            hosts[-1 if error.side is Side.TARGET else 0].stopped = error.again()
         if pause is None or not error.retryable or any(host.stopped for host in hosts):
             raise error
         return pause
@@ -476,15 +491,17 @@ class Transport:
         request = Request(call.method, call.path, request_headers(call, authorization), call.body)
         try:
             response = await lease.exchange(request, seconds)
-        except ConnectFailed as error:
-            self.unreachable(host, error)
+        except (ConnectFailed, TimedOut) as error:
+            # A host that takes connections and has never answered is as good as down.
+            if isinstance(error, ConnectFailed) or not host.known:
+                self.unreachable(host, error)
             raise
         host.known, host.connect_failures = True, 0
         self._trace(call, lease.origin, call.path, response.status)
         return response
 
-    def unreachable(self, host: Host, error: ConnectFailed) -> None:
-        """Count a failed connection; three in a row stop the registry (design.md section 9)."""
+    def unreachable(self, host: Host, error: WireError) -> None:
+        """Count a failed contact; three in a row stop the registry (design.md section 9)."""
         host.connect_failures += 1
         if host.connect_failures >= _UNREACHABLE_AFTER:
             host.stopped = error.again()
