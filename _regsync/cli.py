@@ -257,6 +257,11 @@ def _copy(arguments: argparse.Namespace, console: Console) -> int:
         platforms=platforms or None,
         artifacts=ArtifactRule(enabled=not arguments.no_artifacts),
     )
+    if mapping.source.origin == mapping.targets[0].origin and mapping.source.max_concurrent == 1:
+        raise ConfigError(
+            f"a copy reads and writes {mapping.source.authority}, whose max_concurrent is 1",
+            hint="allow 2 at least: one request reads while the other writes",
+        )
     one = Config(
         registries={},
         mappings=(mapping,),
