@@ -25,6 +25,8 @@ from _regsync.transport import Transport
 __all__ = ["Discovery", "Sighting", "Verdict"]
 
 T = TypeVar("T")
+# design.md section 6 rule 13: about 32 MiB, at 8 KB for a manifest and what it was parsed into.
+_MOST_MANIFESTS = 4096
 _NOT_SAYING = (401, 403)
 
 
@@ -227,12 +229,19 @@ class Discovery:
 
     async def _top(self, source: Repository, reference: str) -> Manifest:
         manifest = await source.get_manifest(reference)
-        once = self._manifests.setdefault((*source.key, manifest.digest), _Once())
 
         async def known() -> Manifest:
             return manifest
 
-        return await once.get(known)
+        return await self._kept(source, manifest.digest).get(known)
+
+    def _kept(self, source: Repository, digest: str) -> _Once[Manifest]:
+        """Return what is kept of a manifest; the least recently used one goes."""
+        key = (*source.key, digest)
+        self._manifests[key] = once = self._manifests.pop(key, None) or _Once()
+        if len(self._manifests) > _MOST_MANIFESTS:
+            del self._manifests[next(iter(self._manifests))]
+        return once
 
     async def _child(self, source: Repository, entry: oci.Descriptor) -> Manifest:
         """Fetch a child once per digest and run (rule 8), and hold it against its descriptor."""
@@ -240,7 +249,7 @@ class Discovery:
         async def ask() -> Manifest:
             return await source.get_manifest(entry.digest, expected=entry)
 
-        return await self._manifests.setdefault((*source.key, entry.digest), _Once()).get(ask)
+        return await self._kept(source, entry.digest).get(ask)
 
     async def _children(self, source: Repository, entries: tuple[oci.Descriptor, ...]) -> dict[str, Manifest]:
         fetched: dict[str, Manifest] = {}

@@ -17,6 +17,7 @@ from typing import Any
 import anyio
 import pytest
 
+from _regsync import discover
 from _regsync.streams import Timeouts
 from conformance.images import Image, Seed
 from conformance.messages import Answer, Request, Response, error
@@ -156,3 +157,24 @@ def test_a_copy_within_a_registry_that_allows_one_request_is_refused(
     assert ran.status == 3
     assert "max_concurrent is 1" in only([line for line in ran.err.splitlines() if line.startswith("error")])
     assert not source.journal.entries
+
+
+def test_a_run_keeps_a_bounded_number_of_manifests(
+    source: Server, target: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept: list[int] = []
+    look_up = discover.Discovery.look_up
+
+    async def watched(self: discover.Discovery, *arguments: Any) -> discover.Sighting:
+        sighting = await look_up(self, *arguments)
+        kept.append(len(self._manifests))
+        return sighting
+
+    monkeypatch.setattr(discover, "_MOST_MANIFESTS", 3)
+    monkeypatch.setattr(discover.Discovery, "look_up", watched)
+    names = [f"v{n}" for n in range(6)]
+    indexes = [Seed(20 + n).index().load_into(source.app, "app", tag=name) for n, name in enumerate(names)]
+    ran = sync({"source": source, "target": target}, {"from": "app", "tags": tags(*names)})
+    assert ran.statuses() == ["synced"] * 6
+    assert all(held(target, "app", index) for index in indexes)
+    assert max(kept) == 3
