@@ -399,9 +399,11 @@ def registry_for(host: str, config: Config | None) -> Registry:
     """Return the first configured registry for `HOST[:PORT]` of a reference, else an unconfigured one.
 
     A host without port means what the scheme says: 443, or 80 where `http://` is configured for it.
-    ValueError when `host` is no registry address.
     """
-    scheme, name, port = parse_registry_url(host)
+    try:
+        scheme, name, port = parse_registry_url(host)
+    except ValueError as error:
+        raise ConfigError(f"{host!r}: {error}") from error
     explicit = re.search(r":[0-9]+$", host) is not None
     for registry in config.registries.values() if config is not None else ():
         usual = DEFAULT_PORTS[registry.scheme]

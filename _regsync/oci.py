@@ -3,9 +3,8 @@
 Owns: every grammar of a registry's nouns, what counts as a readable manifest, which entries of an index a
 platform filter keeps. May not know: registries, configuration, HTTP; bytes come in, values go out.
 Invariant: a manifest's bytes are kept as they came; `trim_index` alone writes new ones, when an entry drops.
-No digest, tag, name or media type leaves unchecked, so that each may become part of a URL, a header or a
-file name (protocol-facts.md section 9.2, R11 to R14).
-Follows protocol-facts.md section 1, design.md sections 2 ("References") and 4 ("Platform").
+No digest, tag, name or media type leaves unchecked: each may become part of a URL, a header or a file name
+(protocol-facts.md section 9.2, R11 to R14). Follows protocol-facts.md section 1, design.md sections 2 and 4.
 """
 
 from __future__ import annotations
@@ -20,15 +19,12 @@ from typing import Any, NamedTuple, NoReturn, TypeVar
 from _regsync import fips
 from _regsync.errors import ConfigError, ContentError, clean
 
-# fmt: off
 __all__ = [
-    "ACCEPT_MANIFESTS", "DOCKER_HUB", "DOCKER_HUB_NAMES", "EMPTY_CONFIG_BODY", "EMPTY_CONFIG_DIGEST",
-    "INDEX_TYPES", "MAX_INDEX_DEPTH", "MAX_MANIFEST", "TRIM_RULE", "Descriptor", "Manifest", "Platform",
-    "Reference", "Trimmed", "check_digest", "digest_of", "is_referrer_tag", "is_repository", "is_tag",
-    "nested_indexes", "parse_manifest", "parse_platform", "parse_reference", "platform_matches",
-    "referrers_tag", "split_digest", "trim_index",
-]
-# fmt: on
+    "ACCEPT_MANIFESTS", "MAX_INDEX_DEPTH", "Descriptor", "Manifest", "Platform", "Reference", "Trimmed",
+    "check_digest", "digest_of", "is_referrer_tag", "is_repository", "is_tag", "nested_indexes",
+    "parse_manifest", "parse_platform", "parse_reference", "platform_matches", "referrers_tag",
+    "split_digest", "trim_index",
+]  # fmt: skip
 
 # protocol-facts.md section 1.3.
 _OCI_INDEX = "application/vnd.oci.image.index.v1+json"
@@ -36,28 +32,24 @@ _OCI_MANIFEST = "application/vnd.oci.image.manifest.v1+json"
 _DOCKER_LIST = "application/vnd.docker.distribution.manifest.list.v2+json"
 _DOCKER_MANIFEST = "application/vnd.docker.distribution.manifest.v2+json"
 _SCHEMA_1 = "application/vnd.docker.distribution.manifest.v1+"
-INDEX_TYPES = frozenset({_OCI_INDEX, _DOCKER_LIST})
+_INDEX_TYPES = frozenset({_OCI_INDEX, _DOCKER_LIST})
 _IMAGE_TYPES = frozenset({_OCI_MANIFEST, _DOCKER_MANIFEST})
 # A type missing here makes `distribution` answer 404, or the linux/amd64 child in place of a list.
 ACCEPT_MANIFESTS = ", ".join((_OCI_INDEX, _DOCKER_LIST, _OCI_MANIFEST, _DOCKER_MANIFEST))
 # Sent by servers that do not know what they hold; the document decides then.
 _GENERIC_TYPES = frozenset({"", "application/json", "application/octet-stream", "text/plain"})
 # protocol-facts.md section 1.6: by media type, never by the presence of `urls`.
-_FOREIGN = r"application/vnd\.(?:oci\.image\.layer\.nondistributable|docker\.image\.rootfs\.foreign)\."
-EMPTY_CONFIG_BODY = b"{}"
-EMPTY_CONFIG_DIGEST = "sha256:44136fa355b3678a1146ad16f7e8649e94fb4fc21fe77e8310c060f61caaff8a"
+_FOREIGN = (
+    "application/vnd.oci.image.layer.nondistributable.",
+    "application/vnd.docker.image.rootfs.foreign.",
+)
 
-# `distribution` and c/image stop at the same size (protocol-facts.md section 1.4).
-MAX_MANIFEST = 4 * 1024 * 1024
 # 4 MiB hold about 30,000 descriptors; so many have not been seen.
 _MAX_DESCRIPTORS = 10_000
-# design.md section 4. Far below Python's recursion limit, so the parser never meets that.
+# design.md section 4.
 _MAX_JSON_DEPTH = 64
 # Indexes within indexes, the top one counted (protocol-facts.md section 1.5).
 MAX_INDEX_DEPTH = 4
-# Part of the key under which trimmed digests are remembered: whoever changes `trim_index` raises it.
-TRIM_RULE = 1
-
 _NONE: Mapping[str, str] = MappingProxyType({})
 
 # protocol-facts.md section 1.1. Patterns are compiled by `re` when they are first used: a start that
@@ -66,20 +58,14 @@ _NAME_PART = r"[a-z0-9]+(?:(?:\.|__?|-+)[a-z0-9]+)*"
 _REPOSITORY = rf"{_NAME_PART}(?:/{_NAME_PART})*"
 _MAX_NAME = 255
 _TAG = r"[a-zA-Z0-9_][a-zA-Z0-9._-]{0,127}"
-_DIGEST = r"([a-z0-9]+(?:[+._-][a-z0-9]+)*):([a-zA-Z0-9=_-]+)"
+_DIGEST = r"[a-z0-9]+(?:[+._-][a-z0-9]+)*:[a-zA-Z0-9=_-]+"
 _REFERRER_TAG = r"sha256-[a-f0-9]{64}(?:\.(?:sig|att|sbom))?"
 # RFC 6838 section 4.2; a parameter is forgiven: some push files as `text/plain; charset=utf-8`.
 _TYPE_NAME = r"[a-zA-Z0-9][a-zA-Z0-9!#$&^_.+-]{0,126}"
 _MEDIA_TYPE = rf"{_TYPE_NAME}/{_TYPE_NAME}(?: ?;[ -~]{{0,99}})?"
 _PLATFORM_PART = r"[a-z0-9][a-z0-9._-]{0,63}"
-_HOST_LABEL = r"[a-z0-9_](?:[a-z0-9_-]*[a-z0-9_])?"
-_HOST = rf"{_HOST_LABEL}(?:\.{_HOST_LABEL})*"
-_PORT = r"0*([1-9][0-9]{0,4})"
-_SCHEME = r"[A-Za-z][A-Za-z0-9+.-]*://"
-
-DOCKER_HUB = "docker.io"
-# protocol-facts.md section 7.2.
-DOCKER_HUB_NAMES = frozenset({DOCKER_HUB, "index.docker.io", "registry-1.docker.io"})
+_HOST = r"(?:\[[0-9a-f:.]+\]|[a-z0-9](?:[a-z0-9.-]*[a-z0-9])?)(?::[0-9]{1,5})?"
+_DOCKER_HUB = "docker.io"
 
 
 def is_repository(text: str) -> bool:
@@ -94,14 +80,14 @@ def is_tag(text: str) -> bool:
 
 def check_digest(text: str) -> str:
     """Return `text` when it is a digest that this program can verify; ContentError otherwise."""
-    match = re.fullmatch(_DIGEST, text)
-    length = fips.DIGEST_HEX_LENGTHS.get(match[1]) if match else 0
-    if match and length is None:
+    algorithm, _, encoded = text.partition(":")
+    length = fips.DIGEST_HEX_LENGTHS.get(algorithm)
+    if length and re.fullmatch(f"[a-f0-9]{{{length}}}", encoded):
+        return text
+    if length is None and re.fullmatch(_DIGEST, text):
         known = " and ".join(fips.DIGEST_HEX_LENGTHS)
-        raise ContentError(f"digests of {clean(match[1], 40)} cannot be verified here, only {known} can")
-    if not match or not re.fullmatch(f"[a-f0-9]{{{length}}}", match[2]):
-        raise ContentError(f"{clean(text, 140)!r} is not a digest (sha256: and 64 lower-case hex digits)")
-    return text
+        raise ContentError(f"digests of {clean(algorithm, 40)} cannot be verified here, only {known} can")
+    raise ContentError(f"{clean(text, 140)!r} is not a digest (sha256: and 64 lower-case hex digits)")
 
 
 def split_digest(digest: str) -> tuple[str, str]:
@@ -127,44 +113,43 @@ def is_referrer_tag(tag: str) -> bool:
 
 
 class Reference(NamedTuple):
-    """An image by host (with its port; one name for Docker Hub), repository, and tag or digest or neither."""
+    """An image by host (and port), repository, and tag or digest or neither."""
 
     host: str
     repository: str
     tag: str | None = None
     digest: str | None = None
 
-    @property
-    def name(self) -> str:
-        return f"{self.host}/{self.repository}"
-
     def __str__(self) -> str:
         end = f"@{self.digest}" if self.digest else f":{self.tag}" if self.tag else ""
-        return f"{self.name}{end}"
+        return f"{self.host}/{self.repository}{end}"
 
 
-def parse_reference(text: str, *, default_host: str = DOCKER_HUB) -> Reference:
+def parse_reference(text: str) -> Reference:
     """Read `HOST[:PORT]/REPO[:TAG|@DIGEST]`; no tag is implied. ConfigError, with the remedy, otherwise.
 
-    A first segment without `.`, `:` and other than `localhost` belongs to `default_host`.
+    A first segment without `.`, `:` and other than `localhost` belongs to Docker Hub. Only the shape of a
+    host is looked at: which port and which address there can be, a registry's URL decides.
     """
     name, at, digest = text.partition("@")
     if "/" in digest:
         # Not shown: what stands before the @ may be a password.
         raise ConfigError("a reference holds no user name or password; give credentials in the configuration")
     try:
-        if scheme := re.match(_SCHEME, name):
-            raise ValueError(f"leave out {scheme[0]!r}, write HOST/REPOSITORY[:TAG]")
-        host, rest = _split_host(name, default_host)
-        repository, colon, tag = rest.partition(":")
-        if len(host) + 1 + len(repository) > _MAX_NAME:
-            raise ValueError(f"host and repository are longer than {_MAX_NAME} characters")
-        if "" in repository.split("/"):
-            raise ValueError("an empty part in the repository; write HOST/REPOSITORY[:TAG]")
-        if repository != repository.lower() and is_repository(repository.lower()):
-            raise ValueError(f"repository names are lower case; write {repository.lower()!r}")
+        scheme, mark, _ = name.partition("://")
+        if mark:
+            raise ValueError(f"leave out {scheme + mark!r}, write HOST/REPOSITORY[:TAG]")
+        host = _DOCKER_HUB
+        first, slash, rest = name.partition("/")
+        label = first.partition(":")[0]
+        if "." in label or label == "localhost" or (slash and ":" in first):
+            host, name = first.lower(), rest
+        if not re.fullmatch(_HOST, host):
+            raise ValueError(f"{host!r} is not a host; write NAME[:PORT] or [IPV6][:PORT]")
+        repository, colon, tag = name.partition(":")
         if not is_repository(repository):
-            raise ValueError(f"{repository!r} is not a repository: a-z and 0-9, '.', '_' or '-' between, '/'")
+            grammar = "lower case and digits, '.', '_' or '-' between, parts joined by '/'"
+            raise ValueError(f"{repository!r} is not a repository ({grammar}); write HOST/REPOSITORY[:TAG]")
         if colon and not is_tag(tag):
             raise ValueError(f"{tag[:140]!r} is not a tag: 1 to 128 of letters, digits, '_', and '.-' inside")
         if colon and at:
@@ -172,35 +157,6 @@ def parse_reference(text: str, *, default_host: str = DOCKER_HUB) -> Reference:
         return Reference(host, repository, tag or None, check_digest(digest) if at else None)
     except (ContentError, ValueError) as error:
         raise ConfigError(f"reference {clean(text, 300)!r}: {clean(str(error))}") from error
-
-
-def _split_host(name: str, default_host: str) -> tuple[str, str]:
-    """Return the host, `HOST[:PORT]` in lower case and shortest form, and what follows it."""
-    first, slash, rest = name.partition("/")
-    label = first.partition(":")[0]
-    if not ("." in label or label == "localhost" or first.startswith("[") or (slash and ":" in first)):
-        return default_host, name
-    if not rest:
-        raise ValueError(f"names no repository; write {first}/REPOSITORY[:TAG]")
-    host, colon, port = first.lower().rpartition(":")
-    if not colon or "]" in port:
-        host, colon, port = first.lower(), "", ""
-    number = re.fullmatch(_PORT, port)
-    if colon and not (number and int(number[1]) < 65536):
-        raise ValueError(f"{port!r} is not a port (1 to 65535)")
-    if host.startswith("["):
-        import ipaddress
-
-        if not host.endswith("]") or "%" in host:
-            raise ValueError("an IPv6 host is written [ADDRESS]:PORT")
-        host = f"[{ipaddress.IPv6Address(host[1:-1])}]"
-    elif ":" in host:
-        raise ValueError("put brackets around an IPv6 host: [ADDRESS]:PORT")
-    elif len(host) > 253 or not re.fullmatch(_HOST, host):
-        raise ValueError(f"{host!r} is not a host name")
-    if host in DOCKER_HUB_NAMES and port in ("", "443"):
-        return DOCKER_HUB, rest
-    return (f"{host}:{number[1]}" if number else host), rest
 
 
 class Platform(NamedTuple):
@@ -244,11 +200,11 @@ class Descriptor(NamedTuple):
     @property
     def is_foreign(self) -> bool:
         """Whether this is a layer that is not to be pushed (protocol-facts.md section 1.6)."""
-        return re.match(_FOREIGN, self.media_type) is not None
+        return self.media_type.startswith(_FOREIGN)
 
     @property
     def is_index(self) -> bool:
-        return self.media_type in INDEX_TYPES
+        return self.media_type in _INDEX_TYPES
 
     @property
     def attests(self) -> str | None:
@@ -281,133 +237,110 @@ class Manifest(NamedTuple):
     @property
     def blobs(self) -> tuple[Descriptor, ...]:
         """The blobs that a target needs before this manifest: config, then layers, each digest once."""
-        named = (self.config, *self.layers) if self.config else self.layers
         unique: dict[str, Descriptor] = {}
-        for blob in named:
-            if not blob.is_foreign:
+        for blob in (self.config, *self.layers):
+            if blob and not blob.is_foreign:
                 unique.setdefault(blob.digest, blob)
         return tuple(unique.values())
 
 
 def parse_manifest(
-    body: bytes,
-    *,
-    content_type: str | None,
-    digest: str | None = None,
-    expected: Descriptor | None = None,
-    reference: str = "",
+    body: bytes, *, content_type: str | None, digest: str | None = None, expected: Descriptor | None = None
 ) -> Manifest:
-    """Verify and read a manifest or index; ContentError, located at `reference`, for anything else.
+    """Verify and read a manifest or index; ContentError for anything else.
 
-    `digest` is what was asked for, `expected` the descriptor that led here; the bytes must agree with both.
+    `digest` is what was asked for, `expected` the index entry that led here; the bytes must agree with both.
     An unknown media type is read for the fields that it shares with the known ones.
     """
     stated = (content_type or "").partition(";")[0].strip().lower()
-    received = f"received {clean(stated, 80) or 'no content type'}"
-    try:
-        if len(body) > MAX_MANIFEST:
-            raise ContentError(f"the manifest is larger than {MAX_MANIFEST} bytes; {received}")
-        received += f", beginning {clean(body[:60].decode('utf-8', 'replace'))!r}" if body else ", no body"
-        if expected and len(body) != expected.size:
-            raise ContentError(f"{len(body)} bytes, the index says {expected.size}; {received}")
-        document = _load(body, received)
-        # Before the digest, which in schema 1 leaves out the signatures: nobody can copy that unchanged.
-        types = (stated, str(document.get("mediaType")).lower())
-        if document.get("schemaVersion") == 1 or any(text.startswith(_SCHEMA_1) for text in types):
-            hint = "push the image again with a current tool, as schema 2 or OCI"
-            raise ContentError("a Docker schema 1 manifest, which cannot be copied unchanged", hint=hint)
-        known = expected.digest if expected else None
-        for wanted in filter(None, (digest, known)):
-            found = digest_of(body, split_digest(check_digest(wanted))[0])
-            if found != wanted:
-                raise ContentError(f"asked for {wanted}, got {found}; {received}")
-        if expected and stated in _GENERIC_TYPES:
-            stated = expected.media_type
-        media_type = _settle_type(document, stated, received)
-        if expected and expected.media_type != media_type:
-            raise ContentError(f"the index says {expected.media_type}; {received}")
-        return _collect(document, media_type, digest or known or digest_of(body), body)
-    except ContentError as error:
-        error.reference = error.reference or reference or None
-        raise
+    beginning = f"beginning {clean(body[:60].decode('utf-8', 'replace'))!r}" if body else "no body"
+    received = f"received {clean(stated, 80) or 'no content type'}, {beginning}"
+    if expected and len(body) != expected.size:
+        raise ContentError(f"{len(body)} bytes, the index says {expected.size}; {received}")
+    document = _load(body, received)
+    inside = _field(document, "mediaType", str).lower()
+    # Before the digest, which in schema 1 leaves out the signatures: nobody can copy that unchanged.
+    if document.get("schemaVersion") == 1 or any(text.startswith(_SCHEMA_1) for text in (stated, inside)):
+        hint = "push the image again with a current tool, as schema 2 or OCI"
+        raise ContentError("a Docker schema 1 manifest, which cannot be copied unchanged", hint=hint)
+    wanted = expected.digest if expected else digest
+    found = digest_of(body, split_digest(check_digest(wanted))[0] if wanted else "sha256")
+    if wanted and found != wanted:
+        raise ContentError(f"asked for {wanted}, got {found}; {received}")
+    names = (inside, "" if stated in _GENERIC_TYPES else stated, expected.media_type if expected else "")
+    return _collect(document, _settle_type(document, list(filter(None, names)), received), found, body)
 
 
-def _settle_type(document: dict[str, Any], stated: str, received: str) -> str:
-    """Decide what a document is; refuse one about which header, `mediaType` and shape disagree (R13)."""
-    inside = _field(document, "mediaType", str, "").lower()
-    if inside and inside != stated and stated not in _GENERIC_TYPES:
-        raise ContentError(f"the document says that it is {clean(inside, 100)}; {received}")
+def _settle_type(document: dict[str, Any], names: Sequence[str], received: str) -> str:
+    """Decide what a document is; refuse one about which names and shape disagree (R13)."""
+    if len(set(names)) > 1:
+        text = ", ".join(clean(name, 100) for name in names)
+        raise ContentError(f"document, header and index entry name different types ({text}); {received}")
     is_index = document.get("manifests") is not None
     is_image = document.get("config") is not None or document.get("layers") is not None
     if is_index and is_image:
         raise ContentError("the document is both a manifest and an index, which is refused (CVE-2021-41190)")
-    media_type = inside or ("" if stated in _GENERIC_TYPES else stated)
-    if not media_type:
-        media_type = _OCI_INDEX if is_index else _OCI_MANIFEST if is_image else ""
+    media_type = names[0] if names else _OCI_INDEX if is_index else _OCI_MANIFEST if is_image else ""
     if not (media_type.startswith("application/") and re.fullmatch(_MEDIA_TYPE, media_type)):
         raise ContentError(f"neither a manifest nor an index; {received}")
-    if media_type in INDEX_TYPES | _IMAGE_TYPES:
+    # Go writes an empty list as null.
+    fits = "manifests" in document and not is_image
+    if media_type in _IMAGE_TYPES:
         fits = document.get("config") is not None and not is_index
-        if media_type in INDEX_TYPES:
-            # Go writes an empty list as null.
-            fits = "manifests" in document and not is_image
-        if not fits or document.get("schemaVersion", 2) != 2:
-            raise ContentError(f"the document does not have the fields of {media_type}; {received}")
+    if media_type in _INDEX_TYPES | _IMAGE_TYPES and not fits:
+        raise ContentError(f"the document does not have the fields of {media_type}; {received}")
     return media_type
 
 
 def _collect(document: dict[str, Any], media_type: str, digest: str, body: bytes) -> Manifest:
     """Read the descriptors of a document whose type is settled."""
-    lists = {key: _field(document, key, list, []) for key in ("layers", "blobs", "manifests")}
-    if sum(map(len, lists.values())) > _MAX_DESCRIPTORS:
+    entries = [(key, document[key]) for key in ("config", "subject") if document.get(key) is not None]
+    for key in ("layers", "blobs", "manifests"):
+        entries += [(f"{key}[{number}]", each) for number, each in enumerate(_field(document, key, list))]
+    if len(entries) > _MAX_DESCRIPTORS:
         raise ContentError(f"the document names more than {_MAX_DESCRIPTORS} blobs or manifests")
-    read = {
-        key: tuple(_descriptor(entry, f"{key}[{number}]") for number, entry in enumerate(entries))
-        for key, entries in lists.items()
-    }
-    config, subject = (
-        _descriptor(document[key], key) if document.get(key) is not None else None
-        for key in ("config", "subject")
-    )
+    read = {where: _descriptor(value, where) for where, value in entries}
     sizes: dict[str, int] = {}
-    for entry in (*filter(None, (config, subject)), *read["layers"], *read["blobs"], *read["manifests"]):
+    for entry in read.values():
         if sizes.setdefault(entry.digest, entry.size) != entry.size:
             raise ContentError(f"the document gives two sizes for {entry.digest}")
+    config = read.get("config")
+    children = tuple(entry for where, entry in read.items() if where.startswith("manifests"))
     return Manifest(
         media_type=media_type,
         digest=digest,
         body=body,
-        is_index=media_type in INDEX_TYPES or bool(read["manifests"]),
+        is_index=media_type in _INDEX_TYPES or bool(children),
         config=config,
         # `blobs` are the layers of the old ORAS artifact manifest.
-        layers=read["layers"] + read["blobs"],
-        children=read["manifests"],
-        subject=subject,
-        artifact_type=_field(document, "artifactType", str, "") or (config.media_type if config else None),
+        layers=tuple(entry for where, entry in read.items() if where.startswith(("layers", "blobs"))),
+        children=children,
+        subject=read.get("subject"),
+        artifact_type=_field(document, "artifactType", str) or (config.media_type if config else None),
         annotations=_annotations(document),
     )
 
 
 def _descriptor(value: object, where: str) -> Descriptor:
-    if not isinstance(value, dict):
-        raise ContentError(f"{where} is not an object")
     try:
-        media_type = _field(value, "mediaType", str, "")
+        if not isinstance(value, dict):
+            raise ContentError("not an object")
+        media_type = _field(value, "mediaType", str)
         if not re.fullmatch(_MEDIA_TYPE, media_type):
             raise ContentError(f"{clean(media_type, 100)!r} is not a media type")
         size = value.get("size")
         # A bool is an int in Python; sizes are int64 in the specification.
         if not isinstance(size, int) or isinstance(size, bool) or not 0 <= size < 2**63:
             raise ContentError(f"{clean(repr(size), 40)} is not a size")
-        digest = check_digest(_field(value, "digest", str, ""))
+        digest = check_digest(_field(value, "digest", str))
         return Descriptor(
             media_type=media_type.lower(),
             digest=digest,
             size=size,
-            platform=_platform(_field(value, "platform", dict, {})),
+            platform=_platform(_field(value, "platform", dict)),
             annotations=_annotations(value),
-            artifact_type=_field(value, "artifactType", str, "") or None,
-            data=_data(_field(value, "data", str, ""), digest, size),
+            artifact_type=_field(value, "artifactType", str) or None,
+            data=_data(_field(value, "data", str), digest, size),
         )
     except ContentError as error:
         raise ContentError(f"{where}: {error.message}") from error
@@ -415,16 +348,16 @@ def _descriptor(value: object, where: str) -> Descriptor:
 
 def _platform(value: dict[str, Any]) -> Platform | None:
     """Read an entry's platform; one that nobody could ask for (an empty `os`, say) is none."""
-    parts = [_field(value, key, str, "") for key in ("os", "architecture", "variant")]
+    parts = [_field(value, key, str) for key in ("os", "architecture", "variant")]
     try:
-        return parse_platform("/".join(parts if parts[2] else parts[:2]))
+        return parse_platform("/".join(parts).rstrip("/"))
     except ValueError:
         return None
 
 
 def _annotations(document: dict[str, Any]) -> dict[str, str]:
     """Return the annotations that are text: nulls occur, and mean nothing to a copy."""
-    found = _field(document, "annotations", dict, {})
+    found = _field(document, "annotations", dict)
     return {key: value for key, value in found.items() if isinstance(value, str)}
 
 
@@ -441,15 +374,13 @@ def _data(text: str, digest: str, size: int) -> bytes | None:
 
 _T = TypeVar("_T")
 _KINDS: Mapping[type, str] = {str: "a string", list: "a list", dict: "an object"}
-_PARENTHESES = bytes.maketrans(b"[{]}", b"(())")
-_NOT_BRACKETS = bytes(sorted(set(range(256)) - set(b"[{]}")))
 
 
-def _field(document: dict[str, Any], key: str, kind: type[_T], absent: _T) -> _T:
-    """Return a field of the type that it must have; null counts as absent, as it does in Go."""
+def _field(document: dict[str, Any], key: str, kind: type[_T]) -> _T:
+    """Return a field of the type that it must have; absent and null are an empty one, as they are in Go."""
     value = document.get(key)
     if value is None:
-        return absent
+        return kind()
     if not isinstance(value, kind):
         raise ContentError(f"{key!r} is not {_KINDS[kind]}")
     return value
@@ -457,28 +388,26 @@ def _field(document: dict[str, Any], key: str, kind: type[_T], absent: _T) -> _T
 
 def _load(body: bytes, received: str, *, rewriting: bool = False) -> dict[str, Any]:
     """Parse a JSON object. When it is to be written again, fractions are refused: they would change."""
-    if not _nests_within(body, _MAX_JSON_DEPTH):
-        raise ContentError(f"the document nests deeper than {_MAX_JSON_DEPTH}; {received}")
     try:
         text, fraction = body.decode("utf-8"), _refuse if rewriting else None
         document = json.loads(
             text, object_pairs_hook=_object, parse_int=_integer, parse_float=fraction, parse_constant=_refuse
         )
+        deep = _nests_deeper(document, _MAX_JSON_DEPTH)
     except ValueError as error:
         raise ContentError(f"not JSON ({clean(str(error), 80)}); {received}") from error
+    except RecursionError:
+        deep = True
+    if deep:
+        raise ContentError(f"the document nests deeper than {_MAX_JSON_DEPTH}; {received}")
     if not isinstance(document, dict):
         raise ContentError(f"JSON, but not an object; {received}")
     return document
 
 
-def _nests_within(body: bytes, deepest: int) -> bool:
-    """Tell whether brackets nest at most `deepest` deep, before a recursive parser meets them."""
-    # Each pass takes the innermost pairs away, at the speed of `bytes.replace`; the rest never closes.
-    outside = b"".join(body.replace(b"\\\\", b"").replace(b'\\"', b"").split(b'"')[::2])
-    left = outside.translate(_PARENTHESES, _NOT_BRACKETS)
-    for _ in range(deepest):
-        left = left.replace(b"()", b"")
-    return left.count(b"(") <= deepest and b"()" not in left
+def _nests_deeper(value: object, most: int) -> bool:
+    inside = value.values() if isinstance(value, dict) else value if isinstance(value, list) else None
+    return inside is not None and (most == 0 or any(_nests_deeper(each, most - 1) for each in inside))
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -503,12 +432,11 @@ def _refuse(text: str) -> NoReturn:
 class Trimmed(NamedTuple):
     """An index as a platform filter leaves it; with `matched` empty nothing is kept or may be pushed.
 
-    `manifest` is the source's own object when nothing drops. `kept` are the children to copy, nested indexes
-    by their new digests; `nested` says what the kept ones became, at any depth, by original digest.
+    `manifest` is the source's own object when nothing drops. `nested` says what the kept indexes below, at
+    any depth, became, by original digest.
     """
 
     manifest: Manifest
-    kept: tuple[Descriptor, ...]
     changed: bool
     nested: Mapping[str, Trimmed]
     matched: frozenset[Platform]
@@ -528,16 +456,15 @@ def trim_index(index: Manifest, wanted: Sequence[Platform], nested: Mapping[str,
     """
     done: dict[str, Trimmed] = {}
 
-    def below(above: Manifest, depth: int) -> None:
+    def trim(above: Manifest, depth: int) -> Trimmed:
+        if depth > MAX_INDEX_DEPTH:
+            raise ContentError(f"indexes are nested more than {MAX_INDEX_DEPTH} deep")
         for child in nested_indexes(above):
-            if depth == MAX_INDEX_DEPTH:
-                raise ContentError(f"indexes are nested more than {MAX_INDEX_DEPTH} deep")
             if child.digest not in done:
-                below(nested[child.digest], depth + 1)
-                done[child.digest] = _trim(nested[child.digest], wanted, done)
+                done[child.digest] = trim(nested[child.digest], depth + 1)
+        return _trim(above, wanted, done)
 
-    below(index, 1)
-    return _trim(index, wanted, done)
+    return trim(index, 1)
 
 
 def _trim(index: Manifest, wanted: Sequence[Platform], done: Mapping[str, Trimmed]) -> Trimmed:
@@ -545,7 +472,6 @@ def _trim(index: Manifest, wanted: Sequence[Platform], done: Mapping[str, Trimme
     matched: set[Platform] = set()
     available: dict[str, None] = {}
     chosen: list[Descriptor | None] = []
-    held: set[str] = set()
     for child in index.children:
         keep, hits = child, frozenset[Platform]()
         if child.is_index:
@@ -559,16 +485,13 @@ def _trim(index: Manifest, wanted: Sequence[Platform], done: Mapping[str, Trimme
             available[str(child.platform)] = None
         matched |= hits
         chosen.append(keep if hits else None)
-        if hits:
-            held.add(child.digest)
+    held = {child.digest for child, keep in zip(index.children, chosen, strict=True) if keep}
     for place, child in enumerate(index.children):
         if child.attests in held:
             chosen[place] = child
-    kept = tuple(filter(None, chosen))
-    changed = kept != index.children
+    changed = tuple(chosen) != index.children
     return Trimmed(
-        manifest=_rewritten(index, chosen) if changed and kept else index,
-        kept=kept,
+        manifest=_rewritten(index, chosen) if changed and matched else index,
         changed=changed,
         nested={digest: trimmed for digest, trimmed in done.items() if trimmed.matched},
         matched=frozenset(matched),

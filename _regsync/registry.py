@@ -155,15 +155,8 @@ class Repository:
         with self.located("fetch manifest", self.reference(reference)):
             answer = await self._transport.request(self.host, call, ok=(200,), limit=_MANIFEST_LIMIT)
             told = reference if ":" in reference else answer.headers.get("docker-content-digest")
-            if told and told is not reference:
-                told = oci.check_digest(told)
-            return oci.parse_manifest(
-                answer.body,
-                content_type=answer.headers.get("content-type"),
-                digest=told,
-                expected=expected,
-                reference=self.reference(reference),
-            )
+            content_type = answer.headers.get("content-type")
+            return oci.parse_manifest(answer.body, content_type=content_type, digest=told, expected=expected)
 
     async def put_manifest(self, reference: str, manifest: Manifest) -> None:
         """Put a manifest's bytes under a tag or its digest."""

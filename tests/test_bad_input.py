@@ -407,7 +407,7 @@ ROWS: dict[str, tuple[str, str, str, Callable[[World], None]]] = {
     "a header that says another type": (
         "source",
         CONTENT,
-        "the document says that it is",
+        "name different types",
         manifest(lambda document: document, DOCKER_MANIFEST),
     ),
     "schema 1": (

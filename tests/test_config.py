@@ -695,7 +695,7 @@ def test_a_reference_finds_its_registry_by_host_and_port() -> None:
 def test_an_unconfigured_reference_gets_the_scheme_that_its_host_implies() -> None:
     assert registry_for("localhost:5000", None).scheme == "http"
     assert registry_for("ghcr.io", None).kind == "ghcr"
-    with pytest.raises(ValueError, match="no registry address"):
+    with pytest.raises(ConfigError, match="no registry address"):
         registry_for("a/b", None)
 
 
