@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Iterator
 from io import FileIO
 
@@ -95,7 +94,7 @@ class Staging:
         self._cleanup = contextlib.ExitStack()
         self._folders: dict[str, str] = {}
         self._pulling: dict[str, anyio.Lock] = {}
-        self._memory: OrderedDict[str, bytes] = OrderedDict()
+        self._memory: dict[str, bytes] = {}
         self._memory_size = 0
         self._files: dict[str, str] = {}
         self._failed: StagingFailed | None = None
@@ -123,20 +122,22 @@ class Staging:
         async with self._pulling.setdefault(blob.digest, anyio.Lock()):
             if blob.digest in self._memory or blob.digest in self._files:
                 return
-            if blob.size > SMALL_BLOB:
+            # What memory has no room for goes to disk: it would have to be read from its source again.
+            if blob.size > SMALL_BLOB or self._memory_size + blob.size > _MEMORY_BUDGET:
                 await self._pull_file(blob, read)
                 return
+            self._memory_size += blob.size
             whole = bytearray()
 
             async def keep(piece: memoryview) -> None:
                 whole.extend(piece)
 
-            await read(blob, keep)
-            self._memory[blob.digest] = bytes(whole)
-            self._memory_size += len(whole)
-            while self._memory_size > _MEMORY_BUDGET:
-                _, dropped = self._memory.popitem(last=False)
-                self._memory_size -= len(dropped)
+            try:
+                await read(blob, keep)
+                self._memory[blob.digest] = bytes(whole)
+            finally:
+                if blob.digest not in self._memory:
+                    self._memory_size -= blob.size
 
     async def _pull_file(self, blob: Descriptor, read: Reader) -> None:
         if self._failed is not None:
@@ -171,7 +172,6 @@ class Staging:
         """Give a blob that `ensure` has brought; None when it had to go since, and is to be brought again."""
         body = self._memory.get(blob.digest)
         if body is not None:
-            self._memory.move_to_end(blob.digest)
             yield MemoryPieces(body)
             return
         staged = None

@@ -169,38 +169,20 @@ async def test_a_cancelled_asker_lets_the_next_one_pull(
         assert await content(pieces) == body
 
 
-async def test_the_memory_budget_drops_what_was_used_longest_ago(
-    staging: Staging, monkeypatch: pytest.MonkeyPatch
+async def test_what_memory_has_no_room_for_is_staged_on_disk_and_read_once(
+    tmp_path: Path, staging: Staging, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(store, "_MEMORY_BUDGET", 2500)
     bodies = [bytes([number]) * 1000 for number in range(4)]
-    first, second, third, fourth = (described(body) for body in bodies)
-    await staging.ensure(first, Source(bodies[0]))
-    await staging.ensure(second, Source(bodies[1]))
-    with staging.opened(first) as used:
-        await staging.ensure(third, Source(bodies[2]))
-        assert await content(used) == bodies[0]
-    with staging.opened(second) as gone:
-        assert gone is None
-    again = Source(bodies[1])
-    await staging.ensure(second, again)
-    assert again.reads == 1
-    with staging.opened(third) as kept:
-        assert await content(kept) == bodies[2]
-    await staging.ensure(fourth, Source(bodies[3]))
-    with staging.opened(second) as gone:
-        assert gone is None, "the budget holds after every one that went"
-
-
-async def test_a_body_that_is_being_read_outlives_its_place_in_memory(
-    staging: Staging, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(store, "_MEMORY_BUDGET", 1500)
-    one, two = b"1" * 1000, b"2" * 1000
-    await staging.ensure(described(one), Source(one))
-    with staging.opened(described(one)) as pieces:
-        await staging.ensure(described(two), Source(two))
-        assert await content(pieces) == one
+    sources = [Source(body) for body in bodies]
+    for _ in range(2):
+        for body, each in zip(bodies, sources, strict=True):
+            await staging.ensure(described(body), each)
+    assert [each.reads for each in sources] == [1] * 4
+    assert len(files(tmp_path)) == 2
+    for body in bodies:
+        with staging.opened(described(body)) as pieces:
+            assert await content(pieces) == body
 
 
 @pytest.mark.parametrize("configured", [True, False], ids=["cache_dir", "no cache_dir"])
