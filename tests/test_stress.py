@@ -127,10 +127,10 @@ def _whole(server: Server, repository: str, tag: str, image: Image) -> bool:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", range(12))
+@pytest.mark.parametrize("number", range(13))
 def test_whatever_goes_wrong_every_image_ends_once_and_what_is_synced_is_whole(number: int) -> None:
     random = Random(number)
-    share, pause = random.choice([0, 0.05, 0.15, 0.3]), random.choice([0, 0.002, 0.01])
+    share, pause = random.choice([0, 0.1, 0.3, 0.6]), random.choice([0, 0.002, 0.01])
     with contextlib.ExitStack() as running:
         servers, faults = [], []
         for _ in range(random.randint(2, 4)):
