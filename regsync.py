@@ -24,11 +24,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the program with `argv` (default: the process's arguments) and return its exit status."""
     from _regsync import fips  # noqa: F401  first of all, so that nothing touches OpenSSL before its gate
 
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:  # closed by the caller; no socket may get its number
+            import os
+
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115  it serves until the end
     arguments = sys.argv[1:] if argv is None else list(argv)
     if arguments in (["version"], ["--version"], ["version", "--json"]):
         from _regsync import version
 
-        return version.show(as_json="--json" in arguments)
+        try:
+            return version.show(as_json="--json" in arguments)
+        except OSError:
+            arguments = ["version"]  # the command line meets the same failure and has the words for it
     import gc
 
     # Nothing that is imported becomes garbage: collecting meanwhile costs 5 ms of a start.

@@ -8,6 +8,8 @@ command that needs it (throughput.md section 5).
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import gc
 import os
 import signal
@@ -33,12 +35,14 @@ __all__ = ["main"]
 
 _LARGEST_CREDENTIAL_FILE = 4 * 1024 * 1024
 _LARGEST_CONFIG = 32 * 1024 * 1024
+# How a full disk, a quota or a reader that left ends a write. Files of our own have their own errors.
+_LOST_OUTPUT = frozenset({errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})
 
 _STATUSES = """\
 exit status:
   0    nothing failed (everything skipped, and nothing to do, included)
   1    something failed, something did not
-  2    everything failed, or an error that has no name
+  2    everything failed, or an unexpected error
   3    configuration or command line invalid: nothing was attempted
   4    everything failed, and every failure is one of authentication or authorisation
   130  interrupted by SIGINT, 143 by SIGTERM, with work left undone
@@ -63,6 +67,10 @@ def _parser() -> argparse.ArgumentParser:
     from argparse import SUPPRESS, ArgumentParser, RawDescriptionHelpFormatter
 
     class Parser(ArgumentParser):
+        def __init__(self, **options: Any) -> None:
+            # `--jso` would be taken for --json here and for something else by `main`.
+            super().__init__(allow_abbrev=False, **options)
+
         def error(self, message: str) -> NoReturn:
             raise ConfigError(message, hint=f"see `{self.prog} --help`")
 
@@ -72,9 +80,9 @@ def _parser() -> argparse.ArgumentParser:
     def everywhere(*names: str, **options: Any) -> None:
         group.add_argument(*names, default=SUPPRESS, **options)
 
-    everywhere("-v", action="count", dest="verbose", help="-v: info and debug, -vv: every request")
-    everywhere("-q", action="store_true", dest="quiet", help="no warnings, no progress")
-    everywhere("--log-format", choices=("text", "json"), help="form of log lines (text)")
+    everywhere("-v", action="count", dest="verbose", help="show decisions; -vv: every request too")
+    everywhere("-q", action="store_true", dest="quiet", help="only results and failures")
+    everywhere("--log-format", choices=("text", "json"), help="form of standard error's lines (text)")
     everywhere("--no-progress", action="store_true", help="no progress display")
     parser = Parser(
         prog="regsync",
@@ -83,7 +91,9 @@ def _parser() -> argparse.ArgumentParser:
         parents=[shared],
         formatter_class=RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--version", action="version", version=f"regsync {__version__}")
+    parser.add_argument(
+        "--version", action="version", version=f"regsync {__version__}", help="print the version"
+    )
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
 
     def command(name: str, text: str, epilog: str = "") -> ArgumentParser:
@@ -97,19 +107,33 @@ def _parser() -> argparse.ArgumentParser:
         )
 
     copy = command("copy", "copy one image", _COPY)
-    copy.add_argument("source", metavar="SRC")
-    copy.add_argument("target", metavar="DST")
-    copy.add_argument("--platform", action="append", default=[], metavar="OS/ARCH[/VARIANT]")
-    copy.add_argument("--no-artifacts", action="store_true", help="leave signatures, SBOMs, attestations")
-    copy.add_argument("-c", "--config", metavar="FILE", help="registries and global settings, by host")
+    _add_copy_arguments(copy)
     sync = command("sync", "run every mapping of a configuration once", _SYNC)
-    sync.add_argument("-c", "--config", metavar="FILE", required=True, help="- reads standard input")
+    sync.add_argument(
+        "-c", "--config", metavar="FILE", required=True, help="the configuration; - reads standard input"
+    )
     validate = command("validate", "check a configuration and say all that is wrong with it")
     validate.add_argument("file", metavar="FILE", help="the configuration; - reads standard input")
     version = command("version", "say which build this is and what it runs on")
     for each in (copy, sync, version):
         each.add_argument("--json", action="store_true", help="one JSON document on standard output")
     return parser
+
+
+def _add_copy_arguments(copy: argparse.ArgumentParser) -> None:
+    copy.add_argument("source", metavar="SRC", help="the image; without a tag: latest")
+    copy.add_argument("target", metavar="DST", help="where it goes; without a tag: the source's")
+    copy.add_argument(
+        "--platform",
+        action="append",
+        default=[],
+        metavar="OS/ARCH[/VARIANT]",
+        help="copy only this platform of an index; may be repeated",
+    )
+    copy.add_argument("--no-artifacts", action="store_true", help="leave referrers behind without a warning")
+    copy.add_argument(
+        "-c", "--config", metavar="FILE", help="take registries and global settings from it; - reads stdin"
+    )
 
 
 def main(argv: Sequence[str]) -> int:
@@ -137,28 +161,48 @@ def main(argv: Sequence[str]) -> int:
     except RegsyncError as error:
         if verbose > 1:
             _traceback()
-        console.error(error)
-        return error.exit_status
+        return _tell_error(console, error)
     except KeyboardInterrupt:
         return 130
     except Exception as error:  # the one place: print, exit status 2
         if verbose > 1:
             _traceback()
-        found = _innermost(error)
-        if isinstance(found, BrokenPipeError):
-            # The reader of our output left; there is nobody to tell.
-            sys.stdout = open(os.devnull, "w")  # noqa: SIM115  keeps the interpreter's last flush quiet
-            return 2
-        if isinstance(found, RegsyncError):
-            console.error(found)
-            return found.exit_status
-        name = type(found).__name__
-        console.error(
-            RegsyncError(
-                f"{name}: {clean(str(found))}", hint="this is a defect; run again with -vv for its place"
-            )
-        )
-        return 2
+        return _unexpected(console, _innermost(error))
+
+
+def _tell_error(console: Console, error: RegsyncError) -> int:
+    """Show why the command ended; return its exit status, which holds even where nobody can be told."""
+    try:
+        console.error(error)
+    except OSError:
+        _lose_output()
+    return error.exit_status
+
+
+def _unexpected(console: Console, found: BaseException) -> int:
+    """Show what nothing below has made a message of; return the exit status."""
+    if isinstance(found, RegsyncError):
+        return _tell_error(console, found)
+    if isinstance(found, OSError) and found.errno in _LOST_OUTPUT:
+        _lose_output()
+        if not isinstance(found, BrokenPipeError):  # the reader of our output left: there is nobody to tell
+            text = f"the output of this command cannot be written: {clean(found.strerror or str(found))}"
+            with contextlib.suppress(OSError):
+                sys.stderr.write(f"error: INTERNAL_ERROR: {text}\n")
+        return RegsyncError.exit_status
+    message = f"{type(found).__name__}: {clean(str(found))}"
+    return _tell_error(
+        console, RegsyncError(message, hint="this is a defect; run again with -vv for its place")
+    )
+
+
+def _lose_output() -> None:
+    """Let what an output stream could not take go nowhere, or the interpreter's last flush complains."""
+    for name in ("stdout", "stderr"):
+        try:
+            getattr(sys, name).flush()
+        except OSError:
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115  it serves until the end
 
 
 def _innermost(error: BaseException) -> BaseException:
@@ -184,7 +228,8 @@ def _read_config(name: str) -> Config:
             with open(name, "rb") as stream:
                 text = stream.read(_LARGEST_CONFIG + 1)
     except OSError as error:
-        raise ConfigError(f"{clean(name)} cannot be read: {clean(error.strerror or str(error))}") from error
+        shown = clean(name) or "a file without a name"
+        raise ConfigError(f"{shown} cannot be read: {clean(error.strerror or str(error))}") from error
     if len(text) > _LARGEST_CONFIG:
         raise ConfigError(f"{clean(name)} is larger than {_LARGEST_CONFIG} bytes")
     base_dir = None if name == "-" else os.path.dirname(os.path.abspath(name))
