@@ -1,0 +1,50 @@
+"""Output that nobody takes: closed streams, a full disk. No traceback, and an exit status that is true."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+FULL = Path("/dev/full")
+
+pytestmark = pytest.mark.skipif(os.name != "posix", reason="uses a POSIX shell")
+
+
+def run(line: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run the checkout's program with the redirections of `line`, buffered as for a user."""
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    command = ["sh", "-c", f'exec "$@" {line}', "sh", sys.executable, str(ROOT / "regsync.py"), *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    assert "Traceback" not in done.stdout + done.stderr
+    assert "Exception ignored" not in done.stderr
+    return done
+
+
+@pytest.mark.parametrize("line", [">&-", "2>&-", "<&- >&- 2>&-"])
+@pytest.mark.parametrize(
+    ("arguments", "status"),
+    [(["version"], 0), (["--help"], 0), (["version", "-v"], 0), (["nonsense"], 3), (["sync", "-c", "-"], 3)],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else None,
+)
+def test_closed_streams_change_no_exit_status(line: str, arguments: list[str], status: int) -> None:
+    assert run(line, *arguments).returncode == status
+
+
+@pytest.mark.skipif(not FULL.exists(), reason="/dev/full is Linux's")
+@pytest.mark.parametrize("arguments", [["version"], ["version", "--json"], ["-v", "version"]])
+def test_a_full_standard_output_is_said_in_one_line(arguments: list[str]) -> None:
+    done = run(">/dev/full", *arguments)
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: INTERNAL_ERROR: the output of this command cannot be written: ")
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.skipif(not FULL.exists(), reason="/dev/full is Linux's")
+@pytest.mark.parametrize("line", [">/dev/full", "2>/dev/full", ">/dev/full 2>&1"])
+def test_an_error_keeps_its_status_where_it_cannot_be_told(line: str) -> None:
+    assert run(line, "sync", "--json", "-c", "/nonexistent").returncode == 3
