@@ -174,6 +174,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BuildError as error:
         sys.stderr.write(f"error: {error}\n")
         return 1
+    except OSError as error:
+        sys.stderr.write(f"error: {error.filename or 'output'}: {error.strerror}\n")
+        return 1
     return 0
 
 

@@ -88,6 +88,8 @@ def ready_venv() -> str:
         with open(STAMP, encoding="ascii") as file:
             if file.read() == wanted and os.path.exists(python):
                 return python
+    if not os.access(ROOT, os.W_OK):
+        raise CheckError(f"{ROOT} cannot be written by this user: .venv goes there")
     shutil.rmtree(VENV, ignore_errors=True)
     if not made_venv() and not (installed_by_apt("python3-venv") and made_venv()):
         raise CheckError(f"{sys.executable} cannot make a virtual environment: install python3-venv")

@@ -96,7 +96,7 @@ def show(*, counts: bool) -> None:
         held = f"{len(blobs)} blobs of {sum(map(len, blobs.values()))} bytes"
         say(f"the source now holds {len(images)} tags, which name {held}:")
         for (repository, tag), (shape, _) in images.items():
-            print(f"{repository}:{tag:8} {shape}")
+            print(f"{f'{repository}:{tag}':18} {shape}")
         config = DEMO / "mirror.yaml"
         config.write_text(CONFIG.format(source=source, target=target), encoding="utf-8")
         say("python3 dist/regsync-nofips.pyz sync -c demo/mirror.yaml")
