@@ -1,28 +1,29 @@
 """HTTP/1.1 exchanges over streams: heads and framing by h11, bodies with the fewest copies.
 
-Owns: connections, their keep-alive, the pool, time-outs of an exchange, streaming uploads and the
-answer that may come in the middle of one. May not know: registries, authentication, redirects,
-retries (the one exception: an idle connection that turns out dead is replaced, since no answer of the
-peer was lost). Invariants: I7 (a body that cannot begin again is sent once), I9 (a connection that was
-left in any other state than "one whole exchange done" is closed, never reused). Follows RFC 9112,
-design.md section 9 "Body path", throughput.md section 8.
+Owns: connections, tunnels, keep-alive, the pool, time-outs of an exchange, streaming uploads and the answer
+that may come in the middle of one. May not know: registries, authentication, redirects, retries (but an idle
+connection that turns out dead is replaced: no answer was lost). Invariants: I7 (a body that cannot begin
+again is sent once), I9 (a connection in any other state than "one whole exchange done" is closed, never
+reused). Follows RFC 9112, design.md section 9 "Body path", throughput.md section 8.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Awaitable, Callable, Iterable
-from types import TracebackType
-from typing import NamedTuple, Protocol
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from contextlib import asynccontextmanager
+from typing import Any, NamedTuple, Protocol
 
 import anyio
 import anyio.lowlevel
 import h11
 
+from _regsync import errors
 from _regsync.errors import ContentError, Disconnected, ProtocolBroken, SyncError, TimedOut, WireError, clean
-from _regsync.streams import WANT_READ, WANT_WRITE, Origin, Stream, Timeouts
+from _regsync.proxy import Proxy
+from _regsync.streams import WANT_READ, WANT_WRITE, Origin, Stream, Timeouts, connect, start_tls
 
-__all__ = ["PIECE", "Connection", "Headers", "Lease", "Pieces", "Pool", "Request", "Response"]
+__all__ = ["PIECE", "Connection", "Headers", "Lease", "Pieces", "Pool", "Request", "Response", "open_stream"]
 
 # One piece of a body. throughput.md section 1: 64 KiB costs 12 % more CPU, 1 MiB four times the memory.
 PIECE = 256 * 1024
@@ -70,11 +71,9 @@ class Pieces(Protocol):
 
     async def next(self) -> memoryview:
         """Return the next piece, valid until the next call; empty at the end. May refuse by raising."""
-        ...
 
     def rewind(self) -> bool:
         """Begin again with the first piece, if that is still possible."""
-        ...
 
 
 class Response:
@@ -83,28 +82,23 @@ class Response:
     __slots__ = ("_connection", "_ended", "_tail", "early", "headers", "left", "length", "reusable", "status")
 
     def __init__(self, connection: Connection, head: h11.Response, method: str) -> None:
-        self._connection = connection
+        self._connection, self._tail, self._ended = connection, memoryview(b""), False
         # Whether it came before the whole body of its request was sent.
         self.early = False
         self.status = head.status_code
         self.headers = Headers(head.headers.raw_items())
-        self._tail = memoryview(b"")
-        self._ended = False
-        # None when h11 frames the body; else the bytes still to come.
-        self.left: int | None = None
         declared, coded = self.headers.get("content-length"), self.headers.get("transfer-encoding")
         # What the body is said to be long; a transfer coding overrides it (RFC 9112 section 6.3).
         self.length = int(declared) if declared and not coded and method != "HEAD" else None
         closing = "close" in ",".join(self.headers.all("connection")).lower()
         # Both framings at once is a smuggling shape: use the one that h11 uses, then close (R17).
         self.reusable = head.http_version == b"1.1" and not closing and not (coded and declared)
-        if self.length is not None and self.status in (200, 206):
-            trailing, closed = connection.take_trailing()
-            self.left = self.length
-            self._tail = memoryview(trailing)
-            if len(trailing) > self.length or closed:
-                self.reusable = False
-            self._tail = self._tail[: self.length]
+        # The bytes still to come, None when h11 frames the body.
+        self.left = self.length if self.status in (200, 206) else None
+        if self.left is not None:
+            trailing, closed = connection.trailing
+            self._tail = memoryview(trailing)[: self.left]
+            self.reusable = self.reusable and not closed and len(trailing) <= self.left
 
     async def read_into(self, buffer: memoryview) -> int:
         """Fill `buffer` from the body; 0 only at its end. Disconnected when the body is cut short.
@@ -112,23 +106,24 @@ class Response:
         Called once a piece, it lets other tasks run once a piece (throughput.md trap 1).
         """
         if self.left is None:
-            return await self._read_framed(buffer)
-        wanted = min(len(buffer), self.left)
-        if not wanted:
-            self._ended = True
-            return 0
-        if self._tail:
-            count = self._take_tail(buffer[:wanted])
+            await self._read_framed()
         else:
-            count = await self._connection.fill(buffer[:wanted])
+            buffer = buffer[: self.left]
+        if self.left and not self._tail:
+            count = await self._connection.fill(buffer)
             if not count:
                 raise Disconnected(f"the body ended {self.left} bytes too early")
-        self.left -= count
-        self._ended = not self.left
+        else:
+            count = min(len(buffer), len(self._tail))
+            buffer[:count] = self._tail[:count]
+            self._tail = self._tail[count:]
+        if self.left is not None:
+            self.left -= count
+            self._ended = not self.left
         return count
 
-    async def _read_framed(self, buffer: memoryview) -> int:
-        """Read a body that has no usable Content-Length through h11."""
+    async def _read_framed(self) -> None:
+        """Have h11 bring more of a body that has no usable Content-Length."""
         await anyio.lowlevel.checkpoint()
         while not self._tail and not self._ended:
             event = await self._connection.next_event(self._connection.timeouts.idle)
@@ -136,26 +131,14 @@ class Response:
                 self._tail = memoryview(bytes(event.data))
             else:
                 self._ended = True
-                if self._connection.take_trailing()[0]:
-                    self.reusable = False
-        return self._take_tail(buffer)
-
-    def _take_tail(self, buffer: memoryview) -> int:
-        """Give what h11 has handed over already."""
-        count = min(len(buffer), len(self._tail))
-        buffer[:count] = self._tail[:count]
-        self._tail = self._tail[count:]
-        return count
+                self.reusable = self.reusable and not self._connection.trailing[0]
 
     async def read(self, limit: int) -> bytes:
         """Return the whole body; ContentError when it is longer than `limit` bytes.
 
         The body of an error may be cut short or too long: what came is returned, it is still that error.
         """
-        whole = bytearray()
-        failed = self.status >= 400
-        if self.length is not None and self.length > limit and not failed:
-            raise ContentError(f"the answer is {self.length} bytes long, more than {limit} are not read")
+        whole, failed = bytearray(), self.status >= 400
         scratch = memoryview(bytearray(min(PIECE, limit + 1, (self.length or 16 * 1024) + 1)))
         try:
             while count := await self.read_into(scratch):
@@ -173,8 +156,7 @@ class Response:
     async def finish(self) -> bool:
         """Read what little is left; return whether the connection is good for another exchange."""
         if self.reusable and not self._ended:
-            scratch = memoryview(bytearray(8192))
-            budget = _WORTH_DRAINING
+            scratch, budget = memoryview(bytearray(8192)), _WORTH_DRAINING
             try:
                 with anyio.move_on_after(_WORTH_WAITING):
                     while not self._ended and (self.left or 0) <= budget:
@@ -184,28 +166,16 @@ class Response:
         return self._ended and self.reusable
 
 
-class _Body:
-    """The length of a body, which is all that h11 asks of one."""
-
-    def __init__(self, length: int) -> None:
-        self._length = length
-
-    def __len__(self) -> int:
-        return self._length
-
-
 class _Sending:
-    """A request on its way out, and what is known of its answer meanwhile."""
+    """A request on its way out."""
 
-    __slots__ = ("error", "left", "piece", "pieces", "refused", "response", "scope", "write_error")
+    __slots__ = ("left", "piece", "pieces", "refused", "scope", "write_error")
 
     def __init__(self, piece: memoryview, left: int, pieces: Pieces | None) -> None:
         # The memory that is offered next, and how many bytes of the body follow it.
         self.piece, self.left, self.pieces = piece, left, pieces
         # The wait for the answer; it gets its deadline when nothing more is sent.
         self.scope = anyio.CancelScope()
-        self.response: Response | None = None
-        self.error: WireError | None = None
         self.write_error: WireError | None = None
         self.refused: SyncError | None = None
 
@@ -301,32 +271,31 @@ class Connection:
                     self._count(count)
                 self._h11.receive_data(bytes(self._scratch[:count]))
         except h11.RemoteProtocolError as error:
-            raise self._not_http(error) from error
+            if self.trailing[1]:
+                raise Disconnected("the connection ended before the end of an answer") from error
+            who, why = self.origin.authority, clean(str(error), 150)
+            raise ProtocolBroken(
+                f"{who} does not speak HTTP/1.1 with heads of at most {_LONGEST_HEAD} bytes: {why}"
+            ) from error
         return event
 
-    def _not_http(self, error: h11.RemoteProtocolError) -> WireError:
-        text = clean(str(error), 150)
-        if self.take_trailing()[1]:
-            return Disconnected("the connection ended before the end of an answer")
-        if "too long" in text:
-            return ProtocolBroken(f"the head of the answer is longer than {_LONGEST_HEAD} bytes")
-        return ProtocolBroken(f"{self.origin.authority} does not speak HTTP/1.1: {text}")
-
-    def take_trailing(self) -> tuple[bytes, bool]:
-        """Return what h11 has buffered behind the head, and whether the peer has ended the stream."""
+    @property
+    def trailing(self) -> tuple[bytes, bool]:
+        """What h11 has buffered behind the head, and whether the peer has ended the stream."""
         return self._h11.trailing_data
 
     def _head(self, request: Request, length: int) -> bytes:
-        headers = [("Host", self.origin.authority), *request.headers]
-        if length or request.method not in ("GET", "HEAD", "DELETE"):
+        authority = request.target if request.method == "CONNECT" else self.origin.authority
+        headers = [("Host", authority), *request.headers]
+        if length or request.method not in ("GET", "HEAD", "DELETE", "CONNECT"):
             headers.append(("Content-Length", str(length)))
         self._begin()
         try:
             event = h11.Request(method=request.method, target=request.target, headers=headers)
             head = self._h11.send(event) or b""
-            # h11 is told the whole body at once: asking it for each piece costs 9 % of a copy's CPU.
-            # That the pieces come to the declared length is for `_Sending` to see.
-            self._h11.send_with_data_passthrough(h11.Data(data=_Body(length)))  # type: ignore[arg-type]
+            # h11 is told the whole body at once and asks for its length only: a call for each piece costs
+            # 9 % of a copy's CPU. That the pieces come to that length is for `_Sending` to see.
+            self._h11.send_with_data_passthrough(h11.Data(data=range(length)))  # type: ignore[arg-type]
             self._h11.send(h11.EndOfMessage())
             return head
         except (h11.LocalProtocolError, UnicodeError):
@@ -353,18 +322,18 @@ class Connection:
             if not sending.piece and not sending.left:
                 sending.end(seconds)
         if sending.scope.deadline < math.inf:
-            await self._listen(sending, request.method)
+            answer = await self._listen(sending, request.method)
         else:
             async with anyio.create_task_group() as group:
                 group.start_soon(self._send, sending, seconds)
-                await self._listen(sending, request.method)
+                answer = await self._listen(sending, request.method)
                 group.cancel_scope.cancel()
         if sending.refused is not None:
             raise sending.refused
-        if sending.response is not None:
-            return sending.response
+        if isinstance(answer, Response):
+            return answer
         silence = TimedOut(f"no answer from {self.origin.authority} within {seconds:g} s")
-        raise sending.write_error or sending.error or silence
+        raise sending.write_error or answer or silence
 
     async def _send(self, sending: _Sending, seconds: float) -> None:
         """Send what is left, the same memory again after each wait."""
@@ -387,17 +356,19 @@ class Connection:
                 sending.refused = error
                 return sending.scope.cancel()
 
-    async def _listen(self, sending: _Sending, method: str) -> None:
+    async def _listen(self, sending: _Sending, method: str) -> Response | WireError | None:
         """Wait for the head of the one final answer, whenever it comes; interim answers say nothing."""
         try:
             with sending.scope:
                 while not isinstance(event := await self.next_event(), h11.Response):
                     await anyio.lowlevel.checkpoint()
-                sending.response = response = Response(self, event, method)
+                response = Response(self, event, method)
                 if sending.scope.deadline == math.inf or sending.write_error is not None:
                     response.early, response.reusable = True, False
+                return response
         except WireError as error:
-            sending.error = error
+            return error
+        return None
 
 
 class Pool:
@@ -407,10 +378,6 @@ class Pool:
         self._dial, self.timeouts = dial, timeouts
         self._idle: dict[Origin, list[Connection]] = {}
         self.opened = 0
-
-    def __repr__(self) -> str:
-        idle = ", ".join(f"{origin}: {len(found)} idle" for origin, found in self._idle.items() if found)
-        return f"<Pool opened={self.opened} [{idle}]>"
 
     async def connect(self, origin: Origin) -> Connection:
         """Open a new connection."""
@@ -448,13 +415,17 @@ class Pool:
     def close(self) -> None:
         """Close every idle connection."""
         for idle in self._idle.values():
-            for connection in idle:
-                connection.close()
-        self._idle.clear()
+            while idle:
+                idle.pop().close()
 
-    def lease(self, origin: Origin) -> Lease:
-        """Return a context in which exchanges with `origin` use one connection after another's answer."""
-        return Lease(self, origin)
+    @asynccontextmanager
+    async def lease(self, origin: Origin) -> AsyncIterator[Lease]:
+        """Give a context in which exchanges with `origin` use one connection after another's answer."""
+        lease = Lease(self, origin)
+        try:
+            yield lease
+        finally:
+            await lease.settle()
 
 
 class Lease:
@@ -469,62 +440,93 @@ class Lease:
         self._connection: Connection | None = None
         self._response: Response | None = None
 
-    async def __aenter__(self) -> Lease:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if (connection := await self._settle()) is not None:
-            self._pool.give_back(connection)
-
-    async def _settle(self) -> Connection | None:
-        """Let go of the connection: give it when it may serve again, else it is closed."""
+    async def settle(self) -> None:
+        """Let go of the connection: back to the pool when it may serve again, else it is closed."""
         connection, response = self._connection, self._response
         self._connection = self._response = None
         good = False
         try:
             good = response is not None and await response.finish()
         finally:
-            if connection is not None and not good:
+            if connection is not None and good:
+                self._pool.give_back(connection)
+            elif connection is not None:
                 connection.close()
-        return connection if good else None
 
-    async def _ready(self) -> Connection | None:
-        """Return a connection that has served before and lives."""
-        connection = await self._settle()
-        if connection is not None and not connection.is_alive():
-            connection.close()
-            connection = None
-        return connection or self._pool.take(self.origin)
+    async def exchange(
+        self, request: Request, seconds: float | None = None, pieces: Pieces | None = None
+    ) -> Response:
+        """Do one exchange, with a streamed body where `pieces` are given.
 
-    async def exchange(self, request: Request, seconds: float | None = None) -> Response:
-        """Do one exchange with a body in memory; `seconds` bound the wait for the answer's head."""
-        return await self._run(request, None, self._pool.timeouts.head if seconds is None else seconds)
-
-    async def upload(self, request: Request, pieces: Pieces, seconds: float) -> Response:
-        """Stream a body; `seconds` bound the wait for the answer after its last piece."""
-        return await self._run(request, pieces, seconds)
-
-    async def _run(self, request: Request, pieces: Pieces | None, seconds: float) -> Response:
+        `seconds` bound the wait for the answer's head, after the last byte of the body.
+        """
+        seconds = self._pool.timeouts.head if seconds is None else seconds
         lost: Disconnected | None = None
-        first = memoryview(request.body) if pieces is None else await pieces.next()
-        if (connection := await self._ready()) is not None:
-            self._connection = connection
+        while True:
+            first = memoryview(request.body) if pieces is None else await pieces.next()
+            # The pool gives what it took last: the PUT gets the connection that answered its POST.
+            await self.settle()
+            used = self._pool.take(self.origin) if lost is None else None
+            self._connection = connection = used or await self._pool.connect(self.origin)
             try:
                 self._response = await connection.exchange(request, first, pieces, seconds)
-                return self._response
             except Disconnected as error:
                 # An error of the body's own source has a side.
-                again = not connection.heard and error.side is None and (pieces is None or pieces.rewind())
-                if not again:
+                if used is None or connection.heard or error.side is not None:
+                    raise
+                if pieces is not None and not pieces.rewind():
                     raise
                 lost = error
-            await self._settle()
-            first = memoryview(request.body) if pieces is None else await pieces.next()
-        self._connection = await self._pool.connect(self.origin)
-        self._response = await self._connection.exchange(request, first, pieces, seconds)
-        if lost is not None and pieces is not None and self._response.status == 404:
-            # The first body may have arrived and closed its upload session: only asking tells.
-            raise lost
-        return self._response
+            else:
+                if lost is not None and pieces is not None and self._response.status == 404:
+                    # The first body may have arrived and closed its upload session: only asking tells.
+                    raise lost
+                return self._response
+
+
+async def _tunnel(stream: Stream, origin: Origin, proxy: Proxy, timeouts: Timeouts) -> None:
+    """Ask the proxy for a tunnel (RFC 9110 section 9.3.6); credentials go nowhere else (R7)."""
+    target = f"{origin._replace(scheme='http', port=80).authority}:{origin.port}"
+    headers: tuple[tuple[str, str], ...] = ()
+    if proxy.username is not None:
+        from base64 import b64encode
+
+        login = b64encode(f"{proxy.username}:{proxy.password or ''}".encode()).decode("ascii")
+        headers = (("Proxy-Authorization", f"Basic {login}"),)
+    connection = Connection(Origin(proxy.scheme, proxy.host, proxy.port), stream, timeouts)
+    request = Request("CONNECT", target, headers)
+    try:
+        response = await connection.exchange(request, memoryview(b""), None, timeouts.head)
+    except WireError as error:
+        raise errors.ConnectFailed(f"the proxy {proxy} did not open a tunnel: {error.message}") from error
+    status = response.status
+    if not 200 <= status < 300:
+        hint = "put user and password into the proxy's URL, percent-encoded" if status == 407 else None
+        message = f"the proxy {proxy} refused a tunnel to {target} ({status})"
+        refused = errors.ConnectFailed(message, hint=hint)
+        refused.retryable = status >= 500
+        raise refused
+    if connection.trailing[0]:
+        raise ProtocolBroken(f"the proxy {proxy} sent bytes before the tunnel was used")
+
+
+async def open_stream(
+    origin: Origin, *, context: Any, timeouts: Timeouts, proxy: Proxy | None = None, proxy_context: Any = None
+) -> Stream:
+    """Connect to `origin`, through `proxy` when one is given; `context` is used for https only.
+
+    Raises ConnectFailed (name, address, proxy, certificate) and never leaves a socket behind.
+    """
+    first = origin if proxy is None else Origin(proxy.scheme, proxy.host, proxy.port)
+    stream: Stream = await connect(first.host, first.port, timeouts)
+    try:
+        if proxy is not None:
+            if proxy.scheme == "https":
+                stream = await start_tls(stream, proxy_context, proxy.host, timeouts)
+            await _tunnel(stream, origin, proxy, timeouts)
+        if origin.scheme == "https":
+            stream = await start_tls(stream, context, origin.host, timeouts)
+    except BaseException:
+        stream.close()
+        raise
+    return stream

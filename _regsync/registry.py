@@ -288,7 +288,7 @@ class Upload:
             request = Request(call.method, call.path, request_headers(call, used))
             host.requests[call.action] += 1
             async with self._transport.kept(None if foreign else self._lease, self._origin) as lease:
-                response = await lease.upload(request, pieces, seconds)
+                response = await lease.exchange(request, seconds, pieces)
                 if response.status == 401 and not foreign:
                     body = await response.read(ERROR_BODY)
                     await self._transport.relearn(host, call, used, Answer(401, response.headers, body))

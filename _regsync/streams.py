@@ -1,12 +1,11 @@
-"""Byte streams to a peer: own non-blocking sockets, plain or TLS, direct or through a proxy.
+"""Byte streams to a peer: own non-blocking sockets, plain or TLS, TLS inside TLS.
 
-Owns: name resolution, the race between addresses, handshakes, CONNECT tunnels, and what a read or a
-write on a non-blocking socket may answer. May not know: HTTP exchanges, registries, credentials other
-than a proxy's. Invariants: a stream is closed only after everyone who waits on its socket was told
-(`anyio.notify_closing`), never half-closed, and nobody waits for a close_notify; after WANT_WRITE the
-caller offers exactly the same memory again. Follows design.md section 9 "Body path"; throughput.md
-sections 2, 3 and traps 1, 4, 7 and 8 say why sockets are ours and why TLS never goes through a
-MemoryBIO except inside a TLS proxy.
+Owns: name resolution, the race between addresses, handshakes, and what a read or a write on a non-blocking
+socket may answer. May not know: HTTP, registries, credentials. Invariants: a stream is closed only after
+everyone who waits on its socket was told (`anyio.notify_closing`), never half-closed, and nobody waits for
+a close_notify; after WANT_WRITE the caller offers exactly the same memory again. Follows design.md section 9
+"Body path"; throughput.md sections 2, 3 and traps 1, 4, 7 and 8 say why sockets are ours and why TLS never
+goes through a MemoryBIO except inside a TLS proxy.
 """
 
 from __future__ import annotations
@@ -20,21 +19,17 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
 import anyio
-import anyio.lowlevel
-import h11
 
 from _regsync import tls
-from _regsync.errors import ConnectFailed, Disconnected, ProtocolBroken, clean
-from _regsync.proxy import Proxy
+from _regsync.errors import ConnectFailed, Disconnected, clean
 
-__all__ = ["WANT_READ", "WANT_WRITE", "Origin", "Stream", "Timeouts", "open_stream"]
+__all__ = ["WANT_READ", "WANT_WRITE", "Origin", "Stream", "Timeouts", "connect", "start_tls"]
 
 # What `recv_into` and `send` answer instead of a count when nothing can move now.
 WANT_READ, WANT_WRITE = -1, -2
 
 # RFC 8305 section 5 recommends 250 ms between attempts.
 _ATTEMPT_DELAY = 0.25
-_LONGEST_HEAD = 64 * 1024
 # How much of a piece is encrypted before a TLS proxy has taken what was encrypted before.
 _TLS_PORTION = 64 * 1024
 _LOOK_AGAIN = 0.01
@@ -106,6 +101,13 @@ class SocketStream:
     def __init__(self, connected: socket.socket) -> None:
         connected.setblocking(False)
         self._socket: Any = connected  # no type but Any can shake hands and be a plain socket
+
+    @property
+    def is_tls(self) -> bool:
+        return isinstance(self._socket, ssl.SSLSocket)
+
+    def wrap(self, context: Any, host: str) -> None:
+        self._socket = context.wrap_socket(self._socket, server_hostname=host, do_handshake_on_connect=False)
 
     def handshake(self) -> int:
         """Go on with the handshake: 0 when done, else what to wait for; OSError when it failed."""
@@ -242,14 +244,13 @@ def _interleave(found: list[Any]) -> list[tuple[int, Any]]:
 
 async def _resolve(host: str, port: int) -> list[tuple[int, Any]]:
     try:
-        found = list(await anyio.getaddrinfo(host, port, type=socket.SOCK_STREAM))
+        return _interleave(list(await anyio.getaddrinfo(host, port, type=socket.SOCK_STREAM)))
     except (OSError, ValueError) as error:
         reason = clean(getattr(error, "strerror", None) or str(error), 100)
         raise ConnectFailed(
             f"the name {clean(host, 100)} could not be resolved: {reason}",
             hint="check the host name in the configuration and the name servers of this machine",
         ) from error
-    return _interleave(found)
 
 
 async def _connect_one(family: int, address: Any) -> socket.socket:
@@ -299,11 +300,11 @@ async def _race(addresses: list[tuple[int, Any]]) -> socket.socket:
             _close(loser)
 
 
-async def _connect(host: str, port: int, timeouts: Timeouts) -> socket.socket:
+async def connect(host: str, port: int, timeouts: Timeouts) -> SocketStream:
     where = Origin("", host, port).authority
     try:
         with anyio.fail_after(timeouts.connect):
-            return await _race(await _resolve(host, port))
+            return SocketStream(await _race(await _resolve(host, port)))
     except TimeoutError as error:
         raise ConnectFailed(f"no connection to {where} within {timeouts.connect:g} s") from error
     except OSError as error:
@@ -311,26 +312,16 @@ async def _connect(host: str, port: int, timeouts: Timeouts) -> socket.socket:
         raise ConnectFailed(f"no connection to {where}: {cause}") from error
 
 
-async def _start_tls(below: socket.socket | Stream, context: Any, host: str, timeouts: Timeouts) -> Stream:
-    """Shake hands over a socket, or inside another stream; what is below is closed when that fails."""
-    secured: SocketStream | TlsInsideStream
+async def start_tls(below: Stream, context: Any, host: str, timeouts: Timeouts) -> Stream:
+    """Shake hands over a plain socket, or inside another stream; the caller closes `below` when it fails."""
     try:
-        if isinstance(below, socket.socket):
-            wrapped = context.wrap_socket(below, server_hostname=host, do_handshake_on_connect=False)
-            secured = SocketStream(wrapped)
+        if isinstance(below, SocketStream) and not below.is_tls:
+            below.wrap(context, host)
+            secured: SocketStream | TlsInsideStream = below
         else:
             secured = TlsInsideStream(below, context, host)
     except (OSError, ValueError) as error:
         raise ConnectFailed(f"TLS with {host} cannot begin: {clean(str(error), 200)}") from error
-    try:
-        await _shake_hands(secured, host, timeouts)
-    except BaseException:
-        secured.close()
-        raise
-    return secured
-
-
-async def _shake_hands(secured: SocketStream | TlsInsideStream, host: str, timeouts: Timeouts) -> None:
     try:
         with anyio.fail_after(timeouts.tls):
             while (want := secured.handshake()) < 0:
@@ -345,72 +336,4 @@ async def _shake_hands(secured: SocketStream | TlsInsideStream, host: str, timeo
         raise refused from error
     except Disconnected as error:
         raise ConnectFailed(f"{host} ended the TLS handshake: {error.message}") from error
-
-
-async def _tunnel(stream: Stream, origin: Origin, proxy: Proxy, timeouts: Timeouts) -> None:
-    """Ask the proxy for a tunnel (RFC 9110 section 9.3.6); credentials go nowhere else (R7)."""
-    target = f"{Origin('', origin.host, 80).authority}:{origin.port}"
-    headers = [("Host", target)]
-    if proxy.username is not None:
-        from base64 import b64encode
-
-        login = b64encode(f"{proxy.username}:{proxy.password or ''}".encode()).decode("ascii")
-        headers.append(("Proxy-Authorization", f"Basic {login}"))
-    exchange = h11.Connection(h11.CLIENT, max_incomplete_event_size=_LONGEST_HEAD)
-    unsent = memoryview(exchange.send(h11.Request(method="CONNECT", target=target, headers=headers)))
-    scratch = memoryview(bytearray(4096))
-    try:
-        with anyio.fail_after(timeouts.head):
-            while unsent:
-                if (sent := stream.send(unsent)) < 0:
-                    await stream.wait(sent)
-                else:
-                    unsent = unsent[sent:]
-            while not isinstance(event := exchange.next_event(), h11.Response):
-                await anyio.lowlevel.checkpoint()
-                if event is h11.NEED_DATA:
-                    while (got := stream.recv_into(scratch)) < 0:
-                        await stream.wait(got)
-                    exchange.receive_data(bytes(scratch[:got]))
-    except TimeoutError as error:
-        raise ConnectFailed(f"the proxy {proxy} did not answer within {timeouts.head:g} s") from error
-    except (h11.ProtocolError, Disconnected) as error:
-        raise ConnectFailed(f"the proxy {proxy} did not open a tunnel: {clean(str(error), 100)}") from error
-    status = event.status_code
-    if not 200 <= status < 300:
-        hint = "put user and password into the proxy's URL, percent-encoded" if status == 407 else None
-        refused = ConnectFailed(f"the proxy {proxy} refused a tunnel to {target} ({status})", hint=hint)
-        refused.retryable = status >= 500
-        raise refused
-    if exchange.trailing_data[0]:
-        raise ProtocolBroken(f"the proxy {proxy} sent bytes before the tunnel was used")
-
-
-async def open_stream(
-    origin: Origin,
-    *,
-    context: Any,
-    timeouts: Timeouts,
-    proxy: Proxy | None = None,
-    proxy_context: Any = None,
-) -> Stream:
-    """Connect to `origin`, through `proxy` when one is given; `context` is used for https only.
-
-    Raises ConnectFailed (name, address, proxy, certificate) and never leaves a socket behind.
-    """
-    first = origin if proxy is None else Origin(proxy.scheme, proxy.host, proxy.port)
-    connected = await _connect(first.host, first.port, timeouts)
-    stream: Stream = SocketStream(connected)
-    try:
-        if proxy is not None:
-            if proxy.scheme == "https":
-                stream = await _start_tls(connected, proxy_context, proxy.host, timeouts)
-            await _tunnel(stream, origin, proxy, timeouts)
-        if origin.scheme == "https":
-            inside = proxy is not None and proxy.scheme == "https"
-            stream = await _start_tls(stream if inside else connected, context, origin.host, timeouts)
-    except BaseException:
-        # Detached, and closed by its successor, where TLS took it over.
-        stream.close()
-        raise
-    return stream
+    return secured

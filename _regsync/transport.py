@@ -33,12 +33,12 @@ from _regsync.errors import (
     WireError,
     clean,
 )
-from _regsync.http1 import Headers, Lease, Pool, Request, Response
+from _regsync.http1 import Headers, Lease, Pool, Request, Response, open_stream
 from _regsync.pacing import Patience, Want
 from _regsync.providers import api_host
 from _regsync.proxy import proxy_for
 from _regsync.report import duration_text
-from _regsync.streams import Origin, Stream, Timeouts, open_stream
+from _regsync.streams import Origin, Stream, Timeouts
 
 __all__ = [
     "ERROR_BODY",

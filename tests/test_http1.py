@@ -142,7 +142,7 @@ async def test_put_goes_on_the_connection_that_answered_its_post() -> None:
     async with pool.lease(ORIGIN) as lease:
         await lease.exchange(POST)
         pool.give_back(other)  # used more recently, and yet not taken
-        assert (await lease.upload(PUT, Blob(b"a", b"b"), 300)).status == 201
+        assert (await lease.exchange(PUT, 300, Blob(b"a", b"b"))).status == 201
     assert [seen.method for seen in wire.requests] == ["POST", "PUT"]
     assert pool.opened == 1
 
@@ -157,7 +157,7 @@ async def test_head_of_a_put_waits_for_the_first_piece() -> None:
     wire = Wire(answers=((ACCEPTED,), (CREATED,)))
     async with pool_of(wire).lease(ORIGIN) as lease:
         await lease.exchange(POST)
-        await lease.upload(PUT, Late(b"a", b"b"), 300)
+        await lease.exchange(PUT, 300, Late(b"a", b"b"))
     assert wire.requests[1].whole
 
 
@@ -171,7 +171,7 @@ async def test_source_that_refuses_before_the_first_piece_costs_no_connection() 
     async with pool.lease(ORIGIN) as lease:
         await lease.exchange(POST)
         with pytest.raises(ContentError):
-            await lease.upload(PUT, Refusing(b"a"), 300)
+            await lease.exchange(PUT, 300, Refusing(b"a"))
     assert len(wire.requests) == 1
     assert pool.take(ORIGIN) is not None
 
@@ -211,7 +211,7 @@ async def test_dead_connection_is_replaced_and_the_first_piece_sent_again(death:
     async with pool.lease(ORIGIN) as lease:
         await lease.exchange(POST)
         # The rest comes late enough for the connection's death to be noticed before.
-        response = await lease.upload(PUT, Blob(b"first", b"second", pause=10), 300)
+        response = await lease.exchange(PUT, 300, Blob(b"first", b"second", pause=10))
         assert (response.status, response.early) == (201, False)
     assert [(seen.method, bytes(seen.body)) for seen in new.requests] == [("PUT", b"firstsecond")]
     assert old.closed
@@ -226,7 +226,7 @@ async def test_connection_that_dies_while_the_source_begins_is_not_written_to() 
     old, new = Wire(answers=((ACCEPTED,),)), Wire(answers=((CREATED,),))
     async with pool_of(old, new).lease(ORIGIN) as lease:
         await lease.exchange(POST)
-        assert (await lease.upload(PUT, Late(b"a", b"b"), 300)).status == 201
+        assert (await lease.exchange(PUT, 300, Late(b"a", b"b"))).status == 201
     assert [seen.method for seen in old.requests] == ["POST"]
     assert old.closed
 
@@ -245,14 +245,14 @@ async def test_dead_connection_is_not_replaced_once_a_second_piece_was_read() ->
         old.sends.extend((1000, End.RESET))
         old.after(old.taken + 1000, End.RESET)
         with pytest.raises(Disconnected):
-            await lease.upload(PUT, Blob(b"first", b"second"), 300)
+            await lease.exchange(PUT, 300, Blob(b"first", b"second"))
     assert old.closed
 
 
 async def test_new_connection_that_dies_is_not_replaced() -> None:
     async with pool_of(Wire(End.EOF)).lease(ORIGIN) as lease:
         with pytest.raises(Disconnected):
-            await lease.upload(PUT, Blob(b"first", b"second"), 300)
+            await lease.exchange(PUT, 300, Blob(b"first", b"second"))
 
 
 async def test_replacement_that_dies_too_is_not_replaced() -> None:
@@ -282,7 +282,7 @@ async def test_sources_own_break_is_not_taken_for_a_dead_connection() -> None:
     async with pool_of(wire).lease(ORIGIN) as lease:
         await lease.exchange(POST)
         with pytest.raises(SyncError, match="source"):
-            await lease.upload(PUT, Breaking(b"a", b"b"), 300)
+            await lease.exchange(PUT, 300, Breaking(b"a", b"b"))
     assert wire.closed
 
 
@@ -292,7 +292,7 @@ async def test_session_unknown_after_a_repetition_means_that_the_answer_was_lost
     async with pool_of(dying("eof-after-write"), Wire(answers=((gone,),))).lease(ORIGIN) as lease:
         await lease.exchange(POST)
         with pytest.raises(Disconnected):
-            await lease.upload(PUT, Blob(b"all"), 300)
+            await lease.exchange(PUT, 300, Blob(b"all"))
 
 
 # The answer that comes before the end of a body.
@@ -309,7 +309,7 @@ async def test_final_answer_in_the_middle_stops_the_sending(
     blob = Blob(b"x" * 100, *[b"abcdefgh"] * 9, pause=0 if slow_target else 100)
     pool = pool_of(wire)
     async with pool.lease(ORIGIN) as lease:
-        response = await lease.upload(PUT, blob, 300)
+        response = await lease.exchange(PUT, 300, blob)
         assert (response.status, response.early) == (status, True)
         assert elapsed() == pytest.approx(5)
         assert await response.read(100) == b"words"
@@ -338,7 +338,7 @@ async def test_interim_answers_say_nothing() -> None:
     wire = Wire(*INTERIM, answers=((*INTERIM, CREATED),))
     pool = pool_of(wire)
     async with pool.lease(ORIGIN) as lease:
-        response = await lease.upload(PUT, Blob(b"a", b"b", b"c", pause=1), 300)
+        response = await lease.exchange(PUT, 300, Blob(b"a", b"b", b"c", pause=1))
         assert (response.status, response.early) == (201, False)
     assert wire.requests[0].body == b"abc"
     assert pool.take(ORIGIN) is not None
@@ -397,7 +397,7 @@ async def test_source_that_refuses_the_last_piece_leaves_the_upload_open() -> No
     wire = Wire()
     async with pool_of(wire).lease(ORIGIN) as lease:
         with pytest.raises(ContentError, match="digest"):
-            await lease.upload(PUT, Refusing(b"a", b"b", b"c"), 300)
+            await lease.exchange(PUT, 300, Refusing(b"a", b"b", b"c"))
     assert (wire.requests[0].body, wire.requests[0].whole) == (b"ab", False)
     assert wire.closed
 
@@ -443,7 +443,7 @@ async def test_cancelled_send_closes_the_connection(sends: tuple[Item, ...]) -> 
     pool = pool_of(wire)
     with anyio.move_on_after(1) as scope:
         async with pool.lease(ORIGIN) as lease:
-            await lease.upload(PUT, Blob(b"a", b"abcdef"), 300)
+            await lease.exchange(PUT, 300, Blob(b"a", b"abcdef"))
     assert scope.cancelled_caught
     assert wire.closed
     assert pool.take(ORIGIN) is None
@@ -886,7 +886,6 @@ async def test_closing_the_pool_closes_what_is_idle() -> None:
     pool, wires = pool_of(), [Wire(), Wire()]
     for wire in wires:
         pool.give_back(connection(wire))
-    assert "2 idle" in repr(pool)
     pool.close()
     assert [wire.closed for wire in wires] == [1, 1]
     assert pool.take(ORIGIN) is None

@@ -52,7 +52,7 @@ async def push(pool: Pool, tick: Callable[[], None]) -> None:
     blob.tick = tick
     async with pool.lease(ORIGIN) as lease:
         await lease.exchange(POST)
-        response = await lease.upload(PUT, blob, 300)
+        response = await lease.exchange(PUT, 300, blob)
         await response.read(100)
 
 
