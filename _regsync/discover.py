@@ -8,14 +8,14 @@ concurrent askers share one question. Follows specification section 1.1 "Tag ski
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Generic, NamedTuple, TypeVar
 
 import anyio
 
 from _regsync import oci, plan, tags
 from _regsync.config import MappingRule, Registry
-from _regsync.errors import RegistryError, Side, SyncError
+from _regsync.errors import ContentError, RegistryError, Side, SyncError, clean
 from _regsync.oci import Manifest
 from _regsync.registry import Repository
 from _regsync.state import Knowledge
@@ -25,9 +25,12 @@ from _regsync.transport import Transport
 __all__ = ["Discovery", "Sighting", "Verdict"]
 
 T = TypeVar("T")
-# design.md section 6 rule 13: about 32 MiB, at 8 KB for a manifest and what it was parsed into.
-_MOST_MANIFESTS = 4096
+# design.md section 6 rule 13: 32 MiB, at 8 KB and more for a manifest and what it was parsed into.
+_MANIFEST_BUDGET, _LIGHTEST_MANIFEST = 32 * 1024 * 1024, 8192
 _NOT_SAYING = (401, 403)
+# Of one image, all levels together; entries name further indexes of 4 MiB each.
+_MOST_BELOW = 10_000
+_LARGEST_TREE = 32 * 1024 * 1024
 
 
 class _Once(Generic[T]):
@@ -97,6 +100,9 @@ class Discovery:
         self._listings: dict[tuple[str, str], _Once[list[str] | None]] = {}
         self._held: dict[tuple[str, str], _Once[frozenset[str] | None]] = {}
         self._manifests: dict[tuple[str, str, str], _Once[Manifest]] = {}
+        # Weights of those that are answered, the one that nobody has asked for longest first.
+        self._recent: dict[tuple[str, str, str], int] = {}
+        self._kept_bytes = 0
         self._said: set[str] = set()
 
     def repository(self, registry: Registry, name: str, side: Side) -> Repository:
@@ -233,15 +239,19 @@ class Discovery:
         async def known() -> Manifest:
             return manifest
 
-        return await self._kept(source, manifest.digest).get(known)
+        return await self._keep((*source.key, manifest.digest), known)
 
-    def _kept(self, source: Repository, digest: str) -> _Once[Manifest]:
-        """Return what is kept of a manifest; the least recently used one goes."""
-        key = (*source.key, digest)
-        self._manifests[key] = once = self._manifests.pop(key, None) or _Once()
-        if len(self._manifests) > _MOST_MANIFESTS:
-            del self._manifests[next(iter(self._manifests))]
-        return once
+    async def _keep(self, key: tuple[str, str, str], ask: Callable[[], Awaitable[Manifest]]) -> Manifest:
+        """Return a manifest that is asked for once, as long as the budget holds it (rule 13)."""
+        manifest = await self._manifests.setdefault(key, _Once()).get(ask)
+        weight = max(manifest.size, _LIGHTEST_MANIFEST)
+        self._kept_bytes += weight - self._recent.pop(key, 0)
+        self._recent[key] = weight
+        while self._kept_bytes > _MANIFEST_BUDGET:
+            oldest = next(iter(self._recent))
+            self._kept_bytes -= self._recent.pop(oldest)
+            self._manifests.pop(oldest, None)
+        return manifest
 
     async def _child(self, source: Repository, entry: oci.Descriptor) -> Manifest:
         """Fetch a child once per digest and run (rule 8), and hold it against its descriptor."""
@@ -249,24 +259,31 @@ class Discovery:
         async def ask() -> Manifest:
             return await source.get_manifest(entry.digest, expected=entry)
 
-        return await self._kept(source, entry.digest).get(ask)
+        return await self._keep((*source.key, entry.digest), ask)
 
-    async def _children(self, source: Repository, entries: tuple[oci.Descriptor, ...]) -> dict[str, Manifest]:
-        fetched: dict[str, Manifest] = {}
+    async def _children(
+        self, source: Repository, top: Manifest, entries: Iterable[oci.Descriptor], below: dict[str, Manifest]
+    ) -> tuple[Manifest, ...]:
+        """Fetch entries of an index into `below`, which holds what is there of the image already."""
+        wanted = {entry.digest: entry for entry in entries if entry.digest not in below}
+        size = sum(each.size for each in wanted.values()) + sum(each.size for each in below.values())
+        if len(below) + len(wanted) > _MOST_BELOW or size > _LARGEST_TREE:
+            large = f"the index comes to more than {_MOST_BELOW} manifests or {_LARGEST_TREE} bytes of them"
+            raise ContentError(large).located(Side.SOURCE, "read", source.reference(top.digest))
         errors: list[SyncError] = []
 
         async def fetch(entry: oci.Descriptor) -> None:
             try:
-                fetched[entry.digest] = await self._child(source, entry)
+                below[entry.digest] = await self._child(source, entry)
             except SyncError as error:
                 errors.append(error)
 
         async with anyio.create_task_group() as group:
-            for entry in {entry.digest: entry for entry in entries}.values():
+            for entry in wanted.values():
                 group.start_soon(fetch, entry)
         if errors:
             raise errors[0]
-        return fetched
+        return tuple(below[digest] for digest in wanted)
 
     async def _root(
         self, mapping: MappingRule, source: Repository, top: Manifest
@@ -289,12 +306,7 @@ class Discovery:
         level = (root, *fetched.values())
         for _ in range(oci.MAX_INDEX_DEPTH + 1):
             entries = {entry.digest: entry for each in level for entry in each.children}
-            missing = tuple(entry for digest, entry in entries.items() if digest not in fetched)
-            if not missing:
-                break
-            found = await self._children(source, missing)
-            fetched.update(found)
-            level = tuple(found.values())
+            level = await self._children(source, top, entries.values(), fetched)
         with source.located("read", source.reference(top.digest)):
             return plan.grow(root, fetched, top.digest)
 
@@ -302,9 +314,8 @@ class Discovery:
         nested: dict[str, Manifest] = {}
         pending = oci.nested_indexes(index)
         for _ in range(oci.MAX_INDEX_DEPTH):
-            found = await self._children(source, pending)
-            nested.update(found)
-            pending = tuple(entry for each in found.values() for entry in oci.nested_indexes(each))
+            found = await self._children(source, index, pending, nested)
+            pending = tuple(entry for each in found for entry in oci.nested_indexes(each))
         return nested
 
     def _say(self, level: str, event: str, message: str) -> None:
@@ -318,7 +329,7 @@ class Discovery:
         if not trimmed.matched:
             raise RegistryError(
                 f"no platform matches the filter {', '.join(map(str, wanted))}; "
-                f"the source has {', '.join(trimmed.available) or 'none'}",
+                f"the source has {clean(', '.join(trimmed.available)) or 'none'}",
                 status=404,
             )
         lacking = [str(each) for each in wanted if each not in trimmed.matched]

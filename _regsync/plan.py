@@ -21,6 +21,8 @@ __all__ = ["Assignment", "Tree", "Wanted", "assign", "elect", "grow", "order_blo
 
 # protocol-facts.md section 1.5: real indexes are one or two deep; a cycle cannot be built from digests.
 DEEPEST = 4
+# Of one image; real ones name hundreds, and a hostile index hundreds of thousands.
+_MOST_BLOBS = 10_000
 _Place = tuple[str, int, str]
 
 
@@ -30,6 +32,11 @@ class Tree(NamedTuple):
     root: Manifest
     children: tuple[Manifest, ...]
     source_digest: str
+
+    @property
+    def size(self) -> int:
+        """The bytes of its manifests."""
+        return sum(each.size for each in (self.root, *self.children))
 
     def needs(
         self, is_committed: Callable[[str], bool]
@@ -56,6 +63,8 @@ class Tree(NamedTuple):
                     raise ContentError(f"the index names {entry.digest}, which is not at hand")
                 lacking[entry.digest] = by_digest[entry.digest]
                 pending.append(by_digest[entry.digest])
+        if len(blobs) > _MOST_BLOBS:
+            raise ContentError(f"the image names more than {_MOST_BLOBS} blobs")
         return tuple(blobs.values()), tuple(child for child in self.children if child.digest in lacking)
 
 

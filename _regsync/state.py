@@ -13,6 +13,7 @@ import enum
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import NamedTuple
 
 from _regsync.oci import Descriptor
@@ -134,6 +135,11 @@ class Work:
     failed: bool = False
     owned: dict[PlaceKey, Place] = field(default_factory=dict)
 
+    @cached_property
+    def named(self) -> dict[str, Descriptor]:
+        """The blobs by digest."""
+        return {blob.digest: blob for blob in self.blobs}
+
     @property
     def own_children(self) -> frozenset[str]:
         """The children that this image itself has to put."""
@@ -157,7 +163,7 @@ class Place:
     @property
     def blob(self) -> Descriptor:
         """The blob as its present owner describes it: another image's size is no reason to fail this one."""
-        return next(blob for blob in self.owner.blobs if blob.digest == self.key[1])
+        return self.owner.named[self.key[1]]
 
 
 @dataclass(eq=False, repr=False)

@@ -40,8 +40,8 @@ __all__ = ["DRAIN_SECONDS", "Progress", "Run"]
 DRAIN_SECONDS = 25.0
 # Enough to hide a round trip of 100 ms at 160 tags a second; a fixed number, whatever the tags.
 _LOOK_UPS_PER_SOURCE = 16
-# Discovery rests while so many images wait: their manifests are in memory.
-_MOST_PENDING = 512
+# Discovery rests while so many images wait, or so many bytes of their manifests, which are in memory.
+_MOST_PENDING, _HEAVIEST_PENDING = 512, 64 * 1024 * 1024
 # An election looks at so many: it is made anew for each promotion.
 _ELECTED_AMONG = 64
 
@@ -96,6 +96,7 @@ class Run:
         self._workers: Counter[str] = Counter()
         self._references: Counter[str] = Counter()
         self._pending: deque[_Image] = deque()
+        self._pending_bytes = 0
         self._room = anyio.Event()
         self._images: dict[Work, _Image] = {}
         self._ready: list[tuple[int, int, _Image]] = []
@@ -186,10 +187,13 @@ class Run:
             assert self._tasks is not None
             self._tasks.start_soon(self._work_off, source)
 
+    def _is_full(self) -> bool:
+        return len(self._pending) >= _MOST_PENDING or self._pending_bytes > _HEAVIEST_PENDING
+
     async def _work_off(self, source: str) -> None:
         queue = self._questions[source]
         while queue and not self._draining:
-            if len(self._pending) >= _MOST_PENDING:
+            if self._is_full():
                 self._room = anyio.Event() if self._room.is_set() else self._room
                 await self._room.wait()
                 continue
@@ -339,6 +343,7 @@ class Run:
                     digests=frozenset(digests),
                 )
                 self._pending.append(image)
+                self._pending_bytes += image.tree.size
         self._advance()
 
     def _end(self, source: str, target: str, status: str, **details: Any) -> None:
@@ -360,7 +365,7 @@ class Run:
                 self._start(image)
             elif self._pending and not self._draining:
                 self._promote(self._next())
-                if len(self._pending) < _MOST_PENDING:
+                if not self._is_full():
                     self._room.set()
             else:
                 return
@@ -374,6 +379,7 @@ class Run:
             chosen = plan.elect(candidates, self._claims.is_covered)
         image = self._pending[chosen]
         del self._pending[chosen]
+        self._pending_bytes -= image.tree.size
         return image
 
     def _promote(self, image: _Image) -> None:

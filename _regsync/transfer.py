@@ -274,4 +274,5 @@ class Mover:
                     group.start_soon(put, child)
             if failures:
                 raise failures[0]
-            waiting = [child for child in waiting if child not in level]
+            done = {child.digest for child in level}
+            waiting = [child for child in waiting if child.digest not in done]

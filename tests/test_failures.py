@@ -167,10 +167,10 @@ def test_a_run_keeps_a_bounded_number_of_manifests(
 
     async def watched(self: discover.Discovery, *arguments: Any) -> discover.Sighting:
         sighting = await look_up(self, *arguments)
-        kept.append(len(self._manifests))
+        kept.append(len(self._recent))
         return sighting
 
-    monkeypatch.setattr(discover, "_MOST_MANIFESTS", 3)
+    monkeypatch.setattr(discover, "_MANIFEST_BUDGET", 3 * 8192)
     monkeypatch.setattr(discover.Discovery, "look_up", watched)
     names = [f"v{n}" for n in range(6)]
     indexes = [Seed(20 + n).index().load_into(source.app, "app", tag=name) for n, name in enumerate(names)]
