@@ -92,7 +92,11 @@ def is_private(host: str) -> bool:
         # `127.1`, `2130706433` and `0x7f.1` are addresses to the resolver, whatever they name.
         named = r"(?:.*\.)?(?:[0-9]+|0x[0-9a-f]*|localhost)|metadata\.google\.internal"
         return re.fullmatch(named, host) is not None
-    address = getattr(address, "ipv4_mapped", None) or address
+    if isinstance(address, ipaddress.IPv6Address):
+        # The IPv4 address inside: mapped, 6to4, or behind a NAT64 gateway (RFC 6052 section 2.1).
+        nat64 = address in ipaddress.IPv6Network("64:ff9b::/96")
+        inside = ipaddress.IPv4Address(int(address) & 0xFFFFFFFF) if nat64 else None
+        address = address.ipv4_mapped or address.sixtofour or inside or address
     return not address.is_global or address.is_multicast
 
 
@@ -219,6 +223,12 @@ class Authenticator:
         usable = challenge is not None and (challenge.scheme == "bearer" or self._scheme == "https")
         self._challenge = self._challenge or (challenge if usable else None)
         self._one_scope = self._one_scope or one_scope
+
+    def redact(self, text: str) -> str:
+        """Take the secrets out of a text that a server sent."""
+        for token in self._tokens.values():
+            text = text.replace(token.value, "***")
+        return self._credential.redact(text)
 
     def declare(self, repository: str, actions: str) -> None:
         """Say that this run uses a repository; tokens will cover it as far as rule 2 allows."""

@@ -36,6 +36,8 @@ _WORTH_WAITING = 1.0
 # How long a peer's refusal may still be in flight after our write failed.
 _LAST_WORDS = 2.0
 _IDLE_PER_ORIGIN = 64
+# A registry may send us to another host for each blob.
+_IDLE_IN_ALL = 256
 
 
 class Headers:
@@ -404,6 +406,8 @@ class Pool:
         if len(idle) > _IDLE_PER_ORIGIN:
             idle.pop(0).close()
         self._expire()
+        if sum(map(len, self._idle.values())) > _IDLE_IN_ALL:
+            min(self._idle.values(), key=lambda idle: idle[0].idle_since).pop(0).close()
 
     def _expire(self) -> None:
         """Close what has been idle too long, at every origin: nobody may ever ask for it again."""
@@ -411,6 +415,7 @@ class Pool:
         for idle in self._idle.values():
             while idle and idle[0].idle_since <= oldest:
                 idle.pop(0).close()
+        self._idle = {origin: idle for origin, idle in self._idle.items() if idle}
 
     def close(self) -> None:
         """Close every idle connection."""

@@ -46,9 +46,12 @@ __all__ = ["Head", "Repository", "Upload"]
 _MANIFEST_LIMIT = 4 * 1024 * 1024
 _TAGS_LIMIT = 8 * 1024 * 1024
 _MOST_PAGES = 10_000
+# A listing is in memory; the largest known repositories have some 100,000 tags.
+_MOST_TAGS = 1_000_000
 _PULL_PUSH = "pull,push"
 # RFC 8288: <target>; parameters, where a quoted text may hold what separates.
-_LINK = re.compile(r'<([^>]*)>((?:[^,"]|"[^"]*")*)')
+# `<` cannot stand in a target: 64 KiB of them must not cost their square.
+_LINK = re.compile(r'<([^<>]*)>((?:[^,"]|"[^"]*")*)')
 _NEXT = re.compile(r';\s*rel\s*=\s*"?\s*next\b', re.IGNORECASE)
 
 
@@ -114,6 +117,8 @@ class Repository:
                 found = _tags_of(answer.body)
                 fresh = [tag for tag in found if tag not in tags]
                 tags.update(dict.fromkeys(fresh))
+                if len(tags) > _MOST_TAGS:
+                    raise ContentError(f"the listing has more than {_MOST_TAGS} tags")
                 following = self._linked(call, answer)
                 if following is None and fresh and len(found) == size:
                     # Some registries page without a Link (section 1.11).
@@ -264,6 +269,10 @@ class Upload:
     def _located(self) -> AbstractContextManager[None]:
         return self._repository.located("push blob", self._repository.reference(self._blob.digest))
 
+    async def let_go(self) -> None:
+        """Let others have the connection until `put`: what waits without a permit holds none (I8)."""
+        await self._lease.settle()
+
     async def put(self, pieces: Pieces) -> bool:
         """Stream the blob and close the session; False when only a HEAD can tell whether it arrived.
 
@@ -287,7 +296,8 @@ class Upload:
             used = await self._transport.login(host, call, before_body=True)
             request = Request(call.method, call.path, request_headers(call, used))
             host.requests[call.action] += 1
-            async with self._transport.kept(None if foreign else self._lease, self._origin) as lease:
+            kept = self._transport.kept(host, self._origin, None if foreign else self._lease)
+            async with kept as lease:
                 response = await lease.exchange(request, seconds, pieces)
                 if response.status == 401 and not foreign:
                     body = await response.read(ERROR_BODY)

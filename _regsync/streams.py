@@ -16,9 +16,11 @@ import os
 import socket
 import ssl
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 import anyio
+import anyio.to_thread
 
 from _regsync import tls
 from _regsync.errors import ConnectFailed, Disconnected, clean
@@ -244,7 +246,13 @@ def _interleave(found: list[Any]) -> list[tuple[int, Any]]:
 
 async def _resolve(host: str, port: int) -> list[tuple[int, Any]]:
     try:
-        return _interleave(list(await anyio.getaddrinfo(host, port, type=socket.SOCK_STREAM)))
+        # In a thread of its own: behind a few names whose servers are silent, all others would wait.
+        found = await anyio.to_thread.run_sync(
+            partial(socket.getaddrinfo, host, port, type=socket.SOCK_STREAM),
+            abandon_on_cancel=True,
+            limiter=anyio.CapacityLimiter(1),
+        )
+        return _interleave(found)
     except (OSError, ValueError) as error:
         reason = clean(getattr(error, "strerror", None) or str(error), 100)
         raise ConnectFailed(

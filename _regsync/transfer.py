@@ -166,6 +166,7 @@ class Mover:
             if fan_out or known is not None:
                 async with self._transport.gate.admitted((Want(target.host.key),), rank):
                     begun = await self._begin(step, target, upload)
+                    await upload.let_go()
                 if begun is not None:
                     return begun
                 if known is not None:

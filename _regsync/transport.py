@@ -12,9 +12,11 @@ from __future__ import annotations
 
 import heapq
 import json
+import re
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
+from functools import partial
 from typing import Any, NamedTuple
 
 import anyio
@@ -25,6 +27,7 @@ from _regsync.config import Registry
 from _regsync.errors import (
     AuthError,
     ConnectFailed,
+    Disconnected,
     ProtocolBroken,
     RegistryError,
     Side,
@@ -203,8 +206,13 @@ def check_foreign(base: Origin, origin: Origin) -> None:
         )
 
 
-def registry_error(status: int, headers: Headers, body: bytes, wall: float) -> RegistryError:
-    """Turn an answer into an error that shows the registry's own words, cleaned (R18)."""
+def registry_error(
+    status: int, headers: Headers, body: bytes, wall: float, redact: Callable[[str], str] = str
+) -> RegistryError:
+    """Turn an answer into an error that shows the registry's own words, cleaned (R18).
+
+    Some servers repeat the request: `redact` takes our secrets out, and what follows a URL's `?` goes (R10).
+    """
     codes: list[str] = []
     words: list[str] = []
     try:
@@ -221,7 +229,8 @@ def registry_error(status: int, headers: Headers, body: bytes, wall: float) -> R
         text = body[:2000].decode("utf-8", "replace")
         # A page for people says nothing in one line.
         words = [] if "<" in text else [text]
-    said = clean("; ".join(dict.fromkeys(word for word in words if word)))
+    said = redact(clean("; ".join(dict.fromkeys(word for word in words if word)), ERROR_BODY))
+    said = clean(re.sub(r"(://[^\s?]*\?)\S+", r"\1...", said))
     return RegistryError(
         f"status {status}" + (f": {said}" if said else ""),
         status=status,
@@ -241,10 +250,14 @@ class Transport:
         self._contexts: dict[tuple[str | None, ...], Any] = {}
         self._registries: dict[Origin, Registry] = {}
         self.pool = Pool(self._dial, edge.timeouts)
+        # Connections on which one registry chose what is asked of another host, which may be another one
+        # of ours: it is to take us for a stranger (I6), so no client certificate, and nothing is shared.
+        self.abroad = Pool(partial(self._dial, abroad=True), edge.timeouts)
 
     def close(self) -> None:
         """Close every idle connection."""
         self.pool.close()
+        self.abroad.close()
 
     def prepare(self, registry: Registry) -> None:
         """Read what the configuration names for a registry; ConfigError when it is unusable."""
@@ -272,12 +285,13 @@ class Transport:
         key = (registry.authority, stopped.message if stopped else credential)
         found = self.hosts.get(key)
         if found is None:
+            own = Origin(registry.scheme, api_host(registry.host), registry.port)
             authenticator = Authenticator(
                 scheme=registry.scheme,
                 host=api_host(registry.host),
                 port=registry.port,
                 credential=credential,
-                fetch=self._fetch,
+                fetch=partial(self._fetch, own),
                 now=anyio.current_time,
                 wall=self.edge.wall,
             )
@@ -324,8 +338,10 @@ class Transport:
             )
         return self._contexts[chosen]
 
-    async def _dial(self, origin: Origin) -> Stream:
+    async def _dial(self, origin: Origin, *, abroad: bool = False) -> Stream:
         registry = self._registries.get(origin)
+        if registry is not None and abroad:
+            registry = registry._replace(client_cert=None, client_key=None)
         override = registry.proxy if registry else None
         proxy, decided = proxy_for(origin.scheme, origin.host, origin.port, self.edge.environ, override)
         self.edge.log(
@@ -340,13 +356,13 @@ class Transport:
         )
 
     async def _fetch(
-        self, method: str, url: str, headers: list[tuple[str, str]], body: bytes
+        self, own: Origin, method: str, url: str, headers: list[tuple[str, str]], body: bytes
     ) -> tuple[int, dict[str, str], bytes]:
         """One token request: no permit (I8), no redirect (R2), a bounded body."""
         origin, target = resolve_location(Origin("https", "invalid.invalid", 443), "/", url)
         self._count(origin, "token")
         sent = (("User-Agent", f"regsync/{__version__}"), ("Accept", "application/json"), *headers)
-        async with self.pool.lease(origin) as lease:
+        async with self.lease(own, origin) as lease:
             response = await lease.exchange(Request(method, target, sent, body))
             answer = await response.read(_TOKEN_BODY)
         names = ("content-type", "retry-after", "www-authenticate")
@@ -378,7 +394,9 @@ class Transport:
                 raise self.refusal(host, answer)
             except SyncError as error:
                 pause = self.pause_after(error, patience, host)
-                self.edge.log("debug", "retry", f"{call.method} {host.key}{call.path}: {error}")
+                self.edge.log(
+                    "debug", "retry", f"{call.method} {host.key}{call.path.partition('?')[0]}: {error}"
+                )
             await anyio.sleep(pause)
 
     def pause_after(self, error: SyncError, patience: Patience, *hosts: Host) -> float:
@@ -398,7 +416,7 @@ class Transport:
         return pause
 
     async def _attempt(self, host: Host, call: Call, limit: int) -> Answer:
-        if not host.known:
+        if not host.known or host.first_contact.locked():
             # design.md section 6 rule 1: one real request, sent bare; the others wait for its outcome.
             async with host.first_contact:
                 if not host.known:
@@ -407,6 +425,8 @@ class Transport:
 
     async def _exchange(self, host: Host, call: Call, limit: int) -> Answer:
         async with self.opened(host, call, wants=(Want(host.key),)) as response:
+            if response.early and response.status < 300:
+                raise Disconnected("the registry answered before the request was sent")
             return Answer(response.status, response.headers, await response.read(limit))
 
     @asynccontextmanager
@@ -426,7 +446,7 @@ class Transport:
         used = await self.login(host, call)
         for again in (True, False):
             async with self.gate.admitted(wants):
-                async with self.kept(lease, host.origin) as own:
+                async with self.kept(host, host.origin, lease) as own:
                     response = await self._send(host, call, own, used)
                     moved = response.status in _REDIRECTS and call.method in ("GET", "HEAD")
                     if not moved and response.status not in (401, 403):
@@ -478,7 +498,8 @@ class Transport:
     def refusal(self, host: Host, answer: Answer) -> RegistryError:
         """Turn an answer that was not hoped for into its error, and count what is throttled."""
         host.throttled += answer.status == 429
-        return registry_error(answer.status, answer.headers, answer.body, self.edge.wall())
+        redact = host.authenticator.redact
+        return registry_error(answer.status, answer.headers, answer.body, self.edge.wall(), redact)
 
     @staticmethod
     def _judge(host: Host, error: AuthError) -> None:
@@ -509,9 +530,13 @@ class Transport:
     def _trace(self, call: Call, origin: Origin, path: str, status: int) -> None:
         self.edge.log("trace", "request", f"{call.method} {origin}{path.partition('?')[0]} -> {status}")
 
-    def kept(self, lease: Lease | None, origin: Origin) -> AbstractAsyncContextManager[Lease]:
+    def lease(self, own: Origin, origin: Origin) -> AbstractAsyncContextManager[Lease]:
+        """Return a lease for `origin`, to which the registry at `own` sends us."""
+        return (self.pool if origin == own else self.abroad).lease(origin)
+
+    def kept(self, host: Host, origin: Origin, lease: Lease | None) -> AbstractAsyncContextManager[Lease]:
         """Give the caller's own lease, which outlives this exchange, or a new one, which does not."""
-        return self.pool.lease(origin) if lease is None else nullcontext(lease)
+        return self.lease(host.origin, origin) if lease is None else nullcontext(lease)
 
     @asynccontextmanager
     async def _followed(self, host: Host, call: Call, response: Answer | Response) -> AsyncIterator[Response]:
@@ -528,7 +553,7 @@ class Transport:
             # Once a chain has left the registry it stays without credentials, even when it comes back.
             used = None if left else await self.login(host, call)
             self._count(base, call.action)
-            async with self.pool.lease(base) as lease:
+            async with self.lease(host.origin, base) as lease:
                 response = await lease.exchange(Request(call.method, path, request_headers(call, used)))
                 self._trace(call, base, path, response.status)
                 if response.status == 401 and left:

@@ -1013,6 +1013,8 @@ PUBLIC, PRIVATE = Origin("https", "registry.example", 443), Origin("http", "127.
         "fe80::1",
         "fd00::1",
         "::ffff:10.0.0.1",
+        "64:ff9b::a9fe:a9fe",
+        "2002:a00:1::1",
         "localhost",
         "api.localhost",
         "224.0.0.1",

@@ -32,7 +32,7 @@ def transport_of(wires: dict[Origin, list[Wire]]) -> Transport:
         await anyio.lowlevel.checkpoint()
         return wires[origin].pop(0)
 
-    made.pool._dial = dial
+    made.pool._dial = made.abroad._dial = dial
     return made
 
 
@@ -57,7 +57,7 @@ async def test_registrys_connection_serves_others_while_storage_sends_the_blob()
         async with transport.opened(host, GET) as other:
             assert await other.read(10) == b"other"
         assert await response.read(10) == b"blob"
-    assert transport.pool.opened == 2
+    assert (transport.pool.opened, transport.abroad.opened) == (1, 1)
     assert transport.gate.limits[host.key].in_use == 0
 
 

@@ -738,10 +738,10 @@ async def test_name_that_cannot_be_resolved_is_one_error_with_a_hint(
 ) -> None:
     if host.endswith(".invalid"):  # the test needs no name server
 
-        async def missing(*_: object, **__: object) -> list[Any]:
+        def missing(*_: object, **__: object) -> list[Any]:
             raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
 
-        monkeypatch.setattr(anyio, "getaddrinfo", missing)
+        monkeypatch.setattr(socket, "getaddrinfo", missing)
     with pytest.raises(ConnectFailed, match="could not be resolved") as caught:
         await opened(80, host=host)
     assert caught.value.hint
@@ -750,10 +750,10 @@ async def test_name_that_cannot_be_resolved_is_one_error_with_a_hint(
 
 @pytest.mark.anyio
 async def test_name_without_a_usable_address_is_one_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def strange(*_: object, **__: object) -> list[Any]:
+    def strange(*_: object, **__: object) -> list[Any]:
         return [info(1, "x")]
 
-    monkeypatch.setattr(anyio, "getaddrinfo", strange)
+    monkeypatch.setattr(socket, "getaddrinfo", strange)
     with pytest.raises(ConnectFailed, match=r"no connection to a\.test:81: .*no address"):
         await opened(81, host="a.test")
 
@@ -773,10 +773,10 @@ async def test_refused_connection_names_host_port_and_cause() -> None:
 async def test_ipv4_is_reached_where_ipv6_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
     with serving(read_rest) as port:
 
-        async def both(*_: object, **__: object) -> list[Any]:
+        def both(*_: object, **__: object) -> list[Any]:
             return [(FOUR, socket.SOCK_STREAM, 6, "", (HOST, port)), (SIX, 1, 6, "", ("::1", port, 0, 0))]
 
-        monkeypatch.setattr(anyio, "getaddrinfo", both)
+        monkeypatch.setattr(socket, "getaddrinfo", both)
         (await opened(port, host="localhost")).close()
 
 

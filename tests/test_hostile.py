@@ -1,0 +1,244 @@
+"""What one registry can make the program do to others, or to the machine that it runs on.
+
+Each test is an attack: it exhausts memory, connections, threads or time, or uses the program's standing
+with another registry. The attack may fail its own image; everything else goes on as if it were not there.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import ssl
+import threading
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+import trustme
+
+from _regsync import discover, http1, plan, registry, streams
+from _regsync.http1 import Connection, Pool
+from _regsync.streams import Origin, Timeouts
+from _regsync.transport import Call
+from conformance.images import Seed
+from conformance.messages import Answer, Request, Response, error
+from conformance.server import Server
+from conformance.tokens import BasicAuth
+from tests.ends import Start, basic, copy, document, held, only, run_regsync, sync, tags
+from tests.test_redirects import REGISTRY, transport_of
+from tests.test_redirects import registry as plain_registry
+from tests.wires import NEVER, Wire, answer
+
+USER, SECRET = "captain", "Xyzzy-0pen-Sesame"
+
+
+# Bombs: a small answer that names much more.
+
+
+@pytest.mark.parametrize(("name", "bound"), [("_MOST_BELOW", 2), ("_LARGEST_TREE", 900)])
+def test_an_index_of_too_much_is_refused_before_its_children_are_fetched(
+    source: Server, target: Server, monkeypatch: pytest.MonkeyPatch, name: str, bound: int
+) -> None:
+    monkeypatch.setattr(discover, name, bound)
+    image = Seed(1).index(platforms=("linux/amd64", "linux/arm64", "linux/s390x"))
+    image.load_into(source.app, "app", tag="v1")
+    ran = copy(source, target)
+    assert ran.status == 2
+    assert "CONTENT_ERROR: read " in only(ran.failed)
+    assert "more than" in only(ran.failed)
+    assert source.journal.count("GET", "manifest") == 1
+
+
+def test_an_image_of_too_many_blobs_is_refused(
+    source: Server, target: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plan, "_MOST_BLOBS", 3)
+    Seed(1).image(sizes=(10, 11, 12)).load_into(source.app, "app", tag="v1")
+    assert "more than 3 blobs" in only(copy(source, target).failed)
+    assert not target.journal.count("POST")
+
+
+def test_a_listing_of_too_many_tags_is_refused(
+    source: Server, target: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(registry, "_MOST_TAGS", 20)
+
+    def pages(request: Request) -> Answer | None:
+        if request.kind != "tag_list":
+            return None
+        page = int(request.parameter("last") or 0) + 1
+        link = f'</v2/app/tags/list?last={page}>; rel="next"'
+        return Response(
+            200, [("Link", link)], json.dumps({"tags": [f"{page}-{n}" for n in range(9)]}).encode()
+        )
+
+    source.app.intercept = pages
+    ran = sync({"source": source, "t": target}, {"from": "app", "tags": tags("*")})
+    assert "more than 20 tags" in only(ran.failed)
+    assert source.journal.count("GET", "tag_list") == 3
+
+
+def test_a_link_is_read_in_one_pass() -> None:
+    # Each `<` is looked at once: a target holds none, so 64 KiB of them are no work.
+    assert registry._LINK.findall('<<</v2/x>; rel="next"') == [("/v2/x", '; rel="next"')]
+
+
+def test_discovery_rests_while_heavy_manifests_wait(
+    source: Server, target: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from _regsync import sync as conductor
+
+    monkeypatch.setattr(conductor, "_HEAVIEST_PENDING", 1)
+    names = [f"v{number}" for number in range(40)]
+    for name in names:
+        Seed(len(name)).image(sizes=(50,)).load_into(source.app, "app", tag=name)
+    ran = sync(
+        {"source": source, "t": target},
+        {"from": "app", "tags": tags(*names)},
+        **{"global": {"max_concurrent_transfers": 1}},
+    )
+    assert ran.statuses() == ["synced"] * 40
+
+
+# Connections and threads.
+
+
+def test_blobs_that_wait_for_their_source_hold_no_connection_to_the_targets(serve: Start) -> None:
+    source, *targets = serve(), serve(), serve()
+    Seed(1).image(sizes=range(100, 130)).load_into(source.app, "app", tag="v1")
+    ends: dict[str, Any] = {"source": {"url": source.url, "max_concurrent": 1}}
+    ends |= {name: {"url": each.url, "max_concurrent": 3} for name, each in zip("tu", targets, strict=True)}
+    assert sync(ends, {"from": "app", "tags": tags("v1")}).statuses() == ["synced", "synced"]
+    assert [each.journal.connections() <= 3 for each in targets] == [True, True]
+
+
+@pytest.mark.anyio
+async def test_idle_connections_are_bounded_over_all_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http1, "_IDLE_IN_ALL", 3)
+    wires = [Wire() for _ in range(5)]
+    pool = Pool(lambda origin: pytest.fail("nothing is opened"), Timeouts())
+    for number, wire in enumerate(wires):
+        pool.give_back(Connection(Origin("https", f"cdn{number}.test", 443), wire, Timeouts()))
+    assert [wire.closed for wire in wires] == [1, 1, 0, 0, 0]
+
+
+@pytest.mark.anyio
+async def test_names_whose_servers_are_silent_hold_up_no_other_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    answered, resolve = threading.Event(), socket.getaddrinfo
+
+    def look_up(host: str, *rest: Any, **more: Any) -> Any:
+        if host.endswith(".silent.test"):
+            answered.wait(10)
+            return []
+        return resolve(host, *rest, **more)
+
+    monkeypatch.setattr(socket, "getaddrinfo", look_up)
+    try:
+        async with anyio.create_task_group() as group:
+            for number in range(64):
+                group.start_soon(streams._resolve, f"{number}.silent.test", 443)
+            await anyio.wait_all_tasks_blocked()
+            with anyio.fail_after(5):
+                assert await streams._resolve("127.0.0.1", 443)
+            answered.set()
+    finally:
+        answered.set()
+
+
+# Another registry's trust in us.
+
+
+def test_a_client_certificate_is_shown_to_nobody_whom_another_registry_names(
+    serve: Start, target: Server, ca: trustme.CA, tmp_path: Path
+) -> None:
+    def context() -> ssl.SSLContext:
+        made = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        ca.issue_cert("127.0.0.1").configure_cert(made)
+        return made
+
+    ca_file, certificate = tmp_path / "ca.pem", tmp_path / "client.pem"
+    ca.cert_pem.write_to_path(str(ca_file))
+    ca.issue_cert("client.example").private_key_and_cert_chain_pem.write_to_path(str(certificate))
+    strict = context()
+    strict.verify_mode = ssl.CERT_REQUIRED
+    ca.configure_trust(strict)
+    good, evil = serve(ssl_context=strict), serve(ssl_context=context())
+    image, secret = Seed(2).image(sizes=(50,)), Seed(3).image(sizes=(60,))
+    image.load_into(evil.app, "app", tag="v1")
+    secret.load_into(good.app, "secret", tag="v1")
+
+    def lead_astray(request: Request) -> Answer | None:
+        if request.kind != "blob":
+            return None
+        return Response(307, [("Location", f"{good.url}/v2/secret/blobs/{request.reference}?led=astray")])
+
+    evil.app.intercept = lead_astray
+    common = {"ca_file": str(ca_file)}
+    ran = sync(
+        {
+            "source": {"url": evil.url, **common},
+            "good": {"url": good.url, "client_cert": str(certificate), **common},
+            "t": target,
+        },
+        {"from": "secret", "source": "good", "targets": ["t"], "tags": tags("v1")},
+        {"from": "app", "targets": ["t"], "tags": tags("v1")},
+    )
+    assert sorted(ran.statuses()) == ["failed", "synced"]
+    assert held(target, "secret", secret), "the certificate serves its own registry"
+    assert not [entry for entry in good.journal.entries if "led" in entry.query]
+
+
+# Words that come back.
+
+
+@pytest.mark.parametrize("form", ["json", "text"])
+def test_a_registry_that_repeats_the_request_repeats_no_secret(
+    serve: Start, target: Server, form: str
+) -> None:
+    source = serve(auth=BasicAuth({USER: SECRET}))
+    Seed(1).image().load_into(source.app, "app", tag="v1")
+
+    def repeat(request: Request) -> Answer | None:
+        login = request.header("authorization")
+        said = f"you sent {login}, {SECRET}; see https://bucket.test/a?X-Signature=abc123 and ask"
+        if not login:
+            return None
+        return error(400, "BAD", said) if form == "json" else Response(400, [], said.encode())
+
+    source.app.intercept = repeat
+    login = {"auth_type": "basic", "credentials": {"username": USER, "password": SECRET}}
+    text = json.dumps({"registries": {"s": {"url": source.url, **login}}, "mappings": []})
+    where = (f"{source.address}/app:v1", f"{target.address}/app:v1")
+    ran = run_regsync("copy", "--json", "-vv", "--no-artifacts", "-c", "-", *where, stdin=text)
+    assert "you sent Basic ***, ***; see https://bucket.test/a?... and ask" in only(ran.failed)
+    for secret in (SECRET, basic(USER, SECRET), "abc123"):
+        assert secret not in ran.out + ran.err
+
+
+def test_the_query_of_a_next_page_is_in_no_log(source: Server, target: Server) -> None:
+    def pages(request: Request) -> Answer | None:
+        if request.parameter("state"):
+            return Response(503)
+        link = '</v2/app/tags/list?state=signed-secret>; rel="next"'
+        return Response(200, [("Link", link)], b'{"tags": ["v1"]}') if request.kind == "tag_list" else None
+
+    source.app.intercept = pages
+    text = document({"source": source, "t": target}, {"from": "app"})
+    ran = run_regsync("sync", "--json", "-vv", "-c", "-", stdin=text)
+    assert ran.status == 2
+    assert "GET " in ran.err, "else this tests nothing"
+    assert "signed-secret" not in ran.out + ran.err
+
+
+@pytest.mark.anyio
+@pytest.mark.virtual_time
+async def test_a_thank_you_for_half_a_manifest_is_none() -> None:
+    wire = Wire(sends=(400, NEVER), keep=False)
+    wire.after(400, answer(b"", status=201))
+    again = Wire(answers=((answer(b"", status=201),),))
+    through = transport_of({REGISTRY: [wire, again]})
+    call = Call("manifest_put", "PUT", "/v2/app/manifests/v1", "app", body=bytes(5000))
+    told = await through.request(through.host(plain_registry()), call, ok=(201,))
+    assert told.status == 201
+    assert only(again.requests).body == bytes(5000)
