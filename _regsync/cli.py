@@ -168,6 +168,9 @@ def main(argv: Sequence[str]) -> int:
         if verbose > 1:
             _traceback()
         return _unexpected(console, _innermost(error))
+    finally:
+        if console.lost:
+            _lose_output()
 
 
 def _tell_error(console: Console, error: RegsyncError) -> int:
@@ -253,10 +256,21 @@ def _read_file(path: str) -> bytes | None:
         raise ConfigError(f"{clean(path)} cannot be read: {clean(error.strerror or str(error))}") from error
 
 
-def _validate(arguments: argparse.Namespace, console: Console) -> int:
-    found = _read_config(arguments.file)
+def _read_mappings(name: str, console: Console) -> Config:
+    """Read a configuration whose mappings are to be run; say what it warns of, refuse what is not kept."""
+    found = _read_config(name)
     for warning in found.warnings:
         console.log("warning", "config", warning)
+    if any(mapping.artifacts.require_artifacts for mapping in found.mappings):
+        raise ConfigError(
+            "artifacts.require_artifacts cannot be kept: this version does not copy referrers yet",
+            hint="leave require_artifacts out, or use a version that copies referrers",
+        )
+    return found
+
+
+def _validate(arguments: argparse.Namespace, console: Console) -> int:
+    _read_mappings(arguments.file, console)
     return 0
 
 
@@ -267,10 +281,7 @@ def _version(arguments: argparse.Namespace, console: Console) -> int:
 
 
 def _sync(arguments: argparse.Namespace, console: Console) -> int:
-    found = _read_config(arguments.config)
-    for warning in found.warnings:
-        console.log("warning", "config", warning)
-    return _run(found, console, None)
+    return _run(_read_mappings(arguments.config, console), console, None)
 
 
 def _copy(arguments: argparse.Namespace, console: Console) -> int:

@@ -39,6 +39,8 @@ class Console:
         self.heartbeat = progress and not self.live
         self.shows_summary = out.isatty()
         self._status = ""
+        # Whether standard error could not take what was written to it.
+        self.lost = False
 
     def log(self, level: str, event: str, message: str, **fields: Any) -> None:
         """Write one log line when its level is wanted."""
@@ -59,7 +61,8 @@ class Console:
         """Show one image: what was done on standard output, what failed on standard error."""
         if outcome.status == "failed":
             line = outcome.line()
-            self._say(line, "error", "image_failed", line, **outcome.as_json())
+            hint = outcome.error.hint if outcome.error is not None else None
+            self._say(line, "error", "image_failed", line, **outcome.as_json(), hint=hint)
             self._hint(outcome.error)
         elif outcome.status == "synced" and not self.as_json:
             self.line(outcome.line())
@@ -105,21 +108,28 @@ class Console:
         # A line that wraps could not be cleared; the last column wraps on some terminals.
         text = text if len(text) < columns else f"{text[: max(0, columns - 2)]}~"
         if text != self._status:
-            self._err.write(_CLEAR + text)
-            self._err.flush()
+            self._write(self._err, _CLEAR + text)
             self._status = text
 
     def _line(self, stream: TextIO, text: str) -> None:
         if self._status:
             self._status = ""
-            self._err.write(_CLEAR)
-            self._err.flush()
+            self._write(self._err, _CLEAR)
         try:
-            stream.write(text + "\n")
+            self._write(stream, text + "\n")
         except UnicodeEncodeError:
             # A terminal or pipe without UTF-8 still gets its line.
-            stream.write(text.encode("ascii", "backslashreplace").decode("ascii") + "\n")
-        stream.flush()
+            self._write(stream, text.encode("ascii", "backslashreplace").decode("ascii") + "\n")
+
+    def _write(self, stream: TextIO, text: str) -> None:
+        try:
+            stream.write(text)
+            stream.flush()
+        except OSError:
+            # A full log disk must not stop a mirror; lost results must.
+            if stream is not self._err:
+                raise
+            self.lost = True
 
 
 async def show_progress(console: Console, progress: Any) -> None:

@@ -23,7 +23,7 @@ import anyio.abc
 from _regsync import plan
 from _regsync.config import Config, MappingRule
 from _regsync.discover import Discovery, Sighting
-from _regsync.errors import ConfigError, MappingConflict, RegsyncError, Side, SyncError
+from _regsync.errors import MappingConflict, RegsyncError, Side, SyncError
 from _regsync.oci import Manifest
 from _regsync.plan import Tree, Wanted
 from _regsync.registry import Repository
@@ -129,11 +129,6 @@ class Run:
     def _prepare(self, mappings: tuple[MappingRule, ...] | list[MappingRule]) -> None:
         """Read what every registry in use names, so that an unusable file stops all before any request."""
         for mapping in mappings:
-            if mapping.artifacts.require_artifacts:
-                raise ConfigError(
-                    "artifacts.require_artifacts cannot be kept: this version does not copy referrers yet",
-                    hint="leave require_artifacts out, or use a version that copies referrers",
-                )
             for registry in (mapping.source, *mapping.targets):
                 self._transport.prepare(registry)
         if any(mapping.artifacts.enabled for mapping in mappings):

@@ -9,6 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from conformance.app import App
+from conformance.images import Seed
+from conformance.server import run_in_thread
+
 ROOT = Path(__file__).resolve().parent.parent
 FULL = Path("/dev/full")
 
@@ -42,6 +46,15 @@ def test_a_full_standard_output_is_said_in_one_line(arguments: list[str]) -> Non
     assert done.returncode == 2
     assert done.stderr.startswith("error: INTERNAL_ERROR: the output of this command cannot be written: ")
     assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.skipif(not FULL.exists(), reason="/dev/full is Linux's")
+def test_a_full_standard_error_stops_no_copy() -> None:
+    with run_in_thread(App()) as source, run_in_thread(App()) as target:
+        image = Seed(1).image().load_into(source.app, "app", tag="v1")
+        done = run("2>/dev/full", "copy", "-v", f"{source.address}/app:v1", f"{target.address}/app:v1")
+        assert target.app.tags("app") == {"v1": image.top}
+    assert (done.returncode, done.stdout.count("synced")) == (0, 1)
 
 
 @pytest.mark.skipif(not FULL.exists(), reason="/dev/full is Linux's")
