@@ -10,7 +10,7 @@ reused). Follows RFC 9112, design.md section 9 "Body path", throughput.md sectio
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any, NamedTuple, Protocol
 
@@ -40,21 +40,16 @@ _IDLE_PER_ORIGIN = 64
 _IDLE_IN_ALL = 256
 
 
-class Headers:
+class Headers(list[tuple[str, str]]):
     """Response headers; names in lower case, repeated ones kept apart."""
 
-    __slots__ = ("_pairs",)
-
-    def __init__(self, pairs: Iterable[tuple[bytes, bytes]] = ()) -> None:
-        self._pairs = [(name.decode("latin-1").lower(), value.decode("latin-1")) for name, value in pairs]
-
-    def get(self, name: str, default: str | None = None) -> str | None:
+    def get(self, name: str) -> str | None:
         """Return the first value of `name` (given in lower case)."""
-        return next((value for key, value in self._pairs if key == name), default)
+        return next((value for key, value in self if key == name), None)
 
     def all(self, name: str) -> list[str]:
         """Return every value of `name`, in order."""
-        return [value for key, value in self._pairs if key == name]
+        return [value for key, value in self if key == name]
 
 
 class Request(NamedTuple):
@@ -88,7 +83,9 @@ class Response:
         # Whether it came before the whole body of its request was sent.
         self.early = False
         self.status = head.status_code
-        self.headers = Headers(head.headers.raw_items())
+        self.headers = Headers(
+            (name.decode("latin-1"), value.decode("latin-1")) for name, value in head.headers
+        )
         declared, coded = self.headers.get("content-length"), self.headers.get("transfer-encoding")
         # What the body is said to be long; a transfer coding overrides it (RFC 9112 section 6.3).
         self.length = int(declared) if declared and not coded and method != "HEAD" else None
@@ -103,10 +100,7 @@ class Response:
             self.reusable = self.reusable and not closed and len(trailing) <= self.left
 
     async def read_into(self, buffer: memoryview) -> int:
-        """Fill `buffer` from the body; 0 only at its end. Disconnected when the body is cut short.
-
-        Called once a piece, it lets other tasks run once a piece (throughput.md trap 1).
-        """
+        """Fill `buffer` from the body, letting others run; 0 only at its end, Disconnected when cut short."""
         if self.left is None:
             await self._read_framed()
         else:
@@ -136,10 +130,7 @@ class Response:
                 self.reusable = self.reusable and not self._connection.trailing[0]
 
     async def read(self, limit: int) -> bytes:
-        """Return the whole body; ContentError when it is longer than `limit` bytes.
-
-        The body of an error may be cut short or too long: what came is returned, it is still that error.
-        """
+        """Return the whole body; ContentError above `limit` bytes. An error's body may be short or long."""
         whole, failed = bytearray(), self.status >= 400
         scratch = memoryview(bytearray(min(PIECE, limit + 1, (self.length or 16 * 1024) + 1)))
         try:
@@ -213,10 +204,8 @@ class Connection:
         self._stream.close()
 
     def is_alive(self) -> bool:
-        """Ask the socket, without waiting, whether an idle peer has left or spoken out of turn.
-
-        A fresh TLS 1.3 connection is readable because of its session tickets: only reading tells.
-        """
+        """Ask the socket, without waiting, whether an idle peer has left or spoken out of turn."""
+        # A fresh TLS 1.3 connection is readable because of its session tickets: only reading tells.
         try:
             return self._stream.recv_into(self._scratch[:1]) in (WANT_READ, WANT_WRITE)
         except WireError:
@@ -234,10 +223,7 @@ class Connection:
             self._waited += anyio.current_time() - began
 
     def _count(self, moved: int) -> None:
-        """Count bytes of a body; TimedOut when they are too few for the time waited for them.
-
-        Only time spent waiting for this peer counts: a source must not be blamed for a slow target.
-        """
+        """Count bytes of a body; TimedOut when they are too few for the time waited for this peer alone."""
         self._moved += moved
         if self._waited >= self.timeouts.slow_window:
             if self._moved < self._waited * self.timeouts.slowest_bytes_per_second:
@@ -245,10 +231,7 @@ class Connection:
             self._moved, self._waited = 0, 0.0
 
     async def fill(self, buffer: memoryview) -> int:
-        """Read what there is, up to the buffer, waiting for the first byte; 0 at the end of the stream.
-
-        SSL_read gives 16 KiB a call, so whole pieces are gathered before they are hashed and sent.
-        """
+        """Gather what there is (SSL_read gives 16 KiB a call), waiting for the first byte; 0 at the end."""
         await anyio.lowlevel.checkpoint()
         filled = 0
         while filled < len(buffer):
@@ -275,10 +258,10 @@ class Connection:
         except h11.RemoteProtocolError as error:
             if self.trailing[1]:
                 raise Disconnected("the connection ended before the end of an answer") from error
-            who, why = self.origin.authority, clean(str(error), 150)
-            raise ProtocolBroken(
-                f"{who} does not speak HTTP/1.1 with heads of at most {_LONGEST_HEAD} bytes: {why}"
-            ) from error
+            text = f"{self.origin.authority} does not speak HTTP/1.1: {clean(str(error), 150)}"
+            if error.error_status_hint == 431:
+                text = f"the head of the answer is longer than {_LONGEST_HEAD} bytes"
+            raise ProtocolBroken(text) from error
         return event
 
     @property
@@ -309,9 +292,7 @@ class Connection:
     ) -> Response:
         """Send a request, whose body begins with `first`, and return its final answer with the body unread.
 
-        The answer may come before the last piece: it is then `early` and the connection is not reusable.
-        While pieces are sent, one reader waits on the same socket. An error of `pieces` itself is raised
-        as it is; a failed write is raised only when the peer says nothing about it.
+        An error of `pieces` is raised as it is, a failed write only when the peer says nothing about it.
         """
         length = len(first) if pieces is None else pieces.length
         sending = _Sending(memoryview(self._head(request, length) + first), length, pieces)
@@ -399,33 +380,27 @@ class Pool:
         return None
 
     def give_back(self, connection: Connection) -> None:
-        """Keep a connection whose last exchange ended in order; the oldest goes when there are too many."""
+        """Keep a connection whose last exchange ended in order."""
         connection.idle_since = anyio.current_time()
-        idle = self._idle.setdefault(connection.origin, [])
-        idle.append(connection)
-        if len(idle) > _IDLE_PER_ORIGIN:
-            idle.pop(0).close()
+        self._idle.setdefault(connection.origin, []).append(connection)
         self._expire()
         if sum(map(len, self._idle.values())) > _IDLE_IN_ALL:
             min(self._idle.values(), key=lambda idle: idle[0].idle_since).pop(0).close()
 
     def _expire(self) -> None:
-        """Close what has been idle too long, at every origin: nobody may ever ask for it again."""
-        oldest = anyio.current_time() - self.timeouts.idle_connection
+        """Close what is too old or too much, at every origin: nobody may ever ask for it again."""
+        self.close(anyio.current_time() - self.timeouts.idle_connection, _IDLE_PER_ORIGIN)
+
+    def close(self, before: float = math.inf, most: int = 0) -> None:
+        """Close idle connections, oldest first, until `most` used after `before` are left at an origin."""
         for idle in self._idle.values():
-            while idle and idle[0].idle_since <= oldest:
+            while idle and (len(idle) > most or idle[0].idle_since <= before):
                 idle.pop(0).close()
         self._idle = {origin: idle for origin, idle in self._idle.items() if idle}
 
-    def close(self) -> None:
-        """Close every idle connection."""
-        for idle in self._idle.values():
-            while idle:
-                idle.pop().close()
-
     @asynccontextmanager
     async def lease(self, origin: Origin) -> AsyncIterator[Lease]:
-        """Give a context in which exchanges with `origin` use one connection after another's answer."""
+        """Give exchanges with `origin` a connection that is theirs alone until the context ends."""
         lease = Lease(self, origin)
         try:
             yield lease
@@ -434,11 +409,7 @@ class Pool:
 
 
 class Lease:
-    """The use of one connection at a time for exchanges that belong together.
-
-    A PUT goes on the connection that answered its POST; a connection that turns out dead before it gave
-    any answer is replaced once.
-    """
+    """One connection at a time for exchanges that belong together; one found dead is replaced once."""
 
     def __init__(self, pool: Pool, origin: Origin) -> None:
         self._pool, self.origin = pool, origin
@@ -461,15 +432,12 @@ class Lease:
     async def exchange(
         self, request: Request, seconds: float | None = None, pieces: Pieces | None = None
     ) -> Response:
-        """Do one exchange, with a streamed body where `pieces` are given.
-
-        `seconds` bound the wait for the answer's head, after the last byte of the body.
-        """
+        """Do one exchange; `seconds` bound the wait for the answer's head after the whole body."""
         seconds = self._pool.timeouts.head if seconds is None else seconds
         lost: Disconnected | None = None
         while True:
             first = memoryview(request.body) if pieces is None else await pieces.next()
-            # The pool gives what it took last: the PUT gets the connection that answered its POST.
+            # What came back last is taken first: a PUT goes on the connection that answered its POST.
             await self.settle()
             used = self._pool.take(self.origin) if lost is None else None
             self._connection = connection = used or await self._pool.connect(self.origin)
@@ -477,9 +445,8 @@ class Lease:
                 self._response = await connection.exchange(request, first, pieces, seconds)
             except Disconnected as error:
                 # An error of the body's own source has a side.
-                if used is None or connection.heard or error.side is not None:
-                    raise
-                if pieces is not None and not pieces.rewind():
+                dead = used is not None and not connection.heard and error.side is None
+                if not dead or (pieces is not None and not pieces.rewind()):
                     raise
                 lost = error
             else:

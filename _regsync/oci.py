@@ -50,13 +50,10 @@ _MAX_DESCRIPTORS = 10_000
 _MAX_JSON_DEPTH = 64
 # Indexes within indexes, the top one counted (protocol-facts.md section 1.5).
 MAX_INDEX_DEPTH = 4
-_NONE: Mapping[str, str] = MappingProxyType({})
-
 # protocol-facts.md section 1.1. Patterns are compiled by `re` when they are first used: a start that
 # needs few of them does not pay for all.
 _NAME_PART = r"[a-z0-9]+(?:(?:\.|__?|-+)[a-z0-9]+)*"
 _REPOSITORY = rf"{_NAME_PART}(?:/{_NAME_PART})*"
-_MAX_NAME = 255
 _TAG = r"[a-zA-Z0-9_][a-zA-Z0-9._-]{0,127}"
 _DIGEST = r"[a-z0-9]+(?:[+._-][a-z0-9]+)*:[a-zA-Z0-9=_-]+"
 _REFERRER_TAG = r"sha256-[a-f0-9]{64}(?:\.(?:sig|att|sbom))?"
@@ -70,7 +67,7 @@ _DOCKER_HUB = "docker.io"
 
 def is_repository(text: str) -> bool:
     """Tell whether `text` is a repository name."""
-    return len(text) <= _MAX_NAME and re.fullmatch(_REPOSITORY, text) is not None
+    return len(text) <= 255 and re.fullmatch(_REPOSITORY, text) is not None
 
 
 def is_tag(text: str) -> bool:
@@ -193,7 +190,7 @@ class Descriptor(NamedTuple):
     digest: str
     size: int
     platform: Platform | None = None
-    annotations: Mapping[str, str] = _NONE
+    annotations: Mapping[str, str] = MappingProxyType({})
     artifact_type: str | None = None
     data: bytes | None = None
 
@@ -228,7 +225,7 @@ class Manifest(NamedTuple):
     children: tuple[Descriptor, ...] = ()
     subject: Descriptor | None = None
     artifact_type: str | None = None
-    annotations: Mapping[str, str] = _NONE
+    annotations: Mapping[str, str] = MappingProxyType({})
 
     @property
     def size(self) -> int:

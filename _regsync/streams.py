@@ -104,13 +104,6 @@ class SocketStream:
         connected.setblocking(False)
         self._socket: Any = connected  # no type but Any can shake hands and be a plain socket
 
-    @property
-    def is_tls(self) -> bool:
-        return isinstance(self._socket, ssl.SSLSocket)
-
-    def wrap(self, context: Any, host: str) -> None:
-        self._socket = context.wrap_socket(self._socket, server_hostname=host, do_handshake_on_connect=False)
-
     def handshake(self) -> int:
         """Go on with the handshake: 0 when done, else what to wait for; OSError when it failed."""
         try:
@@ -323,8 +316,8 @@ async def connect(host: str, port: int, timeouts: Timeouts) -> SocketStream:
 async def start_tls(below: Stream, context: Any, host: str, timeouts: Timeouts) -> Stream:
     """Shake hands over a plain socket, or inside another stream; the caller closes `below` when it fails."""
     try:
-        if isinstance(below, SocketStream) and not below.is_tls:
-            below.wrap(context, host)
+        if isinstance(below, SocketStream) and not isinstance(plain := below._socket, ssl.SSLSocket):
+            below._socket = context.wrap_socket(plain, server_hostname=host, do_handshake_on_connect=False)
             secured: SocketStream | TlsInsideStream = below
         else:
             secured = TlsInsideStream(below, context, host)
