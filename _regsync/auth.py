@@ -291,6 +291,13 @@ class Authenticator:
         self._challenge, self._seen = chosen._replace(scope="", error=""), True
         return True
 
+    @property
+    def advice(self) -> str:
+        """Say what may help where a registry does not let us do what we ask."""
+        if self._anonymous:
+            return "no credentials are in use: give auth_type: basic, or log in with a container client"
+        return f"check what the credentials ({self._credential.origin}) are allowed to do there"
+
     def forbidden(self, used: str | None) -> bool:
         """Take in a 403 to a request that carried `used`; say whether an exact token may do better."""
         if not (used or "").startswith("Bearer ") or self._credential.registry_token:

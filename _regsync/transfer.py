@@ -129,7 +129,8 @@ class Mover:
                     return Brought(uploaded=True, bytes=step.blob.size)
             except StagingFailed as caught:
                 # A full disk fails nothing: each target reads for itself (design.md section 8).
-                self._transport.edge.log("warning", "staging", f"{caught}; blobs go without staging")
+                if self._disk_works:
+                    self._transport.edge.log("warning", "staging", f"{caught}; blobs go without staging")
                 self._disk_works = fan_out = False
                 continue
             except SyncError as caught:

@@ -499,7 +499,12 @@ class Transport:
         """Turn an answer that was not hoped for into its error, and count what is throttled."""
         host.throttled += answer.status == 429
         redact = host.authenticator.redact
-        return registry_error(answer.status, answer.headers, answer.body, self.edge.wall(), redact)
+        error = registry_error(answer.status, answer.headers, answer.body, self.edge.wall(), redact)
+        if answer.status in (401, 403):
+            error.hint = host.authenticator.advice
+        elif b"HTTP request to an HTTPS server" in answer.body:  # as Go's server words it
+            error.hint = f"write https://{host.key} as its url"
+        return error
 
     @staticmethod
     def _judge(host: Host, error: AuthError) -> None:

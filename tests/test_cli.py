@@ -472,7 +472,9 @@ def test_a_terminal_without_utf_8_gets_its_lines(source: Server, target: Server)
     with started("copy", "--no-artifacts", *where, env=environment) as process:
         out, err = process.communicate(timeout=30)
     assert (process.returncode, out) == (4, "")
-    assert only(err.splitlines()).startswith("failed ")
+    failed, hint = err.splitlines()
+    assert failed.startswith("failed ")
+    assert hint == "hint: no credentials are in use: give auth_type: basic, or log in with a container client"
 
 
 @pytest.mark.slow
