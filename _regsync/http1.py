@@ -10,8 +10,7 @@ reused). Follows RFC 9112, design.md section 9 "Body path", throughput.md sectio
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable
 from typing import Any, NamedTuple, Protocol
 
 import anyio
@@ -398,14 +397,9 @@ class Pool:
                 idle.pop(0).close()
         self._idle = {origin: idle for origin, idle in self._idle.items() if idle}
 
-    @asynccontextmanager
-    async def lease(self, origin: Origin) -> AsyncIterator[Lease]:
+    def lease(self, origin: Origin) -> Lease:
         """Give exchanges with `origin` a connection that is theirs alone until the context ends."""
-        lease = Lease(self, origin)
-        try:
-            yield lease
-        finally:
-            await lease.settle()
+        return Lease(self, origin)
 
 
 class Lease:
@@ -416,7 +410,13 @@ class Lease:
         self._connection: Connection | None = None
         self._response: Response | None = None
 
-    async def settle(self) -> None:
+    async def __aenter__(self) -> Lease:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._settle()
+
+    async def _settle(self) -> None:
         """Let go of the connection: back to the pool when it may serve again, else it is closed."""
         connection, response = self._connection, self._response
         self._connection = self._response = None
@@ -438,7 +438,7 @@ class Lease:
         while True:
             first = memoryview(request.body) if pieces is None else await pieces.next()
             # What came back last is taken first: a PUT goes on the connection that answered its POST.
-            await self.settle()
+            await self._settle()
             used = self._pool.take(self.origin) if lost is None else None
             self._connection = connection = used or await self._pool.connect(self.origin)
             try:
