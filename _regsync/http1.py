@@ -414,9 +414,9 @@ class Lease:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await self._settle()
+        await self.settle()
 
-    async def _settle(self) -> None:
+    async def settle(self) -> None:
         """Let go of the connection: back to the pool when it may serve again, else it is closed."""
         connection, response = self._connection, self._response
         self._connection = self._response = None
@@ -438,7 +438,7 @@ class Lease:
         while True:
             first = memoryview(request.body) if pieces is None else await pieces.next()
             # What came back last is taken first: a PUT goes on the connection that answered its POST.
-            await self._settle()
+            await self.settle()
             used = self._pool.take(self.origin) if lost is None else None
             self._connection = connection = used or await self._pool.connect(self.origin)
             try:
