@@ -100,8 +100,8 @@ class Report:
     """The fold over a run's outcomes."""
 
     outcomes: list[Outcome] = field(default_factory=list)
-    # Per mapping: from, to, selected, dropped reasons.
-    mappings: list[dict[str, Any]] = field(default_factory=list)
+    # By the number of the mapping: from, to, selected, dropped reasons.
+    mappings: dict[int, dict[str, Any]] = field(default_factory=dict)
     interrupted: bool = False
 
     def add(self, outcome: Outcome) -> None:
@@ -168,7 +168,7 @@ class Report:
             "interrupted": self.interrupted,
             "dry_run": False,
             "images": [outcome.as_json() for outcome in self.outcomes],
-            "mappings": self.mappings,
+            "mappings": [found for _, found in sorted(self.mappings.items())],
             "totals": {
                 "images": self.counts,
                 "layers": self.layers,

@@ -9,7 +9,6 @@ those who wait for it and no cycle can form. Follows design.md sections 6 and 7.
 
 from __future__ import annotations
 
-import enum
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -18,19 +17,12 @@ from typing import NamedTuple
 
 from _regsync.oci import Descriptor
 
-__all__ = ["Claims", "Knowledge", "Place", "PlaceKey", "Probe", "RepositoryKey", "Step", "Work"]
+__all__ = ["Claims", "Knowledge", "Place", "PlaceKey", "RepositoryKey", "Step", "Work"]
 
 # Host key (host:port as shown in reports) and repository name.
 RepositoryKey = tuple[str, str]
 # Repository, digest, and whether it is a manifest: one digest may be wanted as both.
 PlaceKey = tuple[RepositoryKey, str, bool]
-
-
-class Probe(enum.Enum):
-    """How an unknown blob is asked for before it is uploaded."""
-
-    MOUNT = "one POST that mounts from the repository itself or opens the upload"
-    HEAD = "a HEAD"
 
 
 class Knowledge:
@@ -96,10 +88,9 @@ class Knowledge:
         """Note that this host mounts: every refusal, also an earlier one, then says something of its pair."""
         self._mounting[host] = True
 
-    def probe(self, where: RepositoryKey, allowed: bool) -> Probe:
-        """Decide how an unknown blob is asked for (rule 11)."""
-        cheap = where not in self._populated or self._probed(where) == (True, True)
-        return Probe.MOUNT if allowed and cheap else Probe.HEAD
+    def may_probe(self, where: RepositoryKey, allowed: bool) -> bool:
+        """Say whether the POST that starts an upload asks for an unknown blob too, not a HEAD (rule 11)."""
+        return allowed and (where not in self._populated or self._probed(where) == (True, True))
 
     def learn_probe(self, where: RepositoryKey, *, absent: bool = False, present: bool = False) -> None:
         """Note what a probing POST answered, where a HEAD said the same."""

@@ -226,14 +226,12 @@ class Run:
             self._log("warning", "min_tags", f"{source}: {kept} tags were found, min_tags asks for {floor}")
         if not selection.kept:
             self._log("warning", "nothing_selected", f"{source}: the mapping selects no tag")
-        self._report.mappings.append(
-            {
-                "from": str(source),
-                "to": mapping.target_repository,
-                "selected": len(selection.kept),
-                "dropped": dict(sorted(Counter(selection.dropped.values()).items())),
-            }
-        )
+        self._report.mappings[mapping.index] = {
+            "from": str(source),
+            "to": mapping.target_repository,
+            "selected": len(selection.kept),
+            "dropped": dict(sorted(Counter(selection.dropped.values()).items())),
+        }
         return tuple(selection.kept)
 
     async def _list_targets(self, wanted: tuple[Wanted, ...]) -> None:

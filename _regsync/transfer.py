@@ -23,7 +23,7 @@ from _regsync.pacing import LARGE_BODY, Want
 from _regsync.plan import Tree
 from _regsync.providers import ROWS
 from _regsync.registry import Repository, Upload
-from _regsync.state import Knowledge, Probe, Step, Work
+from _regsync.state import Knowledge, Step, Work
 from _regsync.store import MemoryPieces, Staging, StagingFailed
 from _regsync.transport import Transport
 
@@ -201,13 +201,13 @@ class Mover:
                 return Brought(mounted=True)
             knowledge.refuse_mount(where, step.mount_from)
             return None
-        probe = knowledge.probe(where, allowed=ROWS[target.host.registry.kind].probe is not None)
+        # On some kinds a mount from the repository itself says nothing.
+        allowed = ROWS[target.host.registry.kind].probe is not None
         absent = False
-        if probe is Probe.HEAD:
+        if not knowledge.may_probe(where, allowed):
             if await target.has_blob(blob):
                 return Brought()
             absent = True
-        allowed = ROWS[target.host.registry.kind].probe is not None
         if not await upload.start(target.api_name if allowed else None):
             knowledge.learn_probe(where, absent=absent)
             return None

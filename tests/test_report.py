@@ -141,7 +141,7 @@ def document(made: Report) -> dict[str, Any]:
 
 def test_the_json_report_has_the_published_shape() -> None:
     made = filled()
-    made.mappings.append({"from": "s/app", "to": "app", "selected": 1, "dropped": {"glob": 2}})
+    made.mappings[0] = {"from": "s/app", "to": "app", "selected": 1, "dropped": {"glob": 2}}
     found = document(made)
     assert {key: value for key, value in found.items() if key != "images"} == {
         "schema": 1,
@@ -213,3 +213,11 @@ def test_an_error_says_what_is_known_of_it() -> None:
         "side": None,
         "retries": 0,
     }
+
+
+def test_mappings_are_told_in_the_order_of_the_configuration() -> None:
+    """Listings end in any order (I10)."""
+    made = Report()
+    made.mappings[1], made.mappings[0] = {"from": "second"}, {"from": "first"}
+    told = made.as_json(run_id="r", started_at="t", elapsed=0.0, requests={}, throttled={})
+    assert [each["from"] for each in told["mappings"]] == ["first", "second"]
