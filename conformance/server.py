@@ -165,7 +165,10 @@ class Server:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if self._context is not None:
             sock = self._context.wrap_socket(sock, server_side=True, do_handshake_on_connect=False)
-        stream = _Stream(sock)
+        await self.converse(_Stream(sock), number)
+
+    async def converse(self, stream: _Stream, number: int) -> None:
+        """Answer a connection's requests until either side ends it; the stream is closed then."""
         try:
             await stream.handshake()
             left: bytes | None = b""
