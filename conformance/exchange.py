@@ -20,6 +20,21 @@ __all__ = ["DRAINED", "Exchange", "Reception", "Site"]
 DRAINED = 256 << 10  # Go's net/http reads so much of a refused body before it answers (section 1.12)
 
 
+def _told(answer: Answer) -> object:
+    """Return what an amendment must not change without being noted: another header is no lie."""
+    return answer if isinstance(answer, bytes) else (answer.status, id(answer.body))
+
+
+def _codes(answer: Response) -> tuple[str, ...]:
+    """Read the codes of an error body; a hook may have given anything."""
+    if answer.status < 400:
+        return ()
+    try:
+        return tuple(str(code) for code in answer.codes)
+    except (ValueError, LookupError, TypeError, AttributeError):
+        return ()
+
+
 @dataclass
 class Reception:
     """A decision to take the body first: where it goes, what follows, what a broken one means.
@@ -52,6 +67,7 @@ class Exchange:
     def start(self, asked: Answer | None) -> None:
         """Decide on the head: an intercept's answer, an answer at once, or a body to receive."""
         decided = self._site.start(self.request) if asked is None else asked
+        self.entry.tampered = asked is not None
         self.entry.kind = self.request.kind  # a token service knows its own path
         if isinstance(decided, Reception):
             self._reception = decided
@@ -100,8 +116,11 @@ class Exchange:
         answer = self._answer
         assert answer is not None
         if self._site.amend is not None:
+            before = _told(answer)
             answer = self._site.amend(self.request, answer)
+            self.entry.tampered |= _told(answer) != before
         if isinstance(answer, Response):
+            self.entry.codes = _codes(answer)
             kept = {name.lower(): value for name, value in answer.headers}
             self._site.journal.close(self.entry, answer.status, kept)
         return answer

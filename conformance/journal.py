@@ -8,6 +8,7 @@ thread, read by any.
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -22,10 +23,18 @@ _KEPT = """
     host if-match if-none-match proxy-authorization range transfer-encoding user-agent
 """
 
+# One order over all journals: what a client knew before it asked is what had been answered by then.
+_ORDER = itertools.count(1)
+
 
 @dataclass
 class Entry:
-    """One exchange."""
+    """One exchange.
+
+    `begun` and `ended` are places in one order over all journals of the process. `tampered` says that a
+    hook gave the answer, or gave it another status or body: then it proves nothing against a client.
+    `codes` are those of an error body.
+    """
 
     number: int
     connection: int
@@ -41,6 +50,10 @@ class Entry:
     request_bytes: int = 0
     response_bytes: int = 0
     response_headers: Mapping[str, str] = field(default_factory=dict)
+    begun: int = field(default_factory=lambda: next(_ORDER))
+    ended: int | None = None
+    tampered: bool = False
+    codes: tuple[str, ...] = ()
 
     @property
     def authorization(self) -> tuple[str, str]:
@@ -84,6 +97,7 @@ class Journal:
         """Note the answer to a request; its bytes are counted as they leave."""
         self._answered += 1
         entry.status, entry.answered, entry.response_headers = status, self._answered, headers
+        entry.ended = next(_ORDER)
 
     def matching(
         self,
