@@ -2,8 +2,8 @@
 
 Owns: what a strict OCI 1.1 registry answers, from memory. May not know: sockets, time, any client.
 Invariant: nothing becomes visible that was not verified (digest, size, media type, everything a
-manifest names), and every refusal carries the specification's error body. What no correct client
-would send is refused *and* noted in `journal.violations`, so that a test can fail on it.
+manifest names), and every refusal carries the specification's error body with one of its codes (and
+TAG_INVALID, which it knows as old, for an immutable tag as ECR says it). What no correct client would send is refused *and* noted in `journal.violations`, so that a test can fail on it.
 Follows the OCI distribution specification 1.1.1; where that leaves a choice, distribution's
 (protocol-facts.md sections 1.2 to 1.12).
 """
@@ -27,7 +27,6 @@ from .messages import (
     digest_of,
     error,
     errors,
-    is_digest,
     is_name,
     is_tag,
 )
@@ -59,7 +58,8 @@ _METHODS = {
     "upload": {"GET", "PATCH", "PUT", "DELETE"},
 }
 
-_ACTIONS = {"GET": ("pull",), "HEAD": ("pull",), "DELETE": ("delete",)}
+# What the specification gives a meaning to; other parameters may be a registry's own and are let through.
+_PARAMETERS = {"artifactType", "digest", "from", "last", "mount", "n"}
 
 
 class Auth(Protocol):
@@ -82,11 +82,13 @@ class App(Uploads):
         referrers_filter: bool = True,
         referrers_page: int | None = None,
         mounts: bool = True,
+        automatic_mounts: bool = False,
         page_size: int | None = None,
         require_blobs: bool = True,
         immutable_tags: bool = False,
         single_post: bool = True,
         deletes: bool = True,
+        tag_deletes: bool = True,
         resumable: bool = True,
         any_manifest_type: bool = False,
         sha512: bool = True,
@@ -96,6 +98,7 @@ class App(Uploads):
     ) -> None:
         super().__init__(
             mounts=mounts,
+            automatic_mounts=automatic_mounts,
             single_post=single_post,
             resumable=resumable,
             sha512=sha512,
@@ -109,6 +112,7 @@ class App(Uploads):
         self.require_blobs = require_blobs
         self.immutable_tags = immutable_tags
         self.deletes = deletes
+        self.tag_deletes = tag_deletes
         self.any_manifest_type = any_manifest_type
         self.auth = auth
 
@@ -136,6 +140,7 @@ class App(Uploads):
             stored = Stored(media_type, body, digest, {})
         held = self.repositories[repository]
         held.manifests[digest] = stored
+        held.founded = True
         held.tags.update(dict.fromkeys(tags, digest))
         return digest
 
@@ -197,15 +202,30 @@ class App(Uploads):
         kind, name, reference = request.kind, request.repository, request.reference
         if kind not in _METHODS:
             return self._wrong(request, 404, "UNSUPPORTED", "no such path")
-        if name and not is_name(name):
+        if (name and not is_name(name)) or "%2f" in request.target.partition("?")[0].lower():
             return self._wrong(request, 400, "NAME_INVALID", "invalid repository name", {"name": name})
         if kind in ("blob", "referrers") or (kind == "manifest" and ":" in reference):
-            if not is_digest(reference) or (reference.startswith("sha512:") and not self.sha512):
+            if not self._verifiable(reference):
                 return self._wrong(request, 400, "DIGEST_INVALID", "invalid digest", {"digest": reference})
         elif kind == "manifest" and not is_tag(reference):
-            return self._wrong(request, 400, "TAG_INVALID", "invalid tag", {"tag": reference})
+            # Nothing can have that name: the official suite reads `.INVALID_MANIFEST_NAME` and wants 404.
+            status, code = (400, "MANIFEST_INVALID") if request.method == "PUT" else (404, "MANIFEST_UNKNOWN")
+            return self._wrong(request, status, code, "invalid tag", {"tag": reference})
         if request.method not in _METHODS[kind]:
             return self._wrong(request, 405, "UNSUPPORTED", f"{request.method} is not for this path")
+        return self._querying(request)
+
+    def _querying(self, request: Request) -> Response | None:
+        """Refuse queries that can be read in two ways, or that say a thing by halves."""
+        named = [key for key, _ in request.query]
+        twice = sorted({key for key in named if key in _PARAMETERS and named.count(key) > 1})
+        if twice:
+            return self._wrong(request, 400, "UNSUPPORTED", f"query parameter {twice[0]} is given twice")
+        if request.kind == "upload_start" and "from" in named and "mount" not in named:
+            return self._wrong(request, 400, "UNSUPPORTED", "from without mount")
+        last = request.parameter("last")
+        if request.kind == "tag_list" and last is not None and not is_tag(last):
+            return self._wrong(request, 400, "UNSUPPORTED", "last is not a tag", {"last": last})
         return None
 
     @staticmethod
@@ -236,7 +256,7 @@ class App(Uploads):
         """Cut a sorted list by `n`, `last` and this registry's own limit; Link when something is left."""
         wanted = request.parameter("n")
         if wanted is not None and not (wanted.isascii() and wanted.isdigit()):
-            return error(400, "PAGINATION_NUMBER_INVALID", "invalid number of results", {"n": wanted})
+            return self._wrong(request, 400, "UNSUPPORTED", "invalid number of results", {"n": wanted})
         size = min((n for n in (int(wanted) if wanted else None, limit) if n is not None), default=None)
         last = request.parameter("last")
         rest = [name for name in names if last is None or name > last]
@@ -248,7 +268,7 @@ class App(Uploads):
 
     def _get_tag_list(self, request: Request) -> Response:
         held = self.repositories.get(request.repository)
-        if held is None or not held.manifests:
+        if held is None or not held.founded:
             return self._no_name(request)
         page = self._page(request, sorted(held.tags), self.page_size)
         if isinstance(page, Response):
@@ -329,7 +349,7 @@ class App(Uploads):
         if not media_type:
             return self._wrong(request, 400, "MANIFEST_INVALID", "no Content-Type")
         if (request.length() or 0) > MANIFEST_LIMIT:
-            return self._wrong(request, 400, "MANIFEST_INVALID", "manifest above 4 MiB")
+            return self._wrong(request, 413, "MANIFEST_INVALID", "manifest above 4 MiB")
         content = Content()
         return Reception(
             content,
@@ -341,7 +361,7 @@ class App(Uploads):
         self, request: Request, media_type: str, content: Content, received: int
     ) -> Response:
         if received > MANIFEST_LIMIT:
-            return self._wrong(request, 400, "MANIFEST_INVALID", "manifest above 4 MiB")
+            return self._wrong(request, 413, "MANIFEST_INVALID", "manifest above 4 MiB")
         body, by_digest = bytes(content), ":" in request.reference
         digest = digest_of(body, request.reference.partition(":")[0] if by_digest else "sha256")
         if by_digest and digest != request.reference:
@@ -361,6 +381,7 @@ class App(Uploads):
             return error(400, "TAG_INVALID", text)
         held = self.repositories[request.repository]
         held.manifests[digest] = stored
+        held.founded = True
         if not by_digest:
             held.tags[request.reference] = digest
         headers = [
@@ -397,6 +418,8 @@ class App(Uploads):
     def _delete_manifest(self, request: Request) -> Response:
         if not self.deletes:
             return error(405, "UNSUPPORTED", "deletion is disabled")
+        if ":" not in request.reference and not self.tag_deletes:
+            return error(405, "UNSUPPORTED", "deletion of tags is disabled")
         held = self._known(request.repository)
         if held.find(request.reference) is None:
             return error(404, "MANIFEST_UNKNOWN", "manifest unknown")
@@ -428,7 +451,7 @@ class App(Uploads):
         end = min(int(last), blob.size - 1) if first and last else blob.size - 1
         if start > end:
             headers = [("Content-Range", f"bytes */{blob.size}")]
-            return error(416, "RANGE_INVALID", "invalid range", headers=headers)
+            return error(416, "UNSUPPORTED", "invalid range", headers=headers)
         headers.append(("Content-Range", f"bytes {start}-{end}/{blob.size}"))
         return Response(206, headers, blob.pieces(start, end + 1))
 

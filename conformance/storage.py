@@ -158,12 +158,13 @@ class Upload:
 
 @dataclass
 class Repository:
-    """One repository."""
+    """One repository; `founded` by its first manifest, and known from then on, whatever is deleted."""
 
     manifests: dict[str, Stored] = field(default_factory=dict)
     blobs: dict[str, Content] = field(default_factory=dict)
     tags: dict[str, str] = field(default_factory=dict)
     uploads: dict[str, Upload] = field(default_factory=dict)
+    founded: bool = False
 
     def find(self, reference: str) -> Stored | None:
         """Return the manifest that a tag or a digest names."""

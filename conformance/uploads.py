@@ -12,7 +12,7 @@ from collections import defaultdict
 from typing import Literal
 
 from .exchange import Reception, Site
-from .messages import Request, Response, error, is_digest, is_name
+from .messages import Content, Request, Response, error, is_digest, is_name
 from .storage import Repository, Upload
 
 __all__ = ["OCTETS", "Uploads"]
@@ -28,6 +28,7 @@ class Uploads(Site):
         self,
         *,
         mounts: bool,
+        automatic_mounts: bool,
         single_post: bool,
         resumable: bool,
         sha512: bool,
@@ -36,6 +37,7 @@ class Uploads(Site):
     ) -> None:
         super().__init__()
         self.mounts = mounts
+        self.automatic_mounts = automatic_mounts
         self.single_post = single_post
         self.resumable = resumable
         self.sha512 = sha512
@@ -62,17 +64,20 @@ class Uploads(Site):
         mount, source = request.parameter("mount"), request.parameter("from")
         whole = request.parameter("digest")
         for digest in (mount, whole):
-            if digest is not None and not is_digest(digest):
+            if digest is not None and not self._verifiable(digest):
                 return self._wrong(request, 400, "DIGEST_INVALID", "invalid digest", {"digest": digest})
         if source is not None and not is_name(source):
             return self._wrong(request, 400, "NAME_INVALID", "invalid repository name", {"name": source})
-        if mount is not None and self.mounts and source is not None:
-            found = self._known(source).blobs.get(mount)
+        if mount is not None and self.mounts:
+            found = self._elsewhere(mount, source)
             if found is not None:
                 self.repositories[request.repository].blobs[mount] = found
                 return self._created(request, mount)
         if request.has_body and whole is None:
             return self._wrong(request, 400, "SIZE_INVALID", "a body without a digest")
+        refusal = self._typed(request)
+        if refusal is not None:
+            return refusal
         if whole is not None and self.single_post:
             upload = Upload("single")
             return Reception(upload.content, lambda _: self._commit(request, upload, whole))
@@ -80,6 +85,22 @@ class Uploads(Site):
         upload = Upload(f"00000000-0000-4000-8000-{self._sessions:012d}")
         self.repositories[request.repository].uploads[upload.identity] = upload
         return self._accepted(request, upload)
+
+    def _verifiable(self, digest: str) -> bool:
+        return is_digest(digest) and (self.sha512 or not digest.startswith("sha512:"))
+
+    def _elsewhere(self, digest: str, source: str | None) -> Content | None:
+        """Find a blob to mount: in the repository that is named, or in any where that is switched on."""
+        if source is not None:
+            return self._known(source).blobs.get(digest)
+        holders = tuple(self.repositories.values()) if self.automatic_mounts else ()
+        return next((held.blobs[digest] for held in holders if digest in held.blobs), None)
+
+    def _typed(self, request: Request) -> Response | None:
+        media_type = request.header("content-type")
+        if request.has_body and media_type not in ("", OCTETS):
+            return self._wrong(request, 415, "UNSUPPORTED", f"Content-Type {media_type!r} for bytes")
+        return None
 
     def _accepted(self, request: Request, upload: Upload, status: int = 202) -> Response:
         """Answer with the session's next Location; every answer has a new one."""
@@ -115,13 +136,13 @@ class Uploads(Site):
 
     def _out_of_order(self, request: Request, upload: Upload, message: str) -> Response:
         answer = self._accepted(request, upload)
-        return error(416, "RANGE_INVALID", message, headers=answer.headers)
+        return error(416, "BLOB_UPLOAD_INVALID", message, headers=answer.headers)
 
     def _chunk(self, request: Request, upload: Upload) -> Response | None:
         """Judge the head of a PATCH or PUT with a body."""
-        media_type = request.header("content-type")
-        if request.has_body and media_type not in ("", OCTETS):
-            return self._wrong(request, 415, "UNSUPPORTED", f"Content-Type {media_type!r} for bytes")
+        refusal = self._typed(request)
+        if refusal is not None:
+            return refusal
         if upload.short and request.method == "PATCH":
             return self._wrong(request, 400, "SIZE_INVALID", "the chunk before this one was too short")
         declared = request.header("content-range")
@@ -130,7 +151,7 @@ class Uploads(Site):
         span = _CONTENT_RANGE.match(declared)
         if span is None:
             return self._wrong(
-                request, 400, "RANGE_INVALID", f"Content-Range {declared!r} is not <start>-<end>"
+                request, 400, "BLOB_UPLOAD_INVALID", f"Content-Range {declared!r} is not <start>-<end>"
             )
         first, last = int(span[1]), int(span[2])
         if first != upload.content.size or first > last:
@@ -170,7 +191,7 @@ class Uploads(Site):
 
     def _put_upload(self, request: Request) -> Response | Reception:
         digest = request.parameter("digest")
-        if digest is None or not is_digest(digest) or (digest.startswith("sha512:") and not self.sha512):
+        if digest is None or not self._verifiable(digest):
             text = "digest missing" if digest is None else "invalid digest"
             return self._wrong(request, 400, "DIGEST_INVALID", text, {"digest": digest})
         return self._receive(request, digest)
