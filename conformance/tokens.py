@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import itertools
 import json
 import re
 import time
@@ -28,6 +29,7 @@ __all__ = ["FORMS", "BasicAuth", "Challenge", "Form", "TokenService"]
 # Who (None: anonymous) may do what; the default lets users do everything and the anonymous pull.
 Grants: TypeAlias = "Callable[[str | None, Access], bool]"
 
+_SERVICES = itertools.count(1)
 _SCOPE = re.compile(r"([a-z]+)(?:\([a-z]+\))?:([^ ]+):([a-z*,]+)\Z")
 
 
@@ -181,6 +183,8 @@ class TokenService(Site):
         self.requests = 0
         self.issued: list[str] = []
         self._tokens: dict[str, _Token] = {}
+        # No two services give the same token: whose it is shows where it is sent.
+        self._own = next(_SERVICES)
 
     def revoke(self) -> None:
         """Make every token that was issued so far invalid."""
@@ -306,9 +310,9 @@ class TokenService(Site):
         """Write a token; as a JWT it says when it ends (and is not signed: nobody here may check)."""
         number = len(self.issued)
         if not self.jwt:
-            return f"token-{number}"
+            return f"token-{number}.{self._own}"
         seconds = self.lifetime if self.expires_in is None else self.expires_in
-        claims = {"jti": number, "sub": user or "", "exp": int(self.wall() + seconds)}
+        claims = {"jti": f"{number}.{self._own}", "sub": user or "", "exp": int(self.wall() + seconds)}
         parts = ({"alg": "none", "typ": "JWT"}, claims)
         encoded = [
             base64.urlsafe_b64encode(json.dumps(part).encode()).rstrip(b"=").decode() for part in parts

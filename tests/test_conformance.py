@@ -1014,7 +1014,7 @@ def test_a_challenge_names_realm_service_and_scope(guarded: App) -> None:
 
 def test_a_token_opens_what_its_scope_says(guarded: App, tokens: TokenService) -> None:
     pull, push = bearer(guarded, PULL), bearer(guarded, PUSH, "me:secret:1")
-    assert pull == [("Authorization", "Bearer token-1")]
+    assert pull[0][1].startswith("Bearer token-1.")
     assert guarded.request("GET", "/v2/", pull).status == 200
     assert guarded.request("GET", "/v2/a/b/tags/list", pull).status == 200
     assert guarded.request("POST", "/v2/a/b/blobs/uploads/", push).status == 202
