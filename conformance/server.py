@@ -2,8 +2,8 @@
 
 Owns: sockets, TLS, keep-alive, framing. May not know: what a registry is. Invariant: one exchange at a
 time per connection; a body of known length is received in place (`Exchange.room`) and sent from the
-stored pieces, never through a buffer of its own. h11 sees heads and chunked bodies only, one Connection
-object per exchange, because its buffer costs two copies (throughput.md).
+stored pieces, never through a buffer of its own. h11 sees chunked bodies and the heads that heads.py leaves
+to it, one Connection object per exchange, because its buffer costs two copies (throughput.md).
 
 `serve` is for tests on the same loop, `run_in_thread` for tests that drive another program.
 """
@@ -15,6 +15,7 @@ import inspect
 import socket
 import ssl
 from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
 
 import anyio
 import anyio.from_thread
@@ -22,6 +23,7 @@ import anyio.lowlevel
 import h11
 
 from .exchange import Exchange, Site
+from .heads import read_head
 from .journal import Entry, Journal
 from .messages import Request, Response
 
@@ -45,6 +47,7 @@ class _Stream:
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock
         self._moved = 0
+        self._room = memoryview(bytearray(_READ))  # for heads: a new one each time has to be zeroed
 
     async def _wait(self, problem: Exception, *, writing: bool = False) -> None:
         """Wait for what the operation lacked; TLS may have to write in order to read."""
@@ -77,9 +80,8 @@ class _Stream:
             return count
 
     async def receive(self) -> bytes:
-        buffer = bytearray(_READ)
-        count = await self.receive_into(memoryview(buffer))
-        return bytes(memoryview(buffer)[:count])
+        count = await self.receive_into(self._room)
+        return bytes(self._room[:count])
 
     async def send(self, piece: bytes | memoryview, entry: Entry | None = None) -> None:
         """Send all of `piece`; count it in `entry` before it can have arrived, exactly in the end."""
@@ -122,6 +124,15 @@ class _Stream:
     def close(self) -> None:
         anyio.notify_closing(self.sock)
         self.sock.close()
+
+
+@dataclass
+class _Body:
+    """What follows a head: bytes that came with it, h11 where it read the head, whether it is the last."""
+
+    held: bytes
+    parser: h11.Connection | None = None
+    last: bool = False
 
 
 class Server:
@@ -181,29 +192,10 @@ class Server:
 
     async def _exchange(self, stream: _Stream, number: int, left: bytes) -> bytes | None:
         """Carry out one exchange; return what was received beyond it, None to close."""
-        parser = h11.Connection(h11.SERVER, max_incomplete_event_size=_HEAD_LIMIT)
-        try:
-            if left:
-                parser.receive_data(left)
-            while (event := parser.next_event()) is h11.NEED_DATA:
-                data = await stream.receive()
-                # Looked at before h11 sees it: a greeting may hold an empty line by chance.
-                if data[0] == _HELLO and not parser.trailing_data[0]:
-                    self.journal.hellos += 1
-                    return None
-                parser.receive_data(data)
-        except h11.RemoteProtocolError as problem:
-            self.journal.violations.append(f"not HTTP: {problem}")
-            await self._send(stream, Response(problem.error_status_hint or 400, close=True), "GET")
+        begun = await self._begin(stream, number, left)
+        if begun is None:
             return None
-        assert isinstance(event, h11.Request)
-        request = Request(
-            event.method.decode(),
-            event.target.decode(),
-            [(name.decode(), value.decode("latin-1")) for name, value in event.headers],
-            scheme=self.scheme,
-            connection=number,
-        )
+        request, body = begun
         exchange = self.app.open(request)
         asked = exchange.asked()
         exchange.start(await asked if inspect.isawaitable(asked) else asked)
@@ -211,35 +203,66 @@ class Server:
         rest = b""
         if not early:
             try:
-                rest = await self._receive_body(stream, parser, exchange)
+                rest = await self._receive_body(stream, body, exchange)
             except (_Gone, h11.RemoteProtocolError) as problem:
                 exchange.abort()
                 raise _Gone(str(problem)) from None
             except BaseException:
                 exchange.abort()
                 raise
-        close = early or event.http_version != b"1.1" or "close" in request.header("connection").lower()
         answer = exchange.finish()
         if isinstance(answer, bytes):
             await stream.send(answer)
             return None
-        answer.close = answer.close or close
+        answer.close = answer.close or early or body.last
         await self._send(stream, answer, request.method, exchange.entry)
         if early:
             await stream.linger()
         return None if answer.close else rest
 
-    async def _receive_body(self, stream: _Stream, parser: h11.Connection, exchange: Exchange) -> bytes:
+    async def _begin(self, stream: _Stream, number: int, left: bytes) -> tuple[Request, _Body] | None:
+        """Read a head; None, and everything said that is to be said, when there is none."""
+        data = left
+        if not left:
+            data = await stream.receive()
+            # Looked at before anything else sees it: a greeting may hold an empty line by chance.
+            if data[0] == _HELLO:
+                self.journal.hellos += 1
+                return None
+        plain = read_head(data)
+        if plain is not None:
+            head = (plain.method, plain.target, plain.headers)
+            body = _Body(data[plain.length :])
+        else:
+            parser = h11.Connection(h11.SERVER, max_incomplete_event_size=_HEAD_LIMIT)
+            try:
+                parser.receive_data(data)
+                while (event := parser.next_event()) is h11.NEED_DATA:
+                    parser.receive_data(await stream.receive())
+            except h11.RemoteProtocolError as problem:
+                self.journal.violations.append(f"not HTTP: {problem}")
+                await self._send(stream, Response(problem.error_status_hint or 400, close=True), "GET")
+                return None
+            assert isinstance(event, h11.Request)
+            headers = [(name.decode(), value.decode("latin-1")) for name, value in event.headers]
+            head = (event.method.decode(), event.target.decode(), headers)
+            body = _Body(bytes(parser.trailing_data[0]), parser, event.http_version != b"1.1")
+        request = Request(*head, scheme=self.scheme, connection=number)
+        body.last = body.last or "close" in request.header("connection").lower()
+        return request, body
+
+    async def _receive_body(self, stream: _Stream, body: _Body, exchange: Exchange) -> bytes:
         """Receive the body into the exchange; return what came after it."""
         if exchange.request.chunked:
+            parser = body.parser
+            assert parser is not None, "a head with a transfer coding is h11's"
             while not isinstance(event := parser.next_event(), h11.EndOfMessage):
                 if event is h11.NEED_DATA:
                     parser.receive_data(await stream.receive())
                 elif isinstance(event, h11.Data):
                     exchange.feed(bytes(event.data))
             return bytes(parser.trailing_data[0])
-        missing = exchange.request.length() or 0
-        held = bytes(parser.trailing_data[0])
+        missing, held = exchange.request.length() or 0, body.held
         if held and missing:
             exchange.feed(held[:missing])
             missing, held = max(missing - len(held), 0), held[missing:]
