@@ -285,15 +285,10 @@ def case_upload(peer: Peer, image: Image) -> Run:
     return lambda seconds: in_streams(move, seconds)
 
 
-_LARGE: list[tuple[str, bytes]] = []
-
-
 def large() -> tuple[str, bytes]:
-    """Return the large blob and its digest, made once."""
-    if not _LARGE:
-        data = Seed(8).blob(BLOB)
-        _LARGE.append((f"sha256:{hashlib.sha256(data).hexdigest()}", data))
-    return _LARGE[0]
+    """Make the large blob and its digest."""
+    data = Seed(8).blob(BLOB)
+    return f"sha256:{hashlib.sha256(data).hexdigest()}", data
 
 
 # ---------------------------------------------------------------- running
