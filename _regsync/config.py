@@ -15,13 +15,13 @@ from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
 from _regsync import providers
-from _regsync.document import Node, Unreadable, compose, expand
+from _regsync.document import Node, Unreadable, compose, dump, masked, substitute, variables
 from _regsync.errors import ConfigError, Problem, clean
 from _regsync.fields import DEFAULT_PORTS, SECTIONS, Field, is_loopback, parse_registry_url
 from _regsync.oci import Platform
 from _regsync.tags import TagRule
 
-__all__ = ["ArtifactRule", "Config", "MappingRule", "Registry", "load", "registry_for"]
+__all__ = ["ArtifactRule", "Config", "MappingRule", "Registry", "expand", "load", "registry_for"]
 
 
 class Registry(NamedTuple):
@@ -104,6 +104,9 @@ _DOCUMENT = Field("", "section", "", of="config")
 _MAPPING = Field("", "section", "", of="mapping")
 _REGISTRY = Field("", "section", "", of="registry")
 _ALIASES = Field("", "alias", "", empty="name one registry at least")
+_MASK = "********"
+# An expanded configuration is written and read again by people and programs; aliases could fill the memory.
+_MOST_EXPANDED = 1_000_000
 
 
 class _Section(NamedTuple):
@@ -133,7 +136,25 @@ class _Reader:
         self.registries: dict[str, Registry | None] = {}
         self.groups: dict[str, tuple[Registry, ...] | None] = {}
         self.defaults: _Section | None = None
+        # Variables that gave a secret.
+        self.secret_names: set[str] = set()
         self.read_before: dict[tuple[int, int], Any] = {}
+
+    def read(self, text: bytes) -> _Section:
+        """Return the document, free of problems; ConfigError otherwise."""
+        document: _Section | None = None
+        try:
+            root = compose(text, self.note)
+            if root is None or root.tag == "null":
+                raise Unreadable(1, 1, "the document is empty: `mappings` is required, and may be []")
+            document = self.read_section(root, _DOCUMENT, "")
+        except Unreadable as error:
+            self.note(Node("", "", *error.place), "", str(error))
+        if document is None or self.problems:
+            problems = tuple(sorted(self.problems, key=lambda problem: (problem.line, problem.column)))
+            more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+            raise ConfigError(f"{problems[0]}{more}", problems=problems)
+        return document
 
     def note(self, node: Node, path: str, message: str, *, warning: bool = False) -> None:
         problem = Problem(self.name, node.line, node.column, clean(path, 200), clean(message))
@@ -221,7 +242,10 @@ class _Reader:
             self.note(node, path, f"{wanted} is needed, not {node.kind}{remedy}")
             return None
         try:
-            return self.parsed(expand(node.value, self.environ), field)
+            text = substitute(node.value, self.environ)
+            if field.secret and field.hides(text):
+                self.secret_names |= variables(node.value)
+            return self.parsed(text, field)
         except ValueError as error:
             self.note(node, path, str(error))
             return None
@@ -363,6 +387,60 @@ class _Reader:
             self.note(section.node, section.path, message)
 
 
+class _Expansion:
+    """Plain values of nodes that were read without a problem. `left` bounds what aliases repeat."""
+
+    def __init__(self, reader: _Reader, show_secrets: bool) -> None:
+        self.reader = reader
+        self.show_secrets = show_secrets
+        self.left = _MOST_EXPANDED
+
+    def plain(self, node: Node, field: Field) -> Any:
+        self.left -= 1
+        if self.left < 0:
+            raise ConfigError(f"the configuration has over {_MOST_EXPANDED:,} values when it is expanded")
+        if field.type in ("alias", "targets"):
+            read = self.reader.value(node, field, "")
+            return read.alias if isinstance(read, Registry) else [registry.alias for registry in read]
+        if field.type == "section":
+            return self.section(node, field)
+        if field.type == "names":
+            return {name: self.plain(value, _REGISTRY) for name, (_, value) in node.value.items()}
+        if node.tag == "seq":
+            return [self.plain(item, _MAPPING if field.type == "list" else field) for item in node.value]
+        return self.scalar(node, field)
+
+    def section(self, node: Node, field: Field) -> dict[str, Any]:
+        reader = self.reader
+        nodes = {name: value for name, (_, value) in node.value.items() if value.tag != "null"}
+        if field.of == "mapping":
+            inherited = reader.defaults.nodes if reader.defaults else {}
+            nodes = {"to": nodes["from"], **inherited, **nodes}
+        elif field.of == "config":
+            nodes = {"global": Node("map", {}, 0, 0), **nodes}
+        rows = [row for row in SECTIONS[field.of] if row.name not in ("target_groups", "defaults")]
+        plain = {row.name: self.plain(nodes[row.name], row) for row in rows if row.name in nodes}
+        if field.of == "global":
+            where = {"cache_dir": reader.parse_path(".regsync", field)} if reader.base_dir else {}
+            plain = {"max_concurrent_transfers": 50, **where, "cache_ttl": "12h", **plain}
+        return plain
+
+    def scalar(self, node: Node, field: Field) -> Any:
+        written, text = node.value, substitute(node.value, self.reader.environ)
+        secret = field.hides(text)
+        if not self.show_secrets and (secret or variables(written) & self.reader.secret_names):
+            if not secret or field.name != "proxy":
+                return masked(written, _MASK if secret else "")
+            # Only who uses a proxy is a secret, where that can be told.
+            scheme = written[: written.find("//") + 2] if re.match(r"\w+://", written) else ""
+            _, user, host = masked(written, "").rpartition("@")
+            return scheme + (f"{_MASK}@{host}" if user else masked(written[len(scheme) :], _MASK))
+        value = self.reader.parsed(text, field)
+        if field.type in ("flag", "count"):
+            return value
+        return (value if field.type == "path" else text).replace("$", "$$")
+
+
 def load(
     text: bytes, *, name: str, environ: Mapping[str, str], base_dir: str | None, home: str | None
 ) -> Config:
@@ -371,18 +449,7 @@ def load(
     Messages call the file `name`; `base_dir` is its absolute directory, None for standard input.
     """
     reader = _Reader(name, environ, base_dir, home)
-    document = None
-    try:
-        root = compose(text, reader.note)
-        if root is None or root.tag == "null":
-            raise Unreadable(1, 1, "the document is empty: `mappings` is required, and may be []")
-        document = reader.read_section(root, _DOCUMENT, "")
-    except Unreadable as error:
-        reader.note(Node("", "", *error.place), "", str(error))
-    if document is None or reader.problems:
-        problems = tuple(sorted(reader.problems, key=lambda problem: (problem.line, problem.column)))
-        more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
-        raise ConfigError(f"{problems[0]}{more}", problems=problems)
+    document = reader.read(text)
     settings = document.values["global"].values if "global" in document.values else {}
     # Standard input has no directory of its own, and no state.
     where = settings.get("cache_dir") or reader.parse_path(".regsync", _DOCUMENT)
@@ -393,6 +460,25 @@ def load(
         warnings=tuple(map(str, reader.warnings)),
         **values,
     )
+
+
+def expand(
+    text: bytes,
+    *,
+    name: str,
+    environ: Mapping[str, str],
+    base_dir: str | None,
+    home: str | None,
+    show_secrets: bool = False,
+) -> str:
+    """Return a configuration as it is understood, as YAML that loads again; ConfigError as `load`.
+
+    Variables are replaced, mappings are whole, paths absolute, groups and `defaults` gone. Unless they are
+    to be shown, secrets stay the variables that they came from, or become asterisks where they are written
+    out, and so does all else that a variable gave which gives a secret too.
+    """
+    reader = _Reader(name, environ, base_dir, home)
+    return dump(_Expansion(reader, show_secrets).plain(reader.read(text).node, _DOCUMENT))
 
 
 def registry_for(host: str, config: Config | None) -> Registry:

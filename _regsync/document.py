@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-__all__ = ["Node", "Unreadable", "compose", "expand"]
+__all__ = ["Node", "Unreadable", "compose", "dump", "masked", "substitute", "variables"]
 
 # The deepest legitimate document has 6 levels.
 _DEEPEST = 32
@@ -175,7 +175,29 @@ class _Composer:
 _VARIABLE = r"\$\$|\$\{(?:([A-Za-z_][A-Za-z0-9_]*)(?::([-?])((?:[^$}]|\$(?!\{))*))?\})?"
 
 
-def expand(text: str, environ: Mapping[str, str]) -> str:
+def dump(value: object) -> str:
+    """Return plain values as a YAML document that every reader of YAML understands alike."""
+    import yaml
+
+    return yaml.safe_dump(value, sort_keys=False, allow_unicode=True, default_flow_style=None, width=100)
+
+
+def variables(text: str) -> set[str]:
+    """Return the names that `substitute` looks up."""
+    return {name for name, _, _ in re.findall(_VARIABLE, text) if name}
+
+
+def masked(text: str, mask: str) -> str:
+    """Return a text with its variables as `${NAME}`, defaults left out, and `mask`, if any, for the rest."""
+    shown = ""
+    for match in re.finditer(rf"{_VARIABLE}|[^$]+|\$", text):
+        piece = f"${{{match[1]}}}" if match[1] else mask or match[0]
+        if piece != mask or not shown.endswith(mask):
+            shown += piece
+    return shown
+
+
+def substitute(text: str, environ: Mapping[str, str]) -> str:
     """Put the environment's values into a text; ValueError says what is wrong. Nothing is read twice."""
 
     def value(match: re.Match[str]) -> str:

@@ -115,6 +115,11 @@ class Field(NamedTuple):
     auth: str = ""
     needs: tuple[str, ...] = ()
     secret: bool = False
+    example: str = ""
+
+    def hides(self, text: str) -> bool:
+        """Say whether a text is a secret here; a proxy's URL is one where it names a user."""
+        return self.secret and (self.name != "proxy" or "@" in text)
 
 
 def _platform(text: str) -> Platform:
@@ -161,70 +166,78 @@ _AUTH_TYPES = ("ecr", "gar", "gcr", "acr", "ghcr", "anonymous", "basic", "static
 _F = Field
 # fmt: off
 _INHERITED = (
-    _F("source", "alias", "source registry"),
-    _F("targets", "targets", "a group or alias, or a list of aliases"),
-    _F("tags", "section", "tag rules", of="tags"),
-    _F("platforms", "texts", "os/arch[/variant] filter", parse=_platform,
-       empty="omit it to copy all platforms"),
-    _F("artifacts", "section", "what happens to referrers", of="artifacts"),
+    _F("source", "alias", "source registry; required here or in `defaults`", example="hub"),
+    _F("targets", "targets", "a group or alias, or a list of aliases; required here or in `defaults`",
+       example='["mine"]'),
+    _F("tags", "section", "which tags", of="tags"),
+    _F("platforms", "texts", "only these platforms of an index, each os/arch[/variant]", parse=_platform,
+       empty="omit it to copy all platforms", example='["linux/amd64", "linux/arm/v7"]'),
+    _F("artifacts", "section", "what happens to referrers: signatures, SBOMs, attestations", of="artifacts"),
 )
 # "config" stands in the order in which it is read: names before their uses.
 SECTIONS: Mapping[str, tuple[Field, ...]] = MappingProxyType({
     "config": (
         _F("registries", "names", "named registries", of="registry", default="{}"),
-        _F("target_groups", "names", "named lists of registry aliases", default="{}"),
-        _F("defaults", "section", "what mappings inherit", of="defaults"),
+        _F("target_groups", "names", "named lists of registries", default="{}", example='{"all": ["mine"]}'),
+        _F("defaults", "section", "what a mapping takes over where it says nothing itself", of="defaults"),
         _F("mappings", "list", "what is copied", of="mapping", required=True),
         _F("global", "section", "settings of the whole run", of="global"),
     ),
     "registry": (
         _F("url", "text", "[http://|https://]HOST[:PORT]; a loopback address alone means http",
-           parse=parse_registry_url, required=True),
+           parse=parse_registry_url, required=True, example="registry.example.com:5000"),
         _F("auth_type", "text", "authentication; absent: detected", choices=_AUTH_TYPES),
-        _F("credentials", "section", "for auth_type basic", of="credentials", auth="basic"),
-        _F("token", "text", "for auth_type static_token", check=_token, secret=True, auth="static_token"),
-        _F("cloud_profile", "text", "named profile, with explicit auth_type ecr", auth="ecr"),
-        _F("aws_profile", "text", "another name of cloud_profile", auth="ecr"),
+        _F("credentials", "section", "for `auth_type: basic`", of="credentials", auth="basic"),
+        _F("token", "text", "bearer token, for `auth_type: static_token`", check=_token, secret=True,
+           auth="static_token", example="${REGISTRY_TOKEN}"),
+        _F("cloud_profile", "text", "named profile, with explicit `auth_type: ecr`", auth="ecr"),
+        _F("aws_profile", "text", "another name of `cloud_profile`", auth="ecr"),
         _F("head_first", "flag", "HEAD all targets before the source GET", default="false"),
         _F("max_concurrent", "count", "requests in flight at most", least=1, default="50"),
-        _F("ca_file", "path", "PEM bundle added to the system's trust"),
-        _F("client_cert", "path", "PEM client certificate"),
-        _F("client_key", "path", "PEM key of client_cert, where not in that file", needs=("client_cert",)),
-        _F("proxy", "text", "proxy URL; absent: the environment's", check=_proxy, secret=True),
+        _F("ca_file", "path", "PEM bundle added to the system's trust", example="ca.pem"),
+        _F("client_cert", "path", "PEM client certificate", example="client.pem"),
+        _F("client_key", "path", "PEM key of `client_cert`, where not in that file", needs=("client_cert",)),
+        _F("proxy", "text", "proxy URL; absent: the environment's", check=_proxy, secret=True,
+           example="http://proxy.example.com:3128"),
     ),
     "credentials": (
-        _F("username", "text", "user name", check=_user, required=True, secret=True),
-        _F("password", "text", "password or access token", required=True, secret=True),
+        _F("username", "text", "user name", check=_user, required=True, example="mirror"),
+        _F("password", "text", "password or access token", required=True, secret=True,
+           example="${MIRROR_PASSWORD}"),
     ),
     "defaults": _INHERITED,
     "mapping": (
-        _F("from", "text", "source repository", check=_repository, required=True),
-        _F("to", "text", "target repository", check=_repository, default="the value of from"),
+        _F("from", "text", "source repository", check=_repository, required=True, example="library/alpine"),
+        _F("to", "text", "target repository; absent: as `from`", check=_repository, example="base/alpine"),
         *_INHERITED,
     ),
     "tags": (
         _F("glob", "one_or_texts", "tags that match any pattern", check=check_glob, default="*",
-           empty="omit it to take every tag"),
-        _F("exclude", "one_or_texts", "tags that are never wanted", check=check_glob),
-        _F("semver", "text", "version range", check=_range),
+           empty="omit it to take every tag", example='["3.*", "latest"]'),
+        _F("exclude", "one_or_texts", "tags that are never wanted", check=check_glob, example='["*-rc*"]'),
+        _F("semver", "text", "version range", check=_range, example=">=1.2,<2"),
         _F("semver_prerelease", "text", "what becomes of pre-releases",
            choices=("include", "exclude", "only"), default="exclude"),
         _F("sort", "text", "order, highest first", choices=("semver", "alpha")),
-        _F("latest", "count", "keep the N highest", least=1, needs=("sort", "semver")),
-        _F("min_tags", "count", "keep at least N; 0: no floor"),
-        _F("immutable_tags", "text", "skip these where the target's listing shows them", check=check_glob),
+        _F("latest", "count", "keep the N highest", least=1, needs=("sort", "semver"), example="5"),
+        _F("min_tags", "count", "keep at least N, whatever `semver` and `latest` drop", example="3"),
+        _F("immutable_tags", "text", "skip these where the target's listing shows them", check=check_glob,
+           example="v*.*.*"),
     ),
     "artifacts": (
         _F("enabled", "flag", "copy referrers with their image", default="true"),
-        _F("include", "texts", "artifact types wanted; empty: all", default="[]"),
+        _F("include", "texts", "artifact types wanted; empty: all", default="[]",
+           example='["application/spdx+json"]'),
         _F("exclude", "texts", "artifact types not wanted", default="[]"),
         _F("require_artifacts", "flag", "fail images without referrers", default="false"),
     ),
     "global": (
         _F("max_concurrent_transfers", "count", "images at a time", least=1, default="50"),
-        _F("cache_dir", "path", "state and staging", default=".regsync"),
-        _F("cache_ttl", "amount", "age at which facts expire; 0: never", parse=parse_duration, default="12h"),
-        _F("staging_size_limit", "amount", "disk for blobs of several targets; 0: none", parse=parse_size),
+        _F("cache_dir", "path", "state and staging; relative to the file", default=".regsync"),
+        _F("cache_ttl", "amount", "age at which facts expire; 0: never", parse=parse_duration, default="12h",
+           example="1h30m"),
+        _F("staging_size_limit", "amount", "disk for blobs of several targets; 0: none; absent: no limit",
+           parse=parse_size, example="20 GB"),
     ),
 })
 # fmt: on

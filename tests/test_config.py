@@ -223,9 +223,9 @@ ENVIRONMENT = {"A": "one", "EMPTY": "", "TRICK": "${A} $$"}
 
 @pytest.mark.parametrize(("text", "expanded"), EXPANSIONS, ids=[row[0] for row in EXPANSIONS])
 def test_expansion(text: str, expanded: str) -> None:
-    from _regsync.document import expand
+    from _regsync.document import substitute
 
-    assert expand(text, ENVIRONMENT) == expanded
+    assert substitute(text, ENVIRONMENT) == expanded
 
 
 @pytest.mark.parametrize(("text", "remedy"), BAD_EXPANSIONS, ids=[row[0] for row in BAD_EXPANSIONS])
