@@ -11,18 +11,60 @@ from __future__ import annotations
 import json
 import os
 import time
-from typing import Any, TextIO
+from collections import deque
+from typing import Any, NamedTuple, TextIO
 
 from _regsync.errors import ConfigError, RegsyncError, clean
 from _regsync.report import Outcome, Report, duration_text, size_text
 
-__all__ = ["LEVELS", "Console", "show_progress"]
+__all__ = ["LEVELS", "Console", "Snapshot", "progress_lines", "show_progress"]
 
 LEVELS = {"trace": 5, "debug": 10, "info": 20, "warning": 30, "error": 40}
 _TICK, _HEARTBEAT = 0.25, 30.0
+# The rate shown is that of the last seconds: an average over hours hides that nothing moves now.
+_RATE_SECONDS = 5.0
 # An image's line holds two references and a cause that was cut before.
 _LONGEST_LINE = 2000
-_CLEAR = "\r\x1b[K"
+_COLOURS = {"error": "\x1b[31m", "warning": "\x1b[33m"}
+_WIDEST_BAR = 24
+
+
+class Snapshot(NamedTuple):
+    """How far a run is: images and bytes, done of known; bytes a second; seconds; what takes long."""
+
+    done: int
+    known: int
+    bytes: int
+    expected: int
+    rate: float
+    elapsed: float
+    waiting: str
+
+    def __str__(self) -> str:
+        text = f"{self.done} of {self.known} images, {self.data}, {duration_text(self.elapsed)}"
+        return f"{text}; {self.waiting}" if self.waiting else text
+
+    @property
+    def data(self) -> str:
+        """The bytes in words; a blob that is read again makes more of them than were expected."""
+        most = max(self.bytes, self.expected)
+        return f"{size_text(self.bytes)} of {size_text(most)}, {size_text(int(self.rate))}/s"
+
+
+def progress_lines(now: Snapshot, columns: int, marks: str = "#-") -> list[str]:
+    """Return the live display: at most three lines, none as wide as the terminal."""
+    rows = [("images", now.done, now.known, f"{now.done} of {now.known}")]
+    if now.expected or now.bytes:
+        rows.append(("data", now.bytes, max(now.bytes, now.expected), now.data))
+    width = min(_WIDEST_BAR, columns - 10 - max(len(text) for *_, text in rows))
+    lines = []
+    for name, part, whole, text in rows:
+        full = width * part // max(whole, 1)
+        bar = f"{marks[0] * full}{marks[1] * (width - full)} " if width > 3 else ""
+        lines.append(f"{name:<7}{bar}{text}")
+    lines.append(f"{duration_text(now.elapsed):<7}{now.waiting}".rstrip())
+    # The last column wraps on some terminals, and a line that wraps is not cleared.
+    return [line if len(line) < columns else f"{line[: max(0, columns - 2)]}~" for line in lines]
 
 
 class Console:
@@ -34,11 +76,14 @@ class Console:
         self._out, self._err = out, err
         self._threshold = LEVELS[level]
         self.as_json, self._json_log = as_json, json_log
-        can_clear = err.isatty() and os.environ.get("TERM") != "dumb"
-        self.live = progress and can_clear and not json_log
+        terminal = err.isatty() and os.environ.get("TERM") != "dumb" and not json_log
+        self.live = progress and terminal
         self.heartbeat = progress and not self.live
+        self._colours = {} if os.environ.get("NO_COLOR") or not terminal else _COLOURS
+        self._marks = "█░" if (getattr(err, "encoding", None) or "").lower().startswith("utf") else "#-"
         self.shows_summary = out.isatty()
-        self._status = ""
+        self._shown: list[str] = []
+        self._hinted: set[str] = set()
         # Whether standard error could not take what was written to it.
         self.lost = False
 
@@ -55,7 +100,11 @@ class Console:
             entry = {"ts": f"{stamp}.{rest // 1_000_000:03d}Z", "level": level, "event": event}
             self._line(self._err, json.dumps({**entry, "message": message, **fields}, default=str))
         else:
-            self._line(self._err, clean(text, _LONGEST_LINE))
+            text = clean(text, _LONGEST_LINE)
+            if colour := self._colours.get(level):
+                word, *more = text.split(" ", 1)
+                text = " ".join([f"{colour}{word}\x1b[0m", *more])
+            self._line(self._err, text)
 
     def outcome(self, outcome: Outcome) -> None:
         """Show one image: what was done on standard output, what failed on standard error."""
@@ -68,8 +117,11 @@ class Console:
             self.line(outcome.line())
 
     def _hint(self, error: RegsyncError | None) -> None:
-        if error is not None and error.hint and not self._json_log:
-            self._line(self._err, clean(f"hint: {error.hint}", _LONGEST_LINE))
+        """Say what may help, once for all that it helps."""
+        hint = error.hint if error is not None else None
+        if hint and hint not in self._hinted and not self._json_log:
+            self._hinted.add(hint)
+            self._line(self._err, clean(f"hint: {hint}", _LONGEST_LINE))
 
     def error(self, error: RegsyncError) -> None:
         """Show why the command as a whole ended."""
@@ -83,7 +135,10 @@ class Console:
             self.document({"schema": 1, "error": told, "problems": [each._asdict() for each in problems]})
 
     def summary(self, report: Report, elapsed: float) -> None:
-        """Show the summary when there is something to say, or somebody to say it to."""
+        """Show causes that images share, and the summary if there is something to say or somebody to hear."""
+        for count, cause in report.causes():
+            text = f"Failed: {count} x {cause}"
+            self._say(text, "error", "failed_alike", text, count=count, cause=cause)
         if not self.as_json and (self.shows_summary or report.counts["synced"] or report.counts["failed"]):
             for line in report.summary(elapsed):
                 self.line(line)
@@ -96,30 +151,45 @@ class Console:
         """Write one result."""
         self._line(self._out, clean(text, _LONGEST_LINE))
 
-    def progress(self, text: str) -> None:
+    def progress(self, now: Snapshot) -> None:
         """Show how far a run is: on a terminal at its bottom, in place; else as a line of its own."""
         if not self.live:
-            self._say(f"still running: {text}", "info", "heartbeat", text)
+            self._say(f"still running: {now}", "info", "heartbeat", str(now), **now._asdict())
             return
+        columns, rows = self._size()
+        lines = progress_lines(now, columns, self._marks)[: max(1, rows - 1)]
+        if lines != self._shown:
+            self._write(self._err, self._cleared() + "\n".join(lines))
+            self._shown = lines
+
+    def _size(self) -> tuple[int, int]:
+        """Return the columns and rows of standard error's terminal; some say that they have none."""
         try:
-            columns = os.get_terminal_size(self._err.fileno()).columns or 80
+            columns, rows = os.get_terminal_size(self._err.fileno())
         except (OSError, ValueError):
-            columns = 80
-        # A line that wraps could not be cleared; the last column wraps on some terminals.
-        text = text if len(text) < columns else f"{text[: max(0, columns - 2)]}~"
-        if text != self._status:
-            self._write(self._err, _CLEAR + text)
-            self._status = text
+            columns, rows = 80, 24
+        return columns or 80, rows or 24
+
+    def _cleared(self) -> str:
+        """Return what takes the live display away; a terminal made narrower has wrapped its lines."""
+        columns, _ = self._size()
+        up = sum(max(1, -(-len(line) // columns)) for line in self._shown) - 1
+        shown, self._shown = self._shown, []
+        return "" if not shown else "\r" + f"\x1b[{up}A" * (up > 0) + "\x1b[J"
+
+    def clear(self) -> None:
+        """Take the live display away."""
+        if self._shown:
+            self._write(self._err, self._cleared())
 
     def _line(self, stream: TextIO, text: str) -> None:
-        if self._status:
-            self._status = ""
-            self._write(self._err, _CLEAR)
+        self.clear()
         try:
             self._write(stream, text + "\n")
         except UnicodeEncodeError:
             # A terminal or pipe without UTF-8 still gets its line.
-            self._write(stream, text.encode("ascii", "backslashreplace").decode("ascii") + "\n")
+            text = text.replace("…", "...").encode("ascii", "backslashreplace").decode("ascii")
+            self._write(stream, text + "\n")
 
     def _write(self, stream: TextIO, text: str) -> None:
         try:
@@ -133,19 +203,31 @@ class Console:
 
 
 async def show_progress(console: Console, progress: Any) -> None:
-    """Keep the live line, or a heartbeat every 30 s, until cancelled; `progress` is `sync.Progress`."""
+    """Keep the live display, or a heartbeat every 30 s, until cancelled; `progress` is `sync.Progress`."""
     import anyio
 
     began = anyio.current_time()
+    past = deque([(began, 0)])
     try:
         while True:
             await anyio.sleep(_TICK if console.live else _HEARTBEAT)
-            elapsed = anyio.current_time() - began
-            rate = size_text(int(progress.bytes / elapsed))
-            console.progress(
-                f"{progress.done} of {progress.known} images, {size_text(progress.bytes)}, {rate}/s, "
-                f"{duration_text(elapsed)}"
-            )
+            now = anyio.current_time()
+            while len(past) > 1 and past[1][0] <= now - _RATE_SECONDS:
+                past.popleft()
+            rate = (progress.bytes - past[0][1]) / (now - past[0][0])
+            past.append((now, progress.bytes))
+            numbers = (progress.done, progress.known, progress.bytes, progress.expected)
+            console.progress(Snapshot(*numbers, rate, now - began, _waiting(progress, now)))
     finally:
-        if console.live:
-            console.progress("")
+        console.clear()
+
+
+def _waiting(progress: Any, now: float) -> str:
+    """Say what a run waits for: a registry that asked for a pause, else the oldest of what is under way."""
+    for host, until in progress.paused.items():
+        if until > now:
+            return f"{host} is throttled (429), next try in {duration_text(until - now)}"
+    names = progress.under_way()
+    if not names:
+        return "asking what there is" if progress.done == progress.known else "comparing tags"
+    return f"copying {names[0]}" + (f" and {len(names) - 1} more" if len(names) > 1 else "")

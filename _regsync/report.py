@@ -1,8 +1,8 @@
 """What happened in a run: outcomes, totals, exit status, and the words for sizes and times.
 
-Owns: the fold of outcomes into the report of design.md section 10 and the exit statuses of its section
-2. May not know: terminals, files, clocks. Invariant: every image that was selected has exactly one
-outcome. Follows specification sections 3, 6 and 7.
+Owns: the fold of outcomes into the report of design.md section 10, the JSON Schema of every document on
+standard output, and the exit statuses of design.md section 2. May not know: terminals, files, clocks.
+Invariant: every image that was selected has exactly one outcome. Follows specification sections 3, 6, 7.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from _regsync.errors import RegsyncError
 
-__all__ = ["Outcome", "Report", "duration_text", "size_text"]
+__all__ = ["Outcome", "Report", "duration_text", "schema", "size_text"]
 
 
 def size_text(count: int) -> str:
@@ -139,6 +139,19 @@ class Report:
             return 2
         return 1 if codes else 0
 
+    def causes(self) -> list[tuple[int, str]]:
+        """Return the causes that several images share, the most frequent first: how many, code and cause.
+
+        The repository's own name in a cause, as some registries put it there, does not tell causes apart.
+        """
+        found: Counter[str] = Counter()
+        for error in (outcome.error for outcome in self.outcomes if outcome.error is not None):
+            host, _, rest = (getattr(error, "reference", None) or "").partition("/")
+            name = rest.partition("@")[0].partition(":")[0]
+            cause = error.message.replace(name, "...") if name else error.message
+            found[f"{error.code} {host}: {cause}" if host else f"{error.code}: {cause}"] += 1
+        return [(count, cause) for cause, count in found.most_common() if count > 1]
+
     def summary(self, elapsed: float) -> list[str]:
         """Return the summary block of specification section 6."""
         images, layers = self.counts, self.layers
@@ -177,3 +190,69 @@ class Report:
                 "throttled": dict(sorted(throttled.items())),
             },
         }
+
+
+def schema() -> dict[str, Any]:
+    """Return the JSON Schema of what `--json` writes: a run's report, an error, `tags`, `version`.
+
+    Its objects are open: fields may be added within schema 1, none changes its meaning.
+    """
+    codes = "CONFIG_ERROR|AUTH_ERROR|SOURCE_ERROR|TARGET_ERROR|NETWORK_ERROR|CONTENT_ERROR|INTERNAL_ERROR"
+    cause = _object(
+        f"code: ={codes}; message: string; status: integer|null; side: =null|source|target; retries: integer"
+    )
+    image = _object(
+        "source target: string; digest: string|null; source_digest?: string; bytes: integer; "
+        "status: =synced|skipped|failed|would_sync; duration_s: number; "
+        "reason: =null|unchanged|immutable_tag|tag_immutable_exists",
+        error={"anyOf": [{"type": "null"}, cause]},
+        blobs=_object("transferred mounted skipped: integer"),
+    )
+    totals = _object(
+        "bytes: integer; requests: {{integer}}; throttled: {integer}",
+        images=_object("synced skipped failed: integer"),
+        layers=_object("transferred unique mounted skipped: integer"),
+    )
+    mapping = _object("from to: string; selected: integer; dropped: {integer}")
+    problem = _object("file path message: string; line column: integer")
+    documents = {
+        "report": _object(
+            "schema: =1; run_id started_at: string; duration_s: number; interrupted dry_run: boolean",
+            images={"type": "array", "items": image},
+            mappings={"type": "array", "items": mapping},
+            totals=totals,
+        ),
+        "error": _object(
+            "schema: =1",
+            error=_object(f"code: ={codes}; message: string; hint: string|null"),
+            problems={"type": "array", "items": problem},
+        ),
+        "tags": _object("repository: string; tags: [string]; dropped: {string}"),
+        "version": _object("version build python openssl gate: string"),
+    }
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "what regsync --json writes to standard output",
+        "anyOf": [{"$ref": f"#/$defs/{name}"} for name in documents],
+        "$defs": documents,
+    }
+
+
+def _object(fields: str, **nested: dict[str, Any]) -> dict[str, Any]:
+    """Make the schema of an object from `name name: type; name?: type`; one with `?` may be absent."""
+    found = dict(nested)
+    for names, _, kind in (each.partition(": ") for each in fields.split("; ")):
+        found |= dict.fromkeys(names.split(), _type(kind))
+    required = [name for name in found if not name.endswith("?")]
+    properties = {name.rstrip("?"): told for name, told in found.items()}
+    return {"type": "object", "properties": properties, "required": required}
+
+
+def _type(kind: str) -> dict[str, Any]:
+    """Read `[items]`, `{values}` (under any name), `=value|value`, or `type|type`."""
+    if kind[0] == "[":
+        return {"type": "array", "items": _type(kind[1:-1])}
+    if kind[0] == "{":
+        return {"type": "object", "additionalProperties": _type(kind[1:-1])}
+    words = [{"null": None, "1": 1}.get(word, word) for word in kind.strip("=").split("|")]
+    return {"enum": words} if kind[0] == "=" else {"type": kind.split("|")}

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter, deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cache, partial
 from itertools import islice
@@ -47,10 +47,12 @@ _ELECTED_AMONG = 64
 
 
 class Progress:
-    """What a progress display shows: images known and done, bytes moved."""
+    """What a progress display shows: images known and done, bytes moved and expected, who has to wait."""
 
-    def __init__(self) -> None:
-        self.known = self.done = self.bytes = 0
+    def __init__(self, paused: Mapping[str, float], under_way: Callable[[], list[str]]) -> None:
+        self.known = self.done = self.bytes = self.expected = 0
+        # By host, until when it asked not to be asked; the images that have a step running, oldest first.
+        self.paused, self.under_way = paused, under_way
 
 
 @dataclass(eq=False, repr=False)
@@ -83,7 +85,7 @@ class Run:
     def __init__(
         self, transport: Transport, config: Config, emit: Callable[[Outcome], None], report: Report
     ) -> None:
-        self.progress = Progress()
+        self.progress = Progress(transport.paused, self._under_way)
         self._transport, self._config = transport, config
         self._emit, self._report = emit, report
         self._log = transport.edge.log
@@ -95,6 +97,7 @@ class Run:
         self._questions: dict[str, deque[Callable[[], Awaitable[None]]]] = {}
         self._workers: Counter[str] = Counter()
         self._references: Counter[str] = Counter()
+        self._read: set[str] = set()
         self._pending: deque[_Image] = deque()
         self._pending_bytes = 0
         self._room = anyio.Event()
@@ -107,6 +110,9 @@ class Run:
 
     def _count_bytes(self, count: int) -> None:
         self.progress.bytes += count
+
+    def _under_way(self) -> list[str]:
+        return [image.source_name for image in self._images.values() if image.running]
 
     # --- the run ------------------------------------------------------------------------------
 
@@ -424,6 +430,11 @@ class Run:
             self._tasks.start_soon(self._finish, image)
 
     async def _bring(self, image: _Image, step: Step) -> None:
+        blob = step.blob
+        # One read of a source serves all targets; a mount reads nothing.
+        reads = step.mount_from is None and not (image.fan_out and blob.digest in self._read)
+        self._read.update([blob.digest] if image.fan_out else [])
+        self.progress.expected += blob.size * reads
         try:
             brought = await self._mover.bring(step, image.source, image.target, fan_out=image.fan_out)
         except SyncError as error:
@@ -434,6 +445,8 @@ class Run:
             image.present += not (brought.mounted or brought.uploaded)
             if brought.uploaded:
                 image.transferred.append(step.blob.digest)
+            else:
+                self.progress.expected -= blob.size * reads
             for work in self._claims.arrived(step.work, step.blob.digest):
                 self._make_ready(self._images[work])
         if step.mount_from is not None:

@@ -249,6 +249,8 @@ class Transport:
         self._files: dict[str, bytes | None] = {}
         self._contexts: dict[tuple[str | None, ...], Any] = {}
         self._registries: dict[Origin, Registry] = {}
+        # By host: until when a request that was answered 429 waits, for the progress display.
+        self.paused: dict[str, float] = {}
         self.pool = Pool(self._dial, edge.timeouts)
         # Connections on which one registry chose what is asked of another host, which may be another one
         # of ours: it is to take us for a stranger (I6), so no client certificate, and nothing is shared.
@@ -405,14 +407,20 @@ class Transport:
         throttled, asked = False, 0.0
         if isinstance(error, RegistryError):
             throttled, asked = error.status == 429, error.retry_after or 0.0
-        now, chance = anyio.current_time(), self.edge.chance()
+        now, chance, host = (
+            anyio.current_time(),
+            self.edge.chance(),
+            hosts[-1 if error.side is Side.TARGET else 0],
+        )
         pause = patience.pause(now, chance, throttled=throttled, asked=asked)
         if error.retryable and asked > pacing.LONGEST_RETRY_AFTER:
             # Nobody else is to ask before that time either (design.md section 9).
             error.message += f" (asks to wait {duration_text(asked)}, longer than a run waits)"
-            hosts[-1 if error.side is Side.TARGET else 0].stopped = error.again()
-        if pause is None or not error.retryable or any(host.stopped for host in hosts):
+            host.stopped = error.again()
+        if pause is None or not error.retryable or any(each.stopped for each in hosts):
             raise error
+        if throttled:
+            self.paused[host.key] = now + pause
         return pause
 
     async def _attempt(self, host: Host, call: Call, limit: int) -> Answer:

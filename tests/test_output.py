@@ -5,17 +5,19 @@ from __future__ import annotations
 import io
 import json
 import os
-from typing import Any
+from typing import Any, ClassVar
 
 import anyio
 import pytest
 
 from _regsync.errors import ConfigError, ContentError, Problem, RegsyncError, Side
-from _regsync.output import Console, show_progress
+from _regsync.output import Console, Snapshot, progress_lines, show_progress
 from _regsync.report import Outcome, Report
 
 HOSTILE = "a\x1b[2Jb\x9b31mc\rd\ne\u202ef\x00g\x7fh\u2028i"
-CLEAR = "\r\x1b[K"
+CLEAR = "\r\x1b[1A\x1b[J"
+ONE = Snapshot(1, 2, 0, 0, 0.0, 1.0, "")
+TWO_OF_TWO = ONE._replace(done=2)
 
 
 @pytest.fixture(autouse=True)
@@ -84,12 +86,13 @@ def test_with_json_standard_output_holds_one_document_whatever_is_said() -> None
         report.add(each)
         screen.console.outcome(each)
     screen.console.log("trace", "request", "GET /v2/")
-    screen.console.progress("1 of 2")
+    screen.console.progress(ONE)
     screen.console.summary(report, 1.0)
     screen.console.document({"schema": 1})
     assert screen.out.getvalue() == '{"schema": 1}\n'
     assert screen.err.getvalue() == (
-        f"{FAILED}hint: look at the source\ntrace: GET /v2/\nstill running: 1 of 2\n"
+        f"{FAILED}hint: look at the source\ntrace: GET /v2/\n"
+        "still running: 1 of 2 images, 0 B of 0 B, 0 B/s, 1.0s\n"
     )
 
 
@@ -193,7 +196,7 @@ def test_json_log_lines_are_objects_with_their_events_fields(monkeypatch: pytest
     screen.console.log("warning", "min_tags", "too few", kept=1)
     screen.console.outcome(outcome("failed", REFUSED))
     screen.console.error(ConfigError("no such file", hint="give -c a file"))
-    screen.console.progress("1 of 2 images")
+    screen.console.progress(Snapshot(1, 2, 500, 1000, 50.0, 10.0, "copying a"))
     assert screen.out.getvalue() == ""
     warning, failed, ended, running = screen.logged()
     assert warning == {
@@ -209,7 +212,14 @@ def test_json_log_lines_are_objects_with_their_events_fields(monkeypatch: pytest
         "CONTENT_ERROR",
     )
     assert (ended["event"], ended["code"], ended["hint"]) == ("run_failed", "CONFIG_ERROR", "give -c a file")
-    assert (running["level"], running["event"]) == ("info", "heartbeat")
+    del running["ts"]
+    assert running == {
+        "level": "info",
+        "event": "heartbeat",
+        "message": "1 of 2 images, 500 B of 1.0 KB, 50 B/s, 10s; copying a",
+        **{"done": 1, "known": 2, "bytes": 500, "expected": 1000, "rate": 50.0, "elapsed": 10.0},
+        "waiting": "copying a",
+    }
 
 
 def test_a_field_that_json_does_not_know_is_shown_as_text() -> None:
@@ -259,9 +269,12 @@ def narrow(encoding: str) -> tuple[Console, io.BytesIO, io.BytesIO]:
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1", "cp1252"])
 def test_a_stream_without_utf8_still_gets_every_line(encoding: str) -> None:
     console, out, err = narrow(encoding)
-    console.line("caf\u00e9 \u2192")
+    console.line("caf\u00e9 \u2192 and so on\u2026")
     console.log("warning", "event", "\u2192")
-    assert (out.getvalue(), err.getvalue()) == (b"caf\\xe9 \\u2192\n", b"warning: \\u2192\n")
+    assert (out.getvalue(), err.getvalue()) == (
+        b"caf\\xe9 \\u2192 and so on...\n",
+        b"warning: \\u2192\n",
+    )
 
 
 def test_a_document_is_json_on_a_stream_of_any_encoding() -> None:
@@ -274,55 +287,154 @@ def test_a_document_is_json_on_a_stream_of_any_encoding() -> None:
 
 # --- progress ---------------------------------------------------------------------------------------
 
+BUSY = Snapshot(12, 40, 31_500_000, 1_200_000_000, 5_200_000.0, 65.0, "copying docker.io/library/nginx:1.27")
 
-def test_the_live_line_is_cleared_before_any_other_line() -> None:
+
+@pytest.mark.parametrize(
+    ("now", "columns", "marks", "lines"),
+    [
+        pytest.param(
+            BUSY,
+            80,
+            "█░",
+            [
+                "images ███████░░░░░░░░░░░░░░░░░ 12 of 40",
+                "data   ░░░░░░░░░░░░░░░░░░░░░░░░ 31.5 MB of 1.2 GB, 5.2 MB/s",
+                "1m05s  copying docker.io/library/nginx:1.27",
+            ],
+            id="wide",
+        ),
+        pytest.param(
+            BUSY._replace(bytes=600_000_000),
+            60,
+            "#-",
+            [
+                "images ######---------------- 12 of 40",
+                "data   ###########----------- 600.0 MB of 1.2 GB, 5.2 MB/s",
+                "1m05s  copying docker.io/library/nginx:1.27",
+            ],
+            id="60 columns without UTF-8",
+        ),
+        pytest.param(
+            BUSY,
+            40,
+            "#-",
+            [
+                "images 12 of 40",
+                "data   31.5 MB of 1.2 GB, 5.2 MB/s",
+                "1m05s  copying docker.io/library/nginx~",
+            ],
+            id="no room for bars",
+        ),
+        pytest.param(BUSY, 10, "#-", ["images 1~", "data   3~", "1m05s  c~"], id="hardly any room"),
+        pytest.param(BUSY, 1, "#-", ["~", "~", "~"], id="one column"),
+        pytest.param(
+            Snapshot(0, 0, 0, 0, 0.0, 0.3, "asking what there is"),
+            60,
+            "#-",
+            ["images ------------------------ 0 of 0", "0.3s   asking what there is"],
+            id="nothing known yet",
+        ),
+        pytest.param(
+            Snapshot(1, 1, 3000, 2000, 0.0, 7200.0, ""),
+            60,
+            "#-",
+            [
+                "images ######################## 1 of 1",
+                "data   ######################## 3.0 KB of 3.0 KB, 0 B/s",
+                "2h00m",
+            ],
+            id="read again: more bytes than expected",
+        ),
+    ],
+)
+def test_the_live_display(now: Snapshot, columns: int, marks: str, lines: list[str]) -> None:
+    assert progress_lines(now, columns, marks) == lines
+    assert all(len(line) < max(columns, 2) for line in lines)
+
+
+def at(screen: Screen, monkeypatch: pytest.MonkeyPatch, columns: int, rows: int = 24) -> None:
+    monkeypatch.setattr("os.get_terminal_size", lambda _: os.terminal_size((columns, rows)))
+    screen.err.fileno = lambda: 2  # type: ignore[method-assign]
+
+
+def test_the_live_display_is_cleared_before_any_other_line() -> None:
     screen = Screen(terminal=True, progress=True)
-    screen.console.progress("1 of 2")
+    shown = {each: "\n".join(progress_lines(each, 80)) for each in (ONE, TWO_OF_TWO)}
+    screen.console.progress(ONE)
     screen.console.outcome(outcome("synced"))
-    screen.console.progress("2 of 2")
-    screen.console.log("warning", "event", "text")
-    screen.console.log("warning", "event", "nothing to clear any more")
+    screen.console.progress(TWO_OF_TWO)
+    screen.console.log("info", "event", "not wanted")
+    screen.console.line("done")
+    screen.console.line("nothing to clear any more")
     assert screen.record == [
-        ("err", f"{CLEAR}1 of 2"),
+        ("err", shown[ONE]),
         ("err", CLEAR),
         ("out", "synced s/app:1 -> t/app:1 (0 B, 0.0s)\n"),
-        ("err", f"{CLEAR}2 of 2"),
+        ("err", shown[TWO_OF_TWO]),
         ("err", CLEAR),
-        ("err", "warning: text\n"),
-        ("err", "warning: nothing to clear any more\n"),
+        ("out", "done\n"),
+        ("out", "nothing to clear any more\n"),
     ]
 
 
-def test_a_line_without_live_line_clears_nothing() -> None:
+def test_a_line_without_live_display_clears_nothing() -> None:
     screen = Screen(terminal=True, progress=True)
     screen.console.line("one")
-    screen.console.progress("")
+    screen.console.clear()
     assert screen.record == [("out", "one\n")]
 
 
-def test_the_same_progress_is_not_written_twice() -> None:
+def test_the_same_progress_is_not_written_twice_and_another_replaces_it() -> None:
     screen = Screen(terminal=True, progress=True)
-    screen.console.progress("1 of 2")
-    screen.console.progress("1 of 2")
-    assert len(screen.record) == 1
+    for now in (ONE, ONE, TWO_OF_TWO):
+        screen.console.progress(now)
+    _, second = screen.record
+    assert second == ("err", CLEAR + "\n".join(progress_lines(TWO_OF_TWO, 80)))
 
 
-@pytest.mark.parametrize(("columns", "shown"), [(10, "12345678~"), (11, "1234567890"), (0, "1234567890")])
-def test_the_live_line_never_wraps(monkeypatch: pytest.MonkeyPatch, columns: int, shown: str) -> None:
-    """A wrapped line would stay on the terminal for ever. Some terminals say that they have 0 columns."""
-    monkeypatch.setattr("os.get_terminal_size", lambda _: os.terminal_size((columns, 24)))
+def test_a_terminal_made_narrower_has_wrapped_what_is_cleared(monkeypatch: pytest.MonkeyPatch) -> None:
     screen = Screen(terminal=True, progress=True)
-    screen.err.fileno = lambda: 2  # type: ignore[method-assign]
-    screen.console.progress("1234567890")
-    assert screen.record == [("err", CLEAR + shown)]
+    at(screen, monkeypatch, 80)
+    screen.console.progress(BUSY)
+    at(screen, monkeypatch, 30)
+    screen.console.clear()
+    # 40, 59 and 43 columns are two rows each now; the cursor stands in the last.
+    assert screen.record[-1] == ("err", "\r\x1b[5A\x1b[J")
+
+
+@pytest.mark.parametrize(("rows", "lines"), [(24, 3), (3, 2), (1, 1), (0, 3)])
+def test_the_live_display_is_lower_than_the_terminal(
+    monkeypatch: pytest.MonkeyPatch, rows: int, lines: int
+) -> None:
+    """What has scrolled away cannot be cleared. Some say that they have neither rows nor columns."""
+    screen = Screen(terminal=True, progress=True)
+    at(screen, monkeypatch, 0, rows)
+    screen.console.progress(BUSY)
+    assert screen.err.getvalue().split("\n") == progress_lines(BUSY, 80)[:lines]
+
+
+def test_bars_are_blocks_where_the_terminal_takes_them() -> None:
+    screen = Screen(terminal=True, progress=True)
+    screen.console.progress(BUSY)
+    assert "####" in screen.err.getvalue()
+    err = io.TextIOWrapper(io.BytesIO(), "utf-8")
+    err.isatty = lambda: True  # type: ignore[method-assign]
+    console = Console(io.StringIO(), err, level="error", as_json=False, json_log=False, progress=True)
+    console.progress(BUSY)
+    assert "████" in err.buffer.getvalue().decode()
 
 
 def test_a_terminal_that_cannot_clear_gets_lines(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "dumb")
     screen = Screen(terminal=True, progress=True)
     assert (screen.console.live, screen.console.heartbeat) == (False, True)
-    screen.console.progress("1 of 2")
-    assert screen.err.getvalue() == "still running: 1 of 2\n"
+    screen.console.progress(BUSY)
+    screen.console.log("warning", "event", "text")
+    assert screen.err.getvalue() == (
+        "still running: 12 of 40 images, 31.5 MB of 1.2 GB, 5.2 MB/s, 1m05s; "
+        "copying docker.io/library/nginx:1.27\nwarning: text\n"
+    )
 
 
 @pytest.mark.parametrize(
@@ -343,7 +455,13 @@ def test_progress_is_live_on_terminals_and_a_heartbeat_elsewhere(
 
 
 class Progress:
-    known, done, bytes = 4, 1, 60_000_000
+    known, done, bytes, expected = 4, 1, 60_000_000, 90_000_000
+    paused: ClassVar[dict[str, float]] = {}
+    names: ClassVar[list[str]] = ["s/app:1", "s/app:2"]
+
+    @classmethod
+    def under_way(cls) -> list[str]:
+        return cls.names
 
 
 @pytest.mark.anyio
@@ -354,19 +472,130 @@ async def test_without_a_terminal_a_heartbeat_comes_every_thirty_seconds() -> No
         await show_progress(screen.console, Progress)
     assert screen.texts == (
         "",
-        "still running: 1 of 4 images, 60.0 MB, 2.0 MB/s, 30s\n"
-        "still running: 1 of 4 images, 60.0 MB, 1.0 MB/s, 1m00s\n",
+        "still running: 1 of 4 images, 60.0 MB of 90.0 MB, 2.0 MB/s, 30s; copying s/app:1 and 1 more\n"
+        "still running: 1 of 4 images, 60.0 MB of 90.0 MB, 0 B/s, 1m00s; copying s/app:1 and 1 more\n",
     )
 
 
 @pytest.mark.anyio
 @pytest.mark.virtual_time
-async def test_on_a_terminal_the_live_line_moves_and_is_gone_at_the_end() -> None:
+async def test_on_a_terminal_the_live_display_moves_and_is_gone_at_the_end() -> None:
     screen = Screen(progress=True, terminal=True)
     with anyio.move_on_after(0.6):
         await show_progress(screen.console, Progress)
-    assert screen.record == [
-        ("err", f"{CLEAR}1 of 4 images, 60.0 MB, 240.0 MB/s, 0.2s"),
-        ("err", f"{CLEAR}1 of 4 images, 60.0 MB, 120.0 MB/s, 0.5s"),
-        ("err", CLEAR),
+    assert [text.partition("of 90.0 MB, ")[2].partition("\n")[0] for _, text in screen.record] == [
+        "240.0 MB/s",
+        "120.0 MB/s",
+        "",
     ]
+    assert screen.record[-1] == ("err", "\r\x1b[2A\x1b[J")
+
+
+@pytest.mark.anyio
+@pytest.mark.virtual_time
+async def test_the_rate_is_that_of_the_last_seconds() -> None:
+    screen = Screen(progress=True, terminal=True)
+    with anyio.move_on_after(5.6):
+        await show_progress(screen.console, Progress)
+    assert ", 0 B/s\n" in screen.record[-2][1], "all bytes came in the first quarter of a second"
+
+
+@pytest.mark.anyio
+@pytest.mark.virtual_time
+@pytest.mark.parametrize(
+    ("known", "paused", "names", "waiting"),
+    [
+        (0, {}, [], "asking what there is"),
+        (4, {}, [], "comparing tags"),
+        (4, {}, ["s/app:1"], "copying s/app:1"),
+        (4, {"hub": 12.25, "past": 0.1}, ["s/app:1"], "hub is throttled (429), next try in 12s"),
+        (4, {"past": 0.1}, ["s/app:1", "b", "c"], "copying s/app:1 and 2 more"),
+    ],
+)
+async def test_what_a_run_waits_for_is_named(
+    known: int, paused: dict[str, float], names: list[str], waiting: str
+) -> None:
+    progress = Progress()
+    began = anyio.current_time()
+    progress.known, progress.done = known, min(known, 1)
+    progress.paused = {host: began + until for host, until in paused.items()}  # type: ignore[misc]
+    progress.under_way = lambda: names  # type: ignore[method-assign]
+    screen = Screen(progress=True, terminal=True)
+    with anyio.move_on_after(0.4):
+        await show_progress(screen.console, progress)
+    assert screen.record[0][1].splitlines()[-1][7:] == waiting
+
+
+# --- colours ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("terminal", "term", "no_color", "json_log", "coloured"),
+    [
+        (True, "xterm", None, False, True),
+        (True, "xterm", "", False, True),  # no-color.org: empty is as absent
+        (True, "xterm", "1", False, False),
+        (True, "dumb", None, False, False),
+        (True, "xterm", None, True, False),
+        (False, "xterm", None, False, False),
+    ],
+)
+def test_colours_are_for_terminals_that_want_them(
+    monkeypatch: pytest.MonkeyPatch,
+    terminal: bool,
+    term: str,
+    no_color: str | None,
+    json_log: bool,
+    coloured: bool,
+) -> None:
+    monkeypatch.setenv("TERM", term)
+    if no_color is not None:
+        monkeypatch.setenv("NO_COLOR", no_color)
+    screen = Screen(terminal=terminal, json_log=json_log)
+    screen.console.outcome(outcome("synced"))
+    screen.console.outcome(outcome("failed", REFUSED))
+    screen.console.log("warning", "event", "text")
+    out, err = screen.texts
+    assert "\x1b" not in out, "results are for other programs too"
+    if not json_log:
+        expected = f"{FAILED}hint: look at the source\nwarning: text\n"
+        for word, number in (("failed", 31), ("warning:", 33)) if coloured else ():
+            expected = expected.replace(f"{word} ", f"\x1b[{number}m{word}\x1b[0m ", 1)
+        assert err == expected
+    assert ("\x1b[31m" in err) is coloured
+
+
+# --- many failures ------------------------------------------------------------------------------------
+
+
+def test_a_hint_is_given_once_for_all_images_that_it_helps() -> None:
+    screen = Screen()
+    for _ in range(3):
+        screen.console.outcome(outcome("failed", REFUSED))
+    screen.console.outcome(outcome("failed", ContentError("wrong", hint="another")))
+    assert screen.err.getvalue().splitlines() == [
+        FAILED.rstrip(),
+        "hint: look at the source",
+        FAILED.rstrip(),
+        FAILED.rstrip(),
+        "failed s/app:1 -> t/app:1: CONTENT_ERROR: wrong",
+        "hint: another",
+    ]
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+@pytest.mark.parametrize("json_log", [False, True])
+def test_causes_that_images_share_are_told_once_more_with_their_number(as_json: bool, json_log: bool) -> None:
+    screen, report = Screen(as_json=as_json, json_log=json_log, level="error"), Report()
+    for _ in range(12):
+        report.add(outcome("failed", REFUSED))
+    report.add(outcome("failed", ContentError("only once")))
+    screen.console.summary(report, 1.0)
+    out, err = screen.texts
+    assert out.splitlines() == ([] if as_json else report.summary(1.0))
+    if json_log:
+        (told,) = screen.logged()
+        assert (told["event"], told["level"], told["count"]) == ("failed_alike", "error", 12)
+        assert told["cause"] == "CONTENT_ERROR s: wrong digest"
+    else:
+        assert err == "Failed: 12 x CONTENT_ERROR s: wrong digest\n"
