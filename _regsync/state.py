@@ -1,92 +1,229 @@
-"""What is known about blobs and manifests at targets, and who brings which blob where.
+"""What is known about blobs, manifests and tags at registries: by this run, and by earlier ones.
 
-Owns: the hot tier of specification section 1.1 (three-step look-up), the claims of design.md section 6
-rules 9 and 10, what was learnt about hosts. May not know: clocks, sockets, tasks. Invariants: I4 (skip
-beats mount, mount beats upload), I5 (an entry exists only because a registry answered, or because its
-owner brought it), rule 9: claims are made in promotion order, so an owner was always promoted before
-those who wait for it and no cycle can form. Follows design.md sections 6 and 7.
+Owns: the hot tier and the judgement of the warm one (specification section 1.1, three-step look-up), what
+was learnt about hosts. May not know: clocks, sockets, tasks, files. Invariant I5: an entry exists only
+because a registry answered; what an earlier run left is believed as far as design.md section 7,
+"Vouching", allows, and wrong state costs requests, never a wrong image.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
-from dataclasses import dataclass, field
-from functools import cached_property
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple
 
-from _regsync.oci import Descriptor
+from _regsync.archive import EMPTY, Archive, Fresh, encode, entry, frame, key_of, moment_of
 
-__all__ = ["Claims", "Knowledge", "Place", "PlaceKey", "RepositoryKey", "Step", "Work"]
+__all__ = ["Knowledge", "RepositoryKey", "Snapshot"]
 
 # Host key (host:port as shown in reports) and repository name.
 RepositoryKey = tuple[str, str]
-# Repository, digest, and whether it is a manifest: one digest may be wanted as both.
-PlaceKey = tuple[RepositoryKey, str, bool]
+# A weak entry is believed for so long whatever else is known (design.md section 7).
+_FRESH_SECONDS = 30 * 60
+# What was learnt of a host (design.md section 8).
+_FACTS_SECONDS = 24 * 3600
+
+
+class Snapshot(NamedTuple):
+    """What a tag named when its target last held it: keys (`archive.key_of`) of both digests."""
+
+    source: bytes
+    pushed: bytes
 
 
 class Knowledge:
-    """The hot tier: what registries answered in this run."""
+    """The hot tier over the warm one.
 
-    def __init__(self) -> None:
+    `now` is the wall clock, `ttl` in seconds (0: for ever); `note` writes one record to the journal, and
+    without it nothing is kept for a later run.
+    """
+
+    def __init__(
+        self,
+        archive: Archive = EMPTY,
+        *,
+        now: Callable[[], float] = float,
+        ttl: float = 0.0,
+        note: Callable[[bytes], None] | None = None,
+    ) -> None:
         self._blobs: defaultdict[RepositoryKey, set[str]] = defaultdict(set)
         self._manifests: defaultdict[RepositoryKey, set[str]] = defaultdict(set)
         # Per host and blob, the repositories with a committed manifest that names it, oldest first.
         self._holders: defaultdict[tuple[str, str], dict[str, None]] = defaultdict(dict)
         self._populated: set[RepositoryKey] = set()
         self._refused: set[tuple[RepositoryKey, str]] = set()
-        # Hosts that mounted something (True), and those of which only refusals are known (False).
-        self._mounting: dict[str, bool] = {}
-        # What a POST that mounts from its own repository was seen to answer, per host and first
-        # path segment: (202 for an absent blob, 201 for a present one).
-        self._probes: dict[tuple[str, str], tuple[bool, bool]] = {}
+        self._archive, self._now, self._ttl, self._note = archive, now, ttl, note
+        self._numbers = {where: number for number, where in enumerate(archive.repositories)}
+        self._rows: dict[str, list[bytes]] = {table: [] for table in "BMES"}
+        self._forgotten: set[bytes] = set()
+        # Manifests that a target's tag answered with in this run, not yet and already looked into.
+        self._vouched: defaultdict[RepositoryKey, list[bytes]] = defaultdict(list)
+        self._strong: defaultdict[RepositoryKey, set[bytes]] = defaultdict(set)
+        self._contradicted: set[RepositoryKey] = set()
+        # Manifests whose names are in the rows already.
+        self._written: set[bytes] = set()
+        self._changed = False
+        self._facts: dict[str, tuple[Any, int]] = {}
+        for name, (value, moment) in archive.facts.items():
+            if now() - moment <= _FACTS_SECONDS:
+                self._facts[name] = (value, moment)
 
-    def has_blob(self, where: RepositoryKey, digest: str) -> bool:
-        """Say whether a blob is known to be in a repository."""
-        return digest in self._blobs[where]
+    # --- blobs and manifests ------------------------------------------------------------------
+
+    def has_blob(self, where: RepositoryKey, digest: str, *, careful: bool = False) -> bool:
+        """Say whether a blob is known to be in a repository.
+
+        `careful` is for an image whose registry would not miss it: its config is no image config.
+        """
+        return digest in self._blobs[where] or self._believed("B", where, digest, careful)
+
+    def is_confirmed(self, where: RepositoryKey, digest: str) -> bool:
+        """Say whether a registry answered in this run that it holds a blob or manifest there."""
+        return digest in self._blobs[where] or digest in self._manifests[where]
 
     def add_blob(self, where: RepositoryKey, digest: str) -> None:
         """Note a blob that a registry confirmed."""
-        self._blobs[where].add(digest)
+        if digest not in self._blobs[where]:
+            self._blobs[where].add(digest)
+            self._record("B", where, digest, flag=False)
 
     def is_committed(self, where: RepositoryKey, digest: str) -> bool:
         """Say whether a manifest is known to be in a repository."""
-        return digest in self._manifests[where]
+        return digest in self._manifests[where] or self._believed("M", where, digest, False)
 
-    def commit(self, where: RepositoryKey, digest: str, blobs: Iterable[str]) -> None:
+    def commit(
+        self, where: RepositoryKey, digest: str, blobs: Iterable[str], children: Iterable[str] = ()
+    ) -> None:
         """Note a manifest that a registry holds; the blobs that it names may be mounted from there."""
         self._manifests[where].add(digest)
+        manifest = self._identity(where, digest)
+        if manifest in self._written:
+            return
+        self._written.add(manifest)
+        self._record("M", where, digest, flag=False)
         for blob in blobs:
-            self.add_blob(where, blob)
+            self._blobs[where].add(blob)
             self._holders[where[0], blob][where[1]] = None
+            self._record("B", where, blob, flag=True)
+        for name in (*blobs, *children):
+            self._append("E", manifest + key_of(name))
+
+    def forget(self, where: RepositoryKey, digest: str) -> None:
+        """Drop what was believed of a digest in a repository: a registry has answered otherwise."""
+        identity = self._identity(where, digest)
+        if identity in self._strengths(where):
+            # A manifest that stands there names it, and yet it is gone.
+            self.learn(f"lenient {where[0]}", True)
+        self._blobs[where].discard(digest)
+        self._manifests[where].discard(digest)
+        self._holders[where[0], digest].pop(where[1], None)
+        self._forgotten.add(identity)
+        self._changed = True
+        self._written.discard(identity)
+
+    def vouch(self, where: RepositoryKey, digest: str) -> None:
+        """Note that a target's tag HEAD or listing answers with this manifest: what it names is strong."""
+        self._manifests[where].add(digest)
+        self._vouched[where].append(self._identity(where, digest))
+
+    def contradict(self, where: RepositoryKey) -> None:
+        """Note that an answer of this run speaks against the state of a repository: its entries are weak."""
+        self._contradicted.add(where)
+        self._vouched.pop(where, None)
+        self._strong.pop(where, None)
 
     def set_populated(self, where: RepositoryKey) -> None:
         """Note that a repository holds manifests of others: their blobs are worth asking for."""
         self._populated.add(where)
 
+    def _identity(self, where: RepositoryKey, digest: str) -> bytes:
+        return key_of(digest) + self._number(where).to_bytes(4, "big")
+
+    def _number(self, where: RepositoryKey) -> int:
+        if where not in self._numbers:
+            self._numbers[where] = len(self._numbers)
+            if self._note is not None:
+                self._note(frame("R", "\0".join(where).encode()))
+        return self._numbers[where]
+
+    def _record(self, table: str, where: RepositoryKey, digest: str, *, flag: bool) -> bytes:
+        """Keep a row for the save; return its identity."""
+        row = entry(key_of(digest), self._number(where), int(self._now()), flag)
+        self._forgotten.discard(row[:37])
+        self._append(table, row)
+        return row[:37]
+
+    def _append(self, table: str, row: bytes) -> None:
+        if self._note is not None:
+            self._rows[table].append(row)
+            self._note(frame(table, row))
+
+    def _believed(self, table: str, where: RepositoryKey, digest: str, careful: bool) -> bool:
+        """Judge an entry of an earlier run (design.md section 7, "Vouching")."""
+        if where not in self._numbers:
+            return False
+        identity = self._identity(where, digest)
+        row = self._archive.row(table, identity)
+        if row is None or identity in self._forgotten:
+            return False
+        age = self._now() - moment_of(table, row)
+        if self._ttl and age > self._ttl:
+            return False
+        if where in self._contradicted:
+            return identity in self._strengths(where)
+        careful = careful or self.fact(f"lenient {where[0]}") is True
+        return not careful or age <= _FRESH_SECONDS or identity in self._strengths(where)
+
+    def _strengths(self, where: RepositoryKey) -> set[bytes]:
+        """Return the identities that vouched manifests of a repository name, whatever their depth."""
+        strong, pending = self._strong[where], self._vouched.pop(where, [])
+        while pending:
+            manifest = pending.pop()
+            if manifest not in strong:
+                strong.add(manifest)
+                named = [row[37:] + manifest[33:] for row in self._archive.rows("E", manifest)]
+                pending += [each for each in named if self._archive.row("M", each)]
+                strong.update(each for each in named if not self._archive.row("M", each))
+        return strong
+
+    # --- mounts -------------------------------------------------------------------------------
+
     def mount_source(self, where: RepositoryKey, digest: str) -> str | None:
         """Return a repository of the same host from which a blob may be mounted."""
-        for holder in self._holders[where[0], digest]:
+        for holder in self._holders_of(where[0], digest):
             if holder != where[1] and self.may_mount(where, holder):
                 return holder
         return None
 
+    def _holders_of(self, host: str, digest: str) -> Iterator[str]:
+        yield from self._holders.get((host, digest), ())
+        for row in self._archive.rows("B", key_of(digest)):
+            number = int.from_bytes(row[33:37], "big")
+            where = (
+                self._archive.repositories[number] if number < len(self._archive.repositories) else ("", "")
+            )
+            if where[0] == host and row[41] and self._believed("B", where, digest, False):
+                yield where[1]
+
     def is_mountable(self, host: str, digest: str) -> bool:
         """Say whether a committed repository of the host holds a blob."""
-        return bool(self._holders[host, digest])
+        return next(self._holders_of(host, digest), None) is not None
 
     def may_mount(self, where: RepositoryKey, source: str) -> bool:
         """Say whether a mount from `source` is worth asking for, or waiting for."""
-        return self._mounting.get(where[0], True) and (where, source) not in self._refused
+        return self.fact(f"mounts {where[0]}") is not False and (where, source) not in self._refused
 
     def refuse_mount(self, where: RepositoryKey, source: str) -> None:
         """Note a refused mount: that pair is not tried again, nor a host that never mounted (rule 10)."""
         self._refused.add((where, source))
-        self._mounting.setdefault(where[0], False)
+        if self.fact(f"mounts {where[0]}") is None:
+            self.learn(f"mounts {where[0]}", False)
 
     def accept_mount(self, host: str) -> None:
         """Note that this host mounts: every refusal, also an earlier one, then says something of its pair."""
-        self._mounting[host] = True
+        self.learn(f"mounts {host}", True)
+
+    # --- existence by the POST that starts an upload (rule 11) ----------------------------------
 
     def may_probe(self, where: RepositoryKey, allowed: bool) -> bool:
         """Say whether the POST that starts an upload asks for an unknown blob too, not a HEAD (rule 11)."""
@@ -95,217 +232,68 @@ class Knowledge:
     def learn_probe(self, where: RepositoryKey, *, absent: bool = False, present: bool = False) -> None:
         """Note what a probing POST answered, where a HEAD said the same."""
         old = self._probed(where)
-        self._probes[_area(where)] = (old[0] or absent, old[1] or present)
+        self.learn(f"probes {_area(where)}", [old[0] or absent, old[1] or present])
 
     def probe_is_trusted(self, where: RepositoryKey) -> bool:
         """Say whether a 201 to a probing POST was confirmed by a HEAD before."""
         return self._probed(where)[1]
 
     def _probed(self, where: RepositoryKey) -> tuple[bool, bool]:
-        return self._probes.get(_area(where), (False, False))
+        """Return what such a POST was seen to answer: (202 for an absent blob, 201 for a present one)."""
+        absent, present = self.fact(f"probes {_area(where)}") or (False, False)
+        return absent, present
 
+    # --- tags ---------------------------------------------------------------------------------
 
-def _area(where: RepositoryKey) -> tuple[str, str]:
-    return where[0], where[1].partition("/")[0]
-
-
-@dataclass(eq=False, repr=False)
-class Work:
-    """One image on its way to one repository, as far as claims are concerned.
-
-    `missing` counts the blobs, and the children that another image brings, which are not there yet.
-    """
-
-    where: RepositoryKey
-    blobs: tuple[Descriptor, ...]
-    children: tuple[str, ...] = ()
-    root: str = ""
-    order: int = -1
-    missing: int = 0
-    skipped: int = 0
-    failed: bool = False
-    owned: dict[PlaceKey, Place] = field(default_factory=dict)
-
-    @cached_property
-    def named(self) -> dict[str, Descriptor]:
-        """The blobs by digest."""
-        return {blob.digest: blob for blob in self.blobs}
-
-    @property
-    def own_children(self) -> frozenset[str]:
-        """The children that this image itself has to put."""
-        return frozenset(digest for _, digest, is_manifest in self.owned if is_manifest)
-
-    def is_ready(self) -> bool:
-        """Say whether everything that its manifests name is in the repository (I1)."""
-        return self.missing == 0 and not self.failed
-
-
-@dataclass(eq=False, repr=False)
-class Place:
-    """One digest that somebody brings into one repository, and who waits for it in promotion order."""
-
-    key: PlaceKey
-    owner: Work
-    waiters: list[Work] = field(default_factory=list)
-    # The leader of the same blob elsewhere on the host, whose commit this place waits for.
-    leader: _Lead | None = None
-
-    @property
-    def blob(self) -> Descriptor:
-        """The blob as its present owner describes it: another image's size is no reason to fail this one."""
-        return self.owner.named[self.key[1]]
-
-
-@dataclass(eq=False, repr=False)
-class _Lead:
-    """The one upload of a digest to a host, and the places that will mount from it."""
-
-    work: Work
-    followers: list[Place] = field(default_factory=list)
-
-
-class Step(NamedTuple):
-    """One blob to bring to its place: by a mount when `mount_from` names a repository, else by upload."""
-
-    work: Work
-    blob: Descriptor
-    mount_from: str | None
-
-
-class Claims:
-    """Who brings what; every method is one synchronous decision and returns what may start now."""
-
-    def __init__(self, knowledge: Knowledge) -> None:
-        self.knowledge = knowledge
-        self._places: dict[PlaceKey, Place] = {}
-        self._leads: dict[tuple[str, str], _Lead] = {}
-        self._promoted = 0
-
-    def promote(self, work: Work) -> list[Step]:
-        """Claim all that `work` needs and nobody brings yet; return the steps to take at once."""
-        work.order = self._promoted
-        self._promoted += 1
-        steps: list[Step] = []
-        for blob in work.blobs:
-            if self.knowledge.has_blob(work.where, blob.digest):
-                work.skipped += 1
-                continue
-            work.missing += 1
-            if place := self._claim(work, blob.digest, False):
-                steps += self._moves(place)
-        for child in work.children:
-            # `Tree.needs` has left out those that are committed.
-            work.missing += self._claim(work, child, True) is None
-        if work.root:
-            # An index that names this image waits for it instead of putting it once more, and another
-            # tag of it is put behind the first one (I2).
-            work.missing += self._claim(work, work.root, True) is None
-        return steps
-
-    def is_covered(self, host: str, digest: str) -> bool:
-        """Say whether somebody brings a blob to a host already, or has (for `plan.elect`)."""
-        return (host, digest) in self._leads or self.knowledge.is_mountable(host, digest)
-
-    def _claim(self, work: Work, digest: str, is_manifest: bool) -> Place | None:
-        """Return the place when it is `work`'s to fill; None when it waits for another image."""
-        key = (work.where, digest, is_manifest)
-        if key in self._places:
-            self._places[key].waiters.append(work)
+    def snapshot(self, name: bytes) -> Snapshot | None:
+        """Return what a tag (`archive.named`) was when its target last held it."""
+        row = self._archive.row("S", name)
+        if row is None or (self._ttl and self._now() - moment_of("S", row) > self._ttl):
             return None
-        self._places[key] = work.owned[key] = Place(key, work)
-        return work.owned[key]
+        return Snapshot(row[36:69], row[69:])
 
-    def _moves(self, place: Place) -> list[Step]:
-        """Decide how a blob comes to its place: mount, wait for the leader's commit, or upload."""
-        where, digest, _ = place.key
-        source = self.knowledge.mount_source(where, digest)
-        if source is None:
-            lead = self._leads.setdefault((where[0], digest), _Lead(place.owner))
-            # Rule 9 keeps this acyclic: the leader was promoted first.
-            if lead.work.order < place.owner.order and self.knowledge.may_mount(where, lead.work.where[1]):
-                lead.followers.append(place)
-                place.leader = lead
-                return []
-        return [Step(place.owner, place.blob, source)]
+    def take_snapshot(self, name: bytes, source: str, pushed: str) -> None:
+        """Note what a tag names at its source, and what its target therefore holds."""
+        row = self._archive.row("S", name)
+        keys = key_of(source) + key_of(pushed)
+        moment = int(self._now())
+        # An unchanged tag is written anew from time to time only: a run without changes writes nothing.
+        if row is None or row[36:] != keys or (self._ttl and moment - moment_of("S", row) > self._ttl / 4):
+            self._append("S", name + moment.to_bytes(4, "big") + keys)
 
-    def arrived(self, work: Work, digest: str) -> list[Work]:
-        """Note that what `work` owned is in its repository; return the images that are now ready."""
-        # A digest wanted as blob and as child arrives as blob first: children are put after all blobs.
-        place = work.owned.pop((work.where, digest, False), None)
-        if place is not None:
-            self.knowledge.add_blob(work.where, digest)
-            relieved = [work, *place.waiters]
-        else:
-            place = work.owned.pop((work.where, digest, True))
-            relieved = place.waiters
-        del self._places[place.key]
-        for each in relieved:
-            each.missing -= 1
-        return [each for each in relieved if each.is_ready()]
+    # --- facts and the save ---------------------------------------------------------------------
 
-    def committed(self, work: Work) -> list[Step]:
-        """Note that the image is complete: whoever waits for one of its blobs may mount it."""
-        return self._release(work, [])
+    def fact(self, name: str) -> Any:
+        """Return what was learnt under a name (JSON's types), None where nothing was."""
+        return self._facts.get(name, (None, 0))[0]
 
-    def mounts_refused(self, host: str) -> list[Step]:
-        """Let nobody wait any longer for a mount that would be refused."""
-        stuck = [
-            place
-            for (lead_host, _), lead in self._leads.items()
-            if lead_host == host
-            for place in lead.followers
-            if not self.knowledge.may_mount(place.key[0], lead.work.where[1])
-        ]
-        return self._move_all(stuck)
+    def learn(self, name: str, value: Any) -> None:
+        """Keep something about a host for a day; `name` says what, and of which host."""
+        if self.fact(name) != value:
+            self._facts[name] = (value, int(self._now()))
+            self._changed = True
 
-    def failed(self, work: Work) -> tuple[list[Step], list[Work]]:
-        """Pass on what a failed image owned to the earliest that waits for it.
+    def encoded(self) -> bytes | None:
+        """Return the state to save, None where it would say nothing new."""
+        moment, old = int(self._now()), self._archive
+        due = bool(self._ttl) and moment - old.renewed > self._ttl / 4
+        if not (self._changed or any(self._rows.values()) or (due and self._vouched)):
+            return None
+        for where in tuple(self._vouched) if due else ():
+            self._strengths(where)
+        return encode(
+            old,
+            Fresh(
+                rows=self._rows,
+                repositories=list(self._numbers)[len(old.repositories) :],
+                facts=self._facts,
+                oldest=moment - int(self._ttl) if self._ttl else 0,
+                forgotten=frozenset(self._forgotten),
+                renewed=frozenset().union(*self._strong.values()) if due else frozenset(),
+                moment=moment if due or not old.renewed else old.renewed,
+            ),
+        )
 
-        Returns the steps that take over, and the images that became ready by owning a child themselves.
-        """
-        work.failed = True
-        orphans: list[Place] = []
-        ready: list[Work] = []
-        for place in work.owned.values():
-            self._stop_following(place)
-            heirs = [each for each in place.waiters if not each.failed]
-            if not heirs:
-                del self._places[place.key]
-                continue
-            place.owner, *place.waiters = heirs
-            place.owner.owned[place.key] = place
-            if not place.key[2]:
-                orphans.append(place)
-                continue
-            place.owner.missing -= 1
-            if place.owner.is_ready():
-                ready.append(place.owner)
-        work.owned.clear()
-        return self._release(work, orphans), ready
 
-    def _release(self, work: Work, places: list[Place]) -> list[Step]:
-        """Move `places`, and those that followed a leader of what `work` brought or will not bring."""
-        for blob in work.blobs:
-            key = (work.where[0], blob.digest)
-            lead = self._leads.get(key)
-            if lead is None or (work.failed and lead.work is not work):
-                continue
-            if lead.work is work:
-                del self._leads[key]
-            places = places + lead.followers
-        return self._move_all(places)
-
-    def _move_all(self, places: list[Place]) -> list[Step]:
-        # In promotion order, so that whoever leads was promoted before those who follow (rule 9).
-        steps: list[Step] = []
-        for place in sorted(places, key=lambda each: (each.owner.order, each.key)):
-            self._stop_following(place)
-            steps += self._moves(place)
-        return steps
-
-    @staticmethod
-    def _stop_following(place: Place) -> None:
-        if place.leader is not None:
-            place.leader.followers.remove(place)
-            place.leader = None
+def _area(where: RepositoryKey) -> str:
+    return f"{where[0]} {where[1].partition('/')[0]}"

@@ -21,6 +21,7 @@ import anyio
 import anyio.abc
 
 from _regsync import plan
+from _regsync.claims import Claims, Step, Work
 from _regsync.config import Config, MappingRule
 from _regsync.discover import Discovery, Sighting
 from _regsync.errors import MappingConflict, RegsyncError, Side, SyncError
@@ -28,7 +29,7 @@ from _regsync.oci import Manifest
 from _regsync.plan import Tree, Wanted
 from _regsync.registry import Repository
 from _regsync.report import Outcome, Report
-from _regsync.state import Claims, Knowledge, Step, Work
+from _regsync.state import Knowledge
 from _regsync.store import Staging
 from _regsync.tags import compile_glob
 from _regsync.transfer import Mover

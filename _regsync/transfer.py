@@ -15,6 +15,7 @@ from typing import NamedTuple
 import anyio
 
 from _regsync import pacing
+from _regsync.claims import Step, Work
 from _regsync.errors import ContentError, Disconnected, RegistryError, Side, SyncError, WireError
 from _regsync.fips import hash_hex, new_hash
 from _regsync.http1 import PIECE, Pieces, Response
@@ -23,7 +24,7 @@ from _regsync.pacing import LARGE_BODY, Want
 from _regsync.plan import Tree
 from _regsync.providers import ROWS
 from _regsync.registry import Repository, Upload
-from _regsync.state import Knowledge, Step, Work
+from _regsync.state import Knowledge
 from _regsync.store import MemoryPieces, Staging, StagingFailed
 from _regsync.transport import Transport
 

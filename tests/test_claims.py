@@ -11,11 +11,13 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from _regsync.claims import Claims, Step, Work
 from _regsync.oci import Descriptor
-from _regsync.state import Claims, Knowledge, RepositoryKey, Step, Work
+from _regsync.state import Knowledge, RepositoryKey
 
 HOSTS = ("one.example", "two.example")
 REPOSITORIES = ("a/app", "b/base", "c/cli", "d/db")
+ROOT = f"sha256:{'e' * 64}"
 BLOBS = tuple(f"sha256:{number:064x}" for number in range(1, 8))
 # Children and the blobs that each names; the last one's own digest is a blob of other images too.
 CHILDREN = {
@@ -70,7 +72,7 @@ class World:
         self.failures = 0
         if at_source:
             source = (HOSTS[0], "source/repo")
-            self._put(source, "root-at-source", at_source)
+            self._put(source, ROOT, at_source)
 
     def _put(self, where: RepositoryKey, digest: str, blobs: tuple[str, ...]) -> None:
         self.manifests.add((where, digest))
@@ -85,7 +87,7 @@ class World:
         """As the conductor does: what is committed is left out together with what it names."""
         lacking = tuple(each for each in children if not self.knowledge.is_committed(where, each))
         named = dict.fromkeys((*layers, *(digest for child in lacking for digest in CHILDREN[child])))
-        image = Image(work(where, *named, children=lacking), f"root-{len(self.all)}")
+        image = Image(work(where, *named, children=lacking), f"sha256:{'f':0<32}{len(self.all):032x}")
         self.all.append(image)
         self.images[image.work] = image
         steps = self.claims.promote(image.work)
@@ -352,7 +354,9 @@ def finish(claims: Claims, done: Work) -> list[Step]:
     """Everything that `done` owns arrives, then its manifest."""
     for _, digest, _ in list(done.owned):
         claims.arrived(done, digest)
-    claims.knowledge.commit(done.where, f"root of {done.order}", [each.digest for each in done.blobs])
+    claims.knowledge.commit(
+        done.where, f"sha256:{'f':0<32}{done.order:032x}", [each.digest for each in done.blobs]
+    )
     return claims.committed(done)
 
 
@@ -490,7 +494,7 @@ def test_a_blob_in_an_uncommitted_repository_is_not_a_mount_source() -> None:
     knowledge.add_blob(A, BLOBS[0])
     assert knowledge.has_blob(A, BLOBS[0])
     assert knowledge.mount_source(B, BLOBS[0]) is None
-    knowledge.commit(A, "root", [BLOBS[0]])
+    knowledge.commit(A, ROOT, [BLOBS[0]])
     assert knowledge.mount_source(B, BLOBS[0]) == A[1]
     assert knowledge.mount_source(A, BLOBS[0]) is None
     assert knowledge.mount_source((HOSTS[1], B[1]), BLOBS[0]) is None
@@ -498,8 +502,8 @@ def test_a_blob_in_an_uncommitted_repository_is_not_a_mount_source() -> None:
 
 def test_a_refused_pair_leaves_the_next_repository_to_mount_from() -> None:
     knowledge = Knowledge()
-    knowledge.commit(A, "root", [BLOBS[0]])
-    knowledge.commit(C, "root", [BLOBS[0]])
+    knowledge.commit(A, ROOT, [BLOBS[0]])
+    knowledge.commit(C, ROOT, [BLOBS[0]])
     knowledge.accept_mount(A[0])
     knowledge.refuse_mount(B, A[1])
     assert knowledge.mount_source(B, BLOBS[0]) == C[1]
@@ -508,7 +512,7 @@ def test_a_refused_pair_leaves_the_next_repository_to_mount_from() -> None:
 def test_a_mount_that_holds_outweighs_a_refusal_that_came_first() -> None:
     """Two first mounts are in flight together; the one that is refused may be answered first."""
     knowledge = Knowledge()
-    knowledge.commit(A, "root", [BLOBS[0]])
+    knowledge.commit(A, ROOT, [BLOBS[0]])
     knowledge.refuse_mount(B, A[1])
     assert knowledge.mount_source(C, BLOBS[0]) is None
     knowledge.accept_mount(A[0])
@@ -550,5 +554,5 @@ def test_what_a_probe_taught_holds_for_one_first_segment_of_one_host() -> None:
 def test_our_own_commits_do_not_make_an_empty_repository_a_populated_one() -> None:
     """Else every further tag of a first sync would pay a HEAD for each of its new blobs."""
     knowledge = Knowledge()
-    knowledge.commit(A, "root", [BLOBS[0]])
+    knowledge.commit(A, ROOT, [BLOBS[0]])
     assert knowledge.may_probe(A, True) is True

@@ -1,0 +1,231 @@
+"""The warm tier as bytes: the format of `state.bin` and of the journal beside it.
+
+Owns: the tables of what earlier runs confirmed, looked up in place by bisection, their merge with what
+this run confirmed, the framing of the journal. May not know: files, clocks, what a row is believed to
+mean (`state.Knowledge` judges). Invariant I5: bytes that are not whole, not ours or of another version
+are `Damaged`, never half read; what cannot be found costs requests, never a wrong image.
+
+A table is rows of one width in ascending order, so 600,000 of them are loaded by reading the file and
+found in 20 steps each; objects of Python would take ten times the memory. A row begins with its
+identity: a digest (one byte for the algorithm, then 32; of sha512 the first 256 bits, which are as hard
+to meet) and the number of a repository. Design.md section 8.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+import zlib
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from heapq import merge
+from itertools import groupby
+from typing import Any, NamedTuple
+
+from _regsync import fips
+from _regsync.oci import split_digest
+
+__all__ = [
+    "EMPTY", "Archive", "Damaged", "Fresh", "encode", "entry", "folded", "frame", "key_of", "moment_of",
+    "named", "unframe",
+]  # fmt: skip
+
+_MAGIC, _VERSION = b"regsync\n", 1
+_HEAD = struct.Struct(">8sHI6I")
+_CRC = struct.Struct(">I")
+_FRAME = struct.Struct(">cH")
+_ALGORITHMS = {"sha256": b"\1", "sha512": b"\2"}
+
+# Table: width of a row, of its identity, and where its time of confirmation stands (0: it has none).
+# B blobs and M manifests of a repository: key, repository, time, flag (a blob may be mounted from there; a
+# manifest has an image config). E: a manifest's key and repository, then the key of one thing it names.
+# S: identity of a tag's snapshot, time, then the keys of the source's digest and of the pushed one.
+_LAYOUTS: Mapping[str, tuple[int, int, int]] = {
+    "B": (42, 37, 37),
+    "M": (42, 37, 37),
+    "E": (70, 70, 0),
+    "S": (102, 32, 32),
+}
+# Rows of this run, by table.
+Rows = Mapping[str, list[bytes]]
+
+
+class Damaged(ValueError):
+    """These bytes are not a state file that this version can read."""
+
+
+def key_of(digest: str) -> bytes:
+    """Return the 33 bytes that stand for a digest."""
+    algorithm, encoded = split_digest(digest)
+    return _ALGORITHMS[algorithm] + bytes.fromhex(encoded[:64])
+
+
+def named(*words: str) -> bytes:
+    """Return the 32 bytes that identify a snapshot: of which tag, where from and to, under which rules."""
+    running = fips.new_hash("sha256")
+    running.update("\0".join(words).encode())
+    return bytes.fromhex(running.hexdigest())
+
+
+def entry(key: bytes, number: int, moment: int, flag: bool) -> bytes:
+    """Return a row of table B or M."""
+    return key + _CRC.pack(number) + _CRC.pack(moment) + bytes([flag])
+
+
+class Archive:
+    """What earlier runs left, read only."""
+
+    def __init__(self, image: bytes | None = None) -> None:
+        """Read a whole state file; Damaged where it is none."""
+        self.repositories: list[tuple[str, str]] = []
+        # By name: what was learnt of a host, and when.
+        self.facts: dict[str, tuple[Any, int]] = {}
+        self.renewed, self.crc = 0, 0
+        self._tables: dict[str, memoryview] = dict.fromkeys(_LAYOUTS, memoryview(b""))
+        if image is None:
+            return
+        try:
+            magic, version, self.renewed, *sizes = _HEAD.unpack_from(image)
+            (self.crc,) = _CRC.unpack_from(image, len(image) - _CRC.size)
+        except struct.error as error:
+            raise Damaged("it is cut short") from error
+        if (magic, version) != (_MAGIC, _VERSION):
+            raise Damaged("it is no state file of this version")
+        rest = memoryview(image)[:-4]
+        if len(rest) != _HEAD.size + sum(sizes) or zlib.crc32(rest) != self.crc:
+            raise Damaged("its checksum is wrong")
+        rest = rest[_HEAD.size :]
+        parts: list[memoryview] = []
+        for size in sizes:
+            parts.append(rest[:size])
+            rest = rest[size:]
+        try:
+            names, facts = json.loads(bytes(parts[0])), json.loads(bytes(parts[1]))
+            self.repositories = [(str(host), str(name)) for host, name in names]
+            self.facts = {name: (value, int(moment)) for name, (value, moment) in facts.items()}
+        except (ValueError, TypeError, AttributeError, RecursionError) as error:
+            raise Damaged("its lists cannot be read") from error
+        self._tables = dict(zip(_LAYOUTS, parts[2:], strict=True))
+
+    def rows(self, table: str, identity: bytes = b"") -> Iterator[bytes]:
+        """Give the rows of a table that begin with `identity`, in order."""
+        rows, (width, _, _) = self._tables[table], _LAYOUTS[table]
+        size, count = len(identity), len(rows) // width
+
+        def beginning(index: int) -> bytes:
+            return bytes(rows[index * width : index * width + size])
+
+        for index in range(bisect_left(range(count), identity, key=beginning), count):
+            row = bytes(rows[index * width : (index + 1) * width])
+            if not row.startswith(identity):
+                return
+            yield row
+
+    def row(self, table: str, identity: bytes) -> bytes | None:
+        """Return the row of that identity."""
+        return next(self.rows(table, identity), None)
+
+    def __len__(self) -> int:
+        return sum(len(self._tables[table]) // layout[0] for table, layout in _LAYOUTS.items())
+
+
+EMPTY = Archive()
+
+
+def moment_of(table: str, row: bytes) -> int:
+    """Return when a row was confirmed, in seconds of the wall clock."""
+    at = _LAYOUTS[table][2]
+    return int.from_bytes(row[at : at + 4], "big")
+
+
+class Fresh(NamedTuple):
+    """What a save adds to an archive: rows, repositories after the archive's own, facts, what to drop."""
+
+    rows: Rows
+    repositories: list[tuple[str, str]]
+    facts: Mapping[str, Any]
+    # Rows confirmed before this moment are dropped, and those of tables B and M that were forgotten.
+    oldest: int = 0
+    forgotten: frozenset[bytes] = frozenset()
+    # Identities in B and M that this run confirmed for free, and when.
+    renewed: frozenset[bytes] = frozenset()
+    moment: int = 0
+
+
+def encode(old: Archive, fresh: Fresh) -> bytes:
+    """Merge an archive with what a run found out into a state file; of an identity the newest row stays."""
+    dropped: set[bytes] = set()
+
+    def kept(table: str, row: bytes) -> bytes | None:
+        _, size, at = _LAYOUTS[table]
+        identity = row[:size]
+        if table == "E":
+            return None if row[:37] in dropped else row
+        if table != "S" and identity in fresh.renewed:
+            row = row[:at] + _CRC.pack(fresh.moment) + row[at + 4 :]
+        if moment_of(table, row) >= fresh.oldest and (table == "S" or identity not in fresh.forgotten):
+            return row
+        if table == "M":
+            dropped.add(identity)
+        return None
+
+    parts = [json.dumps(each).encode() for each in ([*old.repositories, *fresh.repositories], fresh.facts)]
+    for table in _LAYOUTS:
+        parts.append(_merged(old, table, fresh.rows.get(table, []), kept))
+    head = _HEAD.pack(_MAGIC, _VERSION, fresh.moment, *map(len, parts))
+    whole = b"".join([head, *parts])
+    return whole + _CRC.pack(zlib.crc32(whole))
+
+
+def _merged(
+    old: Archive, table: str, fresh: Iterable[bytes], kept: Callable[[str, bytes], bytes | None]
+) -> bytes:
+    size = _LAYOUTS[table][1]
+    written = bytearray()
+    # Behind the identity stands the time, big-endian: the last of a group is the newest.
+    for _, group in groupby(merge(old.rows(table), sorted(fresh)), lambda row: row[:size]):
+        rows = list(group)
+        last = rows[-1]
+        if table == "B":
+            # What could be mounted from there once still can.
+            last = last[:-1] + max(row[-1:] for row in rows)
+        row = kept(table, last)
+        if row is not None:
+            written += row
+    return bytes(written)
+
+
+def frame(kind: str, payload: bytes) -> bytes:
+    """Return one record of the journal, with a checksum of its own."""
+    record = _FRAME.pack(kind.encode(), len(payload)) + payload
+    return record + _CRC.pack(zlib.crc32(record))
+
+
+def unframe(journal: bytes) -> tuple[list[tuple[str, bytes]], int]:
+    """Return the whole records of a journal up to the first that is torn, and where that begins."""
+    records: list[tuple[str, bytes]] = []
+    at = 0
+    while at + _FRAME.size <= len(journal):
+        kind, size = _FRAME.unpack_from(journal, at)
+        end = at + _FRAME.size + size
+        if journal[end : end + 4] != _CRC.pack(zlib.crc32(journal[at:end])):
+            break
+        records.append((kind.decode("latin-1"), journal[end - size : end]))
+        at = end + 4
+    return records, at
+
+
+def folded(base: Archive, records: Iterable[tuple[str, bytes]]) -> Archive:
+    """Return an archive with a journal's records in it; Damaged where they are none."""
+    rows: dict[str, list[bytes]] = {table: [] for table in _LAYOUTS}
+    repositories: list[tuple[str, str]] = []
+    for kind, payload in records:
+        host, nul, name = payload.decode("utf-8", "replace").partition("\0")
+        if kind == "R" and nul:
+            repositories.append((host, name))
+        elif kind in rows and len(payload) == _LAYOUTS[kind][0]:
+            rows[kind].append(payload)
+        else:
+            raise Damaged("its journal holds what is no record")
+    fresh = Fresh(rows, repositories, base.facts, moment=base.renewed)
+    return Archive(encode(base, fresh)) if repositories or any(rows.values()) else base

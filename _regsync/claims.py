@@ -1,0 +1,224 @@
+"""Who brings which blob where, and who waits for whom.
+
+Owns: the claims of design.md section 6 rules 9 and 10. May not know: clocks, sockets, tasks, what is on
+disk. Invariants: I4 (skip beats mount, mount beats upload); rule 9: claims are made in promotion order,
+so an owner was always promoted before those who wait for it and no cycle can form.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import NamedTuple
+
+from _regsync.oci import Descriptor
+from _regsync.state import Knowledge, RepositoryKey
+
+__all__ = ["Claims", "Place", "PlaceKey", "Step", "Work"]
+
+# Repository, digest, and whether it is a manifest: one digest may be wanted as both.
+PlaceKey = tuple[RepositoryKey, str, bool]
+
+
+@dataclass(eq=False, repr=False)
+class Work:
+    """One image on its way to one repository, as far as claims are concerned.
+
+    `missing` counts the blobs, and the children that another image brings, which are not there yet.
+    """
+
+    where: RepositoryKey
+    blobs: tuple[Descriptor, ...]
+    children: tuple[str, ...] = ()
+    root: str = ""
+    # The registry would not miss a blob: what earlier runs knew is not enough (design.md section 7).
+    careful: bool = False
+    order: int = -1
+    missing: int = 0
+    skipped: int = 0
+    failed: bool = False
+    owned: dict[PlaceKey, Place] = field(default_factory=dict)
+
+    @cached_property
+    def named(self) -> dict[str, Descriptor]:
+        """The blobs by digest."""
+        return {blob.digest: blob for blob in self.blobs}
+
+    @property
+    def own_children(self) -> frozenset[str]:
+        """The children that this image itself has to put."""
+        return frozenset(digest for _, digest, is_manifest in self.owned if is_manifest)
+
+    def is_ready(self) -> bool:
+        """Say whether everything that its manifests name is in the repository (I1)."""
+        return self.missing == 0 and not self.failed
+
+
+@dataclass(eq=False, repr=False)
+class Place:
+    """One digest that somebody brings into one repository, and who waits for it in promotion order."""
+
+    key: PlaceKey
+    owner: Work
+    waiters: list[Work] = field(default_factory=list)
+    # The leader of the same blob elsewhere on the host, whose commit this place waits for.
+    leader: _Lead | None = None
+
+    @property
+    def blob(self) -> Descriptor:
+        """The blob as its present owner describes it: another image's size is no reason to fail this one."""
+        return self.owner.named[self.key[1]]
+
+
+@dataclass(eq=False, repr=False)
+class _Lead:
+    """The one upload of a digest to a host, and the places that will mount from it."""
+
+    work: Work
+    followers: list[Place] = field(default_factory=list)
+
+
+class Step(NamedTuple):
+    """One blob to bring to its place: by a mount when `mount_from` names a repository, else by upload."""
+
+    work: Work
+    blob: Descriptor
+    mount_from: str | None
+
+
+class Claims:
+    """Who brings what; every method is one synchronous decision and returns what may start now."""
+
+    def __init__(self, knowledge: Knowledge) -> None:
+        self.knowledge = knowledge
+        self._places: dict[PlaceKey, Place] = {}
+        self._leads: dict[tuple[str, str], _Lead] = {}
+        self._promoted = 0
+
+    def promote(self, work: Work) -> list[Step]:
+        """Claim all that `work` needs and nobody brings yet; return the steps to take at once."""
+        work.order = self._promoted
+        self._promoted += 1
+        steps: list[Step] = []
+        for blob in work.blobs:
+            if self.knowledge.has_blob(work.where, blob.digest, careful=work.careful):
+                work.skipped += 1
+                continue
+            work.missing += 1
+            if place := self._claim(work, blob.digest, False):
+                steps += self._moves(place)
+        for child in work.children:
+            # `Tree.needs` has left out those that are committed.
+            work.missing += self._claim(work, child, True) is None
+        if work.root:
+            # An index that names this image waits for it instead of putting it once more, and another
+            # tag of it is put behind the first one (I2).
+            work.missing += self._claim(work, work.root, True) is None
+        return steps
+
+    def is_covered(self, host: str, digest: str) -> bool:
+        """Say whether somebody brings a blob to a host already, or has (for `plan.elect`)."""
+        return (host, digest) in self._leads or self.knowledge.is_mountable(host, digest)
+
+    def _claim(self, work: Work, digest: str, is_manifest: bool) -> Place | None:
+        """Return the place when it is `work`'s to fill; None when it waits for another image."""
+        key = (work.where, digest, is_manifest)
+        if key in self._places:
+            self._places[key].waiters.append(work)
+            return None
+        self._places[key] = work.owned[key] = Place(key, work)
+        return work.owned[key]
+
+    def _moves(self, place: Place) -> list[Step]:
+        """Decide how a blob comes to its place: mount, wait for the leader's commit, or upload."""
+        where, digest, _ = place.key
+        source = self.knowledge.mount_source(where, digest)
+        if source is None:
+            lead = self._leads.setdefault((where[0], digest), _Lead(place.owner))
+            # Rule 9 keeps this acyclic: the leader was promoted first.
+            if lead.work.order < place.owner.order and self.knowledge.may_mount(where, lead.work.where[1]):
+                lead.followers.append(place)
+                place.leader = lead
+                return []
+        return [Step(place.owner, place.blob, source)]
+
+    def arrived(self, work: Work, digest: str) -> list[Work]:
+        """Note that what `work` owned is in its repository; return the images that are now ready."""
+        # A digest wanted as blob and as child arrives as blob first: children are put after all blobs.
+        place = work.owned.pop((work.where, digest, False), None)
+        if place is not None:
+            self.knowledge.add_blob(work.where, digest)
+            relieved = [work, *place.waiters]
+        else:
+            place = work.owned.pop((work.where, digest, True))
+            relieved = place.waiters
+        del self._places[place.key]
+        for each in relieved:
+            each.missing -= 1
+        return [each for each in relieved if each.is_ready()]
+
+    def committed(self, work: Work) -> list[Step]:
+        """Note that the image is complete: whoever waits for one of its blobs may mount it."""
+        return self._release(work, [])
+
+    def mounts_refused(self, host: str) -> list[Step]:
+        """Let nobody wait any longer for a mount that would be refused."""
+        stuck = [
+            place
+            for (lead_host, _), lead in self._leads.items()
+            if lead_host == host
+            for place in lead.followers
+            if not self.knowledge.may_mount(place.key[0], lead.work.where[1])
+        ]
+        return self._move_all(stuck)
+
+    def failed(self, work: Work) -> tuple[list[Step], list[Work]]:
+        """Pass on what a failed image owned to the earliest that waits for it.
+
+        Returns the steps that take over, and the images that became ready by owning a child themselves.
+        """
+        work.failed = True
+        orphans: list[Place] = []
+        ready: list[Work] = []
+        for place in work.owned.values():
+            self._stop_following(place)
+            heirs = [each for each in place.waiters if not each.failed]
+            if not heirs:
+                del self._places[place.key]
+                continue
+            place.owner, *place.waiters = heirs
+            place.owner.owned[place.key] = place
+            if not place.key[2]:
+                orphans.append(place)
+                continue
+            place.owner.missing -= 1
+            if place.owner.is_ready():
+                ready.append(place.owner)
+        work.owned.clear()
+        return self._release(work, orphans), ready
+
+    def _release(self, work: Work, places: list[Place]) -> list[Step]:
+        """Move `places`, and those that followed a leader of what `work` brought or will not bring."""
+        for blob in work.blobs:
+            key = (work.where[0], blob.digest)
+            lead = self._leads.get(key)
+            if lead is None or (work.failed and lead.work is not work):
+                continue
+            if lead.work is work:
+                del self._leads[key]
+            places = places + lead.followers
+        return self._move_all(places)
+
+    def _move_all(self, places: list[Place]) -> list[Step]:
+        # In promotion order, so that whoever leads was promoted before those who follow (rule 9).
+        steps: list[Step] = []
+        for place in sorted(places, key=lambda each: (each.owner.order, each.key)):
+            self._stop_following(place)
+            steps += self._moves(place)
+        return steps
+
+    @staticmethod
+    def _stop_following(place: Place) -> None:
+        if place.leader is not None:
+            place.leader.followers.remove(place)
+            place.leader = None
