@@ -3,7 +3,8 @@
 Registries are the harness's, each in a thread of its own, so that the program runs in this process as a
 user would call it: `cli.main` with its own output, its environment and its standard input. Time-outs are
 short there, and no pause is made: what would have been waited is written down. What needs a process of
-its own (signals, pipes) uses `started`.
+its own (signals, pipes) uses `started`. What is about waiting uses `virtual`: registries and the program on
+one event loop in memory, with the program's own time-outs and pauses, on a clock that jumps.
 """
 
 from __future__ import annotations
@@ -17,26 +18,32 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import anyio
+import anyio.lowlevel
+import anyio.to_thread
 import pytest
 
-from _regsync import cli, transport
-from _regsync.streams import Timeouts
+from _regsync import cli, http1, transport
+from _regsync.errors import ConnectFailed
+from _regsync.streams import Origin, Stream, Timeouts
 from conformance.app import App
 from conformance.exchange import Site
 from conformance.images import Image
+from conformance.memory import Link, Network, Place, network
 from conformance.server import Server, run_in_thread
+from tests.wires import MemoryWire
 
 ROOT = Path(__file__).resolve().parent.parent
 QUICK = Timeouts(connect=5.0, tls=5.0, head=5.0, manifest_put=5.0, finish=5.0, idle=5.0, idle_connection=5.0)
 
 _HEARTBEAT = 30.0
+_NEW_YEAR = 1767225600.0  # 2026-01-01, when every virtual run begins
 
 Start = Callable[..., Server]
 
@@ -50,6 +57,8 @@ class Ran:
     err: str
     # The pauses that were not made, in seconds.
     waited: Sequence[float] = ()
+    # How long it took on a virtual clock.
+    seconds: float = 0.0
 
     @property
     def report(self) -> dict[str, Any]:
@@ -106,6 +115,117 @@ def run_regsync(
     ):
         status = cli.main(arguments)
     return Ran(status, out.getvalue(), err.getvalue(), waited)
+
+
+class Virtual:
+    """A network in memory and the program on it, on the clock of the test's own event loop.
+
+    Use it with the marker `virtual_time`: `async with virtual() as world`. DNS, sockets and TLS are left out
+    (a name with https is believed), and what would run in a worker thread runs at once, because a clock
+    that jumps sees neither.
+    """
+
+    def __init__(self, net: Network, chance: float) -> None:
+        self.network = net
+        self._chance = chance
+        self._places: list[Place] = []
+
+    def registry(
+        self, name: str, *, up: Link | None = None, down: Link | None = None, **options: Any
+    ) -> Place:
+        """Start a strict registry, `http://NAME`; options are App's."""
+        return self.listen(App(**options), name, up=up, down=down)
+
+    def listen(self, site: Site, name: str, **where: Any) -> Place:
+        """Let a Site listen (see Network.listen); at the end of the test its journal is checked."""
+        place = self.network.listen(site, name, **where)
+        self._places.append(place)
+        return place
+
+    def check(self) -> None:
+        for place in self._places:
+            place.journal.check()
+
+    @staticmethod
+    def wall() -> float:
+        """Return the time of day, in seconds since 1970."""
+        return _NEW_YEAR + anyio.current_time()
+
+    async def run(
+        self, *arguments: str, env: Mapping[str, str] | None = None, stdin: str = "", **timeouts: float
+    ) -> Ran:
+        """Call the program with its own time-outs (or these) and real pauses, and return what it did."""
+
+        def edge(**given: Any) -> transport.Edge:
+            times = Timeouts(**timeouts)
+            chosen = {"chance": lambda: self._chance, "wall": self.wall, "timeouts": times}
+            return plain_edge(**{**given, **chosen})
+
+        def later(*given: Any) -> int:
+            parsed.append(given)
+            return 0
+
+        plain_edge, parsed = transport.Edge, list[Any]()
+        out, err = io.StringIO(), io.StringIO()
+        began = anyio.current_time()
+        with (
+            mock.patch.dict(os.environ, env or {}),
+            mock.patch.object(transport, "Edge", edge),
+            mock.patch.object(http1, "connect", self._connect),
+            mock.patch.object(http1, "start_tls", self._start_tls),
+            mock.patch.object(anyio.to_thread, "run_sync", self._in_turn),
+            mock.patch.object(cli, "_run", later),
+            mock.patch.object(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin.encode()))),
+            contextlib.redirect_stdout(out),
+            contextlib.redirect_stderr(err),
+        ):
+            status = cli.main(arguments)
+            for each in parsed:
+                status = await cli._go(*each)
+        took = anyio.current_time() - began
+        return Ran(status, out.getvalue(), err.getvalue(), seconds=took)
+
+    async def sync(self, registries: Mapping[str, Any], *mappings: Mapping[str, Any], **top: Any) -> Ran:
+        """Run mappings once, quietly, and report in JSON (see `document`)."""
+        return await self.run("sync", "--json", "-q", "-c", "-", stdin=document(registries, *mappings, **top))
+
+    async def copy(self, source: Server, target: Server, reference: str = "app:v1", *more: str) -> Ran:
+        """Copy one image and report in JSON; both are called by their names, and asked by http."""
+        registries = {"source": source, "target": target}
+        where = [f"{source.address}/{reference}", f"{target.address}/{reference}"]
+        plain = ("copy", "--no-artifacts", "--json", "--no-progress", "-c", "-")
+        return await self.run(*plain, *more, *where, stdin=document(registries))
+
+    async def _connect(self, host: str, port: int, timeouts: Timeouts) -> MemoryWire:
+        """As `_regsync.streams.connect`."""
+        where = Origin("", host, port).authority
+        try:
+            with anyio.fail_after(timeouts.connect):
+                return MemoryWire(await self.network.connect(host, port))
+        except TimeoutError as error:
+            raise ConnectFailed(f"no connection to {where} within {timeouts.connect:g} s") from error
+        except OSError as error:
+            raise ConnectFailed(f"no connection to {where}: {error.strerror}") from error
+
+    @staticmethod
+    async def _start_tls(below: Stream, context: object, host: str, timeouts: Timeouts) -> Stream:
+        assert context is not None, "https needs a context"
+        await anyio.lowlevel.checkpoint()
+        return below
+
+    @staticmethod
+    async def _in_turn(function: Callable[..., Any], *arguments: Any, **_: Any) -> Any:
+        await anyio.lowlevel.checkpoint()
+        return function(*arguments)
+
+
+@contextlib.asynccontextmanager
+async def virtual(chance: float = 0.5) -> AsyncIterator[Virtual]:
+    """Give a world in memory; `chance` is the program's dice: a pause is so much of the longest one."""
+    async with network() as net:
+        world = Virtual(net, chance)
+        yield world
+    world.check()
 
 
 def started(*arguments: str, **options: Any) -> subprocess.Popen[str]:

@@ -1,4 +1,4 @@
-"""Scripted peers for the tests of streams and HTTP: one in memory, one on a real socket.
+"""Peers for the tests of streams and HTTP: scripted in memory or on a real socket, or a network's end.
 
 `Wire` is a stream (see `_regsync.streams.Stream`) whose peer is a list of what arrives and a list of how
 sends fare. It checks what a real socket would punish: two tasks that wait for the same direction, the use
@@ -26,6 +26,7 @@ import hypothesis  # noqa: F401  (its hook for trio warns when trio is there fir
 from _regsync.errors import Disconnected
 from _regsync.http1 import Connection, Pool
 from _regsync.streams import WANT_READ, WANT_WRITE, Origin, Stream, Timeouts
+from conformance.memory import End as MemoryEnd
 
 ORIGIN = Origin("http", "registry.test", 80)
 
@@ -256,6 +257,41 @@ class Blob:
             return False
         self.given = 0
         return True
+
+
+class MemoryWire:
+    """A stream over one end of a connection in the harness's network in memory."""
+
+    def __init__(self, end: MemoryEnd) -> None:
+        self._end = end
+        self._waiting: set[int] = set()
+
+    def recv_into(self, buffer: memoryview) -> int:
+        try:
+            count = self._end.read_into(buffer)
+        except ConnectionError as error:
+            raise Disconnected(f"the connection broke: {error}") from error
+        return WANT_READ if count is None else count
+
+    def send(self, data: memoryview) -> int:
+        try:
+            count = self._end.write(data)
+        except ConnectionError as error:
+            raise Disconnected(f"the connection broke: {error}") from error
+        return WANT_WRITE if count is None else count
+
+    async def wait(self, want: int) -> None:
+        assert want not in self._waiting, "two tasks wait for one direction"
+        self._waiting.add(want)
+        try:
+            await (self._end.readable() if want == WANT_READ else self._end.writable())
+        finally:
+            self._waiting.discard(want)
+        if self._end.closed:
+            raise Disconnected("the connection was closed")
+
+    def close(self) -> None:
+        self._end.close()
 
 
 class TlsEnd:

@@ -1,0 +1,392 @@
+"""Whole runs over a network in memory, on a clock that jumps: what waiting does to a sync.
+
+Nothing here takes real time. The program has its own time-outs and pauses; only DNS, sockets, TLS and worker
+threads are left out (`ends.Virtual`). The first tests are about the network itself: a fake is trusted only
+when it was verified.
+"""
+
+from __future__ import annotations
+
+import itertools
+import signal
+from collections.abc import Callable
+from email.utils import formatdate
+from typing import Any
+
+import anyio
+import pytest
+
+from conformance.app import App
+from conformance.images import Seed
+from conformance.memory import End, Link, Place, network
+from conformance.messages import Answer, Request, error
+from tests.ends import held, only, tags, virtual
+
+pytestmark = [pytest.mark.anyio, pytest.mark.virtual_time]
+
+
+@pytest.fixture
+def seed() -> Seed:
+    return Seed(41)
+
+
+def now() -> float:
+    return round(anyio.current_time(), 6)
+
+
+async def read(end: End, count: int) -> bytes:
+    room = memoryview(bytearray(count))
+    while (got := end.read_into(room)) is None:
+        await end.readable()
+    return bytes(room[:got])
+
+
+async def read_all(end: End, count: int) -> bytes:
+    whole = b""
+    while len(whole) < count and (piece := await read(end, count - len(whole))):
+        whole += piece
+    return whole
+
+
+PING = b"GET /v2/ HTTP/1.1\r\nHost: r.test\r\n\r\n"
+
+
+# The network.
+
+
+async def test_an_answer_takes_both_latencies_and_the_bandwidth() -> None:
+    async with network() as net:
+        net.listen(App(), "r.test", up=Link(latency=0.5), down=Link(latency=1.5, bandwidth=10))
+        end = await net.connect("r.test", 80)
+        assert now() == 2.0, "a connection takes one round trip"
+        assert end.write(PING) == len(PING)
+        assert (await read(end, 10), now()) == (b"HTTP/1.1 2", 5.0)
+        assert (await read(end, 10), now()) == (b"00 OK\r\nCon", 6.0)
+
+
+async def test_bandwidth_is_shared_by_the_connections_of_a_place() -> None:
+    async with network() as net:
+        app = App()
+        digest = app.add_blob("app", bytes(900_000))
+        net.listen(app, "r.test", down=Link(bandwidth=100_000))
+        ended: list[float] = []
+
+        async def pull() -> None:
+            end = await net.connect("r.test", 80)
+            end.write(f"GET /v2/app/blobs/{digest} HTTP/1.1\r\nHost: r.test\r\n\r\n".encode())
+            await read_all(end, 900_000)
+            ended.append(now())
+
+        async with anyio.create_task_group() as tasks:
+            for _ in range(2):
+                tasks.start_soon(pull)
+        assert min(ended) >= 17
+        assert round(max(ended), 1) == 18.0
+
+
+async def test_a_full_window_makes_the_writer_wait_until_the_reader_reads() -> None:
+    async with network() as net:
+        place = net.listen(App(), "r.test", up=Link(window=100))
+        place.fail("silent")
+        place.recover()
+        end = await net.connect("r.test", 80)
+        place.fail("silent")
+        assert end.write(b"G" * 300) == 100
+        assert end.write(b"G") is None
+        with anyio.move_on_after(5) as scope:
+            await end.writable()
+        assert scope.cancelled_caught
+
+
+async def test_a_close_arrives_behind_what_was_written_and_a_reset_at_once() -> None:
+    async with network() as net:
+        place = net.listen(App(), "r.test", down=Link(latency=3.0))
+        asked = PING.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n")
+        end = await net.connect("r.test", 80)
+        end.write(asked)
+        whole = b""
+        while piece := await read(end, 4096):
+            whole += piece
+        assert (whole.startswith(b"HTTP/1.1 200 OK"), whole.endswith(b"{}"), now()) == (True, True, 6.0)
+        other = await net.connect("r.test", 80)
+        other.write(PING)
+        await anyio.sleep(1)
+        place.reset_connections()
+        with pytest.raises(ConnectionResetError):
+            await read(other, 100)
+        with pytest.raises(ConnectionResetError):
+            other.write(PING)
+
+
+async def test_nobody_listens_under_another_name_or_port_or_in_an_outage() -> None:
+    async with network() as net:
+        place = net.listen(App(), "r.test")
+        with pytest.raises(OSError, match="Name or service not known"):
+            await net.connect("other.test", 80)
+        with pytest.raises(ConnectionRefusedError):
+            await net.connect("r.test", 443)
+        async with place.outage("refused", 60):
+            with pytest.raises(ConnectionRefusedError):
+                await net.connect("r.test", 80)
+        async with place.outage("silent", 60):
+            await net.connect("r.test", 80)
+        assert now() == 120.0, "a silent line takes connections when it is back"
+        assert place.open_connections() == 1
+
+
+# Runs.
+
+
+async def image_at(place: Place, seed: Seed, repository: str = "app", tag: str = "v1", **shape: Any) -> Any:
+    return seed.image(**shape).load_into(place.app, repository, tag=tag)
+
+
+def times(place: Place, wanted: Callable[[Request], bool]) -> list[float]:
+    """Note from now on when requests that `wanted` picks arrive."""
+    noted: list[float] = []
+
+    def note(request: Request) -> Answer | None:
+        if wanted(request):
+            noted.append(now())
+        return None
+
+    place.app.intercept = note
+    return noted
+
+
+async def test_a_copy_takes_its_round_trips(seed: Seed) -> None:
+    async with virtual() as world:
+        source = world.registry("source.test", down=Link(latency=4.0))
+        target = world.registry("target.test", up=Link(latency=2.0))
+        image = await image_at(source, seed)
+        ran = await world.copy(source, target)
+        assert (ran.status, ran.err) == (0, "")
+        assert held(target, "app", image)
+    # Connect, manifest, blob at the source; start, body, manifest at the target.
+    assert ran.seconds >= 3 * 4 + 3 * 2
+
+
+async def test_retry_after_30_pauses_30_seconds(seed: Seed) -> None:
+    async with virtual() as world:
+        source, target = world.registry("source.test"), world.registry("target.test")
+        image = await image_at(source, seed)
+        asked: list[float] = []
+
+        def throttle(request: Request) -> Answer | None:
+            if request.kind != "manifest":
+                return None
+            asked.append(now())
+            busy = error(429, "TOOMANYREQUESTS", "slow down", headers=[("Retry-After", "30")])
+            return busy if len(asked) == 1 else None
+
+        source.app.intercept = throttle
+        ran = await world.copy(source, target)
+        assert (ran.status, asked) == (0, [0.0, 30.0])
+        assert held(target, "app", image)
+        assert ran.totals["throttled"] == {"source.test": 1}
+
+
+async def test_backoff_doubles_between_server_errors(seed: Seed) -> None:
+    async with virtual(chance=0.999) as world:
+        source, target = world.registry("source.test"), world.registry("target.test")
+        await image_at(source, seed)
+        asked: list[float] = []
+
+        def broken(request: Request) -> Answer | None:
+            if request.kind != "manifest":
+                return None
+            asked.append(now())
+            return error(503, "UNAVAILABLE", "not now")
+
+        source.app.intercept = broken
+        ran = await world.copy(source, target)
+        assert ran.status == 2
+        pauses = [round(later - earlier, 1) for earlier, later in itertools.pairwise(asked)]
+        assert pauses == [0.5, 1.0, 2.0, 4.0]
+
+
+async def test_a_storm_of_429s_is_outlived_and_nothing_is_lost(seed: Seed) -> None:
+    """Every second request to the target for four minutes is refused; all images arrive."""
+    async with virtual() as world:
+        source, target = world.registry("source.test"), world.registry("target.test")
+        images = {
+            f"v{number}": await image_at(source, seed, tag=f"v{number}", sizes=(50_000, 70_000))
+            for number in range(12)
+        }
+        counts = {"asked": 0, "refused": 0}
+
+        def storm(request: Request) -> Answer | None:
+            counts["asked"] += 1
+            if now() < 240 and counts["asked"] % 2:
+                counts["refused"] += 1
+                return error(429, "TOOMANYREQUESTS", "storm")
+            return None
+
+        target.app.intercept = storm
+        ran = await world.sync({"source": source, "t": target}, {"from": "app", "tags": tags("*")})
+        assert (ran.status, ran.statuses()) == (0, ["synced"] * 12)
+        assert counts["refused"] > 12
+        assert ran.totals["throttled"] == {"target.test": counts["refused"]}
+        assert all(held(target, "app", image) for image in images.values())
+
+
+async def test_slow_bandwidth_is_not_a_stall(seed: Seed) -> None:
+    """2 KiB a second for ten minutes: slower than any of the time-outs allows an idle body to be."""
+    async with virtual() as world:
+        source = world.registry("source.test", down=Link(bandwidth=2048))
+        target = world.registry("target.test", up=Link(bandwidth=2048))
+        image = await image_at(source, seed, sizes=(600 * 2048,))
+        ran = await world.copy(source, target)
+        assert (ran.status, ran.err) == (0, "")
+        assert held(target, "app", image)
+        assert 600 < ran.seconds < 700, "what is read is sent at the same time"
+        assert (source.journal.count("GET", "blob"), target.journal.count("PUT", "upload")) == (2, 2)
+
+
+async def test_a_line_slower_than_1_kib_a_second_is_given_up(seed: Seed) -> None:
+    async with virtual() as world:
+        source = world.registry("source.test", down=Link(bandwidth=500))
+        target = world.registry("target.test")
+        await image_at(source, seed, sizes=(500_000,))
+        ran = await world.copy(source, target)
+        assert ran.status != 0
+        assert only(ran.images)["status"] == "failed"
+        assert "the body moved only 150000 bytes in 300 s" in ran.err
+        assert source.journal.count("GET", "blob") <= 2 * 5, "as often as anything is repeated"
+        assert target.app.tags("app") == {}
+
+
+async def test_a_silent_registry_is_given_up_after_its_time_outs(seed: Seed) -> None:
+    """It takes connections and says nothing: three contacts of 60 s, as the circuit breaker counts."""
+    async with virtual(chance=0.0) as world:
+        source, target = world.registry("source.test"), world.registry("target.test")
+        await image_at(source, seed)
+
+        async def silence(request: Request) -> Answer | None:
+            await anyio.sleep_forever()
+            return None
+
+        source.app.intercept = silence
+        ran = await world.copy(source, target)
+        assert ran.status != 0
+        assert ran.seconds == pytest.approx(3 * 60.0, abs=5)
+        assert target.journal.count() <= 1
+
+
+async def test_a_dead_line_is_noticed_by_the_connect_time_out(seed: Seed) -> None:
+    async with virtual(chance=0.0) as world:
+        source, target = world.registry("source.test"), world.registry("target.test")
+        await image_at(source, seed)
+        source.fail("silent")
+        ran = await world.copy(source, target)
+        assert ran.status != 0
+        assert "no connection to source.test within 10 s" in ran.err
+        assert ran.seconds == pytest.approx(3 * 10.0, abs=1), "three in a row, then the registry is stopped"
+
+
+async def test_a_stop_drains_for_25_seconds_and_no_longer(seed: Seed) -> None:
+    """One image can end in that time and does; the other is cut off, its upload never finished."""
+    async with virtual() as world:
+        source = world.registry("source.test")
+        target = world.registry("target.test", up=Link(bandwidth=10_000))
+        small = await image_at(source, seed, "small", sizes=(80_000,))
+        await image_at(source, seed, "large", sizes=(2_000_000,))
+        mappings = [{"from": name, "tags": tags("v1")} for name in ("small", "large")]
+
+        async def stop() -> None:
+            await anyio.sleep(5)
+            signal.raise_signal(signal.SIGTERM)
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(stop)
+            ran = await world.sync({"source": source, "t": target}, *mappings)
+        assert ran.status == 128 + signal.SIGTERM
+        assert ran.seconds == pytest.approx(5 + 25.0, abs=0.1)
+        assert held(target, "small", small)
+        assert target.app.tags("large") == {}
+
+
+@pytest.mark.parametrize("how", ["refused", "silent"])
+async def test_an_outage_of_ten_minutes_costs_one_run_and_the_next_moves_only_the_rest(
+    seed: Seed, how: Any
+) -> None:
+    async with virtual() as world:
+        source, target = world.registry("source.test"), world.registry("target.test", up=Link(bandwidth=5000))
+        images = {
+            f"v{each}": await image_at(source, seed, tag=f"v{each}", sizes=(9000,)) for each in range(8)
+        }
+        ends = {"source": source, "t": {"url": target.url, "max_concurrent": 2}}
+        mapping = {"from": "app", "tags": tags("*")}
+
+        async def outage() -> None:
+            await anyio.sleep(6)
+            async with target.outage(how, 600):
+                pass
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(outage)
+            first = await world.sync(ends, mapping)
+            assert first.seconds < 600, "a run does not wait for a registry that is gone"
+        assert first.status != 0
+        there = set(target.app.tags("app"))
+        assert there == {
+            each["target"].rpartition(":")[2] for each in first.images if each["status"] == "synced"
+        }
+        assert 0 < len(there) < 8
+        assert set(first.statuses()) == {"synced", "failed"}
+        target.journal.clear()
+        second = await world.sync(ends, mapping)
+        assert (second.status, second.err) == (0, "")
+        assert sorted(second.statuses()) == sorted(["skipped"] * len(there) + ["synced"] * (8 - len(there)))
+        assert target.journal.count("PUT", "manifest") == 8 - len(there)
+        assert all(held(target, "app", image) for image in images.values())
+
+
+async def test_nine_minutes_of_429s_are_waited_for_and_thirteen_are_not(seed: Seed) -> None:
+    for minutes, status, seconds in ((9, "synced", 540), (13, "failed", 660)):
+        async with virtual() as world:
+            source, target = world.registry("source.test"), world.registry("target.test")
+            await image_at(source, seed)
+            until = anyio.current_time() + 60 * minutes
+
+            def busy(request: Request, until: float = until) -> Answer | None:
+                if anyio.current_time() >= until:
+                    return None
+                return error(429, "TOOMANYREQUESTS", "later", headers=[("Retry-After", "60")])
+
+            source.app.intercept = busy
+            ran = await world.copy(source, target)
+            assert ran.statuses() == [status]
+            assert ran.seconds == pytest.approx(seconds, abs=1)
+
+
+async def test_a_retry_after_as_a_date_is_read_with_the_clock_of_the_world(seed: Seed) -> None:
+    async with virtual() as world:
+        source, target = world.registry("source.test"), world.registry("target.test")
+        await image_at(source, seed)
+        asked = times(target, lambda request: request.kind == "manifest" and request.method == "HEAD")
+        at = formatdate(world.wall() + 45, usegmt=True)
+        first = error(429, "TOOMANYREQUESTS", "later", headers=[("Retry-After", at)])
+        target.app.amend = lambda request, answer: (
+            first if request.kind == "manifest" and len(asked) == 1 else answer
+        )
+        ran = await world.copy(source, target)
+        assert (ran.status, asked) == (0, [0.0, 45.0])
+
+
+async def test_several_targets_stage_on_disk_without_a_thread(seed: Seed, tmp_path: Any) -> None:
+    async with virtual() as world:
+        source = world.registry("source.test", down=Link(bandwidth=1_000_000))
+        near = world.registry("near.test")
+        far = world.registry("far.test", up=Link(bandwidth=100_000))
+        image = await image_at(source, seed, sizes=(3_000_000,))
+        ran = await world.sync(
+            {"source": source, "near": near, "far": far},
+            {"from": "app", "tags": tags("v1")},
+            **{"global": {"cache_dir": str(tmp_path)}},
+        )
+        assert (ran.status, ran.statuses()) == (0, ["synced"] * 2)
+        assert held(near, "app", image)
+        assert held(far, "app", image)
+        assert source.journal.count("GET", "blob") == 2, "pulled once for both"
+        assert ran.seconds == pytest.approx(3 + 30, abs=2)
