@@ -8,18 +8,19 @@ concurrent askers share one question. Follows specification section 1.1 "Tag ski
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from typing import Generic, NamedTuple, TypeVar
 
 import anyio
 
 from _regsync import oci, plan, tags
+from _regsync.archive import key_of, named
 from _regsync.config import MappingRule, Registry
 from _regsync.errors import ContentError, RegistryError, Side, SyncError, clean
 from _regsync.oci import Manifest
 from _regsync.registry import Repository
-from _regsync.state import Knowledge
-from _regsync.tags import Selection
+from _regsync.state import Knowledge, Snapshot
+from _regsync.tags import Selection, TagRule
 from _regsync.transport import Transport
 
 __all__ = ["Discovery", "Sighting", "Verdict"]
@@ -65,6 +66,8 @@ class Verdict(NamedTuple):
     """What one target needs: nothing (`reason`), the tree, or nothing can be said (`error`)."""
 
     target: Repository
+    # The name of this tag's snapshot (`archive.named`).
+    snapshot: bytes
     reason: str | None = None
     error: SyncError | None = None
 
@@ -81,13 +84,40 @@ class Sighting(NamedTuple):
     at_source: frozenset[str] = frozenset()
 
 
-def _verdicts(held: dict[Repository, str | SyncError | None], digest: str) -> tuple[Verdict, ...]:
-    return tuple(
-        Verdict(target, error=found)
-        if isinstance(found, SyncError)
-        else Verdict(target, "unchanged" if found == digest else None)
-        for target, found in held.items()
-    )
+# What each target holds under the tag: a digest, nothing, or an answer that is an error.
+Held = dict[Repository, str | SyncError | None]
+
+
+class _Question(NamedTuple):
+    """One tag to look up, and what earlier runs knew of it, per target."""
+
+    mapping: MappingRule
+    source: Repository
+    reference: str
+    target_reference: str
+    names: dict[Repository, bytes]
+    known: dict[Repository, Snapshot | None]
+
+    def settled(self, held: Held, told: str) -> bool:
+        """Say whether every target has, for all that HEADs can tell, what the source's digest comes to."""
+        for target, found in held.items():
+            if found is None or (isinstance(found, str) and not self._equal(target, found, told)):
+                return False
+        return True
+
+    def _equal(self, target: Repository, found: str, told: str) -> bool:
+        if not self.mapping.platforms:
+            return found == told
+        return self.known[target] == (key_of(told), key_of(found))
+
+    def verdicts(self, held: Held, digest: str | None) -> tuple[Verdict, ...]:
+        """Judge every target by the digest that it should hold; None where all that hold one are right."""
+        return tuple(
+            Verdict(target, name, error=found)
+            if isinstance(found := held[target], SyncError)
+            else Verdict(target, name, "unchanged" if found == (digest or found) else None)
+            for target, name in self.names.items()
+        )
 
 
 class Discovery:
@@ -97,8 +127,8 @@ class Discovery:
         self._transport, self._knowledge = transport, knowledge
         self._log = transport.edge.log
         self._repositories: dict[tuple[str, str, str, Side], Repository] = {}
-        self._listings: dict[tuple[str, str], _Once[list[str] | None]] = {}
-        self._held: dict[tuple[str, str], _Once[frozenset[str] | None]] = {}
+        self._listings: dict[tuple[str, str], _Once[Mapping[str, str | None] | None]] = {}
+        self._held: dict[tuple[str, str], _Once[Collection[str] | None]] = {}
         self._manifests: dict[tuple[str, str, str], _Once[Manifest]] = {}
         # Weights of those that are answered, the one that nobody has asked for longest first.
         self._recent: dict[tuple[str, str, str], int] = {}
@@ -114,26 +144,35 @@ class Discovery:
             self._repositories[key] = found
         return self._repositories[key]
 
-    async def list_tags(self, repository: Repository) -> list[str] | None:
-        """List a repository, once per run (rule 3); None where it holds no manifests."""
+    async def list_tags(self, repository: Repository) -> Mapping[str, str | None] | None:
+        """List a repository, once per run (rule 3); None where it holds no manifests.
+
+        Where the listing says so, tags come with the digest that they name (rule 5).
+        """
         once = self._listings.setdefault(repository.key, _Once())
         return await once.get(repository.list_tags)
 
     async def select(self, mapping: MappingRule, source: Repository) -> Selection:
         """Choose a mapping's tags; literal names need no listing."""
-        literal = tags.literal_tags(mapping.tags)
-        if literal is not None:
-            return Selection(kept=tuple(literal), dropped={}, shortfall=None)
+        return tags.select_literals(mapping.tags) or await self.select_listed(mapping.tags, source)
+
+    async def select_listed(self, rule: TagRule, source: Repository) -> Selection:
+        """Choose among the tags that the source has."""
         listed = await self.list_tags(source)
         if listed is None:
             missing = RegistryError("the registry knows no such repository", status=404)
             raise missing.located(Side.SOURCE, "list tags of", str(source))
-        return tags.select(listed, mapping.tags)
+        return tags.select(listed, rule)
 
-    async def target_tags(self, target: Repository) -> frozenset[str] | None:
+    def _listed_digest(self, repository: Repository, reference: str) -> str | None:
+        listing = self._listings.get(repository.key)
+        tags = listing.known() if listing is not None else None
+        return tags.get(reference) if tags else None
+
+    async def target_tags(self, target: Repository) -> Collection[str] | None:
         """Return the tags of a target by its listing, None where it does not say (rule 6)."""
 
-        async def ask() -> frozenset[str] | None:
+        async def ask() -> Collection[str] | None:
             try:
                 listed = await self.list_tags(target)
             except RegistryError as error:
@@ -143,32 +182,51 @@ class Discovery:
                 raise
             if listed:
                 self._knowledge.set_populated(target.key)
-            return frozenset(listed or ())
+            else:
+                self._knowledge.contradict(target.key)
+            return listed or ()
 
         return await self._held.setdefault(target.key, _Once()).get(ask)
 
-    def listed(self, target: Repository) -> frozenset[str] | None:
+    def listed(self, target: Repository) -> Collection[str] | None:
         """Return a target's tags by a listing that was made already, None where there is none."""
         once = self._held.get(target.key)
         return once.known() if once is not None else None
 
+    def snapshot_name(
+        self,
+        mapping: MappingRule,
+        source: Repository,
+        target: Repository,
+        reference: str,
+        target_reference: str,
+    ) -> bytes:
+        """Name what the state keeps of a tag: where from and to, and under which rules it is trimmed."""
+        rules = "" if mapping.platforms is None else ",".join(sorted(map(str, mapping.platforms)))
+        return named(*source.key, reference, *target.key, target_reference, rules, oci.TRIM_RULE)
+
     async def look_up(
         self, mapping: MappingRule, reference: str, target_reference: str, targets: tuple[Repository, ...]
     ) -> Sighting:
-        """Find out what a source reference names and which targets lack it (rules 4, 6 and 8).
+        """Find out what a source reference names and which targets lack it (rules 4 to 6 and 8).
 
         Raises what the source says; what a target says is in its verdict.
         """
         source = self.repository(mapping.source, mapping.source_repository, Side.SOURCE)
-        held: dict[Repository, str | SyncError | None] = {}
-        head_first = mapping.source.head_first and not mapping.platforms
+        names = {
+            each: self.snapshot_name(mapping, source, each, reference, target_reference) for each in targets
+        }
+        known = {each: self._knowledge.snapshot(name) for each, name in names.items()}
+        asked = _Question(mapping, source, reference, target_reference, names, known)
+        held: Held = {}
         top: list[Manifest] = []
-        told: str | None = None
+        told = self._listed_digest(source, reference)
+        heads_first = told is None and self._heads_first(asked)
         failure: list[SyncError] = []
 
         async def ask_target(target: Repository) -> None:
             try:
-                held[target] = await self._target_digest(target, target_reference)
+                held[target] = await self._target_digest(target, target_reference, known[target])
             except SyncError as error:
                 held[target] = error
 
@@ -176,27 +234,52 @@ class Discovery:
             for target in targets:
                 group.start_soon(ask_target, target)
             try:
-                if head_first:
+                if heads_first:
                     told = await self._told(source, reference)
-                else:
+                elif told is None:
                     top.append(await self._top(source, reference))
             except SyncError as error:
                 failure.append(error)
         if failure:
             raise failure[0]
-        if told is not None and all(held[target] == told for target in targets):
-            return Sighting(source, None, told, told, _verdicts(held, told))
+        if told is not None and asked.settled(held, told):
+            digest = next((found for found in held.values() if isinstance(found, str)), told)
+            return Sighting(source, None, digest, told, asked.verdicts(held, None))
         if not top:
             top.append(await self._moved_on(source, told, reference))
-        root, fetched = await self._root(mapping, source, top[0])
-        verdicts = _verdicts(held, root.digest)
-        lacking = [verdict.target for verdict in verdicts if verdict.reason is None and verdict.error is None]
-        tree = plan.Tree(root, (), top[0].digest) if lacking else None
-        if not all(self._knowledge.is_committed(target.key, root.digest) for target in lacking):
-            tree = await self._tree(source, top[0], root, fetched)
+        return await self._planned(asked, held, top[0])
+
+    def _heads_first(self, asked: _Question) -> bool:
+        """Say whether a HEAD of the source is likely to be enough (rule 4)."""
+        if all(asked.known.values()):
+            return True
+        registry = asked.mapping.source
+        listed = [self.listed(target) or () for target in asked.known]
+        # Docker Hub counts a manifest's GET against the quota, and not its HEAD (protocol-facts.md 7.2).
+        metered = registry.kind == "dockerhub" and any(asked.target_reference in tags for tags in listed)
+        return (registry.head_first or metered) and not asked.mapping.platforms
+
+    async def _planned(self, asked: _Question, held: Held, top: Manifest) -> Sighting:
+        """Plan the image that the source's manifest is the top of, for the targets that lack it."""
+        source = asked.source
+        root, fetched = await self._root(asked.mapping, source, top)
+        verdicts = asked.verdicts(held, root.digest)
+        lacking = [each.target.key for each in verdicts if each.reason is None and each.error is None]
+        tree = plan.Tree(root, (), top.digest) if lacking else None
+        if not all(self._knowledge.is_committed(where, root.digest) for where in lacking):
+
+            def is_there(digest: str) -> bool:
+                return all(self._knowledge.is_committed(where, digest) for where in lacking)
+
+            tree = await self._tree(source, top.digest, root, fetched, is_there)
         whole = (root, *tree.children) if tree is not None else ()
         at_source = frozenset(each.digest for each in whole if (*source.key, each.digest) in self._manifests)
-        return Sighting(source, tree, root.digest, top[0].digest, verdicts, at_source)
+        return Sighting(source, tree, root.digest, top.digest, verdicts, at_source)
+
+    async def completed(self, source: Repository, tree: plan.Tree) -> plan.Tree:
+        """Fetch what a tree left out because its target seemed to hold it."""
+        at_hand = {child.digest: child for child in tree.children}
+        return await self._tree(source, tree.source_digest, tree.root, at_hand, lambda digest: False)
 
     async def _moved_on(self, source: Repository, told: str | None, reference: str) -> Manifest:
         """Fetch what a HEAD told of; where it is gone by now, what the tag names instead (rule 4)."""
@@ -215,11 +298,22 @@ class Discovery:
             )
         return head.digest
 
-    async def _target_digest(self, target: Repository, reference: str) -> str | None:
+    async def _target_digest(self, target: Repository, reference: str, known: Snapshot | None) -> str | None:
+        """Return what a target holds under a tag, by its listing or a HEAD; what it says is evidence (I5)."""
+        held = await self._ask_target(target, reference)
+        if held is not None:
+            self._knowledge.vouch(target.key, held)
+        elif known is not None:
+            self._knowledge.contradict(target.key)
+        return held
+
+    async def _ask_target(self, target: Repository, reference: str) -> str | None:
         if ":" not in reference and target.key in self._held:
-            named = await self.target_tags(target)
-            if named is not None and reference not in named:
+            listed = await self.target_tags(target)
+            if listed is not None and reference not in listed:
                 return None
+            if digest := self._listed_digest(target, reference):
+                return digest
         try:
             head = await target.head_manifest(reference)
         except RegistryError as error:
@@ -262,14 +356,14 @@ class Discovery:
         return await self._keep((*source.key, entry.digest), ask)
 
     async def _children(
-        self, source: Repository, top: Manifest, entries: Iterable[oci.Descriptor], below: dict[str, Manifest]
+        self, source: Repository, top: str, entries: Iterable[oci.Descriptor], below: dict[str, Manifest]
     ) -> tuple[Manifest, ...]:
         """Fetch entries of an index into `below`, which holds what is there of the image already."""
         wanted = {entry.digest: entry for entry in entries if entry.digest not in below}
         size = sum(each.size for each in wanted.values()) + sum(each.size for each in below.values())
         if len(below) + len(wanted) > _MOST_BELOW or size > _LARGEST_TREE:
             large = f"the index comes to more than {_MOST_BELOW} manifests or {_LARGEST_TREE} bytes of them"
-            raise ContentError(large).located(Side.SOURCE, "read", source.reference(top.digest))
+            raise ContentError(large).located(Side.SOURCE, "read", source.reference(top))
         errors: list[SyncError] = []
 
         async def fetch(entry: oci.Descriptor) -> None:
@@ -300,21 +394,27 @@ class Discovery:
         return trimmed.manifest, {each.manifest.digest: each.manifest for each in trimmed.nested.values()}
 
     async def _tree(
-        self, source: Repository, top: Manifest, root: Manifest, fetched: dict[str, Manifest]
+        self,
+        source: Repository,
+        top: str,
+        root: Manifest,
+        fetched: dict[str, Manifest],
+        is_there: Callable[[str], bool],
     ) -> plan.Tree:
-        """Fetch everything below the root that is not at hand yet, level by level."""
+        """Fetch everything below the root that is not at hand yet nor at every target, level by level."""
         level = (root, *fetched.values())
         for _ in range(oci.MAX_INDEX_DEPTH + 1):
             entries = {entry.digest: entry for each in level for entry in each.children}
-            level = await self._children(source, top, entries.values(), fetched)
-        with source.located("read", source.reference(top.digest)):
-            return plan.grow(root, fetched, top.digest)
+            lacking = [entry for entry in entries.values() if not is_there(entry.digest)]
+            level = await self._children(source, top, lacking, fetched)
+        with source.located("read", source.reference(top)):
+            return plan.grow(root, fetched, top)
 
     async def _nested(self, source: Repository, index: Manifest) -> dict[str, Manifest]:
         nested: dict[str, Manifest] = {}
         pending = oci.nested_indexes(index)
         for _ in range(oci.MAX_INDEX_DEPTH):
-            found = await self._children(source, index, pending, nested)
+            found = await self._children(source, index.digest, pending, nested)
             pending = tuple(entry for each in found for entry in oci.nested_indexes(each))
         return nested
 

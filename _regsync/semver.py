@@ -44,7 +44,10 @@ class Version(NamedTuple):
 def parse_version(tag: str) -> Version | None:
     """Return the version that a tag spells, or None when it spells none."""
     match = re.fullmatch(_VERSION, tag) if len(tag) <= _LONGEST else None
-    return match and _version([int(part or 0) for part in match.group(1, 2, 3)], match[4])
+    if match is None:
+        return None
+    major, minor, patch, prerelease = match.groups()
+    return _version([int(major), int(minor or 0), int(patch or 0)], prerelease)
 
 
 def _version(numbers: list[int], prerelease: str | None = None) -> Version:
@@ -93,9 +96,14 @@ class Range(NamedTuple):
 
 
 def _all_admit(comparators: tuple[_Comparator, ...], version: Version, prerelease: Prerelease) -> bool:
+    if not version.is_prerelease:
+        for low, high, takes_inside, _ in comparators:  # noqa: SIM110  no generator for each of 100,000 tags
+            if (low <= version < high) is not takes_inside:
+                return False
+        return True
     # `!=1.0.0-rc.1` says what is unwanted: it invites no other pre-release of 1.0.0.
     in_full = any(one.named == version.release and one.takes_inside for one in comparators)
-    if version.is_prerelease and prerelease == "exclude" and not in_full:
+    if prerelease == "exclude" and not in_full:
         return False
     release = Version(version.release)
     return all(

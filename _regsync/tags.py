@@ -10,16 +10,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import lru_cache
+from functools import cache, lru_cache, reduce
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from _regsync.oci import is_referrer_tag, is_tag
 
 if TYPE_CHECKING:
-    from _regsync.semver import Prerelease
+    from _regsync.semver import Prerelease, Version
 
-__all__ = ["Reason", "Selection", "TagRule", "check_glob", "compile_glob", "literal_tags", "select"]
+__all__ = ["Reason", "Selection", "TagRule", "check_glob", "compile_glob", "select", "select_literals"]
 
 Reason = Literal["glob", "semver", "prerelease", "exclude", "latest", "referrer_tag"]
 _Order = Literal["semver", "alpha"]
@@ -27,6 +27,7 @@ _Order = Literal["semver", "alpha"]
 _TOKEN = r"\\.|\[(?P<set>(?:\\.|[^\]\\])*)\]|(?P<unfinished>[\[\\])|(?P<mark>[*?{},])|."
 _SET_MEMBER = r"(\\.|.)(?:-(\\.|.))?"
 _Accepts = Callable[[str], bool]
+_Versions = Callable[[str], "Version | None"]
 # What is written and its test of one character; marks have none: `*`, `{`, `,` and `}`.
 _Token = tuple[str, "_Accepts | None"]
 
@@ -79,30 +80,59 @@ def _character_set(pattern: str, members: str) -> _Accepts:
     return lambda character: any(low <= character <= high for low, high in ranges) is not negated
 
 
-def _matches(tokens: Iterable[_Token], tag: str) -> bool:
-    """Follow all ways to match at once, as the places in the tag that they have reached: none goes back."""
-    places = {0}
-    # For each open brace: the places before it, and those after the alternatives that are done.
-    braces: list[tuple[set[int], set[int]]] = []
-    for mark, accepts in tokens:
-        if accepts is not None:
-            places = {place + 1 for place in places if place < len(tag) and accepts(tag[place])}
-        elif mark == "*":
-            places = set(range(min(places, default=len(tag) + 1), len(tag) + 1))
-        elif mark == "{":
-            braces.append((places, set()))
-        elif mark == ",":
-            braces[-1][1].update(places)
-            places = braces[-1][0]
-        else:
-            places = places | braces.pop()[1]
-    return len(tag) in places
+def _machine(tokens: Sequence[_Token]) -> _Accepts:
+    """Return a test that follows all ways to match at once, as the places in the pattern that they reach.
+
+    Where a character leads is remembered: many tags begin and go on alike.
+    """
+    # Only the empty text, which stands in no tag, leads from the first place into the pattern.
+    tokens = [("", "".__eq__), *tokens, ("", "".__eq__)]
+    # Where a place leads without a character: past a star, into each alternative and out of it.
+    leads: dict[int, list[int]] = {}
+    braces: list[list[int]] = []
+    for i, (mark, accepts) in enumerate(tokens):
+        if accepts is None:
+            leads[i] = [i + 1]
+            if mark == "{":
+                braces.append([i])
+            elif mark == ",":
+                braces[-1].append(i)
+            elif mark == "}":
+                opened, *commas = braces.pop()
+                leads[opened] += [comma + 1 for comma in commas]
+                leads |= {comma: [i + 1] for comma in commas}
+
+    @lru_cache(1024)
+    def follow(places: frozenset[int], character: str) -> frozenset[int]:
+        pending = [place for place in places if tokens[place] == ("*", None)]
+        pending += [place + 1 for place in places if (test := tokens[place][1]) and test(character)]
+        reached = set()
+        while pending:
+            place = pending.pop()
+            if place not in reached:
+                reached.add(place)
+                pending += leads.get(place, ())
+        return frozenset(reached)
+
+    start = follow(frozenset({0}), "")
+    return lambda tag: len(tokens) - 1 in reduce(follow, tag, start)
 
 
-def compile_glob(pattern: str) -> Callable[[str], bool]:
-    """Return a case-sensitive test of whole tags; ValueError for a malformed pattern."""
-    tokens, literal = _tokens(pattern)
-    return literal.__eq__ if literal is not None else lambda tag: _matches(tokens, tag)
+def compile_glob(*patterns: str) -> _Accepts:
+    """Return a case-sensitive test of whole tags against any of the patterns; ValueError for a malformed one.
+
+    One machine follows them all: their number counts no more than their length.
+    """
+    read = [_tokens(pattern) for pattern in patterns]
+    names = {literal for _, literal in read if literal is not None}
+    tokens: list[_Token] = []
+    for alternative, literal in read:
+        if literal is None:
+            tokens += [("," if tokens else "{", None), *alternative]
+    if not tokens:
+        return names.__contains__
+    matches = _machine([*tokens, ("}", None)])
+    return lambda tag: tag in names or matches(tag)
 
 
 def check_glob(pattern: str) -> str | None:
@@ -134,26 +164,31 @@ class TagRule(NamedTuple):
         return self.semver is not None or self.semver_prerelease is not None
 
 
-def literal_tags(rule: TagRule) -> tuple[str, ...] | None:
-    """Return the tags that the rule names one by one, so that no listing is needed; else None."""
-    if not rule.glob or rule.exclude or rule.chooses_versions or rule.latest:
-        return None
-    names = [check_glob(pattern) for pattern in dict.fromkeys(rule.glob)]
-    literals = [name for name in names if name is not None]
-    return _ordered(literals, rule.order) if len(literals) == len(names) else None
-
-
 class Selection(NamedTuple):
-    """What a rule keeps, why it drops the others, and (kept, min_tags) where the floor was not reached."""
+    """What a rule keeps, why it drops the others, and how many `min_tags` asks for."""
 
     kept: tuple[str, ...]
     dropped: Mapping[str, Reason]
-    shortfall: tuple[int, int] | None = None
+    floor: int = 0
+
+    @property
+    def shortfall(self) -> tuple[int, int] | None:
+        """How many are kept and how many were asked for, where those are more."""
+        return (len(self.kept), self.floor) if len(self.kept) < self.floor else None
+
+
+def select_literals(rule: TagRule) -> Selection | None:
+    """Select without a listing where the rule names its tags one by one; None where it does not."""
+    if not rule.glob or rule.exclude or rule.chooses_versions or rule.latest:
+        return None
+    names = [check_glob(pattern) for pattern in rule.glob]
+    literals = [name for name in names if name is not None]
+    return select(literals, rule) if len(literals) == len(names) else None
 
 
 def select(tags: Iterable[str], rule: TagRule) -> Selection:
-    """Apply a rule to a listing, in the order of design.md section 5."""
-    wanted, excluded = _any_of(rule.glob or ("*",)), _any_of(rule.exclude)
+    """Apply a rule to a listing, in the order of design.md section 5; ValueError for a rule that is wrong."""
+    wanted, excluded = compile_glob(*rule.glob or ("*",)), compile_glob(*rule.exclude)
     referrers_are_images = any(pattern.startswith("sha256-") for pattern in rule.glob)
     dropped: dict[str, Reason] = {}
     candidates = []
@@ -164,52 +199,52 @@ def select(tags: Iterable[str], rule: TagRule) -> Selection:
             dropped[tag] = "glob"
         else:
             candidates.append(tag)
-    refused = _refused(candidates, rule)
+    version_of = cache(_version_of)
+    refused = _refused(candidates, rule, version_of)
     dropped |= {tag: refused.get(tag, "exclude") for tag in candidates if tag in refused or excluded(tag)}
-    kept = _ordered([tag for tag in candidates if tag not in dropped], rule.order)
+    kept = _ordered([tag for tag in candidates if tag not in dropped], rule.order, version_of)
     cut = () if rule.latest is None else kept[rule.latest :]
     dropped |= dict.fromkeys(cut, "latest")
     # design.md section 5, step 6: what `latest` cut comes back first, then what versions dropped.
     floor, order = rule.min_tags or 0, rule.order or "semver"
     kept = kept[: len(kept) - len(cut)]
     if len(kept) < floor:
-        versions = _ordered([tag for tag in refused if not excluded(tag)], order)
+        versions = _ordered([tag for tag in refused if not excluded(tag)], order, version_of)
         if back := (*cut, *versions)[: floor - len(kept)]:
-            kept = _ordered((*kept, *back), order)
+            kept = _ordered((*kept, *back), order, version_of)
     for tag in kept:
         dropped.pop(tag, None)
-    return Selection(kept, MappingProxyType(dropped), (len(kept), floor) if len(kept) < floor else None)
+    return Selection(kept, MappingProxyType(dropped), floor)
 
 
-def _refused(tags: Iterable[str], rule: TagRule) -> dict[str, Reason]:
+def _version_of(tag: str) -> Version | None:
+    from _regsync.semver import parse_version
+
+    return parse_version(tag)
+
+
+def _refused(tags: Sequence[str], rule: TagRule, version_of: _Versions) -> dict[str, Reason]:
     """Return the tags that `semver` and `semver_prerelease` drop, and which of the two."""
     if not rule.chooses_versions:
         return {}
-    from _regsync.semver import parse_range, parse_version
+    from _regsync.semver import parse_range
 
-    allowed = parse_range(rule.semver or "*")
+    allowed, prerelease = parse_range(rule.semver or "*"), rule.semver_prerelease or "exclude"
     refused: dict[str, Reason] = {}
     for tag in tags:
-        version = parse_version(tag)
-        if version is None or not allowed.admits(version, rule.semver_prerelease or "exclude"):
+        version = version_of(tag)
+        if version is None or not allowed.admits(version, prerelease):
             # The rule for pre-releases is the reason where another rule would have let the tag in.
             refused[tag] = "prerelease" if version and allowed.admits(version, "include") else "semver"
     return refused
 
 
-def _any_of(patterns: Sequence[str]) -> _Accepts:
-    tests = [compile_glob(pattern) for pattern in patterns]
-    return lambda tag: any(test(tag) for test in tests)
-
-
-def _ordered(tags: Sequence[str], order: _Order | None) -> tuple[str, ...]:
+def _ordered(tags: Sequence[str], order: _Order | None, version_of: _Versions) -> tuple[str, ...]:
     """Return tags highest first; ties of versions, and what is no version, by descending code points."""
     if order is None:
         return tuple(tags)
     by_text = sorted(tags, reverse=True)
-    if order == "alpha":
-        return tuple(by_text)
-    from _regsync.semver import parse_version
-
-    # The sort is stable. No version is below the empty tuple, which stands for what is none.
-    return tuple(sorted(by_text, key=lambda tag: parse_version(tag) or (), reverse=True))
+    if order == "semver":
+        # The sort is stable. No version is below the empty tuple, which stands for what is none.
+        by_text.sort(key=lambda tag: version_of(tag) or (), reverse=True)
+    return tuple(by_text)

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from _regsync import tags
-from _regsync.tags import TagRule, check_glob, compile_glob, literal_tags, select
+from _regsync.tags import Reason, TagRule, check_glob, compile_glob, select, select_literals
 
 SIGNATURE = f"sha256-{'a' * 64}"
 
@@ -95,9 +95,37 @@ def test_matching_looks_at_each_token_once_for_each_character() -> None:
         looks += 1
         return True
 
-    asked = [(mark, accepts and look) for mark, accepts in tokens]
-    assert tags._matches(asked, "a" * 128)
+    matches = tags._machine([(mark, accepts and look) for mark, accepts in tokens])
+    assert matches("a" * 128)
     assert 0 < looks <= 128 * len(tokens)
+
+
+def test_what_tags_have_in_common_is_looked_at_once() -> None:
+    tokens, _ = tags._tokens("*-{alpine,slim}*")
+    looks = 0
+
+    def counting(accepts: tags._Accepts) -> tags._Accepts:
+        def look(character: str) -> bool:
+            nonlocal looks
+            looks += 1
+            return accepts(character)
+
+        return look
+
+    matches = tags._machine([(mark, accepts and counting(accepts)) for mark, accepts in tokens])
+    listing = [
+        f"{major}.{minor}-{end}" for major in range(10) for minor in range(10) for end in ("alpine", "s")
+    ]
+    assert sum(map(matches, listing)) == 100
+    first = looks
+    assert sum(map(matches, listing * 10)) == 1000
+    assert looks == first
+
+
+@settings(deadline=None)
+@given(st.lists(st.sampled_from([row[0] for row in GLOBS]), max_size=6), st.text("ab1.2-xvc", max_size=6))
+def test_many_patterns_match_what_one_of_them_matches(patterns: list[str], tag: str) -> None:
+    assert compile_glob(*patterns)(tag) is any(compile_glob(pattern)(tag) for pattern in patterns)
 
 
 def naive(pattern: tuple[object, ...], tag: str) -> bool:
@@ -180,7 +208,14 @@ LITERALS = [
 def test_only_literals_that_nothing_narrows_need_no_listing(
     rule: TagRule, names: tuple[str, ...] | None
 ) -> None:
-    assert literal_tags(rule) == names
+    selection = select_literals(rule)
+    assert (selection and selection.kept) == names
+    assert selection is None or not selection.dropped
+
+
+def test_literals_that_are_fewer_than_the_floor_say_so() -> None:
+    found = [select_literals(TagRule(glob=("1.2", "1.3"), min_tags=floor)) for floor in (0, 2, 3)]
+    assert [each and each.shortfall for each in found] == [None, None, (2, 3)]
 
 
 LISTING = ("1.0.0", "1.1.0", "1.2.0-rc.1", "2.0.0", "v2.1.0", "latest", "edge", "2.0.0-alpine", SIGNATURE)
@@ -281,3 +316,63 @@ def test_every_tag_is_kept_or_dropped_and_order_of_the_listing_does_not_matter(
     assert len(set(selection.kept)) == len(selection.kept)
     assert select(reversed(listing), rule).kept == selection.kept
     assert (selection.shortfall is not None) is (len(selection.kept) < (rule.min_tags or 0))
+
+
+@settings(deadline=None)
+@given(st.lists(st.sampled_from([*LISTING, "1.0", "1.0-rc1", "3", "3.1-rc.2"])), RULES)
+def test_selection_agrees_with_the_sentences_of_design_section_5(listing: list[str], rule: TagRule) -> None:
+    """Each step once more, tag by tag and without regard to speed."""
+    from _regsync.semver import parse_range, parse_version
+
+    def fits(tag: str, patterns: tuple[str, ...]) -> bool:
+        return any(compile_glob(pattern)(tag) for pattern in patterns)
+
+    def height(tag: str) -> tuple[object, ...]:
+        by_version = rule.sort != "alpha"
+        return (parse_version(tag) or () if by_version else (), tag)
+
+    allowed, stage = parse_range(rule.semver or "*"), rule.semver_prerelease or "exclude"
+    tiers: dict[Reason | None, list[str]] = {}
+    for tag in set(listing):
+        version = parse_version(tag)
+        reason: Reason | None = None
+        if tag == SIGNATURE and "sha256-*" not in rule.glob:
+            reason = "referrer_tag"
+        elif not fits(tag, rule.glob or ("*",)):
+            reason = "glob"
+        elif rule.semver is None and rule.semver_prerelease is None:
+            pass
+        elif version is None or not allowed.admits(version, "include"):
+            reason = "semver"
+        elif not allowed.admits(version, stage):
+            reason = "prerelease"
+        if reason is None and fits(tag, rule.exclude):
+            reason = "exclude"
+        tiers.setdefault(reason, []).append(tag)
+    ranked = sorted(tiers.get(None, []), key=height, reverse=True)
+    cut = ranked[rule.latest :] if rule.latest else []
+    spare = [
+        tag for tag in tiers.get("semver", []) + tiers.get("prerelease", []) if not fits(tag, rule.exclude)
+    ]
+    wanted = ranked[: len(ranked) - len(cut)]
+    for tag in [*cut, *sorted(spare, key=height, reverse=True)]:
+        if len(wanted) < (rule.min_tags or 0):
+            wanted.append(tag)
+    selection = select(listing, rule)
+    assert list(selection.kept) == sorted(wanted, key=height, reverse=True)
+    reasons: dict[str, Reason] = dict.fromkeys(cut, "latest")
+    reasons |= {tag: reason for reason, names in tiers.items() if reason for tag in names}
+    assert dict(selection.dropped) == {tag: reason for tag, reason in reasons.items() if tag not in wanted}
+
+
+def test_many_tags_are_parsed_once_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a version costs counts for 100,000 tags: the range and the order share it."""
+    from _regsync import semver
+
+    parsed: list[str] = []
+    parse = semver.parse_version
+    monkeypatch.setattr(semver, "parse_version", lambda tag: parsed.append(tag) or parse(tag))
+    listing = [f"{major}.{minor}" for major in range(20) for minor in range(20)]
+    rule = TagRule(semver="<5||>7", exclude=("*.1",), sort="semver", latest=10, min_tags=390)
+    assert len(select(listing, rule).kept) == 380
+    assert sorted(parsed) == sorted(listing)
