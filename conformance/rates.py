@@ -1,0 +1,127 @@
+"""How many requests a registry takes: caps over any stretch of time, and the 429 for one more.
+
+Owns: what each request counts as, sliding windows, quotas that are told in headers, the refusal. May not
+know: what a registry holds, sockets, a clock (`now` is an argument). Invariant: in no stretch of a cap's
+length, wherever it begins, does the registry admit more than the cap; a refused request counts for nothing.
+So a client whose rate plus burst is above the cap is caught at its burst, as the clouds catch it.
+Follows protocol-facts.md sections 1.12 (429, TOOMANYREQUESTS, Retry-After), 4.8, 5.5, 6.5 and 7.2 (what is
+counted); the actions are those of design.md section 9.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from email.utils import formatdate
+from typing import Literal, TypeAlias
+
+from .messages import Request, Response, error
+
+__all__ = ["ACTIONS", "READS", "WRITES", "Cap", "Rates", "RetryAfter", "actions_of"]
+
+RetryAfter: TypeAlias = "Literal['seconds', 'date'] | None"
+
+READS = frozenset({"tag_list", "manifest_head", "manifest_get", "blob_head", "blob_get"})
+WRITES = frozenset({"manifest_put", "upload_start", "upload_body", "upload_finish"})
+ACTIONS = READS | WRITES
+
+
+def actions_of(request: Request) -> tuple[str, ...]:
+    """Return what a request counts as: nothing for a ping, two for a PUT that brings the body itself."""
+    method, kind = request.method, request.kind
+    if kind in ("tag_list", "catalog"):
+        return ("tag_list",)
+    if kind == "referrers":
+        return ("manifest_get",)
+    if kind in ("manifest", "blob"):
+        named = f"{kind}_{method.lower()}"
+        return (named,) if named in ACTIONS else ()
+    if kind == "upload_start":
+        # One POST with the whole blob is all three steps.
+        whole = request.has_body and request.parameter("digest") is not None
+        return ("upload_start", "upload_body", "upload_finish") if whole else ("upload_start",)
+    if kind == "upload" and method == "PATCH":
+        return ("upload_body",)
+    if kind == "upload" and method == "PUT":
+        return ("upload_body", "upload_finish") if request.has_body else ("upload_finish",)
+    return ()
+
+
+@dataclass(frozen=True)
+class Cap:
+    """At most `requests` of `actions` in any `seconds`.
+
+    `apart`: each action has a count of its own (as AWS counts by API); otherwise all together. `per` says
+    whose count it is: everybody's, or each caller's, repository's, ... for itself.
+    """
+
+    requests: int
+    seconds: float = 1.0
+    actions: frozenset[str] = ACTIONS
+    apart: bool = False
+    per: Callable[[Request], str] = lambda request: ""
+
+
+class Rates:
+    """Caps that are kept: `refuse` counts a request or says no.
+
+    `retry_after`: None leaves the header out, "seconds" and "date" say when the next one is taken.
+    `refused` counts by action.
+    """
+
+    def __init__(
+        self,
+        *caps: Cap,
+        now: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] = time.time,
+        retry_after: RetryAfter = "seconds",
+        message: str = "too many requests",
+    ) -> None:
+        self.caps = caps
+        self.now, self.wall = now, wall
+        self.retry_after = retry_after
+        self.message = message
+        self.refused: Counter[str] = Counter()
+        self._taken: defaultdict[tuple[Cap, str, str], deque[float]] = defaultdict(deque)
+
+    def refuse(self, request: Request) -> Response | None:
+        """Count a request that is admitted; return the 429 for one that is not."""
+        now, counts = self.now(), list(self._counts(request))
+        waits = [taken[0] + cap.seconds - now for cap, taken in counts if len(taken) >= cap.requests]
+        if waits:
+            self.refused.update(actions_of(request))
+            return self._too_many(max(waits))
+        for _, taken in counts:
+            taken.append(now)
+        return None
+
+    def remaining(self, cap: Cap, request: Request) -> int:
+        """Return how many more such requests the cap has room for now."""
+        return min(
+            (cap.requests - len(taken) for _, taken in self._counts(request, cap)), default=cap.requests
+        )
+
+    def _counts(self, request: Request, *only: Cap) -> Iterable[tuple[Cap, deque[float]]]:
+        """Give the windows that a request falls into, without what has left them."""
+        now = self.now()
+        for cap in only or self.caps:
+            for action in actions_of(request):
+                if action not in cap.actions:
+                    continue
+                taken = self._taken[cap, action if cap.apart else "", cap.per(request)]
+                while taken and taken[0] <= now - cap.seconds:
+                    taken.popleft()
+                yield cap, taken
+                if not cap.apart:
+                    break  # a request is one request, whatever it is made of
+
+    def _too_many(self, wait: float) -> Response:
+        headers = []
+        if self.retry_after == "seconds":
+            headers.append(("Retry-After", str(math.ceil(wait))))
+        elif self.retry_after == "date":
+            headers.append(("Retry-After", formatdate(math.ceil(self.wall() + wait), usegmt=True)))
+        return error(429, "TOOMANYREQUESTS", self.message, headers=headers)
