@@ -1,23 +1,32 @@
 """One exchange between a request's head and its answer, without a socket.
 
-Owns: the order of things (journal, intercept, decision on the head, body, answer, amend) and where a
-body goes. May not know: sockets, what a registry holds. Invariant: a body is never needed as one
-object; whoever receives it asks `room` where to put the next bytes and says how many came. The server
-drives an Exchange over a socket, `Site.handle` drives the same one in memory.
+Owns: the order of things (journal, faults, intercept, decision on the head, body, answer, amend, faults
+again) and where a body goes. May not know: sockets, what a registry holds. Invariant: a body is never
+needed as one object; whoever receives it asks `room` where to put the next bytes, says how many came, and
+awaits `pace` when there is one. The server drives an Exchange over a stream, `Site.handle` drives the
+same one in memory.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
+from typing import Any, Protocol, TypeAlias
 
+from .faults import Faults
+from .injection import Injection
 from .journal import Entry, Journal
 from .messages import Answer, Content, Headers, Intercept, Request, Response
+from .wire import Dropped, Streamed, Wire, wire
 
-__all__ = ["DRAINED", "Exchange", "Reception", "Site"]
+__all__ = ["DRAINED", "Body", "Dropped", "Exchange", "Reception", "Site", "Streamed", "Wire"]
 
 DRAINED = 256 << 10  # Go's net/http reads so much of a refused body before it answers (section 1.12)
+_FORM = "application/x-www-form-urlencoded"
+
+# What a head leads to.
+Decision: TypeAlias = "Answer | Reception"
 
 
 def _told(answer: Answer) -> object:
@@ -35,44 +44,89 @@ def _codes(answer: Response) -> tuple[str, ...]:
         return ()
 
 
+class Body(Protocol):
+    """Where a body goes: `messages.Content` keeps it."""
+
+    def room(self, expected: int) -> memoryview: ...
+
+    def advance(self, count: int) -> None: ...
+
+    def feed(self, data: bytes) -> None: ...
+
+
 @dataclass
 class Reception:
     """A decision to take the body first: where it goes, what follows, what a broken one means.
 
-    Bytes beyond `limit` are counted and dropped; `finish` sees them as `Exchange.received`.
+    Bytes beyond `limit` are counted and dropped; `finish` sees them as `Exchange.received`. `flush` is
+    awaited whenever bytes have come, so that a body can go on to somewhere slower.
     """
 
-    content: Content
-    finish: Callable[[int], Response]
+    content: Body
+    finish: Callable[[int], Response | Awaitable[Answer]]
     abort: Callable[[], None] | None = None
     limit: int | None = None
+    flush: Callable[[], Awaitable[None]] | None = None
 
 
 class Exchange:
-    """One request on its way to an answer."""
+    """One request on its way to an answer.
+
+    `pace`, when there is one, is to be awaited after bytes of the body came. Everything that is awaited may
+    raise `Dropped`, which ends the connection.
+    """
 
     def __init__(self, site: Site, request: Request) -> None:
         self.request = request
         self.entry: Entry = site.journal.open(request)
         self.received = 0
+        self.pace: Callable[[], Awaitable[None]] | None = None
         self._site = site
         self._reception: Reception | None = None
         self._answer: Answer | None = None
         self._scratch: bytearray | None = None
+        self._room: memoryview | None = None
+        self._injection: Injection | None = None
+        if site.faults.rules:
+            request.kind = self.entry.kind = site.kind_of(request)
+            self._injection = site.faults.injection(request, self.entry)
 
-    def asked(self) -> Answer | Awaitable[Answer | None] | None:
-        """Ask the intercept, which may be asynchronous."""
+    def asked(self) -> Decision | Awaitable[Decision | None] | None:
+        """Ask the faults and the intercept, which may be asynchronous."""
+        if self._injection is not None or self._site.begin is not None:
+            return self._asked()
         return None if self._site.intercept is None else self._site.intercept(self.request)
 
-    def start(self, asked: Answer | None) -> None:
-        """Decide on the head: an intercept's answer, an answer at once, or a body to receive."""
+    async def _asked(self) -> Decision | None:
+        decided: Decision | None = None
+        if self._injection is not None:
+            decided = await self._injection.before()
+        if decided is None and self._site.intercept is not None:
+            asked = self._site.intercept(self.request)
+            decided = await asked if inspect.isawaitable(asked) else asked
+        self.entry.tampered = decided is not None
+        if decided is None and self._site.begin is not None:
+            decided = await self._site.begin(self.request)
+        return decided
+
+    def start(self, asked: Decision | None) -> None:
+        """Decide on the head: what was asked, an answer at once, or a body to receive."""
         decided = self._site.start(self.request) if asked is None else asked
-        self.entry.tampered = asked is not None
+        if self._site.begin is None:
+            self.entry.tampered = asked is not None
         self.entry.kind = self.request.kind  # a token service knows its own path
         if isinstance(decided, Reception):
             self._reception = decided
         else:
             self._answer = decided
+        if self._injection is not None or (self._reception is not None and self._reception.flush):
+            self.pace = self._pace
+
+    async def _pace(self) -> None:
+        if self._injection is not None:
+            await self._injection.pace(self.received)
+        if self._reception is not None and self._reception.flush is not None:
+            await self._reception.flush()
 
     @property
     def is_early(self) -> bool:
@@ -89,11 +143,17 @@ class Exchange:
         if reception is None or (reception.limit is not None and self.received >= reception.limit):
             if self._scratch is None:
                 self._scratch = bytearray(1 << 18)
-            return memoryview(self._scratch)
-        return reception.content.room(expected)
+            room = memoryview(self._scratch)
+        else:
+            room = reception.content.room(expected)
+        if self._injection is not None:
+            room = self._room = room[: self._injection.limit(self.received)]
+        return room
 
     def advance(self, count: int) -> None:
         """Take `count` bytes that were put into `room`."""
+        if self._injection is not None and self._room is not None:
+            self._injection.alter(self._room[:count], self.received)
         reception = self._reception
         if reception is not None and (reception.limit is None or self.received < reception.limit):
             reception.content.advance(count)
@@ -101,24 +161,58 @@ class Exchange:
         self.entry.request_bytes = self.received
 
     def feed(self, data: bytes) -> None:
-        """Take bytes that were received elsewhere."""
+        """Take bytes that were received elsewhere; `Dropped` ends the connection in the middle of them."""
+        while data and self._injection is not None:
+            part = bytearray(data[: self._injection.limit(self.received)])
+            data = data[len(part) :]
+            self._injection.alter(memoryview(part), self.received)
+            self._take(bytes(part))
+            self._injection.check(self.received)
+        if data:
+            self._take(data)
+
+    def _take(self, data: bytes) -> None:
         reception = self._reception
         if reception is not None and (reception.limit is None or self.received < reception.limit):
             reception.content.feed(data)
         self.received += len(data)
         self.entry.request_bytes = self.received
 
-    def finish(self) -> Answer:
+    def finish(self) -> Answer | Awaitable[Answer | Wire]:
         """Give the answer; the body is complete, or is not wanted."""
-        if self._reception is not None:
-            self._answer = self._reception.finish(self.received)
-            self._reception = None
-        answer = self._answer
+        reception = self._reception
+        answer: Answer | Awaitable[Answer] | None = self._answer
+        if reception is not None:
+            content = reception.content
+            if isinstance(content, Content) and self.request.header("content-type").startswith(_FORM):
+                self.entry.note_form(bytes(content))
+            answer, self._reception = reception.finish(self.received), None
         assert answer is not None
-        if self._site.amend is not None:
-            before = _told(answer)
-            answer = self._site.amend(self.request, answer)
-            self.entry.tampered |= _told(answer) != before
+        if self._injection is not None or not isinstance(answer, (Response, bytes)):
+            return self._finished(answer)
+        return self._noted(self._amended(answer))
+
+    async def _finished(self, answer: Answer | Awaitable[Answer]) -> Answer | Wire:
+        made = self._amended(answer if isinstance(answer, (Response, bytes)) else await answer)
+        shaped: Answer | Wire = made
+        if self._injection is not None:
+            before = _told(made)
+            made, shaped = await self._injection.after(made)
+            self.entry.tampered |= isinstance(shaped, Wire) or _told(made) != before
+        if isinstance(shaped, Streamed):
+            shaped = wire(shaped, self.request.method, self.entry)
+        self._noted(made)
+        return shaped
+
+    def _amended(self, answer: Answer) -> Answer:
+        if self._site.amend is None:
+            return answer
+        before = _told(answer)
+        amended = self._site.amend(self.request, answer)
+        self.entry.tampered |= _told(amended) != before
+        return amended
+
+    def _noted(self, answer: Answer) -> Answer:
         if isinstance(answer, Response):
             self.entry.codes = _codes(answer)
             kept = {name.lower(): value for name, value in answer.headers}
@@ -133,38 +227,54 @@ class Exchange:
 
 
 class Site:
-    """What a server can serve: a journal, two hooks, and `start`.
+    """What a server can serve: a journal, faults, two hooks, and `start`.
 
-    `intercept` is asked first and may answer instead (or wait, when asynchronous); `amend` sees every
-    answer last and may return another one.
+    `faults` come first and last. `intercept` is asked next and may answer instead (or wait, when
+    asynchronous); `amend` sees every answer and may return another one. `begin`, where a subclass has it,
+    decides on heads instead of `start`, and may wait.
     """
+
+    begin: Callable[[Request], Awaitable[Decision]] | None = None
 
     def __init__(self) -> None:
         self.journal = Journal()
+        self.faults = Faults()
         self.intercept: Intercept | None = None
         self.amend: Callable[[Request, Answer], Answer] | None = None
 
-    def start(self, request: Request) -> Answer | Reception:
+    def start(self, request: Request) -> Decision:
         """Decide on a request's head."""
         raise NotImplementedError
+
+    def kind_of(self, request: Request) -> str:
+        """Name what a request asks for before it is looked at; a token service knows its own path."""
+        return request.kind
 
     def open(self, request: Request) -> Exchange:
         """Begin an exchange."""
         return Exchange(self, request)
 
     def handle(self, request: Request) -> Answer:
-        """Carry out a whole exchange in memory, with `request.body` as the body."""
+        """Carry out a whole exchange in memory, with `request.body` as the body.
+
+        Raises TypeError where something would have to wait or to break a connection: that needs a server.
+        """
         exchange = self.open(request)
         asked = exchange.asked()
-        if inspect.isawaitable(asked):
-            raise TypeError("an asynchronous intercept needs a server")
-        exchange.start(asked)
+        exchange.start(_at_once(asked) if inspect.isawaitable(asked) else asked)
         if request.body and not exchange.is_early:
             exchange.feed(request.body)
+            if exchange.pace is not None:
+                _at_once(exchange.pace())
         answer = exchange.finish()
-        if isinstance(answer, Response) and request.method != "HEAD":
-            exchange.entry.response_bytes = answer.size
-        return answer
+        given = _at_once(answer) if inspect.isawaitable(answer) else answer
+        if isinstance(given, Response):
+            if request.method != "HEAD":
+                exchange.entry.response_bytes = given.size
+            return given
+        if isinstance(given, bytes):
+            return given
+        raise TypeError("an answer in pieces needs a server")
 
     def request(self, method: str, target: str, headers: Headers = (), body: bytes | None = None) -> Response:
         """Ask without a server: framing headers are added unless `headers` has its own."""
@@ -176,3 +286,17 @@ class Site:
         answer = self.handle(Request(method, target, [*own, *headers], body or b""))
         assert isinstance(answer, Response), "this request is answered with raw bytes: use a server"
         return answer
+
+
+def _at_once(waiting: Awaitable[Any]) -> Any:
+    """Return what an awaitable gives when it need not wait."""
+    if not isinstance(waiting, Coroutine):
+        raise TypeError("an asynchronous intercept needs a server")
+    try:
+        waiting.send(None)
+    except StopIteration as done:
+        return done.value
+    except Dropped as problem:
+        raise TypeError("a dropped connection needs a server") from problem
+    waiting.close()
+    raise TypeError("an asynchronous intercept or a fault that waits needs a server")

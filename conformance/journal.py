@@ -1,21 +1,36 @@
 """Every exchange in the order in which it arrived, and the questions tests ask about them.
 
-Owns: what is remembered of an exchange. May not know: what the registry holds or why it answered so.
-Invariant: an entry is made when a request's head has arrived and is only ever completed, never dropped,
-so a request that broke in the middle is counted too (its status stays None). Written by the server's
-thread, read by any.
+Owns: what is remembered of an exchange, which exchanges a description means (`Selector`), and which secret
+was sent where. May not know: what the registry holds or why it answered so. Invariant: an entry is made
+when a request's head has arrived and is only ever completed, never dropped, so a request that broke in the
+middle is counted too (its status stays None). Written by the server's thread, read by any.
+
+A test reads as a sentence:
+
+    journal.matching("POST", repository="app/web").exactly(1)
+    journal.matching("HEAD", "blob").none()
+    journal.matching("PUT", "upload").before(journal.matching("PUT", "manifest"))
 """
 
 from __future__ import annotations
 
+import base64
+import binascii
 import itertools
+import re
+import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from typing import NamedTuple
+from urllib.parse import parse_qsl
+
+import anyio
 
 from .messages import Request
 
-__all__ = ["Entry", "Journal"]
+__all__ = ["KINDS", "Entries", "Entry", "Journal", "Selector", "Sent", "before", "clock", "credentials"]
 
 # What tests ask about. Authorization is kept whole on purpose: which credential went where is a claim.
 _KEPT = """
@@ -23,17 +38,51 @@ _KEPT = """
     host if-match if-none-match proxy-authorization range transfer-encoding user-agent
 """
 
+# Kinds of paths: messages.Request reads all but `token`, which a token service knows.
+KINDS = (
+    *("ping", "catalog", "upload_start", "upload", "blob", "manifest", "tag_list", "referrers"),
+    *("token", "other"),
+)
+_METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "CONNECT"})
+_WILD = re.compile(r"[*?[]")
+# The fields of token requests that are secrets (protocol-facts.md sections 2.4, 4.5, 5.4, 6.1).
+_SECRET_FIELDS = (
+    "password",
+    "refresh_token",
+    "access_token",
+    "client_secret",
+    "assertion",
+    "client_assertion",
+)
+
 # One order over all journals: what a client knew before it asked is what had been answered by then.
 _ORDER = itertools.count(1)
+
+
+def clock() -> float:
+    """Return the event loop's time in seconds, which may jump; outside a loop the machine's."""
+    try:
+        return anyio.current_time()
+    except (RuntimeError, LookupError):
+        return time.monotonic()
+
+
+class Sent(NamedTuple):
+    """Where a secret was sent: the origin that a client believes in, the repository, the kind of path."""
+
+    origin: str
+    repository: str
+    kind: str
 
 
 @dataclass
 class Entry:
     """One exchange.
 
-    `begun` and `ended` are places in one order over all journals of the process. `tampered` says that a
-    hook gave the answer, or gave it another status or body: then it proves nothing against a client.
-    `codes` are those of an error body.
+    `begun` and `ended` are places in one order over all journals of the process; `time` and `ended_time`
+    are seconds by the journal's clock. `tampered` says that a hook or a fault gave the answer, or gave it
+    another status or body: then it proves nothing against a client; `faults` are the verbs that took
+    place. `codes` are those of an error body. `secrets` are what of the request's body nobody may see.
     """
 
     number: int
@@ -45,8 +94,11 @@ class Entry:
     reference: str
     query: Mapping[str, str]
     headers: Mapping[str, str]
+    scheme: str = "http"
+    time: float = 0.0
     status: int | None = None
     answered: int | None = None
+    ended_time: float | None = None
     request_bytes: int = 0
     response_bytes: int = 0
     response_headers: Mapping[str, str] = field(default_factory=dict)
@@ -54,6 +106,8 @@ class Entry:
     ended: int | None = None
     tampered: bool = False
     codes: tuple[str, ...] = ()
+    faults: list[str] = field(default_factory=list)
+    secrets: list[str] = field(default_factory=list)
 
     @property
     def authorization(self) -> tuple[str, str]:
@@ -61,20 +115,189 @@ class Entry:
         scheme, _, value = self.headers.get("authorization", "").partition(" ")
         return scheme.lower(), value
 
+    @property
+    def origin(self) -> str:
+        """The origin as the client names it."""
+        return f"{self.scheme}://{self.headers.get('host', '')}"
+
+    def header(self, name: str) -> str:
+        """Return a request header that was kept."""
+        return self.headers.get(name.lower(), "")
+
+    def sent_secrets(self) -> list[str]:
+        """Return what was sent to be let in: passwords, tokens, other schemes' values whole, cookies."""
+        found = list(self.secrets)
+        for name in ("authorization", "proxy-authorization"):
+            scheme, _, value = self.header(name).partition(" ")
+            found += _password(value) if scheme.lower() == "basic" else [value or scheme]
+        found.append(self.header("cookie"))
+        found += [value for name, value in self.query.items() if name in _SECRET_FIELDS]
+        return [secret for secret in found if secret]
+
+    def note_form(self, body: bytes) -> None:
+        """Note the secrets of a form that was sent."""
+        fields = parse_qsl(body.decode("latin-1"))
+        self.secrets += [value for name, value in fields if name in _SECRET_FIELDS]
+
     def __str__(self) -> str:
-        return f"{self.number}. [{self.connection}] {self.method} {self.target} -> {self.status}"
+        text = f"{self.number}. [{self.connection}] {self.method} {self.target} -> {self.status}"
+        return f"{text} ({'; '.join(self.faults)})" if self.faults else text
+
+
+def _password(value: str) -> list[str]:
+    """Return the password of a Basic value, the value itself when it is none."""
+    try:
+        user, found, password = base64.b64decode(value, validate=True).decode("latin-1").partition(":")
+    except (binascii.Error, ValueError):
+        return [value]
+    return [password] if found and password else [user]
+
+
+class Selector(NamedTuple):
+    """Which exchanges are meant; what is None or empty means any.
+
+    `repository`, `reference`, `host` and `path` are globs, in which `*` goes over slashes too, and so are
+    the values of `header` and `query`.
+    """
+
+    methods: frozenset[str] = frozenset()
+    kinds: frozenset[str] = frozenset()
+    globs: Mapping[str, str] = {}
+    header: Mapping[str, str] = {}
+    query: Mapping[str, str] = {}
+
+    @classmethod
+    def of(
+        cls,
+        method: str | None = None,
+        kind: str | None = None,
+        *,
+        header: Mapping[str, str] | None = None,
+        query: Mapping[str, str] | None = None,
+        **globs: str | None,
+    ) -> Selector:
+        """Read methods and kinds, which may be several with spaces between; ValueError for unknown ones."""
+        methods, kinds = frozenset((method or "").split()), frozenset((kind or "").split())
+        for unknown in sorted(methods - _METHODS):
+            raise ValueError(f"no method {unknown}: one of {' '.join(sorted(_METHODS))}")
+        for unknown in sorted(kinds - set(KINDS)):
+            raise ValueError(f"no kind {unknown}: one of {' '.join(KINDS)}")
+        given = {name: glob for name, glob in globs.items() if glob is not None}
+        lowered = {name.lower(): glob for name, glob in (header or {}).items()}
+        return cls(methods, kinds, given, lowered, dict(query or {}))
+
+    def matches(self, subject: Entry | Request) -> bool:
+        """Ask whether an exchange, or a request that begins one, is meant."""
+        if self.methods and subject.method not in self.methods:
+            return False
+        if self.kinds and subject.kind not in self.kinds:
+            return False
+        for name, glob in self.globs.items():
+            if name in ("repository", "reference"):
+                value = getattr(subject, name)
+            else:
+                value = subject.header("host") if name == "host" else subject.target.partition("?")[0]
+            if not _fits(value, glob):
+                return False
+        for name, glob in self.header.items():
+            value = subject.header(name)
+            if not value or not _fits(value, glob):
+                return False
+        query = dict(subject.query)
+        return all(name in query and _fits(query[name], glob) for name, glob in self.query.items())
+
+    def __str__(self) -> str:
+        from .injection import written
+
+        words = [" ".join(sorted(self.methods)), " ".join(sorted(self.kinds))]
+        words += [f"{name}={written(glob)}" for name, glob in self.globs.items()]
+        words += [f"header.{name}={written(glob)}" for name, glob in self.header.items()]
+        words += [f"query.{name}={written(glob)}" for name, glob in self.query.items()]
+        return " ".join(word for word in words if word) or "any"
+
+
+def _fits(value: str, glob: str) -> bool:
+    return fnmatchcase(value, glob) if _WILD.search(glob) else value == glob
+
+
+class Entries(list[Entry]):
+    """Some exchanges of a journal; what is claimed of them is said with all of it when it is not so."""
+
+    def __init__(self, entries: Iterable[Entry], meant: str, journal: Journal | None = None) -> None:
+        super().__init__(entries)
+        self.meant = meant
+        self._journal = journal
+
+    def exactly(self, number: int) -> Entries:
+        """Claim how many there are; AssertionError otherwise."""
+        return self._claim(len(self) == number, f"exactly {number}")
+
+    def none(self) -> Entries:
+        """Claim that there are none."""
+        return self._claim(not self, "none")
+
+    def at_most(self, number: int) -> Entries:
+        """Claim that there are no more than so many."""
+        return self._claim(len(self) <= number, f"at most {number}")
+
+    def at_least(self, number: int) -> Entries:
+        """Claim that there are no fewer than so many."""
+        return self._claim(len(self) >= number, f"at least {number}")
+
+    def before(self, others: Iterable[Entry]) -> Entries:
+        """Claim that each of these was answered before any of the others arrived; both must be some."""
+        others = list(others)
+        late = [(a, b) for a in self for b in others if not before(a, b)]
+        if late or not self or not others:
+            listed = "\n".join(f"    {a}\n  was not answered before\n    {b}" for a, b in late[:5])
+            raise AssertionError(
+                f"{self.meant or 'any'} before others ({len(self)} and {len(others)}):\n{listed}"
+            )
+        return self
+
+    def on_one_connection(self) -> Entries:
+        """Claim that all of these came on one connection."""
+        return self._claim(self.connections() == 1, "all on one connection")
+
+    def connections(self) -> int:
+        """Count the connections on which these came."""
+        return len({entry.connection for entry in self})
+
+    def bytes_in(self) -> int:
+        """Count the bytes of request bodies."""
+        return sum(entry.request_bytes for entry in self)
+
+    def bytes_out(self) -> int:
+        """Count the bytes of response bodies."""
+        return sum(entry.response_bytes for entry in self)
+
+    def gaps(self) -> list[float]:
+        """Return the seconds between one's beginning and the next's."""
+        return [b.time - a.time for a, b in itertools.pairwise(self)]
+
+    def _claim(self, holds: bool, claim: str) -> Entries:
+        if holds:
+            return self
+        lines = [f"{claim} of {self.meant or 'all exchanges'} expected, there are {len(self)}:"]
+        lines += [f"    {entry}" for entry in self[:20]]
+        lines += [f"    and {len(self) - 20} more"] * (len(self) > 20)
+        if not self and self._journal is not None:
+            summary = self._journal.summary()
+            lines.append(f"  all there was: {', '.join(f'{n} {name}' for name, n in summary.items())}")
+        raise AssertionError("\n".join(lines))
 
 
 class Journal:
     """The exchanges of one server."""
 
-    def __init__(self) -> None:
+    def __init__(self, now: Callable[[], float] = clock) -> None:
         self.entries: list[Entry] = []
         # TLS greetings on a port without TLS: a client that guesses the scheme (protocol-facts.md R9).
         self.hellos = 0
         # What no correct client would ever send, in words; see App._wrong.
         self.violations: list[str] = []
         self._answered = 0
+        self._now = now
 
     def open(self, request: Request) -> Entry:
         """Note a request whose head has arrived."""
@@ -89,6 +312,8 @@ class Journal:
             reference=request.reference,
             query=dict(request.query),
             headers={name: request.header(name) for name, _ in request.headers if name in kept},
+            scheme=request.scheme,
+            time=self._now(),
         )
         self.entries.append(entry)
         return entry
@@ -97,7 +322,7 @@ class Journal:
         """Note the answer to a request; its bytes are counted as they leave."""
         self._answered += 1
         entry.status, entry.answered, entry.response_headers = status, self._answered, headers
-        entry.ended = next(_ORDER)
+        entry.ended, entry.ended_time = next(_ORDER), self._now()
 
     def matching(
         self,
@@ -106,17 +331,18 @@ class Journal:
         repository: str | None = None,
         status: int | None = None,
         reference: str | None = None,
-    ) -> list[Entry]:
-        """Return the entries that agree with everything that is given."""
-        return [
-            entry
-            for entry in tuple(self.entries)
-            if method in (None, entry.method)
-            and kind in (None, entry.kind)
-            and repository in (None, entry.repository)
-            and status in (None, entry.status)
-            and reference in (None, entry.reference)
-        ]
+        *,
+        host: str | None = None,
+        path: str | None = None,
+        header: Mapping[str, str] | None = None,
+        query: Mapping[str, str] | None = None,
+    ) -> Entries:
+        """Return the entries that agree with everything that is given (see Selector)."""
+        globs = {"repository": repository, "reference": reference, "host": host, "path": path}
+        selector = Selector.of(method, kind, header=header, query=query, **globs)
+        found = (entry for entry in tuple(self.entries) if selector.matches(entry))
+        meant = str(selector) + (f" -> {status}" if status is not None else "")
+        return Entries((each for each in found if status in (None, each.status)), meant, self)
 
     def count(
         self,
@@ -145,6 +371,10 @@ class Journal:
         """Count the bytes of response bodies."""
         return sum(entry.response_bytes for entry in tuple(self.entries))
 
+    def credentials(self) -> dict[str, set[Sent]]:
+        """Return each secret that was seen and where it was sent."""
+        return credentials(self)
+
     def clear(self) -> None:
         """Forget the exchanges so far (in place, so that holders of the journal see it)."""
         self.entries.clear()
@@ -158,3 +388,18 @@ class Journal:
 
     def __str__(self) -> str:
         return "\n".join(map(str, self.entries))
+
+
+def before(first: Entry, then: Entry) -> bool:
+    """Ask whether one exchange was answered before the other arrived, whichever servers they were with."""
+    return first.ended is not None and first.ended < then.begun
+
+
+def credentials(*journals: Journal) -> dict[str, set[Sent]]:
+    """Return each secret that these servers saw and where it was sent."""
+    found: dict[str, set[Sent]] = {}
+    for journal in journals:
+        for entry in tuple(journal.entries):
+            for secret in entry.sent_secrets():
+                found.setdefault(secret, set()).add(Sent(entry.origin, entry.repository, entry.kind))
+    return found

@@ -238,6 +238,9 @@ class _MemoryStream(_Stream):
             except _Gone:
                 pass
 
+    def reset(self) -> None:
+        self._end.reset()
+
     def close(self) -> None:
         self._end.close()
 

@@ -14,6 +14,7 @@ import contextlib
 import inspect
 import socket
 import ssl
+import struct
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 
@@ -22,7 +23,7 @@ import anyio.from_thread
 import anyio.lowlevel
 import h11
 
-from .exchange import Exchange, Site
+from .exchange import Dropped, Exchange, Site, Wire
 from .heads import read_head
 from .journal import Entry, Journal
 from .messages import Request, Response
@@ -121,6 +122,10 @@ class _Stream:
             while True:
                 await self.receive_into(buffer)
 
+    def reset(self) -> None:
+        """Let the end of the connection, which follows, be a reset."""
+        self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+
     def close(self) -> None:
         anyio.notify_closing(self.sock)
         self.sock.close()
@@ -185,6 +190,9 @@ class Server:
             left: bytes | None = b""
             while left is not None:
                 left = await self._exchange(stream, number, left)
+        except Dropped as problem:
+            if problem.reset:
+                stream.reset()
         except (_Gone, OSError):
             pass  # clients come and go; what they had asked is in the journal
         finally:
@@ -210,10 +218,16 @@ class Server:
             except BaseException:
                 exchange.abort()
                 raise
-        answer = exchange.finish()
+        finished = exchange.finish()
+        answer = finished if isinstance(finished, (Response, bytes)) else await finished
         if isinstance(answer, bytes):
             await stream.send(answer)
             return None
+        if isinstance(answer, Wire):
+            async with contextlib.aclosing(answer.pieces) as pieces:
+                async for piece in pieces:
+                    await stream.send(piece)
+            return None if answer.close or early or body.last else rest
         answer.close = answer.close or early or body.last
         await self._send(stream, answer, request.method, exchange.entry)
         if early:
@@ -261,15 +275,21 @@ class Server:
                     parser.receive_data(await stream.receive())
                 elif isinstance(event, h11.Data):
                     exchange.feed(bytes(event.data))
+                    if exchange.pace is not None:
+                        await exchange.pace()
             return bytes(parser.trailing_data[0])
         missing, held = exchange.request.length() or 0, body.held
         if held and missing:
             exchange.feed(held[:missing])
+            if exchange.pace is not None:
+                await exchange.pace()
             missing, held = max(missing - len(held), 0), held[missing:]
         while missing:
             room = exchange.room(missing)[:missing]
             count = await stream.receive_into(room)
             exchange.advance(count)
+            if exchange.pace is not None:
+                await exchange.pace()
             missing -= count
         return held
 

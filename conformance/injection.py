@@ -1,0 +1,237 @@
+"""Faults as one exchange feels them: what may be done where, and the verbs that struck it.
+
+Owns: `Effect`, the places of an exchange at which a verb may act, `Injection`, which asks all of them there,
+and `Gate`, which a stalled exchange waits for. May not know: sockets, what each verb does (verbs.py), which
+exchange is struck (faults.py). Invariant: waits come before what ends an exchange, and every effect tells
+when it took place, so that one that did not is found.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, fields, replace
+from datetime import datetime
+from email.utils import format_datetime
+from typing import ClassVar
+
+import anyio
+import anyio.from_thread
+import anyio.lowlevel
+
+from .journal import Entry
+from .messages import Answer, Request
+from .wire import Pieces, Wire, size_of, wire
+
+__all__ = ["Effect", "Gate", "Injection", "written"]
+
+
+class Gate:
+    """What a stalled exchange waits for; opened once, from any thread, and open from then on."""
+
+    def __init__(self) -> None:
+        self.is_open = False
+        self._lock = threading.Lock()
+        self._waiting: list[tuple[int, anyio.lowlevel.EventLoopToken, anyio.Event]] = []
+
+    async def wait(self) -> None:
+        event = anyio.Event()
+        with self._lock:
+            if self.is_open:
+                return
+            waiter = (threading.get_ident(), anyio.lowlevel.current_token(), event)
+            self._waiting.append(waiter)
+        try:
+            await event.wait()
+        finally:
+            with self._lock, suppress(ValueError):
+                self._waiting.remove(waiter)
+
+    def open(self) -> None:
+        """Let everything go on that waits now or will."""
+        with self._lock:
+            self.is_open = True
+            waiting, self._waiting = self._waiting, []
+        for thread, token, event in waiting:
+            if thread == threading.get_ident():
+                event.set()
+            else:
+                anyio.from_thread.run_sync(event.set, token=token)
+
+
+@dataclass
+class Effect:
+    """One verb. A rule holds one as its pattern, each exchange that is struck gets a copy.
+
+    `told` is called when it takes place.
+    """
+
+    verb: ClassVar[str]
+    took_place: bool = field(default=False, init=False)
+    told: Callable[[Effect], None] | None = field(default=None, init=False, repr=False)
+
+    @property
+    def ends(self) -> bool:
+        """Ask whether this is an exchange's answer, or its end."""
+        return False
+
+    def fresh(self, request: Request, told: Callable[[Effect], None]) -> Effect:
+        """Return a copy for one exchange."""
+        copy = replace(self)
+        copy.told = told
+        copy.prepare(request)
+        return copy
+
+    def prepare(self, request: Request) -> None:
+        """Learn which exchange this is for."""
+
+    def happened(self) -> None:
+        """Note that this took place; once is enough."""
+        if not self.took_place:
+            self.took_place = True
+            if self.told is not None:
+                self.told(self)
+
+    def __str__(self) -> str:
+        return " ".join([self.verb, *self._arguments()])
+
+    def _arguments(self) -> Iterator[str]:
+        own = [each for each in fields(self) if each.init]
+        for each in own:
+            value = getattr(self, each.name)
+            if isinstance(value, Mapping):
+                yield from (f"{name}={written(text)}" for name, text in value.items())
+            elif value != each.default and not isinstance(value, Gate):
+                yield ("" if each is own[0] else f"{each.name.replace('_', '-')}=") + written(value)
+
+    # Where it may act, in the order of an exchange.
+
+    async def asked(self, request: Request) -> Answer | None:
+        """The head is here; an answer given now is instead of the registry's."""
+        return None
+
+    def limit(self, received: int) -> int | None:
+        """Return how many bytes of the request's body may come before `received_so_far` is asked."""
+        return None
+
+    def alter(self, data: memoryview, offset: int) -> None:
+        """Change bytes of the request's body in place; the first is number `offset`."""
+
+    def check(self, received: int) -> None:
+        """Raise Dropped when the request's body may not go on."""
+
+    async def pace(self, count: int, received: int) -> None:
+        """Wait, or raise Dropped: `count` more bytes of the request's body have come."""
+
+    def replaced(self, request: Request, answer: Answer) -> Answer:
+        """All is done and nothing said; what is returned is said about it."""
+        return answer
+
+    async def answering(self, request: Request, answer: Answer) -> Answer:
+        """The answer is known: wait, end it, or change it."""
+        return answer
+
+    def shapes(self, request: Request) -> bool:
+        """Ask whether `stream` or `surround` are to be called."""
+        return False
+
+    def stream(self, pieces: Pieces, size: int | None) -> Pieces:
+        """Return the response's body as it shall be; `size` in bytes when it is known."""
+        return pieces
+
+    def surround(self, pieces: Pieces) -> Pieces:
+        """Return the whole answer, head and framing included, as it shall be; the head comes first."""
+        return pieces
+
+
+def written(value: object) -> str:
+    """Write a value as the text of rules has it."""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:g}s"
+    if value is None:
+        return "-"
+    if isinstance(value, datetime):
+        value = format_datetime(value, usegmt=True)
+    if isinstance(value, tuple):
+        return ",".join(map(written, value))
+    if isinstance(value, bytes):
+        value = value.decode("latin-1")
+    text = str(value)
+    if text and text != "-" and all(c.isalnum() or c in "-._/:*?&=@%+[]!<>" for c in text):
+        return text
+    for plain, escaped in (("\\", "\\\\"), ('"', '\\"'), ("\r", "\\r"), ("\n", "\\n"), ("\t", "\\t")):
+        text = text.replace(plain, escaped)
+    return '"' + "".join(c if " " <= c <= "~" else f"\\x{ord(c):02x}" for c in text) + '"'
+
+
+class Injection:
+    """The verbs that struck one exchange, in the order in which their rules were written."""
+
+    def __init__(self, request: Request, effects: Sequence[Effect], entry: Entry) -> None:
+        self.effects = effects
+        self._request, self._entry = request, entry
+        self._received = 0
+        # Waits come before what ends an exchange, wherever they are written.
+        self._waiting_first = sorted(effects, key=lambda effect: effect.ends)
+
+    async def before(self) -> Answer | None:
+        """Do what comes before anything is carried out."""
+        for effect in self._waiting_first:
+            answer = await effect.asked(self._request)
+            if answer is not None:
+                return answer
+        return None
+
+    def limit(self, received: int) -> int | None:
+        """Return how many bytes of the request's body may be taken before `pace` is awaited."""
+        limits = [effect.limit(received) for effect in self.effects]
+        known = [limit for limit in limits if limit is not None]
+        return max(1, min(known)) if known else None
+
+    def alter(self, data: memoryview, offset: int) -> None:
+        """Change bytes of the request's body in place."""
+        for effect in self.effects:
+            effect.alter(data, offset)
+
+    def check(self, received: int) -> None:
+        """Raise Dropped when no more of the request's body may be taken."""
+        for effect in self.effects:
+            effect.check(received)
+
+    async def pace(self, received: int) -> None:
+        """Wait as the request's body comes in; Dropped ends it."""
+        count, self._received = received - self._received, received
+        for effect in self._waiting_first:
+            await effect.pace(count, received)
+
+    async def after(self, answer: Answer) -> tuple[Answer, Answer | Wire]:
+        """Do what comes before the first byte; return the answer and what is to be sent for it."""
+        for effect in self.effects:
+            answer = effect.replaced(self._request, answer)
+        for effect in self._waiting_first:
+            answer = await effect.answering(self._request, answer)
+        shaping = [effect for effect in self.effects if effect.shapes(self._request)]
+        if not shaping:
+            return answer, answer
+        if isinstance(answer, bytes):
+            pieces, close = _shaped(_whole(answer), shaping, len(answer)), True
+        else:
+            size = size_of(answer)
+            made = wire(answer, self._request.method, self._entry, lambda body: _shaped(body, shaping, size))
+            pieces, close = made.pieces, made.close
+        for effect in shaping:
+            pieces = effect.surround(pieces)
+        return answer, Wire(pieces, close)
+
+
+def _shaped(pieces: Pieces, effects: Sequence[Effect], size: int | None) -> Pieces:
+    for effect in effects:
+        pieces = effect.stream(pieces, size)
+    return pieces
+
+
+async def _whole(data: bytes) -> Pieces:
+    yield data

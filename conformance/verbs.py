@@ -1,0 +1,607 @@
+"""The verbs of fault rules: what each does to an exchange.
+
+Owns: one class per verb and their table, `VERBS`. May not know: sockets, which exchange is struck
+(faults.py), what a registry holds. Invariant: everything that waits waits by anyio, so that a clock which
+jumps passes it; a verb that cannot be carried out on an exchange leaves it as it is and says nothing.
+Follows RFC 9110 (Retry-After, redirection, challenges), RFC 9112 (framing) and protocol-facts.md sections
+1.7 to 1.13 and 2.1.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from datetime import datetime
+from email.utils import format_datetime
+from typing import ClassVar, Literal, TypeAlias
+from urllib.parse import urlsplit
+
+import anyio
+
+from .injection import Effect, Gate
+from .messages import Answer, Request, Response, error
+from .wire import Dropped, Pieces, bodiless, framed, size_of
+
+__all__ = [
+    "VERBS",
+    "Challenge",
+    "Corrupt",
+    "Delay",
+    "Drop",
+    "Forget",
+    "Lie",
+    "Raw",
+    "Redirect",
+    "Stall",
+    "Status",
+    "Throttle",
+    "Truncate",
+]
+
+Side: TypeAlias = "Literal['request', 'response']"
+At: TypeAlias = "Literal['request', 'answer', 'head']"
+
+# What a refusal is called when the rule does not say (protocol-facts.md section 1.12).
+_CODES = {401: "UNAUTHORIZED", 403: "DENIED", 405: "UNSUPPORTED", 429: "TOOMANYREQUESTS", 503: "UNAVAILABLE"}
+_TURNS = 10  # a throttled body moves so many times a second
+
+
+def _is_one_of(name: str, value: object, known: Sequence[object]) -> None:
+    if value not in known:
+        listed = ", ".join(str(each) for each in known if each is not None)
+        raise ValueError(f"{name} is one of {listed}, not {value}")
+
+
+# Answers instead of the registry's.
+
+
+@dataclass
+class _Answering(Effect):
+    """`at` request: nothing is carried out; at answer: everything is, and this is said about it."""
+
+    @property
+    def ends(self) -> bool:
+        return True
+
+    def answer(self, request: Request) -> Answer:
+        raise NotImplementedError
+
+    def _is_at(self, place: str) -> bool:
+        return getattr(self, "at", "request") == place
+
+    async def asked(self, request: Request) -> Answer | None:
+        if not self._is_at("request"):
+            return None
+        self.happened()
+        return self.answer(request)
+
+    def replaced(self, request: Request, answer: Answer) -> Answer:
+        if not self._is_at("answer"):
+            return answer
+        self.happened()
+        return self.answer(request)
+
+
+@dataclass
+class Status(_Answering):
+    """Answer with a status: an error body with `error` as its code, or `body` as it is.
+
+    `retry_after`: seconds, a point in time, or the header's text. `early` as `Response.early`.
+    """
+
+    verb: ClassVar[str] = "status"
+    code: int
+    error: str | None = None
+    message: str = "as the test wants it"
+    retry_after: float | datetime | str | None = None
+    body: bytes | None = None
+    at: At = "request"
+    early: bool | None = None
+    close: bool = False
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        _is_one_of("at", self.at, ("request", "answer"))
+        if not 200 <= self.code <= 999:
+            raise ValueError(f"{self.code} is no final status")
+
+    def answer(self, request: Request) -> Answer:
+        headers = list(self.headers.items())
+        if isinstance(self.retry_after, datetime):
+            headers.append(("Retry-After", format_datetime(self.retry_after, usegmt=True)))
+        elif isinstance(self.retry_after, (int, float)):
+            headers.append(("Retry-After", str(math.ceil(self.retry_after))))
+        elif self.retry_after is not None:
+            headers.append(("Retry-After", self.retry_after))
+        if self.body is not None or self.code < 400:
+            made = Response(self.code, headers, self.body or b"")
+        else:
+            code = self.error or _CODES.get(self.code, "UNKNOWN")
+            made = error(self.code, code, self.message, headers=headers)
+        made.early, made.close = self.early, self.close
+        return made
+
+
+@dataclass
+class Redirect(_Answering):
+    """Send the client elsewhere: an origin (same path there), a path (same origin), or a whole URL.
+
+    `to` empty: to the same place again, for ever.
+    """
+
+    verb: ClassVar[str] = "redirect"
+    to: str = ""
+    code: int = 307
+    early: bool | None = None
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        _is_one_of("code", self.code, (301, 302, 303, 307, 308))
+
+    def answer(self, request: Request) -> Answer:
+        parts = urlsplit(self.to)
+        target = self.to if parts.path or parts.query else self.to + request.target
+        return Response(self.code, [("Location", target), *self.headers.items()], early=self.early)
+
+
+@dataclass
+class Challenge(_Answering):
+    """Ask for credentials with these words, each a WWW-Authenticate of its own.
+
+    Without words they are made from `realm`, `service`, `scope` and `error`.
+    """
+
+    verb: ClassVar[str] = "challenge"
+    words: str | tuple[str, ...] = ()
+    realm: str = ""
+    service: str = ""
+    scope: str = ""
+    error: str = ""
+    code: int = 401
+    early: bool | None = None
+
+    def __post_init__(self) -> None:
+        if bool(self.words) == bool(self.realm):
+            raise ValueError("a challenge is words or a realm")
+
+    def answer(self, request: Request) -> Answer:
+        words = (self.words,) if isinstance(self.words, str) else self.words
+        if not words:
+            named = ("realm", "service", "scope", "error")
+            listed = [f'{name}="{getattr(self, name)}"' for name in named if getattr(self, name)]
+            words = (f"Bearer {','.join(listed)}",)
+        headers = [("WWW-Authenticate", each) for each in words]
+        made = error(self.code, "UNAUTHORIZED", "authentication required", headers=headers)
+        made.early = self.early
+        return made
+
+
+@dataclass
+class Forget(_Answering):
+    """Lose an upload session: this request and all later ones of the session get 404."""
+
+    verb: ClassVar[str] = "forget"
+    early: bool | None = None
+
+    def answer(self, request: Request) -> Answer:
+        made = error(404, "BLOB_UPLOAD_UNKNOWN", "blob upload unknown to registry")
+        made.early = self.early
+        return made
+
+
+@dataclass
+class Raw(_Answering):
+    """Literal bytes: instead of the answer (the connection closes), or before or after it."""
+
+    verb: ClassVar[str] = "raw"
+    data: bytes
+    where: Literal["instead", "before", "after"] = "instead"
+    at: At = "request"
+
+    def __post_init__(self) -> None:
+        _is_one_of("where", self.where, ("instead", "before", "after"))
+        _is_one_of("at", self.at, ("request", "answer"))
+
+    @property
+    def ends(self) -> bool:
+        return self.where == "instead"
+
+    def _is_at(self, place: str) -> bool:
+        return self.ends and self.at == place
+
+    def answer(self, request: Request) -> Answer:
+        return self.data
+
+    def shapes(self, request: Request) -> bool:
+        return self.where != "instead"
+
+    async def surround(self, pieces: Pieces) -> Pieces:
+        self.happened()
+        if self.where == "before":
+            yield self.data
+        async with aclosing(pieces):
+            async for piece in pieces:
+                yield piece
+        if self.where == "after":
+            yield self.data
+
+
+# Waits and ends, at a place of the exchange.
+
+
+@dataclass
+class _Placed(Effect):
+    """`after`: so many bytes of a body, the request's for POST, PUT and PATCH, unless `of` says which.
+
+    `at` request: the head has come and nothing is done; at answer: all is done and nothing said; at head:
+    in the middle of the answer's head.
+    """
+
+    async def strike(self) -> None:
+        raise NotImplementedError
+
+    def _check_place(self) -> None:
+        """Refuse a place that cannot be."""
+        after, of = getattr(self, "after", None), getattr(self, "of", None)
+        _is_one_of("at", getattr(self, "at", "request"), ("request", "answer", "head"))
+        _is_one_of("of", of, (None, "request", "response"))
+        if after is not None and after < 0:
+            raise ValueError("after is a number of bytes")
+        if of is not None and after is None and getattr(self, "every", None) is None:
+            raise ValueError("of needs after: how many bytes of it")
+        if after is not None and getattr(self, "at", "request") != "request":
+            raise ValueError("either after bytes or at a place")
+
+    def _place(self, request: Request) -> str:
+        if getattr(self, "after", None) is None and getattr(self, "every", None) is None:
+            return str(getattr(self, "at", "request"))
+        own = "request" if request.method in ("POST", "PUT", "PATCH") else "response"
+        return f"{getattr(self, 'of', None) or own} body"
+
+    def prepare(self, request: Request) -> None:
+        self.place = self._place(request)
+        self.offset: int = getattr(self, "after", None) or getattr(self, "every", None) or 0
+
+    async def asked(self, request: Request) -> Answer | None:
+        if self.place == "request":
+            await self.strike()
+        return None
+
+    def limit(self, received: int) -> int | None:
+        return self.offset - received if self.place == "request body" and self.offset > received else None
+
+    async def pace(self, count: int, received: int) -> None:
+        while self.place == "request body" and received >= self.offset and not self._is_over():
+            await self.strike()
+            self.offset += getattr(self, "every", None) or 0
+
+    def _is_over(self) -> bool:
+        return self.took_place and getattr(self, "every", None) is None
+
+    async def answering(self, request: Request, answer: Answer) -> Answer:
+        if self.place == "answer":
+            await self.strike()
+        return answer
+
+    def shapes(self, request: Request) -> bool:
+        return self.place in ("head", "response body")
+
+    async def _strike_within(self, pieces: Pieces) -> Pieces:
+        sent = 0
+        async with aclosing(pieces):
+            async for piece in pieces:
+                rest = memoryview(piece)
+                while sent + len(rest) >= self.offset and not self._is_over():
+                    if self.offset > sent:
+                        yield rest[: self.offset - sent]
+                        rest, sent = rest[self.offset - sent :], self.offset
+                    await self.strike()
+                    self.offset += getattr(self, "every", None) or 0
+                if rest:
+                    yield rest
+                    sent += len(rest)
+
+    def stream(self, pieces: Pieces, size: int | None) -> Pieces:
+        return self._strike_within(pieces) if self.place == "response body" else pieces
+
+    async def _strike_head(self, pieces: Pieces) -> Pieces:
+        async with aclosing(pieces):
+            async for piece in pieces:
+                if not self.took_place:
+                    yield piece[: len(piece) // 2]
+                    await self.strike()
+                    piece = piece[len(piece) // 2 :]
+                yield piece
+
+    def surround(self, pieces: Pieces) -> Pieces:
+        return self._strike_head(pieces) if self.place == "head" else pieces
+
+
+@dataclass
+class Delay(_Placed):
+    """Wait for `seconds`, once at its place, or after `every` so many bytes of a body."""
+
+    verb: ClassVar[str] = "delay"
+    seconds: float
+    after: int | None = None
+    of: Side | None = None
+    at: At = "request"
+    every: int | None = None
+
+    def __post_init__(self) -> None:
+        self._check_place()
+        self.seconds = float(self.seconds)
+        if self.every is not None and (self.every < 1 or self.after is not None):
+            raise ValueError("every is a number of bytes, without after")
+
+    async def strike(self) -> None:
+        self.happened()
+        await anyio.sleep(self.seconds)
+
+
+@dataclass
+class Stall(_Placed):
+    """Not another byte until `until` opens (`Faults.release`)."""
+
+    verb: ClassVar[str] = "stall"
+    after: int | None = None
+    of: Side | None = None
+    at: At = "request"
+    until: Gate = field(default_factory=Gate)
+
+    def __post_init__(self) -> None:
+        self._check_place()
+
+    async def strike(self) -> None:
+        self.happened()
+        await self.until.wait()
+
+
+@dataclass
+class Drop(_Placed):
+    """End the connection: closed, or by a reset.
+
+    A connection that is closed while bytes of the request are unread is reset by the system.
+    """
+
+    verb: ClassVar[str] = "drop"
+    after: int | None = None
+    of: Side | None = None
+    at: At = "request"
+    reset: bool = False
+
+    def __post_init__(self) -> None:
+        self._check_place()
+
+    @property
+    def ends(self) -> bool:
+        return True
+
+    async def strike(self) -> None:
+        self.happened()
+        raise Dropped(reset=self.reset)
+
+    def check(self, received: int) -> None:
+        if self.place == "request body" and received >= self.offset:
+            self.happened()
+            raise Dropped(reset=self.reset)
+
+
+# Bodies and heads that are not as they should be.
+
+
+@dataclass
+class Throttle(Effect):
+    """Move a body at `rate` bytes a second, or answer 429 beyond `requests` in any `seconds`."""
+
+    verb: ClassVar[str] = "throttle"
+    rate: int | None = None
+    of: Side | None = None
+    requests: int | None = None
+    seconds: float = 1.0
+
+    def __post_init__(self) -> None:
+        _is_one_of("of", self.of, (None, "request", "response"))
+        if (self.rate is None) == (self.requests is None):
+            raise ValueError("throttle takes a rate in bytes a second or a number of requests")
+        if (self.rate or self.requests or 0) < 1 or self.seconds <= 0:
+            raise ValueError("throttle to at least one")
+        self.seconds = float(self.seconds)
+        self.wait = 0.0
+
+    @property
+    def ends(self) -> bool:
+        return self.requests is not None
+
+    async def asked(self, request: Request) -> Answer | None:
+        if self.requests is None:
+            return None
+        self.happened()
+        after = [("Retry-After", str(math.ceil(self.wait)))]
+        return error(429, "TOOMANYREQUESTS", "too many requests", headers=after)
+
+    @property
+    def _turn(self) -> int:
+        return max(1, (self.rate or 0) // _TURNS)
+
+    def limit(self, received: int) -> int | None:
+        return self._turn if self.rate and self.of != "response" else None
+
+    async def pace(self, count: int, received: int) -> None:
+        if self.rate and self.of != "response" and count:
+            self.happened()
+            await anyio.sleep(count / self.rate)
+
+    def shapes(self, request: Request) -> bool:
+        return self.rate is not None and self.of != "request"
+
+    def stream(self, pieces: Pieces, size: int | None) -> Pieces:
+        return self._slow(pieces, self.rate) if self.rate and self.of != "request" else pieces
+
+    async def _slow(self, pieces: Pieces, rate: int) -> Pieces:
+        async with aclosing(pieces):
+            async for piece in pieces:
+                rest = memoryview(piece)
+                while rest:
+                    self.happened()
+                    await anyio.sleep(min(self._turn, len(rest)) / rate)
+                    yield rest[: self._turn]
+                    rest = rest[self._turn :]
+
+
+@dataclass
+class Truncate(Effect):
+    """End the response's body after `at` bytes as if that were all.
+
+    `framing`: length (a Content-Length of what is sent), chunked (the last chunk comes), close (neither, the
+    connection ends). For a Content-Length that is not kept use drop.
+    """
+
+    verb: ClassVar[str] = "truncate"
+    at: int
+    framing: Literal["length", "chunked", "close"] = "length"
+
+    def __post_init__(self) -> None:
+        _is_one_of("framing", self.framing, ("length", "chunked", "close"))
+        if self.at < 0:
+            raise ValueError("at is a number of bytes")
+
+    async def answering(self, request: Request, answer: Answer) -> Answer:
+        if isinstance(answer, Response) and not bodiless(request.method, answer.status):
+            size = size_of(answer)
+            cut = self.at if size is None else min(self.at, size)
+            said = {
+                "length": [("Content-Length", str(cut))],
+                "chunked": [("Transfer-Encoding", "chunked")],
+                "close": [("Connection", "close")],
+            }
+            dropped = ("content-length", "transfer-encoding", "connection")
+            kept = [(name, value) for name, value in answer.headers if name.lower() not in dropped]
+            answer.headers = [*kept, *said[self.framing]]
+            answer.close = answer.close or self.framing == "close"
+        return answer
+
+    def shapes(self, request: Request) -> bool:
+        return True
+
+    async def stream(self, pieces: Pieces, size: int | None) -> Pieces:
+        left = self.at
+        async with aclosing(pieces):
+            async for piece in pieces:
+                if len(piece) > left:
+                    self.happened()
+                if left:
+                    yield piece[:left]
+                left -= min(left, len(piece))
+
+
+@dataclass
+class Corrupt(Effect):
+    """Change one bit of the byte at an offset (negative: from the end), or make every byte `filler`."""
+
+    verb: ClassVar[str] = "corrupt"
+    at: int = 0
+    of: Side = "response"
+    whole: bool = False
+    filler: bytes = b"\0"
+
+    def __post_init__(self) -> None:
+        _is_one_of("of", self.of, ("request", "response"))
+        if len(self.filler) != 1:
+            raise ValueError("filler is one byte")
+        if self.at < 0 and self.of == "request":
+            raise ValueError("the end of a request's body is not known before it is there")
+
+    def _changed(self, data: memoryview, offset: int, at: int) -> bytearray | None:
+        """Return `data` as it shall be when it is hit; its first byte is number `offset`."""
+        if self.whole and data:
+            return bytearray(self.filler * len(data))
+        if not offset <= at < offset + len(data):
+            return None
+        changed = bytearray(data)
+        changed[at - offset] ^= 1
+        return changed
+
+    def alter(self, data: memoryview, offset: int) -> None:
+        changed = self._changed(data, offset, self.at) if self.of == "request" else None
+        if changed is not None:
+            self.happened()
+            data[:] = changed
+
+    def shapes(self, request: Request) -> bool:
+        return self.of == "response"
+
+    def stream(self, pieces: Pieces, size: int | None) -> Pieces:
+        return self._corrupt(pieces, size) if self.of == "response" else pieces
+
+    async def _corrupt(self, pieces: Pieces, size: int | None) -> Pieces:
+        at = self.at if self.at >= 0 or size is None else self.at + size
+        offset = 0
+        async with aclosing(pieces):
+            async for piece in pieces:
+                changed = self._changed(memoryview(piece), offset, at)
+                offset += len(piece)
+                if changed is not None:
+                    self.happened()
+                yield piece if changed is None else bytes(changed)
+
+
+@dataclass
+class Lie(Effect):
+    """Say something in headers that is not so.
+
+    `headers`: name -> value, None to leave the header out. `names`: headers that get a value which is well
+    formed and wrong; only those that the answer has.
+    """
+
+    verb: ClassVar[str] = "lie"
+    names: str | tuple[str, ...] = ()
+    headers: Mapping[str, str | None] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not self.names and not self.headers:
+            raise ValueError("about which header?")
+
+    async def answering(self, request: Request, answer: Answer) -> Answer:
+        if not isinstance(answer, Response):
+            return answer
+        had = framed(answer, request.method)
+        lies = {name.lower(): (name, value) for name, value in self.headers.items()}
+        for name in (self.names,) if isinstance(self.names, str) else self.names:
+            value = next((value for known, value in had if known.lower() == name.lower()), None)
+            if value is not None:
+                lies[name.lower()] = (name, _wrong_value(name.lower(), value))
+        if lies:
+            self.happened()
+            told = [(name, value) for name, value in lies.values() if value is not None]
+            answer.headers = [*((name, value) for name, value in had if name.lower() not in lies), *told]
+            # Nobody can know where the next answer begins.
+            answer.close = answer.close or not {"content-length", "transfer-encoding"}.isdisjoint(lies)
+        return answer
+
+
+def _wrong_value(name: str, value: str) -> str:
+    """Make a header's value wrong and leave it well formed."""
+    if name == "content-length" and value.isdigit():
+        return str(int(value) + 1)
+    if name in ("docker-content-digest", "etag") and "sha" in value:
+        turned = "0" if value.rstrip('"')[-1] != "0" else "1"
+        return value[:-2] + turned + '"' if value.endswith('"') else value[:-1] + turned
+    if name == "content-type":
+        return "text/html" if value != "text/html" else "application/json"
+    if name == "range":
+        first, _, last = value.partition("-")
+        return f"{first}-{int(last) + 1}" if last.isdigit() else value + "0"
+    if name in ("location", "link"):
+        return value.replace("/v2/", "/v2/lie/", 1) if "/v2/" in value else value + "/lie"
+    return value + "0" if value.isdigit() else f"not {value}"
+
+
+VERBS: Mapping[str, type[Effect]] = {
+    each.verb: each
+    for each in (
+        Status, Delay, Throttle, Drop, Truncate, Corrupt, Stall, Redirect, Challenge, Forget, Lie, Raw
+    )
+}  # fmt: skip
