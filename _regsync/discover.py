@@ -110,12 +110,12 @@ class _Question(NamedTuple):
             return found == told
         return self.known[target] == (key_of(told), key_of(found))
 
-    def verdicts(self, held: Held, digest: str | None) -> tuple[Verdict, ...]:
-        """Judge every target by the digest that it should hold; None where all that hold one are right."""
+    def verdicts(self, held: Held, digest: str) -> tuple[Verdict, ...]:
+        """Judge every target by the digest that it should hold."""
         return tuple(
             Verdict(target, name, error=found)
             if isinstance(found := held[target], SyncError)
-            else Verdict(target, name, "unchanged" if found == (digest or found) else None)
+            else Verdict(target, name, "unchanged" if found == digest else None)
             for target, name in self.names.items()
         )
 
@@ -244,7 +244,7 @@ class Discovery:
             raise failure[0]
         if told is not None and asked.settled(held, told):
             digest = next((found for found in held.values() if isinstance(found, str)), told)
-            return Sighting(source, None, digest, told, asked.verdicts(held, None))
+            return Sighting(source, None, digest, told, asked.verdicts(held, digest))
         if not top:
             top.append(await self._moved_on(source, told, reference))
         return await self._planned(asked, held, top[0])

@@ -20,10 +20,10 @@ from _regsync import fips
 from _regsync.errors import ConfigError, ContentError, clean
 
 __all__ = [
-    "ACCEPT_MANIFESTS", "MAX_INDEX_DEPTH", "Descriptor", "Manifest", "Platform", "Reference", "Trimmed",
-    "check_digest", "digest_of", "is_referrer_tag", "is_repository", "is_tag", "nested_indexes",
-    "parse_manifest", "parse_platform", "parse_reference", "platform_matches", "referrers_tag",
-    "split_digest", "trim_index",
+    "ACCEPT_MANIFESTS", "IMAGE_CONFIGS", "MAX_INDEX_DEPTH", "TRIM_RULE", "Descriptor", "Manifest",
+    "Platform", "Reference", "Trimmed", "check_digest", "digest_of", "is_referrer_tag", "is_repository",
+    "is_tag", "nested_indexes", "parse_manifest", "parse_platform", "parse_reference", "platform_matches",
+    "referrers_tag", "split_digest", "trim_index",
 ]  # fmt: skip
 
 # protocol-facts.md section 1.3.
@@ -34,6 +34,9 @@ _DOCKER_MANIFEST = "application/vnd.docker.distribution.manifest.v2+json"
 _SCHEMA_1 = "application/vnd.docker.distribution.manifest.v1+"
 _INDEX_TYPES = frozenset({_OCI_INDEX, _DOCKER_LIST})
 _IMAGE_TYPES = frozenset({_OCI_MANIFEST, _DOCKER_MANIFEST})
+IMAGE_CONFIGS = frozenset({
+    "application/vnd.oci.image.config.v1+json", "application/vnd.docker.container.image.v1+json",
+})  # fmt: skip
 # A type missing here makes `distribution` answer 404, or the linux/amd64 child in place of a list.
 ACCEPT_MANIFESTS = ", ".join((_OCI_INDEX, _DOCKER_LIST, _OCI_MANIFEST, _DOCKER_MANIFEST))
 # Sent by servers that do not know what they hold; the document decides then.
@@ -240,6 +243,11 @@ class Manifest(NamedTuple):
                 unique.setdefault(blob.digest, blob)
         return tuple(unique.values())
 
+    @property
+    def names(self) -> tuple[Descriptor, ...]:
+        """Everything that has to be in a repository before this manifest: its blobs and children."""
+        return (*self.blobs, *self.children)
+
 
 def parse_manifest(
     body: bytes, *, content_type: str | None, digest: str | None = None, expected: Descriptor | None = None
@@ -443,6 +451,10 @@ class Trimmed(NamedTuple):
 def nested_indexes(index: Manifest) -> tuple[Descriptor, ...]:
     """Return the children that are indexes, each digest once."""
     return tuple({child.digest: child for child in index.children if child.is_index}.values())
+
+
+# Part of the key of what the state keeps of trimmed indexes: another rule, another number.
+TRIM_RULE = "1"
 
 
 def trim_index(index: Manifest, wanted: Sequence[Platform], nested: Mapping[str, Manifest]) -> Trimmed:

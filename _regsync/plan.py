@@ -13,17 +13,33 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import NamedTuple
 
 from _regsync.config import MappingRule, Registry
-from _regsync.errors import ContentError
-from _regsync.oci import Descriptor, Manifest
+from _regsync.errors import ContentError, RegistryError
+from _regsync.oci import IMAGE_CONFIGS, Descriptor, Manifest
 from _regsync.providers import api_repository
 
-__all__ = ["Assignment", "Tree", "Wanted", "assign", "elect", "grow", "order_blobs", "target_groups"]
+__all__ = [
+    "Assignment",
+    "NotAtHand",
+    "Tree",
+    "Wanted",
+    "assign",
+    "elect",
+    "grow",
+    "may_be_stale",
+    "names_absence",
+    "order_blobs",
+    "target_groups",
+]
 
 # protocol-facts.md section 1.5: real indexes are one or two deep; a cycle cannot be built from digests.
 DEEPEST = 4
 # Of one image; real ones name hundreds, and a hostile index hundreds of thousands.
 _MOST_BLOBS = 10_000
 _Place = tuple[str, int, str]
+
+
+class NotAtHand(ContentError):
+    """A child that was left at the source, because its target seemed to hold it, is needed after all."""
 
 
 class Tree(NamedTuple):
@@ -37,6 +53,25 @@ class Tree(NamedTuple):
     def size(self) -> int:
         """The bytes of its manifests."""
         return sum(each.size for each in (self.root, *self.children))
+
+    @property
+    def names(self) -> frozenset[str]:
+        """Everything that the target has to hold before the root: blobs and children, at hand or not."""
+        return frozenset(each.digest for manifest in (self.root, *self.children) for each in manifest.names)
+
+    def above(self, lost: frozenset[str]) -> frozenset[str]:
+        """Return what has to be brought again where `lost` is gone: that, and each manifest that names it."""
+        found = set(lost)
+        for manifest in (*self.children, self.root):
+            if any(each.digest in found for each in manifest.names):
+                found.add(manifest.digest)
+        return frozenset(found)
+
+    @property
+    def is_image(self) -> bool:
+        """Say whether every config is an image's: registries look into those (design.md section 7)."""
+        configs = [each.config for each in (self.root, *self.children)]
+        return all(config is None or config.media_type in IMAGE_CONFIGS for config in configs)
 
     def needs(
         self, is_committed: Callable[[str], bool]
@@ -60,12 +95,29 @@ class Tree(NamedTuple):
                 if entry.digest in lacking or is_committed(entry.digest):
                     continue
                 if entry.digest not in by_digest:
-                    raise ContentError(f"the index names {entry.digest}, which is not at hand")
+                    raise NotAtHand(f"the index names {entry.digest}, which is not at hand")
                 lacking[entry.digest] = by_digest[entry.digest]
                 pending.append(by_digest[entry.digest])
         if len(blobs) > _MOST_BLOBS:
             raise ContentError(f"the image names more than {_MOST_BLOBS} blobs")
         return tuple(blobs.values()), tuple(child for child in self.children if child.digest in lacking)
+
+
+def names_absence(error: RegistryError) -> bool:
+    """Say whether a refused manifest was refused for something that it names."""
+    return error.status == 404 or any(code.endswith("_UNKNOWN") for code in error.codes)
+
+
+def may_be_stale(error: RegistryError) -> bool:
+    """Say whether a refused manifest may mean that something it names is gone (design.md section 7, I5).
+
+    zot and Quay say no more than MANIFEST_INVALID.
+    """
+    if error.status >= 500:
+        return "MANIFEST_BLOB_UNKNOWN" in error.codes
+    # The last two are what an immutable tag is refused with (design.md section 9).
+    immutable = {"TAG_INVALID", "ImageTagAlreadyExistsException"} & {*error.codes}
+    return error.status not in (401, 403, 413, 429) and not immutable
 
 
 def grow(root: Manifest, fetched: Mapping[str, Manifest], source_digest: str) -> Tree:

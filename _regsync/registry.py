@@ -94,11 +94,15 @@ class Repository:
     ) -> Call:
         return Call(action, method, f"{self._base}/{path}", self.api_name, self.rights, headers, body)
 
-    async def list_tags(self) -> list[str] | None:
-        """Return every tag, or None where the registry knows no such repository (or no manifest in it)."""
-        size = ROWS[self.host.registry.kind].page_size
+    async def list_tags(self) -> dict[str, str | None] | None:
+        """Return every tag, or None where the registry knows no such repository (or no manifest in it).
+
+        The Google registries say which digest a tag names; elsewhere it is None.
+        """
+        row = ROWS[self.host.registry.kind]
+        size = row.page_size
         call = self._call("tag_list", "GET", f"tags/list?n={size}")
-        tags: dict[str, None] = {}
+        tags: dict[str, str | None] = {}
         asked: set[str] = set()
         with self.located("list tags of", str(self)):
             while len(asked) < _MOST_PAGES:
@@ -114,9 +118,9 @@ class Repository:
                         call = self._call("tag_list", "GET", f"tags/list?n={size}")
                         continue
                     raise
-                found = _tags_of(answer.body)
+                found = _tags_of(answer.body, row.listing_has_digests)
                 fresh = [tag for tag in found if tag not in tags]
-                tags.update(dict.fromkeys(fresh))
+                tags.update(found)
                 if len(tags) > _MOST_TAGS:
                     raise ContentError(f"the listing has more than {_MOST_TAGS} tags")
                 following = self._linked(call, answer)
@@ -124,7 +128,7 @@ class Repository:
                     # Some registries page without a Link (section 1.11).
                     following = f"{self._base}/tags/list?n={size}&last={fresh[-1]}"
                 if following is None or following in asked:
-                    return list(tags)
+                    return tags
                 call = call._replace(path=following)
             raise ProtocolBroken(f"the listing has more than {_MOST_PAGES} pages")
 
@@ -317,7 +321,7 @@ def _refuses_mount(error: AuthError | RegistryError) -> bool:
     return not error.retryable or error.status == 500
 
 
-def _tags_of(body: bytes) -> list[str]:
+def _tags_of(body: bytes, with_digests: bool) -> dict[str, str | None]:
     """Read one page of a listing (section 1.11): nulls and digests are left out, other nonsense fails."""
     try:
         document = json.loads(body)
@@ -331,4 +335,11 @@ def _tags_of(body: bytes) -> list[str]:
     for tag in kept:
         if not isinstance(tag, str) or not oci.is_tag(tag):
             raise ContentError(f"the tag listing holds a name that no tag can have: {clean(str(tag), 60)}")
-    return kept
+    found: dict[str, str | None] = dict.fromkeys(kept)
+    manifests = document.get("manifest") if with_digests else None
+    for digest, about in manifests.items() if isinstance(manifests, dict) else ():
+        names = about.get("tag") if isinstance(about, dict) else None
+        for tag in names if isinstance(names, list) else ():
+            if isinstance(tag, str) and tag in found and re.fullmatch("sha256:[0-9a-f]{64}", digest):
+                found[tag] = digest
+    return found

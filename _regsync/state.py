@@ -109,7 +109,10 @@ class Knowledge:
             self._append("E", manifest + key_of(name))
 
     def forget(self, where: RepositoryKey, digest: str) -> None:
-        """Drop what was believed of a digest in a repository: a registry has answered otherwise."""
+        """Drop what was believed of a digest in a repository, and of what it names as a manifest.
+
+        A registry has answered otherwise, or a refusal was about it.
+        """
         identity = self._identity(where, digest)
         if identity in self._strengths(where):
             # A manifest that stands there names it, and yet it is gone.
@@ -118,6 +121,7 @@ class Knowledge:
         self._manifests[where].discard(digest)
         self._holders[where[0], digest].pop(where[1], None)
         self._forgotten.add(identity)
+        self._forgotten.update(row[37:] + identity[33:] for row in self._archive.rows("E", identity))
         self._changed = True
         self._written.discard(identity)
 

@@ -1,0 +1,330 @@
+"""Bring what discovery found: promote images, start their steps, put their manifests, end each in one way.
+
+Owns: what is pending, the image slots, the promotion of images, the healing of a state that was wrong. May
+not know: tags, mappings, how anything is asked or moved. Invariants: I8 (a waiting image has no task and no
+slot), I9, I10, I5 "Healing". Decisions about who brings what are `claims.Claims`'; this module starts what
+they return. Follows specification section 1.1 "Pipeline", design.md sections 6, 7 and 9.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter, deque
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import islice
+from typing import NamedTuple
+
+import anyio
+
+from _regsync import plan
+from _regsync.claims import Claims, Step, Work
+from _regsync.errors import RegistryError, RegsyncError, Side, SyncError
+from _regsync.oci import Manifest
+from _regsync.plan import Tree
+from _regsync.registry import Repository
+from _regsync.state import Knowledge, RepositoryKey
+from _regsync.transfer import Mover
+
+__all__ = ["Execution", "Image", "Surroundings"]
+
+# Discovery rests while so many images wait, or so many bytes of their manifests, which are in memory.
+_MOST_PENDING, _HEAVIEST_PENDING = 512, 64 * 1024 * 1024
+# A manifest refused for what this run has brought is put again after these (design.md section 7, I5).
+_ABSENT_PAUSES = (0.5, 1.0, 2.0)
+# An election looks at so many: it is made anew for each promotion.
+_ELECTED_AMONG = 64
+
+
+@dataclass(eq=False, repr=False)
+class Image:
+    """One image on its way to one target under one reference."""
+
+    source: Repository
+    target: Repository
+    tree: Tree
+    source_name: str
+    reference: str
+    snapshot: bytes
+    fan_out: bool
+    began: float
+    digests: frozenset[str]
+    work: Work | None = None
+    queue: list[Step] = field(default_factory=list)
+    finishing: bool = False
+    running: int = 0
+    ended: bool = False
+    # A refused manifest was made good once: it is not tried a second time.
+    healed: bool = False
+    error: RegsyncError | None = None
+    transferred: list[str] = field(default_factory=list)
+    mounted: int = 0
+    present: int = 0
+    bytes: int = 0
+
+
+class Surroundings(NamedTuple):
+    """What the run gives: how to start a task and to ask a source, and whom to tell."""
+
+    start: Callable[..., None]
+    # A source's key, and a question to queue for it.
+    ask: Callable[[str, Callable[[], Awaitable[None]]], None]
+    completed: Callable[[Repository, Tree], Awaitable[Tree]]
+    # An image has ended: its status.
+    ended: Callable[[Image, str], None]
+    # There is room for more pending images.
+    room: Callable[[], None]
+    # Bytes to be moved that were not known before; negative when they need not be.
+    expected: Callable[[int], None]
+    log: Callable[..., None]
+
+
+class Execution:
+    """Images on their way, at most `slots` with a step running."""
+
+    def __init__(self, mover: Mover, knowledge: Knowledge, slots: int, around: Surroundings) -> None:
+        self._mover, self._knowledge, self._most_slots, self._around = mover, knowledge, slots, around
+        self._claims = Claims(knowledge)
+        self._references: Counter[str] = Counter()
+        self._read: set[str] = set()
+        self._pending: deque[Image] = deque()
+        self._pending_bytes = 0
+        self._images: dict[Work, Image] = {}
+        self._ready: list[tuple[int, int, Image]] = []
+        self._slots = 0
+        # No further image is promoted.
+        self.draining = False
+
+    def under_way(self) -> list[str]:
+        """Return the names of the images that have a step running, oldest first."""
+        return [image.source_name for image in self._images.values() if image.running]
+
+    def unfinished(self) -> list[Image]:
+        """Return the images that have begun and not ended."""
+        return list(self._images.values())
+
+    def is_full(self) -> bool:
+        """Say whether discovery should rest."""
+        return len(self._pending) >= _MOST_PENDING or self._pending_bytes > _HEAVIEST_PENDING
+
+    def is_idle(self) -> bool:
+        """Say whether nothing is left to do."""
+        return not (self._pending or self._images)
+
+    def count(self, blobs: Iterable[str]) -> None:
+        """Count what one discovered manifest names: the order of blobs follows it."""
+        self._references.update(blobs)
+
+    def add(self, image: Image) -> None:
+        """Let an image wait for its promotion; `advance` follows."""
+        self._pending.append(image)
+        self._pending_bytes += image.tree.size
+
+    def commit(self, where: RepositoryKey, manifest: Manifest) -> None:
+        """Note a manifest that a repository holds."""
+        blobs = [blob.digest for blob in manifest.blobs]
+        self._knowledge.commit(where, manifest.digest, blobs, [each.digest for each in manifest.children])
+
+    def advance(self) -> None:
+        """Start whatever may start: steps of promoted images first, then the next image."""
+        while self._slots < self._most_slots:
+            if self._ready:
+                _, _, image = heapq.heappop(self._ready)
+                self._start(image)
+            elif self._pending and not self.draining:
+                self._promote(self._next())
+                if not self.is_full():
+                    self._around.room()
+            else:
+                return
+
+    def _next(self) -> Image:
+        """Take the pending image that leads best; within one repository nobody mounts, and order holds."""
+        window = list(islice(self._pending, _ELECTED_AMONG))
+        chosen = 0
+        if len({image.target.key for image in window}) > 1:
+            candidates = [(image.target.host.key, image.digests) for image in window]
+            chosen = plan.elect(candidates, self._claims.is_covered)
+        image = self._pending[chosen]
+        del self._pending[chosen]
+        self._pending_bytes -= image.tree.size
+        return image
+
+    def _promote(self, image: Image) -> None:
+        where = image.target.key
+        try:
+            blobs, children = image.tree.needs(lambda digest: self._knowledge.is_committed(where, digest))
+        except plan.NotAtHand:
+            # Forgotten since it was looked up.
+            self._around.ask(image.source.host.key, partial(self._complete, image))
+            return
+        except SyncError as error:
+            image.error = error.located(Side.SOURCE, "read", image.source_name)
+            self._end_image(image, "failed")
+            return
+        ordered = plan.order_blobs(blobs, self._references)
+        root = image.tree.root.digest
+        lacking = tuple(child.digest for child in children)
+        work = Work(where, ordered, lacking, root, careful=not image.tree.is_image)
+        image.work = work
+        self._images[work] = image
+        self._queue(self._claims.promote(work))
+        if work.is_ready():
+            self._make_ready(image)
+
+    async def _complete(self, image: Image) -> None:
+        """Fetch what an image lacks of its manifests, and let it wait for its turn again, before others."""
+        try:
+            image.tree = await self._around.completed(image.source, image.tree)
+        except SyncError as error:
+            image.error = error
+            self._end_image(image, "failed")
+        else:
+            self._pending.appendleft(image)
+            self._pending_bytes += image.tree.size
+        self.advance()
+
+    def _queue(self, steps: list[Step]) -> None:
+        for step in steps:
+            image = self._images[step.work]
+            image.queue.append(step)
+            self._schedule(image)
+
+    def _make_ready(self, image: Image) -> None:
+        image.finishing = True
+        self._schedule(image)
+
+    def _schedule(self, image: Image) -> None:
+        """Let an image with something to do have a slot: at once if it holds one, else in its turn."""
+        if image.running:
+            self._start(image)
+        else:
+            assert image.work is not None
+            heapq.heappush(self._ready, (image.work.order, id(image), image))
+
+    def _start(self, image: Image) -> None:
+        steps, image.queue = image.queue, []
+        finishing, image.finishing = image.finishing, False
+        if image.ended or image.error is not None or not (steps or finishing):
+            return
+        self._slots += not image.running
+        image.running += len(steps) + finishing
+        for step in steps:
+            self._around.start(self._bring, image, step)
+        if finishing:
+            self._around.start(self._finish, image)
+
+    async def _bring(self, image: Image, step: Step) -> None:
+        blob = step.blob
+        # One read of a source serves all targets; a mount reads nothing.
+        reads = step.mount_from is None and not (image.fan_out and blob.digest in self._read)
+        self._read.update([blob.digest] if image.fan_out else [])
+        self._around.expected(blob.size * reads)
+        try:
+            brought = await self._mover.bring(step, image.source, image.target, fan_out=image.fan_out)
+        except SyncError as error:
+            image.error = image.error or error
+        else:
+            image.bytes += brought.bytes
+            image.mounted += brought.mounted
+            image.present += not (brought.mounted or brought.uploaded)
+            if brought.uploaded:
+                image.transferred.append(step.blob.digest)
+            else:
+                self._around.expected(-blob.size * reads)
+            for work in self._claims.arrived(step.work, step.blob.digest):
+                self._make_ready(self._images[work])
+        if step.mount_from is not None:
+            self._queue(self._claims.mounts_refused(image.target.host.key))
+        self._settle(image)
+
+    async def _finish(self, image: Image) -> None:
+        """Put the manifests of an image whose blobs are all there (I1, I2)."""
+        work = image.work
+        assert work is not None
+        try:
+            if not await self._put(image, work):
+                steps, ready = self._claims.failed(work)
+                del self._images[work]
+                image.work = None
+                self._queue(steps)
+                for each in ready:
+                    self._make_ready(self._images[each])
+                self._around.ask(image.source.host.key, partial(self._complete, image))
+        except SyncError as error:
+            image.error = image.error or error
+        else:
+            if image.work is not None:
+                self._knowledge.take_snapshot(
+                    image.snapshot, image.tree.source_digest, image.tree.root.digest
+                )
+                self._queue(self._claims.committed(work))
+                self._end_image(image, "synced")
+        self._settle(image)
+
+    async def _put(self, image: Image, work: Work) -> bool:
+        """Put the manifests; False when the target lost what was believed there: it is forgotten now (I5)."""
+
+        def arrived(child: Manifest) -> None:
+            self.commit(work.where, child)
+            for ready in self._claims.arrived(work, child.digest):
+                self._make_ready(self._images[ready])
+
+        pauses = iter(_ABSENT_PAUSES)
+        while True:
+            try:
+                await self._mover.put_children(image.tree, work, image.target, arrived)
+                await image.target.put_manifest(image.reference, image.tree.root)
+                break
+            except RegistryError as error:
+                if image.healed or not plan.may_be_stale(error):
+                    raise
+                lost = self._believed(image.tree, work.where, error)
+                if not lost:
+                    # All of it was confirmed in this run. A registry that is late to see it gets some time.
+                    if not plan.names_absence(error):
+                        raise
+                    pause = next(pauses, None)
+                    if pause is not None:
+                        await anyio.sleep(pause)
+                        continue
+                    lost = await self._mover.absent(image.tree, image.target)
+                    if not lost:
+                        raise
+                self._around.log("debug", "healing", f"{error}; what was believed to be there is checked")
+                for digest in image.tree.above(lost):
+                    self._knowledge.forget(work.where, digest)
+                image.healed = True
+                return False
+        root = image.tree.root
+        self.commit(work.where, root)
+        if root.digest in work.own_children:
+            arrived(root)
+        return True
+
+    def _believed(self, tree: Tree, where: RepositoryKey, error: RegistryError) -> frozenset[str]:
+        """Return what a refusal may be about: what it names, or all, of what this run did not confirm."""
+        found = {each for each in tree.names if not self._knowledge.is_confirmed(where, each)}
+        return frozenset(found & error.digests or found)
+
+    def _settle(self, image: Image) -> None:
+        """Note that one step ended; a failed image ends with its last step and passes on what it owned."""
+        image.running -= 1
+        if not image.running:
+            self._slots -= 1
+            if image.error is not None and not image.ended:
+                assert image.work is not None
+                steps, ready = self._claims.failed(image.work)
+                self._end_image(image, "failed")
+                self._queue(steps)
+                for work in ready:
+                    self._make_ready(self._images[work])
+        self.advance()
+
+    def _end_image(self, image: Image, status: str) -> None:
+        image.ended = True
+        work = image.work
+        if work is not None:
+            del self._images[work]
+        self._around.ended(image, status)
