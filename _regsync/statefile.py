@@ -57,6 +57,7 @@ class StateFile:
         except OSError as error:
             self._unlock()
             self._warn("state", f"no state is kept: {self._shown}: {clean(error.strerror or str(error))}")
+            return EMPTY
         try:
             return self._read()
         except Damaged as error:

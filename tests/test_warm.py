@@ -1,0 +1,113 @@
+"""Runs that follow a run: what the state saves, and how wrong it may be (design.md sections 6 and 7)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conformance.app import App
+from conformance.images import Image, Seed
+from conformance.server import Server
+from tests.ends import Ran, Start, document, held, run_regsync, tags
+
+
+def sync(directory: Path, registries: Mapping[str, Any], *mappings: Mapping[str, Any], **top: Any) -> Ran:
+    """Run mappings from a file, so that there is state beside it."""
+    file = directory / "mirror.yaml"
+    file.write_text(document(registries, *mappings, **top))
+    return run_regsync("sync", "--json", "-q", "-c", str(file))
+
+
+def load(source: Server, repository: str, count: int, seed: int = 1) -> list[Image]:
+    assert isinstance(source.app, App)
+    made = Seed(seed)
+    base = made.blob(500)
+    return [
+        made.image(layers=[base, made.blob(300 + number)]).load_into(source.app, repository, tag=f"v{number}")
+        for number in range(count)
+    ]
+
+
+def clear(*servers: Server) -> None:
+    for server in servers:
+        server.journal.clear()
+
+
+def test_an_unchanged_tag_costs_one_head_at_each_side(tmp_path: Path, serve: Start) -> None:
+    source, one, two = serve(), serve(), serve()
+    load(source, "app", 5)
+    ends = {"source": source, "one": one, "two": two}
+    mapping = {"from": "app", "tags": tags(*(f"v{number}" for number in range(5)))}
+    assert sync(tmp_path, ends, mapping).status == 0
+    clear(source, one, two)
+    again = sync(tmp_path, ends, mapping)
+    assert again.status == 0
+    assert set(again.statuses()) == {"skipped"}
+    for server in (source, one, two):
+        assert server.journal.summary() == {"HEAD manifest": 5}
+
+
+def test_a_moved_tag_among_unchanged_ones_costs_what_is_new(tmp_path: Path, serve: Start) -> None:
+    source, target = serve(), serve()
+    load(source, "app", 5)
+    ends = {"source": source, "target": target}
+    mapping = {"from": "app", "tags": tags(*(f"v{number}" for number in range(5)))}
+    sync(tmp_path, ends, mapping)
+    assert isinstance(source.app, App)
+    images = load(source, "app", 5)
+    made = Seed(9)
+    new = made.image(layers=[images[0].contents()[images[0].document["layers"][0]["digest"]], made.blob(77)])
+    new.load_into(source.app, "app", tag="v3")
+    clear(source, target)
+    ran = sync(tmp_path, ends, mapping)
+    assert sorted(ran.statuses()) == ["skipped"] * 4 + ["synced"]
+    assert held(target, "app", new)
+    assert source.journal.summary() == {"HEAD manifest": 5, "GET manifest": 1, "GET blob": 2}
+    # The shared layer is known from the first run. Config and new layer get a HEAD each: what a probing
+    # POST answers for a blob that is there is not known of this registry yet (rule 11).
+    assert target.journal.summary() == {
+        "HEAD manifest": 5, "HEAD blob": 2, "POST upload_start": 2, "PUT upload": 2, "PUT manifest": 1,
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("says", ["MANIFEST_BLOB_UNKNOWN", "MANIFEST_INVALID"])
+def test_a_target_that_lost_a_blob_is_healed_in_the_same_run(tmp_path: Path, serve: Start, says: str) -> None:
+    source, target = serve(), serve()
+    images = load(source, "app", 2)
+    ends = {"source": source, "target": target}
+    assert sync(tmp_path, ends, {"from": "app", "tags": tags("v0")}).status == 0
+    assert isinstance(target.app, App)
+    lost = images[0].document["layers"][0]["digest"]
+    del target.app.repositories["app"].blobs[lost]
+    if says == "MANIFEST_INVALID":
+
+        def amend(request: Any, answer: Any) -> Any:
+            if request.method == "PUT" and request.kind == "manifest" and answer.status == 400:
+                return type(answer)(400, [], b'{"errors": [{"code": "MANIFEST_INVALID"}]}')
+            return answer
+
+        target.app.amend = amend
+    clear(source, target)
+    ran = sync(tmp_path, ends, {"from": "app", "tags": tags("v1")})
+    assert (ran.status, ran.statuses()) == (0, ["synced"]), ran.err
+    assert held(target, "app", images[1])
+    assert target.journal.count("PUT", "manifest", status=400) == 1
+    assert target.journal.count("PUT", "manifest", status=201) == 1
+    assert source.journal.count("GET", "blob", reference=lost) == 1
+
+
+def test_a_target_that_lost_a_repository_is_healed_in_the_same_run(tmp_path: Path, serve: Start) -> None:
+    source, target = serve(), serve()
+    images = load(source, "app", 3)
+    ends = {"source": source, "target": target}
+    mapping = {"from": "app", "tags": tags("v0", "v1", "v2")}
+    sync(tmp_path, ends, mapping)
+    assert isinstance(target.app, App)
+    del target.app.repositories["app"]
+    ran = sync(tmp_path, ends, mapping)
+    assert (ran.status, ran.statuses()) == (0, ["synced"] * 3), ran.err
+    assert all(held(target, "app", each) for each in images)
+    assert target.journal.count("PUT", "manifest", status=400) == 0
