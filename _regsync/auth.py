@@ -201,7 +201,8 @@ class Authenticator:
         wall: Callable[[], float],
     ) -> None:
         self._scheme, self._host, self._fetch, self._now, self._wall = scheme, host, fetch, now, wall
-        self._anonymous, self._credential = credential is None, credential or Credential()
+        self._name = host if port == (443 if scheme == "https" else 80) else f"{host}:{port}"
+        self.anonymous, self._credential = credential is None, credential or Credential()
         self._refresh_token = self._credential.identity_token
         self._challenge: Challenge | None = None
         self._seen = False  # in this run; a challenge from the state may be out of date
@@ -272,30 +273,35 @@ class Authenticator:
             if not offered:
                 return False
             schemes = clean(", ".join(challenge.scheme for challenge in offered), 60)
-            raise AuthError(f"{self._host} asks for a login by {schemes}, which is not supported")
+            raise AuthError(f"{self._name} asks for a login by {schemes}, which is not supported")
         chosen = usable[0]
         if self._credential.registry_token:
             if used is not None:
-                raise self._refusal(self._host, fatal=False)
+                raise self._refusal(self._name, fatal=False)
         elif chosen.scheme == "basic":
             if self._credential.basic is None:
-                lack = "none are configured" if self._anonymous else f"{self._credential.origin} has none"
-                hint = "use auth_type: basic with credentials, or log in with a container client"
-                message = f"{self._host} asks for user name and password, {lack}"
-                raise AuthError(message, hint=hint, fatal=not self._anonymous)
+                lack = f"{self._credential.origin} has none"
+                lack = "none are configured or found" if self.anonymous else lack
+                message = f"{self._name} asks for user name and password, {lack}"
+                raise AuthError(message, hint=self.login, fatal=not self.anonymous)
             if used == self._credential.basic:
-                raise self._refusal(self._host)
+                raise self._refusal(self._name)
         else:
-            check_realm(chosen.realm, self._scheme, self._host, not self._anonymous)
+            check_realm(chosen.realm, self._scheme, self._host, not self.anonymous)
             self._learn(chosen, used, repository, actions)
         self._challenge, self._seen = chosen._replace(scope="", error=""), True
         return True
 
     @property
+    def login(self) -> str:
+        """Say how credentials get here."""
+        return f"log in with a container client (docker login {self._name}), or configure auth_type: basic"
+
+    @property
     def advice(self) -> str:
         """Say what may help where a registry does not let us do what we ask."""
-        if self._anonymous:
-            return "no credentials are in use: give auth_type: basic, or log in with a container client"
+        if self.anonymous:
+            return f"no credentials are in use: {self.login}; or check the name, absent may look private"
         return f"check what the credentials ({self._credential.origin}) are allowed to do there"
 
     def forbidden(self, used: str | None) -> bool:
@@ -368,7 +374,7 @@ class Authenticator:
             answer = await self._exchange(token.scopes)
             # One repository out of bounds may spoil the request for all (ghcr answers 403 to the whole). Not
             # asked again after a 401 to a password: wrong ones are counted, and accounts locked.
-            spoilt = answer[0] in (400, 403, 404, 413, 414, 431) or (answer[0] == 401 and self._anonymous)
+            spoilt = answer[0] in (400, 403, 404, 413, 414, 431) or (answer[0] == 401 and self.anonymous)
             if spoilt and token.wide:
                 self._one_scope = True
                 token.scopes, token.wide, token.born = needed, False, self._now()
@@ -404,7 +410,7 @@ class Authenticator:
 
         challenge = self._challenge or Challenge("bearer")
         realm, query = challenge.realm, [("service", challenge.service)] if challenge.service else []
-        check_realm(realm, self._scheme, self._host, not self._anonymous)
+        check_realm(realm, self._scheme, self._host, not self.anonymous)
         worded = [self._worded.get(pair) or f"repository:{pair[0]}:{pair[1]}" for pair in scopes.items()]
         scope = self._worded.get(None) or " ".join(worded)
         if self._refresh_token:
@@ -429,18 +435,18 @@ class Authenticator:
     def _read(self, answer: Answer, scopes: Scopes) -> tuple[str, float | None]:
         """Return the token of a token server's answer and its lifetime, or raise what the answer means."""
         status, headers, body = answer
-        document, who, own = _document(body), f"the token service of {self._host}", self._credential
+        document, who, own = _document(body), f"the token service of {self._name}", self._credential
         said = clean(own.redact(_words(document)), 200)
-        if status == 401 and not self._anonymous:
+        if status == 401 and not self.anonymous:
             raise self._refusal(who)
         if status in (408, 429) or status >= 500:
             wait = parse_retry_after(headers.get("retry-after"), self._wall())
             raise RegistryError(f"{who} answered {status}{said}", status=status, retry_after=wait)
         if not 200 <= status < 300:
-            asked = ", ".join(f"{name} ({actions})" for name, actions in [*scopes.items()][:2]) or self._host
-            login = "without credentials" if self._anonymous else f"to the credentials from {own.origin}"
-            hint = f"configure credentials for {self._host}" if self._anonymous else None
-            raise AuthError(f"{who} gives no token for {asked} {login}: status {status}{said}", hint=hint)
+            asked = ", ".join(f"{name} ({actions})" for name, actions in [*scopes.items()][:2]) or self._name
+            login = "without credentials" if self.anonymous else f"to the credentials from {own.origin}"
+            message = f"{who} gives no token for {asked} {login}: status {status}{said}"
+            raise AuthError(message, hint=self.advice)
         value = document.get("token") or document.get("access_token")
         if not isinstance(value, str) or not re.fullmatch(r"[\x21-\x7e]+", value):
             raise AuthError(f"{who} answered without a usable token")

@@ -131,7 +131,8 @@ class SyncError(RegsyncError):
 
     def __str__(self) -> str:
         place = " ".join(part for part in (self.operation, self.reference) if part)
-        return f"{place}: {self.message}" if place else self.message
+        often = f" (tried {self.retries + 1} times)" if self.retries else ""
+        return (f"{place}: {self.message}" if place else self.message) + often
 
 
 class WireError(SyncError):
@@ -173,10 +174,19 @@ class AuthError(SyncError):
         self.fatal = fatal
 
 
+_REMEDIES = {
+    (404, Side.SOURCE): "check the name: `regsync tags {repository}` shows what is there",
+    (404, Side.TARGET): "create the repository, or the project that it is in, there first{command}",
+    (405, Side.TARGET): "is it read-only, or a pull-through cache? name the registry that takes pushes",
+    (413, Side.TARGET): "the registry or a proxy before it limits requests (nginx: client_max_body_size)",
+}
+
+
 class RegistryError(SyncError):
     """A registry answered with an error status.
 
-    `codes` are the specification's error codes in its body, `retry_after` is in seconds.
+    `codes` are the specification's error codes in its body, `digests` those that it names, `retry_after` is
+    in seconds.
     """
 
     def __init__(
@@ -185,13 +195,30 @@ class RegistryError(SyncError):
         *,
         status: int,
         codes: tuple[str, ...] = (),
+        digests: frozenset[str] = frozenset(),
         retry_after: float | None = None,
         hint: str | None = None,
     ) -> None:
         super().__init__(message, hint=hint)
         self.status = status
         self.codes = codes
+        self.digests = digests
         self.retry_after = retry_after
+
+    def located(self, side: Side | None, operation: str, reference: str) -> SyncError:
+        super().located(side, operation, reference)
+        tagged, by_digest, _ = (self.reference or "").partition("@")
+        host, _, name = tagged.partition("/")
+        name = name.partition(":")[0]
+        command = f": aws ecr create-repository --repository-name {name}" if ".dkr.ecr." in host else ""
+        # What an image names and its own registry lacks is missing for another reason than its name.
+        named = not (by_digest and self.side is Side.SOURCE) and not any(
+            "BLOB" in code for code in self.codes
+        )
+        if self.hint is None and self.side and named:
+            remedy = _REMEDIES.get((self.status, self.side), "")
+            self.hint = remedy.format(repository=f"{host}/{name}", command=command) or None
+        return self
 
     @property
     def code(self) -> str:  # type: ignore[override]

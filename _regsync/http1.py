@@ -473,7 +473,9 @@ async def _tunnel(stream: Stream, origin: Origin, proxy: Proxy, timeouts: Timeou
         raise errors.ConnectFailed(f"the proxy {proxy} did not open a tunnel: {error.message}") from error
     status = response.status
     if not 200 <= status < 300:
-        hint = "put user and password into the proxy's URL, percent-encoded" if status == 407 else None
+        lacking = "put user and password into the proxy's URL, percent-encoded"
+        wrong = "check the user and password in the proxy's URL"
+        hint = (wrong if proxy.username else lacking) if status == 407 else None
         message = f"the proxy {proxy} refused a tunnel to {target} ({status})"
         refused = errors.ConnectFailed(message, hint=hint)
         refused.retryable = status >= 500

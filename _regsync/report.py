@@ -192,67 +192,62 @@ class Report:
         }
 
 
+# What `--json` writes, one shape by name: `name name: type`, `?` where it may be absent; a type is a JSON
+# type, another shape, `=value|value`, `type|type`, `[items]`, or `{values}` under any name.
+_CODE = "=CONFIG_ERROR|AUTH_ERROR|SOURCE_ERROR|TARGET_ERROR|NETWORK_ERROR|CONTENT_ERROR|INTERNAL_ERROR"
+_SHAPES = {
+    "report": "schema: =1; run_id started_at: string; duration_s: number; interrupted dry_run: boolean; "
+    "images: [image]; mappings: [mapping]; totals: totals",
+    "error": "schema: =1; error: failure; problems: [problem]",
+    "tags": "repository: string; tags: [string]; dropped: {string}",
+    "version": "version build python openssl gate: string",
+    "image": "source target: string; digest: string|null; source_digest?: string; error: null|cause; "
+    "status: =synced|skipped|failed|would_sync; reason: =null|unchanged|immutable_tag|tag_immutable_exists; "
+    "bytes: integer; duration_s: number; blobs: blobs",
+    "cause": f"code: {_CODE}; message: string; status: integer|null; side: =null|source|target; "
+    "retries: integer",
+    "blobs": "transferred mounted skipped: integer",
+    "mapping": "from to: string; selected: integer; dropped: {integer}",
+    "totals": "images: images; layers: layers; bytes: integer; requests: {{integer}}; throttled: {integer}",
+    "images": "synced skipped failed: integer",
+    "layers": "transferred unique mounted skipped: integer",
+    "failure": f"code: {_CODE}; message: string; hint: string|null",
+    "problem": "file path message: string; line column: integer",
+}
+
+
 def schema() -> dict[str, Any]:
     """Return the JSON Schema of what `--json` writes: a run's report, an error, `tags`, `version`.
 
     Its objects are open: fields may be added within schema 1, none changes its meaning.
     """
-    codes = "CONFIG_ERROR|AUTH_ERROR|SOURCE_ERROR|TARGET_ERROR|NETWORK_ERROR|CONTENT_ERROR|INTERNAL_ERROR"
-    cause = _object(
-        f"code: ={codes}; message: string; status: integer|null; side: =null|source|target; retries: integer"
-    )
-    image = _object(
-        "source target: string; digest: string|null; source_digest?: string; bytes: integer; "
-        "status: =synced|skipped|failed|would_sync; duration_s: number; "
-        "reason: =null|unchanged|immutable_tag|tag_immutable_exists",
-        error={"anyOf": [{"type": "null"}, cause]},
-        blobs=_object("transferred mounted skipped: integer"),
-    )
-    totals = _object(
-        "bytes: integer; requests: {{integer}}; throttled: {integer}",
-        images=_object("synced skipped failed: integer"),
-        layers=_object("transferred unique mounted skipped: integer"),
-    )
-    mapping = _object("from to: string; selected: integer; dropped: {integer}")
-    problem = _object("file path message: string; line column: integer")
-    documents = {
-        "report": _object(
-            "schema: =1; run_id started_at: string; duration_s: number; interrupted dry_run: boolean",
-            images={"type": "array", "items": image},
-            mappings={"type": "array", "items": mapping},
-            totals=totals,
-        ),
-        "error": _object(
-            "schema: =1",
-            error=_object(f"code: ={codes}; message: string; hint: string|null"),
-            problems={"type": "array", "items": problem},
-        ),
-        "tags": _object("repository: string; tags: [string]; dropped: {string}"),
-        "version": _object("version build python openssl gate: string"),
-    }
+    shapes: dict[str, Any] = {}
+    for name, text in _SHAPES.items():
+        fields = [
+            (names.split(), kind) for names, _, kind in (each.partition(": ") for each in text.split("; "))
+        ]
+        kinds = {one: _type(kind) for names, kind in fields for one in names}
+        required = [one for one in kinds if not one.endswith("?")]
+        properties = {one.rstrip("?"): kind for one, kind in kinds.items()}
+        shapes[name] = {"type": "object", "properties": properties, "required": required}
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "what regsync --json writes to standard output",
-        "anyOf": [{"$ref": f"#/$defs/{name}"} for name in documents],
-        "$defs": documents,
+        "anyOf": [_type(name) for name in ("report", "error", "tags", "version")],
+        "$defs": shapes,
     }
 
 
-def _object(fields: str, **nested: dict[str, Any]) -> dict[str, Any]:
-    """Make the schema of an object from `name name: type; name?: type`; one with `?` may be absent."""
-    found = dict(nested)
-    for names, _, kind in (each.partition(": ") for each in fields.split("; ")):
-        found |= dict.fromkeys(names.split(), _type(kind))
-    required = [name for name in found if not name.endswith("?")]
-    properties = {name.rstrip("?"): told for name, told in found.items()}
-    return {"type": "object", "properties": properties, "required": required}
-
-
 def _type(kind: str) -> dict[str, Any]:
-    """Read `[items]`, `{values}` (under any name), `=value|value`, or `type|type`."""
-    if kind[0] == "[":
-        return {"type": "array", "items": _type(kind[1:-1])}
-    if kind[0] == "{":
-        return {"type": "object", "additionalProperties": _type(kind[1:-1])}
-    words = [{"null": None, "1": 1}.get(word, word) for word in kind.strip("=").split("|")]
-    return {"enum": words} if kind[0] == "=" else {"type": kind.split("|")}
+    if kind.startswith("="):
+        return {"enum": [{"null": None, "1": 1}.get(word, word) for word in kind[1:].split("|")]}
+    if "|" in kind:
+        return {"anyOf": [_type(word) for word in kind.split("|")]}
+    if kind[0] in "[{":
+        inner = _type(kind[1:-1])
+        return (
+            {"type": "array", "items": inner}
+            if kind[0] == "["
+            else {"type": "object", "additionalProperties": inner}
+        )
+    return {"$ref": f"#/$defs/{kind}"} if kind in _SHAPES else {"type": kind}

@@ -35,6 +35,7 @@ _ATTEMPT_DELAY = 0.25
 # How much of a piece is encrypted before a TLS proxy has taken what was encrypted before.
 _TLS_PORTION = 64 * 1024
 _LOOK_AGAIN = 0.01
+_UNREACHED = "check host and port; does a firewall stand in between, or is HTTPS_PROXY needed?"
 
 
 class Timeouts(NamedTuple):
@@ -250,7 +251,7 @@ async def _resolve(host: str, port: int) -> list[tuple[int, Any]]:
         reason = clean(getattr(error, "strerror", None) or str(error), 100)
         raise ConnectFailed(
             f"the name {clean(host, 100)} could not be resolved: {reason}",
-            hint="check the host name in the configuration and the name servers of this machine",
+            hint="check the name and this machine's name servers; set HTTPS_PROXY where a proxy leads out",
         ) from error
 
 
@@ -307,10 +308,11 @@ async def connect(host: str, port: int, timeouts: Timeouts) -> SocketStream:
         with anyio.fail_after(timeouts.connect):
             return SocketStream(await _race(await _resolve(host, port)))
     except TimeoutError as error:
-        raise ConnectFailed(f"no connection to {where} within {timeouts.connect:g} s") from error
+        message = f"no connection to {where} within {timeouts.connect:g} s"
+        raise ConnectFailed(message, hint=_UNREACHED) from error
     except OSError as error:
         cause = clean(error.strerror or str(error), 100).lower()
-        raise ConnectFailed(f"no connection to {where}: {cause}") from error
+        raise ConnectFailed(f"no connection to {where}: {cause}", hint=_UNREACHED) from error
 
 
 async def start_tls(below: Stream, context: Any, host: str, timeouts: Timeouts) -> Stream:

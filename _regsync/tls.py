@@ -126,7 +126,7 @@ def _load(what: str, load: Callable[..., None], *files: str, **options: str) -> 
 _CLOCK = "check this host's clock; if it is right, the registry's certificate must be renewed"
 _AUTHORITY = "give the authority's PEM file as `ca_file` of the registry, or in SSL_CERT_FILE"
 _NAME = "use a name in the certificate, or have it reissued"
-_PLAIN = "if it serves plain HTTP, write http://{host} as its url"
+_PLAIN = "if it serves plain HTTP, its url in the configuration has to begin with http://"
 _CLIENT = "check client_cert and client_key of the registry"
 # A pattern for the number in OpenSSL's x509_vfy.h or the error's name, what failed, the remedy.
 _FAILURES = (
@@ -140,7 +140,7 @@ _FAILURES = (
     (".*(CERTIFICATE_REQUIRED|UNKNOWN_CA|BAD_CERTIFICATE).*", "refused this client's certificate", _CLIENT),
     (".*PROTOCOLS?(_VERSION|_AVAILABLE)?", "shares no TLS version with us", "TLS 1.2 or newer is needed"),
     (".*HANDSHAKE_FAILURE", "refused the TLS handshake", "it may want other ciphers or a client certificate"),
-    (".*EOF.*", "closed the connection during the TLS handshake", None),
+    (".*EOF.*", "closed the connection during the TLS handshake", _PLAIN),
 )
 
 
@@ -149,6 +149,6 @@ def explain(error: OSError, host: str) -> tuple[str, str | None]:
     reason = getattr(error, "reason", None) or type(error).__name__
     for pattern, what, hint in _FAILURES:
         if re.fullmatch(pattern, str(getattr(error, "verify_code", reason))):
-            return f"{host} {what}", hint and hint.format(host=host)
+            return f"{host} {what}", hint
     said = getattr(error, "verify_message", None) or error.strerror or str(error) or reason
     return f"TLS with {host} failed: {clean(said, 200)}", None

@@ -235,6 +235,7 @@ def registry_error(
         f"status {status}" + (f": {said}" if said else ""),
         status=status,
         codes=tuple(codes),
+        digests=frozenset(re.findall("sha(?:256|512):[0-9a-f]{64,128}", body.decode("latin-1"))),
         retry_after=pacing.parse_retry_after(headers.get("retry-after"), wall),
     )
 
@@ -349,13 +350,20 @@ class Transport:
         self.edge.log(
             "debug", "connect", f"connecting to {origin}" + (f" through {proxy} ({decided})" if proxy else "")
         )
-        return await open_stream(
-            origin,
-            context=self._context(registry) if origin.scheme == "https" else None,
-            timeouts=self.edge.timeouts,
-            proxy=proxy,
-            proxy_context=self._context(None) if proxy is not None and proxy.scheme == "https" else None,
-        )
+        try:
+            return await open_stream(
+                origin,
+                context=self._context(registry) if origin.scheme == "https" else None,
+                timeouts=self.edge.timeouts,
+                proxy=proxy,
+                proxy_context=self._context(None) if proxy is not None and proxy.scheme == "https" else None,
+            )
+        except ConnectFailed as error:
+            if proxy is not None and str(proxy) not in error.message:
+                error.message = f"through the proxy {proxy}: {error.message}"
+            if proxy is not None and (error.hint is None or "HTTPS_PROXY" in error.hint):
+                error.hint = f"this proxy is named by {decided}; NO_PROXY names hosts to reach without it"
+            raise
 
     async def _fetch(
         self, own: Origin, method: str, url: str, headers: list[tuple[str, str]], body: bytes
@@ -510,9 +518,16 @@ class Transport:
         error = registry_error(answer.status, answer.headers, answer.body, self.edge.wall(), redact)
         if answer.status in (401, 403):
             error.hint = host.authenticator.advice
-        elif b"HTTP request to an HTTPS server" in answer.body:  # as Go's server words it
-            error.hint = f"write https://{host.key} as its url"
+        elif answer.status == 429 and host.authenticator.anonymous:
+            error.hint = f"who logs in may ask more often: {host.authenticator.login}"
+        elif answer.status == 400 and host.origin.scheme == "http" and b"HTTPS" in (answer.body or b"HTTPS"):
+            # As Go and nginx word it; the answer to a HEAD has no words.
+            error.hint = self._secure(host)
         return error
+
+    @staticmethod
+    def _secure(host: Host) -> str:
+        return f"if it serves HTTPS, write {host.origin._replace(scheme='https')} as its url"
 
     @staticmethod
     def _judge(host: Host, error: AuthError) -> None:
@@ -529,6 +544,10 @@ class Transport:
             # A host that takes connections and has never answered is as good as down.
             if isinstance(error, ConnectFailed) or not host.known:
                 self.unreachable(host, error)
+            raise
+        except WireError as error:
+            if not host.known and host.origin.scheme == "http":
+                error.hint = self._secure(host)
             raise
         host.known, host.connect_failures = True, 0
         self._trace(call, lease.origin, call.path, response.status)

@@ -293,7 +293,9 @@ def test_levels_of_the_log(
 def test_quiet_still_says_what_failed(source: Server, target: Server) -> None:
     ran = call("-q", "copy", f"{source.address}/app:v1", f"{target.address}/app")
     assert ran.status == 2
-    assert only(ran.err.splitlines()).startswith("failed ")
+    failed, hint = ran.err.splitlines()
+    assert failed.startswith("failed ")
+    assert hint == f"hint: check the name: `regsync tags {source.address}/app` shows what is there"
     assert call("-q", "copy", "x").err.startswith("error: ")
 
 
@@ -474,7 +476,7 @@ def test_a_terminal_without_utf_8_gets_its_lines(source: Server, target: Server)
     assert (process.returncode, out) == (4, "")
     failed, hint = err.splitlines()
     assert failed.startswith("failed ")
-    assert hint == "hint: no credentials are in use: give auth_type: basic, or log in with a container client"
+    assert hint.startswith("hint: no credentials are in use: log in with a container client")
 
 
 @pytest.mark.slow

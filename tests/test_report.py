@@ -194,7 +194,7 @@ def test_an_error_says_what_is_known_of_it() -> None:
     late.retries = 4
     assert outcome("failed", late.located(Side.SOURCE, "fetch blob", "s/r")).as_json()["error"] == {
         "code": "NETWORK_ERROR",
-        "message": "fetch blob s/r: no answer",
+        "message": "fetch blob s/r: no answer (tried 5 times)",
         "status": None,
         "side": "source",
         "retries": 4,
