@@ -1,39 +1,33 @@
-"""The command line: arguments, wiring, signals, exit status.
+"""The command line: arguments, the files that they name, errors, exit status.
 
-Owns: what the process gives to a run (environment, files, clock, chance) and what a run's end means for
-the shell. May not know: how anything is copied. Invariants: every error ends in one line and one exit
-status of design.md section 2; no traceback without `-vv`; what is costly to import is imported by the
-command that needs it (throughput.md section 5).
+Owns: what each command takes, its help, and what its end means for the shell. May not know: how anything
+is asked or copied. Invariants: every error ends in one line and one exit status of design.md section 2; no
+traceback without `-vv`; what is costly to import is imported by the command that needs it, and the parser
+of that command alone is built (throughput.md section 5).
 """
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import errno
-import gc
 import os
-import signal
 import sys
-import time
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NoReturn
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from _regsync import __version__
-from _regsync.errors import ConfigError, RegsyncError, clean
+from _regsync.errors import AuthError, ConfigError, RegsyncError, clean
 
 if TYPE_CHECKING:
-    import argparse
-
-    import anyio
-
-    from _regsync.config import Config, MappingRule
+    from _regsync.config import Config
+    from _regsync.fields import Field
     from _regsync.output import Console
-    from _regsync.report import Report
-    from _regsync.transport import Transport
 
 __all__ = ["main"]
 
-_LARGEST_CREDENTIAL_FILE = 4 * 1024 * 1024
 _LARGEST_CONFIG = 32 * 1024 * 1024
 # How a full disk, a quota or a reader that left ends a write. Files of our own have their own errors.
 _LOST_OUTPUT = frozenset({errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})
@@ -47,93 +41,125 @@ exit status:
   4    everything failed, and every failure is one of authentication or authorisation
   130  interrupted by SIGINT, 143 by SIGTERM, with work left undone
 """
-_COPY = """\
-examples:
-  regsync copy docker.io/library/alpine:3.20 registry.example.com/base/alpine
-  regsync copy quay.io/org/app@sha256:... localhost:5000/app:pinned
-  regsync copy --platform linux/amd64 ghcr.io/org/app:v1 localhost:5000/app
+_CONFIG = ("-c --config FILE", "take registries and global settings from it; - reads standard input")
+_FILE = ("FILE", "the configuration; - reads standard input")
+_JSON = ("--json", "one JSON document on standard output")
+_EVERYWHERE = (
+    ("-v", "show decisions; -vv: every request too"),
+    ("-q", "only results and failures"),
+    ("--log-format text|json", "form of standard error's lines (text)"),
+    ("--no-progress", "no progress display"),
+)
+_METAVARS = {"count": "N", "text": "RANGE", "texts": "OS/ARCH[/VARIANT]", "one_or_texts": "PATTERN"}
+_LATER = {
+    "watch": "run `regsync sync` from a scheduler",
+    "analyze": "`regsync tags -v` shows what a rule selects",
+    "auth": "`regsync tags` asks with a registry's credentials and changes nothing",
+    "--dry-run": "`regsync tags -v` shows what a rule selects",
+    "--shard": "split the mappings into several configurations",
+}
 
-A reference is HOST[:PORT]/REPO[:TAG|@DIGEST]; without a host it is Docker Hub's.
 
-"""
-_SYNC = """\
-example:
-  regsync sync -c mirror.yaml
+class _Command(NamedTuple):
+    """A command in one line; arguments as a usage line has them, with their help; see `_STATUSES`."""
 
-"""
+    text: str
+    run: Callable[[argparse.Namespace, Console], int]
+    statuses: str
+    arguments: tuple[tuple[str, str], ...]
+    examples: str
 
 
-def _parser() -> argparse.ArgumentParser:
-    from argparse import SUPPRESS, ArgumentParser, RawDescriptionHelpFormatter
+def _parse(argv: Sequence[str]) -> argparse.Namespace:
+    """Read a command line; ConfigError when it is wrong. Options may stand before the command too."""
+    name, rest, before = None, list(argv), ""
+    for place, word in enumerate(argv):
+        if not word.startswith("-") and before not in ("--log-format", "-c", "--config"):
+            name = rest.pop(place)
+            break
+        before = word
+    for word in (name or "", *(word.partition("=")[0] for word in rest if word.startswith("--"))):
+        if word in _LATER:
+            raise ConfigError(f"{word} is not part of this version", hint=_LATER[word])
+    if name is not None and name not in _COMMANDS:
+        import difflib
 
-    class Parser(ArgumentParser):
-        def __init__(self, **options: Any) -> None:
-            # `--jso` would be taken for --json here and for something else by `main`.
-            super().__init__(allow_abbrev=False, **options)
+        near = difflib.get_close_matches(name[:64], _COMMANDS, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else "see `regsync --help`"
+        raise ConfigError(f"there is no command {name!r}", hint=hint)
+    parser = _parser(name)
+    arguments = parser.parse_args(rest, argparse.Namespace(command=name))
+    if name is None:
+        parser.error("a command is needed")
+    return arguments
 
+
+def _parser(name: str | None) -> argparse.ArgumentParser:
+    """Return the parser of what follows a command's name, or of a command line without one."""
+
+    class Parser(argparse.ArgumentParser):
         def error(self, message: str) -> NoReturn:
             raise ConfigError(message, hint=f"see `{self.prog} --help`")
 
-    shared = Parser(add_help=False)
-    group = shared.add_argument_group("everywhere")
-
-    def everywhere(*names: str, **options: Any) -> None:
-        group.add_argument(*names, default=SUPPRESS, **options)
-
-    everywhere("-v", action="count", dest="verbose", help="show decisions; -vv: every request too")
-    everywhere("-q", action="store_true", dest="quiet", help="only results and failures")
-    everywhere("--log-format", choices=("text", "json"), help="form of standard error's lines (text)")
-    everywhere("--no-progress", action="store_true", help="no progress display")
+    heading, *statuses = _STATUSES.splitlines()
+    if name is None:
+        told = ["commands (`regsync COMMAND --help` says more):"]
+        told += [f"  {each:<9} {command.text}" for each, command in _COMMANDS.items()]
+    else:
+        told = ["examples:", *(f"  {line}".rstrip() for line in _COMMANDS[name].examples.splitlines())]
+        statuses = [line for line in statuses if line.split()[0] in _COMMANDS[name].statuses.split()]
     parser = Parser(
-        prog="regsync",
-        description="Copy container images between OCI registries.",
-        epilog=_STATUSES,
-        parents=[shared],
-        formatter_class=RawDescriptionHelpFormatter,
+        prog=f"regsync {name}" if name else "regsync",
+        usage=None if name else "regsync COMMAND ...",
+        description=_COMMANDS[name].text if name else "copy container images between OCI registries",
+        epilog="\n".join([*told, "", heading, *statuses]),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,  # `--jso` would be taken for --json here and for something else by `main`
     )
-    parser.add_argument(
-        "--version", action="version", version=f"regsync {__version__}", help="print the version"
-    )
-    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-
-    def command(name: str, text: str, epilog: str = "") -> ArgumentParser:
-        return commands.add_parser(
-            name,
-            help=text,
-            description=text,
-            epilog=epilog + _STATUSES,
-            parents=[shared],
-            formatter_class=RawDescriptionHelpFormatter,
+    if name is None:
+        parser.add_argument("--version", action="version", version=f"regsync {__version__}")
+    for field in _fields(name):
+        many = field.type in ("texts", "one_or_texts")
+        parser.add_argument(
+            "--platform" if name == "copy" else f"--{field.name.replace('_', '-')}",
+            action="append" if many else "store",
+            metavar="|".join(field.choices) or _METAVARS.get(field.type),
+            type=partial(_parse_value, field),
+            help=field.meaning + ("; may be repeated" if many else ""),
         )
-
-    copy = command("copy", "copy one image", _COPY)
-    _add_copy_arguments(copy)
-    sync = command("sync", "run every mapping of a configuration once", _SYNC)
-    sync.add_argument(
-        "-c", "--config", metavar="FILE", required=True, help="the configuration; - reads standard input"
-    )
-    validate = command("validate", "check a configuration and say all that is wrong with it")
-    validate.add_argument("file", metavar="FILE", help="the configuration; - reads standard input")
-    version = command("version", "say which build this is and what it runs on")
-    for each in (copy, sync, version):
-        each.add_argument("--json", action="store_true", help="one JSON document on standard output")
+    for form, text in (*(_COMMANDS[name].arguments if name else ()), *_EVERYWHERE):
+        *names, last = form.split()
+        if not form.startswith("-"):
+            parser.add_argument(form.lower(), metavar=form, help=text)
+        elif names:
+            choices, required = (
+                last.split("|") if "|" in last else None,
+                form == "-c --config FILE" and name == "sync",
+            )
+            parser.add_argument(*names, metavar=last, help=text, choices=choices, required=required)
+        else:
+            parser.add_argument(form, action="count" if form == "-v" else "store_true", help=text)
     return parser
 
 
-def _add_copy_arguments(copy: argparse.ArgumentParser) -> None:
-    copy.add_argument("source", metavar="SRC", help="the image; without a tag: latest")
-    copy.add_argument("target", metavar="DST", help="where it goes; without a tag: the source's")
-    copy.add_argument(
-        "--platform",
-        action="append",
-        default=[],
-        metavar="OS/ARCH[/VARIANT]",
-        help="copy only this platform of an index; may be repeated",
-    )
-    copy.add_argument("--no-artifacts", action="store_true", help="leave referrers behind without a warning")
-    copy.add_argument(
-        "-c", "--config", metavar="FILE", help="take registries and global settings from it; - reads stdin"
-    )
+def _fields(name: str | None) -> list[Field]:
+    """Return the fields of the configuration that are options of a command."""
+    if name not in ("copy", "tags"):
+        return []
+    from _regsync.fields import SECTIONS
+
+    if name == "copy":
+        return [field for field in SECTIONS["mapping"] if field.name == "platforms"]
+    return [field for field in SECTIONS["tags"] if field.name != "immutable_tags"]
+
+
+def _parse_value(field: Field, text: str) -> Any:
+    from _regsync.config import parse_value
+
+    try:
+        return parse_value(text, field)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
 
 
 def main(argv: Sequence[str]) -> int:
@@ -141,23 +167,18 @@ def main(argv: Sequence[str]) -> int:
     from _regsync.output import Console
 
     as_json = "--json" in argv
-    console = Console(
-        sys.stdout, sys.stderr, level="warning", as_json=as_json, json_log=False, progress=False
-    )
+    # Before the arguments are known to be right: also what is wrong with them is told as they ask.
+    json_log = "--log-format json" in " ".join(argv).replace("=", " ")
+    plain = {"as_json": as_json, "json_log": json_log}
+    console = Console(sys.stdout, sys.stderr, level="warning", progress=False, **plain)
     verbose = 0
     try:
-        arguments = _parser().parse_args(argv)
-        verbose = getattr(arguments, "verbose", 0)
-        quiet = getattr(arguments, "quiet", False)
-        console = Console(
-            sys.stdout,
-            sys.stderr,
-            level="error" if quiet else ("warning", "debug", "trace")[min(verbose, 2)],
-            as_json=as_json,
-            json_log=getattr(arguments, "log_format", "text") == "json",
-            progress=not quiet and not getattr(arguments, "no_progress", False),
-        )
-        return _COMMANDS[arguments.command](arguments, console)
+        arguments = _parse(argv)
+        verbose = arguments.v or 0
+        level = "error" if arguments.q else ("warning", "debug", "trace")[min(verbose, 2)]
+        progress = not arguments.q and not arguments.no_progress
+        console = Console(sys.stdout, sys.stderr, level=level, progress=progress, **plain)
+        return _COMMANDS[arguments.command].run(arguments, console)
     except RegsyncError as error:
         if verbose > 1:
             _traceback()
@@ -179,7 +200,7 @@ def _tell_error(console: Console, error: RegsyncError) -> int:
         console.error(error)
     except OSError:
         _lose_output()
-    return error.exit_status
+    return AuthError.exit_status if error.code == AuthError.code else error.exit_status
 
 
 def _unexpected(console: Console, found: BaseException) -> int:
@@ -221,9 +242,8 @@ def _traceback() -> None:
     traceback.print_exc()
 
 
-def _read_config(name: str) -> Config:
-    from _regsync import config
-
+def _read(name: str) -> tuple[bytes, dict[str, Any]]:
+    """Return a configuration's bytes, and what `config.load` and `config.expand` want to know of it."""
     try:
         if name == "-":
             text = sys.stdin.buffer.read(_LARGEST_CONFIG + 1)
@@ -237,23 +257,19 @@ def _read_config(name: str) -> Config:
         raise ConfigError(f"{clean(name)} is larger than {_LARGEST_CONFIG} bytes")
     base_dir = None if name == "-" else os.path.dirname(os.path.abspath(name))
     shown = "standard input" if name == "-" else name
-    return config.load(text, name=shown, environ=os.environ, base_dir=base_dir, home=_home())
+    return text, {"name": shown, "environ": os.environ, "base_dir": base_dir, "home": _home()}
+
+
+def _read_config(name: str) -> Config:
+    from _regsync.config import load
+
+    text, where = _read(name)
+    return load(text, **where)
 
 
 def _home() -> str | None:
     home = os.path.expanduser("~")
     return home if home != "~" else None
-
-
-def _read_file(path: str) -> bytes | None:
-    """Return a file's bytes, None when there is none; ConfigError when it is there and unreadable."""
-    try:
-        with open(path, "rb") as stream:
-            return stream.read(_LARGEST_CREDENTIAL_FILE)
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    except OSError as error:
-        raise ConfigError(f"{clean(path)} cannot be read: {clean(error.strerror or str(error))}") from error
 
 
 def _read_mappings(name: str, console: Console) -> Config:
@@ -280,21 +296,69 @@ def _version(arguments: argparse.Namespace, console: Console) -> int:
     return version.show(as_json=arguments.json)
 
 
+def _expand(arguments: argparse.Namespace, console: Console) -> int:
+    from _regsync import config
+
+    text, where = _read(arguments.file)
+    return _print(config.expand(text, **where, show_secrets=arguments.show_secrets))
+
+
+def _schema(arguments: argparse.Namespace, console: Console) -> int:
+    import json
+
+    from _regsync import report, schema
+
+    document = report.schema() if arguments.report else schema.config_schema()
+    return _print(json.dumps(document, indent=2) + "\n")
+
+
+def _print(text: str) -> int:
+    """Write a whole document to standard output: YAML and JSON are UTF-8, whatever a terminal is."""
+    try:
+        sys.stdout.write(text)
+    except UnicodeEncodeError:
+        sys.stdout.buffer.write(text.encode())
+    sys.stdout.flush()
+    return 0
+
+
+def _tags(arguments: argparse.Namespace, console: Console) -> int:
+    from _regsync import config, oci, session, tags
+
+    given = _read_config(arguments.config) if arguments.config else None
+    where = oci.parse_reference(arguments.repo)
+    if where.tag or where.digest:
+        hint = "leave out the tag or digest; --glob chooses tags"
+        raise ConfigError(f"reference {str(where)!r}: a repository is needed", hint=hint)
+    given_rule: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value
+        for name, value in vars(arguments).items()
+        if name in tags.TagRule._fields and value is not None
+    }
+    rule = tags.TagRule(**given_rule)
+    try:
+        tags.select((), rule)
+    except ValueError as error:
+        raise ConfigError(str(error), hint="see `regsync tags --help`") from error
+    registry = config.registry_for(where.host, given)
+    return _run(session.list_tags, registry, where.repository, rule, console, _home())
+
+
 def _sync(arguments: argparse.Namespace, console: Console) -> int:
-    return _run(_read_mappings(arguments.config, console), console, None)
+    found = _read_mappings(arguments.config, console)
+    from _regsync import session
+
+    return _run(session.run, found, console, _home())
 
 
 def _copy(arguments: argparse.Namespace, console: Console) -> int:
-    from _regsync import config, oci
+    from _regsync import config, oci, session
     from _regsync.config import ArtifactRule, Config, MappingRule
     from _regsync.tags import TagRule
 
     given = _read_config(arguments.config) if arguments.config else None
-    source, target = oci.parse_reference(arguments.source), oci.parse_reference(arguments.target)
-    try:
-        platforms = tuple(oci.parse_platform(text) for text in arguments.platform)
-    except ValueError as error:
-        raise ConfigError(f"--platform: {error}") from error
+    source, target = oci.parse_reference(arguments.src), oci.parse_reference(arguments.dst)
+    platforms = tuple(arguments.platform or ())
     reference = source.digest or source.tag or "latest"
     if source.digest is None and source.tag is None:
         console.log("info", "default_tag", f"{source}: no tag given, taking latest")
@@ -318,124 +382,50 @@ def _copy(arguments: argparse.Namespace, console: Console) -> int:
             f"a copy reads and writes {mapping.source.authority}, whose max_concurrent is 1",
             hint="allow 2 at least: one request reads while the other writes",
         )
-    one = Config(
-        registries={},
-        mappings=(mapping,),
-        max_concurrent_transfers=given.max_concurrent_transfers if given else 50,
-        cache_dir=given.cache_dir if given else None,
-    )
-    return _run(one, console, (mapping, reference, target.digest or target.tag or reference))
+    one = (given or Config({}, ()))._replace(mappings=(mapping,))
+    wanted = (mapping, reference, target.digest or target.tag or reference)
+    return _run(session.run, one, console, _home(), wanted)
 
 
-def _run(found: Config, console: Console, one: tuple[MappingRule, str, str] | None) -> int:
-    """Run a sync, or one copy, in an event loop, and tell how it ended."""
+def _run(work: Callable[..., Awaitable[int]], *arguments: Any) -> int:
+    """Run an asynchronous function in an event loop; return its exit status."""
     import anyio
 
-    return anyio.run(_go, found, console, one, backend="asyncio")
+    return anyio.run(work, *arguments, backend="asyncio")
 
 
-async def _go(found: Config, console: Console, one: tuple[MappingRule, str, str] | None) -> int:
-    import anyio
+# fmt: off
+_COMMANDS: Mapping[str, _Command] = MappingProxyType({
+    "copy": _Command("copy one image", _copy, "0 1 2 3 4 130", (
+        ("SRC", "the image; without a tag: latest"), ("DST", "where it goes; without a tag: the source's"),
+        ("--no-artifacts", "leave referrers behind without a warning"), _CONFIG, _JSON), """\
+regsync copy docker.io/library/alpine:3.20 registry.example.com/base/alpine
+regsync copy quay.io/org/app@sha256:... localhost:5000/app:pinned
+regsync copy --platform linux/amd64 ghcr.io/org/app:v1 localhost:5000/app
 
-    from _regsync.output import show_progress
-    from _regsync.report import Report
-    from _regsync.sync import Run
-    from _regsync.transport import Edge, Transport
+A reference is HOST[:PORT]/REPO[:TAG|@DIGEST]; without a host it is Docker Hub's."""),
+    "sync": _Command("run every mapping of a configuration once", _sync, "0 1 2 3 4 130", (
+        ("-c --config FILE", "the configuration; - reads standard input"), _JSON), """\
+regsync sync -c mirror.yaml
+regsync sync -c - --json <mirror.yaml >report.json"""),
+    "tags": _Command("list the tags of a repository that a rule selects", _tags, "0 2 3 4 130", (
+        ("REPO", "HOST[:PORT]/REPO; without a host: Docker Hub's"), _CONFIG, _JSON), """\
+regsync tags alpine --glob '3.*' --exclude '*_rc*' --sort semver
+regsync tags quay.io/org/app --semver '>=1.2,<3' --latest 5
+regsync tags -v -c mirror.yaml registry.example.com/team/app --glob 'v*'
 
-    # Start-up is over (`regsync.main` says why it was off); what is there now never becomes garbage.
-    gc.freeze()
-    gc.enable()
-    began, started = anyio.current_time(), time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-    report = Report()
-    edge = Edge(
-        environ=os.environ,
-        home=_home(),
-        read=_read_file,
-        chance=_chance,
-        wall=time.time,
-        log=console.log,
-        open_files=_raise_file_limit(),
-    )
-    transport = Transport(edge)
+The rules are those of `tags` in a configuration. -v says why the other tags are left out."""),
+    "validate": _Command("say all that is wrong with a configuration", _validate, "0 3", (_FILE,), """\
+regsync validate mirror.yaml
+regsync validate - <mirror.yaml"""),
+    "expand": _Command("print a configuration with variables and defaults filled in", _expand, "0 3", (
+        _FILE, ("--show-secrets", "write passwords and tokens out")), "regsync expand mirror.yaml"),
+    "schema": _Command("print the JSON Schema of the configuration", _schema, "0 3", (
+        ("--report", "that of what --json writes instead"),), """\
+regsync schema >regsync.schema.json
 
-    def emit(outcome: Any) -> None:
-        report.add(outcome)
-        console.outcome(outcome)
-
-    run = Run(transport, found, emit, report)
-    signals: list[int] = []
-    try:
-        async with anyio.create_task_group() as tasks:
-            stop = anyio.Event()
-            tasks.start_soon(_listen_for_signals, stop, signals, tasks.cancel_scope)
-            if console.live or console.heartbeat:
-                tasks.start_soon(show_progress, console, run.progress)
-            if one is None:
-                await run.sync(stop)
-            else:
-                await run.copy(*one, stop)
-            tasks.cancel_scope.cancel()
-    finally:
-        transport.close()
-    if len(signals) > 1:
-        report.interrupted = True
-    _tell(console, report, transport, anyio.current_time() - began, started, summary=one is None)
-    if report.interrupted:
-        return 128 + signals[0]
-    return report.exit_status()
-
-
-def _tell(
-    console: Console, report: Report, transport: Transport, elapsed: float, started: str, *, summary: bool
-) -> None:
-    if summary:
-        console.summary(report, elapsed)
-    if console.as_json:
-        console.document(
-            report.as_json(
-                run_id=os.urandom(8).hex(),
-                started_at=started,
-                elapsed=elapsed,
-                requests=transport.requests(),
-                throttled=transport.throttled(),
-            )
-        )
-
-
-def _chance() -> float:
-    import random
-
-    return random.random()
-
-
-async def _listen_for_signals(stop: anyio.Event, signals: list[int], scope: anyio.CancelScope) -> None:
-    """First signal: take nothing new and drain. Second: stop at once."""
-    import anyio
-
-    try:
-        with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as received:
-            async for number in received:
-                signals.append(int(number))
-                if len(signals) > 1:
-                    scope.cancel()
-                stop.set()
-    except NotImplementedError:
-        # The event loop of Windows takes no signal handlers; an interrupt then ends the program at once.
-        return
-
-
-def _raise_file_limit() -> int:
-    """Allow as many open files as the system lets us, and return how many (design.md section 9)."""
-    most = 65536
-    try:
-        import resource
-    except ImportError:
-        return most
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != resource.RLIM_INFINITY and soft < most:
-        soft = most if hard == resource.RLIM_INFINITY else min(hard, most)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    return most if soft == resource.RLIM_INFINITY else soft
-
-
-_COMMANDS = {"copy": _copy, "sync": _sync, "validate": _validate, "version": _version}
+Editors complete a configuration that begins with
+# yaml-language-server: $schema=regsync.schema.json"""),
+    "version": _Command("say which build this is and what it runs on", _version, "0 3", (_JSON,),
+        "regsync version --json"),
+})

@@ -21,7 +21,16 @@ from _regsync.fields import DEFAULT_PORTS, SECTIONS, Field, is_loopback, parse_r
 from _regsync.oci import Platform
 from _regsync.tags import TagRule
 
-__all__ = ["ArtifactRule", "Config", "MappingRule", "Registry", "expand", "load", "registry_for"]
+__all__ = [
+    "ArtifactRule",
+    "Config",
+    "MappingRule",
+    "Registry",
+    "expand",
+    "load",
+    "parse_value",
+    "registry_for",
+]
 
 
 class Registry(NamedTuple):
@@ -479,6 +488,11 @@ def expand(
     """
     reader = _Reader(name, environ, base_dir, home)
     return dump(_Expansion(reader, show_secrets).plain(reader.read(text).node, _DOCUMENT))
+
+
+def parse_value(text: str, field: Field) -> Any:
+    """Return what a text means in a field; ValueError says what is wrong with it."""
+    return _Reader("", {}, None, None).parsed(text, field)
 
 
 def registry_for(host: str, config: Config | None) -> Registry:

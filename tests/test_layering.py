@@ -50,7 +50,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "statefile",
     ),
     ("discover", "transfer", "execution", "sync"),
-    ("version", "output", "watch", "cli"),
+    ("version", "output", "session", "watch", "cli"),
 )
 PURE = {*LAYERS[2], *LAYERS[3]}
 EDGES = set(LAYERS[4])
@@ -112,7 +112,7 @@ PROGRAM_CALLS = {
     *(f"spawn{end}" for end in ("l", "le", "lp", "lpe", "v", "ve", "vp", "vpe")),
 }
 POSIX_ONLY = {"fcntl", "grp", "posix", "pwd", "readline", "resource", "syslog", "termios", "tty"}
-TASK_GROUPS = {"streams", "http1", "discover", "transfer", "execution", "sync", "watch", "cli"}
+TASK_GROUPS = {"streams", "http1", "discover", "transfer", "execution", "sync", "session", "watch"}
 SCOPES = {"create_task_group", "move_on_after", "move_on_at", "fail_after", "fail_at", "CancelScope"}
 
 

@@ -1,0 +1,162 @@
+"""A command at work: what the process gives to it, signals, and how its end is told.
+
+Owns: the edge to the process (environment, files, clock, chance) and the wiring of a run, or of a listing.
+May not know: arguments, configuration files, how anything is asked or copied. Invariant: connections are
+closed however a command ends. Follows specification section 1.6 and design.md sections 2, 5 and 9.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import time
+from collections import Counter
+from typing import Any
+
+import anyio
+
+from _regsync import transport
+from _regsync.config import Config, MappingRule, Registry
+from _regsync.discover import Discovery
+from _regsync.errors import ConfigError, Side, clean
+from _regsync.output import Console, show_progress
+from _regsync.report import Report
+from _regsync.state import Knowledge
+from _regsync.sync import Run
+from _regsync.tags import Selection, TagRule
+from _regsync.transport import Transport
+
+__all__ = ["list_tags", "run"]
+
+_LARGEST_CREDENTIAL_FILE = 4 * 1024 * 1024
+
+
+async def run(
+    found: Config, console: Console, home: str | None, one: tuple[MappingRule, str, str] | None = None
+) -> int:
+    """Run a configuration's mappings, or copy `one` image; tell how it ended, return the exit status."""
+    began, started = anyio.current_time(), time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    report, connected = Report(), _transport(console, home)
+
+    def emit(outcome: Any) -> None:
+        report.add(outcome)
+        console.outcome(outcome)
+
+    work = Run(connected, found, emit, report)
+    signals: list[int] = []
+    try:
+        async with anyio.create_task_group() as tasks:
+            stop = anyio.Event()
+            tasks.start_soon(_listen_for_signals, stop, signals, tasks.cancel_scope)
+            if console.live or console.heartbeat:
+                tasks.start_soon(show_progress, console, work.progress)
+            await (work.copy(*one, stop) if one else work.sync(stop))
+            tasks.cancel_scope.cancel()
+    finally:
+        connected.close()
+    if len(signals) > 1:
+        report.interrupted = True
+    elapsed = anyio.current_time() - began
+    if one is None:
+        console.summary(report, elapsed)
+    if console.as_json:
+        console.document(
+            report.as_json(
+                run_id=os.urandom(8).hex(),
+                started_at=started,
+                elapsed=elapsed,
+                requests=connected.requests(),
+                throttled=connected.throttled(),
+            )
+        )
+    return 128 + signals[0] if report.interrupted else report.exit_status()
+
+
+async def list_tags(
+    registry: Registry, repository: str, rule: TagRule, console: Console, home: str | None
+) -> int:
+    """List a repository, show what a rule selects of it and why not the others; return the exit status."""
+    connected = _transport(console, home)
+    try:
+        connected.prepare(registry)
+        discovery = Discovery(connected, Knowledge())
+        source = discovery.repository(registry, repository, Side.SOURCE)
+        selection = await discovery.select_listed(rule, source)
+    finally:
+        connected.close()
+    _tell_selection(console, str(source), selection)
+    return 0
+
+
+def _tell_selection(console: Console, source: str, selection: Selection) -> None:
+    kept, dropped = selection.kept, selection.dropped
+    width = max(map(len, dropped), default=0)
+    for tag, reason in dropped.items():
+        console.log("info", "tag_dropped", f"dropped {tag:<{width}}  {reason}", tag=tag, reason=reason)
+    reasons = ", ".join(f"{count} {reason}" for reason, count in Counter(dropped.values()).most_common())
+    told = f"{source}: {len(kept)} of {len(kept) + len(dropped)} tags are selected"
+    told += f" (dropped: {reasons})" if reasons else ""
+    console.log("info" if kept else "warning", "selected" if kept else "nothing_selected", told)
+    if selection.shortfall is not None:
+        console.log("warning", "min_tags", f"{source}: min_tags asks for {selection.floor}, not {len(kept)}")
+    if console.as_json:
+        console.document({"repository": source, "tags": kept, "dropped": dict(dropped)})
+    else:
+        for tag in kept:
+            console.line(tag)
+
+
+def _transport(console: Console, home: str | None) -> Transport:
+    # Start-up is over (`regsync.main` says why it was off); what is there now never becomes garbage.
+    gc.freeze()
+    gc.enable()
+    edge = transport.Edge(
+        environ=os.environ,
+        home=home,
+        read=_read_file,
+        chance=lambda: int.from_bytes(os.urandom(6), "big") / 2**48,
+        wall=time.time,
+        log=console.log,
+        open_files=_raise_file_limit(),
+    )
+    return Transport(edge)
+
+
+def _read_file(path: str) -> bytes | None:
+    """Return a file's bytes, None when there is none; ConfigError when it is there and unreadable."""
+    try:
+        with open(path, "rb") as stream:
+            return stream.read(_LARGEST_CREDENTIAL_FILE)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        raise ConfigError(f"{clean(path)} cannot be read: {clean(error.strerror or str(error))}") from error
+
+
+async def _listen_for_signals(stop: anyio.Event, signals: list[int], scope: anyio.CancelScope) -> None:
+    """First signal: take nothing new and drain. Second: stop at once."""
+    try:
+        with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as received:
+            async for number in received:
+                signals.append(int(number))
+                if len(signals) > 1:
+                    scope.cancel()
+                stop.set()
+    except NotImplementedError:
+        # The event loop of Windows takes no signal handlers; an interrupt then ends the program at once.
+        return
+
+
+def _raise_file_limit() -> int:
+    """Allow as many open files as the system lets us, and return how many (design.md section 9)."""
+    most = 65536
+    try:
+        import resource
+    except ImportError:
+        return most
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        soft = most if hard == resource.RLIM_INFINITY else min(hard, most)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    return most if soft == resource.RLIM_INFINITY else soft
