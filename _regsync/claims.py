@@ -7,6 +7,7 @@ so an owner was always promoted before those who wait for it and no cycle can fo
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
@@ -61,8 +62,9 @@ class Place:
     key: PlaceKey
     owner: Work
     waiters: list[Work] = field(default_factory=list)
-    # The leader of the same blob elsewhere on the host, whose commit this place waits for.
+    # The leader of the same blob elsewhere on the host, whose commit this place waits for, and since when.
     leader: _Lead | None = None
+    since: float = 0.0
 
     @property
     def blob(self) -> Descriptor:
@@ -89,24 +91,26 @@ class Step(NamedTuple):
 class Claims:
     """Who brings what; every method is one synchronous decision and returns what may start now."""
 
-    def __init__(self, knowledge: Knowledge) -> None:
-        self.knowledge = knowledge
+    def __init__(self, knowledge: Knowledge, now: Callable[[], float] = float) -> None:
+        self.knowledge, self._now = knowledge, now
         self._places: dict[PlaceKey, Place] = {}
         self._leads: dict[tuple[str, str], _Lead] = {}
+        # Per host that has not mounted or refused yet, the one mount that is tried, and who waits for it.
+        self._trials: dict[str, tuple[Place, list[Place]]] = {}
         self._promoted = 0
 
     def promote(self, work: Work) -> list[Step]:
         """Claim all that `work` needs and nobody brings yet; return the steps to take at once."""
         work.order = self._promoted
         self._promoted += 1
-        steps: list[Step] = []
+        places: list[Place] = []
         for blob in work.blobs:
             if self.knowledge.has_blob(work.where, blob.digest, careful=work.careful):
                 work.skipped += 1
                 continue
             work.missing += 1
             if place := self._claim(work, blob.digest, False):
-                steps += self._moves(place)
+                places.append(place)
         for child in work.children:
             # `Tree.needs` has left out those that are committed.
             work.missing += self._claim(work, child, True) is None
@@ -114,7 +118,7 @@ class Claims:
             # An index that names this image waits for it instead of putting it once more, and another
             # tag of it is put behind the first one (I2).
             work.missing += self._claim(work, work.root, True) is None
-        return steps
+        return self._move_all(places)
 
     def is_covered(self, host: str, digest: str) -> bool:
         """Say whether somebody brings a blob to a host already, or has (for `plan.elect`)."""
@@ -133,12 +137,17 @@ class Claims:
         """Decide how a blob comes to its place: mount, wait for the leader's commit, or upload."""
         where, digest, _ = place.key
         source = self.knowledge.mount_source(where, digest)
+        if source is not None and self.knowledge.mounts(where[0]) is None:
+            tried, others = self._trials.setdefault(where[0], (place, []))
+            if tried is not place:
+                others.append(place)
+                return []
         if source is None:
             lead = self._leads.setdefault((where[0], digest), _Lead(place.owner))
             # Rule 9 keeps this acyclic: the leader was promoted first.
             if lead.work.order < place.owner.order and self.knowledge.may_mount(where, lead.work.where[1]):
                 lead.followers.append(place)
-                place.leader = lead
+                place.leader, place.since = lead, self._now()
                 return []
         return [Step(place.owner, place.blob, source)]
 
@@ -161,8 +170,9 @@ class Claims:
         """Note that the image is complete: whoever waits for one of its blobs may mount it."""
         return self._release(work, [])
 
-    def mounts_refused(self, host: str) -> list[Step]:
-        """Let nobody wait any longer for a mount that would be refused."""
+    def mount_ended(self, host: str) -> list[Step]:
+        """Take in how a mount ended: nobody waits for the first one any more, or for one that is refused."""
+        _, waited = self._trials.pop(host, (None, []))
         stuck = [
             place
             for (lead_host, _), lead in self._leads.items()
@@ -170,7 +180,15 @@ class Claims:
             for place in lead.followers
             if not self.knowledge.may_mount(place.key[0], lead.work.where[1])
         ]
-        return self._move_all(stuck)
+        return self._move_all(stuck + waited)
+
+    def overdue(self, patience: float) -> list[Step]:
+        """Let followers upload that have waited longer than `patience` seconds for their leader's commit."""
+        before = self._now() - patience
+        late = [place for lead in self._leads.values() for place in lead.followers if place.since <= before]
+        for place in late:
+            self._stop_following(place)
+        return [Step(place.owner, place.blob, None) for place in late]
 
     def failed(self, work: Work) -> tuple[list[Step], list[Work]]:
         """Pass on what a failed image owned to the earliest that waits for it.
@@ -181,7 +199,7 @@ class Claims:
         orphans: list[Place] = []
         ready: list[Work] = []
         for place in work.owned.values():
-            self._stop_following(place)
+            orphans += self._stop_following(place)
             heirs = [each for each in place.waiters if not each.failed]
             if not heirs:
                 del self._places[place.key]
@@ -211,14 +229,25 @@ class Claims:
 
     def _move_all(self, places: list[Place]) -> list[Step]:
         # In promotion order, so that whoever leads was promoted before those who follow (rule 9).
-        steps: list[Step] = []
-        for place in sorted(places, key=lambda each: (each.owner.order, each.key)):
+        ordered = sorted(places, key=lambda each: (each.owner.order, each.key))
+        for place in ordered:
             self._stop_following(place)
-            steps += self._moves(place)
-        return steps
+        # Rule 10: the first mount on a host is of the smallest blob.
+        for place in sorted(ordered, key=lambda each: each.blob.size):
+            host = place.key[0][0]
+            if self.knowledge.mounts(host) is None and self.knowledge.mount_source(*place.key[:2]):
+                self._trials.setdefault(host, (place, []))
+        return [step for place in ordered for step in self._moves(place)]
 
-    @staticmethod
-    def _stop_following(place: Place) -> None:
+    def _stop_following(self, place: Place) -> list[Place]:
+        """Let a place wait for nothing; return those that waited for it to try the first mount."""
         if place.leader is not None:
             place.leader.followers.remove(place)
             place.leader = None
+        tried, waiting = self._trials.get(place.key[0][0], (None, []))
+        if place in waiting:
+            waiting.remove(place)
+        if tried is not place:
+            return []
+        del self._trials[place.key[0][0]]
+        return waiting

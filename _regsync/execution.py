@@ -33,6 +33,9 @@ __all__ = ["Execution", "Image", "Surroundings"]
 _MOST_PENDING, _HEAVIEST_PENDING = 512, 64 * 1024 * 1024
 # A manifest refused for what this run has brought is put again after these (design.md section 7, I5).
 _ABSENT_PAUSES = (0.5, 1.0, 2.0)
+# A blob that another image is to have on the same host is waited for as long as this, then uploaded: a
+# leader may crawl, and its followers must not.
+_MOUNT_PATIENCE = 600.0
 # An election looks at so many: it is made anew for each promotion.
 _ELECTED_AMONG = 64
 
@@ -85,7 +88,7 @@ class Execution:
 
     def __init__(self, mover: Mover, knowledge: Knowledge, slots: int, around: Surroundings) -> None:
         self._mover, self._knowledge, self._most_slots, self._around = mover, knowledge, slots, around
-        self._claims = Claims(knowledge)
+        self._claims = Claims(knowledge, anyio.current_time)
         self._references: Counter[str] = Counter()
         self._read: set[str] = set()
         self._pending: deque[Image] = deque()
@@ -138,6 +141,11 @@ class Execution:
                     self._around.room()
             else:
                 return
+
+    def hurry(self) -> None:
+        """Let those go on that have waited for a mount for too long."""
+        self._queue(self._claims.overdue(_MOUNT_PATIENCE))
+        self.advance()
 
     def _next(self) -> Image:
         """Take the pending image that leads best; within one repository nobody mounts, and order holds."""
@@ -236,7 +244,7 @@ class Execution:
             for work in self._claims.arrived(step.work, step.blob.digest):
                 self._make_ready(self._images[work])
         if step.mount_from is not None:
-            self._queue(self._claims.mounts_refused(image.target.host.key))
+            self._queue(self._claims.mount_ended(image.target.host.key))
         self._settle(image)
 
     async def _finish(self, image: Image) -> None:

@@ -213,14 +213,18 @@ class Knowledge:
         """Say whether a committed repository of the host holds a blob."""
         return next(self._holders_of(host, digest), None) is not None
 
+    def mounts(self, host: str) -> bool | None:
+        """Say whether a host mounts, None where no mount has been answered yet."""
+        return None if (told := self.fact(f"mounts {host}")) is None else bool(told)
+
     def may_mount(self, where: RepositoryKey, source: str) -> bool:
         """Say whether a mount from `source` is worth asking for, or waiting for."""
-        return self.fact(f"mounts {where[0]}") is not False and (where, source) not in self._refused
+        return self.mounts(where[0]) is not False and (where, source) not in self._refused
 
     def refuse_mount(self, where: RepositoryKey, source: str) -> None:
         """Note a refused mount: that pair is not tried again, nor a host that never mounted (rule 10)."""
         self._refused.add((where, source))
-        if self.fact(f"mounts {where[0]}") is None:
+        if self.mounts(where[0]) is None:
             self.learn(f"mounts {where[0]}", False)
 
     def accept_mount(self, host: str) -> None:

@@ -155,8 +155,8 @@ class World:
             self.blobs.add((where, digest))
             for ready in self.claims.arrived(image.work, digest):
                 self._make_ready(ready)
-            if step.mount_from is not None and not mounted:
-                self._queue(self.claims.mounts_refused(where[0]))
+        if step.mount_from is not None:
+            self._queue(self.claims.mount_ended(where[0]))
         self._settle(image)
 
     def end_put(self, image: Image, *, fails: bool) -> None:
@@ -460,7 +460,7 @@ def test_an_image_that_inherits_its_last_missing_child_is_ready() -> None:
 def test_nobody_waits_at_a_host_that_refused_its_only_mount() -> None:
     claims, _ = claims_of(leader := work(A, BLOBS[0]), work(B, BLOBS[0]), work(C, BLOBS[0]))
     claims.knowledge.refuse_mount(B, "x/other")
-    assert [step.work.where for step in claims.mounts_refused(A[0])] == [B, C]
+    assert [step.work.where for step in claims.mount_ended(A[0])] == [B, C]
     assert finish(claims, leader) == []
     assert shown(claims.promote(work(D, BLOBS[0]))) == [(D, BLOBS[0], None)]
 
@@ -472,7 +472,7 @@ def test_only_the_refused_pair_stops_waiting_at_a_host_that_mounts() -> None:
     claims, _ = claims_of(leader := work(A, BLOBS[0]), work(B, BLOBS[0]), work(C, BLOBS[0]))
     claims.knowledge.accept_mount(A[0])
     claims.knowledge.refuse_mount(B, A[1])
-    assert shown(claims.mounts_refused(A[0])) == [(B, BLOBS[0], None)]
+    assert shown(claims.mount_ended(A[0])) == [(B, BLOBS[0], None)]
     assert shown(finish(claims, leader)) == [(C, BLOBS[0], A[1])]
 
 
@@ -556,3 +556,45 @@ def test_our_own_commits_do_not_make_an_empty_repository_a_populated_one() -> No
     knowledge = Knowledge()
     knowledge.commit(A, ROOT, [BLOBS[0]])
     assert knowledge.may_probe(A, True) is True
+
+
+def test_the_first_mount_on_a_host_is_of_the_smallest_blob_and_the_others_wait_for_it() -> None:
+    sizes = {BLOBS[0]: 900, BLOBS[1]: 20, BLOBS[2]: 300}
+    lead = Work(A, tuple(blob(digest, size) for digest, size in sizes.items()))
+    follower = Work(B, tuple(blob(digest, size) for digest, size in sizes.items()))
+    claims, _ = claims_of(lead, follower)
+    assert shown(finish(claims, lead)) == [(B, BLOBS[1], A[1])]
+    # A mount that broke off says nothing of the host: the next one is the first then.
+    assert shown(claims.mount_ended(A[0])) == [(B, BLOBS[2], A[1])]
+    claims.knowledge.accept_mount(A[0])
+    assert shown(claims.mount_ended(A[0])) == [(B, BLOBS[0], A[1])]
+
+
+def test_who_waits_for_the_first_mount_uploads_where_it_was_refused() -> None:
+    lead, follower = work(A, *BLOBS[:3]), work(B, *BLOBS[:3])
+    claims, _ = claims_of(lead, follower)
+    assert len(finish(claims, lead)) == 1
+    claims.knowledge.refuse_mount(B, A[1])
+    assert shown(claims.mount_ended(A[0])) == [(B, BLOBS[1], None), (B, BLOBS[2], None)]
+
+
+def test_an_image_that_fails_with_the_first_mount_hands_it_on() -> None:
+    lead, one, two = work(A, BLOBS[0]), work(B, BLOBS[0]), work(C, BLOBS[0])
+    claims, _ = claims_of(lead, one, two)
+    assert shown(finish(claims, lead)) == [(B, BLOBS[0], A[1])]
+    steps, _ = claims.failed(one)
+    assert shown(steps) == [(C, BLOBS[0], A[1])]
+
+
+def test_a_follower_uploads_when_its_leader_takes_too_long() -> None:
+    clock = [100.0]
+    claims = Claims(Knowledge(), lambda: clock[0])
+    lead, follower = work(A, BLOBS[0]), work(B, BLOBS[0])
+    claims.promote(lead)
+    assert claims.promote(follower) == []
+    clock[0] = 699.0
+    assert claims.overdue(600.0) == []
+    clock[0] = 700.0
+    assert shown(claims.overdue(600.0)) == [(B, BLOBS[0], None)]
+    assert claims.overdue(600.0) == []
+    assert shown(finish(claims, lead)) == []
