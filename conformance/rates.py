@@ -55,14 +55,15 @@ class Cap:
     """At most `requests` of `actions` in any `seconds`.
 
     `apart`: each action has a count of its own (as AWS counts by API); otherwise all together. `per` says
-    whose count it is: everybody's, or each caller's, repository's, ... for itself.
+    whose count it is: everybody's, or each caller's, repository's, ... for itself;
+    None where the cap does not hold for a request.
     """
 
     requests: int
     seconds: float = 1.0
     actions: frozenset[str] = ACTIONS
     apart: bool = False
-    per: Callable[[Request], str] = lambda request: ""
+    per: Callable[[Request], str | None] = lambda request: ""
 
 
 class Rates:
@@ -108,10 +109,11 @@ class Rates:
         """Give the windows that a request falls into, without what has left them."""
         now = self.now()
         for cap in only or self.caps:
-            for action in actions_of(request):
+            whose = cap.per(request)
+            for action in actions_of(request) if whose is not None else ():
                 if action not in cap.actions:
                     continue
-                taken = self._taken[cap, action if cap.apart else "", cap.per(request)]
+                taken = self._taken[cap, action if cap.apart else "", whose or ""]
                 while taken and taken[0] <= now - cap.seconds:
                     taken.popleft()
                 yield cap, taken

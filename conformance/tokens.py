@@ -213,6 +213,11 @@ class TokenService(Site):
             return error(403, "DENIED", "the token is for more than this request")
         return None
 
+    def user(self, request: Request) -> str | None:
+        """Return who got the token that a request carries; None for the anonymous."""
+        token = self._tokens.get(request.header("authorization").partition(" ")[2])
+        return None if token is None else token.user
+
     def _challenge(self, request: Request, needs: Sequence[Access], problem: str | None) -> Response:
         realm = self.realm or request.origin + self.path
         challenge = Challenge(realm, self.service, _scope_text(needs), problem)

@@ -36,6 +36,7 @@ from conformance.app import App
 from conformance.exchange import Site
 from conformance.images import Image
 from conformance.memory import Link, Network, Place, network
+from conformance.personas import Provider, Running, imitate
 from conformance.server import Server, run_in_thread
 from tests.wires import MemoryWire
 
@@ -142,6 +143,13 @@ class Virtual:
         self._places.append(place)
         return place
 
+    def persona(self, name: str, **options: Any) -> Provider:
+        """Let a provider answer under its own host names, over https that is only believed."""
+        provider = imitate(name, now=anyio.current_time, wall=self.wall, **options)
+        for role, site in provider.sites.items():
+            self.listen(site, provider.row.hosts[role], scheme="https")
+        return provider
+
     def check(self) -> None:
         for place in self._places:
             place.journal.check()
@@ -180,8 +188,8 @@ class Virtual:
             contextlib.redirect_stderr(err),
         ):
             status = cli.main(arguments)
-            for work, *rest in parsed:
-                status = await work(*rest)
+            for first, *rest in parsed:
+                status = await (first(*rest) if callable(first) else cli._go(first, *rest))
         took = anyio.current_time() - began
         return Ran(status, out.getvalue(), err.getvalue(), seconds=took)
 
@@ -235,21 +243,27 @@ def started(*arguments: str, **options: Any) -> subprocess.Popen[str]:
     return subprocess.Popen(command, stdin=subprocess.DEVNULL, **options)
 
 
-def copy(source: Server, target: Server, reference: str = "app:v1", to: str | None = None, *more: str) -> Ran:
+def copy(
+    source: Server | Running,
+    target: Server | Running,
+    reference: str = "app:v1",
+    to: str | None = None,
+    *more: str,
+) -> Ran:
     """Copy one image between two registries and report in JSON."""
     where = [f"{source.address}/{reference}", f"{target.address}/{to or reference}"]
     return run_regsync("copy", "--no-artifacts", "--json", *more, *where)
 
 
 def document(
-    registries: Mapping[str, Server | str | Mapping[str, Any]],
+    registries: Mapping[str, Server | Running | str | Mapping[str, Any]],
     *mappings: Mapping[str, Any],
     **top: Any,
 ) -> str:
     """Write a configuration: the alias `source` is the source, all others are the targets."""
     entries = {
         alias: {"url": each.url}
-        if isinstance(each, Server)
+        if isinstance(each, (Server, Running))
         else {"url": each}
         if isinstance(each, str)
         else dict(each)
@@ -270,13 +284,15 @@ def tags(*names: str, **rule: Any) -> dict[str, Any]:
 
 
 def sync(
-    registries: Mapping[str, Server | str | Mapping[str, Any]], *mappings: Mapping[str, Any], **top: Any
+    registries: Mapping[str, Server | Running | str | Mapping[str, Any]],
+    *mappings: Mapping[str, Any],
+    **top: Any,
 ) -> Ran:
     """Run mappings once, quietly, and report in JSON."""
     return run_regsync("sync", "--json", "-q", "-c", "-", stdin=document(registries, *mappings, **top))
 
 
-def held(server: Server, repository: str, image: Image) -> bool:
+def held(server: Server | Running, repository: str, image: Image) -> bool:
     """Whether everything that an image names is in a repository, byte for byte."""
     app = server.app
     assert isinstance(app, App)

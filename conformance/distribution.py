@@ -1,0 +1,195 @@
+"""What distribution 2.8.2 does otherwise than a strict registry of OCI 1.1: the functions of its row.
+
+Owns: its leniences and its error answers. May not know: sockets, other providers. Invariant: each function is
+what Debian's docker-registry answered to the same request (tests/test_personas.py asks both and holds the
+table of what still differs). Follows protocol-facts.md sections 1.7 to 1.9, 1.11 and 1.12, "tested".
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from typing import TYPE_CHECKING
+from urllib.parse import urlencode
+
+from .messages import Headers, Request, Response, error, is_digest, is_name, is_tag
+from .storage import Upload
+from .uploads import OCTETS
+
+if TYPE_CHECKING:
+    from .personas import Provider
+
+__all__ = ["AFTER", "BEFORE", "REWRITES"]
+
+_PAGE = [("Content-Type", "text/plain; charset=utf-8"), ("X-Content-Type-Options", "nosniff")]
+_ALLOWED = {
+    "ping": "GET, HEAD, OPTIONS",
+    "catalog": "GET",
+    "tag_list": "GET",
+    "manifest": "DELETE, GET, HEAD, PUT",
+    "blob": "DELETE, GET, HEAD",
+    "upload_start": "POST",
+    "upload": "DELETE, GET, HEAD, PATCH, PUT",
+}
+_RANGE = re.compile(r"bytes=([0-9]*)-([0-9]*)\Z")
+
+
+def _changed(
+    request: Request, *, without: frozenset[str] = frozenset(), headers: Headers | None = None, **query: str
+) -> Request:
+    """Return the request without some parameters and with others."""
+    kept = [(key, value) for key, value in request.query if key not in without | set(query)]
+    target = f"{request.path}?{urlencode([*kept, *query.items()])}"
+    return replace(request, target=target, headers=request.headers if headers is None else headers)
+
+
+def _without(request: Request, name: str) -> Headers:
+    return [(key, value) for key, value in request.headers if key != name]
+
+
+# What it makes of a request.
+
+
+def _start_with_anything(provider: Provider, request: Request) -> Request:
+    """A body or a digest of a POST is not looked at, a mount that is malformed is none (section 1.12)."""
+    if request.kind != "upload_start":
+        return request
+    mount, source = request.parameter("mount"), request.parameter("from")
+    mountable = is_digest(mount or "") and is_name(source or "")
+    headers = [*_without(request, "content-length"), ("content-length", "0")] if request.has_body else None
+    return _changed(
+        request, without=frozenset({"digest"} if mountable else {"digest", "mount", "from"}), headers=headers
+    )
+
+
+def _chunks_anywhere(provider: Provider, request: Request) -> Request:
+    """Content-Range is not looked at: bytes are appended (section 1.7)."""
+    if request.kind == "upload" and request.header("content-range"):
+        return replace(request, headers=_without(request, "content-range"))
+    return request
+
+
+def _upload(provider: Provider, request: Request) -> Upload | None:
+    held = provider.repositories.get(request.repository)
+    return None if held is None else held.uploads.get(request.reference)
+
+
+def _state_is_an_offset(provider: Provider, request: Request) -> Request:
+    """A Location is good as long as its offset is: asking for the status spoils none (section 1.9)."""
+    state = request.parameter("_state")
+    upload = _upload(provider, request) if request.kind == "upload" and state is not None else None
+    if upload is None or provider.notes.get((request.reference, state)) != upload.content.size:
+        return request
+    return _changed(request, _state=str(upload.sequence))
+
+
+def _whole_lists(provider: Provider, request: Request) -> Request:
+    """`tags/list` has no pages before 2.8.3's successors: n and last are not looked at (section 1.11)."""
+    return _changed(request, without=frozenset({"n", "last"})) if request.kind == "tag_list" else request
+
+
+# What it answers itself.
+
+
+def _any_ping(provider: Provider, request: Request) -> Response | None:
+    """Whoever asks /v2/ by whatever method is told that it is there."""
+    other = request.kind == "ping" and request.method not in ("GET", "HEAD")
+    return Response(200, [("Content-Type", "application/json")], b"{}") if other else None
+
+
+def _lost_session(provider: Provider, request: Request) -> Response | None:
+    """A session is invalid without its state, and after a wrong digest or a broken body (section 1.9)."""
+    if request.kind != "upload":
+        return None
+    lost = _upload(provider, request) is None and request.reference not in provider.notes
+    if request.parameter("_state") is None or lost:
+        return error(404, "BLOB_UPLOAD_INVALID", "blob upload invalid")
+    if request.method == "PATCH" and request.header("content-type") not in ("", OCTETS):
+        return error(500, "UNKNOWN", "unknown error", "Bad Content-Type")  # section 1.7
+    return None
+
+
+def _no_page(provider: Provider, request: Request) -> Response | None:
+    """Paths that its router has no rule for, tags that are none among them, get Go's page."""
+    tag = request.kind == "manifest" and ":" not in request.reference
+    if request.kind in ("other", "referrers") or (tag and not is_tag(request.reference)):
+        return Response(404, list(_PAGE), b"404 page not found\n")
+    return None
+
+
+def _manifests_by_sha256(provider: Provider, request: Request) -> Response | None:
+    """A manifest's digest is sha256 (section 1.7); only by its digest is it deleted."""
+    if request.kind != "manifest":
+        return None
+    foreign = request.method == "PUT" and request.reference.startswith("sha512:")
+    if foreign or (request.method == "DELETE" and ":" not in request.reference):
+        return error(400, "DIGEST_INVALID", "provided digest did not match uploaded content")
+    return None
+
+
+# What it makes of an answer.
+
+
+def _uploads(provider: Provider, request: Request, answer: Response) -> Response:
+    if request.kind == "upload" and answer.status == 416:
+        return error(404, "BLOB_UPLOAD_INVALID", "blob upload invalid")
+    if request.kind == "upload" and answer.status == 201:
+        provider.notes[request.reference] = "ended"
+    if request.kind == "upload" and request.method == "DELETE" and answer.status == 204:
+        provider.notes[request.reference] = "ended"
+        answer.headers.append(("Docker-Upload-UUID", request.reference))
+    identity, place = answer.header("Docker-Upload-UUID"), answer.header("Location")
+    if identity and place:
+        upload = provider.repositories[request.repository].uploads[identity]
+        provider.notes[identity, place.rpartition("_state=")[2]] = upload.content.size
+    digest = request.parameter("digest") or ""
+    if answer.status == 201 and request.kind == "upload" and digest.startswith("sha512:"):
+        # Stored under both, answered with the one that it counts with (section 1.12, "tested").
+        blobs = provider.repositories[request.repository].blobs
+        canonical = blobs[digest].digest()
+        blobs[canonical] = blobs[digest]
+        answer.headers = [(name, value.replace(digest, canonical)) for name, value in answer.headers]
+    return answer
+
+
+def _blobs(provider: Provider, request: Request, answer: Response) -> Response:
+    """As Go's http.ServeContent: conditions and malformed ranges too; and they may be cached for a year."""
+    if request.kind != "blob" or answer.status not in (200, 206, 416) or request.method == "DELETE":
+        return answer
+    own = [("Docker-Content-Digest", request.reference), ("Etag", f'"{request.reference}"')]
+    own.append(("Cache-Control", "max-age=31536000"))
+    if request.header("if-none-match") == f'"{request.reference}"':
+        return Response(304, own)
+    asked = request.header("range")
+    span = _RANGE.match(asked)
+    backwards = span is not None and bool(span[1] and span[2]) and int(span[1]) > int(span[2])
+    if answer.status == 416 or (asked and (span is None or backwards)):
+        unmet = answer.header("Content-Range")
+        where = [("Content-Range", unmet)] if unmet and not backwards else []
+        text = b"invalid range: failed to overlap\n" if where else b"invalid range\n"
+        return Response(416, [*_PAGE, *own, *where], text)
+    answer.headers.append(own[-1])
+    return answer
+
+
+def _errors(provider: Provider, request: Request, answer: Response) -> Response:
+    if answer.status == 405:
+        allowed = _ALLOWED.get(request.kind, "GET")
+        return Response(405, [*_PAGE[1:], ("Allow", allowed), _PAGE[0]], b"Method Not Allowed\n")
+    if request.kind == "manifest" and answer.status == 413:
+        return error(400, "MANIFEST_INVALID", "manifest invalid")  # section 1.4: 400, never 413
+    if request.kind == "manifest" and answer.status == 304:
+        answer.headers = []
+    return answer
+
+
+def _version(provider: Provider, request: Request, answer: Response) -> Response:
+    name = "Docker-Distribution-Api-Version"
+    if not answer.header(name):
+        answer.headers.append((name, "registry/2.0"))
+    return answer
+
+
+REWRITES = (_start_with_anything, _chunks_anywhere, _state_is_an_offset, _whole_lists)
+BEFORE = (_any_ping, _lost_session, _no_page, _manifests_by_sha256)
+AFTER = (_uploads, _blobs, _errors, _version)

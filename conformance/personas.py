@@ -1,0 +1,375 @@
+"""Registries that behave as providers do: a row per provider, and a frame that turns a row into servers.
+
+Owns: what differs from the strict registry, by row: host names, caps, mounts, quirks of requests and answers,
+token services, places where blobs come from. May not know: sockets (see `names` and `server`), any client.
+Invariant: a row holds behaviour that protocol-facts.md says, by section; what a row leaves out is strict.
+A new provider is a row and, where options do not say it, a few functions of the three kinds that a row takes:
+`rewrites` (what the registry makes of a request), `before` (an answer instead), `after` (another answer).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hmac
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import Any, Literal, TypeAlias
+from urllib.parse import quote, urlencode
+
+from .app import App, Auth
+from .distribution import AFTER, BEFORE, REWRITES
+from .exchange import Reception, Site
+from .images import Seed
+from .journal import Journal
+from .messages import Access, Answer, Request, Response, error
+from .names import Names
+from .rates import Cap, Rates, RetryAfter
+from .server import Server, run_in_thread
+from .tokens import TokenService
+
+__all__ = ["PERSONAS", "Persona", "Provider", "Running", "Storage", "imitate", "persona"]
+
+# Where a part of a provider answers: the registry itself, its token service, where its blobs come from.
+Role: TypeAlias = Literal["registry", "token", "storage"]
+Rewrite: TypeAlias = "Callable[[Provider, Request], Request]"
+Before: TypeAlias = "Callable[[Provider, Request], Response | None]"
+After: TypeAlias = "Callable[[Provider, Request, Response], Response]"
+
+
+@dataclass(frozen=True)
+class Persona:
+    """One provider. `options` are App's, `tokens` TokenService's; None: everybody may do everything.
+
+    `mount`: "committed" mounts only blobs that a manifest of the source repository names. `caps` are made
+    for a provider, so that they can ask it who a caller is. `signed_for`: how many seconds a URL to the
+    storage is good for; `redirects`: which methods on blobs are sent there.
+    """
+
+    source: str
+    hosts: Mapping[Role, str]
+    options: Mapping[str, Any] = field(default_factory=dict)
+    tokens: Mapping[str, Any] | None = None
+    mount: Literal["any", "committed", "never"] = "any"
+    caps: Callable[[Provider], Sequence[Cap]] = lambda provider: ()
+    retry_after: RetryAfter = "seconds"
+    throttled: str = "too many requests"
+    redirects: frozenset[str] = frozenset({"GET"})
+    signed_for: float = 300.0
+    seed: Callable[[Provider], None] = lambda provider: None
+    rewrites: Sequence[Rewrite] = ()
+    before: Sequence[Before] = ()
+    after: Sequence[After] = ()
+
+
+class _Metered:
+    """Logins first, then caps: a request that may not be made counts for nothing."""
+
+    def __init__(self, inner: TokenService | None, rates: Rates) -> None:
+        self._inner, self._rates = inner, rates
+
+    def answer(self, request: Request) -> Answer | Reception | None:
+        """Serve the token service's own path where it lives at the registry."""
+        return None if self._inner is None else self._inner.answer(request)
+
+    def check(self, request: Request, needs: Sequence[Access]) -> Response | None:
+        """Refuse what the caller may not do, then what is too much."""
+        refused = None if self._inner is None else self._inner.check(request, needs)
+        return refused or self._rates.refuse(request)
+
+
+class Provider(App):
+    """A registry that behaves as a row says; `sites` are all parts of it, by role."""
+
+    def __init__(
+        self,
+        row: Persona,
+        *,
+        users: Mapping[str, str] | None = None,
+        now: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] = time.time,
+        **options: Any,
+    ) -> None:
+        self.row = row
+        self.tokens: TokenService | None = None
+        if row.tokens is not None:
+            self.tokens = TokenService(users, now=now, wall=wall, **row.tokens)
+        caps = row.caps(self)
+        self.rates = Rates(*caps, now=now, wall=wall, retry_after=row.retry_after, message=row.throttled)
+        auth: Auth = _Metered(self.tokens, self.rates)
+        super().__init__(auth=auth, mounts=row.mount != "never", **{**row.options, **options})
+        self.sites: dict[Role, Site] = {"registry": self}
+        if self.tokens is not None and "token" in row.hosts:
+            self.sites["token"] = self.tokens
+        self.storage: Storage | None = None
+        if "storage" in row.hosts:
+            self.storage = self.sites["storage"] = Storage(self, row.signed_for, wall)
+        # What functions of a row remember between requests, under their own keys.
+        self.notes: dict[Any, Any] = {}
+        self.place({role: f"https://{host}" for role, host in row.hosts.items()})
+        row.seed(self)
+        self.journal.clear()
+
+    def place(self, origins: Mapping[Role, str]) -> None:
+        """Say where the parts answer, as `SCHEME://HOST[:PORT]`."""
+        if self.tokens is not None and "token" in origins:
+            self.tokens.realm = origins["token"] + self.tokens.path
+        if self.storage is not None:
+            self.storage.origin = origins["storage"]
+
+    def start(self, request: Request) -> Answer | Reception:
+        """Decide as the strict registry, on what the row makes of the request, and amend the answer."""
+        for rewrite in self.row.rewrites:
+            request = rewrite(self, request)
+        if self.row.mount == "committed":
+            request = self._unmounted(request)
+        for first in self.row.before:
+            answer = first(self, request)
+            if answer is not None:
+                return self._after(request, answer)
+        decided = super().start(request)
+        if isinstance(decided, Response):
+            return self._after(request, decided)
+        if isinstance(decided, Reception):
+            finish = decided.finish
+
+            def finished(received: int) -> Response:
+                answer = finish(received)
+                assert isinstance(answer, Response), "a registry in memory has its answer at once"
+                return self._after(request, answer)
+
+            return replace(decided, finish=finished)
+        return decided
+
+    def _after(self, request: Request, answer: Response) -> Response:
+        found = request.kind == "blob" and answer.status in (200, 206)
+        if self.storage is not None and found and request.method in self.row.redirects:
+            where = self.storage.sign(request.method, request.repository, request.reference)
+            # Section 1.13: usually 307, to object storage.
+            answer = Response(307, [("Location", where)])
+        for last in self.row.after:
+            answer = last(self, request, answer)
+        return answer
+
+    def _unmounted(self, request: Request) -> Request:
+        """Leave `from` out where no manifest of that repository names the blob (section 4.9)."""
+        mount, source = request.parameter("mount"), request.parameter("from")
+        if request.kind != "upload_start" or mount is None or source is None:
+            return request
+        held = self.repositories.get(source)
+        manifests = held.manifests.values() if held is not None else ()
+        if any(part["digest"] == mount for each in manifests for part in each.blobs):
+            return request
+        query = urlencode([(key, value) for key, value in request.query if key not in ("mount", "from")])
+        return replace(request, target=f"{request.path}?{query}")
+
+    def user(self, request: Request) -> str | None:
+        """Return who asks; None for the anonymous and where there are no logins."""
+        return None if self.tokens is None else self.tokens.user(request)
+
+
+class Storage(Site):
+    """Object storage behind a registry: signed URLs that expire, and no login of any kind beside them.
+
+    Section 1.13; R1 of section 9.2: who sends the registry's credential here has leaked it, which is noted.
+    """
+
+    def __init__(self, registry: App, seconds: float, wall: Callable[[], float]) -> None:
+        super().__init__()
+        self.origin = ""
+        self._seconds, self._wall = seconds, wall
+        self._secret = b"nobody signs for us"
+        # What it serves, without the registry's logins, caps and quirks.
+        self._vault = App()
+        self._vault.repositories = registry.repositories
+
+    def sign(self, method: str, repository: str, digest: str) -> str:
+        """Return a URL for one method on one blob, good for a while."""
+        expires = str(int(self._wall() + self._seconds))
+        path = f"/{quote(repository)}/{quote(digest)}"
+        return f"{self.origin}{path}?" + urlencode(
+            {"X-Expires": expires, "X-Signature": self._mark(method, path, expires)}
+        )
+
+    def _mark(self, method: str, path: str, expires: str) -> str:
+        return hmac.new(self._secret, f"{method} {path} {expires}".encode(), "sha256").hexdigest()
+
+    def start(self, request: Request) -> Answer | Reception:
+        """Give a blob for a good signature; refuse everything else as storage does, in XML."""
+        request.kind = "storage"
+        for name in ("authorization", "cookie", "proxy-authorization"):
+            if request.header(name):
+                self.journal.violations.append(
+                    f"{name} was sent to the storage: {request.method} {request.path}"
+                )
+                return self._refused(400, "InvalidArgument", "Only one auth mechanism allowed")
+        expires = request.parameter("X-Expires") or ""
+        path = request.target.partition("?")[0]
+        if request.parameter("X-Signature") != self._mark(request.method, path, expires):
+            return self._refused(403, "SignatureDoesNotMatch", "The signature does not match")
+        if self._wall() > int(expires):
+            return self._refused(403, "AccessDenied", "Request has expired")
+        repository, _, digest = request.path[1:].rpartition("/")
+        inner = Request(request.method, f"/v2/{repository}/blobs/{digest}", request.headers)
+        answer = self._vault.start(inner)
+        assert isinstance(answer, Response)
+        if answer.status == 404:
+            return self._refused(404, "NoSuchKey", "The specified key does not exist.")
+        answer.headers = [(name, value) for name, value in answer.headers if not name.startswith("Docker-")]
+        return answer
+
+    @staticmethod
+    def _refused(status: int, code: str, text: str) -> Response:
+        body = f'<?xml version="1.0"?><Error><Code>{code}</Code><Message>{text}</Message></Error>'
+        return Response(status, [("Content-Type", "application/xml")], body.encode())
+
+
+# Docker Hub, section 7.2.
+
+_HUB_WINDOW = 21600.0
+
+
+def _hub_caps(provider: Provider) -> tuple[Cap, Cap]:
+    """100 manifests in six hours for the anonymous, 200 for each account; HEADs are free."""
+
+    def anonymous(request: Request) -> str | None:
+        return "" if provider.user(request) is None else None
+
+    gets = frozenset({"manifest_get"})
+    return (
+        Cap(100, _HUB_WINDOW, gets, per=anonymous),
+        Cap(200, _HUB_WINDOW, gets, per=provider.user),
+    )
+
+
+def _hub_quota(provider: Provider, request: Request, answer: Response) -> Response:
+    """Tell on GET and HEAD of a manifest how many more there may be, and whose they are."""
+    if request.kind != "manifest" or request.method not in ("GET", "HEAD") or answer.status in (401, 403):
+        return answer
+    user = provider.user(request)
+    cap = provider.rates.caps[user is not None]
+    as_get = Request("GET", request.target, request.headers)
+    window = f"w={cap.seconds:.0f}"
+    answer.headers += [
+        ("ratelimit-limit", f"{cap.requests};{window}"),
+        ("ratelimit-remaining", f"{provider.rates.remaining(cap, as_get)};{window}"),
+        ("docker-ratelimit-source", "192.0.2.1" if user is None else f"account-of-{user}"),
+    ]
+    return answer
+
+
+def _hub_grants(user: str | None, access: Access) -> bool:
+    """One-component names are clients' shorthand: the registry knows them with `library/` only."""
+    return "/" in access.name and (access.action == "pull" or user is not None)
+
+
+def _hub_preview(provider: Provider) -> None:
+    """Hold the image whose HEAD shows the counters."""
+    Seed(0).image(sizes=(1,)).load_into(provider, "ratelimitpreview/test", tag="latest")
+
+
+# Registries before OCI 1.1.
+
+
+def _no_large_pages(provider: Provider, request: Request) -> Response | None:
+    """Section 1.11: more than the configured maximum was an error before it was clamped."""
+    wanted = request.parameter("n")
+    if request.kind == "tag_list" and wanted is not None and wanted.isdecimal() and int(wanted) > 100:
+        return error(400, "PAGINATION_NUMBER_INVALID", "invalid number of results requested", {"n": wanted})
+    return None
+
+
+PERSONAS: Mapping[str, Persona] = MappingProxyType(
+    {
+        "strict": Persona(source="protocol-facts.md section 1", hosts={"registry": "strict.test"}),
+        "distribution": Persona(
+            # As Debian's docker-registry 2.8.2; tests ask both the same.
+            source="protocol-facts.md sections 1.2, 1.7 to 1.12",
+            hosts={"registry": "distribution.test"},
+            options={"referrers_api": False, "single_post": False, "resumable": False, "sha512": True},
+            rewrites=REWRITES,
+            before=BEFORE,
+            after=AFTER,
+        ),
+        "old": Persona(
+            source="protocol-facts.md sections 1.8 (202 for a mount), 1.10 (no referrers), 1.11 (pages)",
+            hosts={"registry": "old.test"},
+            options={"referrers_api": False, "single_post": False, "resumable": False, "page_size": 100},
+            mount="never",
+            before=(_no_large_pages,),
+        ),
+        "dockerhub": Persona(
+            source="protocol-facts.md sections 2.1, 7.2",
+            hosts={"registry": "registry-1.docker.io", "token": "auth.docker.io"},
+            tokens={"service": "registry.docker.io", "expires_in": 300, "grants": _hub_grants},
+            caps=_hub_caps,
+            retry_after=None,
+            throttled="You have reached your pull rate limit. You may increase the limit by authenticating.",
+            seed=_hub_preview,
+            after=(_hub_quota,),
+        ),
+        "redirecting": Persona(
+            source="protocol-facts.md sections 1.2, 1.13; R1 and R4 of 9.2",
+            hosts={"registry": "redirecting.test", "storage": "storage.test"},
+        ),
+    }
+)
+
+
+@dataclass(frozen=True)
+class Running:
+    """A provider that is being served; `address` and `url` are the registry's, as a client writes them."""
+
+    provider: Provider
+    url: str
+    servers: Mapping[Role, Server]
+
+    @property
+    def app(self) -> Provider:
+        return self.provider
+
+    @property
+    def address(self) -> str:
+        return self.url.partition("://")[2]
+
+    @property
+    def journal(self) -> Journal:
+        return self.provider.journal
+
+    def check(self) -> None:
+        """Raise AssertionError when any part was sent what no correct client sends."""
+        for site in self.provider.sites.values():
+            site.journal.check()
+
+
+def imitate(name: str, **options: Any) -> Provider:
+    """Make a provider without serving it: tests ask it in memory, or let it listen in a `memory.Network`.
+
+    `users`, `now` and `wall` are Provider's; other options are App's and come before the row's.
+    """
+    return Provider(PERSONAS[name], **options)
+
+
+@contextlib.contextmanager
+def persona(name: str, *, names: Names | None = None, **options: Any) -> Iterator[Running]:
+    """Serve a provider while the block runs, each part in a thread of its own.
+
+    Without `names` each part is at a port of 127.0.0.1, over plain HTTP. With `names` it answers under the
+    row's host names, over TLS, for clients that use `names.environ`.
+    """
+    provider = imitate(name, **options)
+    hosts = provider.row.hosts
+    context = None if names is None else names.context(sorted(hosts.values()))
+    with contextlib.ExitStack() as stack:
+        servers = {
+            role: stack.enter_context(run_in_thread(site, ssl_context=context))
+            for role, site in provider.sites.items()
+        }
+        origins = {role: server.url for role, server in servers.items()}
+        if names is not None:
+            origins = {role: f"https://{hosts[role]}" for role in servers}
+            for role, server in servers.items():
+                stack.enter_context(names.known(hosts[role], server.port))
+        provider.place(origins)
+        yield Running(provider, origins["registry"], servers)
