@@ -1,7 +1,8 @@
-"""`python -m conformance serve`: the registry as a program.
+"""`python -m conformance serve | check`: the registry as a program, and the checks of any registry.
 
-Owns: the command line. May not know: anything that `App` does not say by itself. Invariant: one line on
-standard output, `serving URL`, once requests are answered; then silence until SIGINT or SIGTERM.
+Owns: the command line. May not know: anything that `App` and `checks` do not say by themselves.
+Invariant: `serve` writes one line on standard output, `serving URL`, once requests are answered, then
+nothing until SIGINT or SIGTERM; `check` writes rows as they come, and its exit status is the verdict.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from collections.abc import Sequence
 
 import anyio
 
+from . import checks
 from .app import App
 from .images import Seed
 from .server import serve
@@ -58,8 +60,32 @@ async def _run(arguments: argparse.Namespace) -> None:
                 break
 
 
+def _check(arguments: argparse.Namespace) -> int:
+    """Check a registry: 0 nothing failed, 1 something failed, 2 it cannot be reached or used."""
+    user, _, password = (arguments.user or "").partition(":")
+    context = ssl.create_default_context(cafile=arguments.ca) if arguments.ca else None
+    try:
+        rows = checks.check_registry(
+            arguments.url,
+            credentials=(user, password) if user else None,
+            workflows=arguments.workflow,
+            context=context,
+            mounting=arguments.mount_repository,
+            keep=arguments.keep,
+            progress=None if arguments.json else lambda row: print(checks.line(row), flush=True),
+        )
+    except checks.Unusable as problem:
+        print(f"error: {problem}", file=sys.stderr)
+        return 2
+    if arguments.json:
+        print(checks.as_json(arguments.url, rows))
+    else:
+        print(f"\n{checks.matrix(rows)}\n\n{checks.counted(rows)}")
+    return 1 if checks.count(rows)["fail"] else 0
+
+
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run until interrupted."""
+    """Run a command: `serve` until interrupted, `check` to its end."""
     parser = argparse.ArgumentParser(prog="python -m conformance", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     run = commands.add_parser("serve", help="serve an empty registry from memory")
@@ -70,11 +96,28 @@ def main(argv: Sequence[str] | None = None) -> int:
     run.add_argument("--user", metavar="NAME:PASSWORD", help="who may push")
     run.add_argument("--auth", choices=("basic", "bearer"), default="bearer")
     run.add_argument("--no-referrers", action="store_true", help="answer 404 as registries before OCI 1.1")
+    ask = commands.add_parser("check", help="check a registry against the OCI distribution specification 1.1")
+    ask.add_argument("url", metavar="URL", help="http(s)://HOST[:PORT]/REPOSITORY, which is written to")
+    ask.add_argument("--user", metavar="NAME:PASSWORD", help="for Basic or the registry's token service")
+    ask.add_argument("--ca", metavar="FILE", help="certificates to trust, PEM, instead of the system's")
+    ask.add_argument("--json", action="store_true", help="one JSON document at the end instead of lines")
+    ask.add_argument(
+        "--workflow",
+        action="append",
+        default=[],
+        choices=checks.WORKFLOWS,
+        help="only this one; may be given several times",
+    )
+    ask.add_argument("--mount-repository", metavar="NAME", help="to mount into; REPOSITORY-mount without it")
+    ask.add_argument("--keep", action="store_true", help="do not delete what was pushed")
+    arguments = parser.parse_args(argv)
     try:
-        anyio.run(_run, parser.parse_args(argv))
+        if arguments.command == "check":
+            return _check(arguments)
+        anyio.run(_run, arguments)
     except OSError as problem:
         print(f"error: {problem}", file=sys.stderr)
-        return 1
+        return 2 if arguments.command == "check" else 1
     return 0
 
 

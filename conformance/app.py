@@ -3,7 +3,8 @@
 Owns: what a strict OCI 1.1 registry answers, from memory. May not know: sockets, time, any client.
 Invariant: nothing becomes visible that was not verified (digest, size, media type, everything a
 manifest names), and every refusal carries the specification's error body with one of its codes (and
-TAG_INVALID, which it knows as old, for an immutable tag as ECR says it). What no correct client would send is refused *and* noted in `journal.violations`, so that a test can fail on it.
+TAG_INVALID, which it knows as old, for an immutable tag as ECR says it). What no correct client would
+send is refused *and* noted in `journal.violations`, so that a test can fail on it.
 Follows the OCI distribution specification 1.1.1; where that leaves a choice, distribution's
 (protocol-facts.md sections 1.2 to 1.12).
 """
@@ -16,7 +17,7 @@ from collections.abc import Sequence
 from typing import Literal, Protocol
 from urllib.parse import quote
 
-from .exchange import Reception
+from .exchange import Reception, Site
 from .messages import (
     Access,
     Answer,
@@ -158,6 +159,10 @@ class App(Uploads):
         return dict(self._known(repository).tags)
 
     # One request.
+
+    def kind_of(self, request: Request) -> str:
+        """Name what a request asks for; its token service knows its own path."""
+        return self.auth.kind_of(request) if isinstance(self.auth, Site) else request.kind
 
     def start(self, request: Request) -> Answer | Reception:
         """Decide on a request's head; see Site."""

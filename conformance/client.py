@@ -1,0 +1,225 @@
+"""An HTTP client of one registry, for the checks: plain, slow and easy to believe.
+
+Owns: connections, redirects of downloads, Basic and the token service. May not know: what an answer
+should be. Invariant: an answer is given back as it came, whatever its status; credentials go to the
+registry's origin and to the realm that it names, nowhere else. Uses http.client only.
+Follows RFC 9110 and the distribution project's token specification (protocol-facts.md section 2).
+"""
+
+from __future__ import annotations
+
+import base64
+import http.client
+import json
+import re
+import ssl
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from typing import NamedTuple, TypeAlias
+from urllib.parse import parse_qsl, quote, urlencode, urljoin, urlsplit
+
+__all__ = ["Client", "NoAnswer", "Reply", "Send", "Wire", "next_page", "with_query"]
+
+_PARAMETER = re.compile(r"([A-Za-z_]+)\s*=\s*(?:\"((?:[^\"\\]|\\.)*)\"|([^\s,\"]+))")
+_REPOSITORY = re.compile(r"/v2/(.+)/(?:blobs|manifests|tags|referrers)/")
+_NEXT = re.compile(r"<([^>]*)>\s*;(?:[^,]*;)?\s*rel=\"?next\"?", re.IGNORECASE)
+_REDIRECTS = (301, 302, 303, 307, 308)
+_TIMEOUT = 60.0  # seconds for one read or write
+
+
+class NoAnswer(Exception):
+    """Nothing that is HTTP came back; the text says from where and why."""
+
+
+class Reply(NamedTuple):
+    """An answer: names of headers are in lower case, several lines of one are joined by commas."""
+
+    method: str
+    url: str
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+    def header(self, name: str) -> str:
+        return self.headers.get(name.lower(), "")
+
+    def __str__(self) -> str:
+        parts = urlsplit(self.url)
+        query = re.sub(r"=([^&]{24})[^&]+", r"=\1...", parts.query)  # states of sessions are long
+        return f"{self.method} {parts.path}{f'?{query}' if query else ''} answered {self.status}"
+
+
+Send: TypeAlias = "Callable[[str, str, Mapping[str, str], bytes | None], Reply]"
+
+
+class Wire:
+    """Sends over sockets; one kept connection per origin."""
+
+    def __init__(self, context: ssl.SSLContext | None = None) -> None:
+        self._context = context
+        self._kept: dict[tuple[str, str], http.client.HTTPConnection] = {}
+
+    def close(self) -> None:
+        for connection in self._kept.values():
+            connection.close()
+        self._kept.clear()
+
+    def __call__(self, method: str, url: str, headers: Mapping[str, str], body: bytes | None) -> Reply:
+        parts = urlsplit(url)
+        key = (parts.scheme, parts.netloc)
+        target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+        if key in self._kept:
+            try:
+                return self._exchange(key, method, url, target, headers, body)
+            except NoAnswer:
+                pass  # a kept connection may have been closed meanwhile: once more on a new one
+        return self._exchange(key, method, url, target, headers, body)
+
+    def _connection(self, key: tuple[str, str]) -> http.client.HTTPConnection:
+        connection = self._kept.get(key)
+        if connection is None:
+            if key[0] == "https":
+                connection = http.client.HTTPSConnection(key[1], timeout=_TIMEOUT, context=self._context)
+            else:
+                connection = http.client.HTTPConnection(key[1], timeout=_TIMEOUT)
+            self._kept[key] = connection
+        return connection
+
+    def _exchange(
+        self,
+        key: tuple[str, str],
+        method: str,
+        url: str,
+        target: str,
+        headers: Mapping[str, str],
+        body: bytes | None,
+    ) -> Reply:
+        connection = self._connection(key)
+        try:
+            # A refusal may come, and the connection end, while the body is still being sent.
+            with suppress(BrokenPipeError, ConnectionResetError):
+                connection.request(method, target, body, dict(headers))
+            answer = connection.getresponse()
+            try:
+                data = answer.read()
+            except http.client.IncompleteRead as short:
+                data = short.partial  # distribution's 416 declares the blob's length
+                self._drop(key)
+        except (OSError, http.client.HTTPException, ValueError) as problem:
+            self._drop(key)
+            said = str(problem) or type(problem).__name__
+            raise NoAnswer(f"{method} {url}: {said}") from problem
+        if answer.will_close:
+            self._drop(key)
+        lines: dict[str, str] = {}
+        for name, value in answer.getheaders():
+            lower = name.lower()
+            lines[lower] = f"{lines[lower]}, {value}" if lower in lines else value
+        return Reply(method, url, answer.status, lines, data)
+
+    def _drop(self, key: tuple[str, str]) -> None:
+        connection = self._kept.pop(key, None)
+        if connection is not None:
+            connection.close()
+
+
+class Client:
+    """Requests to one registry, with its authentication."""
+
+    def __init__(self, origin: str, send: Send, credentials: tuple[str, str] | None = None) -> None:
+        self.origin = origin
+        self._send = send
+        self._basic = None
+        if credentials is not None:
+            self._basic = "Basic " + base64.b64encode(":".join(credentials).encode()).decode()
+        # (reads only, repository, repository that is mounted from) -> the Authorization that worked
+        self._known: dict[tuple[bool, str, str], str] = {}
+
+    def ask(
+        self,
+        method: str,
+        target: str,
+        headers: Mapping[str, str] | None = None,
+        body: bytes | None = None,
+        *,
+        follow: bool = True,
+    ) -> Reply:
+        """Carry out one request; `target` is a path or a URL. NoAnswer when nothing comes back."""
+        url = urljoin(self.origin, target)
+        key = _scope(method, url)
+        own = url.startswith(self.origin + "/")
+        sent = {"User-Agent": "conformance-check", **(headers or {})}
+        if own and key in self._known:
+            sent["Authorization"] = self._known[key]
+        reply = self._send(method, url, sent, body)
+        if reply.status == 401 and own:
+            answer = self._authorize(reply)
+            if answer is not None:
+                self._known[key] = sent["Authorization"] = answer
+                reply = self._send(method, url, sent, body)
+        if follow and method in ("GET", "HEAD"):
+            reply = self._follow(reply, sent)
+        return reply
+
+    def _follow(self, reply: Reply, headers: Mapping[str, str]) -> Reply:
+        """Follow what a registry says about a download, without credentials on other hosts."""
+        for _ in range(5):
+            if reply.status not in _REDIRECTS or not reply.header("Location"):
+                break
+            url = urljoin(reply.url, reply.header("Location"))
+            sent = dict(headers)
+            if not url.startswith(self.origin + "/"):
+                sent.pop("Authorization", None)
+            reply = self._send(reply.method, url, sent, None)
+        return reply
+
+    def _authorize(self, refusal: Reply) -> str | None:
+        """Answer a challenge: the value of Authorization, None when nothing can be answered."""
+        said = refusal.header("WWW-Authenticate")
+        start = re.search(r"\bbearer\s", said, re.IGNORECASE)
+        if start is None:
+            return self._basic if re.search(r"\bbasic\b", said, re.IGNORECASE) else None
+        challenge: dict[str, str] = {}
+        for name, quoted, bare in _PARAMETER.findall(said[start.end() :]):
+            challenge.setdefault(name.lower(), re.sub(r"\\(.)", r"\1", quoted) or bare)
+        asked = [("service", challenge["service"])] if challenge.get("service") else []
+        asked += [("scope", scope) for scope in challenge.get("scope", "").split()]
+        realm = urljoin(self.origin, challenge.get("realm", ""))
+        url = realm + ("&" if "?" in realm else "?") + urlencode(asked)
+        answer = self._send("GET", url, {"Authorization": self._basic} if self._basic else {}, None)
+        if answer.status != 200:
+            return None
+        try:
+            document = json.loads(answer.body)
+            token = document.get("token") or document.get("access_token")
+        except (ValueError, AttributeError):
+            return None
+        return f"Bearer {token}" if isinstance(token, str) and token else None
+
+    def pages(self, target: str, headers: Mapping[str, str] | None = None) -> Iterator[Reply]:
+        """Ask for a list and follow Link; ends after 1,000 pages, so that no circle goes on for ever."""
+        for _ in range(1000):
+            reply = self.ask("GET", target, headers)
+            yield reply
+            following = next_page(reply)
+            if following is None:
+                return
+            target = following
+
+
+def _scope(method: str, url: str) -> tuple[bool, str, str]:
+    parts = urlsplit(url)
+    found = _REPOSITORY.match(parts.path)
+    return method in ("GET", "HEAD"), found[1] if found else "", dict(parse_qsl(parts.query)).get("from", "")
+
+
+def next_page(reply: Reply) -> str | None:
+    """Return the URL of the next page, as Link with rel=next says it."""
+    found = _NEXT.search(reply.header("Link"))
+    return urljoin(reply.url, found[1]) if found else None
+
+
+def with_query(target: str, **parameters: str) -> str:
+    """Add query parameters to a Location, which may have some already and keeps them as they are."""
+    added = "&".join(f"{name}={quote(value, safe='')}" for name, value in parameters.items())
+    return target + ("&" if "?" in target else "?") + added
