@@ -14,6 +14,8 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
+import anyio
+
 from .faults import Faults
 from .injection import Injection
 from .journal import Entry, Journal
@@ -298,5 +300,7 @@ def _at_once(waiting: Awaitable[Any]) -> Any:
         return done.value
     except Dropped as problem:
         raise TypeError("a dropped connection needs a server") from problem
+    except anyio.NoEventLoopError:
+        pass
     waiting.close()
     raise TypeError("an asynchronous intercept or a fault that waits needs a server")

@@ -24,7 +24,7 @@ from .journal import Entry
 from .messages import Answer, Request
 from .wire import Pieces, Wire, size_of, wire
 
-__all__ = ["Effect", "Gate", "Injection", "written"]
+__all__ = ["Effect", "Gate", "Injection", "is_one_of", "written"]
 
 
 class Gate:
@@ -97,12 +97,12 @@ class Effect:
         return " ".join([self.verb, *self._arguments()])
 
     def _arguments(self) -> Iterator[str]:
-        own = [each for each in fields(self) if each.init]
+        own = [each for each in fields(self) if each.init and each.repr]
         for each in own:
             value = getattr(self, each.name)
             if isinstance(value, Mapping):
-                yield from (f"{name}={written(text)}" for name, text in value.items())
-            elif value != each.default and not isinstance(value, Gate):
+                yield from (f"header.{name}={written(text)}" for name, text in value.items())
+            elif value != each.default:
                 yield ("" if each is own[0] else f"{each.name.replace('_', '-')}=") + written(value)
 
     # Where it may act, in the order of an exchange.
@@ -160,11 +160,22 @@ def written(value: object) -> str:
     if isinstance(value, bytes):
         value = value.decode("latin-1")
     text = str(value)
-    if text and text != "-" and all(c.isalnum() or c in "-._/:*?&=@%+[]!<>" for c in text):
+    if (
+        text
+        and text != "-"
+        and text[-1] != ":"
+        and all((c.isascii() and c.isalnum()) or c in "-._/:*?&@%+[]!<>" for c in text)
+    ):
         return text
     for plain, escaped in (("\\", "\\\\"), ('"', '\\"'), ("\r", "\\r"), ("\n", "\\n"), ("\t", "\\t")):
         text = text.replace(plain, escaped)
     return '"' + "".join(c if " " <= c <= "~" else f"\\x{ord(c):02x}" for c in text) + '"'
+
+
+def is_one_of(name: str, value: object, known: Sequence[object]) -> None:
+    """Raise ValueError when a parameter has another value than those that there are."""
+    if value not in known:
+        raise ValueError(f"{name} is one of {', '.join(str(each) for each in known if each)}, not {value}")
 
 
 class Injection:

@@ -30,7 +30,18 @@ import anyio
 
 from .messages import Request
 
-__all__ = ["KINDS", "Entries", "Entry", "Journal", "Selector", "Sent", "before", "clock", "credentials"]
+__all__ = [
+    "KINDS",
+    "METHODS",
+    "Entries",
+    "Entry",
+    "Journal",
+    "Selector",
+    "Sent",
+    "before",
+    "clock",
+    "credentials",
+]
 
 # What tests ask about. Authorization is kept whole on purpose: which credential went where is a claim.
 _KEPT = """
@@ -43,7 +54,7 @@ KINDS = (
     *("ping", "catalog", "upload_start", "upload", "blob", "manifest", "tag_list", "referrers"),
     *("token", "other"),
 )
-_METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "CONNECT"})
+METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "CONNECT"})
 _WILD = re.compile(r"[*?[]")
 # The fields of token requests that are secrets (protocol-facts.md sections 2.4, 4.5, 5.4, 6.1).
 _SECRET_FIELDS = (
@@ -178,8 +189,8 @@ class Selector(NamedTuple):
     ) -> Selector:
         """Read methods and kinds, which may be several with spaces between; ValueError for unknown ones."""
         methods, kinds = frozenset((method or "").split()), frozenset((kind or "").split())
-        for unknown in sorted(methods - _METHODS):
-            raise ValueError(f"no method {unknown}: one of {' '.join(sorted(_METHODS))}")
+        for unknown in sorted(methods - METHODS):
+            raise ValueError(f"no method {unknown}: one of {' '.join(sorted(METHODS))}")
         for unknown in sorted(kinds - set(KINDS)):
             raise ValueError(f"no kind {unknown}: one of {' '.join(KINDS)}")
         given = {name: glob for name, glob in globs.items() if glob is not None}

@@ -10,7 +10,7 @@ Follows RFC 9110 (Retry-After, redirection, challenges), RFC 9112 (framing) and 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -20,9 +20,9 @@ from urllib.parse import urlsplit
 
 import anyio
 
-from .injection import Effect, Gate
+from .injection import Effect, Gate, is_one_of
 from .messages import Answer, Request, Response, error
-from .wire import Dropped, Pieces, bodiless, framed, size_of
+from .wire import Dropped, Pieces, Streamed, bodiless, framed, pieces_of, size_of
 
 __all__ = [
     "VERBS",
@@ -46,12 +46,6 @@ At: TypeAlias = "Literal['request', 'answer', 'head']"
 # What a refusal is called when the rule does not say (protocol-facts.md section 1.12).
 _CODES = {401: "UNAUTHORIZED", 403: "DENIED", 405: "UNSUPPORTED", 429: "TOOMANYREQUESTS", 503: "UNAVAILABLE"}
 _TURNS = 10  # a throttled body moves so many times a second
-
-
-def _is_one_of(name: str, value: object, known: Sequence[object]) -> None:
-    if value not in known:
-        listed = ", ".join(str(each) for each in known if each is not None)
-        raise ValueError(f"{name} is one of {listed}, not {value}")
 
 
 # Answers instead of the registry's.
@@ -103,7 +97,7 @@ class Status(_Answering):
     headers: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        _is_one_of("at", self.at, ("request", "answer"))
+        is_one_of("at", self.at, ("request", "answer"))
         if not 200 <= self.code <= 999:
             raise ValueError(f"{self.code} is no final status")
 
@@ -138,7 +132,7 @@ class Redirect(_Answering):
     headers: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        _is_one_of("code", self.code, (301, 302, 303, 307, 308))
+        is_one_of("code", self.code, (301, 302, 303, 307, 308))
 
     def answer(self, request: Request) -> Answer:
         parts = urlsplit(self.to)
@@ -201,8 +195,8 @@ class Raw(_Answering):
     at: At = "request"
 
     def __post_init__(self) -> None:
-        _is_one_of("where", self.where, ("instead", "before", "after"))
-        _is_one_of("at", self.at, ("request", "answer"))
+        is_one_of("where", self.where, ("instead", "before", "after"))
+        is_one_of("at", self.at, ("request", "answer"))
 
     @property
     def ends(self) -> bool:
@@ -245,8 +239,8 @@ class _Placed(Effect):
     def _check_place(self) -> None:
         """Refuse a place that cannot be."""
         after, of = getattr(self, "after", None), getattr(self, "of", None)
-        _is_one_of("at", getattr(self, "at", "request"), ("request", "answer", "head"))
-        _is_one_of("of", of, (None, "request", "response"))
+        is_one_of("at", getattr(self, "at", "request"), ("request", "answer", "head"))
+        is_one_of("of", of, (None, "request", "response"))
         if after is not None and after < 0:
             raise ValueError("after is a number of bytes")
         if of is not None and after is None and getattr(self, "every", None) is None:
@@ -349,7 +343,7 @@ class Stall(_Placed):
     after: int | None = None
     of: Side | None = None
     at: At = "request"
-    until: Gate = field(default_factory=Gate)
+    until: Gate = field(default_factory=Gate, repr=False)
 
     def __post_init__(self) -> None:
         self._check_place()
@@ -401,15 +395,15 @@ class Throttle(Effect):
     of: Side | None = None
     requests: int | None = None
     seconds: float = 1.0
+    wait: float = field(default=0.0, repr=False)
 
     def __post_init__(self) -> None:
-        _is_one_of("of", self.of, (None, "request", "response"))
+        is_one_of("of", self.of, (None, "request", "response"))
         if (self.rate is None) == (self.requests is None):
             raise ValueError("throttle takes a rate in bytes a second or a number of requests")
         if (self.rate or self.requests or 0) < 1 or self.seconds <= 0:
             raise ValueError("throttle to at least one")
         self.seconds = float(self.seconds)
-        self.wait = 0.0
 
     @property
     def ends(self) -> bool:
@@ -464,23 +458,21 @@ class Truncate(Effect):
     framing: Literal["length", "chunked", "close"] = "length"
 
     def __post_init__(self) -> None:
-        _is_one_of("framing", self.framing, ("length", "chunked", "close"))
+        is_one_of("framing", self.framing, ("length", "chunked", "close"))
         if self.at < 0:
             raise ValueError("at is a number of bytes")
 
     async def answering(self, request: Request, answer: Answer) -> Answer:
         if isinstance(answer, Response) and not bodiless(request.method, answer.status):
             size = size_of(answer)
-            cut = self.at if size is None else min(self.at, size)
-            said = {
-                "length": [("Content-Length", str(cut))],
-                "chunked": [("Transfer-Encoding", "chunked")],
-                "close": [("Connection", "close")],
-            }
             dropped = ("content-length", "transfer-encoding", "connection")
             kept = [(name, value) for name, value in answer.headers if name.lower() not in dropped]
-            answer.headers = [*kept, *said[self.framing]]
-            answer.close = answer.close or self.framing == "close"
+            if self.framing == "close":
+                return Streamed(answer.status, kept, close=True, stream=pieces_of(answer))
+            cut = self.at if size is None else min(self.at, size)
+            length = ("Content-Length", str(cut))
+            kept.append(length if self.framing == "length" else ("Transfer-Encoding", "chunked"))
+            answer.headers = kept
         return answer
 
     def shapes(self, request: Request) -> bool:
@@ -508,7 +500,7 @@ class Corrupt(Effect):
     filler: bytes = b"\0"
 
     def __post_init__(self) -> None:
-        _is_one_of("of", self.of, ("request", "response"))
+        is_one_of("of", self.of, ("request", "response"))
         if len(self.filler) != 1:
             raise ValueError("filler is one byte")
         if self.at < 0 and self.of == "request":

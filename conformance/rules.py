@@ -1,0 +1,240 @@
+"""Fault rules as text, for a command line or a file: the sentences of faults.py, word for word.
+
+Owns: the grammar. May not know: what verbs do; it takes their parameters from their classes. Invariant: what
+is not understood is refused with its place, never guessed; `str(rule)` of what was read is read as the same.
+
+    RULE     = WHICH ": " VERB { ", " VERB }          one to a line; # begins a comment
+    WHICH    = any of, in any order:
+               a method (GET), a kind (blob), several of each; "any" for all
+               repository= reference= host= path= header.NAME= query.NAME=      a glob
+               nth=2  nth=1,3  every=3  first=2  since=4  chance=0.1  at-most=5
+               of-each  optional
+    VERB     = name [ARGUMENT] { NAME=ARGUMENT }      header.NAME= for headers, with - to leave one out
+    ARGUMENT = word | "text" with \\" \\\\ \\r \\n \\t \\xHH | several, with commas and no spaces
+               bytes: 10  64KiB  1MiB   time: 2s  500ms  1m   yes or no: yes  no
+
+    PATCH upload repository=app/web nth=2: drop 64KiB
+    GET blob first=2 of-each: delay 30s, status 503 retry-after=5
+    GET HEAD manifest chance=0.1: lie Docker-Content-Digest header.Content-Type=text/html
+    any path=/token: challenge realm=http://elsewhere.test/token service=x
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import Field, fields
+from typing import Any, NamedTuple, NoReturn
+
+from .faults import Faults, Rule
+from .journal import KINDS, METHODS
+from .verbs import VERBS
+
+__all__ = ["RuleError", "read_rules"]
+
+_PART = r'(?:"(?:[^"\\]|\\.)*"|[^\s",]+?(?=[\s,]|:\s|:?\Z))'
+_TOKEN = re.compile(rf"\s*(?:([A-Za-z][A-Za-z0-9._-]*)=)?({_PART}(?:,{_PART})*)(:|,)?(?=\s|\Z)")
+_PARTS = re.compile(_PART)
+_ESCAPE = re.compile(r"\\(x[0-9A-Fa-f]{2}|.)")
+_ESCAPED = {'"': '"', "\\": "\\", "r": "\r", "n": "\n", "t": "\t"}
+_SIZE = re.compile(r"(-?[0-9]+)(|B|kB|MB|GB|KiB|MiB|GiB)\Z")
+_SIZES = {
+    "": 1,
+    "B": 1,
+    "kB": 1000,
+    "MB": 1000**2,
+    "GB": 1000**3,
+    "KiB": 1 << 10,
+    "MiB": 1 << 20,
+    "GiB": 1 << 30,
+}
+_TIME = re.compile(r"([0-9]+(?:\.[0-9]+)?)(|ms|s|m|h)\Z")
+_TIMES = {"": 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
+_GLOBS = ("repository", "reference", "host", "path")
+
+
+class RuleError(ValueError):
+    """A rule that cannot be read: SOURCE:LINE:COLUMN: why."""
+
+
+class _Token(NamedTuple):
+    name: str
+    values: tuple[str, ...]
+    quoted: bool
+    end: str
+    column: int
+
+
+class _Line:
+    """One line of rules, and the place of everything in it."""
+
+    def __init__(self, text: str, source: str, number: int) -> None:
+        self.text, self._place = text, f"{source}:{number}"
+
+    def refuse(self, column: int, why: object) -> NoReturn:
+        raise RuleError(f"{self._place}:{column}: {why}")
+
+    def tokens(self) -> Iterator[_Token]:
+        position = 0
+        while self.text[position:].strip() and not self.text[position:].lstrip().startswith("#"):
+            found = _TOKEN.match(self.text, position)
+            column = position + len(self.text[position:]) - len(self.text[position:].lstrip()) + 1
+            if found is None:
+                self.refuse(column, f"cannot be read from here on: {self.text[column - 1 :][:40]}")
+            parts = _PARTS.findall(found[2])
+            values = tuple(self._plain(part, column) for part in parts)
+            yield _Token(found[1] or "", values, parts[0][0] == '"', found[3] or "", column)
+            position = found.end()
+
+    def _plain(self, part: str, column: int) -> str:
+        if part[0] != '"':
+            return part
+
+        def plain(found: re.Match[str]) -> str:
+            if found[1][0] == "x" and len(found[1]) == 3:
+                return chr(int(found[1][1:], 16))
+            if found[1] not in _ESCAPED:
+                self.refuse(column, f"unknown escape {found[0]}")
+            return _ESCAPED[found[1]]
+
+        return _ESCAPE.sub(plain, part[1:-1])
+
+
+def read_rules(faults: Faults, text: str, source: str = "rules") -> list[Rule]:
+    """Add the rules that a text holds; RuleError, and none of them added, where one cannot be read."""
+    before = len(faults.rules)
+    try:
+        for number, line in enumerate(text.splitlines(), 1):
+            read = _Line(line, source, number)
+            tokens = list(read.tokens())
+            if tokens:
+                _read_rule(faults, read, tokens)
+    except RuleError:
+        del faults.rules[before:]
+        raise
+    return faults.rules[before:]
+
+
+def _read_rule(faults: Faults, line: _Line, tokens: list[_Token]) -> None:
+    ends = [n for n, token in enumerate(tokens) if token.end == ":"]
+    if len(ends) != 1 or ends[0] + 1 == len(tokens):
+        column = tokens[ends[1]].column if len(ends) > 1 else len(line.text) + 1
+        line.refuse(column, "a rule is WHICH: VERB, with one colon and a verb behind it")
+    rule = _read_which(faults, line, tokens[: ends[0] + 1])
+    verb: list[_Token] = []
+    for token in tokens[ends[0] + 1 :]:
+        verb.append(token)
+        if token.end == ",":
+            _read_verb(rule, line, verb)
+            verb = []
+    if not verb:
+        line.refuse(tokens[-1].column, "a verb is missing behind the comma")
+    _read_verb(rule, line, verb)
+
+
+def _read_which(faults: Faults, line: _Line, tokens: list[_Token]) -> Rule:
+    methods: list[str] = []
+    kinds: list[str] = []
+    globs: dict[str, str] = {}
+    named: dict[str, dict[str, str]] = {"header": {}, "query": {}}
+    later: list[tuple[_Token, Callable[[Rule], Rule]]] = []
+    for token in tokens:
+        if token.end == ",":
+            line.refuse(token.column, "no comma before the colon")
+        if not token.name:
+            for word in token.values:
+                if word in METHODS:
+                    methods.append(word)
+                elif word in KINDS:
+                    kinds.append(word)
+                elif word in ("of-each", "optional"):
+                    later.append((token, Rule.of_each if word == "of-each" else Rule.optional))
+                elif word != "any":
+                    line.refuse(token.column, f"{word} is no method and no kind ({' '.join(KINDS)})")
+            continue
+        group, _, name = token.name.partition(".")
+        if token.name in _GLOBS and token.name not in globs:
+            globs[token.name] = _one(line, token)
+        elif group in named and name and name not in named[group]:
+            named[group][name] = _one(line, token)
+        else:
+            later.append((token, _occurrence(line, token)))
+    rule = faults.on(" ".join(methods), " ".join(kinds), **named, **globs)  # type: ignore[arg-type]
+    for token, say in later:
+        try:
+            say(rule)
+        except ValueError as problem:
+            line.refuse(token.column, problem)
+    return rule
+
+
+def _occurrence(line: _Line, token: _Token) -> Callable[[Rule], Rule]:
+    if token.name == "nth":
+        numbers = [_integer(line, token, value) for value in token.values]
+        return lambda rule: rule.nth(*numbers)
+    known = {"every": Rule.every, "first": Rule.first, "since": Rule.since, "at-most": Rule.at_most}
+    if token.name in known:
+        number = _integer(line, token, _one(line, token))
+        return lambda rule: known[token.name](rule, number)
+    if token.name != "chance" or not re.fullmatch(r"[01]|[01]?\.[0-9]+", _one(line, token)):
+        line.refuse(token.column, f"{token.name}={','.join(token.values)} is not understood here, or twice")
+    return lambda rule: rule.chance(float(token.values[0]))
+
+
+def _read_verb(rule: Rule, line: _Line, tokens: list[_Token]) -> None:
+    first = tokens[0]
+    verb = VERBS.get(_one(line, first))
+    if verb is None or first.name:
+        line.refuse(first.column, f"no verb: one of {' '.join(VERBS)}")
+    known = [each for each in fields(verb) if each.init and each.repr]
+    given: dict[str, Any] = {}
+    for number, token in enumerate(tokens[1:]):
+        group, _, header = token.name.partition(".")
+        if group == "header" and header and any(each.name == "headers" for each in known):
+            value = _one(line, token)
+            given.setdefault("headers", {})[header] = None if value == "-" and not token.quoted else value
+            continue
+        name = token.name.replace("-", "_") if token.name else known[0].name if not number and known else ""
+        argument = next((each for each in known if each.name == name and name != "headers"), None)
+        if argument is None or name in given:
+            listed = ", ".join(each.name.replace("_", "-") for each in known) or "nothing"
+            line.refuse(token.column, f"{first.values[0]} takes {listed}, each once")
+        given[name] = _argument(line, token, argument)
+    try:
+        rule.add(verb(**given))
+    except (TypeError, ValueError) as problem:
+        text = "needs an argument" if isinstance(problem, TypeError) else problem
+        line.refuse(first.column, f"{first.values[0]}: {text}")
+
+
+def _argument(line: _Line, token: _Token, argument: Field[Any]) -> Any:
+    """Read an argument as its parameter's type has it."""
+    wanted = str(argument.type)
+    if "tuple" in wanted:
+        return token.values if len(token.values) > 1 else token.values[0]
+    text = _one(line, token)
+    if wanted.startswith("bool"):
+        if text not in ("yes", "no"):
+            line.refuse(token.column, f"yes or no, not {text}")
+        return text == "yes"
+    if wanted.startswith("int"):
+        return _integer(line, token, text)
+    if wanted.startswith("float"):
+        found = _TIME.match(text)
+        if found is None and "str" not in wanted:
+            line.refuse(token.column, f"{text} is no time: 2s, 500ms, 1m")
+        return text if found is None else float(found[1]) * _TIMES[found[2]]
+    return text.encode("latin-1", "replace") if wanted.startswith("bytes") else text
+
+
+def _integer(line: _Line, token: _Token, text: str) -> int:
+    found = _SIZE.match(text)
+    if found is None:
+        line.refuse(token.column, f"{text} is no number: 10, 64KiB, 1MiB")
+    return int(found[1]) * _SIZES[found[2]]
+
+
+def _one(line: _Line, token: _Token) -> str:
+    if len(token.values) != 1:
+        line.refuse(token.column, "one value; text with a comma is quoted")
+    return token.values[0]
