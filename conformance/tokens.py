@@ -227,6 +227,10 @@ class TokenService(Site):
 
     # The token service.
 
+    def kind_of(self, request: Request) -> str:
+        """Know the token path before anything is asked of it."""
+        return "token" if request.path == self.path else request.kind
+
     def start(self, request: Request) -> Answer | Reception:
         """Give a token for GET with Basic or nothing, or for POST with a refresh token or password."""
         if request.path != self.path:
