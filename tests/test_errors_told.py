@@ -1,0 +1,689 @@
+"""What a user reads when a copy fails: a row for each class of failure, the exact line and its remedy.
+
+Each row is a real copy between the harness's registries, or with a peer that no registry would be. A line
+names what failed, where (`S` is the source's address, `T` the target's), why in the registry's own cleaned
+words; a hint says what to do where that is known. Nothing else is said: no traceback, no second line.
+"""
+
+from __future__ import annotations
+
+import datetime
+import errno
+import json
+import re
+import select
+import socket
+import ssl
+from collections.abc import Callable
+from dataclasses import dataclass
+from io import FileIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trustme
+
+from _regsync import store
+from _regsync.streams import Timeouts
+from conformance.app import App
+from conformance.images import Image, Seed
+from conformance.messages import Answer, Request, Response, error
+from conformance.server import Server
+from conformance.tokens import BasicAuth, TokenService
+from tests.ends import Ran, Start, document, run_regsync, sync, tags, until_blank_line
+
+USER, SECRET = "captain", "hunter2"
+ECR = "123456789012.dkr.ecr.eu-west-1.amazonaws.com"
+LOGIN = "log in with a container client (docker login {}), or configure auth_type: basic"
+ANONYMOUS = f"no credentials are in use: {LOGIN}; or check the name, absent may look private"
+UNREACHED = "check host and port; does a firewall stand in between, or is HTTPS_PROXY needed?"
+PROXY = "this proxy is named by HTTPS_PROXY; NO_PROXY names hosts to reach without it"
+WRONG = "check the user name, and whether the password or token has expired or is too narrow"
+PLAIN = "if it serves plain HTTP, its url in the configuration has to begin with http://"
+
+
+@dataclass
+class Scene:
+    """Two registries, the first with an image, and what it takes to break one of them."""
+
+    serve: Start
+    speaker: Callable[[Callable[[socket.socket], None]], str]
+    ca: trustme.CA
+    directory: Path
+    source: Server
+    target: Server
+    image: Image
+    names: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def app(self) -> App:
+        """What the source holds."""
+        assert isinstance(self.source.app, App)
+        return self.source.app
+
+    def copy(self, *more: str, source: str = "", target: str = "", proxy: str = "", **options: Any) -> Ran:
+        """Copy `app:v1` from S to T, through P."""
+        source, target = source or self.source.address, target or self.target.address
+        self.names = ((source, "S"), (target, "T"), *([(proxy, "P")] if proxy else []))
+        if proxy:
+            options["env"] = {"HTTPS_PROXY": f"http://{options.pop('login', '')}{proxy}"}
+        where = [f"{source}/app:v1", f"{target}/app:v1"]
+        return run_regsync("copy", "--no-artifacts", *more, *where, **options)
+
+    def told(self, ran: Ran) -> list[str]:
+        """Return what was said, with short names."""
+        text = re.sub("sha256:[0-9a-f]{64}", "DIGEST", ran.err)
+        for name, short in self.names:
+            text = text.replace(name, short)
+        return text.replace(str(self.directory), "DIR").splitlines()
+
+    def login(self, address: str, password: str = SECRET, **fields: Any) -> list[str]:
+        """Write a configuration that knows one registry, with credentials."""
+        credentials = {"username": USER, "password": password}
+        return self.config(address, auth_type="basic", credentials=credentials, **fields)
+
+    def config(self, url: str, **fields: Any) -> list[str]:
+        path = self.directory / "mirror.yaml"
+        path.write_text(json.dumps({"registries": {"it": {"url": url, **fields}}, "mappings": []}))
+        return ["-c", str(path)]
+
+    def secured(self, *names: str, **options: Any) -> str:
+        """Serve TLS with a certificate of our authority; return HOST:PORT."""
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        self.ca.issue_cert(*names, **options).configure_cert(context)
+        return self.serve(ssl_context=context).address
+
+    def ca_file(self) -> str:
+        path = self.directory / "ca.pem"
+        self.ca.cert_pem.write_to_path(str(path))
+        return str(path)
+
+    def says(self, text: bytes) -> str:
+        """Start a peer that reads one head and says `text`; return HOST:PORT."""
+
+        def script(connected: socket.socket) -> None:
+            until_blank_line(connected)
+            connected.sendall(text)
+
+        return self.speaker(script)
+
+
+@pytest.fixture
+def scene(
+    serve: Start, speaker: Any, ca: trustme.CA, tmp_path: Path, source: Server, target: Server
+) -> Scene:
+    image = Seed(1).image(sizes=(2000,))
+    scene = Scene(serve, speaker, ca, tmp_path, source, target, image)
+    image.load_into(scene.app, "app", tag="v1")
+    return scene
+
+
+def answers(server: Server, kind: str, response: Response, method: str = "") -> Server:
+    """Let a registry answer one kind of request so."""
+
+    def intercept(request: Request) -> Answer | None:
+        return response if request.kind == kind and method in ("", request.method) else None
+
+    server.app.intercept = intercept
+    return server
+
+
+def closed_port() -> str:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return f"127.0.0.1:{listener.getsockname()[1]}"
+
+
+REFUSED = "DENIED requested access to the resource is denied"
+DENIED = error(403, "DENIED", REFUSED.removeprefix("DENIED "))
+LIMIT = "You have reached your pull rate limit."
+MISSING = "The repository with name 'app' does not exist in the registry with id '123456789012'"
+
+
+# --- who we are --------------------------------------------------------------------------------------
+
+
+def basic(scene: Scene, password: str | None = None) -> Ran:
+    target = scene.serve(auth=BasicAuth({USER: SECRET})).address
+    return scene.copy(*(scene.login(target, password) if password else []), target=target)
+
+
+def token(scene: Scene, password: str | None = None) -> Ran:
+    source = scene.serve(auth=TokenService({USER: SECRET}, anonymous=False)).address
+    return scene.copy(*(scene.login(source, password) if password else []), source=source)
+
+
+def token_for_reading_only(scene: Scene) -> Ran:
+    return scene.copy(target=scene.serve(auth=TokenService({USER: SECRET})).address)
+
+
+def denied(scene: Scene) -> Ran:
+    answers(scene.target, "upload_start", DENIED)
+    return scene.copy()
+
+
+def denied_to_us(scene: Scene) -> Ran:
+    target = answers(scene.serve(auth=BasicAuth({USER: SECRET})), "upload_start", DENIED).address
+    return scene.copy(*scene.login(target), target=target)
+
+
+def docker_config_absent(scene: Scene) -> Ran:
+    return scene.copy(
+        *scene.config(scene.target.url, auth_type="docker_config"),
+        env={"HOME": str(scene.directory), "XDG_RUNTIME_DIR": str(scene.directory / "run")}
+        | {"XDG_CONFIG_HOME": str(scene.directory / ".config")},
+    )
+
+
+def docker_config_delegates(scene: Scene) -> Ran:
+    entry = {"credHelpers": {scene.target.address: "ecr-login"}}
+    (scene.directory / "config.json").write_text(json.dumps(entry))
+    return scene.copy(env={"DOCKER_CONFIG": str(scene.directory)})
+
+
+# --- what is there -----------------------------------------------------------------------------------
+
+
+def no_tag(scene: Scene) -> Ran:
+    return scene.copy(source=scene.serve().address)
+
+
+def no_repository_to_list(scene: Scene) -> Ran:
+    scene.names = ((scene.source.address, "S"), (scene.target.address, "T"))
+    return sync({"source": scene.source, "target": scene.target}, {"from": "nothing"})
+
+
+def no_platform(scene: Scene) -> Ran:
+    Seed(2).index().load_into(scene.app, "app", tag="v1")
+    return scene.copy("--platform", "windows/amd64")
+
+
+def no_repository_at_ecr(scene: Scene) -> Ran:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    scene.ca.issue_cert(ECR).configure_cert(context)
+    ecr = answers(scene.serve(ssl_context=context), "upload_start", error(404, "NAME_UNKNOWN", MISSING))
+
+    def tunnel(connected: socket.socket) -> None:
+        until_blank_line(connected)
+        host, _, port = ecr.address.partition(":")
+        with socket.create_connection((host, int(port))) as beyond:
+            connected.sendall(b"HTTP/1.1 200 OK\r\n\r\n")
+            while ready := select.select([connected, beyond], [], [], 10)[0]:
+                if not (piece := ready[0].recv(65536)):
+                    return
+                (beyond if ready[0] is connected else connected).sendall(piece)
+
+    config = scene.config(f"https://{ECR}", ca_file=scene.ca_file())
+    return scene.copy(*config, target=ECR, proxy=scene.speaker(tunnel))
+
+
+def no_project(scene: Scene) -> Ran:
+    answers(scene.target, "upload_start", error(404, "NOT_FOUND", "project app not found"))
+    return scene.copy()
+
+
+# --- what a registry refuses -------------------------------------------------------------------------
+
+
+def quota(scene: Scene) -> Ran:
+    refusal = error(429, "TOOMANYREQUESTS", LIMIT, headers=[("Retry-After", "7200")])
+    answers(scene.source, "manifest", refusal)
+    return scene.copy()
+
+
+def quota_of_ours(scene: Scene) -> Ran:
+    refusal = error(429, "TOOMANYREQUESTS", LIMIT, headers=[("Retry-After", "7200")])
+    source = scene.serve(auth=BasicAuth({USER: SECRET}))
+    answers(source, "manifest", refusal)
+    return scene.copy(*scene.login(source.address), source=source.address)
+
+
+def too_large(scene: Scene) -> Ran:
+    page = b"<html><h1>413 Request Entity Too Large</h1></html>"
+    answers(scene.target, "upload", Response(413, body=page))
+    return scene.copy()
+
+
+def read_only(scene: Scene) -> Ran:
+    answers(scene.target, "upload_start", error(405, "UNSUPPORTED", "The operation is unsupported."))
+    return scene.copy()
+
+
+def ill(scene: Scene) -> Ran:
+    answers(scene.target, "upload_start", Response(500))
+    return scene.copy()
+
+
+def words_in_colour(scene: Scene) -> Ran:
+    answers(
+        scene.target, "manifest", error(400, "MANIFEST_INVALID", "\x1b[31mbad\x1b[0m\nfailed a -> b"), "PUT"
+    )
+    return scene.copy()
+
+
+# --- what cannot be copied ---------------------------------------------------------------------------
+
+
+def schema_1(scene: Scene) -> Ran:
+    body = json.dumps({"schemaVersion": 1, "name": "app"}).encode()
+    kind = "application/vnd.docker.distribution.manifest.v1+prettyjws"
+    scene.app.add_manifest("app", body, kind, "v1")
+    return scene.copy()
+
+
+def another_blob(scene: Scene) -> Ran:
+    digest = max(scene.image.blobs, key=lambda each: len(scene.image.blobs[each]))
+    scene.app.add_blob("app", b"x" * len(scene.image.blobs[digest]), digest=digest)
+    return scene.copy()
+
+
+def a_page_instead(scene: Scene) -> Ran:
+    page = Response(200, [("Content-Type", "text/html")], body=b"<html>login</html>")
+    answers(scene.source, "manifest", page)
+    return scene.copy()
+
+
+# --- the way there -----------------------------------------------------------------------------------
+
+
+def unknown_authority(scene: Scene) -> Ran:
+    source = scene.secured("127.0.0.1")
+    return scene.copy(*scene.config(f"https://{source}"), source=source)
+
+
+def expired(scene: Scene) -> Ran:
+    past = datetime.datetime(2020, 1, 1, tzinfo=datetime.timezone.utc)
+    source = scene.secured("127.0.0.1", not_after=past)
+    return scene.copy(*scene.config(f"https://{source}", ca_file=scene.ca_file()), source=source)
+
+
+def another_name(scene: Scene) -> Ran:
+    source = scene.secured("other.example")
+    return scene.copy(*scene.config(f"https://{source}", ca_file=scene.ca_file()), source=source)
+
+
+def http_to_https_that_hangs_up(scene: Scene) -> Ran:
+    return scene.copy(target=scene.secured("127.0.0.1"))
+
+
+def http_to_https_of_go(scene: Scene) -> Ran:
+    words = b"HTTP/1.0 400 Bad Request\r\n\r\nClient sent an HTTP request to an HTTPS server.\n"
+    return scene.copy(source=scene.says(words))
+
+
+def https_to_http(scene: Scene) -> Ran:
+    def script(connected: socket.socket) -> None:
+        connected.recv(65536)
+        connected.sendall(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n")
+
+    target = scene.speaker(script)
+    return scene.copy(*scene.config(f"https://{target}"), target=target)
+
+
+def https_to_a_server_that_hangs_up(scene: Scene) -> Ran:
+    return scene.copy(*scene.config(f"https://{scene.target.address}"))
+
+
+def no_such_name(scene: Scene) -> Ran:
+    return scene.copy(source="no-such-host.invalid")
+
+
+def refused(scene: Scene) -> Ran:
+    return scene.copy(target=closed_port())
+
+
+def silent(scene: Scene) -> Ran:
+    def script(connected: socket.socket) -> None:
+        until_blank_line(connected)
+        connected.recv(1)
+
+    return scene.copy(source=scene.speaker(script), timeouts=Timeouts(head=0.05))
+
+
+def proxy_gone(scene: Scene) -> Ran:
+    return scene.copy(source="registry.example", proxy=closed_port())
+
+
+def proxy(scene: Scene, status: str, login: str = "") -> Ran:
+    speaker = scene.says(f"HTTP/1.1 {status}\r\nContent-Length: 0\r\n\r\n".encode())
+    return scene.copy(source="registry.example", proxy=speaker, login=login)
+
+
+@pytest.mark.parametrize(
+    ("case", "status", "cause", "hint"),
+    [
+        pytest.param(
+            basic,
+            4,
+            "AUTH_ERROR: look up T/app:v1: T asks for user name and password, none are configured or found",
+            LOGIN.format("T"),
+            id="401, no docker config",
+        ),
+        pytest.param(
+            lambda scene: basic(scene, "wrong"),
+            4,
+            "AUTH_ERROR: look up T/app:v1: T refused the credentials (credentials of registry 'it')",
+            WRONG,
+            id="401, wrong password",
+        ),
+        pytest.param(
+            token,
+            4,
+            "AUTH_ERROR: fetch manifest S/app:v1: the token service of S gives no token for app (pull) "
+            "without credentials: status 401: incorrect username or password",
+            ANONYMOUS.format("S"),
+            id="no token for the anonymous",
+        ),
+        pytest.param(
+            lambda scene: token(scene, "wrong"),
+            4,
+            "AUTH_ERROR: fetch manifest S/app:v1: the token service of S refused the credentials "
+            "(credentials of registry 'it')",
+            WRONG,
+            id="no token for a wrong password",
+        ),
+        pytest.param(
+            token_for_reading_only,
+            4,
+            "AUTH_ERROR: push blob T/app@DIGEST: status 401: UNAUTHORIZED authentication required",
+            ANONYMOUS.format("T"),
+            id="a token that lacks the right",
+        ),
+        pytest.param(
+            denied,
+            4,
+            f"AUTH_ERROR: push blob T/app@DIGEST: status 403: {REFUSED}",
+            ANONYMOUS.format("T"),
+            id="403, anonymous",
+        ),
+        pytest.param(
+            denied_to_us,
+            4,
+            f"AUTH_ERROR: push blob T/app@DIGEST: status 403: {REFUSED}",
+            "check what the credentials (credentials of registry 'it') are allowed to do there",
+            id="403",
+        ),
+        pytest.param(
+            docker_config_absent,
+            4,
+            "AUTH_ERROR: look up T/app:v1: registry 'it': no credentials for T; looked at the environment "
+            "variable DOCKER_AUTH_CONFIG, DIR/.docker/config.json, DIR/run/containers/auth.json, "
+            "DIR/.config/containers/auth.json, DIR/.dockercfg",
+            "log in with a container client, or use auth_type: basic with credentials",
+            id="docker_config named, absent",
+        ),
+        pytest.param(
+            docker_config_delegates,
+            4,
+            "AUTH_ERROR: look up T/app:v1: DIR/config.json delegates T to the credential helper "
+            "docker-credential-ecr-login (credHelpers), and this program starts no other programs",
+            "use auth_type: basic with credentials, or write an auths entry to a separate file and point "
+            "DOCKER_CONFIG at its directory; for public images use auth_type: anonymous",
+            id="docker config delegates",
+        ),
+        pytest.param(
+            no_tag,
+            2,
+            "SOURCE_ERROR: fetch manifest S/app:v1: status 404: MANIFEST_UNKNOWN manifest unknown",
+            "check the name: `regsync tags S/app` shows what is there",
+            id="404, no such tag",
+        ),
+        pytest.param(
+            no_repository_to_list,
+            2,
+            "SOURCE_ERROR: list tags of S/nothing: the registry knows no such repository",
+            "check the name: `regsync tags S/nothing` shows what is there",
+            id="404, no such repository",
+        ),
+        pytest.param(
+            no_platform,
+            2,
+            "SOURCE_ERROR: filter platforms of S/app@DIGEST: no platform matches the filter windows/amd64; "
+            "the source has linux/amd64, linux/arm64/v8, linux/arm/v7, linux/arm/v6",
+            None,
+            id="no such platform",
+        ),
+        pytest.param(
+            no_repository_at_ecr,
+            2,
+            f"TARGET_ERROR: push blob T/app@DIGEST: status 404: NAME_UNKNOWN {MISSING}",
+            "create the repository, or the project that it is in, there first: "
+            "aws ecr create-repository --repository-name app",
+            id="404 at ECR",
+        ),
+        pytest.param(
+            no_project,
+            2,
+            "TARGET_ERROR: push blob T/app@DIGEST: status 404: NOT_FOUND project app not found",
+            "create the repository, or the project that it is in, there first",
+            id="404 at Harbor",
+        ),
+        pytest.param(
+            quota,
+            2,
+            f"SOURCE_ERROR: fetch manifest S/app:v1: status 429: TOOMANYREQUESTS {LIMIT} "
+            "(asks to wait 2h00m, longer than a run waits)",
+            f"who logs in may ask more often: {LOGIN.format('S')}",
+            id="429, anonymous",
+        ),
+        pytest.param(
+            quota_of_ours,
+            2,
+            f"SOURCE_ERROR: fetch manifest S/app:v1: status 429: TOOMANYREQUESTS {LIMIT} "
+            "(asks to wait 2h00m, longer than a run waits)",
+            None,
+            id="429",
+        ),
+        pytest.param(
+            too_large,
+            2,
+            "TARGET_ERROR: push blob T/app@DIGEST: status 413",
+            "the registry or a proxy before it limits requests (nginx: client_max_body_size)",
+            id="413",
+        ),
+        pytest.param(
+            read_only,
+            2,
+            "TARGET_ERROR: push blob T/app@DIGEST: status 405: UNSUPPORTED The operation is unsupported.",
+            "is it read-only, or a pull-through cache? name the registry that takes pushes",
+            id="405",
+        ),
+        pytest.param(
+            ill, 2, "TARGET_ERROR: push blob T/app@DIGEST: status 500 (tried 5 times)", None, id="500"
+        ),
+        pytest.param(
+            words_in_colour,
+            2,
+            "TARGET_ERROR: push manifest T/app:v1: status 400: MANIFEST_INVALID [31mbad[0m failed a -> b",
+            None,
+            id="words with control characters",
+        ),
+        pytest.param(
+            schema_1,
+            2,
+            "CONTENT_ERROR: fetch manifest S/app:v1: a Docker schema 1 manifest, which cannot be copied "
+            "unchanged",
+            "push the image again with a current tool, as schema 2 or OCI",
+            id="schema 1",
+        ),
+        pytest.param(
+            another_blob,
+            2,
+            "CONTENT_ERROR: fetch blob S/app@DIGEST: the blob's bytes do not match its digest",
+            None,
+            id="wrong bytes",
+        ),
+        pytest.param(
+            a_page_instead,
+            2,
+            "CONTENT_ERROR: fetch manifest S/app:v1: not JSON (Expecting value: line 1 column 1 (char 0)); "
+            "received text/html, beginning '<html>login</html>'",
+            None,
+            id="a page instead of a manifest",
+        ),
+        pytest.param(
+            unknown_authority,
+            2,
+            "NETWORK_ERROR: fetch manifest S/app:v1: 127.0.0.1 is not trusted: its certificate comes from an "
+            "unknown authority",
+            "give the authority's PEM file as `ca_file` of the registry, or in SSL_CERT_FILE",
+            id="unknown authority",
+        ),
+        pytest.param(
+            expired,
+            2,
+            "NETWORK_ERROR: fetch manifest S/app:v1: 127.0.0.1 is not trusted: its certificate has expired",
+            "check this host's clock; if it is right, the registry's certificate must be renewed",
+            id="expired certificate",
+        ),
+        pytest.param(
+            another_name,
+            2,
+            "NETWORK_ERROR: fetch manifest S/app:v1: 127.0.0.1 is not trusted: its certificate is not valid "
+            "for this name",
+            "use a name in the certificate, or have it reissued",
+            id="another host's certificate",
+        ),
+        pytest.param(
+            http_to_https_that_hangs_up,
+            2,
+            "NETWORK_ERROR: look up T/app:v1: the connection broke: Connection reset by peer (tried 5 times)",
+            "if it serves HTTPS, write https://T as its url",
+            id="http to https",
+        ),
+        pytest.param(
+            http_to_https_of_go,
+            2,
+            "SOURCE_ERROR: fetch manifest S/app:v1: status 400: Client sent an HTTP request to an HTTPS "
+            "server.",
+            "if it serves HTTPS, write https://S as its url",
+            id="http to https, Go",
+        ),
+        pytest.param(
+            https_to_http,
+            2,
+            "NETWORK_ERROR: look up T/app:v1: 127.0.0.1 does not speak TLS",
+            PLAIN,
+            id="https to http",
+        ),
+        pytest.param(
+            https_to_a_server_that_hangs_up,
+            2,
+            "NETWORK_ERROR: look up T/app:v1: 127.0.0.1 closed the connection during the TLS handshake "
+            "(tried 3 times)",
+            PLAIN,
+            id="https to http, hung up",
+        ),
+        pytest.param(
+            no_such_name,
+            2,
+            "NETWORK_ERROR: fetch manifest S/app:v1: the name S could not be resolved: REASON "
+            "(tried 3 times)",
+            "check the name and this machine's name servers; set HTTPS_PROXY where a proxy leads out",
+            id="name not resolved",
+        ),
+        pytest.param(
+            refused,
+            2,
+            "NETWORK_ERROR: look up T/app:v1: no connection to T: connection refused (tried 3 times)",
+            UNREACHED,
+            id="connection refused",
+        ),
+        pytest.param(
+            silent,
+            2,
+            "NETWORK_ERROR: fetch manifest S/app:v1: no answer from S within 0.05 s (tried 3 times)",
+            None,
+            id="no answer",
+        ),
+        pytest.param(
+            proxy_gone,
+            2,
+            "NETWORK_ERROR: fetch manifest S/app:v1: through the proxy http://P: no connection to P: "
+            "connection refused (tried 3 times)",
+            PROXY,
+            id="proxy refuses connections",
+        ),
+        pytest.param(
+            lambda scene: proxy(scene, "407 Proxy Authentication Required"),
+            2,
+            "NETWORK_ERROR: fetch manifest S/app:v1: the proxy http://P refused a tunnel to S:443 (407)",
+            "put user and password into the proxy's URL, percent-encoded",
+            id="proxy wants a login",
+        ),
+        pytest.param(
+            lambda scene: proxy(scene, "407 Proxy Authentication Required", f"{USER}:{SECRET}@"),
+            2,
+            "NETWORK_ERROR: fetch manifest S/app:v1: the proxy http://P refused a tunnel to S:443 (407)",
+            "check the user and password in the proxy's URL",
+            id="proxy refuses the login",
+        ),
+        pytest.param(
+            lambda scene: proxy(scene, "403 Forbidden"),
+            2,
+            "NETWORK_ERROR: fetch manifest S/app:v1: the proxy http://P refused a tunnel to S:443 (403)",
+            PROXY,
+            id="proxy forbids the host",
+        ),
+    ],
+)
+def test_a_failure_says_what_where_why_and_what_to_do(
+    scene: Scene, case: Callable[[Scene], Ran], status: int, cause: str, hint: str | None
+) -> None:
+    ran = case(scene)
+    failed, *more = scene.told(ran)
+    where = "S/nothing:* -> T/nothing:*" if case is no_repository_to_list else "S/app:v1 -> T/app:v1"
+    # The resolver's words are the C library's.
+    failed = re.sub("(resolved: )[^(]*( .tried)", r"\1REASON\2", failed)
+    assert failed == f"failed {where}: {cause}"
+    assert more == ([f"hint: {hint}"] if hint else [])
+    assert ran.status == status
+    assert SECRET not in ran.err
+    assert ran.out == "" or case is no_repository_to_list
+
+
+def test_a_full_disk_fails_nothing_and_is_said_once(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Full(FileIO):
+        def write(self, data: Any) -> int:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(store, "FileIO", Full)
+    Seed(3).image(sizes=(1_500_000, 1_600_000)).load_into(scene.app, "app", tag="v2")
+    servers = {"source": scene.source, "a": scene.target, "b": scene.serve()}
+    config = document(servers, {"from": "app", "tags": tags("v2")}, **{"global": {"cache_dir": "cache"}})
+    path = scene.directory / "mirror.yaml"
+    path.write_text(config)
+    ran = run_regsync("sync", "-c", str(path))
+    assert ran.status == 0, ran.err
+    assert [line for line in ran.err.splitlines() if "artifacts" not in line] == [
+        "warning: blobs cannot be staged in the staging directory: No space left on device; "
+        "blobs go without staging"
+    ]
+
+
+def test_many_that_fail_alike_are_a_line_each_one_hint_and_one_count(scene: Scene) -> None:
+    target = answers(scene.target, "upload_start", DENIED)
+    for number in range(2, 6):
+        Seed(number).image().load_into(scene.app, "app", tag=f"v{number}")
+    config = document({"source": scene.source, "target": target}, {"from": "app", "tags": tags("v*")})
+    ran = run_regsync("sync", "-q", "-c", "-", stdin=config)
+    lines = ran.err.splitlines()
+    assert sum(line.startswith("failed ") for line in lines) == 5
+    assert sum(line.startswith("hint: ") for line in lines) == 1
+    assert lines[-1] == f"Failed: 5 x AUTH_ERROR {target.address}: status 403: {REFUSED}"
+    assert len(lines) == 7
+    assert ran.out.splitlines()[0] == "Images: 0 synced, 0 skipped, 5 failed"
+    assert len(ran.out.splitlines()) == 4
+
+
+def test_a_defect_shows_no_traceback_unless_it_is_asked_for(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: Any, **__: Any) -> None:
+        raise ZeroDivisionError("of our own")
+
+    monkeypatch.setattr("_regsync.transport.registry_error", broken)
+    for more, shown in (((), False), (("-v",), False), (("-vv",), True)):
+        ran = scene.copy(*more, source=scene.serve().address)
+        assert ran.status == 2
+        assert "error: INTERNAL_ERROR: ZeroDivisionError: of our own" in ran.err.splitlines()
+        assert ("Traceback" in ran.err) is shown
