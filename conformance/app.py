@@ -164,10 +164,6 @@ class App(Uploads):
         """Name what a request asks for; its token service knows its own path."""
         return self.auth.kind_of(request) if isinstance(self.auth, Site) else request.kind
 
-    def kind_of(self, request: Request) -> str:
-        """Name what a request asks for; its token service knows its own path."""
-        return self.auth.kind_of(request) if isinstance(self.auth, Site) else request.kind
-
     def start(self, request: Request) -> Answer | Reception:
         """Decide on a request's head; see Site."""
         if self.auth is not None:
