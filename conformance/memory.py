@@ -241,6 +241,9 @@ class _MemoryStream(_Stream):
     def reset(self) -> None:
         self._end.reset()
 
+    def reset(self) -> None:
+        self._end.reset()
+
     def close(self) -> None:
         self._end.close()
 

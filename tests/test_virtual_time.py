@@ -374,6 +374,51 @@ async def test_a_retry_after_as_a_date_is_read_with_the_clock_of_the_world(seed:
         assert (ran.status, asked) == (0, [0.0, 45.0])
 
 
+# Faults, whose waits are on the same clock.
+
+
+@pytest.mark.parametrize(("seconds", "asked", "took"), [(59, 1, 59), (61, 2, 60.25)])
+async def test_an_answer_may_be_late_up_to_its_time_out(
+    seed: Seed, seconds: float, asked: int, took: float
+) -> None:
+    async with virtual() as world:
+        source, target = world.registry("source.test"), world.registry("target.test")
+        image = await image_at(source, seed)
+        source.app.faults.on("GET", "manifest").first().delay(seconds)
+        ran = await world.copy(source, target)
+        assert (ran.status, ran.seconds) == (0, pytest.approx(took, abs=0.01))
+        assert source.journal.count("GET", "manifest") == asked
+        assert held(target, "app", image)
+
+
+async def test_a_body_that_stalls_is_fetched_again_after_a_minute(seed: Seed) -> None:
+    async with virtual() as world:
+        source, target = world.registry("source.test"), world.registry("target.test")
+        image = await image_at(source, seed, sizes=(200_000,))
+        stalled = source.app.faults.on("GET", "blob").first()
+        stalled.stall(after=1000)
+        ran = await world.copy(source, target)
+        assert (ran.status, len(stalled.done)) == (0, 1)
+        assert 60 <= ran.seconds < 62
+        assert held(target, "app", image)
+
+
+@pytest.mark.parametrize("reset", [False, True])
+async def test_connections_that_are_dropped_cost_seconds_at_most(seed: Seed, reset: bool) -> None:
+    async with virtual() as world:
+        source, target = world.registry("source.test"), world.registry("target.test")
+        image = await image_at(source, seed, sizes=(200_000,))
+        source.app.faults.on("GET", "blob").first(2).drop(after=50_000, reset=reset)
+        target.app.faults.on("PUT", "upload").nth(2).drop(reset=reset)
+        target.app.faults.on("PUT", "manifest").first().drop(reset=reset)
+        ran = await world.copy(source, target)
+        assert (ran.status, ran.err) == (0, "")
+        assert ran.seconds < 10
+        assert held(target, "app", image)
+        for place in (source, target):
+            place.app.faults.check()
+
+
 async def test_several_targets_stage_on_disk_without_a_thread(seed: Seed, tmp_path: Any) -> None:
     async with virtual() as world:
         source = world.registry("source.test", down=Link(bandwidth=1_000_000))
