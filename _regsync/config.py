@@ -118,6 +118,10 @@ _MASK = "********"
 _MOST_EXPANDED = 1_000_000
 
 
+def _place(problem: Problem) -> tuple[int, int]:
+    return problem.line, problem.column
+
+
 class _Section(NamedTuple):
     """A mapping as read: `nodes` of the fields that are given, `values` of those that are also right."""
 
@@ -134,8 +138,16 @@ class _Reader:
     a section, whose fields are read then.
     """
 
-    def __init__(self, name: str, environ: Mapping[str, str], base_dir: str | None, home: str | None) -> None:
+    def __init__(
+        self,
+        name: str,
+        environ: Mapping[str, str],
+        base_dir: str | None,
+        home: str | None,
+        lint: bool = False,
+    ) -> None:
         self.name = name
+        self.lint = lint
         self.environ = environ
         self.base_dir = base_dir
         self.home = home
@@ -160,10 +172,27 @@ class _Reader:
         except Unreadable as error:
             self.note(Node("", "", *error.place), "", str(error))
         if document is None or self.problems:
-            problems = tuple(sorted(self.problems, key=lambda problem: (problem.line, problem.column)))
+            problems = tuple(sorted(self.problems, key=_place))
             more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
             raise ConfigError(f"{problems[0]}{more}", problems=problems)
+        if self.lint:
+            self.doubt(document)
         return document
+
+    def doubt(self, document: _Section) -> None:
+        """Warn of what is wrong only beside the rest of the document."""
+        from _regsync.lint import of_mappings
+
+        rules = document.values["mappings"]
+        for rule, message in of_mappings(rules):
+            item = document.nodes["mappings"].value[rule.index]
+            self.note(item, f"mappings[{rule.index}]", message, warning=True)
+        used = {registry.alias for rule in rules for registry in (rule.source, *rule.targets)}
+        for name, registry in self.registries.items() if rules else ():
+            if name not in used and registry and (registry.password or registry.token):
+                key, _ = document.nodes["registries"].value[name]
+                message = "its credentials are never used: no mapping names it"
+                self.note(key, f"registries.{name[:64]}", message, warning=True)
 
     def note(self, node: Node, path: str, message: str, *, warning: bool = False) -> None:
         problem = Problem(self.name, node.line, node.column, clean(path, 200), clean(message))
@@ -253,7 +282,10 @@ class _Reader:
         try:
             text = substitute(node.value, self.environ)
             if field.secret and field.hides(text):
-                self.secret_names |= variables(node.value)
+                self.secret_names |= (names := variables(node.value))
+                if self.lint and not names:
+                    message = "a secret is written out: write ${NAME}, and set NAME in the environment"
+                    self.note(node, path, message, warning=True)
             return self.parsed(text, field)
         except ValueError as error:
             self.note(node, path, str(error))
@@ -324,15 +356,23 @@ class _Reader:
         self.defaults = section
 
     def build_tags(self, section: _Section) -> TagRule:
-        return TagRule(**section.values)
+        rule = TagRule(**section.values)
+        if self.lint and len(section.values) == len(section.nodes):
+            from _regsync.lint import of_tags
+
+            for name, message in of_tags(rule):
+                self.refuse(section, name, message, warning=True)
+        return rule
 
     def build_artifacts(self, section: _Section) -> ArtifactRule:
         rule = ArtifactRule(**section.values)
         if not rule.enabled:
             if rule.require_artifacts:
                 self.refuse(section, "require_artifacts", "contradicts `enabled: false`: remove one of them")
-            message = "false: signatures and SBOMs are stripped at targets"
+            message = "is false: signatures and SBOMs are stripped at targets"
             self.refuse(section, "enabled", message, warning=True)
+        if self.lint and rule.include and set(rule.include) <= set(rule.exclude):
+            self.refuse(section, "exclude", "drops every type that `include` takes", warning=True)
         return rule
 
     def build_registry(self, section: _Section) -> Registry | None:
@@ -354,7 +394,7 @@ class _Reader:
             values.update(values.pop("credentials").values)
         found = Registry("", scheme, host, port, providers.kind_of(host, auth), **values)
         if scheme == "http" and auth not in (None, "anonymous") and not is_loopback(host):
-            message = f"credentials travel over plain HTTP to {found.authority}"
+            message = f"credentials travel over plain HTTP to {found.authority}: use https:// if it can"
             self.refuse(section, "url", message, warning=True)
         return found
 
@@ -451,13 +491,20 @@ class _Expansion:
 
 
 def load(
-    text: bytes, *, name: str, environ: Mapping[str, str], base_dir: str | None, home: str | None
+    text: bytes,
+    *,
+    name: str,
+    environ: Mapping[str, str],
+    base_dir: str | None,
+    home: str | None,
+    lint: bool = False,
 ) -> Config:
     """Read a configuration; ConfigError carries every problem in it, in the order of the file.
 
-    Messages call the file `name`; `base_dir` is its absolute directory, None for standard input.
+    Messages call the file `name`; `base_dir` is its absolute directory, None for standard input. With
+    `lint` the warnings tell also what is allowed and can hardly be meant.
     """
-    reader = _Reader(name, environ, base_dir, home)
+    reader = _Reader(name, environ, base_dir, home, lint)
     document = reader.read(text)
     settings = document.values["global"].values if "global" in document.values else {}
     # Standard input has no directory of its own, and no state.
@@ -466,7 +513,7 @@ def load(
     return Config(
         registries=MappingProxyType({k: v for k, v in reader.registries.items() if v is not None}),
         mappings=tuple(document.values["mappings"]),
-        warnings=tuple(map(str, reader.warnings)),
+        warnings=tuple(map(str, sorted(reader.warnings, key=_place))),
         **values,
     )
 

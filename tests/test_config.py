@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Mapping
+from typing import Any
 
 import pytest
 import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from _regsync import config, fields
+from _regsync import config, document, fields
 from _regsync.config import Config, load, registry_for
 from _regsync.errors import ConfigError
 from _regsync.fields import parse_duration, parse_registry_url, parse_size
@@ -299,7 +300,7 @@ def test_all_problems_come_in_one_go_and_in_order() -> None:
 
 
 MAPPING_PROBLEMS = [
-    ("tags: {glob: 1.20}", "tags.glob: text is needed, not a number: put it in quotes"),
+    ("tags: {glob: 1.20}", "tags.glob: text is needed, not a decimal number: put it in quotes"),
     ("tags: {glob: [a, 2024-01-02]}", "tags.glob[1]: text is needed, not a date"),
     ("tags: {glob: yes}", "not a truth value: put it in quotes"),
     ("tags: {glob: {a, b}}", "text is needed, not a mapping"),
@@ -315,6 +316,8 @@ MAPPING_PROBLEMS = [
     ("tags: {semver_prerelease: maybe}", "'maybe' is none of include, exclude, only"),
     ("tags: {sort: date}", "'date' is none of semver, alpha"),
     ("tags: {sort: alpha, latest: 0}", "latest: a whole number from 1"),
+    ("tags: {sort: alpha, latest: 1.20}", "whole number without quotes is needed, not a decimal number"),
+    ("tags: {sort: alpha, latest: ~x}", "latest: a whole number without quotes is needed, not text"),
     ("tags: {latest: 3}", "latest: needs `sort` or `semver`"),
     ("tags: {min_tags: -1}", "a whole number from 0"),
     ("tags: {min_tags: '3'}", "a whole number without quotes is needed, not text"),
@@ -328,7 +331,7 @@ MAPPING_PROBLEMS = [
     ("platforms: linux/amd64", "platforms: a list is needed, not text"),
     ("platforms: [linux]", "platforms[0]: "),
     ("artifacts: {enabled: false, require_artifacts: true}", "require_artifacts: contradicts"),
-    ("artifacts: {enabled: 1}", "enabled: true or false without quotes is needed, not a number"),
+    ("artifacts: {enabled: 1}", "enabled: true or false without quotes is needed, not a whole number"),
     ("artifacts: {enabled: 'true'}", "true or false without quotes is needed, not text"),
     ("to: Team/App", "capitals, which registries refuse: write 'team/app'"),
     ("to: a:1.0", "has a tag or digest"),
@@ -391,7 +394,7 @@ WHOLE_PROBLEMS = [
     ("registries: [a]\nmappings: []", "registries: a mapping is needed, not a list"),
     (
         "registries: {1: {url: a.example}}\nmappings: []",
-        "registries.1: a name is needed, not a number: put it in quotes",
+        "registries.1: a name is needed, not a whole number: put it in quotes",
     ),
     (f"{REGISTRIES}target_groups: {{g: []}}\nmappings: []", "target_groups.g: an empty list"),
     (f"{REGISTRIES}target_groups: {{g: one}}\nmappings: []", "target_groups.g: a list is needed"),
@@ -478,7 +481,7 @@ def test_disabled_artifacts_warn_once_per_scope() -> None:
     )
     assert len(found.warnings) == 2
     assert found.warnings[0].startswith("c.yaml:5:")
-    assert "defaults.artifacts.enabled: false: signatures and SBOMs are stripped" in found.warnings[0]
+    assert "defaults.artifacts.enabled: is false: signatures and SBOMs are stripped" in found.warnings[0]
     assert "mappings[2].artifacts.enabled" in found.warnings[1]
 
 
@@ -489,6 +492,221 @@ def test_credentials_over_plain_http_warn() -> None:
     assert "registries.a.url: credentials travel over plain HTTP to a.example" in warning
     assert not read("registries: {a: {url: 'http://a.example'}}\nmappings: []").warnings
     assert not read(f"registries: {{a: {{url: localhost:5000, {basic}}}}}\nmappings: []").warnings
+
+
+# --- lint --------------------------------------------------------------------------------------
+
+
+def doubts(text: str, environ: Mapping[str, str] | None = None) -> list[str]:
+    """Return the warnings of `validate`, without the file's name."""
+    found = load(
+        text.encode(), name="c.yaml", environ=environ or {}, base_dir="/etc/rs", home="/home/me", lint=True
+    )
+    return [warning.removeprefix("c.yaml:") for warning in found.warnings]
+
+
+def doubts_of(*bodies: str) -> list[str]:
+    """Return the warnings for mappings of `team/app` from one to two with these bodies in them."""
+    mappings = "".join(f"- {{from: team/app, source: one, targets: two, {body}}}\n" for body in bodies)
+    return doubts(f"{REGISTRIES}mappings:\n{mappings}")
+
+
+DOUBTFUL_TAGS = [
+    ("glob: 'team/*'", "glob: 'team/*' matches no tag: tags are letters, digits"),
+    ("glob: 'app:1.*'", "glob: 'app:1.*' matches no tag"),
+    ("glob: ['*', '-rc*']", "glob: '-rc*' matches no tag"),
+    ("exclude: '-rc*'", "exclude: '-rc*' matches no tag"),
+    ("exclude: ['.*']", "exclude: '.*' matches no tag"),
+    ("glob: 'v{1,2} *'", "matches no tag"),
+    ("immutable_tags: 'v*+*'", "immutable_tags: 'v*+*' matches no tag"),
+    ("exclude: '*'", "exclude: drops every tag that the glob '*' takes"),
+    ("glob: '1.27*', exclude: '1.*'", "exclude: drops every tag that the glob '1.27*' takes"),
+    ("glob: ['2.*', '1.27*'], exclude: ['x', '1.*']", "the glob '1.27*' takes"),
+    ("glob: '[ab]*', exclude: '[ab]*'", "the glob '[ab]*' takes"),
+    ("glob: ['a', 'b-rc1'], exclude: '*-rc*'", "glob: 'b-rc1' is never copied: the exclude rule drops it"),
+    ("glob: ['1.2.3', 'latest'], semver: '>=1,<3'", "glob: 'latest' is never copied: the semver rule drops"),
+    ("glob: ['1.2.3-rc1'], semver: '1.x'", "'1.2.3-rc1' is never copied: the prerelease rule drops it"),
+    ("semver: '>2,<1', latest: 3", "semver: '>2,<1' admits no version"),
+    ("semver: '>=2,<2', latest: 3", "semver: '>=2,<2' admits no version"),
+    ("semver: '1.2,!=1.x', latest: 3", "admits no version"),
+    ("semver: '>1.2.3,<1.2.4', latest: 3", "admits no version"),
+    ("semver: '<0', latest: 1", "admits no version"),
+    ("semver: '>=1.0'", "semver: '>=1.0' has no end, so that all versions are copied for ever: add `latest`"),
+    ("semver: '*', glob: 'v*'", "has no end"),
+    ("semver: '1.x || >=3'", "has no end"),
+    ("glob: [latest], immutable_tags: '*'", "immutable_tags: 'latest' moves as a rule"),
+    ("glob: ['1.27', '1.27.3'], immutable_tags: '1.*'", "immutable_tags: '1.27' moves as a rule"),
+    ("glob: ['v1-alpine'], immutable_tags: 'v*'", "'v1-alpine' moves as a rule"),
+    ("immutable_tags: latest", "'latest' moves as a rule"),
+]
+ORDINARY_TAGS = [
+    "glob: '3.*', sort: semver, latest: 3",
+    "glob: ['1.27', '1.28', latest]",
+    "glob: '*', exclude: ['*-rc*', '*-beta*', latest]",
+    "glob: '1.*', exclude: '1.2*'",
+    "glob: '1.*', exclude: '1.?'",
+    "glob: '[a-z]1', exclude: '*a-z*'",
+    "glob: '{a,b}*', exclude: 'a*'",
+    "glob: ['[0-9]*.?', 'v{1,2}.*', '\\\\a*', '_x*', '[!.]*']",
+    "exclude: 'sha256-*'",
+    "semver: '>=1.0', latest: 5",
+    "semver: '>=1.2,<2'",
+    "semver: '^1.4 || ~2.1'",
+    "semver: '>=1.0', glob: '1.*'",
+    "semver: '=1.2.3'",
+    "semver: '>=1.2.3,<=1.2.3'",
+    "semver: '<1'",
+    "semver: '>1.2.3-alpha,<1.2.3'",
+    "semver: '!=1.0.0', latest: 9",
+    "semver_prerelease: only",
+    "glob: ['latest', '1.2.3'], semver: 1.x, min_tags: 2",
+    "glob: ['v1.2.3', latest], immutable_tags: 'v*.*.*'",
+    "glob: ['1.2.3', 'sha-abc1234', '20240923', 'bookworm-20240101'], immutable_tags: '*'",
+    "immutable_tags: 'v?*'",
+    "immutable_tags: '1.2.3'",
+    "min_tags: 3",
+]
+
+
+@pytest.mark.parametrize(("body", "message"), DOUBTFUL_TAGS, ids=[row[0] for row in DOUBTFUL_TAGS])
+def test_lint_of_tags_is_placed_and_says_why(body: str, message: str) -> None:
+    (found,) = doubts_of(f"tags: {{{body}}}")
+    assert found.startswith("6:")
+    assert f": mappings[0].tags.{message}" in found or f" {message}" in found
+
+
+@pytest.mark.parametrize("body", ORDINARY_TAGS)
+def test_ordinary_tag_rules_raise_no_doubt(body: str) -> None:
+    assert not doubts_of(f"tags: {{{body}}}")
+
+
+def test_a_doubtful_rule_that_many_inherit_is_told_once() -> None:
+    text = f"{REGISTRIES}defaults: {{source: one, targets: two, tags: {{semver: '>=1'}}}}\n"
+    (found,) = doubts(text + "mappings: [{from: a}, {from: b}, {from: c, tags: {glob: x}}]")
+    assert found.startswith("5:")
+    assert ": defaults.tags.semver: " in found
+
+
+SHADOWED = [
+    ("", ""),
+    ("", "tags: {glob: '1.*', sort: semver, latest: 2}"),
+    ("tags: {glob: '1.*'}", "tags: {glob: ['1.2.*', '1.30']}"),
+    ("tags: {glob: '1.*', exclude: a}", "tags: {glob: '1.2.*', exclude: [a, b]}"),
+    ("tags: {glob: [a, b, c]}", "tags: {glob: [b, a]}"),
+    ("tags: {semver: '1.x'}", "tags: {semver: '1.x', exclude: '*-alpine'}"),
+    ("tags: {semver: '1.x', latest: 3}", "tags: {semver: '1.x', latest: 3, immutable_tags: '*'}"),
+    ("platforms: [linux/amd64, linux/arm64]", "platforms: [linux/arm64, linux/amd64]"),
+]
+NOT_SHADOWED = [
+    ("tags: {glob: '1.*'}", ""),
+    ("tags: {glob: '1.*'}", "tags: {glob: '2.*'}"),
+    ("tags: {glob: '*', sort: alpha, latest: 3}", "tags: {glob: [a]}"),
+    ("tags: {exclude: b}", "tags: {glob: [a]}"),
+    ("tags: {semver: '1.x'}", "tags: {semver: '1.2.x'}"),
+    ("", "tags: {glob: 'sha256-*'}"),
+    ("tags: {glob: '1.*'}", "tags: {glob: '1.*', semver: '1.x', latest: 1, min_tags: 5}"),
+    ("", "to: team/other"),
+    ("", "targets: [two, hub]"),
+    ("platforms: [linux/amd64]", "platforms: [linux/arm64]"),
+]
+
+
+@pytest.mark.parametrize(("first", "second"), SHADOWED)
+def test_a_shadowed_mapping_is_told(first: str, second: str) -> None:
+    (found,) = doubts_of(first, second)
+    assert found == "7:3: mappings[1]: copies nothing: mappings[0] copies all of it to the same place"
+
+
+@pytest.mark.parametrize(("first", "second"), NOT_SHADOWED)
+def test_a_mapping_that_may_copy_something_is_not(first: str, second: str) -> None:
+    assert not doubts(
+        f"{REGISTRIES}defaults: {{source: one, targets: two}}\n"
+        f"mappings: [{{from: team/app, {first}}}, {{from: team/app, {second}}}]"
+    )
+
+
+def test_a_mapping_is_shadowed_target_by_target_and_under_every_name_of_a_repository() -> None:
+    text = (
+        REGISTRIES
+        + "  again: {url: 'https://TWO.example:5000'}\n  index: {url: index.docker.io}\nmappings:\n"
+    )
+    routes = [
+        "{from: alpine, to: a, source: hub, targets: [two]}",
+        "{from: alpine, to: a, source: hub, targets: [one]}",
+        "{from: library/alpine, to: a, source: index, targets: [one, again]}",
+    ]
+    (found,) = doubts(text + "".join(f"- {route}\n" for route in routes))
+    assert ": mappings[2]: copies nothing: mappings[1]" in found
+
+
+def test_an_alias_of_a_mapping_repeats_it() -> None:
+    (found,) = doubts(f"{REGISTRIES}mappings: [&m {{from: a, source: one, targets: two}}, *m]")
+    assert ": mappings[1]: copies nothing" in found
+
+
+def test_two_sources_for_one_tag_are_told() -> None:
+    tags = "tags: {glob: [latest, a]}"
+    text = f"{REGISTRIES}mappings:\n- {{from: a, to: x, source: one, targets: two, {tags}}}\n"
+    (found,) = doubts(text + "- {from: b, to: x, source: one, targets: two, tags: {glob: [a, b]}}\n")
+    assert ": mappings[1]: fails: mappings[0] writes the same tags there from another source" in found
+    assert not doubts(text + "- {from: b, to: x, source: one, targets: two, tags: {glob: [b]}}\n")
+    assert not doubts(text + "- {from: b, to: x, source: one, targets: two}\n"), "its tags are not known"
+
+
+BASIC = "auth_type: basic, credentials: {username: u, password: '${P}'}"
+
+
+def test_credentials_that_no_mapping_uses_are_told() -> None:
+    both = f"b: {{url: b.example, {BASIC}}}, c: {{url: c.example, {BASIC}}}"
+    text = f"registries: {{a: {{url: a.example}}, {both}}}\n"
+    (found,) = doubts(text + "mappings: [{from: x, source: a, targets: b}]", {"P": "s"})
+    assert found.startswith("1:")
+    assert ": registries.c: its credentials are never used: no mapping names it" in found
+    assert not doubts(text + "mappings: []", {"P": "s"}), "a file for `copy -c` has no mappings"
+
+
+def test_a_secret_in_clear_is_told_and_not_shown() -> None:
+    text = (
+        "registries:\n"
+        "  a: {url: a.example, auth_type: basic, credentials: {username: u, password: s3cret}}\n"
+        "  b: {url: b.example, auth_type: static_token, token: s3cret}\n"
+        "  c: {url: c.example, proxy: 'http://u:s3cret@p:1'}\n"
+        "mappings: []\n"
+    )
+    found = doubts(text)
+    assert [line.split(": ")[1] for line in found] == [
+        "registries.a.credentials.password",
+        "registries.b.token",
+        "registries.c.proxy",
+    ]
+    assert all("a secret is written out: write ${NAME}" in line for line in found)
+    assert "s3cret" not in "".join(found)
+    assert not doubts(text.replace("u:s3cret@", "u:${P}@").replace(" s3cret", " '${P}'"), {"P": "s3cret"})
+    assert not doubts("registries: {a: {url: a.example, proxy: 'http://p:1'}}\nmappings: []")
+
+
+def test_artifact_types_that_exclude_each_other_are_told() -> None:
+    (found,) = doubts_of("artifacts: {include: [a/b], exclude: [a/b, c/d]}")
+    assert "artifacts.exclude: drops every type that `include` takes" in found
+    assert not doubts_of("artifacts: {include: [a/b, c/d], exclude: [a/b]}")
+
+
+def test_lint_is_for_validate_alone_and_in_the_order_of_the_file() -> None:
+    text = (
+        f"mappings:\n- {{from: a, source: one, targets: two, tags: {{semver: '>=1'}}}}\n"
+        "registries:\n  one: {url: one.example}\n"
+        f"  two: {{url: 'http://two.example', {BASIC.replace('${P}', 'clear')}}}\n"
+    )
+    assert [line.partition(":")[0] for line in doubts(text)] == ["2", "5", "5"]
+    assert [line.split(": ")[1] for line in read(text).warnings] == ["registries.two.url"]
+
+
+def test_lint_of_thousands_of_mappings_of_one_repository_stays_linear() -> None:
+    # Each mapping is compared with 50 others at most: 3,000 need no 4,500,000 looks.
+    entries = "".join(
+        f"- {{from: a, source: one, targets: two, tags: {{glob: 't{i}-*'}}}}\n" for i in range(3000)
+    )
+    assert not doubts(f"{REGISTRIES}mappings:\n{entries}")
 
 
 # --- YAML --------------------------------------------------------------------------------------
@@ -505,6 +723,7 @@ DOCUMENTS = [
     (b"mappings:\n\t- from: a", "c.yaml:2:1: malformed YAML: a tab cannot stand here"),
     (b"mappings: [", "c.yaml:1:12: malformed YAML"),
     (b"mappings: []\nx: *\n", "has to be quoted"),
+    (b"registries: {a: {url: ${HOST}}}\nmappings: []", "inside { } and [ ] a '${NAME}' has to be quoted"),
     (b"mappings: *all\n", "no anchor &all above: quote text beginning with '*'"),
     (b"mappings: " + b"[" * 100_000, "nested more than 32 levels deep"),
     (b"mappings: " + b"{a: " * 100_000, "nested more than 32 levels deep"),
@@ -577,6 +796,97 @@ def test_a_bomb_of_lists_is_read_in_no_time() -> None:
     lines = ["a0: &a0 [x]"] + [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]" for i in range(1, 30)]
     found = problems("\n".join([*lines, "mappings: *a29"]))
     assert any("mappings[0]: a mapping is needed" in line for line in found)
+
+
+# --- two readers of YAML -----------------------------------------------------------------------
+
+ORDINARY = f"""\
+---
+# what nearly all configurations look like
+{REGISTRIES}  mine:
+    url: "http://mine.example:80"   # with a port
+    credentials: {{username: 'u', password: "${{P}}", }}
+target_groups:
+  all:
+  - one
+  - two
+
+mappings:
+  - from: a b/c
+    tags:
+      glob: [1.*, "*", '', []]
+      exclude:
+        - x
+        -   y: ~
+            z: 2024-01-02
+        - - deep
+          - 0x1f
+    platforms:
+    artifacts: {{}}
+  - {{from: null, to: =, latest: 1.20, ok: yes}}
+global:
+"""
+
+
+def by_pyyaml(text: str) -> Any:
+    """Return what PyYAML's events give, notes included; the message where they give nothing."""
+    notes: list[Any] = []
+    loader = yaml.SafeLoader(text)
+    try:
+        root = document._Composer(loader, yaml, lambda *noted: notes.append(noted)).document()
+    except (document.Unreadable, yaml.YAMLError) as error:
+        return str(error)
+    return (root, notes) if notes else root
+
+
+def by_lines(text: str) -> document.Node | None:
+    return document._Ordinary(yaml.SafeLoader.yaml_implicit_resolvers).read(text)
+
+
+def test_the_ordinary_is_read_without_pyyaml_and_to_the_same_nodes() -> None:
+    found = by_lines(ORDINARY)
+    assert found is not None
+    assert found == by_pyyaml(ORDINARY)
+
+
+UNUSUAL = [
+    "a: &x 1", "a: *x", "a: !x 1", "a: |\n  x", "a: >\n  x", "a: 'it''s'", 'a: "\\n"', "a: b\n  c", "<<: {}",
+    "? a\n: b", "'a': b", "a: [b,\n  c]", "a: [b: c]", "a:\tb", "a: 1\r\n", "a: 1\n---\nb: 1", "a: 1\na: 2",
+    "a: {b: 1, b: 2}", "a", "- a\nb: 1", "a: 1\n  b: 1", "a: b: c", "a: [b]c", "a: 'b'c", "a: {b}", "[a]", "",
+    "# c", "---", "%YAML 1.1\n---\na: 1", "a: -1", "a: " + "[" * 40, "a: @b", "a: b\u2028c", "a: [b#, c]",
+    "\n".join("  " * n + f"k{n}:" for n in range(40)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("text", UNUSUAL, ids=lambda text: repr(text)[:30])
+def test_the_unusual_is_left_to_pyyaml(text: str) -> None:
+    assert by_lines(text) is None
+
+
+PIECES = st.sampled_from([
+    "a", "b:", "key: ", "- ", "-", " ", "  ", "    ", "\n", "\n  ", "\n- ", "\n    ", "[", "]", "{", "}",
+    ",", ", ", "'x'", '"y z"', "'", '"', "#c", " # c", ":", "http://x:5", ".", "---", "1.20", "yes", "~",
+    "null", "<<", "=", "0x1", "2024-01-02", "a b", "*", "&a", "!", "|", ">", "%", "?", "? ", "\\", "é",
+    "\xa0", "\nk: v",
+])  # fmt: skip
+
+
+@settings(deadline=None, max_examples=500)
+@given(st.lists(PIECES, max_size=12))
+def test_both_readers_of_yaml_agree_on_scraps(pieces: list[str]) -> None:
+    text = "".join(pieces)
+    found = by_lines(text)
+    assert found is None or found == by_pyyaml(text)
+
+
+@settings(deadline=None, max_examples=300)
+@given(st.lists(st.tuples(st.integers(0, len(ORDINARY)), st.integers(0, 2), PIECES), min_size=1, max_size=3))
+def test_both_readers_of_yaml_agree_on_what_was_damaged(damage: list[tuple[int, int, str]]) -> None:
+    text = ORDINARY
+    for place, length, piece in damage:
+        text = text[:place] + piece + text[place + length :]
+    found = by_lines(text)
+    assert found is None or found == by_pyyaml(text)
 
 
 # --- small grammars ----------------------------------------------------------------------------

@@ -29,6 +29,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "document",
         "fields",
         "schema",
+        "lint",
         "config",
         "pacing",
         "archive",
