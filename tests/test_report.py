@@ -1,14 +1,22 @@
-"""Exit statuses, totals, the JSON report, and the words for sizes and durations."""
+"""Exit statuses, totals, the JSON report and its schema, and the words for sizes and durations."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 import pytest
+from jsonschema import Draft202012Validator  # type: ignore[import-untyped]
 
 from _regsync.errors import AuthError, ContentError, RegistryError, RegsyncError, Side, TimedOut
-from _regsync.report import Outcome, Report, duration_text, size_text
+from _regsync.report import Outcome, Report, duration_text, schema, size_text
+from conformance.app import App
+from conformance.images import Seed
+from conformance.messages import Answer, Request, Response
+from conformance.server import Server
+from tests.ends import Ran, run_regsync, tags
+from tests.ends import document as written
 
 
 @pytest.mark.parametrize(
@@ -221,3 +229,178 @@ def test_mappings_are_told_in_the_order_of_the_configuration() -> None:
     made.mappings[1], made.mappings[0] = {"from": "second"}, {"from": "first"}
     told = made.as_json(run_id="r", started_at="t", elapsed=0.0, requests={}, throttled={})
     assert [each["from"] for each in told["mappings"]] == ["first", "second"]
+
+
+# --- causes that images share -------------------------------------------------------------------------
+
+
+def refused(repository: str, message: str, host: str = "t.example") -> RegistryError:
+    error = RegistryError(message, status=403)
+    error.located(Side.TARGET, "push blob", f"{host}/{repository}:v1")
+    return error
+
+
+def test_what_fails_alike_is_counted_once_and_what_fails_alone_is_not() -> None:
+    made = report("synced", "skipped", AUTH, CONTENT, CONTENT, CONTENT, SOURCE, INTERNAL, INTERNAL)
+    assert made.causes() == [
+        (3, "CONTENT_ERROR: wrong digest"),
+        (2, "INTERNAL_ERROR: this should not happen"),
+    ]
+
+
+def test_causes_are_told_apart_by_code_host_and_words_and_not_by_the_repositorys_name() -> None:
+    words = "status 404: the repository with name '{}' does not exist"
+    made = report(*(refused(name, words.format(name)) for name in ("team/a", "team/b", "c")))
+    for other in (refused("c", "denied"), refused("c", "denied", "u.example"), AuthError("denied")):
+        made.add(outcome("failed", other))
+    assert made.causes() == [
+        (3, "AUTH_ERROR t.example: status 404: the repository with name '...' does not exist")
+    ]
+
+
+# --- the published schema, against what is really written ----------------------------------------------
+
+
+def closed(shape: Any) -> Any:
+    """Return a schema that allows no field which it does not name."""
+    if isinstance(shape, list):
+        return [closed(each) for each in shape]
+    if not isinstance(shape, dict):
+        return shape
+    found = {key: closed(value) for key, value in shape.items()}
+    if found.get("type") == "object" and "properties" in found:
+        found.setdefault("additionalProperties", False)
+    return found
+
+
+def check(name: str, written: dict[str, Any]) -> None:
+    """Hold one document to the schema, to the shape of its name alone, and to no other field than named."""
+    published = schema()
+    Draft202012Validator.check_schema(published)
+    Draft202012Validator(published).validate(written)
+    strict = closed({**published, "anyOf": [{"$ref": f"#/$defs/{name}"}]})
+    Draft202012Validator(strict).validate(written)
+    others = [each["$ref"] for each in published["anyOf"] if not each["$ref"].endswith(f"/{name}")]
+    assert len(others) == 3
+    for other in others:
+        assert not Draft202012Validator({**published, "anyOf": [{"$ref": other}]}).is_valid(written)
+
+
+def mixed_run(source: Server, target: Server) -> Ran:
+    """Sync an image, skip one, fail one after repetitions, trim one, fail a mapping."""
+    assert isinstance(source.app, App)
+    Seed(1).image().load_into(source.app, "app", tag="v1")
+    index = Seed(2).index().load_into(source.app, "multi", tag="v1")
+    Seed(3).image().load_into(source.app, "ill", tag="v1")
+    names = {"app": "app", "multi": "multi", "ill": "ill"}
+    config = written(
+        {"source": source, "target": target},
+        *({"from": name, "tags": tags("v*")} for name in names),
+        {"from": "none"},
+        {"from": "multi", "to": "part", "tags": tags("v1"), "platforms": ["linux/amd64"]},
+    )
+
+    def intercept(request: Request) -> Answer | None:
+        ill = request.repository == "ill" and request.kind == "upload_start"
+        return Response(503) if ill else None
+
+    target.app.intercept = intercept
+    run_regsync("copy", f"{source.address}/app:v1", f"{target.address}/app:v1", "--no-artifacts", "-q")
+    assert index.top
+    return run_regsync("sync", "--json", "-q", "-c", "-", stdin=config)
+
+
+def test_a_run_of_every_outcome_is_as_published_and_retries_are_real(source: Server, target: Server) -> None:
+    ran = mixed_run(source, target)
+    check("report", ran.report)
+    found = {each["target"].partition("/")[2]: each for each in ran.images}
+    statuses = {name: each["status"] for name, each in found.items()}
+    assert statuses == {
+        "app:v1": "skipped",
+        "ill:v1": "failed",
+        "multi:v1": "synced",
+        "none:*": "failed",
+        "part:v1": "synced",
+    }
+    assert (found["app:v1"]["reason"], found["multi:v1"]["reason"]) == ("unchanged", None)
+    assert found["ill:v1"]["error"] == {
+        "code": "TARGET_ERROR",
+        "message": found["ill:v1"]["error"]["message"],
+        "status": 503,
+        "side": "target",
+        "retries": 4,
+    }
+    assert target.journal.count("POST", "upload_start", status=503) >= 5
+    assert found["part:v1"]["source_digest"] == found["multi:v1"]["digest"] != found["part:v1"]["digest"]
+    assert "source_digest" not in found["multi:v1"]
+    assert all("artifacts" not in each for each in ran.images), "this version does not copy them"
+
+
+def test_the_number_of_requests_in_the_report_is_that_of_the_journal(source: Server, target: Server) -> None:
+    ran = mixed_run(source, target)
+    before = 0
+    for server in (source, target):
+        told = sum(ran.totals["requests"][server.address].values())
+        seen = len(server.journal.entries)
+        # The copy before the sync is in the journal, too.
+        assert told < seen
+        before += seen - told
+    copied = run_regsync(
+        "copy", "--json", "--no-artifacts", f"{source.address}/app:v1", f"{target.address}/x"
+    )
+    assert sum(sum(each.values()) for each in copied.totals["requests"].values()) == before
+    check("report", copied.report)
+
+
+@pytest.mark.parametrize(
+    ("words", "stdin"),
+    [
+        (("copy", "--json", "x"), ""),
+        (("copy", "--json", "a/B", "c"), ""),
+        (("sync", "--json", "-c", "-"), "mappings: [{from: A}]\nregistrys: {}\n"),
+        (("sync", "--json", "-c", "/nowhere"), ""),
+        (("tags", "--json", "a:v1"), ""),
+    ],
+)
+def test_what_is_not_attempted_is_said_as_published(words: tuple[str, ...], stdin: str) -> None:
+    ran = run_regsync(*words, stdin=stdin)
+    assert ran.status == 3
+    check("error", ran.report)
+    assert ran.report["error"]["code"] == "CONFIG_ERROR"
+    assert bool(ran.report["problems"]) is bool(stdin)
+
+
+def test_tags_and_version_are_as_published(source: Server) -> None:
+    assert isinstance(source.app, App)
+    Seed(1).image().load_into(source.app, "app", "v1", "v2", "latest")
+    ran = run_regsync("tags", "--json", f"{source.address}/app", "--glob", "v*", "--semver", "^2")
+    check("tags", ran.report)
+    assert ran.report["dropped"] == {"latest": "glob", "v1": "semver"}
+    check("version", run_regsync("version", "--json").report)
+
+
+def test_the_command_prints_the_schema() -> None:
+    assert run_regsync("schema", "--report").report == schema()
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda told: told.pop("run_id"),
+        lambda told: told.update(schema=2),
+        lambda told: told["images"][0].update(status="done"),
+        lambda told: told["images"][0].update(digest=5),
+        lambda told: told["images"][0]["error"].update(code="ERROR"),
+        lambda told: told["images"][0]["error"].update(side="middle"),
+        lambda told: told["images"][0]["blobs"].pop("mounted"),
+        lambda told: told["totals"]["requests"].update(host={"head": "many"}),
+        lambda told: told["mappings"][0]["dropped"].update(glob=1.5),
+    ],
+)
+def test_the_schema_refuses_what_is_not_so(spoil: Callable[[dict[str, Any]], None]) -> None:
+    made = report(FORBIDDEN)
+    made.mappings[0] = {"from": "s/app", "to": "app", "selected": 1, "dropped": {"glob": 2}}
+    told = document(made)
+    check("report", told)
+    spoil(told)
+    assert not Draft202012Validator(schema()).is_valid(told)
