@@ -15,22 +15,31 @@ import struct
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from .copies import fetch_http, identical, push_http
 from .messages import digest_of
 from .storage import DOCKER_LIST, DOCKER_MANIFEST, OCI_INDEX, OCI_MANIFEST
+from .streams import Stream
 
 if TYPE_CHECKING:
     from .app import App
 
 __all__ = [
     "EMPTY_CONFIG",
+    "EMPTY_TYPE",
+    "TYPES",
     "Image",
+    "Part",
     "Seed",
+    "compose",
+    "compose_index",
+    "encode",
     "fetch_http",
     "identical",
     "push_http",
+    "store_gzip",
+    "store_tar",
 ]
 
 Format = Literal["oci", "docker"]
@@ -38,7 +47,7 @@ Document = dict[str, Any]
 
 EMPTY_CONFIG = b"{}"
 EMPTY_TYPE = "application/vnd.oci.empty.v1+json"
-_TYPES: Mapping[str, Mapping[str, str]] = {
+TYPES: Mapping[str, Mapping[str, str]] = {
     "oci": {
         "manifest": OCI_MANIFEST,
         "index": OCI_INDEX,
@@ -69,6 +78,8 @@ class Image:
     blobs: Mapping[str, bytes]
     # What the graph names but nobody holds: foreign layers and subjects elsewhere.
     absent: frozenset[str] = field(default_factory=frozenset)
+    # Blobs that are made when they are read; `contents` leaves them out.
+    streams: Mapping[str, Stream] = field(default_factory=dict)
 
     @property
     def body(self) -> bytes:
@@ -83,7 +94,7 @@ class Image:
     @property
     def size(self) -> int:
         """The bytes of all blobs, each once."""
-        return sum(map(len, self.blobs.values()))
+        return sum(map(len, self.blobs.values())) + sum(each.size for each in self.streams.values())
 
     def contents(self) -> dict[str, bytes]:
         """Return digest -> bytes of everything, as `fetch_http` does."""
@@ -97,6 +108,7 @@ class Image:
         """Hold the whole graph in a registry of this harness; return self."""
         for digest, data in self.blobs.items():
             app.add_blob(repository, data, digest)
+        app.repositories[repository].blobs.update(self.streams)
         for digest, (media_type, body) in self.manifests.items():
             app.add_manifest(repository, body, media_type, digest=digest)
         app.add_manifest(
@@ -175,11 +187,13 @@ class Seed:
         self,
         *,
         format: Format = "oci",
-        layers: Sequence[bytes] | None = None,
+        layers: Sequence[bytes | Stream] | None = None,
         sizes: Sequence[int] = (900, 2000),
         os: str = "linux",
         architecture: str = "amd64",
         variant: str | None = None,
+        os_version: str | None = None,
+        os_features: Sequence[str] = (),
         foreign: Sequence[str] = (),
         inline_config: bool = False,
         subject: Image | None = None,
@@ -189,12 +203,12 @@ class Seed:
     ) -> Image:
         """Build an image manifest.
 
-        `layers` gives the layers' bytes (repeat one to repeat it); else one per entry of `sizes`.
+        `layers` gives the layers' bytes (repeat one to repeat it) or streams; else one per entry of `sizes`.
         `foreign` adds a non-distributable layer with that URL each; `inline_config` puts the config into
         its descriptor's `data` too; `extra` adds fields that the specification does not know.
         """
-        types = _TYPES[format]
-        held = list(layers) if layers is not None else [self.layer(size) for size in sizes]
+        types = TYPES[format]
+        held: list[bytes | Stream] = [self.layer(size) for size in sizes] if layers is None else list(layers)
         config_document: Document = {
             "created": "1970-01-01T00:00:00Z",
             "architecture": architecture,
@@ -207,6 +221,10 @@ class Seed:
         }
         if variant:
             config_document["variant"] = variant
+        if os_version:
+            config_document["os.version"] = os_version
+        if os_features:
+            config_document["os.features"] = list(os_features)
         config = encode(config_document)
         described = [_describe(types["layer"], layer) for layer in held]
         absent = set()
@@ -223,7 +241,14 @@ class Seed:
         if inline_config:
             document["config"]["data"] = base64.b64encode(config).decode()
         _decorate(document, subject, annotations, extra)
-        return _single(encode(document, spacing), types["manifest"], [config, *held], absent)
+        image = _single(
+            encode(document, spacing),
+            types["manifest"],
+            [config, *(layer for layer in held if isinstance(layer, bytes))],
+            absent,
+        )
+        streams = {layer.digest(): layer for layer in held if isinstance(layer, Stream)}
+        return replace(image, streams=streams) if streams else image
 
     def artifact(
         self,
@@ -289,22 +314,13 @@ class Seed:
                         platform={"architecture": "unknown", "os": "unknown"},
                     )
                 )
-        media_type = _TYPES[format]["index"]
+        media_type = TYPES[format]["index"]
         document: Document = {"schemaVersion": 2, "mediaType": media_type}
         if artifact_type is not None:
             document["artifactType"] = artifact_type
         document["manifests"] = entries
         _decorate(document, subject, annotations, extra)
-        body = encode(document, spacing)
-        top = digest_of(body)
-        manifests: dict[str, tuple[str, bytes]] = {}
-        blobs: dict[str, bytes] = {}
-        absent: set[str] = set()
-        for part in parts:
-            manifests.update(part.manifests)
-            blobs.update(part.blobs)
-            absent |= part.absent
-        return Image(top, media_type, {**manifests, top: (media_type, body)}, blobs, frozenset(absent))
+        return _over(parts, encode(document, spacing), media_type)
 
     def _platform_image(self, format: Format, text: str) -> Image:
         system, architecture, *variant = text.split("/")
@@ -325,7 +341,7 @@ class Seed:
         document: Document = {
             "schemaVersion": 2,
             "mediaType": OCI_MANIFEST,
-            "config": _describe(_TYPES["oci"]["config"], config),
+            "config": _describe(TYPES["oci"]["config"], config),
             "layers": [_describe("application/vnd.in-toto+json", statement)],
         }
         return _single(encode(document), OCI_MANIFEST, [config, statement], ())
@@ -345,12 +361,78 @@ class Seed:
         return Image(digest_of(body), OCI_INDEX, {digest_of(body): (OCI_INDEX, body)}, {})
 
 
-def _describe(media_type: str, data: bytes) -> Document:
+class Part(NamedTuple):
+    """A blob with what a descriptor says of it; one that is not `held` is only named."""
+
+    media_type: str
+    data: bytes
+    more: Mapping[str, Any] = {}
+    algorithm: str = "sha256"
+    held: bool = True
+
+    @property
+    def digest(self) -> str:
+        return digest_of(self.data, self.algorithm)
+
+    def descriptor(self) -> Document:
+        """Describe the blob; `more` goes over what is right, so that a descriptor can be made to lie."""
+        described = {"mediaType": self.media_type, "digest": self.digest, "size": len(self.data)}
+        return _without_nothing({**described, **self.more})
+
+
+def compose(config: Part, layers: Sequence[Part], media_type: str = OCI_MANIFEST, **fields: Any) -> Image:
+    """Build a manifest of any parts; `fields` replace its fields or, as None, remove them."""
+    document: Document = {
+        "schemaVersion": 2,
+        "mediaType": media_type,
+        "config": config.descriptor(),
+        "layers": [layer.descriptor() for layer in layers],
+    }
+    body = encode(_without_nothing({**document, **fields}))
+    parts = [config, *layers]
+    held = {part.digest: part.data for part in parts if part.held}
+    absent = frozenset(part.digest for part in parts if not part.held)
+    return Image(digest_of(body), media_type, {digest_of(body): (media_type, body)}, held, absent)
+
+
+def compose_index(
+    entries: Sequence[tuple[Image, Mapping[str, Any]]], media_type: str = OCI_INDEX, **fields: Any
+) -> Image:
+    """Build an index; beside each child what its entry says more (or instead, or not, as None)."""
+    listed = [_without_nothing(child.descriptor(**more)) for child, more in entries]
+    document = {"schemaVersion": 2, "mediaType": media_type, "manifests": listed, **fields}
+    return _over([child for child, _ in entries], encode(_without_nothing(document)), media_type)
+
+
+def _without_nothing(document: Mapping[str, Any]) -> Document:
+    return {key: value for key, value in document.items() if value is not None}
+
+
+def _over(parts: Iterable[Image], body: bytes, media_type: str) -> Image:
+    """Put an index over everything that its children hold."""
+    top = digest_of(body)
+    manifests: dict[str, tuple[str, bytes]] = {}
+    blobs: dict[str, bytes] = {}
+    streams: dict[str, Stream] = {}
+    absent: set[str] = set()
+    for part in parts:
+        manifests.update(part.manifests)
+        blobs.update(part.blobs)
+        streams.update(part.streams)
+        absent |= part.absent
+    return Image(top, media_type, {**manifests, top: (media_type, body)}, blobs, frozenset(absent), streams)
+
+
+def _describe(media_type: str, data: bytes | Stream) -> Document:
+    if isinstance(data, Stream):
+        return {"mediaType": media_type, "digest": data.digest(), "size": data.size}
     return {"mediaType": media_type, "digest": digest_of(data), "size": len(data)}
 
 
-def _unpacked(layer: bytes) -> str:
+def _unpacked(layer: bytes | Stream) -> str:
     """Return the digest of a layer's tar, or of the bytes themselves where they are no gzip."""
+    if isinstance(layer, Stream):
+        return layer.digest()
     try:
         return digest_of(zlib.decompress(layer, 31))
     except zlib.error:
@@ -366,7 +448,8 @@ def _platform(child: Image) -> Document | None:
         known = json.loads(child.blobs[config["digest"]])
     except ValueError:
         return None
-    return {key: known[key] for key in ("architecture", "os", "variant") if known.get(key)} or None
+    fields = ("architecture", "os", "os.version", "os.features", "variant")
+    return {key: known[key] for key in fields if known.get(key)} or None
 
 
 def _decorate(

@@ -1,0 +1,77 @@
+"""One shape of content: how it is built, what it is, whether a copier may take it.
+
+Owns: the frame of the catalogue in shapes.py. May not know: any one shape. Invariant: a shape is built
+from its own name alone, so that its bytes change when its own builder does and never for another's sake.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import zlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+from .images import Image, Seed
+from .messages import digest_of
+
+if TYPE_CHECKING:
+    from .app import App
+
+__all__ = ["Found", "Sample", "Shape"]
+
+# Where it shows that a shape cannot be copied: in the documents, so that nothing needs to be sent; in
+# bytes that are moved, so that blobs may arrive but no manifest; or only at a target that is strict.
+Found = Literal["document", "content", "target"]
+
+
+@dataclass(frozen=True)
+class Sample:
+    """What is in a repository: an image, what refers to it, and tags that belong to it."""
+
+    image: Image
+    # In an order in which they can be pushed; held by digest, named by their subjects.
+    attached: tuple[Image, ...] = ()
+    # Tags that are derived from the image's digest: cosign's, and the referrers fallback tag.
+    tagged: Mapping[str, Image] = field(default_factory=dict)
+
+    def load_into(self, app: App, repository: str, tag: str) -> Sample:
+        """Hold everything in a registry of this harness; return self."""
+        self.image.load_into(app, repository, tag)
+        for each in self.attached:
+            each.load_into(app, repository)
+        for name, each in self.tagged.items():
+            each.load_into(app, repository, name)
+        return self
+
+    def parts(self) -> dict[str, Image]:
+        """Return the image as "", attached ones under their digests, tagged ones under their tags."""
+        return {"": self.image, **{each.top: each for each in self.attached}, **self.tagged}
+
+    def fingerprint(self) -> str:
+        """Return one digest of every byte and name in the sample."""
+        told = []
+        for name, image in self.parts().items():
+            told.append(f"{name} {image.top} {image.media_type}")
+            told += [f"{key} {kind} {digest_of(body)}" for key, (kind, body) in image.manifests.items()]
+            told += [f"{key} {digest_of(data)}" for key, data in image.blobs.items()]
+            told += sorted(image.absent)
+        return hashlib.sha256("\n".join(told).encode()).hexdigest()
+
+
+class Shape(NamedTuple):
+    """An entry of the catalogue; `refused` says why a copy has to fail, "" that it has to succeed."""
+
+    name: str
+    sentence: str
+    reference: str
+    builder: Callable[[Seed], Image | Sample]
+    refused: str = ""
+    found: Found = "document"
+    # What a registry has to be told in order to take it, as App's options.
+    options: Mapping[str, bool] = {}
+
+    def build(self) -> Sample:
+        """Build the sample; equal on every run and Python."""
+        built = self.builder(Seed(zlib.crc32(self.name.encode())))
+        return built if isinstance(built, Sample) else Sample(built)

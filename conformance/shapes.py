@@ -1,0 +1,26 @@
+"""The catalogue of content: every shape that the specifications and the field know, by name.
+
+Owns: the whole list. May not know: how any shape is built. Invariant: names are unique and stay, since
+tests hold the digest of each. Those that must be copied come first, then those that must be refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from .samples import Sample, Shape
+from .shapes_artifacts import ARTIFACTS
+from .shapes_images import IMAGES
+from .shapes_refused import REFUSED
+
+__all__ = ["Sample", "Shape", "shapes"]
+
+
+def shapes() -> Mapping[str, Shape]:
+    """Return the catalogue; build a shape's bytes with its `build`."""
+    listed = (*IMAGES, *ARTIFACTS, *REFUSED)
+    found = {shape.name: shape for shape in listed}
+    if len(found) != len(listed):
+        raise ValueError("two shapes have one name")
+    return MappingProxyType(found)
