@@ -1,0 +1,487 @@
+"""`regsync tags`, `expand` and `schema` as a shell sees them, and every form of reference.
+
+What a rule selects is test_tags.py's; here it is which requests are made, what is printed where, and which
+exit status an answer of the registry gives.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import signal
+import threading
+from typing import Any
+
+import anyio
+import pytest
+import yaml
+
+from _regsync import report
+from conformance.app import App
+from conformance.images import Seed
+from conformance.messages import Answer, Request, Response, error
+from conformance.server import Server
+from conformance.tokens import BasicAuth, TokenService
+from tests.ends import Ran, Start, held, only, run_regsync, started, virtual
+
+SECRET = "Xyzzy-0pen-Sesame"
+SIGNATURE = f"sha256-{'a' * 64}.sig"
+TAGS = ("1.0.0", "1.1.0", "1.2.0-rc.1", "2.0.0", "edge", SIGNATURE)
+
+
+@pytest.fixture
+def source(serve: Start) -> Server:
+    return filled(serve())
+
+
+def filled(server: Server, repository: str = "app") -> Server:
+    Seed(5).image().load_into(server.app, repository, *TAGS)
+    return server
+
+
+def list_tags(server: Server, *options: str, repository: str = "app", **more: Any) -> Ran:
+    ran = run_regsync("tags", f"{server.address}/{repository}", *options, **more)
+    assert "Traceback" not in ran.out + ran.err
+    assert SECRET not in ran.out + ran.err
+    return ran
+
+
+# What is printed.
+
+
+@pytest.mark.parametrize(
+    ("options", "kept"),
+    [
+        ([], "1.0.0 1.1.0 1.2.0-rc.1 2.0.0 edge"),
+        (["--glob", "1.*"], "1.0.0 1.1.0 1.2.0-rc.1"),
+        (["--glob", "1.*", "--glob", "edge", "--exclude", "*-rc*", "--exclude", "1.0.*"], "1.1.0 edge"),
+        (["--semver", ">=1.1"], "2.0.0 1.1.0"),
+        (["--semver", "<3", "--semver-prerelease", "include", "--latest", "2"], "2.0.0 1.2.0-rc.1"),
+        (["--semver-prerelease", "only"], "1.2.0-rc.1"),
+        (["--sort", "alpha"], "edge 2.0.0 1.2.0-rc.1 1.1.0 1.0.0"),
+        (["--sort=semver", "--latest=1"], "2.0.0"),
+        (["--semver", "1.0", "--min-tags", "2"], "2.0.0 1.0.0"),
+        (["--glob", "sha256-*"], SIGNATURE),
+        (["--min-tags", "0"], "1.0.0 1.1.0 1.2.0-rc.1 2.0.0 edge"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else None,
+)
+def test_kept_tags_are_printed_in_order_for_one_request(
+    source: Server, options: list[str], kept: str
+) -> None:
+    ran = list_tags(source, *options)
+    assert (ran.status, ran.out.split("\n"), ran.err) == (0, [*kept.split(), ""], "")
+    assert source.journal.summary() == {"GET tag_list": 1}
+
+
+def test_reasons_stand_in_line_on_standard_error(source: Server) -> None:
+    options = ["--glob", "[12]*", "--semver", ">=1", "--exclude", "1.1*", "--latest", "1"]
+    ran = list_tags(source, "-v", *options)
+    assert ran.out == list_tags(source, *options).out == "2.0.0\n"
+    *dropped, summary = [line for line in ran.err.splitlines() if line.startswith("info: ")]
+    assert sorted(line.split()[2:] for line in dropped) == [
+        ["1.0.0", "latest"],
+        ["1.1.0", "exclude"],
+        ["1.2.0-rc.1", "prerelease"],
+        ["edge", "glob"],
+        [SIGNATURE, "referrer_tag"],
+    ]
+    assert len({line.rindex(" ") for line in dropped}) == 1
+    where = f"{source.address}/app"
+    assert summary.startswith(f"info: {where}: 1 of 6 tags are selected (dropped: ")
+    reasons = summary.partition("dropped: ")[2].rstrip(")").split(", ")
+    assert sorted(reasons) == ["1 exclude", "1 glob", "1 latest", "1 prerelease", "1 referrer_tag"]
+
+
+def test_json_is_what_its_schema_says(source: Server) -> None:
+    ran = list_tags(source, "--json", "-v", "--semver", "1.x")
+    told = ran.report
+    assert told == {
+        "repository": f"{source.address}/app",
+        "tags": ["1.1.0", "1.0.0"],
+        "dropped": {
+            "1.2.0-rc.1": "prerelease",
+            "2.0.0": "semver",
+            "edge": "semver",
+            SIGNATURE: "referrer_tag",
+        },
+    }
+    published = report.schema()["$defs"]["tags"]
+    assert sorted(published["required"]) == sorted(told)
+
+
+def test_log_lines_in_json_name_tag_and_reason(source: Server) -> None:
+    ran = list_tags(source, "--log-format=json", "-v", "--glob", "1*")
+    entries = [json.loads(line) for line in ran.err.splitlines()]
+    dropped = {each["tag"]: each["reason"] for each in entries if each["event"] == "tag_dropped"}
+    assert dropped == {"2.0.0": "glob", "edge": "glob", SIGNATURE: "referrer_tag"}
+
+
+def test_nothing_selected_is_a_warning_with_the_reasons(source: Server) -> None:
+    ran = list_tags(source, "--glob", "3.*")
+    assert (ran.status, ran.out) == (0, "")
+    where = f"{source.address}/app"
+    expected = f"warning: {where}: 0 of 6 tags are selected (dropped: 5 glob, 1 referrer_tag)\n"
+    assert ran.err == expected
+
+
+def test_a_floor_that_is_not_reached_is_a_warning_with_both_numbers(source: Server) -> None:
+    ran = list_tags(source, "--glob", "1*", "--min-tags", "4")
+    assert ran.status == 0
+    assert ran.err == f"warning: {source.address}/app: min_tags asks for 4, not 3\n"
+
+
+# What is asked, with which credentials.
+
+
+def test_literal_names_are_listed_too_because_the_listing_is_the_question(source: Server) -> None:
+    ran = list_tags(source, "--glob", "edge", "--glob", "gone")
+    assert ran.out == "edge\n"
+    assert source.journal.summary() == {"GET tag_list": 1}
+
+
+def test_pages_are_followed_and_nothing_else_is_asked(serve: Start) -> None:
+    server = filled(serve(page_size=2))
+    assert len(list_tags(server).out.splitlines()) == 5
+    assert server.journal.summary() == {"GET tag_list": 3}
+
+
+def test_a_token_is_asked_for_with_pull_alone(serve: Start) -> None:
+    tokens = TokenService(users={"captain": SECRET}, anonymous=False)
+    service = serve(tokens)
+    tokens.realm = f"{service.url}/token"
+    server = filled(serve(auth=tokens))
+    login = {"auth_type": "basic", "credentials": {"username": "captain", "password": SECRET}}
+    text = json.dumps({"registries": {"a": {"url": server.url, **login}}, "mappings": []})
+    ran = list_tags(server, "-c", "-", stdin=text)
+    assert (ran.status, len(ran.out.splitlines())) == (0, 5)
+    asked = only(service.journal.entries)
+    assert asked.query["scope"] == "repository:app:pull"
+    assert server.journal.summary() == {"GET tag_list": 2}
+
+
+def test_credentials_of_another_host_stay_at_home(serve: Start) -> None:
+    server = filled(serve(auth=BasicAuth({"captain": SECRET})))
+    login = {"auth_type": "basic", "credentials": {"username": "captain", "password": SECRET}}
+    for url, status in ((server.url, 0), ("https://registry.example.com", 4)):
+        text = json.dumps({"registries": {"a": {"url": url, **login}}, "mappings": []})
+        assert list_tags(server, "-c", "-", stdin=text).status == status
+    sent = [entry.headers.get("authorization") for entry in server.journal.entries]
+    assert sum(each is not None for each in sent) == 1
+
+
+# What fails.
+
+
+@pytest.mark.parametrize(
+    ("answer", "status", "code"),
+    [(401, 4, "AUTH_ERROR"), (403, 4, "AUTH_ERROR"), (404, 2, "SOURCE_ERROR"), (400, 2, "SOURCE_ERROR")],
+)
+@pytest.mark.parametrize("as_json", [False, True], ids=["text", "json"])
+def test_what_the_registry_refuses_is_one_line(
+    source: Server, answer: int, status: int, code: str, as_json: bool
+) -> None:
+    def intercept(request: Request) -> Answer | None:
+        return error(answer, "DENIED", "no \x1b[31m way")
+
+    source.app.intercept = intercept
+    ran = list_tags(source, *(["--json"] if as_json else []))
+    assert ran.status == status
+    first = ran.err.splitlines()[0]
+    assert first.startswith(f"error: {code}: list tags of {source.address}/app: ")
+    assert "\x1b" not in ran.out + ran.err
+    if as_json:
+        assert ran.report["error"]["code"] == code
+    else:
+        assert ran.out == ""
+
+
+def test_a_registry_that_is_not_there_is_a_network_error() -> None:
+    ran = run_regsync("tags", "127.0.0.1:1/app")
+    assert ran.status == 2
+    assert ran.err.startswith("error: NETWORK_ERROR: list tags of 127.0.0.1:1/app: ")
+
+
+def test_a_listing_that_is_no_listing_is_a_content_error(source: Server) -> None:
+    source.app.intercept = lambda request: Response(200, [], b'{"tags": {"a": 1}}')
+    ran = list_tags(source)
+    assert (ran.status, ran.out) == (2, "")
+    assert ran.err.startswith("error: CONTENT_ERROR: ")
+
+
+WRONG = [
+    (["app:1.2"], "--glob"),
+    ([f"app@sha256:{'0' * 64}"], "--glob"),
+    (["App"], "lower case"),
+    (["https://localhost/app"], "https://"),
+    (["app", "other"], "other"),
+    (["app", "--latest", "3"], "sort"),
+    (["app", "--latest", "3", "--semver-prerelease", "only"], "sort"),
+    (["app", "--latest", "0"], "--latest"),
+    (["app", "--latest", "-1"], "--latest"),
+    (["app", "--latest", "many"], "--latest"),
+    (["app", "--min-tags", "1.5"], "--min-tags"),
+    (["app", "--glob", "["], "--glob"),
+    (["app", "--glob", ""], "--glob"),
+    (["app", "--glob", "a\nb*"], "--glob"),
+    (["app", "--exclude", "a b"], "--exclude"),
+    (["app", "--semver", "1 2"], "comma"),
+    (["app", "--semver", "latest"], "--semver"),
+    (["app", "--semver-prerelease", "some"], "include"),
+    (["app", "--sort", "date"], "alpha"),
+    (["app", "--immutable-tags", "v*"], "--immutable-tags"),
+    (["app", "-c", "/nowhere/x.yaml"], "cannot be read"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "words"), WRONG, ids=[" ".join(row[0])[:40] for row in WRONG])
+def test_a_wrong_rule_is_status_3_and_asks_nothing(arguments: list[str], words: str) -> None:
+    ran = run_regsync("tags", *arguments, "--json")
+    assert ran.status == 3
+    assert words in ran.err
+    assert all(line.startswith(("error: CONFIG_ERROR: ", "hint: ")) for line in ran.err.splitlines())
+    assert ran.report["error"]["code"] == "CONFIG_ERROR"
+
+
+def test_an_interrupt_ends_a_listing_with_130(source: Server) -> None:
+    came, go = threading.Event(), threading.Event()
+
+    async def intercept(request: Request) -> Answer | None:
+        came.set()
+        await anyio.to_thread.run_sync(go.wait, 60)
+        return None
+
+    source.app.intercept = intercept
+    try:
+        with started("tags", f"{source.address}/app") as process:
+            assert came.wait(30)
+            process.send_signal(signal.SIGINT)
+            out, err = process.communicate(timeout=30)
+    finally:
+        go.set()
+    assert (process.returncode, out, err) == (130, "", "")
+
+
+# Forms of references. Names stand for registries in memory; https is believed there.
+
+
+@pytest.mark.anyio
+@pytest.mark.virtual_time
+@pytest.mark.parametrize(
+    ("host", "port", "scheme", "written", "repository"),
+    [
+        ("registry-1.docker.io", 443, "https", "alpine", "library/alpine"),
+        ("registry-1.docker.io", 443, "https", "library/alpine", "library/alpine"),
+        ("registry-1.docker.io", 443, "https", "org/app", "org/app"),
+        ("registry-1.docker.io", 443, "https", "docker.io/alpine", "library/alpine"),
+        ("registry-1.docker.io", 443, "https", "index.docker.io/org/app", "org/app"),
+        ("registry-1.docker.io", 443, "https", "registry-1.docker.io/alpine", "library/alpine"),
+        ("quay.test", 443, "https", "quay.test/org/app", "org/app"),
+        ("quay.test", 443, "https", "QUAY.test/org/app", "org/app"),
+        ("quay.test", 8443, "https", "quay.test:8443/app", "app"),
+        ("short", 5000, "https", "short:5000/a/b/c", "a/b/c"),
+        ("localhost", 80, "http", "localhost/app", "app"),
+        ("localhost", 5000, "http", "localhost:5000/app", "app"),
+        ("127.0.0.1", 5000, "http", "127.0.0.1:5000/app", "app"),
+        ("::1", 5000, "http", "[::1]:5000/app", "app"),
+        ("::1", 80, "http", "[::1]/app", "app"),
+        ("2001:db8::7", 443, "https", "[2001:db8::7]/app", "app"),
+    ],
+)
+async def test_every_form_of_a_reference_is_the_registry_that_it_names(
+    host: str, port: int, scheme: str, written: str, repository: str
+) -> None:
+    async with virtual() as world:
+        source = world.listen(App(), host, port=port, scheme=scheme)
+        target = world.registry("target.test")
+        image = Seed(5).image().load_into(source.app, repository, "latest", "v1")
+        listed = await world.run("tags", written)
+        assert (listed.status, listed.out.split(), listed.err) == (0, ["latest", "v1"], "")
+        config = json.dumps({"registries": {"t": {"url": "http://target.test"}}, "mappings": []})
+        forms = {written: "latest", f"{written}:v1": "v1", f"{written}@{image.top}": None}
+        for number, (form, tag) in enumerate(forms.items()):
+            to = f"target.test/copy{number}"
+            ran = await world.run("copy", "--no-artifacts", "-c", "-", form, to, stdin=config)
+            assert (ran.status, ran.err) == (0, "")
+            assert held(target, f"copy{number}", image)
+            assert list(target.app.tags(f"copy{number}")) == ([tag] if tag else [])
+
+
+SHORT = [
+    "registry.example.com",
+    "registry.example.com/",
+    "[::1/app",
+    "[::1]",
+    "::1/app",
+    "[zz::1]/app",
+    "host:port/app",
+    "host:0/app",
+    "host:65536/app",
+    "host:/app",
+    "app:",
+    "app@",
+    "app@sha256",
+    "app:tag@",
+    "/app",
+    "app/",
+    ".app",
+    "a--b/_c",
+    "ho st.com/app",
+    "user@host/app",
+    "app:\n1",
+    "app\t",
+    "app\u2028",
+    "\u00e4pp",
+    "app:" + "1" * 129,
+    "a" * 256,
+    "http://",
+    "docker://alpine",
+    "localhost:5000:1/a",
+]
+
+
+@pytest.mark.parametrize("reference", SHORT, ids=lambda text: repr(text)[:24])
+@pytest.mark.parametrize("place", ["source", "target", "tags"])
+def test_a_reference_of_a_wrong_shape_is_one_clear_error(reference: str, place: str) -> None:
+    pairs = {"source": ("copy", reference, "b.test/b:1"), "target": ("copy", "b.test/b:1", reference)}
+    ran = run_regsync(*pairs.get(place, ("tags", reference)))
+    assert (ran.status, ran.out) == (3, "")
+    first, *hints = ran.err.split("\n")[:-1]
+    assert first.startswith("error: CONFIG_ERROR: ")
+    assert all(line.startswith("hint: ") for line in hints)
+    assert first.isprintable()
+
+
+# Commands that ask nobody.
+
+
+def test_expand_fills_in_and_hides(tmp_path: Any) -> None:
+    text = """
+registries:
+  a: {url: a.test}
+  b: {url: b.test, auth_type: basic, credentials: {username: u, password: "${PASSWORD}"}}
+defaults: {source: a, targets: [b]}
+mappings: [{from: "${NAME:-app}"}]
+"""
+    path = tmp_path / "x.yaml"
+    path.write_text(text)
+    hidden = run_regsync("expand", str(path), env={"PASSWORD": SECRET})
+    assert (hidden.status, hidden.err) == (0, "")
+    assert SECRET not in hidden.out
+    (mapping,) = yaml.safe_load(hidden.out)["mappings"]
+    assert (mapping["from"], mapping["to"], mapping["source"]) == ("app", "app", "a")
+    shown = run_regsync("expand", "--show-secrets", "-", stdin=text, env={"PASSWORD": SECRET})
+    assert yaml.safe_load(shown.out)["registries"]["b"]["credentials"]["password"] == SECRET
+    missing = run_regsync("expand", str(path))
+    assert (missing.status, missing.out) == (3, "")
+    assert "PASSWORD" in missing.err
+
+
+def test_what_is_expanded_is_utf_8_whatever_the_terminal_takes(tmp_path: Any) -> None:
+    path = tmp_path / "x.yaml"
+    path.write_text("mappings: []\nglobal: {cache_dir: /tmp/übung}\n", encoding="utf-8")
+    environment = {"PYTHONIOENCODING": "ascii", "PATH": "/usr/bin:/bin"}
+    with started("expand", str(path), env=environment, text=False) as process:
+        out, err = process.communicate(timeout=30)
+    assert (process.returncode, err) == (0, b"")
+    assert yaml.safe_load(out.decode("utf-8"))["global"]["cache_dir"] == "/tmp/übung"
+
+
+def test_schemas_are_json_on_standard_output() -> None:
+    plain, told = run_regsync("schema"), run_regsync("schema", "--report")
+    assert (plain.status, plain.err, told.status, told.err) == (0, "", 0, "")
+    assert "mappings" in plain.report["properties"]
+    assert {"report", "error", "tags"} <= told.report["$defs"].keys()
+
+
+@pytest.mark.parametrize("command", ["copy", "sync", "tags", "validate", "expand", "schema", "version"])
+def test_help_shows_examples_and_the_exit_statuses_that_the_command_has(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from _regsync import cli
+
+    for arguments in ([command, "--help"], ["-v", command, "-h"]):
+        with pytest.raises(SystemExit) as ended:
+            cli.main(arguments)
+        assert ended.value.code == 0
+        said = capsys.readouterr().out
+        assert f"\n  regsync {command}" in said
+        statuses = [line.split()[0] for line in said.partition("exit status:\n")[2].splitlines()]
+        assert {"0", "3"} <= set(statuses)
+        assert ("1" in statuses) is (command in ("copy", "sync"))
+        assert ("4" in statuses) is (command in ("copy", "sync", "tags"))
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["watch"],
+        ["watch", "-c", "x", "--interval", "5m"],
+        ["analyze", "-c", "x"],
+        ["auth", "check", "-c", "x"],
+        ["sync", "-c", "x", "--dry-run"],
+        ["--dry-run", "sync"],
+        ["sync", "--shard=1/2", "-c", "x"],
+    ],
+    ids=" ".join,
+)
+@pytest.mark.parametrize("as_json", [False, True], ids=["text", "json"])
+def test_what_comes_later_is_said_to(arguments: list[str], as_json: bool) -> None:
+    ran = run_regsync(*arguments, *(["--json"] if as_json else []))
+    assert ran.status == 3
+    first, hint = ran.err.splitlines()
+    assert first.startswith("error: CONFIG_ERROR: ")
+    assert first.endswith(" is not part of this version")
+    assert hint.startswith("hint: ")
+    assert (ran.out == "") is not as_json
+
+
+@pytest.mark.parametrize(
+    ("arguments", "near"), [(["snyc"], "sync"), (["tag", "x"], "tags"), (["x" * 5000], "")]
+)
+def test_an_unknown_command_names_the_nearest(arguments: list[str], near: str) -> None:
+    ran = run_regsync(*arguments)
+    assert ran.status == 3
+    assert (f"did you mean {near!r}" if near else "regsync --help") in ran.err
+
+
+GLOBAL = ["-v", "-q", "--no-progress", "--log-format=text"]
+
+
+@pytest.mark.parametrize("flags", [list(pair) for pair in itertools.permutations(GLOBAL, 2)], ids=" ".join)
+def test_global_options_count_wherever_they_stand(flags: list[str], source: Server) -> None:
+    one, other = flags
+    where = f"{source.address}/app"
+    places = ([one, other, "tags", where], [one, "tags", other, where], ["tags", where, one, other])
+    assert len({(ran.status, ran.out, ran.err) for ran in (run_regsync(*each) for each in places)}) == 1
+
+
+def test_v_before_and_after_the_command_is_vv(source: Server) -> None:
+    ran = run_regsync("-v", "tags", f"{source.address}/app", "-v")
+    assert "trace: " in ran.err
+
+
+def test_a_configuration_may_be_named_before_the_command(tmp_path: Any) -> None:
+    path = tmp_path / "x.yaml"
+    path.write_text("mappings: []\n")
+    assert run_regsync("-c", str(path), "sync").status == 0
+
+
+@pytest.mark.parametrize("spelled", [["--log-format", "json"], ["--log-format=json"]], ids=" ".join)
+@pytest.mark.parametrize("rest", [["sync"], ["nonsense"], ["tags", "a:1"]], ids=" ".join)
+def test_what_is_wrong_with_a_command_line_is_logged_as_it_asks(spelled: list[str], rest: list[str]) -> None:
+    for arguments in ([*spelled, *rest], [*rest, *spelled]):
+        ran = run_regsync(*arguments)
+        assert ran.status == 3
+        assert json.loads(only(ran.err.splitlines()))["code"] == "CONFIG_ERROR"
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [[b"copy", b"\xff/a:1", b"b"], [b"sync", b"-c", b"/\xff.yaml"], [b"\xff"], [b"tags", b"a\xff"]],
+)
+def test_arguments_that_are_no_text_are_status_3(arguments: list[bytes]) -> None:
+    with started(*arguments) as process:  # type: ignore[arg-type]
+        out, err = process.communicate(timeout=30)
+    assert (process.returncode, out) == (3, "")
+    assert err.startswith("error: CONFIG_ERROR: ")
