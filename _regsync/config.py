@@ -181,12 +181,20 @@ class _Reader:
 
     def doubt(self, document: _Section) -> None:
         """Warn of what is wrong only beside the rest of the document."""
-        from _regsync.lint import of_mappings
+        from _regsync.lint import Route, of_mappings
+
+        def place(registry: Registry, repository: str) -> object:
+            return registry.origin, providers.api_repository(registry.host, repository)
 
         rules = document.values["mappings"]
-        for rule, message in of_mappings(rules):
-            item = document.nodes["mappings"].value[rule.index]
-            self.note(item, f"mappings[{rule.index}]", message, warning=True)
+        routes = []
+        for rule in rules:
+            content = place(rule.source, rule.source_repository), rule.platforms and {*rule.platforms}
+            places = [place(target, rule.target_repository) for target in rule.targets]
+            routes.append(Route(content, places, rule.tags))
+        for index, message in of_mappings(routes):
+            item = document.nodes["mappings"].value[index]
+            self.note(item, f"mappings[{index}]", message, warning=True)
         used = {registry.alias for rule in rules for registry in (rule.source, *rule.targets)}
         for name, registry in self.registries.items() if rules else ():
             if name not in used and registry and (registry.password or registry.token):

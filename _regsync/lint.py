@@ -10,15 +10,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import NamedTuple
 
-from _regsync.providers import api_repository
 from _regsync.tags import TagRule, check_glob, compile_glob, select, select_literals
 
-if TYPE_CHECKING:
-    from _regsync.config import MappingRule
-
-__all__ = ["of_mappings", "of_tags"]
+__all__ = ["Route", "of_mappings", "of_tags"]
 
 # Simple enough that one pattern can be matched against the text of another.
 _SIMPLE = r"[A-Za-z0-9._*-]+"
@@ -92,48 +88,46 @@ def _covers(wide: str, narrow: str) -> bool:
     return bool(re.fullmatch(_SIMPLE, wide) and re.fullmatch(_SIMPLE, narrow)) and compile_glob(wide)(narrow)
 
 
-def of_mappings(rules: Sequence[MappingRule]) -> Iterator[tuple[MappingRule, str]]:
-    """Give mappings that an earlier one leaves nothing to do, or stands in the way of."""
-    writers: dict[object, list[MappingRule]] = {}
-    for rule in rules:
-        places = [(one.origin, api_repository(one.host, rule.target_repository)) for one in rule.targets]
-        before = [writers.setdefault(place, []) for place in places]
-        owners = [next((one for one in each if _leaves_nothing(one, rule)), None) for each in before]
-        clash = next((one for each in before for one in each if _clash(one, rule)), None)
+class Route(NamedTuple):
+    """One mapping: a key of what it copies, a key for each repository that it writes, which tags."""
+
+    content: object
+    places: Sequence[object]
+    tags: TagRule
+
+
+def of_mappings(routes: Sequence[Route]) -> Iterator[tuple[int, str]]:
+    """Give the mappings that an earlier one leaves nothing to do, or stands in the way of."""
+    writers: dict[object, list[tuple[int, Route]]] = {}
+    for index, route in enumerate(routes):
+        before = [writers.setdefault(place, []) for place in route.places]
+        owners = [next((i for i, one in each if _leaves_nothing(one, route)), None) for each in before]
+        clash = next((i for each in before for i, one in each if _clash(one, route)), None)
         if clash is not None:
-            yield rule, f"fails: mappings[{clash.index}] writes the same tags there from another source"
-        elif owners[0] is not None and None not in owners:
-            yield rule, f"copies nothing: mappings[{owners[0].index}] copies all of it to the same place"
+            yield index, f"fails: mappings[{clash}] writes the same tags there from another source"
+        elif None not in owners:
+            yield index, f"copies nothing: mappings[{owners[0]}] copies all of it to the same place"
         for each in before:
             if len(each) < _MOST_COMPARED:
-                each.append(rule)
+                each.append((index, route))
 
 
-def _content(rule: MappingRule) -> object:
-    platforms = rule.platforms and frozenset(rule.platforms)
-    return rule.source.origin, api_repository(rule.source.host, rule.source_repository), platforms
-
-
-def _leaves_nothing(first: MappingRule, rule: MappingRule) -> bool:
-    wide, narrow = first.tags, rule.tags
-    return _content(first) == _content(rule) and (
-        wide._replace(immutable_tags=None) == narrow._replace(immutable_tags=None)
-        or (
-            wide.latest is None
-            and not narrow.min_tags
-            and all(any(_covers(a, b) for a in wide.glob or ("*",)) for b in narrow.glob or ("*",))
-            and set(wide.exclude) <= set(narrow.exclude)
-            and (
-                not wide.chooses_versions
-                or (wide.semver, wide.semver_prerelease) == (narrow.semver, narrow.semver_prerelease)
-            )
-        )
+def _leaves_nothing(first: Route, route: Route) -> bool:
+    wide, narrow = first.tags._replace(immutable_tags=None), route.tags._replace(immutable_tags=None)
+    if first.content != route.content or wide == narrow:
+        return first.content == route.content
+    return (
+        wide.latest is None
+        and not narrow.min_tags
+        and all(any(_covers(a, b) for a in wide.glob or ("*",)) for b in narrow.glob or ("*",))
+        and set(wide.exclude) <= set(narrow.exclude)
+        and (wide.semver, wide.semver_prerelease) in ((None, None), (narrow.semver, narrow.semver_prerelease))
     )
 
 
-def _clash(first: MappingRule, rule: MappingRule) -> bool:
+def _clash(first: Route, route: Route) -> bool:
     """Say whether both are sure to want one tag at one place from different sources."""
-    if _content(first) == _content(rule):
+    if first.content == route.content:
         return False
-    one, other = select_literals(first.tags), select_literals(rule.tags)
+    one, other = select_literals(first.tags), select_literals(route.tags)
     return one is not None and other is not None and not set(one.kept).isdisjoint(other.kept)
