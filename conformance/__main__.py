@@ -1,8 +1,9 @@
-"""`python -m conformance serve | check`: the registry as a program, and the checks of any registry.
+"""`python -m conformance serve | proxy | check`: a registry, faults in front of one, the checks of any.
 
-Owns: the command line. May not know: anything that `App` and `checks` do not say by themselves.
-Invariant: `serve` writes one line on standard output, `serving URL`, once requests are answered, then
-nothing until SIGINT or SIGTERM; `check` writes rows as they come, and its exit status is the verdict.
+Owns: the command line. May not know: anything that `App`, `Proxy` and `checks` do not say by themselves.
+Invariant: `serve` and `proxy` write one line on standard output, `serving URL`, once requests are answered,
+then nothing until SIGINT or SIGTERM, then on standard error what the faults did; `check` writes rows as
+they come, and its exit status is the verdict.
 """
 
 from __future__ import annotations
@@ -12,12 +13,16 @@ import signal
 import ssl
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 import anyio
 
 from . import checks
 from .app import App
+from .exchange import Site
 from .images import Seed
+from .proxy import Proxy, origin
+from .rules import RuleError, read_rules
 from .server import serve
 from .tokens import BasicAuth, TokenService
 
@@ -49,6 +54,19 @@ async def _run(arguments: argparse.Namespace) -> None:
     app = App(auth=auth, referrers_api=not arguments.no_referrers)
     if arguments.seed_images:
         seed_images(app)
+    await _serve(app, arguments)
+
+
+async def _run_proxy(arguments: argparse.Namespace) -> None:
+    context = ssl.create_default_context(cafile=arguments.ca) if arguments.ca else None
+    await _serve(Proxy(arguments.upstream, token_path=arguments.token_path, context=context), arguments)
+
+
+async def _serve(app: Site, arguments: argparse.Namespace) -> None:
+    """Serve until a signal, with the faults that were asked for; then say what came of them."""
+    app.faults.seed = arguments.seed
+    for source, text in arguments.rules:
+        read_rules(app.faults, text, source)
     context = None
     if arguments.tls:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -58,6 +76,11 @@ async def _run(arguments: argparse.Namespace) -> None:
             print(f"serving {server.url}", flush=True)
             async for _ in signals:
                 break
+            app.faults.release()
+    if app.faults.rules:
+        print(app.faults.report(), file=sys.stderr)
+    if arguments.journal:
+        print(app.journal, file=sys.stderr)
 
 
 def _check(arguments: argparse.Namespace) -> int:
@@ -84,18 +107,38 @@ def _check(arguments: argparse.Namespace) -> int:
     return 1 if checks.count(rows)["fail"] else 0
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command: `serve` until interrupted, `check` to its end."""
+def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m conformance", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     run = commands.add_parser("serve", help="serve an empty registry from memory")
-    run.add_argument("--host", default="127.0.0.1")
-    run.add_argument("--port", type=int, default=0, help="0 takes a free one")
     run.add_argument("--seed-images", action="store_true", help="hold one image of every common shape")
-    run.add_argument("--tls", nargs=2, metavar=("CERT", "KEY"), help="PEM files; HTTPS instead of HTTP")
     run.add_argument("--user", metavar="NAME:PASSWORD", help="who may push")
     run.add_argument("--auth", choices=("basic", "bearer"), default="bearer")
     run.add_argument("--no-referrers", action="store_true", help="answer 404 as registries before OCI 1.1")
+    front = commands.add_parser("proxy", help="pass requests on to a registry, with faults")
+    front.add_argument("upstream", type=origin, metavar="URL", help="http(s)://HOST[:PORT] of the registry")
+    front.add_argument("--ca", metavar="FILE", help="certificates to trust, PEM, instead of the system's")
+    front.add_argument(
+        "--token-path", default="/token", metavar="PATH", help="of its token service: kind token"
+    )
+    for each in (run, front):
+        each.add_argument("--host", default="127.0.0.1")
+        each.add_argument("--port", type=int, default=0, help="0 takes a free one")
+        each.add_argument("--tls", nargs=2, metavar=("CERT", "KEY"), help="PEM files; HTTPS instead of HTTP")
+        each.add_argument(
+            *("--fault", "-f"),
+            action="append",
+            default=[],
+            metavar="RULE",
+            help="see README.md; several times",
+        )
+        each.add_argument(
+            "--faults", metavar="FILE", help="rules, one to a line, taken before those of --fault"
+        )
+        each.add_argument("--seed", type=int, default=0, help="of the rules that strike by chance")
+        each.add_argument(
+            "--journal", action="store_true", help="write every exchange to standard error at the end"
+        )
     ask = commands.add_parser("check", help="check a registry against the OCI distribution specification 1.1")
     ask.add_argument("url", metavar="URL", help="http(s)://HOST[:PORT]/REPOSITORY, which is written to")
     ask.add_argument("--user", metavar="NAME:PASSWORD", help="for Basic or the registry's token service")
@@ -110,12 +153,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     ask.add_argument("--mount-repository", metavar="NAME", help="to mount into; REPOSITORY-mount without it")
     ask.add_argument("--keep", action="store_true", help="do not delete what was pushed")
-    arguments = parser.parse_args(argv)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command: `serve` and `proxy` until interrupted, `check` to its end."""
+    arguments = _parser().parse_args(argv)
     try:
         if arguments.command == "check":
             return _check(arguments)
-        anyio.run(_run, arguments)
-    except OSError as problem:
+        files = [arguments.faults] if arguments.faults else []
+        arguments.rules = [(name, Path(name).read_text("utf-8")) for name in files]
+        arguments.rules += [("--fault", rule) for rule in arguments.fault]
+        anyio.run(_run_proxy if arguments.command == "proxy" else _run, arguments)
+    except (OSError, RuleError) as problem:
         print(f"error: {problem}", file=sys.stderr)
         return 2 if arguments.command == "check" else 1
     return 0

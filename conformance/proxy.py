@@ -23,7 +23,7 @@ from .messages import Answer, Request, error
 from .server import _Gone, _Stream
 from .wire import Dropped, Pieces, Streamed, bodiless
 
-__all__ = ["Proxy"]
+__all__ = ["Proxy", "origin"]
 
 _BUFFER = 1 << 17
 _HEAD_LIMIT = 1 << 20  # as the server's own
@@ -31,6 +31,14 @@ _HOP_BY_HOP = {"connection", "keep-alive", "proxy-connection", "te", "trailer", 
 _REWRITTEN = {"location", "link", "www-authenticate"}
 
 Connect: TypeAlias = "Callable[[str, int], Awaitable[_Stream]]"
+
+
+def origin(url: str) -> str:
+    """Return the origin that a URL is, and is no more than; ValueError otherwise."""
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname or url.count("/") > 2 + url.endswith("/"):
+        raise ValueError(f"not http://HOST[:PORT] or https://HOST[:PORT]: {url}")
+    return f"{parts.scheme}://{parts.netloc}"
 
 
 class _Upstream:
@@ -118,12 +126,10 @@ class Proxy(Site):
         connect: Connect | None = None,
     ) -> None:
         super().__init__()
-        parts = urlsplit(upstream)
-        if parts.scheme not in ("http", "https") or not parts.hostname or parts.path not in ("", "/"):
-            raise ValueError(f"not http://HOST[:PORT] or https://HOST[:PORT]: {upstream}")
-        self.upstream = f"{parts.scheme}://{parts.netloc}"
+        self.upstream = origin(upstream)
+        parts = urlsplit(self.upstream)
         self._authority = parts.netloc
-        self._host = parts.hostname
+        self._host = parts.hostname or ""
         self._port = parts.port or (443 if parts.scheme == "https" else 80)
         self._context = context or (ssl.create_default_context() if parts.scheme == "https" else None)
         self._connect = connect or self._connected

@@ -9,10 +9,14 @@ import contextlib
 import http.client
 import itertools
 import json
+import signal
 import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from datetime import datetime, timezone
+from pathlib import Path
 from typing import Any
 
 import anyio
@@ -22,14 +26,16 @@ from conformance.app import App
 from conformance.copies import ACCEPT
 from conformance.exchange import Site
 from conformance.faults import Faults, KiB, Rule
-from conformance.images import Image, Seed
-from conformance.memory import End, network
+from conformance.images import Image, Seed, fetch_http, identical
+from conformance.memory import End, _MemoryStream, network
 from conformance.messages import digest_of
+from conformance.proxy import Proxy
 from conformance.rules import RuleError, read_rules
 from conformance.server import run_in_thread
 from conformance.tokens import TokenService
 from conformance.verbs import VERBS
 
+ROOT = Path(__file__).resolve().parent.parent
 LAYER = bytes(range(256)) * 400  # 102,400 bytes
 DIGEST = digest_of(LAYER)
 BLOB = f"/v2/app/blobs/{DIGEST}"
@@ -764,3 +770,207 @@ def test_a_rule_that_cannot_be_read_is_refused_with_its_place(text: str, why: st
     with pytest.raises(RuleError, match=f"^--fault:{why}"):
         read_rules(faults, f"{text}", "--fault")
     assert not faults.rules
+
+
+# In front of another registry.
+
+
+@contextlib.contextmanager
+def proxied(app: Site, **options: Any) -> Iterator[tuple[Proxy, Client]]:
+    with run_in_thread(app) as server:
+        proxy = Proxy(server.url, **options)
+        with asking(proxy) as client:
+            yield proxy, client
+
+
+def test_a_proxy_passes_everything_on_and_keeps_clients_in_front_of_it(app: App, image: Image) -> None:
+    with proxied(app) as (proxy, client):
+        assert client.get().data == LAYER
+        head = client.get("/v2/app/manifests/v1", "HEAD")
+        assert (head.status, int(head.getheader("Content-Length")) > 100, head.data) == (200, True, b"")
+        answer = client.get("/v2/app/blobs/uploads/", "POST", b"")
+        host, port = client.address
+        assert answer.getheader("Location").startswith(f"http://{host}:{port}/v2/app/blobs/uploads/")
+        body = LAYER * 40
+        where = "/" + answer.getheader("Location").split("/", 3)[3]
+        assert client.get(f"{where}&digest={digest_of(body)}", "PUT", body).status == 201
+        assert app.blob("app", digest_of(body)) == body
+        address = f"{host}:{port}"
+        assert identical(image.contents(), fetch_http(address, "app", "v1"))
+    app.journal.check()
+    assert proxy.journal.matching("PUT", "upload", status=201).exactly(1).bytes_in() == len(body)
+    assert proxy.journal.summary() == app.journal.summary()
+
+
+def test_a_proxy_passes_chunked_bodies_both_ways(app: App) -> None:
+    app.faults.on("GET", "blob").truncate(len(LAYER) - 1, "chunked")
+    with proxied(app) as (_, client):
+        where = client.begin()
+        answer: Any = client.ask("PATCH", where, iter([LAYER, b"more"]))  # type: ignore[arg-type]
+        assert answer.status == 202
+        assert app.journal.matching("PATCH").exactly(1).bytes_in() == len(LAYER) + 4
+        got = client.get()
+        assert (got.data, got.getheader("Transfer-Encoding")) == (LAYER[:-1], "chunked")
+
+
+@pytest.mark.parametrize("after", [1, 70_000])
+def test_faults_of_a_proxy_break_both_sides(app: App, after: int) -> None:
+    with proxied(app) as (proxy, client):
+        proxy.faults.on("GET", "blob").drop(after)
+        proxy.faults.on("PATCH").drop(after)
+        broken = client.ask("GET", BLOB)
+        assert isinstance(broken, http.client.IncompleteRead)
+        assert broken.partial == LAYER[:after]
+        assert isinstance(client.ask("PATCH", client.begin(), LAYER), Exception)
+        proxy.faults.check()
+    assert app.journal.matching("PATCH").exactly(1)[0].status is None, "the upstream saw it break too"
+
+
+def test_a_proxy_breaks_where_its_upstream_breaks(app: App) -> None:
+    app.faults.on("GET", "blob").first().drop(5000)
+    app.faults.on("GET", "blob").first().drop(at="answer")
+    with proxied(app) as (_, client):
+        broken = client.ask("GET", BLOB)
+        assert isinstance(broken, http.client.IncompleteRead)
+        assert broken.partial == LAYER[:5000]
+        assert client.get().status == 502
+        assert client.get().data == LAYER
+
+
+def test_a_proxy_without_an_upstream_says_so(app: App) -> None:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        with asking(Proxy(f"http://127.0.0.1:{unused.getsockname()[1]}")) as client:
+            answer = client.get("/v2/")
+    assert (answer.status, b"the upstream http://127.0.0.1" in answer.data) == (502, True)
+
+
+@pytest.mark.parametrize("url", ["registry.test", "ftp://x", "http://x/y", "http://", "http://x//"])
+def test_an_upstream_is_an_origin(url: str) -> None:
+    with pytest.raises(ValueError, match="not http://HOST"):
+        Proxy(url)
+
+
+def test_a_proxy_names_itself_in_challenges_so_that_tokens_come_through_it(app: App) -> None:
+    app.auth = TokenService({"u": "p"})
+    with proxied(app) as (proxy, client):
+        proxy.faults.on(kind="token").first().status(500)
+        said = client.get().getheader("WWW-Authenticate")
+        host, port = client.address
+        assert f'realm="http://{host}:{port}/token"' in said
+        target = "/token?service=registry.test&scope=repository:app:pull"
+        assert [client.get(target).status for _ in range(2)] == [500, 200]
+        proxy.faults.check()
+
+
+def test_the_real_registry_and_client_with_faults_between_them(
+    docker_registry: str, app: App, image: Image, tmp_path: Path
+) -> None:
+    from conformance.registries import skopeo
+
+    proxy = Proxy(f"http://{docker_registry}")
+    proxy.faults.on("HEAD", "blob").delay(0.01)
+    read_rules(proxy.faults, "GET manifest reference=v1 since=2: lie header.Docker-Content-Digest=-")
+    with run_in_thread(app) as source, run_in_thread(proxy) as front:
+        plain = ["--src-tls-verify=false", "--dest-tls-verify=false"]
+        to = f"docker://{front.address}/team/app:v1"
+        skopeo("copy", *plain, f"docker://{source.address}/app:v1", to, home=tmp_path)
+        assert identical(image.contents(), fetch_http(docker_registry, "team/app", "v1"))
+        for _ in range(2):
+            assert identical(image.contents(), fetch_http(front.address, "team/app", "v1"))
+    proxy.faults.check()
+    proxy.journal.matching("PUT", "manifest", status=201).exactly(1)
+    assert proxy.journal.matching("PATCH", "upload").bytes_in() == sum(map(len, image.blobs.values()))
+
+
+@pytest.mark.anyio
+@pytest.mark.virtual_time
+async def test_a_proxy_holds_no_body() -> None:
+    """Whoever does not read holds up the other side; two windows and three buffers lie between them."""
+    upstream, size, bound = App(), 16 << 20, 1 << 20
+    digest = upstream.add_blob("app", bytes(size))
+    upstream.faults.on("PATCH").stall(after=1)
+    where = "/" + upstream.request("POST", "/v2/app/blobs/uploads/").header("Location").split("/", 3)[3]
+    async with network() as net:
+
+        async def connect(host: str, port: int) -> _MemoryStream:
+            return _MemoryStream(await net.connect(host, port))
+
+        proxy = Proxy("http://r.test", connect=connect)
+        net.listen(upstream, "r.test")
+        net.listen(proxy, "front.test")
+        reader, writer = await net.connect("front.test", 80), await net.connect("front.test", 80)
+        reader.write(f"GET /v2/app/blobs/{digest} HTTP/1.1\r\nHost: front.test\r\n\r\n".encode())
+        rest = f"PATCH {where} HTTP/1.1\r\nHost: front.test\r\nContent-Length: {size}\r\n\r\n".encode()
+        rest += bytes(size)
+        taken = writer.write(rest)
+        while taken:
+            rest = rest[taken:]
+            with anyio.move_on_after(1):
+                await writer.writable()
+            taken = writer.write(rest)
+        entries = upstream.journal.entries
+        assert 0 < next(each for each in entries if each.method == "GET").response_bytes < bound
+        assert (
+            0 < next(each for each in proxy.journal.entries if each.method == "PATCH").request_bytes < bound
+        )
+        upstream.faults.release()
+        total, room = 0, memoryview(bytearray(1 << 16))
+        while total < size:
+            while (got := reader.read_into(room)) is None:
+                await reader.readable()
+            total += got
+
+
+def test_the_program_serves_and_proxies_with_rules(tmp_path: Path) -> None:
+    rules = tmp_path / "rules"
+    rules.write_text("# one\nGET ping nth=2: status 503\n")
+
+    @contextlib.contextmanager
+    def running(*arguments: str) -> Iterator[tuple[str, list[str]]]:
+        command = [sys.executable, "-m", "conformance", *arguments]
+        said: list[str] = []
+        with subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT
+        ) as process:
+            assert process.stdout is not None
+            url = process.stdout.readline().split()[1]
+            yield url, said
+            process.send_signal(signal.SIGINT)
+            said += process.communicate(timeout=20)[1].splitlines()
+
+    with (
+        running("serve", "--faults", str(rules), "--fault", "HEAD: status 418") as (upstream, told),
+        running("proxy", upstream, "-f", "GET ping nth=3: status 502", "--journal") as (url, kept),
+    ):
+        client = Client(url.removeprefix("http://"))
+        assert [client.get("/v2/").status for _ in range(4)] == [200, 503, 502, 200]
+        client.close()
+    assert told[:2] == [
+        "GET ping nth=2: status 503: 3 matched, 1 struck",
+        "    status 503: 2. [2] GET /v2/ -> 503 (status 503)",
+    ]
+    assert told[2] == "HEAD: status 418: 0 matched, 0 struck"
+    assert kept[0] == "GET ping nth=3: status 502: 4 matched, 1 struck"
+    assert kept[-1] == "4. [1] GET /v2/ -> 200"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["serve", "--fault", "GET blub: drop"], "error: --fault:1:5: blub is no method"),
+        (["proxy", "registry.test"], "argument URL: invalid origin value"),
+        (["serve", "--faults", "/nowhere/rules"], "error: "),
+    ],
+)
+def test_the_program_refuses_what_it_cannot_read(
+    arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from conformance.__main__ import main
+
+    try:
+        status = main(arguments)
+    except SystemExit as ended:
+        status = int(str(ended.code))
+    assert status in (1, 2)
+    assert said in capsys.readouterr().err
