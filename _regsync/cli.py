@@ -260,11 +260,11 @@ def _read(name: str) -> tuple[bytes, dict[str, Any]]:
     return text, {"name": shown, "environ": os.environ, "base_dir": base_dir, "home": _home()}
 
 
-def _read_config(name: str) -> Config:
+def _read_config(name: str, *, lint: bool = False) -> Config:
     from _regsync.config import load
 
     text, where = _read(name)
-    return load(text, **where)
+    return load(text, **where, lint=lint)
 
 
 def _home() -> str | None:
@@ -272,9 +272,9 @@ def _home() -> str | None:
     return home if home != "~" else None
 
 
-def _read_mappings(name: str, console: Console) -> Config:
+def _read_mappings(name: str, console: Console, *, lint: bool = False) -> Config:
     """Read a configuration whose mappings are to be run; say what it warns of, refuse what is not kept."""
-    found = _read_config(name)
+    found = _read_config(name, lint=lint)
     for warning in found.warnings:
         console.log("warning", "config", warning)
     if any(mapping.artifacts.require_artifacts for mapping in found.mappings):
@@ -286,7 +286,7 @@ def _read_mappings(name: str, console: Console) -> Config:
 
 
 def _validate(arguments: argparse.Namespace, console: Console) -> int:
-    _read_mappings(arguments.file, console)
+    _read_mappings(arguments.file, console, lint=True)
     return 0
 
 
