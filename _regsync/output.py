@@ -56,7 +56,8 @@ def progress_lines(now: Snapshot, columns: int, marks: str = "#-") -> list[str]:
     rows = [("images", now.done, now.known, f"{now.done} of {now.known}")]
     if now.expected or now.bytes:
         rows.append(("data", now.bytes, max(now.bytes, now.expected), now.data))
-    width = min(_WIDEST_BAR, columns - 10 - max(len(text) for *_, text in rows))
+    # With room for the longest usual text, so that bars do not move.
+    width = min(_WIDEST_BAR, columns - 10 - max(30, *(len(text) for *_, text in rows)))
     lines = []
     for name, part, whole, text in rows:
         full = width * part // max(whole, 1)
@@ -230,4 +231,4 @@ def _waiting(progress: Any, now: float) -> str:
     names = progress.under_way()
     if not names:
         return "asking what there is" if progress.done == progress.known else "comparing tags"
-    return f"copying {names[0]}" + (f" and {len(names) - 1} more" if len(names) > 1 else "")
+    return f"copying {names[0]}" if len(names) == 1 else f"{len(names)} under way, first {names[0]}"

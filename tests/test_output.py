@@ -309,8 +309,8 @@ BUSY = Snapshot(12, 40, 31_500_000, 1_200_000_000, 5_200_000.0, 65.0, "copying d
             60,
             "#-",
             [
-                "images ######---------------- 12 of 40",
-                "data   ###########----------- 600.0 MB of 1.2 GB, 5.2 MB/s",
+                "images ######-------------- 12 of 40",
+                "data   ##########---------- 600.0 MB of 1.2 GB, 5.2 MB/s",
                 "1m05s  copying docker.io/library/nginx:1.27",
             ],
             id="60 columns without UTF-8",
@@ -332,7 +332,7 @@ BUSY = Snapshot(12, 40, 31_500_000, 1_200_000_000, 5_200_000.0, 65.0, "copying d
             Snapshot(0, 0, 0, 0, 0.0, 0.3, "asking what there is"),
             60,
             "#-",
-            ["images ------------------------ 0 of 0", "0.3s   asking what there is"],
+            ["images -------------------- 0 of 0", "0.3s   asking what there is"],
             id="nothing known yet",
         ),
         pytest.param(
@@ -340,8 +340,8 @@ BUSY = Snapshot(12, 40, 31_500_000, 1_200_000_000, 5_200_000.0, 65.0, "copying d
             60,
             "#-",
             [
-                "images ######################## 1 of 1",
-                "data   ######################## 3.0 KB of 3.0 KB, 0 B/s",
+                "images #################### 1 of 1",
+                "data   #################### 3.0 KB of 3.0 KB, 0 B/s",
                 "2h00m",
             ],
             id="read again: more bytes than expected",
@@ -472,8 +472,8 @@ async def test_without_a_terminal_a_heartbeat_comes_every_thirty_seconds() -> No
         await show_progress(screen.console, Progress)
     assert screen.texts == (
         "",
-        "still running: 1 of 4 images, 60.0 MB of 90.0 MB, 2.0 MB/s, 30s; copying s/app:1 and 1 more\n"
-        "still running: 1 of 4 images, 60.0 MB of 90.0 MB, 0 B/s, 1m00s; copying s/app:1 and 1 more\n",
+        "still running: 1 of 4 images, 60.0 MB of 90.0 MB, 2.0 MB/s, 30s; 2 under way, first s/app:1\n"
+        "still running: 1 of 4 images, 60.0 MB of 90.0 MB, 0 B/s, 1m00s; 2 under way, first s/app:1\n",
     )
 
 
@@ -509,7 +509,7 @@ async def test_the_rate_is_that_of_the_last_seconds() -> None:
         (4, {}, [], "comparing tags"),
         (4, {}, ["s/app:1"], "copying s/app:1"),
         (4, {"hub": 12.25, "past": 0.1}, ["s/app:1"], "hub is throttled (429), next try in 12s"),
-        (4, {"past": 0.1}, ["s/app:1", "b", "c"], "copying s/app:1 and 2 more"),
+        (4, {"past": 0.1}, ["s/app:1", "b", "c"], "3 under way, first s/app:1"),
     ],
 )
 async def test_what_a_run_waits_for_is_named(
