@@ -241,9 +241,6 @@ class _MemoryStream(_Stream):
     def reset(self) -> None:
         self._end.reset()
 
-    def reset(self) -> None:
-        self._end.reset()
-
     def close(self) -> None:
         self._end.close()
 

@@ -17,7 +17,7 @@ import anyio
 import pytest
 
 from conformance.app import App
-from conformance.images import Seed
+from conformance.images import Image, Seed
 from conformance.memory import End, Link, Place, network
 from conformance.messages import Answer, Request, error
 from tests.ends import held, only, tags, virtual
@@ -139,6 +139,11 @@ async def test_nobody_listens_under_another_name_or_port_or_in_an_outage() -> No
 
 async def image_at(place: Place, seed: Seed, repository: str = "app", tag: str = "v1", **shape: Any) -> Any:
     return seed.image(**shape).load_into(place.app, repository, tag=tag)
+
+
+def largest(image: Image) -> str:
+    """Return the digest of the largest blob."""
+    return max(image.blobs, key=lambda digest: len(image.blobs[digest]))
 
 
 def times(place: Place, wanted: Callable[[Request], bool]) -> list[float]:
@@ -395,7 +400,7 @@ async def test_a_body_that_stalls_is_fetched_again_after_a_minute(seed: Seed) ->
     async with virtual() as world:
         source, target = world.registry("source.test"), world.registry("target.test")
         image = await image_at(source, seed, sizes=(200_000,))
-        stalled = source.app.faults.on("GET", "blob").first()
+        stalled = source.app.faults.on("GET", "blob", reference=largest(image)).first()
         stalled.stall(after=1000)
         ran = await world.copy(source, target)
         assert (ran.status, len(stalled.done)) == (0, 1)
@@ -408,7 +413,7 @@ async def test_connections_that_are_dropped_cost_seconds_at_most(seed: Seed, res
     async with virtual() as world:
         source, target = world.registry("source.test"), world.registry("target.test")
         image = await image_at(source, seed, sizes=(200_000,))
-        source.app.faults.on("GET", "blob").first(2).drop(after=50_000, reset=reset)
+        source.app.faults.on("GET", "blob", reference=largest(image)).first(2).drop(after=50_000, reset=reset)
         target.app.faults.on("PUT", "upload").nth(2).drop(reset=reset)
         target.app.faults.on("PUT", "manifest").first().drop(reset=reset)
         ran = await world.copy(source, target)
