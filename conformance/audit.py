@@ -1,0 +1,80 @@
+"""What a client did wrong, by name, from the journals of everybody that it talked to.
+
+Owns: the table of mistakes and their order. May not know: how a client is made, what it was told to do.
+Invariant: a finding names its mistake and shows the exchanges; what a failure, or an answer that a hook
+gave, explains is no finding. The rules are in `audit_protocol` (what strict registries refuse),
+`audit_safety` (secrets and content) and `audit_discipline` (requests that were not needed).
+
+    findings = audit({server.url: server.app for server in (source, target)})
+    assert not findings, report(findings)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+
+from . import audit_discipline, audit_protocol, audit_safety
+from .evidence import RULES, Act, Class, Finding, Run
+from .exchange import Site
+
+__all__ = ["MISTAKES", "Act", "Class", "Finding", "audit", "latest", "report"]
+
+_MODULES = (audit_protocol, audit_safety, audit_discipline)  # importing them fills the table
+
+MISTAKES: Mapping[str, str] = {name: rule.text for name, rule in RULES.items()}
+
+
+def latest(sites: Mapping[str, Site]) -> int:
+    """Return how far the order of all exchanges has come; `since` takes it for what follows."""
+    return max(
+        (max(entry.begun, entry.ended or 0) for site in sites.values() for entry in site.journal.entries),
+        default=0,
+    )
+
+
+def audit(
+    sites: Mapping[str, Site],
+    *,
+    kinds: Collection[Class] = ("protocol", "safety", "discipline"),
+    since: int = 0,
+    excused: Collection[str] = (),
+    readonly: Collection[str] = (),
+    remembered: Collection[str] = (),
+    realms: Collection[str] = (),
+) -> list[Finding]:
+    """Return what went wrong in one run: `sites` are its registries, token services and storages by origin.
+
+    `since` leaves earlier runs out (see `latest`), `excused` are names of mistakes that a test provokes.
+    `readonly` origins are only sources, `remembered` ones had asked for a login before the run, `realms`
+    are origins of token services that any registry may name. What a registry refused as sent by no correct
+    client and no rule explains is `refused_as_wrong`.
+    """
+    run = Run(sites, since, readonly=readonly, remembered=remembered, realms=realms)
+    found = [
+        Finding(rule.name, rule.kind, rule.text, acts)
+        for rule in RULES.values()
+        if rule.kind in kinds
+        for acts in rule.check(run)
+    ]
+    if "protocol" in kinds:
+        found += _unexplained(run, found)
+    return [finding for finding in found if finding.name not in excused]
+
+
+def _unexplained(run: Run, found: Iterable[Finding]) -> list[Finding]:
+    named = {id(act.entry) for finding in found if finding.kind == "protocol" for act in finding.acts}
+    left = []
+    for place, site in run.sites.items():
+        acts = [act for act in run.acts if act.place == place]
+        for text in tuple(site.journal.violations):
+            about = [act for act in acts if text.startswith(f"{act.entry.method} {act.entry.target}: ")]
+            about = about or [act for act in acts if act.entry.kind == "token" and "token" in text]
+            explained = [act for act in about if id(act.entry) in named]
+            if not explained:
+                left.append(Finding("refused_as_wrong", "protocol", f"{place}: {text}", tuple(about)))
+    return left
+
+
+def report(findings: Iterable[Finding]) -> str:
+    """Write findings for the reader of a failed test."""
+    return "the client made mistakes:\n" + "\n".join(map(str, findings))

@@ -1,0 +1,380 @@
+"""Requests that were not needed: what the client knew, or could have known, when it asked.
+
+Owns: design.md section 6 as rules about sequences. May not know: credentials, the grammar of requests.
+Invariant: a repetition is a mistake only beyond the failures that excuse it, and only what had been
+answered when a request was sent counts as known. Follows design.md sections 6 and 7 (I4).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from itertools import chain, pairwise
+
+from .evidence import Act, Run, Session, grouped, parameters, rule, single
+from .messages import digest_of
+
+__all__: list[str] = []
+
+_FALLBACK = re.compile(r"sha(256|512)-[a-f0-9]{64,128}\Z")
+_LOST_ANSWER_QUESTIONS = 3
+_TRIVIAL = (digest_of(b"{}"), digest_of(b""))
+
+
+def _area(act: Act) -> tuple[str, str]:
+    """What is learnt about a registry is learnt per host and first path segment (rules 11 and 15)."""
+    return act.place, act.entry.repository.partition("/")[0]
+
+
+def _is_mount(act: Act) -> bool:
+    """Whether it mounts from another repository; from its own it asks whether the blob is there."""
+    source = act.entry.query.get("from")
+    return bool(act.entry.query.get("mount")) and source not in (None, act.entry.repository)
+
+
+def _target(act: Act) -> object:
+    return act.place, act.entry.method, act.entry.target
+
+
+@single("discipline", "the registry is pinged")
+def ping(act: Act) -> bool:
+    return act.entry.kind == "ping"
+
+
+# Listings, tags and manifests.
+
+
+@rule("discipline", "a page of a listing is asked for twice")
+def listing_twice(run: Run) -> Iterator[tuple[Act, ...]]:
+    yield from run.repeated(grouped(run.select("GET", "tag_list"), _target))
+
+
+@rule("discipline", "a tag is asked for that the listing showed absent")
+def absent_tag_asked(run: Run) -> Iterator[tuple[Act, ...]]:
+    for act in chain(run.select("HEAD", "manifest"), run.select("GET", "manifest")):
+        if act.entry.status != 404 or not act.is_answer or ":" in act.entry.reference:
+            continue
+        if _FALLBACK.match(act.entry.reference):
+            continue
+        listings = [
+            each
+            for each in run.select("GET", "tag_list")
+            if each.repository == act.repository and each.is_answer and run.knew(each, act)
+        ]
+        if listings and "next" not in listings[-1].entry.response_headers.get("link", ""):
+            yield (*listings, act)
+
+
+@rule("discipline", "a tag is asked for twice")
+def tag_asked_twice(run: Run) -> Iterator[tuple[Act, ...]]:
+    tagged = [
+        act
+        for act in chain(run.select("GET", "manifest"), run.select("HEAD", "manifest"))
+        if ":" not in act.entry.reference and not _FALLBACK.match(act.entry.reference)
+    ]
+    for acts in grouped(tagged, _target).values():
+        settled = [act for act in acts if act.is_answer]
+        for one, other in pairwise(settled):
+            between = [
+                act
+                for act in run.acts
+                if act.repository == one.repository and one.entry.begun < act.entry.begun < other.entry.begun
+            ]
+            # It was put meanwhile, or what it named is gone.
+            put = any(act.entry.method == "PUT" and act.entry.kind == "manifest" for act in between)
+            gone = any(act.entry.status == 404 and ":" in act.entry.reference for act in between)
+            if not put and not gone:
+                yield one, other
+
+
+@rule("discipline", "a manifest is fetched again whose bytes are known")
+def manifest_fetched_twice(run: Run) -> Iterator[tuple[Act, ...]]:
+    fetched = [act for act in run.select("GET", "manifest") if act.is_success]
+    known = grouped(
+        fetched, lambda act: (*act.repository, act.entry.response_headers.get("docker-content-digest", ""))
+    )
+    for acts in known.values():
+        again = [act for act in acts[1:] if ":" in act.entry.reference]
+        if again and len(again) > run.excuses(again[0].digest, again[-1]):
+            yield acts[0], *again
+
+
+@rule("discipline", "a manifest is asked for that this run has put")
+def own_manifest_asked(run: Run) -> Iterator[tuple[Act, ...]]:
+    puts = [act for act in run.select("PUT", "manifest") if act.is_success]
+    for act in chain(run.select("HEAD", "manifest"), run.select("GET", "manifest")):
+        known = [
+            put
+            for put in puts
+            if put.repository == act.repository
+            and put.entry.reference == act.entry.reference
+            and run.knew(put, act)
+        ]
+        if known:
+            yield known[-1], act
+
+
+@rule("discipline", "a manifest is put twice under one name")
+def manifest_put_twice(run: Run) -> Iterator[tuple[Act, ...]]:
+    puts = [act for act in run.select("PUT", "manifest") if act.is_success]
+    named = grouped(
+        puts,
+        lambda act: (
+            *act.repository,
+            act.entry.reference,
+            act.entry.response_headers.get("docker-content-digest"),
+        ),
+    )
+    yield from run.repeated(named)
+
+
+@rule("discipline", "a referrer is put before its subject")
+def subject_after_referrer(run: Run) -> Iterator[tuple[Act, ...]]:
+    for (place, name, digest), act in run.commits.items():
+        held = run.repositories(place).get(name)
+        manifest = held.manifests.get(digest) if held else None
+        subject = run.commits.get((place, name, manifest.subject or "")) if manifest else None
+        if subject is not None and not subject.before(act):
+            yield act, subject
+
+
+# Referrers.
+
+
+@rule("discipline", "the referrers of a digest are asked for twice")
+def referrers_twice(run: Run) -> Iterator[tuple[Act, ...]]:
+    yield from run.repeated(grouped(run.select("GET", "referrers"), _target))
+
+
+@rule("discipline", "the fallback tag is asked for where the referrers API has answered")
+def fallback_after_api(run: Run) -> Iterator[tuple[Act, ...]]:
+    for act in chain(run.select("GET", "manifest"), run.select("HEAD", "manifest")):
+        answers = [
+            each
+            for each in run.select("GET", "referrers")
+            if _area(each) == _area(act) and each.is_success and run.knew(each, act)
+        ]
+        if _FALLBACK.match(act.entry.reference) and answers:
+            yield answers[0], act
+
+
+@rule("discipline", "the referrers API is asked again where it is known to be missing")
+def absent_api_asked(run: Run) -> Iterator[tuple[Act, ...]]:
+    missing: dict[object, Act] = {}
+    for act in run.select("GET", "referrers"):
+        known = missing.get(_area(act))
+        if known is not None and run.knew(known, act):
+            yield known, act
+        gone = act.entry.status in (404, 405, 501) and not act.is_disturbed
+        if gone and not {"MANIFEST_UNKNOWN", "NAME_UNKNOWN"} & set(act.entry.codes):
+            missing.setdefault(_area(act), act)
+
+
+# Blobs.
+
+
+@rule("discipline", "a blob is pulled again for what one reading of it could serve")
+def blob_pulled_twice(run: Run) -> Iterator[tuple[Act, ...]]:
+    pulls = [act for act in run.select("GET", "blob") if act.is_success and "range" not in act.entry.headers]
+    for acts in grouped(pulls, lambda act: (*act.repository, act.digest)).values():
+        digest = acts[0].digest
+        # A registry that does not mount is sent it once for each repository.
+        hosts = grouped(
+            (act for act in run.about[digest] if act.is_write and act.entry.kind == "upload"),
+            lambda act: act.place,
+        )
+        served = max((len({act.repository for act in sent}) for sent in hosts.values()), default=1)
+        if len(acts) > served + run.excuses(digest, acts[-1]):
+            yield tuple(acts)
+
+
+@single("discipline", "a blob is fetched whose bytes are known to everybody")
+def trivial_blob_fetched(act: Act) -> bool:
+    return (act.entry.method, act.entry.kind) == ("GET", "blob") and act.entry.reference in _TRIVIAL
+
+
+@rule("discipline", "a blob is uploaded twice to one repository")
+def blob_uploaded_twice(run: Run) -> Iterator[tuple[Act, ...]]:
+    sent = (act for act in run.acts if act.entry.kind in ("upload", "upload_start") and act.digest)
+    ended = [act for act in sent if act.entry.status in (201, 204) and not _asks(act)]
+    yield from run.repeated(grouped(ended, lambda act: (*act.repository, act.digest)))
+
+
+def _asks(act: Act) -> bool:
+    """Whether an upload start asks for the blob in its own repository (rule 11)."""
+    return act.entry.kind == "upload_start" and bool(act.entry.query.get("mount")) and not _is_mount(act)
+
+
+@rule("discipline", "a blob is asked for of which this run knows whether it is there")
+def known_blob_asked(run: Run) -> Iterator[tuple[Act, ...]]:
+    for act in run.select("HEAD", "blob"):
+        known = [
+            each
+            for each in run.about[act.digest]
+            if each.repository == act.repository
+            and run.knew(each, act)
+            and (each.is_answer if each.entry.method == "HEAD" else each.is_success)
+            and each.entry.kind in ("blob", "upload", "upload_start")
+            and each.entry.method != "PATCH"
+        ]
+        # A lost answer is asked for three times (rule 16).
+        excuses = run.excuses(act.digest, act)
+        heads = sum(each.entry.method == "HEAD" for each in known)
+        enough = not excuses or heads > _LOST_ANSWER_QUESTIONS * excuses
+        if known and enough and not _confirms(run, known[-1], act):
+            yield known[-1], act
+
+
+def _confirms(run: Run, told: Act, act: Act) -> bool:
+    """Whether this looks if a registry means the 201 with which it says that a blob is there (rule 11)."""
+    if not _asks(told) or told.entry.status != 201:
+        return False
+    confirmed = [
+        each
+        for each in run.select("HEAD", "blob")
+        if _area(each) == _area(act) and each.entry.status == 200 and each.before(told)
+    ]
+    return not confirmed
+
+
+@rule("discipline", "a source's blob is opened before a target has accepted an upload")
+def blob_before_session(run: Run) -> Iterator[tuple[Act, ...]]:
+    starts = [act for act in run.select("POST", "upload_start") if act.is_success]
+    starts.sort(key=lambda act: act.entry.ended or 0)
+    first = {act.repository: act for act in reversed(starts)}
+    for act in run.select("GET", "blob"):
+        sent = {each.repository for each in run.about[act.digest] if each.is_write}
+        # The first of a repository is the one that was accepted first: they stand in order.
+        accepted = [first[each] for each in sent if each in first] or starts[:1]
+        if accepted and not run.is_redirected(act) and not any(each.before(act) for each in accepted):
+            yield act, accepted[0]
+
+
+# Upload sessions and mounts.
+
+
+def _by_digest(run: Run) -> Iterator[list[Session]]:
+    named = [session for session in run.sessions if session.digest]
+    groups: dict[object, list[Session]] = {}
+    for session in named:
+        groups.setdefault((*session.opener.repository, session.digest), []).append(session)
+    return iter(groups.values())
+
+
+@rule("discipline", "a second upload session is opened for a blob that has one: the 202 of a refused mount")
+def second_session(run: Run) -> Iterator[tuple[Act, ...]]:
+    for sessions in _by_digest(run):
+        last = sessions[-1].opener
+        if len(sessions) > 1 + run.excuses(sessions[0].digest, last):
+            yield tuple(session.opener for session in sessions)
+
+
+@rule("discipline", "an upload session is opened and never used")
+def session_unused(run: Run) -> Iterator[tuple[Act, ...]]:
+    single = [sessions[0] for sessions in _by_digest(run) if len(sessions) == 1]
+    nameless = [session for session in run.sessions if not session.digest]
+    unused = [session.opener for session in (*single, *nameless) if not session.acts]
+    if len(unused) > len(run.failures):
+        yield tuple(unused)
+
+
+@rule("discipline", "a blob is mounted from a repository without a committed manifest that names it")
+def mount_uncommitted(run: Run) -> Iterator[tuple[Act, ...]]:
+    for act in run.select("POST", "upload_start"):
+        source = (act.place, act.entry.query.get("from", ""))
+        if _is_mount(act) and not run.committed(source, act.entry.query["mount"], act):
+            yield (act,)
+
+
+@rule("discipline", "a mount is tried again between repositories where it was refused")
+def mount_refused_again(run: Run) -> Iterator[tuple[Act, ...]]:
+    refused: dict[object, Act] = {}
+    for act in run.select("POST", "upload_start"):
+        if not _is_mount(act):
+            continue
+        pair = (*act.repository, act.entry.query["from"])
+        if pair in refused and run.knew(refused[pair], act):
+            yield refused[pair], act
+        if act.entry.status == 202 and not act.is_disturbed:
+            refused.setdefault(pair, act)
+
+
+@rule("discipline", "a blob is uploaded that another repository of the registry has from this run")
+def upload_without_mount(run: Run) -> Iterator[tuple[Act, ...]]:
+    tried = [act for act in run.select("POST", "upload_start") if _is_mount(act)]
+    refusing = {act.place for act in tried if act.entry.status != 201}
+    own = {(place, name) for place, name, _ in run.commits}
+    for session in run.sessions:
+        act, digest = session.opener, session.digest
+        if digest is None or act.place in refusing or _is_mount(act) or not session.acts:
+            continue
+        for repository in own - {act.repository}:
+            commits = [
+                commit
+                for (place, name, manifest), commit in run.commits.items()
+                if (place, name) == repository
+                and run.knew(commit, act)
+                and any(
+                    part["digest"] == digest
+                    for part in run.repositories(place)[name].manifests[manifest].blobs
+                )
+            ]
+            if repository[0] == act.place and commits:
+                yield commits[0], act
+                break
+
+
+# Logins.
+
+
+@rule("discipline", "a token is asked for that is held")
+def token_twice(run: Run) -> Iterator[tuple[Act, ...]]:
+    tokens = [act for act in run.select(kind="token") if act.is_success]
+    for acts in grouped(
+        tokens,
+        lambda act: (act.place, act.entry.authorization, *sorted(" ".join(parameters(act, "scope")).split())),
+    ).values():
+        for one, other in pairwise(acts):
+            if not parameters(one, "scope"):
+                continue  # a form: its scopes are in the body
+            lost = [
+                act
+                for act in run.acts
+                if act.entry.status in (401, 403)
+                and act.entry.authorization[0] == "bearer"
+                and one.entry.begun < (act.entry.ended or 0) < other.entry.begun
+            ]
+            if not lost:
+                yield one, other
+
+
+@rule("discipline", "a registry whose challenge is known is asked again without a login")
+def challenge_twice(run: Run) -> Iterator[tuple[Act, ...]]:
+    for acts in grouped((each.giver for each in run.challenges), lambda act: act.origin).values():
+        bare = [act for act in acts if not act.entry.authorization[0] and not run.is_redirected(act)]
+        for act in bare[1:]:
+            # What was about to be sent when the first was refused may be sent yet.
+            late = [
+                each
+                for each in run.acts
+                if each.origin == act.origin
+                and each.entry.authorization[0]
+                and (each.place, each.entry.connection) == (act.place, act.entry.connection)
+                and each.before(act)
+            ]
+            if late and run.knew(bare[0], act):
+                yield bare[0], act
+
+
+@rule("discipline", "a login that was refused is tried again")
+def refused_login_again(run: Run) -> Iterator[tuple[Act, ...]]:
+    refused: dict[object, Act] = {}
+    for act in run.acts:
+        scheme, value = act.entry.authorization
+        if scheme != "basic":
+            continue
+        key = (act.origin, act.entry.method if act.entry.kind == "token" else "", value)
+        if key in refused and run.knew(refused[key], act):
+            yield refused[key], act
+        if act.entry.status == 401:
+            refused.setdefault(key, act)

@@ -1,0 +1,276 @@
+"""Mistakes that cost somebody his secrets or his images.
+
+Owns: who may see a credential, what may be committed, what is never deleted. May not know: whether a
+request was needed. Invariant: a credential is innocent only where a challenge asked for it before it was
+sent. Follows design.md section 7 (I1, I3, I6), protocol-facts.md sections 1.6, 2.7 and 9.2.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+from urllib.parse import unquote_plus, urlsplit
+
+from .evidence import Act, Run, grouped, parameters, rule, single, without_digest
+from .messages import digest_of
+from .storage import INDEXES, Stored, is_foreign
+
+if TYPE_CHECKING:
+    from .storage import Repository
+
+__all__: list[str] = []
+
+_SHORTEST_SECRET = 4
+
+
+def _carries(act: Act) -> bool:
+    """Whether a credential is sent: in a header, or as the form of a token request."""
+    return "authorization" in act.entry.headers or bool(act.entry.secrets)
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost" or host.endswith(".localhost")
+
+
+def _realms(run: Run, act: Act) -> list[str]:
+    """Return the realms that were known as this act's URL."""
+    here = act.origin + urlsplit(act.entry.target).path
+    return [
+        each.giver.origin
+        for each in run.challenges
+        if each.scheme == "bearer" and each.giver.before(act) and each.realm.partition("?")[0] == here
+    ]
+
+
+def _may_name(run: Run, registry: str, realm: str) -> bool:
+    """Judge a realm as strictly as section 2.7 has it: the same host, or one that is allowed."""
+    there, here = urlsplit(realm), urlsplit(registry)
+    same = there.hostname == here.hostname
+    beside = _is_loopback(there.hostname or "") and _is_loopback(here.hostname or "")
+    return same or beside or realm in run.realms
+
+
+def _sent_there(run: Run, act: Act) -> list[Act]:
+    """Return the redirects of other origins that lead to this act."""
+    return [
+        moved.giver
+        for moved in run.redirects
+        if moved.giver.before(act)
+        and (moved.origin, moved.target) == (act.origin, act.entry.target)
+        and moved.giver.origin != act.origin
+    ]
+
+
+def _opened_by(run: Run, act: Act) -> list[Act]:
+    """Return the answers of other origins whose upload Location this act uses."""
+    target = without_digest(act.entry.target)
+    return [
+        moved.giver
+        for session in run.sessions
+        for moved in session.locations
+        if moved.giver.before(act)
+        and (moved.origin, moved.target) == (act.origin, target)
+        and moved.giver.origin != act.origin
+    ]
+
+
+# Credentials.
+
+
+@rule("safety", "a credential follows a redirect to another origin")
+def credential_on_redirect(run: Run) -> Iterator[tuple[Act, ...]]:
+    for act in run.acts:
+        givers = _sent_there(run, act) if _carries(act) else []
+        if givers:
+            yield givers[-1], act
+
+
+@rule("safety", "a credential goes to an upload's Location on another origin")
+def credential_to_location(run: Run) -> Iterator[tuple[Act, ...]]:
+    for act in run.acts:
+        givers = _opened_by(run, act) if _carries(act) else []
+        if givers:
+            yield givers[-1], act
+
+
+@rule("safety", "a credential goes to the realm of a registry that may not name it")
+def credential_to_realm(run: Run) -> Iterator[tuple[Act, ...]]:
+    for act in run.acts:
+        registries = _realms(run, act) if _carries(act) else []
+        if registries and not any(_may_name(run, registry, act.origin) for registry in registries):
+            yield (act,)
+
+
+@rule("safety", "a credential is sent before, or in another way than, it was asked for there")
+def credential_unasked(run: Run) -> Iterator[tuple[Act, ...]]:
+    for act in run.acts:
+        if not _carries(act) or _realms(run, act) or act.origin in run.remembered:
+            continue
+        scheme = act.entry.authorization[0]
+        asked = [
+            each
+            for each in run.challenges
+            if each.giver.origin == act.origin and each.giver.before(act) and each.scheme == scheme
+        ]
+        if not asked and not _sent_there(run, act) and not _opened_by(run, act):
+            yield (act,)
+
+
+@rule("safety", "a token goes to a registry whose token service did not give it")
+def token_of_another(run: Run) -> Iterator[tuple[Act, ...]]:
+    bearing = [act for act in run.acts if act.entry.authorization[0] == "bearer"]
+    for acts in grouped(bearing, lambda act: act.entry.authorization[1]).values():
+        first = acts[0]
+        realms = {each.realm for each in run.challenges if each.giver.origin == first.origin}
+        for act in acts[1:]:
+            own = {each.realm for each in run.challenges if each.giver.origin == act.origin}
+            if act.origin != first.origin and not own & realms:
+                yield first, act
+                break
+
+
+@rule("safety", "a credential that TLS protects elsewhere goes in clear")
+def credential_in_clear(run: Run) -> Iterator[tuple[Act, ...]]:
+    for act in run.acts:
+        if not _carries(act) or not act.origin.startswith("http:"):
+            continue
+        sent = act.entry.authorization
+        safe = [
+            each
+            for each in run.acts
+            if each.origin.startswith("https:") and sent[1] and each.entry.authorization == sent
+        ]
+        named = [origin for origin in _realms(run, act) if origin.startswith("https:")]
+        if safe or named:
+            yield (*safe[:1], act)
+
+
+@rule("safety", "a secret stands in a URL: it ends in the logs of every server on the way")
+def secret_in_url(run: Run) -> Iterator[tuple[Act, ...]]:
+    sent = {text for act in run.acts for text in (*act.entry.sent_secrets(), act.entry.authorization[1])}
+    secrets = {text for text in sent if len(text) >= _SHORTEST_SECRET}
+    # What a server itself put into a Location or realm comes back as it was.
+    given = {moved.target for session in run.sessions for moved in session.locations}
+    given |= {moved.target for moved in run.redirects}
+    for act in run.acts:
+        if without_digest(act.entry.target) in given or act.entry.target in given:
+            continue
+        if any(text in unquote_plus(act.entry.target) for text in secrets):
+            yield (act,)
+
+
+@single("safety", "a cookie is sent: nobody gave one")
+def cookie_sent(act: Act) -> bool:
+    return "cookie" in act.entry.headers
+
+
+@rule("safety", "a token is asked for with push where nothing is to be written")
+def push_asked_of_source(run: Run) -> Iterator[tuple[Act, ...]]:
+    for act in run.select(kind="token"):
+        named = [each.giver.place for each in run.challenges if each.realm.startswith(act.origin)]
+        scopes = " ".join(parameters(act, "scope"))
+        if named and all(place in run.readonly for place in named) and "push" in scopes:
+            yield (act,)
+
+
+# Content.
+
+
+@single("safety", "something is deleted that is not an upload session")
+def deleted(act: Act) -> bool:
+    return act.entry.method == "DELETE" and act.entry.kind != "upload"
+
+
+@rule("safety", "something is written to a source")
+def source_written(run: Run) -> Iterator[tuple[Act, ...]]:
+    for act in run.acts:
+        if act.is_write and act.entry.kind != "token" and act.place in run.readonly:
+            yield (act,)
+
+
+def _committed(run: Run) -> Iterator[tuple[Act, Repository, Stored]]:
+    for (place, name, digest), act in run.commits.items():
+        held = run.repositories(place).get(name)
+        if held is not None and digest in held.manifests:
+            yield act, held, held.manifests[digest]
+
+
+@rule("safety", "what was sent and committed does not have the bytes of its digest")
+def content_differs(run: Run) -> Iterator[tuple[Act, ...]]:
+    for act, held, manifest in _committed(run):
+        algorithm = manifest.digest.partition(":")[0]
+        if digest_of(manifest.body, algorithm) != manifest.digest:
+            yield (act,)
+        for part in manifest.blobs:
+            digest, blob = part["digest"], held.blobs.get(part["digest"])
+            sent = [each for each in run.about.get(digest, ()) if each.is_write and each.entry.status == 201]
+            if blob is not None and sent and blob.digest(digest.partition(":")[0]) != digest:
+                yield (*sent, act)
+
+
+@rule("safety", "a manifest is committed and what it names is missing, or has another size")
+def content_missing(run: Run) -> Iterator[tuple[Act, ...]]:
+    for act, held, manifest in _committed(run):
+        for part in (*manifest.blobs, *manifest.children):
+            blob, child = held.blobs.get(part["digest"]), held.manifests.get(part["digest"])
+            size = len(child.body) if child else blob.size if blob else None
+            if size != part["size"] and not (size is None and is_foreign(part["mediaType"])):
+                yield (act,)
+                break
+
+
+def _others(run: Run, act: Act) -> Iterator[Stored]:
+    """Give every manifest that was somewhere before the run."""
+    for place in run.sites:
+        for name, held in run.repositories(place).items():
+            for digest, manifest in held.manifests.items():
+                key = (place, name, digest)
+                if run.arrivals.get(key) is not run.commits.get(key) or key not in run.commits:
+                    yield manifest
+
+
+@rule("safety", "a manifest is committed that no source holds: neither its bytes nor a choice of an index")
+def manifest_invented(run: Run) -> Iterator[tuple[Act, ...]]:
+    for act, _, manifest in _committed(run):
+        whole = [each for each in _others(run, act) if each.body == manifest.body]
+        if whole or not any(run.repositories(place) for place in run.sites if place != act.place):
+            continue
+        children = {part["digest"] for part in manifest.children}
+        chosen = [
+            each
+            for each in _others(run, act)
+            if manifest.media_type in INDEXES
+            and each.media_type == manifest.media_type
+            and len(children) <= len(each.children)
+        ]
+        # A trimmed index has a trimmed one below it where indexes are nested.
+        made = {digest for _, _, digest in run.commits}
+        if not any(children <= {part["digest"] for part in each.children} | made for each in chosen):
+            yield (act,)
+
+
+@rule("safety", "a manifest is committed under another media type than its source's")
+def media_type_changed(run: Run) -> Iterator[tuple[Act, ...]]:
+    for act, _, manifest in _committed(run):
+        types = {each.media_type for each in _others(run, act) if each.body == manifest.body}
+        if types and manifest.media_type not in types:
+            yield (act,)
+
+
+@rule("safety", "a layer that must not be distributed is fetched or pushed")
+def foreign_layer_moved(run: Run) -> Iterator[tuple[Act, ...]]:
+    named: dict[str, bool] = {}
+    for place in run.sites:
+        for held in run.repositories(place).values():
+            for manifest in held.manifests.values():
+                for part in manifest.blobs:
+                    own = is_foreign(part["mediaType"])
+                    named[part["digest"]] = named.get(part["digest"], True) and own
+    for act in run.acts:
+        moved = act.entry.method in ("GET", "PUT", "POST", "PATCH")
+        if moved and act.entry.kind in ("blob", "upload", "upload_start") and named.get(act.digest or ""):
+            yield (act,)

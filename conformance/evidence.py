@@ -1,0 +1,397 @@
+"""What the journals of a run prove: its exchanges in one order, its upload sessions, challenges and commits.
+
+Owns: reading journals and the registries' content as facts about a client, and the table in which the rules
+of the `audit_*` modules stand. May not know: any rule. Invariant: only what was answered, whole and by the
+registry itself, counts as known to the client; an answer that a hook gave proves nothing against it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
+from urllib.parse import parse_qsl, urljoin, urlsplit
+
+from .exchange import Site
+from .journal import Entry
+from .storage import Repository
+
+__all__ = [
+    "RULES",
+    "Act",
+    "Challenge",
+    "Class",
+    "Finding",
+    "Moved",
+    "Rule",
+    "Run",
+    "Session",
+    "rule",
+    "single",
+]
+
+Class = Literal["protocol", "safety", "discipline"]
+RepositoryKey = tuple[str, str]
+
+_HARMLESS = {"delay", "throttle"}  # faults that change nothing but when
+_REDIRECTS = (301, 302, 303, 307, 308)
+# Statuses of refusals that say nothing about whether the request was right.
+_NO_FAULT = (401, 403, 408, 429)
+
+
+class Act(NamedTuple):
+    """One exchange: `place` is the site's own origin, `origin` what the client called it."""
+
+    place: str
+    origin: str
+    entry: Entry
+
+    @property
+    def repository(self) -> RepositoryKey:
+        return self.place, self.entry.repository
+
+    @property
+    def digest(self) -> str | None:
+        """The content that the exchange is about."""
+        entry = self.entry
+        if ":" in entry.reference:
+            return entry.reference
+        return entry.query.get("digest") or entry.query.get("mount")
+
+    @property
+    def is_write(self) -> bool:
+        return self.entry.method in ("POST", "PUT", "PATCH", "DELETE")
+
+    @property
+    def is_disturbed(self) -> bool:
+        """Whether the answer, or what became of the request, was not the registry's own doing."""
+        return self.entry.tampered or not {*self.entry.faults} <= _HARMLESS
+
+    @property
+    def is_success(self) -> bool:
+        """Whether the client was told truthfully that it has what it wanted."""
+        entry = self.entry
+        whole = entry.method not in ("PUT", "PATCH", "POST") or str(entry.request_bytes) == entry.headers.get(
+            "content-length", str(entry.request_bytes)
+        )
+        return entry.status is not None and 200 <= entry.status < 300 and whole and not self.is_disturbed
+
+    @property
+    def is_answer(self) -> bool:
+        """Whether it settled its question: a success, or a truthful "not here"."""
+        method, kind = self.entry.method, self.entry.kind
+        asked = method == "HEAD" or (method == "GET" and kind in ("manifest", "tag_list", "referrers"))
+        return self.is_success or (asked and self.entry.status == 404 and not self.is_disturbed)
+
+    @property
+    def is_failure(self) -> bool:
+        """Whether repeating it, or what led to it, is no mistake."""
+        return not self.is_answer and self.entry.status not in (304, *_REDIRECTS)
+
+    @property
+    def is_refusal(self) -> bool:
+        """Whether the registry itself says that the request was wrong."""
+        status = self.entry.status
+        refused = status is not None and 400 <= status < 500 and status not in _NO_FAULT
+        return refused and not self.is_disturbed
+
+    def before(self, other: Act) -> bool:
+        """Whether this was answered when the other was asked; the client may not have read it yet."""
+        return self.entry.ended is not None and self.entry.ended < other.entry.begun
+
+    def __str__(self) -> str:
+        return f"{self.origin} {self.entry}"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One mistake of the client: what it is called, and the exchanges that show it."""
+
+    name: str
+    kind: Class
+    text: str
+    acts: tuple[Act, ...]
+
+    def __str__(self) -> str:
+        return "\n    ".join([f"{self.kind}: {self.name}: {self.text}", *map(str, self.acts)])
+
+
+class Moved(NamedTuple):
+    """A Location: of a redirect, or of an upload session."""
+
+    giver: Act
+    origin: str
+    target: str
+
+
+class Challenge(NamedTuple):
+    """One way in that a 401 offered."""
+
+    giver: Act
+    scheme: str
+    realm: str
+
+
+@dataclass
+class Session:
+    """An upload session and everything that was sent to it."""
+
+    opener: Act
+    path: tuple[str, str]
+    locations: list[Moved] = field(default_factory=list)
+    acts: list[Act] = field(default_factory=list)
+
+    @property
+    def digest(self) -> str | None:
+        """What it is for, as far as the client said."""
+        ends = [act.entry.query["digest"] for act in self.acts if act.entry.query.get("digest")]
+        return ends[-1] if ends else self.opener.entry.query.get("mount")
+
+    def newest(self, act: Act) -> Moved:
+        """The Location that holds for `act`."""
+        known = [moved for moved in self.locations if moved.giver.before(act)]
+        return max(known, key=lambda moved: moved.giver.entry.ended or 0, default=self.locations[0])
+
+
+def without_digest(target: str) -> str:
+    """Take away what a client adds to a Location when it finishes an upload."""
+    return re.sub(r"(?<=[?&])digest=[^&]*&?", "", target).rstrip("?&")
+
+
+class Run:
+    """The exchanges of one run with every registry, token service and storage that took part in it.
+
+    `sites` are by origin, as in `http://127.0.0.1:5000`; exchanges that began at or before `since` belong to
+    an earlier run. `readonly` origins are sources and nothing else; `remembered` origins were known to ask
+    for a login; `realms` are origins of token services that any registry may name.
+    """
+
+    def __init__(
+        self,
+        sites: Mapping[str, Site],
+        since: int = 0,
+        *,
+        readonly: Collection[str] = (),
+        remembered: Collection[str] = (),
+        realms: Collection[str] = (),
+    ) -> None:
+        self.sites = sites
+        self.readonly, self.remembered, self.realms = readonly, remembered, realms
+        self.acts = sorted(
+            (
+                Act(place, entry.origin, entry)
+                for place, site in sites.items()
+                for entry in tuple(site.journal.entries)
+                if entry.begun > since
+            ),
+            key=lambda act: act.entry.begun,
+        )
+        self.failures = [act for act in self.acts if act.is_failure]
+        self.about = grouped(self.acts, lambda act: act.digest)
+        self._connections = grouped(self.acts, lambda act: (act.place, act.entry.connection))
+        self.challenges = [found for act in self.acts for found in _challenges(act)]
+        self.redirects = [
+            self._moved(act)
+            for act in self.acts
+            if act.entry.status in _REDIRECTS and "location" in act.entry.response_headers
+        ]
+        self._redirected = {moved.target for moved in self.redirects}
+        # A redirect that nobody followed came to nothing: the client would not, or could not.
+        reached = {act.entry.target for act in self.acts}
+        self.failures += [moved.giver for moved in self.redirects if moved.target not in reached]
+        self.failures += [act for act in self.select("GET", "blob") if self._is_lie(act)]
+        self.realms_named = {found.realm.partition("?")[0] for found in self.challenges}
+        self.sessions = self._sessions()
+        self.strays: list[Act] = []
+        for act in self.acts:
+            self._follow(act)
+        self.commits = self._commits()
+        self.arrivals = self._arrivals()
+
+    def select(self, method: str | None = None, kind: str | None = None) -> Iterator[Act]:
+        """Give the exchanges that agree with what is given, in order."""
+        for act in self.acts:
+            if method in (None, act.entry.method) and kind in (None, act.entry.kind):
+                yield act
+
+    def repositories(self, place: str) -> Mapping[str, Repository]:
+        """Return what a site holds, nothing where it is no registry of the harness."""
+        held: Mapping[str, Repository] = getattr(self.sites[place], "repositories", {})
+        return held
+
+    def knew(self, earlier: Act, act: Act) -> bool:
+        """Whether the client had read an answer when it asked: it had gone on on that connection."""
+        if not earlier.before(act):
+            return False
+        same = self._connections[earlier.place, earlier.entry.connection]
+        ended, begun = earlier.entry.ended or 0, act.entry.begun
+        return any(ended < each.entry.begun <= begun for each in same)
+
+    def is_registry(self, place: str) -> bool:
+        """Whether a site is a registry of the harness, whose paths are all known."""
+        return hasattr(self.sites[place], "repositories")
+
+    def is_redirected(self, act: Act) -> bool:
+        """Whether a registry sent the client there."""
+        return act.entry.target in self._redirected
+
+    def is_realm(self, act: Act) -> bool:
+        """Whether a challenge named that URL as where tokens are given."""
+        return act.origin + act.entry.target.partition("?")[0] in self.realms_named
+
+    def _is_lie(self, act: Act) -> bool:
+        """Whether a registry holds other bytes under a digest than it says."""
+        digest, held = act.digest, self.repositories(act.place).get(act.entry.repository)
+        blob = held.blobs.get(digest) if held and digest else None
+        return blob is not None and blob.digest(act.entry.reference.partition(":")[0]) != digest
+
+    def excuses(self, digest: str | None, act: Act) -> int:
+        """Count what went wrong with a digest before `act`: so often it may be asked for or sent again."""
+        sessions = [session for session in self.sessions if digest and session.digest == digest]
+        sent = {id(each.entry) for session in sessions for each in (session.opener, *session.acts)}
+        about = [each for each in self.failures if digest in (None, each.digest) or id(each.entry) in sent]
+        return sum(each.entry.begun < act.entry.begun for each in about)
+
+    def repeated(self, groups: Mapping[object, list[Act]]) -> Iterator[tuple[Act, ...]]:
+        """Give those groups of settled exchanges that are more than their digest's failures excuse."""
+        for acts in groups.values():
+            settled = [act for act in acts if act.is_answer]
+            if settled and len(settled) > 1 + self.excuses(settled[0].digest, settled[-1]):
+                yield tuple(settled)
+
+    def committed(self, repository: RepositoryKey, blob: str, act: Act) -> bool:
+        """Whether a manifest that names `blob` stood in a repository when `act` was asked."""
+        held = self.repositories(repository[0]).get(repository[1])
+        if held is None:
+            return False
+        naming = [
+            digest
+            for digest, manifest in held.manifests.items()
+            if any(part["digest"] == blob for part in manifest.blobs)
+        ]
+        commits = [self.commits.get((*repository, digest)) for digest in naming]
+        return any(commit is None or commit.before(act) for commit in commits)
+
+    @staticmethod
+    def _moved(act: Act) -> Moved:
+        """Read a Location; one that is no URL leads nowhere."""
+        try:
+            parts = urlsplit(urljoin(act.origin + act.entry.target, act.entry.response_headers["location"]))
+        except ValueError:
+            return Moved(act, "", "")
+        query = f"?{parts.query}" if parts.query else ""
+        return Moved(act, f"{parts.scheme}://{parts.netloc}", (parts.path or "/") + query)
+
+    def _sessions(self) -> list[Session]:
+        found = []
+        for act in self.select("POST", "upload_start"):
+            if act.entry.status == 202 and "location" in act.entry.response_headers:
+                moved = self._moved(act)
+                found.append(Session(act, (moved.origin, urlsplit(moved.target).path), [moved]))
+        return found
+
+    def _follow(self, act: Act) -> None:
+        """Put what was sent to an upload session there; what belongs to none is a stray."""
+        if act.entry.kind == "upload_start":
+            return
+        path = (act.origin, urlsplit(act.entry.target).path)
+        mine = [
+            each for each in self.sessions if each.path == path and each.opener.entry.begun < act.entry.begun
+        ]
+        if not mine:
+            if act.entry.kind == "upload":
+                self.strays.append(act)
+            return
+        # Where a storage has one path for all, the query tells sessions apart.
+        exact = [each for each in mine if each.newest(act).target == without_digest(act.entry.target)]
+        session = (exact or mine)[-1]
+        session.acts.append(act)
+        if "location" in act.entry.response_headers and act.entry.status in (202, 204, 416):
+            session.locations.append(self._moved(act))
+
+    def _commits(self) -> dict[tuple[str, str, str], Act]:
+        """Return what committed each manifest of this run; what nothing did was there before it."""
+        found: dict[tuple[str, str, str], Act] = {}
+        for act in self.select("PUT", "manifest"):
+            told = act.entry.response_headers.get("docker-content-digest") or act.digest
+            if act.is_success and told:
+                found.setdefault((*act.repository, told), act)
+        return found
+
+    def _arrivals(self) -> dict[tuple[str, str, str], Act]:
+        """Return what first told the client that a blob or manifest is in a repository."""
+        found = dict(self.commits)
+        for act in self.acts:
+            digest, about = act.digest, act.entry.kind in ("blob", "manifest", "upload", "upload_start")
+            if act.entry.kind == "manifest":
+                digest = act.entry.response_headers.get("docker-content-digest") or digest
+            if act.is_success and about and digest and act.entry.status != 202:
+                first = found.setdefault((*act.repository, digest), act)
+                if (act.entry.ended or 0) < (first.entry.ended or 0):
+                    found.update({(*act.repository, digest): act})
+        return found
+
+
+def _challenges(act: Act) -> Iterator[Challenge]:
+    if act.entry.status != 401:
+        return
+    lines = act.entry.response_headers.get("www-authenticate", "")
+    # Whatever separates them, each begins with its scheme's name.
+    for scheme, words in re.findall(r"(?is)\b(basic|bearer)\s(.*?)(?=\b(?:basic|bearer)\s|\Z)", lines):
+        realm = re.search(r'(?i)realm\s*=\s*"((?:[^"\\]|\\.)*)"', words)
+        yield Challenge(act, scheme.lower(), re.sub(r"\\(.)", r"\1", realm[1]) if realm else "")
+
+
+Check = Callable[[Run], Iterable[tuple[Act, ...]]]
+
+
+class Rule(NamedTuple):
+    """What is a mistake, and where it is said."""
+
+    name: str
+    kind: Class
+    text: str
+    check: Check
+
+
+RULES: dict[str, Rule] = {}
+
+
+def rule(kind: Class, text: str) -> Callable[[Check], Check]:
+    """Enter a function that gives the exchanges of each mistake; its name is the mistake's."""
+
+    def enter(check: Check) -> Check:
+        RULES[check.__name__] = Rule(check.__name__, kind, text, check)
+        return check
+
+    return enter
+
+
+def single(kind: Class, text: str) -> Callable[[Callable[[Act], bool]], Callable[[Act], bool]]:
+    """Enter a function that knows a mistake by one exchange alone."""
+
+    def enter(is_wrong: Callable[[Act], bool]) -> Callable[[Act], bool]:
+        def check(run: Run) -> Iterator[tuple[Act, ...]]:
+            return ((act,) for act in run.acts if is_wrong(act))
+
+        name = is_wrong.__name__
+        RULES[name] = Rule(name, kind, text, check)
+        return is_wrong
+
+    return enter
+
+
+def grouped(acts: Iterable[Act], key: Callable[[Act], object]) -> Mapping[object, list[Act]]:
+    """Group exchanges by what makes them the same."""
+    found: defaultdict[object, list[Act]] = defaultdict(list)
+    for act in acts:
+        found[key(act)].append(act)
+    return found
+
+
+def parameters(act: Act, name: str) -> list[str]:
+    """Return every value of a query parameter."""
+    query = urlsplit(act.entry.target).query
+    return [value for key, value in parse_qsl(query, keep_blank_values=True) if key == name]
