@@ -183,7 +183,7 @@ class Discovery:
             if listed:
                 self._knowledge.set_populated(target.key)
             else:
-                self._knowledge.contradict(target.key)
+                self._knowledge.set_empty(target.key)
             return listed or ()
 
         return await self._held.setdefault(target.key, _Once()).get(ask)

@@ -235,40 +235,65 @@ class Upload:
     async def start(self, mount_from: str | None = None) -> bool:
         """Open an upload session, or mount from another repository of the host: True when now present.
 
-        A refused mount (202) is an upload session like any other (section 1.8); an error that is not
-        passing is a refused mount too, and a plain POST follows.
+        An empty `mount_from` names none: the Google registries look everywhere. A refused mount (202) is an
+        upload session like any other (section 1.8); an error that is not passing is a refused mount too,
+        and a plain POST follows.
         """
-        repository = self._repository
-        query = ""
+        repository, query = self._repository, ""
         also: tuple[tuple[str, str], ...] = ()
         if mount_from is not None:
-            query = f"?mount={self._blob.digest}&from={mount_from}"
-            if mount_from != repository.api_name:
+            query = f"?mount={self._blob.digest}" + (f"&from={mount_from}" if mount_from else "")
+            if mount_from not in ("", repository.api_name):
                 also = ((mount_from, "pull"),)
-        call = Call(
-            "upload_start",
-            "POST",
-            f"/v2/{repository.api_name}/blobs/uploads/{query}",
-            repository.api_name,
-            repository.rights,
-            also=also,
-        )
+        call = self._post("upload_start", query, also)
         with self._located():
             try:
                 async with self._transport.opened(repository.host, call, lease=self._lease) as response:
                     if response.status == 201 and mount_from is not None:
                         return True
-                    await repository.expect(response, 202)
-                    location = response.headers.get("location")
-                    if location is None:
-                        raise ProtocolBroken("the upload was accepted without a Location")
-                    self._origin, self._path = resolve_location(repository.host.origin, call.path, location)
-                    check_foreign(repository.host.origin, self._origin)
+                    await self._open(call, response)
                     return False
             except (AuthError, RegistryError) as error:
                 if mount_from is None or not _refuses_mount(error):
                     raise
         return await self.start()
+
+    async def whole(self, body: bytes) -> bool:
+        """Upload in one POST (section 1.7, D): True when taken; else a session may be open (`is_open`)."""
+        call = self._post("upload_start", f"?digest={self._blob.digest}")
+        octets = (("Content-Type", "application/octet-stream"),)
+        host = self._repository.host
+        with self._located():
+            try:
+                call = call._replace(headers=octets, body=body)
+                async with self._transport.opened(host, call, lease=self._lease) as response:
+                    if response.status == 201:
+                        self._repository.compare(response, self._blob.digest)
+                        return True
+                    await self._open(call, response)
+            except RegistryError as error:
+                if error.retryable or error.status in (401, 403):
+                    raise
+        return False
+
+    def _post(self, action: str, query: str, also: tuple[tuple[str, str], ...] = ()) -> Call:
+        name, rights = self._repository.api_name, self._repository.rights
+        return Call(action, "POST", f"/v2/{name}/blobs/uploads/{query}", name, rights, also=also)
+
+    async def _open(self, call: Call, response: Response) -> None:
+        """Take the session that an answer opens."""
+        own = self._repository.host.origin
+        await self._repository.expect(response, 202)
+        location = response.headers.get("location")
+        if location is None:
+            raise ProtocolBroken("the upload was accepted without a Location")
+        self._origin, self._path = resolve_location(own, call.path, location)
+        check_foreign(own, self._origin)
+
+    @property
+    def is_open(self) -> bool:
+        """Say whether there is an upload session."""
+        return bool(self._path)
 
     def _located(self) -> AbstractContextManager[None]:
         return self._repository.located("push blob", self._repository.reference(self._blob.digest))

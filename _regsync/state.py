@@ -51,9 +51,12 @@ class Knowledge:
         # Per host and blob, the repositories with a committed manifest that names it, oldest first.
         self._holders: defaultdict[tuple[str, str], dict[str, None]] = defaultdict(dict)
         self._populated: set[RepositoryKey] = set()
+        self._empty: set[RepositoryKey] = set()
         self._refused: set[tuple[RepositoryKey, str]] = set()
         self._archive, self._now, self._ttl, self._note = archive, now, ttl, note
         self._numbers = {where: number for number, where in enumerate(archive.repositories)}
+        # Repositories from this number on are this run's.
+        self._own = len(self._numbers)
         self._rows: dict[str, list[bytes]] = {table: [] for table in "BMES"}
         self._forgotten: set[bytes] = set()
         # Manifests that a target's tag answered with in this run, not yet and already looked into.
@@ -114,9 +117,6 @@ class Knowledge:
         A registry has answered otherwise, or a refusal was about it.
         """
         identity = self._identity(where, digest)
-        if identity in self._strengths(where):
-            # A manifest that stands there names it, and yet it is gone.
-            self.learn(f"lenient {where[0]}", True)
         self._blobs[where].discard(digest)
         self._manifests[where].discard(digest)
         self._holders[where[0], digest].pop(where[1], None)
@@ -124,6 +124,12 @@ class Knowledge:
         self._forgotten.update(row[37:] + identity[33:] for row in self._archive.rows("E", identity))
         self._changed = True
         self._written.discard(identity)
+
+    def miss(self, where: RepositoryKey, digest: str) -> None:
+        """Note that a registry said that a blob is not there."""
+        if self._identity(where, digest) in self._strengths(where):
+            # A manifest that stands there names it, and yet it is gone: this host does not look.
+            self.learn(f"lenient {where[0]}", True)
 
     def vouch(self, where: RepositoryKey, digest: str) -> None:
         """Note that a target's tag HEAD or listing answers with this manifest: what it names is strong."""
@@ -139,6 +145,19 @@ class Knowledge:
     def set_populated(self, where: RepositoryKey) -> None:
         """Note that a repository holds manifests of others: their blobs are worth asking for."""
         self._populated.add(where)
+
+    def set_empty(self, where: RepositoryKey) -> None:
+        """Note that a repository was listed, and holds no manifests: what was believed of it is weak."""
+        self._empty.add(where)
+        self.contradict(where)
+
+    def is_empty(self, where: RepositoryKey) -> bool:
+        """Say whether a repository held no manifests when this run listed it."""
+        return where in self._empty
+
+    def was_used(self, where: RepositoryKey) -> bool:
+        """Say whether an earlier run brought something to a repository."""
+        return self._numbers.get(where, self._own) < self._own
 
     def _identity(self, where: RepositoryKey, digest: str) -> bytes:
         return key_of(digest) + self._number(where).to_bytes(4, "big")

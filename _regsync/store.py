@@ -21,7 +21,7 @@ from _regsync.errors import SyncError, clean
 from _regsync.http1 import PIECE, Pieces
 from _regsync.oci import Descriptor, split_digest
 
-__all__ = ["SMALL_BLOB", "FilePieces", "MemoryPieces", "Staging", "StagingFailed"]
+__all__ = ["SMALL_BLOB", "FilePieces", "MemoryPieces", "Reader", "Staging", "StagingFailed"]
 
 # design.md section 6 rule 13.
 SMALL_BLOB = 1024 * 1024

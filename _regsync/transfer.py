@@ -13,19 +13,20 @@ from collections.abc import Awaitable, Callable
 from typing import NamedTuple
 
 import anyio
+import anyio.lowlevel
 
 from _regsync import pacing
 from _regsync.claims import Step, Work
 from _regsync.errors import ContentError, Disconnected, RegistryError, Side, SyncError, WireError
 from _regsync.fips import hash_hex, new_hash
 from _regsync.http1 import PIECE, Pieces, Response
-from _regsync.oci import Descriptor, Manifest, split_digest
+from _regsync.oci import IMAGE_CONFIGS, Descriptor, Manifest, split_digest
 from _regsync.pacing import LARGE_BODY, Want
 from _regsync.plan import Tree
 from _regsync.providers import ROWS
 from _regsync.registry import Repository, Upload
-from _regsync.state import Knowledge
-from _regsync.store import MemoryPieces, Staging, StagingFailed
+from _regsync.state import Knowledge, RepositoryKey
+from _regsync.store import MemoryPieces, Reader, Staging, StagingFailed
 from _regsync.transport import Transport
 
 __all__ = ["Brought", "Mover", "Relay"]
@@ -33,6 +34,8 @@ __all__ = ["Brought", "Mover", "Relay"]
 # design.md section 6 rule 16: a blob starts again at most twice; a lost answer is asked for so often.
 _BLOB_STARTS = 3
 _LOST_ANSWER_PAUSES = (0.0, 1.0, 3.0)
+# Rule 12: up to this a blob goes in one request where the registry takes it so.
+_WHOLE_BLOB = 64 * 1024
 
 
 class Brought(NamedTuple):
@@ -113,6 +116,10 @@ class Mover:
     ) -> None:
         self._transport, self._knowledge, self._staging, self._moved = transport, knowledge, staging, moved
         self._disk_works = True
+        # Repositories that have accepted an upload (set), or where the first one is being started.
+        self._accepted: dict[RepositoryKey, anyio.Event] = {}
+        # Hosts that were asked, in this run, whether they take a blob in one request.
+        self._tried: frozenset[str] = frozenset()
 
     async def bring(self, step: Step, source: Repository, target: Repository, *, fan_out: bool) -> Brought:
         """Bring one blob to the target; SyncError, located, when it cannot be done.
@@ -165,16 +172,19 @@ class Mover:
         write = Want(target.host.key, "write", large)
         known = self._known_body(blob)
         async with target.upload(blob) as upload:
+            small = self._may_go_whole(step, target) and (known or await self._accepts(target.key))
+            if small and self._takes_whole(target.host.key, blob):
+                return await self._bring_whole(upload, step, source, target, known, fan_out)
             if fan_out or known is not None:
                 async with self._transport.gate.admitted((Want(target.host.key),), rank):
                     begun = await self._begin(step, target, upload)
                     await upload.let_go()
                 if begun is not None:
                     return begun
-                if known is not None:
-                    async with self._transport.gate.admitted((write,), rank):
-                        return await self._send(upload, target, blob, known, lambda: True)
-                return await self._send_staged(upload, step, source, target, write)
+                if known is None:
+                    return await self._send_staged(upload, step, source, target, write)
+                async with self._transport.gate.admitted((write,), rank):
+                    return await self._send(upload, target, blob, MemoryPieces(known), lambda: True)
             wants = (Want(source.host.key, "read", large), write)
             async with self._transport.gate.admitted(wants, rank):
                 begun = await self._begin(step, target, upload)
@@ -184,37 +194,125 @@ class Mover:
                     relay = Relay(source, blob, response, self._moved)
                     return await self._send(upload, target, blob, relay, lambda: relay.complete)
 
+    def _may_go_whole(self, step: Step, target: Repository) -> bool:
+        """Say whether a small blob may go in one request (rule 12)."""
+        if step.mount_from is not None or step.blob.size > _WHOLE_BLOB:
+            return False
+        # Elsewhere the POST that asks and starts costs no more than a HEAD, and may save the bytes.
+        return self._knowledge.is_empty(target.key) or not self._may_probe(target)
+
+    def _takes_whole(self, host: str, blob: Descriptor) -> bool:
+        """Say whether a host takes blobs in one request; the first config that comes finds out."""
+        works = self._knowledge.fact(f"whole {host}")
+        if works is None and host not in self._tried and blob.media_type in IMAGE_CONFIGS:
+            self._tried |= {host}
+            return True
+        return works is True
+
+    def _may_probe(self, target: Repository) -> bool:
+        # On some kinds a mount from the repository itself says nothing.
+        return self._knowledge.may_probe(target.key, ROWS[target.host.registry.kind].probe is not None)
+
+    async def _accepts(self, where: RepositoryKey) -> bool:
+        """Say whether a repository has accepted an upload; wait for the one that finds out (rule 14)."""
+        if self._knowledge.was_used(where):
+            return True
+        # The image's large blobs, which cannot go in one request, find out first.
+        await anyio.lowlevel.checkpoint()
+        while (accepted := self._accepted.get(where)) is not None and not accepted.is_set():
+            await accepted.wait()
+        return accepted is not None
+
+    async def _bring_whole(
+        self,
+        upload: Upload,
+        step: Step,
+        source: Repository,
+        target: Repository,
+        body: bytes | None,
+        fan_out: bool,
+    ) -> Brought:
+        """Upload a small blob in one request, or as the registry answers that (rule 12)."""
+        blob, rank, host = step.blob, float(step.work.order), target.host.key
+        if not self._knowledge.is_empty(target.key):
+            async with self._transport.gate.admitted((Want(host),), rank):
+                if await target.has_blob(blob):
+                    return Brought()
+        if body is None:
+            body = await self._whole_body(blob, self._reader(source, rank), fan_out)
+        async with self._transport.gate.admitted((Want(host, "write"),), rank):
+            done = await upload.whole(body)
+            self._knowledge.learn(f"whole {host}", done)
+            if done:
+                return Brought(uploaded=True, bytes=blob.size)
+            if not upload.is_open:
+                await upload.start()
+            return await self._send(upload, target, blob, MemoryPieces(body), lambda: True)
+
+    async def _whole_body(self, blob: Descriptor, read: Reader, fan_out: bool) -> bytes:
+        whole = bytearray()
+
+        async def keep(piece: memoryview) -> None:
+            whole.extend(piece)
+
+        if not fan_out:
+            await read(blob, keep)
+        while fan_out and len(whole) < blob.size:
+            await self._staging.ensure(blob, read)
+            with self._staging.opened(blob) as pieces:
+                await keep(await pieces.next() if pieces else memoryview(b""))
+        return bytes(whole)
+
     @staticmethod
-    def _known_body(blob: Descriptor) -> MemoryPieces | None:
+    def _known_body(blob: Descriptor) -> bytes | None:
         """Return the body where no source has to be asked for it (rule 13)."""
         algorithm, encoded = split_digest(blob.digest)
         for body in (blob.data, b"{}", b""):
             if body is not None and len(body) == blob.size and hash_hex(algorithm, body) == encoded:
-                return MemoryPieces(body)
+                return body
         return None
 
     async def _begin(self, step: Step, target: Repository, upload: Upload) -> Brought | None:
         """Find the blob there, mount it, or open an upload session (then None)."""
+        accepted = self._accepted.setdefault(target.key, anyio.Event())
+        try:
+            return (
+                await self._mounted(step, target, upload)
+                if step.mount_from
+                else await self._there(step.blob, target, upload)
+            )
+        except SyncError:
+            if not accepted.is_set():
+                del self._accepted[target.key]
+            raise
+        finally:
+            accepted.set()
+
+    async def _mounted(self, step: Step, target: Repository, upload: Upload) -> Brought | None:
         blob, where, knowledge = step.blob, target.key, self._knowledge
-        if step.mount_from is not None:
-            if await upload.start(step.mount_from):
-                knowledge.accept_mount(target.host.key)
-                return Brought(mounted=True)
-            knowledge.refuse_mount(where, step.mount_from)
-            holder = (where[0], step.mount_from)
-            if knowledge.is_confirmed(holder, blob.digest):
-                return None
-            # The mount rested on an earlier run: specification section 7 wants a fresh HEAD.
-            knowledge.forget(holder, blob.digest)
-            return Brought() if await target.has_blob(blob) else None
-        # On some kinds a mount from the repository itself says nothing.
-        allowed = ROWS[target.host.registry.kind].probe is not None
+        assert step.mount_from is not None
+        if await upload.start(step.mount_from):
+            knowledge.accept_mount(where[0])
+            return Brought(mounted=True)
+        knowledge.refuse_mount(where, step.mount_from)
+        holder = (where[0], step.mount_from)
+        if knowledge.is_confirmed(holder, blob.digest):
+            return None
+        # The mount rested on an earlier run: specification section 7 wants a fresh HEAD.
+        knowledge.forget(holder, blob.digest)
+        return Brought() if await target.has_blob(blob) else None
+
+    async def _there(self, blob: Descriptor, target: Repository, upload: Upload) -> Brought | None:
+        where, knowledge = target.key, self._knowledge
         absent = False
-        if not knowledge.may_probe(where, allowed):
+        if not self._may_probe(target):
             if await target.has_blob(blob):
                 return Brought()
+            knowledge.miss(where, blob.digest)
             absent = True
-        if not await upload.start(target.api_name if allowed else None):
+        probe = ROWS[target.host.registry.kind].probe
+        own = {"from": target.api_name, "bare": ""}.get(probe or "")
+        if not await upload.start(own):
             knowledge.learn_probe(where, absent=absent)
             return None
         if not knowledge.probe_is_trusted(where):
@@ -225,10 +323,8 @@ class Mover:
             knowledge.learn_probe(where, present=True)
         return Brought()
 
-    async def _send_staged(
-        self, upload: Upload, step: Step, source: Repository, target: Repository, write: Want
-    ) -> Brought:
-        blob, rank = step.blob, float(step.work.order)
+    def _reader(self, source: Repository, rank: float) -> Reader:
+        """Return what reads a blob from its source to the end, under a permit of its own."""
 
         async def read(wanted: Descriptor, sink: Callable[[memoryview], Awaitable[None]]) -> None:
             want = Want(source.host.key, "read", wanted.size >= LARGE_BODY)
@@ -237,8 +333,14 @@ class Mover:
                 while not relay.complete:
                     await sink(await relay.next())
 
+        return read
+
+    async def _send_staged(
+        self, upload: Upload, step: Step, source: Repository, target: Repository, write: Want
+    ) -> Brought:
+        blob, rank = step.blob, float(step.work.order)
         while True:
-            await self._staging.ensure(blob, read)
+            await self._staging.ensure(blob, self._reader(source, rank))
             async with self._transport.gate.admitted((write,), rank):
                 with self._staging.opened(blob) as pieces:
                     if pieces is not None:
