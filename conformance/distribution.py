@@ -7,12 +7,13 @@ table of what still differs). Follows protocol-facts.md sections 1.7 to 1.9, 1.1
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import replace
 from typing import TYPE_CHECKING
 from urllib.parse import urlencode
 
-from .messages import Headers, Request, Response, error, is_digest, is_name, is_tag
+from .messages import Headers, Request, Response, digest_of, error, is_digest, is_name, is_tag
 from .storage import Upload
 from .uploads import OCTETS
 
@@ -98,11 +99,15 @@ def _any_ping(provider: Provider, request: Request) -> Response | None:
 
 
 def _lost_session(provider: Provider, request: Request) -> Response | None:
-    """A session is invalid without its state, and after a wrong digest or a broken body (section 1.9)."""
+    """A session is invalid without its newest state, after a wrong digest or a broken body (section 1.9)."""
     if request.kind != "upload":
         return None
-    lost = _upload(provider, request) is None and request.reference not in provider.notes
-    if request.parameter("_state") is None or lost:
+    upload, state = _upload(provider, request), request.parameter("_state")
+    if upload is None:
+        invalid = request.reference not in provider.notes
+    else:
+        invalid = provider.notes.get((request.reference, state)) != upload.content.size
+    if state is None or invalid:
         return error(404, "BLOB_UPLOAD_INVALID", "blob upload invalid")
     if request.method == "PATCH" and request.header("content-type") not in ("", OCTETS):
         return error(500, "UNKNOWN", "unknown error", "Bad Content-Type")  # section 1.7
@@ -118,9 +123,11 @@ def _no_page(provider: Provider, request: Request) -> Response | None:
 
 
 def _manifests_by_sha256(provider: Provider, request: Request) -> Response | None:
-    """A manifest's digest is sha256 (section 1.7); only by its digest is it deleted."""
+    """A manifest's digest is sha256 (section 1.7), well formed; only by its digest is it deleted."""
     if request.kind != "manifest":
         return None
+    if request.method in ("GET", "HEAD") and ":" in request.reference and not is_digest(request.reference):
+        return error(500, "UNKNOWN", "unknown error", "invalid checksum digest format")
     foreign = request.method == "PUT" and request.reference.startswith("sha512:")
     if foreign or (request.method == "DELETE" and ":" not in request.reference):
         return error(400, "DIGEST_INVALID", "provided digest did not match uploaded content")
@@ -172,6 +179,15 @@ def _blobs(provider: Provider, request: Request, answer: Response) -> Response:
     return answer
 
 
+def _tags(provider: Provider, request: Request, answer: Response) -> Response:
+    """Tags come in the order of a directory, which is none."""
+    if request.kind != "tag_list" or answer.status != 200:
+        return answer
+    document = answer.json()
+    document["tags"].sort(key=lambda tag: digest_of(tag.encode()))
+    return replace(answer, body=json.dumps(document).encode())
+
+
 def _errors(provider: Provider, request: Request, answer: Response) -> Response:
     if answer.status == 405:
         allowed = _ALLOWED.get(request.kind, "GET")
@@ -192,4 +208,4 @@ def _version(provider: Provider, request: Request, answer: Response) -> Response
 
 REWRITES = (_start_with_anything, _chunks_anywhere, _state_is_an_offset, _whole_lists)
 BEFORE = (_any_ping, _lost_session, _no_page, _manifests_by_sha256)
-AFTER = (_uploads, _blobs, _errors, _version)
+AFTER = (_uploads, _blobs, _tags, _errors, _version)
