@@ -9,6 +9,7 @@ they come, and its exit status is the verdict.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import signal
 import ssl
 import sys
@@ -21,6 +22,8 @@ from . import checks
 from .app import App
 from .exchange import Site
 from .images import Seed
+from .names import names
+from .personas import PERSONAS, persona
 from .proxy import Proxy, origin
 from .rules import RuleError, read_rules
 from .server import serve
@@ -57,6 +60,24 @@ async def _run(arguments: argparse.Namespace) -> None:
     await _serve(app, arguments)
 
 
+async def _run_persona(arguments: argparse.Namespace) -> None:
+    """Serve a provider, each part of it at a port of its own, or all under its host names."""
+    user, _, password = (arguments.user or "").partition(":")
+    with contextlib.ExitStack() as stack:
+        known = stack.enter_context(names(arguments.names)) if arguments.names else None
+        given = {"names": known, "port": arguments.port, "users": {user: password} if user else None}
+        served = stack.enter_context(persona(arguments.persona, **given))
+        if arguments.seed_images:
+            seed_images(served.app)
+        _read_faults(served.app, arguments)
+        with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+            print(f"serving {served.url}", flush=True)
+            async for _ in signals:
+                break
+        served.app.faults.release()
+    _tell(served.app, arguments)
+
+
 async def _run_proxy(arguments: argparse.Namespace) -> None:
     context = ssl.create_default_context(cafile=arguments.ca) if arguments.ca else None
     await _serve(Proxy(arguments.upstream, token_path=arguments.token_path, context=context), arguments)
@@ -64,9 +85,7 @@ async def _run_proxy(arguments: argparse.Namespace) -> None:
 
 async def _serve(app: Site, arguments: argparse.Namespace) -> None:
     """Serve until a signal, with the faults that were asked for; then say what came of them."""
-    app.faults.seed = arguments.seed
-    for source, text in arguments.rules:
-        read_rules(app.faults, text, source)
+    _read_faults(app, arguments)
     context = None
     if arguments.tls:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -77,6 +96,16 @@ async def _serve(app: Site, arguments: argparse.Namespace) -> None:
             async for _ in signals:
                 break
             app.faults.release()
+    _tell(app, arguments)
+
+
+def _read_faults(app: Site, arguments: argparse.Namespace) -> None:
+    app.faults.seed = arguments.seed
+    for source, text in arguments.rules:
+        read_rules(app.faults, text, source)
+
+
+def _tell(app: Site, arguments: argparse.Namespace) -> None:
     if app.faults.rules:
         print(app.faults.report(), file=sys.stderr)
     if arguments.journal:
@@ -115,6 +144,12 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--user", metavar="NAME:PASSWORD", help="who may push")
     run.add_argument("--auth", choices=("basic", "bearer"), default="bearer")
     run.add_argument("--no-referrers", action="store_true", help="answer 404 as registries before OCI 1.1")
+    run.add_argument("--persona", choices=sorted(PERSONAS), help="behave as this provider, over plain HTTP")
+    run.add_argument(
+        "--names",
+        metavar="DIR",
+        help="a persona's own host names, over TLS, for clients with the variables in DIR/environ",
+    )
     front = commands.add_parser("proxy", help="pass requests on to a registry, with faults")
     front.add_argument("upstream", type=origin, metavar="URL", help="http(s)://HOST[:PORT] of the registry")
     front.add_argument("--ca", metavar="FILE", help="certificates to trust, PEM, instead of the system's")
@@ -165,7 +200,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         files = [arguments.faults] if arguments.faults else []
         arguments.rules = [(name, Path(name).read_text("utf-8")) for name in files]
         arguments.rules += [("--fault", rule) for rule in arguments.fault]
-        anyio.run(_run_proxy if arguments.command == "proxy" else _run, arguments)
+        if arguments.command == "proxy":
+            anyio.run(_run_proxy, arguments)
+        else:
+            anyio.run(_run_persona if arguments.persona else _run, arguments)
     except (OSError, RuleError) as problem:
         print(f"error: {problem}", file=sys.stderr)
         return 2 if arguments.command == "check" else 1

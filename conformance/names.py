@@ -51,7 +51,7 @@ class Names:
     """Names that are known here; `ca_file` is to be trusted, `proxy` to be used (both in `environ`)."""
 
     def __init__(self, directory: Path) -> None:
-        self._directory = directory
+        self.directory = directory
         self._ports: dict[tuple[str, int], int] = {}
         self.proxy = ""
         self.refused: list[str] = []
@@ -68,7 +68,7 @@ class Names:
         program = shutil.which("openssl")
         if program is None:
             raise Missing("openssl is not installed; Debian's package is openssl: apt-get install openssl")
-        config = self._directory / f"{file}.cnf"
+        config = self.directory / f"{file}.cnf"
         config.write_text(_CONFIG.format(name=name, alternatives=alternatives))
         command = [program, "req", "-x509", "-config", str(config), "-days", "7", "-nodes", "-newkey", "ec"]
         command += ["-pkeyopt", "ec_paramgen_curve:prime256v1", *signed]
@@ -84,7 +84,7 @@ class Names:
         signed = ("-CA", str(self.ca_file), "-CAkey", str(self.ca_file.with_suffix(".key")))
         self._certify(file, hosts[0], ",".join(f"DNS:{host}" for host in hosts), signed)
         made = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        made.load_cert_chain(self._directory / f"{file}.pem", self._directory / f"{file}.key")
+        made.load_cert_chain(self.directory / f"{file}.pem", self.directory / f"{file}.key")
         return made
 
     @contextlib.contextmanager
@@ -136,6 +136,7 @@ async def _join(client: anyio.abc.ByteStream, server: anyio.abc.ByteStream) -> N
 @contextlib.contextmanager
 def names(directory: Path | str) -> Iterator[Names]:
     """Give a proxy in a thread of its own; keys and certificates are kept in `directory`."""
+    Path(directory).mkdir(parents=True, exist_ok=True)
     found = Names(Path(directory))
 
     @contextlib.asynccontextmanager
@@ -145,6 +146,8 @@ def names(directory: Path | str) -> Iterator[Names]:
             anyio.create_task_group() as tasks,
         ):
             found.proxy = f"http://127.0.0.1:{listener.extra(anyio.abc.SocketAttribute.local_port)}"
+            lines = [f"export {name}='{value}'\n" for name, value in found.environ.items()]
+            (found.directory / "environ").write_text("".join(lines))  # for a shell to read
             tasks.start_soon(listener.serve, found._serve)
             yield
             tasks.cancel_scope.cancel()

@@ -352,18 +352,20 @@ def imitate(name: str, **options: Any) -> Provider:
 
 
 @contextlib.contextmanager
-def persona(name: str, *, names: Names | None = None, **options: Any) -> Iterator[Running]:
+def persona(name: str, *, names: Names | None = None, port: int = 0, **options: Any) -> Iterator[Running]:
     """Serve a provider while the block runs, each part in a thread of its own.
 
     Without `names` each part is at a port of 127.0.0.1, over plain HTTP. With `names` it answers under the
-    row's host names, over TLS, for clients that use `names.environ`.
+    row's host names, over TLS, for clients that use `names.environ`. `port` is the registry's own.
     """
     provider = imitate(name, **options)
     hosts = provider.row.hosts
     context = None if names is None else names.context(sorted(hosts.values()))
     with contextlib.ExitStack() as stack:
         servers = {
-            role: stack.enter_context(run_in_thread(site, ssl_context=context))
+            role: stack.enter_context(
+                run_in_thread(site, port=port if role == "registry" else 0, ssl_context=context)
+            )
             for role, site in provider.sites.items()
         }
         origins = {role: server.url for role, server in servers.items()}

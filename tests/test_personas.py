@@ -31,6 +31,7 @@ from conformance.rates import Cap
 from conformance.registries import DISTRIBUTION_2_8_GAPS, docker_registry, skopeo
 from tests.ends import basic, document, held, only, run_regsync, sync, tags, virtual
 
+ROOT = Path(__file__).resolve().parent.parent
 NOWHERE = "sha256:" + "0" * 64
 TAKE = ("Accept", ACCEPT)
 PLAIN = ("--src-tls-verify=false", "--dest-tls-verify=false")
@@ -685,6 +686,42 @@ def test_the_built_program_copies_between_providers_by_name(
         hub.check()
         target.check()
     assert known_names.refused == []
+
+
+@pytest.mark.slow
+def test_a_persona_is_served_as_a_program(pyz: Path, tmp_path: Path) -> None:
+    """With names: the shell reads DIR/environ, and the built program finds the seeded image by name."""
+    command = [sys.executable, "-m", "conformance", "serve", "--persona", "dockerhub", "--seed-images"]
+    command += ["--names", str(tmp_path / "names"), "--journal"]
+    pipe = subprocess.PIPE
+    serving = subprocess.Popen(command, cwd=ROOT, stdout=pipe, stderr=pipe, text=True)
+    try:
+        assert serving.stdout is not None
+        assert serving.stdout.readline() == "serving https://registry-1.docker.io\n"
+        shell = f'. "{tmp_path}/names/environ"; exec "$0" "$@"'
+        with persona("strict") as target:
+            copied = ["copy", "--no-artifacts", "docker.io/seed/index:v1", f"{target.address}/index:v1"]
+            ran = subprocess.run(
+                ["/bin/sh", "-c", shell, sys.executable, str(pyz), *copied],
+                **{"capture_output": True, "text": True, "timeout": 60, "check": False},
+            )
+            assert ran.returncode == 0, ran.stderr
+            assert list(target.app.tags("index")) == ["v1"]
+    finally:
+        serving.terminate()
+        said = serving.communicate(timeout=30)
+    assert serving.returncode == 0
+    assert "GET /v2/seed/index/manifests/v1 -> 401" in said[1]
+
+
+@pytest.mark.parametrize("name", sorted(PERSONAS))
+def test_a_persona_is_served_at_a_port(name: str) -> None:
+    with persona(name) as served:
+        assert fetched(served.address, "/v2/")[0] in (200, 401)
+        assert {server.host for server in served.servers.values()} == {"127.0.0.1"}
+        port = served.servers["registry"].port
+    with persona(name, port=port) as again:
+        assert again.servers["registry"].port == port
 
 
 def test_names_lead_nowhere_but_where_they_are_known(known_names: Names) -> None:
