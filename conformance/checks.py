@@ -222,6 +222,12 @@ class Run:
             raise Failed(f"{reply}{f' ({said})' if said else ''}, not {' or '.join(map(str, statuses))}")
         return reply
 
+    def nowhere(self, reply: Reply) -> Reply:
+        """Fail unless the answer is 404; skip when the registry lets nobody look where there is nothing."""
+        if reply.status in (401, 403):
+            raise Skipped(f"outside the specification: {reply} for a repository that is not")
+        return self.need(reply, 404)
+
     def optional(self, reply: Reply, *absent: int) -> Reply:
         """Skip the check when the answer says that the registry has not this at all."""
         if reply.status in absent:
@@ -365,7 +371,7 @@ def begin(
     mounting: str | None = None,
     seed: int | None = None,
 ) -> Run:
-    """Read http(s)://HOST[:PORT]/REPOSITORY and see that a registry answers there; else Unusable."""
+    """Read http(s)://HOST[:PORT]/REPOSITORY and see that it can be pushed to; else Unusable."""
     parts = urlsplit(url)
     repository = parts.path.strip("/")
     if parts.scheme not in ("http", "https") or not parts.netloc:
@@ -374,12 +380,18 @@ def begin(
         raise Unusable(f"{repository!r} is not the name of a repository")
     origin = f"{parts.scheme}://{parts.netloc}"
     client = Client(origin, send, credentials)
+    hint = "are these the credentials?" if credentials else "it wants credentials (--user)"
     try:
         ping = client.ask("GET", "/v2/")
+        if ping.status in (401, 403):
+            raise Unusable(f"{ping}: {hint}")
+        pushed = client.ask("POST", f"/v2/{repository}/blobs/uploads/", None, b"")
     except NoAnswer as problem:
         raise Unusable(f"no answer: {problem}") from None
-    if ping.status in (401, 403):
-        raise Unusable(f"{ping}: {'these' if credentials else 'give'} credentials (--user)")
+    if pushed.status in (401, 403):
+        raise Unusable(f"{pushed}, so nothing can be pushed there: {hint}")
+    if pushed.status in (404, 405):
+        raise Unusable(f"{pushed}, so nothing can be pushed there")
     number = secrets.randbits(48) if seed is None else seed
     identity = f"check-{number:012x}"
     return Run(client, repository, mounting or f"{repository}-mount", Seed(number), identity)

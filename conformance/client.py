@@ -1,9 +1,10 @@
 """An HTTP client of one registry, for the checks: plain, slow and easy to believe.
 
-Owns: connections, redirects of downloads, Basic and the token service. May not know: what an answer
-should be. Invariant: an answer is given back as it came, whatever its status; credentials go to the
-registry's origin and to the realm that it names, nowhere else. Uses http.client only.
-Follows RFC 9110 and the distribution project's token specification (protocol-facts.md section 2).
+Owns: connections, redirects of downloads, Basic and the token service, waiting when asked to. May not
+know: what an answer should be. Invariant: an answer is given back as it came, whatever its status, but
+for 401 and 429 that can be met; credentials go to the registry's origin and to the realm that it names,
+nowhere else. Uses http.client only. Follows RFC 9110 and the distribution project's token specification
+(protocol-facts.md section 2).
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import http.client
 import json
 import re
 import ssl
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from typing import NamedTuple, TypeAlias
@@ -25,6 +27,7 @@ _REPOSITORY = re.compile(r"/v2/(.+)/(?:blobs|manifests|tags|referrers)/")
 _NEXT = re.compile(r"<([^>]*)>\s*;(?:[^,]*;)?\s*rel=\"?next\"?", re.IGNORECASE)
 _REDIRECTS = (301, 302, 303, 307, 308)
 _TIMEOUT = 60.0  # seconds for one read or write
+_PATIENCE = 60  # seconds that a Retry-After may say
 
 
 class NoAnswer(Exception):
@@ -126,9 +129,16 @@ class Wire:
 class Client:
     """Requests to one registry, with its authentication."""
 
-    def __init__(self, origin: str, send: Send, credentials: tuple[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        origin: str,
+        send: Send,
+        credentials: tuple[str, str] | None = None,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
         self.origin = origin
-        self._send = send
+        self._wire = send
+        self._sleep = sleep
         self._basic = None
         if credentials is not None:
             self._basic = "Basic " + base64.b64encode(":".join(credentials).encode()).decode()
@@ -159,6 +169,16 @@ class Client:
                 reply = self._send(method, url, sent, body)
         if follow and method in ("GET", "HEAD"):
             reply = self._follow(reply, sent)
+        return reply
+
+    def _send(self, method: str, url: str, headers: Mapping[str, str], body: bytes | None) -> Reply:
+        """Send, and again when the answer is 429 and says in how many seconds, a minute at most."""
+        for _ in range(5):
+            reply = self._wire(method, url, headers, body)
+            seconds = reply.header("Retry-After")
+            if reply.status != 429 or not seconds.isdigit() or int(seconds) > _PATIENCE:
+                break
+            self._sleep(int(seconds))
         return reply
 
     def _follow(self, reply: Reply, headers: Mapping[str, str]) -> Reply:

@@ -86,7 +86,7 @@ def order_of_tags(run: Run) -> None:
 @check("discovery", "GET tags/list", "404 where the repository is not", "Endpoints: 404 (end-8a)", "absent")
 def list_nowhere(run: Run) -> None:
     reply = run.ask("GET", f"/v2/{run.repository}/no/such/{run.identity}/tags/list")
-    coded(run.need(reply, 404), "NAME_UNKNOWN")
+    coded(run.nowhere(reply), "NAME_UNKNOWN")
 
 
 @check("discovery", "GET tags/list n", "n=0 is an empty list without Link", f"{_TAGS}: MUST", "tags")

@@ -134,13 +134,13 @@ def head_absent_blob(run: Run) -> None:
 
 @check("pull", "GET blob", "404 where the repository is not", f"{_PULLING_BLOBS}: MUST be 404", "absent")
 def get_blob_nowhere(run: Run) -> None:
-    run.need(run.ask("GET", f"/v2/{run.repository}/no/such/{run.identity}/blobs/{NOWHERE}"), 404)
+    run.nowhere(run.ask("GET", f"/v2/{run.repository}/no/such/{run.identity}/blobs/{NOWHERE}"))
 
 
 @check("pull", "GET blob", "404 in a repository that has it not", f"{_PULLING_BLOBS}: MUST be 404", "absent")
 def get_blob_of_another(run: Run) -> None:
     digest, _ = run.held_blob("blob")
-    run.need(run.ask("GET", f"blobs/{digest}", repository=f"{run.mounting}-not-{run.identity}"), 404)
+    run.nowhere(run.ask("GET", f"blobs/{digest}", repository=f"{run.mounting}-not-{run.identity}"))
 
 
 @check("pull", "GET blob", "400 or 404", "Error Codes: DIGEST_INVALID (code-4)", "malformed")
@@ -254,7 +254,7 @@ for _by in _ABSENT:
 )
 def get_manifest_nowhere(run: Run) -> None:
     reply = run.ask("GET", f"/v2/{run.repository}/no/such/{run.identity}/manifests/latest", ACCEPT)
-    coded(run.need(reply, 404), "MANIFEST_UNKNOWN", "NAME_UNKNOWN")
+    coded(run.nowhere(reply), "MANIFEST_UNKNOWN", "NAME_UNKNOWN")
 
 
 @check(

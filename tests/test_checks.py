@@ -22,8 +22,9 @@ from conformance import checks, registries
 from conformance.__main__ import main
 from conformance.app import App
 from conformance.checks import Row, begin, chosen, run_checks
-from conformance.client import Reply, Send, Wire
+from conformance.client import Client, Reply, Send, Wire
 from conformance.messages import Answer, Content, Request, Response, digest_of, error
+from conformance.personas import persona
 from conformance.registries import HTPASSWD, PASSWORD, USER, docker_registry
 from conformance.server import run_in_thread
 from conformance.storage import OCI_INDEX, Stored, Upload
@@ -1125,10 +1126,10 @@ def test_credentials_are_given_where_they_are_asked_for(
         url = f"http://{server.address}/team/app"
         status, out, err = verdict(capsys, url)
         assert (status, out) == (2, "")
-        assert "answered 401: give credentials (--user)" in err
+        assert "answered 401: it wants credentials (--user)" in err
         status, _, err = verdict(capsys, url, "--user", f"{USER}:wrong")
         assert status == 2
-        assert "these credentials" in err
+        assert "are these the credentials?" in err
         status, out, _ = verdict(capsys, url, "--user", f"{USER}:{PASSWORD}")
         assert (status, out.splitlines()[-1]) == (
             0,
@@ -1171,7 +1172,65 @@ def test_a_missing_file_of_certificates_is_2(capsys: pytest.CaptureFixture[str],
     assert verdict(capsys, "https://127.0.0.1:1/a", "--ca", str(tmp_path / "none.pem"))[0] == 2
 
 
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        pytest.param(
+            error(403, "DENIED", "no"), "nothing can be pushed there: it wants credentials", id="denied"
+        ),
+        pytest.param(error(405, "UNSUPPORTED", "no"), "nothing can be pushed there\n", id="read only"),
+    ],
+)
+def test_where_nothing_can_be_pushed_nothing_is_said(
+    answer: Response, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    app = App()
+    app.intercept = lambda request: answer if request.method == "POST" else None
+    with run_in_thread(app) as server:
+        status, out, err = verdict(capsys, f"http://{server.address}/team/app")
+    assert (status, out) == (2, "")
+    assert said in err
+
+
+def test_repositories_that_are_hidden_are_no_failure() -> None:
+    """Who may look where is not the specification's: 401 or 403 where nothing is."""
+
+    def hide(request: Request, answer: Response) -> Response:
+        known = request.repository in ("", "team/app", "team/app-mount")
+        return answer if known else error(403, "DENIED", "not yours")
+
+    rows = judge(amended(hide)())
+    assert became(rows, "fail") == set()
+    assert became(rows, "skip") == {
+        name for name in NAMES if "where the repository is not" in name or "that has it not (absent)" in name
+    } - {"POST upload mount: 202 where the source has it not (absent)"}
+
+
 # The client of the checks.
+
+
+def test_the_client_waits_when_it_is_told_how_long() -> None:
+    asked: list[str] = []
+    waited: list[float] = []
+
+    def send(method: str, url: str, headers: Any, body: bytes | None) -> Reply:
+        asked.append(url)
+        said = {"retry-after": "7"} if len(asked) < 3 else {}
+        return Reply(method, url, 429 if len(asked) < 4 else 200, said, b"")
+
+    client = Client("http://registry.test", send, sleep=waited.append)
+    assert client.ask("GET", "/v2/").status == 429, "without Retry-After it is an answer"
+    assert (len(asked), waited) == (3, [7, 7])
+    assert client.ask("GET", "/v2/").status == 200
+
+
+@pytest.mark.parametrize("said", ["3600", "soon", "Fri, 31 Dec 1999 23:59:59 GMT"])
+def test_the_client_does_not_wait_for_ever(said: str) -> None:
+    def send(method: str, url: str, headers: Any, body: bytes | None) -> Reply:
+        return Reply(method, url, 429, {"retry-after": said}, b"")
+
+    client = Client("http://registry.test", send, sleep=lambda seconds: pytest.fail("waited"))
+    assert client.ask("GET", "/v2/").status == 429
 
 
 def test_a_download_that_is_sent_elsewhere_is_followed_without_the_credentials() -> None:
@@ -1231,6 +1290,16 @@ def test_the_real_registry_has_the_known_gaps_and_no_other(tmp_path: Path) -> No
     }
     assert gaps == known
     assert all(fnmatch.filter(NAMES, gap.checks) for gap in registries.DISTRIBUTION_2_8_GAPS)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["strict", "old", "redirecting", "distribution"])
+def test_personas_fail_only_what_they_imitate(name: str) -> None:
+    known = {m for gap in registries.DISTRIBUTION_2_8_GAPS for m in fnmatch.filter(NAMES, gap.checks)}
+    with persona(name) as running:
+        rows = checks.check_registry(f"{running.url}/team/app")
+    assert became(rows, "fail") <= (known if name == "distribution" else set())
+    assert len(became(rows, "pass")) > 170
 
 
 def test_the_readme_names_the_known_gaps_and_every_option(capsys: pytest.CaptureFixture[str]) -> None:
