@@ -101,6 +101,10 @@ def _parser(name: str | None) -> argparse.ArgumentParser:
         def error(self, message: str) -> NoReturn:
             raise ConfigError(message, hint=f"see `{self.prog} --help`")
 
+        def format_help(self) -> str:
+            self.formatter_class = argparse.RawDescriptionHelpFormatter
+            return super().format_help()
+
     heading, *statuses = _STATUSES.splitlines()
     if name is None:
         told = ["commands (`regsync COMMAND --help` says more):"]
@@ -113,7 +117,8 @@ def _parser(name: str | None) -> argparse.ArgumentParser:
         usage=None if name else "regsync COMMAND ...",
         description=_COMMANDS[name].text if name else "copy container images between OCI registries",
         epilog="\n".join([*told, "", heading, *statuses]),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        # Each argument makes a formatter, which asks shutil for the terminal's width: 2 ms of a start.
+        formatter_class=partial(argparse.HelpFormatter, width=80),
         allow_abbrev=False,  # `--jso` would be taken for --json here and for something else by `main`
     )
     if name is None:
@@ -132,11 +137,9 @@ def _parser(name: str | None) -> argparse.ArgumentParser:
         if not form.startswith("-"):
             parser.add_argument(form.lower(), metavar=form, help=text)
         elif names:
-            choices, required = (
-                last.split("|") if "|" in last else None,
-                form == "-c --config FILE" and name == "sync",
-            )
-            parser.add_argument(*names, metavar=last, help=text, choices=choices, required=required)
+            choices = last.split("|") if "|" in last else None
+            needed = name == "sync" and "-c" in names
+            parser.add_argument(*names, metavar=last, help=text, choices=choices, required=needed)
         else:
             parser.add_argument(form, action="count" if form == "-v" else "store_true", help=text)
     return parser
@@ -325,7 +328,7 @@ def _print(text: str) -> int:
 def _tags(arguments: argparse.Namespace, console: Console) -> int:
     from _regsync import config, oci, session, tags
 
-    given = _read_config(arguments.config) if arguments.config else None
+    given = None if arguments.config is None else _read_config(arguments.config)
     where = oci.parse_reference(arguments.repo)
     if where.tag or where.digest:
         hint = "leave out the tag or digest; --glob chooses tags"
@@ -356,7 +359,7 @@ def _copy(arguments: argparse.Namespace, console: Console) -> int:
     from _regsync.config import ArtifactRule, Config, MappingRule
     from _regsync.tags import TagRule
 
-    given = _read_config(arguments.config) if arguments.config else None
+    given = None if arguments.config is None else _read_config(arguments.config)
     source, target = oci.parse_reference(arguments.src), oci.parse_reference(arguments.dst)
     platforms = tuple(arguments.platform or ())
     reference = source.digest or source.tag or "latest"

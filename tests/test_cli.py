@@ -168,6 +168,19 @@ def test_a_valid_configuration_says_nothing(tmp_path: Path) -> None:
         assert (ran.status, ran.out, ran.err) == (0, "", "")
 
 
+def test_what_can_hardly_be_meant_is_said_by_validate_alone() -> None:
+    text = """
+registries: {a: {url: a.test}, b: {url: b.test, auth_type: static_token, token: written-out}}
+mappings: []
+"""
+    ran = call("validate", "-", stdin=text)
+    assert (ran.status, ran.out) == (0, "")
+    assert all(line.startswith("warning: standard input:2:") for line in ran.err.splitlines())
+    assert "${NAME}" in ran.err
+    assert "written-out" not in ran.err
+    assert call("sync", "-c", "-", stdin=text).err == ""
+
+
 def test_registries_of_a_configuration_are_found_by_host(serve: Start, image: Image, source: Server) -> None:
     target = serve(auth=BasicAuth({"captain": SECRET}))
     login = {"auth_type": "basic", "credentials": {"username": "captain", "password": SECRET}}

@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import signal
+import subprocess
+import sys
 import threading
-from typing import Any
+from pathlib import Path
 
 import anyio
 import pytest
@@ -22,7 +25,7 @@ from conformance.images import Seed
 from conformance.messages import Answer, Request, Response, error
 from conformance.server import Server
 from conformance.tokens import BasicAuth, TokenService
-from tests.ends import Ran, Start, held, only, run_regsync, started, virtual
+from tests.ends import ROOT, Ran, Start, held, only, run_regsync, started, virtual
 
 SECRET = "Xyzzy-0pen-Sesame"
 SIGNATURE = f"sha256-{'a' * 64}.sig"
@@ -39,7 +42,7 @@ def filled(server: Server, repository: str = "app") -> Server:
     return server
 
 
-def list_tags(server: Server, *options: str, repository: str = "app", **more: Any) -> Ran:
+def list_tags(server: Server, *options: str, repository: str = "app", **more: str) -> Ran:
     ran = run_regsync("tags", f"{server.address}/{repository}", *options, **more)
     assert "Traceback" not in ran.out + ran.err
     assert SECRET not in ran.out + ran.err
@@ -355,7 +358,7 @@ def test_a_reference_of_a_wrong_shape_is_one_clear_error(reference: str, place: 
 # Commands that ask nobody.
 
 
-def test_expand_fills_in_and_hides(tmp_path: Any) -> None:
+def test_expand_fills_in_and_hides(tmp_path: Path) -> None:
     text = """
 registries:
   a: {url: a.test}
@@ -377,7 +380,7 @@ mappings: [{from: "${NAME:-app}"}]
     assert "PASSWORD" in missing.err
 
 
-def test_what_is_expanded_is_utf_8_whatever_the_terminal_takes(tmp_path: Any) -> None:
+def test_what_is_expanded_is_utf_8_whatever_the_terminal_takes(tmp_path: Path) -> None:
     path = tmp_path / "x.yaml"
     path.write_text("mappings: []\nglobal: {cache_dir: /tmp/übung}\n", encoding="utf-8")
     environment = {"PYTHONIOENCODING": "ascii", "PATH": "/usr/bin:/bin"}
@@ -461,7 +464,7 @@ def test_v_before_and_after_the_command_is_vv(source: Server) -> None:
     assert "trace: " in ran.err
 
 
-def test_a_configuration_may_be_named_before_the_command(tmp_path: Any) -> None:
+def test_a_configuration_may_be_named_before_the_command(tmp_path: Path) -> None:
     path = tmp_path / "x.yaml"
     path.write_text("mappings: []\n")
     assert run_regsync("-c", str(path), "sync").status == 0
@@ -485,3 +488,34 @@ def test_arguments_that_are_no_text_are_status_3(arguments: list[bytes]) -> None
         out, err = process.communicate(timeout=30)
     assert (process.returncode, out) == (3, "")
     assert err.startswith("error: CONFIG_ERROR: ")
+
+
+FILES = [
+    ["sync", "-c"],
+    ["validate"],
+    ["expand"],
+    ["tags", "a.test/b", "-c"],
+    ["copy", "a.test/b", "a.test/c", "-c"],
+]
+
+
+@pytest.mark.parametrize("command", FILES, ids=lambda words: words[0])
+@pytest.mark.parametrize("name", ["missing.yaml", ".", "", "x/y/z.yaml", "a\nb\x1b[2J.yaml", "n" * 5000])
+def test_a_file_that_cannot_be_read_is_one_line(command: list[str], name: str, tmp_path: Path) -> None:
+    ran = run_regsync(*command, str(tmp_path / name) if name else "")
+    assert (ran.status, ran.out) == (3, "")
+    line = only(ran.err.splitlines())
+    assert line.startswith("error: CONFIG_ERROR: ")
+    assert "cannot be read: " in line
+    assert line.isprintable()
+
+
+@pytest.mark.skipif(os.name != "posix", reason="uses a POSIX shell")
+@pytest.mark.parametrize("command", FILES, ids=lambda words: words[0])
+@pytest.mark.parametrize("closed", ["<&-", "</dev/null"])
+def test_standard_input_that_gives_nothing_is_status_3(command: list[str], closed: str) -> None:
+    line = ["sh", "-c", f'exec "$@" {closed}', "sh", sys.executable, str(ROOT / "regsync.py"), *command, "-"]
+    done = subprocess.run(line, capture_output=True, text=True, check=False, cwd=ROOT)
+    assert (done.returncode, done.stdout) == (3, "")
+    assert done.stderr.startswith("error: CONFIG_ERROR: ")
+    assert "Traceback" not in done.stderr
