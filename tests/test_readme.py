@@ -1,33 +1,40 @@
-"""The README, held to the program: its example loads, and what it names exists.
+"""The README, held to the program: what it shows runs, and what it names exists.
 
 It is the only thing that a new user reads, so every claim in it that a machine can look at is looked at
-here: commands, options, keys, exit statuses, references, files.
+here: command lines, options, keys, examples of tag rules, recipes (run between registries), codes, files.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
+import os
 import re
 import shlex
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 
-from _regsync import cli, config, oci
-from _regsync.config import Config
-from _regsync.errors import ConfigError
+from _regsync import cli, config, errors, oci, tags
 from _regsync.fields import SECTIONS
-from tests.ends import run_regsync
+from conformance.app import App
+from conformance.images import Image, Seed
+from tests.ends import Start, held, run_regsync
 from tools import build_zipapp
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-LONGEST = 220
+LONGEST = 460
+OWN_WORDS = re.sub(r"(?s)<!-- reference: begin -->.*<!-- reference: end -->", "", README)
 
 # Named there as missing; each has to be missing indeed.
 MISSING = re.search(r"(?s)## Not in this version\n(.*?)\n## ", README)
 BLOCKS = re.findall(r"(?ms)^```(\w*)\n(.*?)^```$", README)
+RECIPES = [block for language, block in BLOCKS if language == "yaml"]
+SECRETS = {"MIRROR_PASSWORD": "secret"}
 
 
 def commands() -> dict[str, argparse.ArgumentParser]:
@@ -39,73 +46,62 @@ def options_of(parser: argparse.ArgumentParser) -> set[str]:
     return {name for action in parser._actions for name in action.option_strings}
 
 
-def shell_lines() -> Iterator[list[str]]:
-    """Give each line of the README's shell blocks, in words."""
-    for language, block in BLOCKS:
-        if not language:
-            for line in block.splitlines():
-                yield shlex.split(line)
-
-
-def load(**environ: str) -> Config:
-    (example,) = (block for language, block in BLOCKS if language == "yaml")
-    return config.load(example.encode(), name="mirror.yaml", environ=environ, base_dir="/etc", home=None)
+def command_lines() -> Iterator[list[str]]:
+    """Give each command line, from blocks and from the text, in words and without redirections."""
+    lines = [line for language, block in BLOCKS if not language for line in block.splitlines()]
+    text = re.sub(r"(?ms)^```.*?^```$", "", README)
+    lines += re.findall(r"`(regsync [^`]*)`", text)
+    for line in lines:
+        words = shlex.split(re.sub(r" [<>].*", "", line.replace("…", "0" * 64)))
+        if words[0] == "regsync":
+            yield words[1:]
 
 
 def test_it_is_short() -> None:
-    assert README.count("\n") < LONGEST
-    assert max(map(len, README.splitlines())) <= 120
+    assert OWN_WORDS.count("\n") < LONGEST
+    assert max(len(line) for line in README.splitlines() if not line.startswith("|")) <= 120
 
 
-def test_the_example_is_a_valid_configuration() -> None:
-    found = load(MIRROR_PASSWORD="secret")
-    assert [(each.source_repository, each.target_repository) for each in found.mappings] == [
-        ("library/alpine", "base/alpine"),
-        ("library/nginx", "library/nginx"),
-    ]
-    assert found.registries["mine"].password == "secret"
-    assert not found.warnings
+# --- command lines ------------------------------------------------------------------------------------
 
 
-def test_the_example_needs_the_variable_that_the_text_names() -> None:
-    with pytest.raises(ConfigError) as caught:
-        load()
-    (problem,) = caught.value.problems
-    assert "MIRROR_PASSWORD" in problem.message
-
-
-def test_every_command_is_there_and_has_a_line() -> None:
-    named = {words[1] for words in shell_lines() if words[0] == "regsync"}
-    assert named == set(commands())
-
-
-def test_every_copy_example_is_understood() -> None:
-    examples = [
-        words[1:] for words in shell_lines() if words[:2] == ["regsync", "copy"] and "SRC" not in words
-    ]
-    assert len(examples) == 3
-    for words in examples:
-        arguments = cli._parse(words)
-        source = arguments.src.replace("…", "0" * 64)
-        assert oci.parse_reference(source).repository
+@pytest.mark.parametrize("words", [*command_lines()], ids=" ".join)
+def test_every_command_line_is_understood(words: list[str]) -> None:
+    if words == ["COMMAND", "--help"]:
+        return
+    arguments = cli._parse(words)
+    if arguments.command == "copy" and arguments.src != "SRC":
+        assert oci.parse_reference(arguments.src).repository
         assert oci.parse_reference(arguments.dst).host in {"registry.example.com", "localhost:5000"}
-        assert all(isinstance(each, oci.Platform) for each in arguments.platform or ())
+
+
+def test_every_command_is_there() -> None:
+    assert {words[0] for words in command_lines()} - {"COMMAND"} == set(commands())
+    assert sum(words[0] == "copy" for words in command_lines()) > 5
 
 
 def test_every_option_exists_and_every_option_is_named() -> None:
     assert MISSING is not None
+    rules = {f"--{field.name.replace('_', '-')}" for field in SECTIONS["tags"]}
     real = {name for parser in commands().values() for name in options_of(parser)}
     tools = {"--python", "--help"}
-    text = README.replace(MISSING[1], "")
-    named = set(re.findall(r"(?<![\w:-])(--?[a-z][a-z-]*)(?![\w-])", text)) - {"-k", "-m"}
+    text = OWN_WORDS.replace(MISSING[1], "")
+    named = set(re.findall(r"(?<![\w:-])(--?[a-z][a-z-]*)(?![\w-])", text)) - {
+        "-k",
+        "-m",
+        "-suffix",
+        "-alpine",
+    }
     assert named - real - tools - {"-vv"} == set()
-    assert real - named == {"-h", "--config"}
+    assert real - named - rules == {"-h", "--config", "--show-secrets"}
 
 
 def test_what_is_said_to_be_missing_is_missing() -> None:
     assert MISSING is not None
-    assert not {"watch", "analyze", "auth"} & set(commands())
-    assert "--dry-run" not in {name for parser in commands().values() for name in options_of(parser)}
+    for word in cli._LATER:
+        assert word in MISSING[1], word
+        assert word not in commands()
+        assert word not in {name for parser in commands().values() for name in options_of(parser)}
     for name in ("ecr", "gar", "gcr", "acr"):
         assert f"`{name}`" in MISSING[1]
 
@@ -116,19 +112,6 @@ def test_the_exit_statuses_are_those_of_the_help() -> None:
     interrupted = table.pop("130, 143")
     assert table == helped
     assert interrupted == "interrupted by SIGINT, SIGTERM, with work left undone"
-
-
-@pytest.mark.parametrize("section", sorted(SECTIONS))
-def test_every_key_is_named(section: str) -> None:
-    for field in SECTIONS[section]:
-        assert re.search(rf"\b{field.name}\b", README), f"{section}.{field.name}"
-
-
-def test_every_file_is_there() -> None:
-    for name in set(re.findall(r"\b(?:tools|tests|conformance)/[\w.]*", README)):
-        assert (ROOT / name).exists(), name
-    for wheel in build_zipapp.BUNDLE[:4]:
-        assert wheel.name in README
 
 
 def test_refused_references_need_no_network() -> None:
@@ -143,3 +126,155 @@ def test_an_abbreviated_option_is_none() -> None:
     ran = run_regsync("version", "--jso")
     assert ran.status == 3
     assert "--jso" in ran.err
+
+
+# --- the configuration ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("section", sorted(SECTIONS))
+def test_every_key_is_named(section: str) -> None:
+    for field in SECTIONS[section]:
+        assert re.search(rf"\b{field.name}\b", README), f"{section}.{field.name}"
+
+
+@pytest.mark.parametrize("text", RECIPES, ids=range(len(RECIPES)))
+def test_every_example_is_valid_and_nothing_in_it_is_doubted(text: str, tmp_path: Path) -> None:
+    (tmp_path / "mirror.yaml").write_text(text)
+    ran = run_regsync("validate", str(tmp_path / "mirror.yaml"), env=SECRETS)
+    assert (ran.status, ran.out, ran.err) == (0, "", "")
+
+
+def test_the_example_needs_the_variable_that_the_text_names() -> None:
+    ran = run_regsync("validate", "-", stdin=RECIPES[0])
+    assert ran.status == 3
+    assert "MIRROR_PASSWORD" in ran.err
+
+
+def test_the_schema_is_named_as_editors_want_it() -> None:
+    assert "# yaml-language-server: $schema=regsync.schema.json" in README
+    assert "# yaml-language-server: $schema=regsync.schema.json" in run_regsync_help("schema")
+
+
+def run_regsync_help(name: str) -> str:
+    return cli._parser(name).format_help()
+
+
+# --- tag rules --------------------------------------------------------------------------------------------
+
+PREAMBLE = re.search(r"(?s)From the tags\n(.*?) and a signature\n`(sha256-….sig)`", README)
+RULES = re.findall(r"(?m)^\| `(\{.*\})` \| (.*) \|$", README)
+
+
+@pytest.mark.parametrize(("rule", "selected"), RULES, ids=[rule for rule, _ in RULES])
+def test_a_tag_rule_selects_what_its_row_says(rule: str, selected: str) -> None:
+    assert PREAMBLE is not None
+    listed = re.findall(r"`([^`]+)`", PREAMBLE[1])
+    listed.append(PREAMBLE[2].replace("…", "0" * 64))
+    mapping = {"from": "a", "tags": yaml.safe_load(rule)}
+    registries = {"s": {"url": "s.example"}, "t": {"url": "t.example"}}
+    text = json.dumps({"registries": registries, "mappings": [{**mapping, "source": "s", "targets": ["t"]}]})
+    found = config.load(text.encode(), name="x", environ={}, base_dir=None, home=None)
+    kept = list(tags.select(listed, found.mappings[0].tags).kept)
+    told = re.findall(r"`([^`]+)`", selected)
+    assert kept == (told or listed[:-1])
+
+
+def test_there_are_examples_of_every_tag_rule_that_selects() -> None:
+    named = {name for rule, _ in RULES for name in yaml.safe_load(rule)}
+    assert named == {field.name for field in SECTIONS["tags"]} - {"immutable_tags"}
+    assert len(RULES) == 10
+
+
+# --- recipes ----------------------------------------------------------------------------------------------
+
+# The tags at the source before each recipe; the two halves of the relay are two.
+CONTENT: list[dict[str, list[str]]] = [
+    {"library/alpine": ["3.17", "3.18", "3.19", "3.20", "edge"], "library/nginx": ["1.26", "1.27", "1.28"]},
+    {"prometheus/prometheus": ["v2.49.0", "v2.50.0", "v2.51.2"], "prometheus/node-exporter": ["v1.8.2"]},
+    {"library/alpine": ["3.20"]},
+    {
+        "fluxcd/source-controller": ["v1.1.0", "v1.2.3", "v1.2.4", "v2.0.0"],
+        "fluxcd/helm-controller": ["v1.0.0", "v1.1.0-rc.1", "v1.1.0-rc.2"],
+    },
+    {"library/postgres": ["15.1", "16.1", "16.2", "16.2-alpine"]},
+    {"library/alpine": ["3.20"]},
+    {"library/alpine": ["3.20"]},
+]
+SYNCED = [
+    {"base/alpine:3.18", "base/alpine:3.19", "base/alpine:3.20", "library/nginx:1.27", "library/nginx:1.28"},
+    {"prometheus/prometheus:v2.50.0", "prometheus/prometheus:v2.51.2", "prometheus/node-exporter:v1.8.2"},
+    {"edge/alpine:3.20"},
+    {
+        *(f"fluxcd/source-controller:{tag}" for tag in ("v1.2.3", "v1.2.4", "v2.0.0")),
+        "fluxcd/helm-controller:v1.1.0-rc.2",
+    },
+    {"db/postgres:16.1", "db/postgres:16.2"},
+    {"library/alpine:3.20"},
+    {"base/alpine:3.20"},
+]
+
+
+@pytest.mark.parametrize("number", range(len(RECIPES)))
+def test_a_recipe_copies_what_it_says_and_nothing_twice(number: int, serve: Start, tmp_path: Path) -> None:
+    """Its hosts become the harness's; certificates and proxies, which these need not, go."""
+    document: dict[str, Any] = yaml.safe_load(RECIPES[number])
+    alias = document["defaults"]["source"]
+    servers = {name: serve() for name in document["registries"]}
+    images: dict[str, Image] = {}
+    app = servers[alias].app
+    assert isinstance(app, App)
+    for repository, names in CONTENT[number].items():
+        for name in names:
+            seed = Seed(len(images))
+            image = seed.index() if document["defaults"].get("platforms") else seed.image()
+            images[f"{repository}:{name}"] = image.load_into(app, repository, tag=name)
+    for name, registry in document["registries"].items():
+        document["registries"][name] = {**registry, "url": servers[name].url}
+        for field in ("ca_file", "proxy"):
+            document["registries"][name].pop(field, None)
+    document.setdefault("global", {})["cache_dir"] = os.fspath(tmp_path / "cache")
+    path = tmp_path / "mirror.yaml"
+    path.write_text(json.dumps(document))
+    ran = run_regsync("sync", "--json", "-c", str(path), env=SECRETS)
+    assert ran.status == 0, ran.err
+    assert {each["status"] for each in ran.images} == {"synced"}
+    assert {each["target"].partition("/")[2] for each in ran.images} == SYNCED[number]
+    again = run_regsync("sync", "--json", "-c", str(path), env=SECRETS)
+    assert {each["status"] for each in again.images} == {"skipped"}
+    assert again.totals["bytes"] == 0
+    if number == 1:
+        assert ran.totals["images"]["synced"] == 3 * 2 + 1, "to three registries, and one of them alone"
+        for name in ("berlin", "lisbon", "seattle"):
+            assert held(servers[name], "prometheus/prometheus", images["prometheus/prometheus:v2.51.2"])
+        digests = [each for image in images.values() for each in image.blobs]
+        assert max(servers[alias].journal.count("GET", "blob", reference=each) for each in digests) == 1
+
+
+def test_every_recipe_has_content_here() -> None:
+    assert len(RECIPES) == len(CONTENT) == len(SYNCED)
+
+
+# --- failures, files ----------------------------------------------------------------------------------------
+
+
+def test_every_code_has_a_row_and_every_row_a_code() -> None:
+    known = {"INTERNAL_ERROR", "SOURCE_ERROR", "TARGET_ERROR"}
+    pending = [errors.RegsyncError]
+    while pending:
+        kind = pending.pop()
+        pending += kind.__subclasses__()
+        known |= {kind.code} if isinstance(kind.code, str) else set()
+    assert set(re.findall(r"(?m)^\| `([A-Z_]+)` \|", README)) == known
+
+
+def test_every_file_is_there() -> None:
+    for name in set(re.findall(r"\b(?:tools|tests|conformance)/[\w.]*", README)):
+        assert (ROOT / name).exists(), name
+    for wheel in build_zipapp.BUNDLE[:4]:
+        assert wheel.name in README
+
+
+def test_every_table_is_whole() -> None:
+    for table in re.findall(r"(?m)(?:^\|.*\n)+", README):
+        widths = {row.replace(r"\|", "").count("|") for row in table.splitlines()}
+        assert len(widths) == 1, table
