@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import re
 import secrets
 import ssl
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -78,6 +79,10 @@ CODES = frozenset(
         "MANIFEST_UNVERIFIED",
     }
 )
+
+
+# Several lines are joined by commas; the text is a quoted string.
+_WARNINGS = re.compile(r'299 - "(?:[^"\\]|\\.)*"(?:, 299 - "(?:[^"\\]|\\.)*")*\Z')
 
 
 class Failed(Exception):
@@ -179,6 +184,7 @@ class Run:
     identity: str  # begins every tag of this run
     refusals: list[str] = field(default_factory=list)  # error bodies not in the specification's form
     refused: int = 0  # error bodies that are JSON
+    warnings: list[str] = field(default_factory=list)  # Warning headers not in the specification's form
     _blobs: dict[str, bytes] = field(default_factory=dict)
     _images: dict[str, Image] = field(default_factory=dict)
     _facts: dict[str, Any] = field(default_factory=dict)
@@ -201,6 +207,9 @@ class Run:
         reply = self.client.ask(method, target, headers, body)
         if 400 <= reply.status < 500 and method != "HEAD":
             self._look_at(reply)
+        warning = reply.header("Warning")
+        if warning and (not _WARNINGS.match(warning) or len(warning) > 4096):
+            self.warnings.append(f"{reply} with Warning: {warning[:60]}")
         if reply.status >= 500:
             raise Failed(f"{reply}: an error of the registry's own")
         return reply

@@ -223,3 +223,17 @@ def error_bodies(run: Run) -> None:
         raise Failed(f"{len(run.refusals)} of {run.refused} are not: {run.refusals[0]}")
     if not run.refused:
         raise Skipped("optional and not here: no error body is JSON")
+
+
+@check(
+    "push",
+    "warnings",
+    "their form",
+    "Warnings: MUST be 299 and -, MUST NOT have a date, MUST NOT be more than 4096 bytes",
+)
+def warnings(run: Run) -> None:
+    for target in ("blobs/uploads/", f"blobs/uploads/?mount={NOWHERE}"):
+        run.ask("POST", target, None, b"")
+    run.ask("GET", f"manifests/{NOWHERE}", ACCEPT)
+    if run.warnings:
+        raise Failed(f"{len(run.warnings)} are not: {run.warnings[0]}")

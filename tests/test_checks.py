@@ -62,6 +62,15 @@ def became(rows: Iterable[Row], *outcomes: str) -> set[str]:
 NAMES = [entry.name for entry in chosen()]
 
 
+@pytest.mark.parametrize(
+    "text", ['299 - "your token will expire"', '299 - "say \\"no\\"", 299 - "deprecated, soon"']
+)
+def test_warnings_in_their_form_are_no_failure(text: str) -> None:
+    assert became(judge(amended(warned(text))(), ["warnings: their form"]), "pass") == {
+        "warnings: their form"
+    }
+
+
 def test_a_name_is_one_check() -> None:
     assert len(NAMES) == len(set(NAMES)) >= 200
     assert {entry.workflow for entry in chosen()} == set(checks.WORKFLOWS)
@@ -86,6 +95,7 @@ REFERRERS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "skipped"),
     [
@@ -468,6 +478,10 @@ def swapped(request: Request, answer: Response) -> Response:
     return Response(404, answer.headers, json.dumps({"errors": [{"code": code.decode()}]}).encode())
 
 
+def warned(text: str) -> Change:
+    return saying("Warning", lambda value: text)
+
+
 ALL = "(*)"  # each kind of data
 ZERO = "sha256:" + "0" * 64
 
@@ -602,6 +616,13 @@ BREAKAGES = [
             "DELETE blob: 404 *",
         ],
     ),
+    Breakage(
+        "warnings with a date",
+        amended(warned('299 - "old" "Sat, 25 Aug 2012 23:34:45 GMT"')),
+        ["warnings: *"],
+    ),
+    Breakage("warnings of another agent", amended(warned('110 anderson/1.3.37 "stale"')), ["warnings: *"]),
+    Breakage("warnings without end", amended(warned(f'299 - "{"x" * 4096}"')), ["warnings: *"]),
     # Push: blobs.
     Breakage(
         "sessions without Location",
@@ -1070,6 +1091,7 @@ def test_the_command_is_green_on_the_harness(address: str, capsys: pytest.Captur
     assert set(blobs.removeprefix("GET blob").split()) == {"-", "pass"}
 
 
+@pytest.mark.slow
 def test_the_command_deletes_what_it_pushed_unless_told_otherwise(capsys: pytest.CaptureFixture[str]) -> None:
     app = App()
     with run_in_thread(app) as server:
@@ -1084,6 +1106,7 @@ def test_the_command_deletes_what_it_pushed_unless_told_otherwise(capsys: pytest
         assert (left.manifests, left.tags, left.blobs) == ({}, {}, {})
 
 
+@pytest.mark.slow
 def test_a_failure_is_a_line_with_what_is_cited(capsys: pytest.CaptureFixture[str]) -> None:
     app = amended(turned(204, 200), "GET", "upload")()
     with run_in_thread(app) as server:
@@ -1137,6 +1160,7 @@ def test_credentials_are_given_where_they_are_asked_for(
         )
 
 
+@pytest.mark.slow
 def test_certificates_are_verified(
     ca: trustme.CA, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
