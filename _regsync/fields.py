@@ -170,7 +170,7 @@ _INHERITED = (
     _F("targets", "targets", "a group or alias, or a list of aliases; required here or in `defaults`",
        example='["mine"]'),
     _F("tags", "section", "which tags", of="tags"),
-    _F("platforms", "texts", "only these platforms of an index, each os/arch[/variant]", parse=_platform,
+    _F("platforms", "texts", "only these platforms of an index, each `os/arch[/variant]`", parse=_platform,
        empty="omit it to copy all platforms", example='["linux/amd64", "linux/arm/v7"]'),
     _F("artifacts", "section", "what happens to referrers: signatures, SBOMs, attestations", of="artifacts"),
 )
@@ -184,7 +184,7 @@ SECTIONS: Mapping[str, tuple[Field, ...]] = MappingProxyType({
         _F("global", "section", "settings of the whole run", of="global"),
     ),
     "registry": (
-        _F("url", "text", "[http://|https://]HOST[:PORT]; a loopback address alone means http",
+        _F("url", "text", "`[http://|https://]HOST[:PORT]`; loopback addresses alone mean http",
            parse=parse_registry_url, required=True, example="registry.example.com:5000"),
         _F("auth_type", "text", "authentication; absent: detected", choices=_AUTH_TYPES),
         _F("credentials", "section", "for `auth_type: basic`", of="credentials", auth="basic"),

@@ -1,0 +1,116 @@
+#!/usr/bin/env python3
+"""Write the reference of the configuration into README.md, from the table that validates.
+
+    python3 tools/reference.py           put it between the markers
+    python3 tools/reference.py --check   exit with 1 where README.md has another
+
+The same rows make the errors of `validate` and the JSON Schema, so the three cannot differ.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from _regsync.fields import SECTIONS, Field, parse_duration, parse_size  # noqa: E402
+from _regsync.schema import value_of  # noqa: E402
+
+__all__ = ["main", "reference", "updated"]
+
+README = ROOT / "README.md"
+BEGIN, END = "<!-- reference: begin -->", "<!-- reference: end -->"
+# Sections in reading order, and where each stands; `defaults` is the second half of a mapping.
+TITLES = {
+    "config": "The document",
+    "registry": "Each of `registries`",
+    "credentials": "`credentials`",
+    "mapping": "Each of `mappings`; from `source` on also `defaults`",
+    "tags": "`tags`",
+    "artifacts": "`artifacts`",
+    "global": "`global`",
+}
+TYPES = {
+    "text": "text",
+    "texts": "list",
+    "one_or_texts": "text or list",
+    "flag": "true, false",
+    "count": "number",
+    "path": "path",
+    "alias": "name",
+    "targets": "name or list",
+    "section": "section",
+    "list": "list",
+    "names": "section",
+}
+
+
+def main(argv: Sequence[str]) -> int:
+    text = README.read_text(encoding="utf-8")
+    if "--check" in argv:
+        return int(updated(text) != text)
+    README.write_text(updated(text), encoding="utf-8")
+    return 0
+
+
+def updated(readme: str) -> str:
+    """Return the README with the reference of now between its markers."""
+    before, begin, rest = readme.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not (begin and end):
+        raise SystemExit(f"README.md has no {BEGIN} … {END}")
+    return f"{before}{BEGIN}\n{reference()}{END}{after}"
+
+
+def reference() -> str:
+    """Return one table for each section, in Markdown."""
+    return "\n".join("\n".join([*table(name, title), ""]) for name, title in TITLES.items())
+
+
+def table(name: str, title: str) -> Iterator[str]:
+    yield f"| {title} | takes | default | meaning | example |"
+    yield "|---|---|---|---|---|"
+    for row in SECTIONS[name]:
+        key = f"`{row.name}`" + (" (required)" if row.required else "")
+        default = f"`{row.default}`" if row.default not in ("", "[]", "{}") else ""
+        text = row.meaning.replace("|", r"\|")
+        yield f"| {key} | {takes(row)} | {default} | {text} | {examples(row)} |"
+
+
+def takes(row: Field) -> str:
+    if row.parse is parse_duration:
+        return "duration"
+    if row.parse is parse_size:
+        return "size"
+    if row.choices:
+        return "one of"
+    return TYPES[row.type] + (f" from {row.least}" if row.type == "count" else "")
+
+
+def examples(row: Field) -> str:
+    """Return a field's choices, or its example as one writes it in YAML."""
+    if row.choices:
+        return ", ".join(f"`{choice}`" for choice in row.choices)
+    return f"`{written(row.example)}`" if row.example else ""
+
+
+def written(example: str) -> str:
+    """Return an example as one writes it: quotes only where YAML wants them."""
+    value = value_of(example)
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{key}: {written(json.dumps(each))}" for key, each in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ", ".join(written(each) for each in value) + "]"
+    plain = isinstance(value, int) or re.fullmatch(
+        r"[A-Za-z][A-Za-z0-9.+/:-]*|\d+[hmd]\S*|\d+ [KMGT]i?B", example
+    )
+    return example if plain else f'"{example}"'
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
