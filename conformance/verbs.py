@@ -10,13 +10,13 @@ Follows RFC 9110 (Retry-After, redirection, challenges), RFC 9112 (framing) and 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from datetime import datetime
 from email.utils import format_datetime
 from typing import ClassVar, Literal, TypeAlias
-from urllib.parse import urlsplit
 
 import anyio
 
@@ -135,8 +135,8 @@ class Redirect(_Answering):
         is_one_of("code", self.code, (301, 302, 303, 307, 308))
 
     def answer(self, request: Request) -> Answer:
-        parts = urlsplit(self.to)
-        target = self.to if parts.path or parts.query else self.to + request.target
+        origin = re.fullmatch(r"(?:https?://[^/?#]*)?", self.to)
+        target = self.to + request.target if origin else self.to
         return Response(self.code, [("Location", target), *self.headers.items()], early=self.early)
 
 
