@@ -22,7 +22,7 @@ from typing import Any, Literal, NamedTuple
 from urllib.parse import urljoin, urlsplit
 
 from .client import Client, NoAnswer, Reply, Send, Wire, with_query
-from .images import Image, Seed
+from .images import EMPTY_CONFIG, Image, Seed
 from .messages import digest_of, is_name
 from .storage import DOCKER_LIST, DOCKER_MANIFEST, OCI_INDEX, OCI_MANIFEST
 
@@ -173,6 +173,9 @@ MANIFESTS: Mapping[str, Callable[[Seed], Image]] = {
 }
 
 
+_EVERYBODYS = frozenset(digest_of(data) for data in (b"", EMPTY_CONFIG))
+
+
 @dataclass
 class Run:
     """One run against one repository: the client, what was put there, what was seen on the way."""
@@ -188,7 +191,7 @@ class Run:
     _blobs: dict[str, bytes] = field(default_factory=dict)
     _images: dict[str, Image] = field(default_factory=dict)
     _facts: dict[str, Any] = field(default_factory=dict)
-    _put: list[tuple[str, str]] = field(default_factory=list)
+    _put: list[tuple[str, str]] = field(default_factory=list)  # repository, path below it
 
     # Asking.
 
@@ -284,18 +287,19 @@ class Run:
         start = self.need(self.ask("POST", "blobs/uploads/", None, b"", repository=repository), 202)
         where = with_query(self.location(start), digest=digest)
         self.need(self.ask("PUT", where, OCTETS, data), 201)
-        self.put_here("blobs", digest)
+        self.put_here(f"blobs/{digest}", repository)
 
     def put(self, reference: str, media_type: str, body: bytes) -> Reply:
         """Put a manifest, whatever the answer."""
         reply = self.ask("PUT", f"manifests/{reference}", {"Content-Type": media_type}, body)
         if reply.status == 201:
-            self.put_here("manifests", digest_of(body))
+            self.put_here(f"manifests/{digest_of(body)}")
         return reply
 
-    def put_here(self, kind: Literal["blobs", "manifests"], digest: str) -> None:
-        """Note what is to be deleted at the end."""
-        self._put.append((kind, digest))
+    def put_here(self, path: str, repository: str | None = None) -> None:
+        """Note what is to be deleted at the end: not what other content of the repository may use as well."""
+        if path.partition("/")[2] not in _EVERYBODYS:
+            self._put.append((repository or self.repository, path))
 
     def upload_parts(self, image: Image) -> None:
         """Put everything below the top manifest."""
@@ -325,9 +329,9 @@ class Run:
 
     def clean(self) -> None:
         """Delete what was put; a registry that does not delete keeps it."""
-        for kind, digest in reversed(dict.fromkeys(self._put)):
+        for repository, path in reversed(dict.fromkeys(self._put)):
             with suppress(Failed, NoAnswer):
-                self.ask("DELETE", f"{kind}/{digest}")
+                self.ask("DELETE", path, repository=repository)
 
 
 def codes(reply: Reply) -> list[str]:
@@ -437,10 +441,11 @@ def check_registry(
     wire = Wire(context)
     try:
         run = begin(url, wire, credentials=credentials, mounting=mounting)
-        rows = run_checks(run, chosen(workflows), progress)
-        if not keep:
-            run.clean()
-        return rows
+        try:
+            return run_checks(run, chosen(workflows), progress)
+        finally:
+            if not keep:
+                run.clean()
     finally:
         wire.close()
 

@@ -31,7 +31,7 @@ def _finish(run: Run, where: str, digest: str, body: bytes = b"", **headers: str
     sent = {**(OCTETS if body else {}), **{key.replace("_", "-"): value for key, value in headers.items()}}
     reply = run.ask("PUT", with_query(where, digest=digest), sent, body)
     if reply.status == 201:
-        run.put_here("blobs", digest)
+        run.put_here(f"blobs/{digest}")
     return reply
 
 
@@ -153,7 +153,7 @@ def single_post(run: Run, kind: str) -> None:
             run.need(run.ask("GET", f"blobs/{digest}"), 404)
         run.need(_finish(run, where, digest, data), 201)
     else:
-        run.put_here("blobs", digest)
+        run.put_here(f"blobs/{digest}")
         same(run.need(run.ask("GET", where), 200), data)
     _stored(run, digest, data)
 
@@ -357,6 +357,7 @@ def _goes_on(run: Run, reply: Reply, digest: str, data: bytes) -> None:
     """Judge a mount that became a session: the blob can be uploaded there."""
     where = run.location(run.need(reply, 202))
     run.need(run.ask("PUT", with_query(where, digest=digest), OCTETS, data), 201)
+    run.put_here(f"blobs/{digest}", run.mounting)
     _stored(run, digest, data, run.mounting)
 
 
@@ -374,6 +375,7 @@ def mounted(run: Run) -> None:
     if run.need(reply, 201, 202).status == 202:
         _goes_on(run, reply, digest, data)
         raise Skipped(f"optional and not here: {reply}, nothing is mounted")
+    run.put_here(f"blobs/{digest}", run.mounting)
     same(run.need(run.ask("GET", run.location(reply)), 200), data)
     _stored(run, digest, data, run.mounting)
 
@@ -385,6 +387,7 @@ def mounted_from_anywhere(run: Run) -> None:
     reply = _mount(run, digest)
     if run.need(reply, 201, 202).status == 202:
         return _goes_on(run, reply, digest, data)
+    run.put_here(f"blobs/{digest}", run.mounting)
     return _stored(run, digest, data, run.mounting)
 
 

@@ -1103,7 +1103,11 @@ def test_the_command_deletes_what_it_pushed_unless_told_otherwise(capsys: pytest
         app.repositories.clear()
         assert verdict(capsys, url, "--workflow", "pull")[0] == 0
         left = app.repositories["team/app"]
-        assert (left.manifests, left.tags, left.blobs) == ({}, {}, {})
+        assert (left.manifests, left.tags) == ({}, {})
+        assert {bytes(blob) for blob in left.blobs.values()} == {b"", b"{}"}, "which other images may use"
+        assert verdict(capsys, url, "--workflow", "push")[0] == 0
+        assert not left.manifests
+        assert not app.repositories["team/app-mount"].blobs
 
 
 @pytest.mark.slow
