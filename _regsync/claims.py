@@ -158,6 +158,8 @@ class Claims:
         if place is not None:
             self.knowledge.add_blob(work.where, digest)
             relieved = [work, *place.waiters]
+            for waiter in place.waiters:
+                waiter.skipped += 1
         else:
             place = work.owned.pop((work.where, digest, True))
             relieved = place.waiters

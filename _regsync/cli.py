@@ -42,6 +42,7 @@ exit status:
   130  interrupted by SIGINT, 143 by SIGTERM, with work left undone
 """
 _CONFIG = ("-c --config FILE", "take registries and global settings from it; - reads standard input")
+_NEEDED = ("-c --config FILE", "the configuration; - reads standard input")
 _FILE = ("FILE", "the configuration; - reads standard input")
 _JSON = ("--json", "one JSON document on standard output")
 _EVERYWHERE = (
@@ -53,9 +54,7 @@ _EVERYWHERE = (
 _METAVARS = {"count": "N", "text": "RANGE", "texts": "OS/ARCH[/VARIANT]", "one_or_texts": "PATTERN"}
 _LATER = {
     "watch": "run `regsync sync` from a scheduler",
-    "analyze": "`regsync tags -v` shows what a rule selects",
     "auth": "`regsync tags` asks with a registry's credentials and changes nothing",
-    "--dry-run": "`regsync tags -v` shows what a rule selects",
     "--shard": "split the mappings into several configurations",
 }
 
@@ -138,7 +137,7 @@ def _parser(name: str | None) -> argparse.ArgumentParser:
             parser.add_argument(form.lower(), metavar=form, help=text)
         elif names:
             choices = last.split("|") if "|" in last else None
-            needed = name == "sync" and "-c" in names
+            needed = name in ("sync", "analyze") and "-c" in names
             parser.add_argument(*names, metavar=last, help=text, choices=choices, required=needed)
         else:
             parser.add_argument(form, action="count" if form == "-v" else "store_true", help=text)
@@ -351,7 +350,14 @@ def _sync(arguments: argparse.Namespace, console: Console) -> int:
     found = _read_mappings(arguments.config, console)
     from _regsync import session
 
-    return _run(session.run, found, console, _home())
+    return _run(session.run, found, console, _home(), None, "plan" if arguments.dry_run else None)
+
+
+def _analyze(arguments: argparse.Namespace, console: Console) -> int:
+    found = _read_mappings(arguments.config, console)
+    from _regsync import session
+
+    return _run(session.run, found, console, _home(), None, "analysis")
 
 
 def _copy(arguments: argparse.Namespace, console: Console) -> int:
@@ -408,9 +414,15 @@ regsync copy --platform linux/amd64 ghcr.io/org/app:v1 localhost:5000/app
 
 A reference is HOST[:PORT]/REPO[:TAG|@DIGEST]; without a host it is Docker Hub's."""),
     "sync": _Command("run every mapping of a configuration once", _sync, "0 1 2 3 4 130", (
-        ("-c --config FILE", "the configuration; - reads standard input"), _JSON), """\
+        _NEEDED, ("--dry-run", "say what a run would do, and change nothing"), _JSON), """\
 regsync sync -c mirror.yaml
+regsync sync -c mirror.yaml --dry-run
 regsync sync -c - --json <mirror.yaml >report.json"""),
+    "analyze": _Command("say what images share, and what a run would cost", _analyze, "0 1 2 3 4 130", (
+        _NEEDED, _JSON), """\
+regsync analyze -c mirror.yaml
+
+Every selected image's manifests are read, at the source only; nothing is changed."""),
     "tags": _Command("list the tags of a repository that a rule selects", _tags, "0 2 3 4 130", (
         ("REPO", "HOST[:PORT]/REPO; without a host: Docker Hub's"), _CONFIG, _JSON), """\
 regsync tags alpine --glob '3.*' --exclude '*_rc*' --sort semver

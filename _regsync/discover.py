@@ -123,8 +123,12 @@ class _Question(NamedTuple):
 class Discovery:
     """The questions of one run."""
 
-    def __init__(self, transport: Transport, knowledge: Knowledge) -> None:
+    def __init__(
+        self, transport: Transport, knowledge: Knowledge, *, reads_only: bool = False, whole: bool = False
+    ) -> None:
+        """Ask for a run; one that `reads_only` changes nothing, `whole` has every image's tree."""
         self._transport, self._knowledge = transport, knowledge
+        self._reads_only, self._whole = reads_only, whole
         self._log = transport.edge.log
         self._repositories: dict[tuple[str, str, str, Side], Repository] = {}
         self._listings: dict[tuple[str, str], _Once[Mapping[str, str | None] | None]] = {}
@@ -139,7 +143,8 @@ class Discovery:
         """Return the one object of a repository and side."""
         key = (registry.alias, registry.authority, name, side)
         if key not in self._repositories:
-            found = Repository(self._transport, self._transport.host(registry, name), name, side)
+            host = self._transport.host(registry, name)
+            found = Repository(self._transport, host, name, side, reads_only=self._reads_only)
             found.host.authenticator.declare(found.api_name, found.rights)
             self._repositories[key] = found
         return self._repositories[key]
@@ -220,8 +225,8 @@ class Discovery:
         asked = _Question(mapping, source, reference, target_reference, names, known)
         held: Held = {}
         top: list[Manifest] = []
-        told = self._listed_digest(source, reference)
-        heads_first = told is None and self._heads_first(asked)
+        told = None if self._whole else self._listed_digest(source, reference)
+        heads_first = told is None and not self._whole and self._heads_first(asked)
         failure: list[SyncError] = []
 
         async def ask_target(target: Repository) -> None:
@@ -266,11 +271,11 @@ class Discovery:
         verdicts = asked.verdicts(held, root.digest)
         lacking = [each.target.key for each in verdicts if each.reason is None and each.error is None]
         tree = plan.Tree(root, (), top.digest) if lacking else None
-        if not all(self._knowledge.is_committed(where, root.digest) for where in lacking):
 
-            def is_there(digest: str) -> bool:
-                return all(self._knowledge.is_committed(where, digest) for where in lacking)
+        def is_there(digest: str) -> bool:
+            return not self._whole and all(self._knowledge.is_committed(where, digest) for where in lacking)
 
+        if not is_there(root.digest):
             tree = await self._tree(source, top.digest, root, fetched, is_there)
         whole = (root, *tree.children) if tree is not None else ()
         at_source = frozenset(each.digest for each in whole if (*source.key, each.digest) in self._manifests)

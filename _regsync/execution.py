@@ -25,7 +25,7 @@ from _regsync.oci import Manifest
 from _regsync.plan import Tree
 from _regsync.registry import Repository
 from _regsync.state import Knowledge, RepositoryKey
-from _regsync.transfer import Mover
+from _regsync.transfer import Moves
 
 __all__ = ["Execution", "Image", "Surroundings"]
 
@@ -86,7 +86,7 @@ class Surroundings(NamedTuple):
 class Execution:
     """Images on their way, at most `slots` with a step running."""
 
-    def __init__(self, mover: Mover, knowledge: Knowledge, slots: int, around: Surroundings) -> None:
+    def __init__(self, mover: Moves, knowledge: Knowledge, slots: int, around: Surroundings) -> None:
         self._mover, self._knowledge, self._most_slots, self._around = mover, knowledge, slots, around
         self._claims = Claims(knowledge, anyio.current_time)
         self._references: Counter[str] = Counter()
@@ -282,8 +282,7 @@ class Execution:
         pauses = iter(_ABSENT_PAUSES)
         while True:
             try:
-                await self._mover.put_children(image.tree, work, image.target, arrived)
-                await image.target.put_manifest(image.reference, image.tree.root)
+                await self._mover.put(image.tree, work, image.target, image.reference, arrived)
                 break
             except RegistryError as error:
                 if image.healed or not plan.may_be_stale(error):

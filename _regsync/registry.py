@@ -64,9 +64,12 @@ class Head(NamedTuple):
 class Repository:
     """One repository of one host, seen from one side of a copy."""
 
-    def __init__(self, transport: Transport, host: Host, name: str, side: Side) -> None:
+    def __init__(
+        self, transport: Transport, host: Host, name: str, side: Side, *, reads_only: bool = False
+    ) -> None:
         self.host, self.name, self.side = host, name, side
-        self.rights = "pull" if side is Side.SOURCE else _PULL_PUSH
+        # Quay makes a repository of whoever asks for push.
+        self.rights = "pull" if reads_only or side is Side.SOURCE else _PULL_PUSH
         self._transport = transport
         # Docker Hub's one-segment names have `library/` in front on the wire only.
         self.api_name = api_repository(host.registry.host, name)

@@ -111,7 +111,7 @@ class Report:
     @property
     def counts(self) -> dict[str, int]:
         """How many images ended in which way."""
-        found = Counter(outcome.status for outcome in self.outcomes)
+        found = Counter(outcome.status.replace("would_sync", "synced") for outcome in self.outcomes)
         return {status: found[status] for status in ("synced", "skipped", "failed")}
 
     @property
@@ -162,6 +162,28 @@ class Report:
             f"Data: {size_text(self.bytes)} transferred",
             f"Time: {duration_text(elapsed)} elapsed",
         ]
+
+    def plan(self) -> list[str]:
+        """Return what a dry run says: each mapping's selection, what each image would come to, the sum."""
+        told: list[str] = []
+        for _, mapping in sorted(self.mappings.items()):
+            why = ", ".join(f"{count} {reason}" for reason, count in mapping["dropped"].items())
+            selected = f"{mapping['selected']} tags" + (f" (dropped: {why})" if why else "")
+            told.append(f"select {mapping['from']} -> {mapping['to']}: {selected}")
+        for each in sorted(self.outcomes, key=lambda outcome: (outcome.source, outcome.target)):
+            blobs = f"{len(each.transferred)} blobs, {size_text(each.bytes)}, {each.mounted} mounted"
+            detail = {"would_sync": f"{blobs}, {each.skipped} there", "skipped": each.reason or ""}
+            if each.status in detail:
+                verb = "would sync" if each.status == "would_sync" else "would skip"
+                told.append(f"{verb} {each.source} -> {each.target} ({detail[each.status]})")
+        counts = Counter(outcome.status for outcome in self.outcomes)
+        told.append(
+            f"Images: {counts['would_sync']} would be synced, {counts['skipped']} skipped, "
+            f"{counts['failed']} failed"
+        )
+        layers = self.layers
+        told.append(f"Layers: {layers['transferred']} to transfer, {layers['mounted']} to mount")
+        return [*told, f"Data: {size_text(self.bytes)} to transfer"]
 
     def as_json(
         self,

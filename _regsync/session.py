@@ -12,11 +12,11 @@ import os
 import signal
 import time
 from collections import Counter
-from typing import Any
+from typing import Any, Literal
 
 import anyio
 
-from _regsync import transport
+from _regsync import rehearsal, transport
 from _regsync.config import Config, MappingRule, Registry
 from _regsync.discover import Discovery
 from _regsync.errors import ConfigError, Side, clean
@@ -33,7 +33,11 @@ _LARGEST_CREDENTIAL_FILE = 4 * 1024 * 1024
 
 
 async def run(
-    found: Config, console: Console, home: str | None, one: tuple[MappingRule, str, str] | None = None
+    found: Config,
+    console: Console,
+    home: str | None,
+    one: tuple[MappingRule, str, str] | None = None,
+    rehearse: Literal["plan", "analysis"] | None = None,
 ) -> int:
     """Run a configuration's mappings, or copy `one` image; tell how it ended, return the exit status."""
     began, started = anyio.current_time(), time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
@@ -41,9 +45,10 @@ async def run(
 
     def emit(outcome: Any) -> None:
         report.add(outcome)
-        console.outcome(outcome)
+        if rehearse is None or outcome.status == "failed":
+            console.outcome(outcome)
 
-    work = Run(connected, found, emit, report)
+    work = Run(connected, found, emit, report, rehearse)
     signals: list[int] = []
     try:
         async with anyio.create_task_group() as tasks:
@@ -58,18 +63,22 @@ async def run(
     if len(signals) > 1:
         report.interrupted = True
     elapsed = anyio.current_time() - began
-    if one is None:
+    document = report.as_json(
+        run_id=os.urandom(8).hex(),
+        started_at=started,
+        elapsed=elapsed,
+        requests=connected.requests(),
+        throttled=connected.throttled(),
+    )
+    if work.rehearsal is not None:
+        document = work.rehearsal.analysis() if rehearse == "analysis" else {**document, "dry_run": True}
+        told = rehearsal.lines(document) if rehearse == "analysis" else report.plan()
+        for line in () if console.as_json else told:
+            console.line(line)
+    elif one is None:
         console.summary(report, elapsed)
     if console.as_json:
-        console.document(
-            report.as_json(
-                run_id=os.urandom(8).hex(),
-                started_at=started,
-                elapsed=elapsed,
-                requests=connected.requests(),
-                throttled=connected.throttled(),
-            )
-        )
+        console.document(document)
     return 128 + signals[0] if report.interrupted else report.exit_status()
 
 
@@ -91,9 +100,8 @@ async def list_tags(
 
 def _tell_selection(console: Console, source: str, selection: Selection) -> None:
     kept, dropped = selection.kept, selection.dropped
-    width = max(map(len, dropped), default=0)
     for tag, reason in dropped.items():
-        console.log("info", "tag_dropped", f"dropped {tag:<{width}}  {reason}", tag=tag, reason=reason)
+        console.log("info", "tag_dropped", f"dropped, {reason:<12}  {tag}", tag=tag, reason=reason)
     reasons = ", ".join(f"{count} {reason}" for reason, count in Counter(dropped.values()).most_common())
     told = f"{source}: {len(kept)} of {len(kept) + len(dropped)} tags are selected"
     told += f" (dropped: {reasons})" if reasons else ""

@@ -68,7 +68,7 @@ class Knowledge:
         self._changed = False
         self._facts: dict[str, tuple[Any, int]] = {}
         for name, (value, moment) in archive.facts.items():
-            if now() - moment <= _FACTS_SECONDS:
+            if self._now() - moment <= _FACTS_SECONDS:
                 self._facts[name] = (value, moment)
 
     # --- blobs and manifests ------------------------------------------------------------------

@@ -43,14 +43,15 @@ class StateFile:
         """Say whether this run's findings are to be kept: the lock is ours."""
         return self._lock is not None
 
-    def load(self) -> Archive:
-        """Take the lock and read what there is; an empty archive where nothing can be used."""
+    def load(self, *, keep: bool = True) -> Archive:
+        """Take the lock, where findings are to be kept, and read; empty where nothing can be used."""
         if self._directory is None:
             return EMPTY
         try:
-            os.makedirs(self._directory, mode=0o700, exist_ok=True)
-            self._lock = os.open(os.path.join(self._directory, "state.lock"), _WRITE, 0o600)
-            _lock(self._lock)
+            if keep:
+                os.makedirs(self._directory, mode=0o700, exist_ok=True)
+                self._lock = os.open(os.path.join(self._directory, "state.lock"), _WRITE, 0o600)
+                _lock(self._lock)
         except BlockingIOError:
             self._unlock()
             self._warn("state_locked", f"another run uses {self._shown}: this one leaves no state behind")

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from functools import cache, partial
-from typing import Any
+from typing import Any, Literal
 
 import anyio
 import anyio.abc
@@ -23,6 +23,7 @@ from _regsync.errors import MappingConflict, RegsyncError, Side, SyncError
 from _regsync.execution import Execution, Image, Surroundings
 from _regsync.plan import Wanted
 from _regsync.registry import Repository
+from _regsync.rehearsal import Rehearsal
 from _regsync.report import Outcome, Report
 from _regsync.state import Knowledge
 from _regsync.statefile import StateFile
@@ -53,18 +54,28 @@ class Run:
     """One run over a configuration's mappings, or over one image."""
 
     def __init__(
-        self, transport: Transport, config: Config, emit: Callable[[Outcome], None], report: Report
+        self,
+        transport: Transport,
+        config: Config,
+        emit: Callable[[Outcome], None],
+        report: Report,
+        rehearse: Literal["plan", "analysis"] | None = None,
     ) -> None:
+        """Prepare a run, or its rehearsal: `plan` asks what it would ask, `analysis` reads every image."""
         self._transport, self._config = transport, config
         self._emit, self._report = emit, report
         self._log = transport.edge.log
         self._state = StateFile(config.cache_dir, partial(self._log, "warning"))
-        archive, wall = self._state.load(), transport.edge.wall
+        archive, wall = self._state.load(keep=rehearse is None), transport.edge.wall
         keep = self._state.note if self._state.is_kept else None
         self._knowledge = Knowledge(archive, now=wall, ttl=config.cache_ttl, note=keep)
-        self._discovery = Discovery(transport, self._knowledge)
+        self._whole = rehearse == "analysis"
+        self._discovery = Discovery(
+            transport, self._knowledge, reads_only=rehearse is not None, whole=self._whole
+        )
         self._staging = Staging(config.cache_dir)
-        mover = Mover(transport, self._knowledge, self._staging, self._count_bytes)
+        self.rehearsal = Rehearsal(transport, self._knowledge) if rehearse else None
+        mover = self.rehearsal or Mover(transport, self._knowledge, self._staging, self._count_bytes)
         around = Surroundings(
             self._start,
             self._ask,
@@ -289,7 +300,7 @@ class Run:
         return listed is not None and tag in listed and self._never_moves(mapping, tag)
 
     def _never_moves(self, mapping: MappingRule, tag: str) -> bool:
-        pattern = mapping.tags.immutable_tags
+        pattern = None if self._whole else mapping.tags.immutable_tags
         return pattern is not None and self._globs(pattern)(tag)
 
     def _sighted(
@@ -309,6 +320,8 @@ class Run:
                     # Where source and target share a host, the source is the first to mount from.
                     self._execution.commit(sighting.source.key, manifest)
         for verdict in sighting.verdicts:
+            if self.rehearsal is not None and sighting.tree is not None:
+                self.rehearsal.look_at(source_name, sighting.tree, verdict.target.key)
             name = verdict.target.reference(reference)
             if verdict.error is not None:
                 self._end(source_name, name, "failed", error=verdict.error)
@@ -352,7 +365,7 @@ class Run:
         self._end(
             image.source_name,
             image.target.reference(image.reference),
-            status,
+            "would_sync" if self.rehearsal is not None and status == "synced" else status,
             digest=root.digest if status == "synced" else None,
             source_digest=image.tree.source_digest,
             error=image.error,

@@ -10,7 +10,7 @@ Follows specification section 1.1, design.md sections 6, 7 and 9.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import anyio
 import anyio.lowlevel
@@ -29,7 +29,7 @@ from _regsync.state import Knowledge, RepositoryKey
 from _regsync.store import MemoryPieces, Reader, Staging, StagingFailed
 from _regsync.transport import Transport
 
-__all__ = ["Brought", "Mover", "Relay"]
+__all__ = ["Brought", "Mover", "Moves", "Relay"]
 
 # design.md section 6 rule 16: a blob starts again at most twice; a lost answer is asked for so often.
 _BLOB_STARTS = 3
@@ -44,6 +44,26 @@ class Brought(NamedTuple):
     uploaded: bool = False
     mounted: bool = False
     bytes: int = 0
+
+
+class Moves(Protocol):
+    """What an execution asks for: `Mover` does it, `rehearsal.Rehearsal` only says what it would come to."""
+
+    async def bring(self, step: Step, source: Repository, target: Repository, *, fan_out: bool) -> Brought:
+        """Bring one blob to its place."""
+
+    async def put(
+        self,
+        tree: Tree,
+        work: Work,
+        target: Repository,
+        reference: str,
+        arrived: Callable[[Manifest], None],
+    ) -> None:
+        """Put an image's manifests."""
+
+    async def absent(self, tree: Tree, target: Repository) -> frozenset[str]:
+        """Return which blobs and children of an image a target lacks."""
 
 
 class Relay:
@@ -373,10 +393,15 @@ class Mover:
                 found.add(child.digest)
         return frozenset(found)
 
-    async def put_children(
-        self, tree: Tree, work: Work, target: Repository, arrived: Callable[[Manifest], None]
+    async def put(
+        self,
+        tree: Tree,
+        work: Work,
+        target: Repository,
+        reference: str,
+        arrived: Callable[[Manifest], None],
     ) -> None:
-        """Put the children that this image has to bring, level by level (I2)."""
+        """Put the children that this image has to bring, level by level, then the root (I2)."""
         failures: list[SyncError] = []
 
         async def put(child: Manifest) -> None:
@@ -398,3 +423,4 @@ class Mover:
                 raise failures[0]
             done = {child.digest for child in level}
             waiting = [child for child in waiting if child.digest not in done]
+        await target.put_manifest(reference, tree.root)

@@ -50,7 +50,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "store",
         "statefile",
     ),
-    ("discover", "transfer", "execution", "sync"),
+    ("discover", "transfer", "rehearsal", "execution", "sync"),
     ("version", "output", "session", "watch", "cli"),
 )
 PURE = {*LAYERS[2], *LAYERS[3]}

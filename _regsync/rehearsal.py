@@ -1,0 +1,168 @@
+"""A run that changes nothing: what would be moved, and what it would cost.
+
+Owns: the part of `transfer.Mover` in a dry run, and the numbers of `analyze`. May not know: which image is
+next. Invariant: GET and HEAD only; what it says of requests and bytes is what a run would do whose answers
+are those of this one, since the same discovery, claims and execution lead to it. Follows design.md
+sections 6 and 10 ("Dry run").
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from _regsync.claims import Step, Work
+from _regsync.oci import Manifest
+from _regsync.pacing import Want
+from _regsync.plan import Tree
+from _regsync.providers import ROWS
+from _regsync.registry import Repository
+from _regsync.report import size_text
+from _regsync.state import Knowledge, RepositoryKey
+from _regsync.transfer import Brought
+from _regsync.transport import Transport
+
+__all__ = ["Rehearsal"]
+
+_LARGEST = 10
+
+
+class Rehearsal:
+    """Stands where the mover stands."""
+
+    def __init__(self, transport: Transport, knowledge: Knowledge) -> None:
+        self._transport, self._knowledge = transport, knowledge
+        self._expected: defaultdict[str, Counter[str]] = defaultdict(Counter)
+        # HEADs that a run would spare, since its upload starts ask the same.
+        self._spared: Counter[str] = Counter()
+        self._read: set[tuple[str, str]] = set()
+        # Blobs of all images that were looked at: sizes, in how many images, and where they go.
+        self._sizes: dict[str, int] = {}
+        self._images: dict[str, tuple[str, int]] = {}
+        self._uses: Counter[str] = Counter()
+        self._places: defaultdict[str, set[RepositoryKey]] = defaultdict(set)
+        self._moved: Counter[str] = Counter()
+        self._mounts: Counter[str] = Counter()
+        self._plain = 0
+
+    def look_at(self, name: str, tree: Tree, where: RepositoryKey) -> None:
+        """Take in one image on its way to one repository, also one that is there already."""
+        blobs = {blob.digest: blob.size for each in (tree.root, *tree.children) for blob in each.blobs}
+        self._sizes.update(blobs)
+        if tree.root.digest not in self._images:
+            self._uses.update(blobs.keys())
+        self._images.setdefault(tree.root.digest, (name, sum(blobs.values())))
+        self._plain += sum(blobs.values())
+        for digest in blobs:
+            self._places[digest].add(where)
+
+    async def bring(self, step: Step, source: Repository, target: Repository, *, fan_out: bool) -> Brought:
+        """Say how a blob would come to its place; a repository that may hold it is asked."""
+        blob, host = step.blob, target.host.key
+        if step.mount_from is not None:
+            self._knowledge.accept_mount(host)
+            self._expected[host]["upload_start"] += 1
+            self._mounts[host] += 1
+            return Brought(mounted=True)
+        if not self._knowledge.is_empty(target.key):
+            async with self._transport.gate.admitted((Want(host),), float(step.work.order)):
+                present = await target.has_blob(blob)
+            probes = self._knowledge.may_probe(target.key, ROWS[target.host.registry.kind].probe is not None)
+            self._spared[host] += probes
+            if present:
+                self._expected[host]["upload_start"] += probes
+                return Brought()
+        read = (source.host.key, blob.digest)
+        if not (fan_out and read in self._read):
+            self._expected[source.host.key]["blob_get"] += 1
+        self._read.add(read)
+        self._expected[host].update({"upload_start": 1, "upload_body": 1})
+        self._moved[host] += blob.size
+        return Brought(uploaded=True, bytes=blob.size)
+
+    async def put(
+        self,
+        tree: Tree,
+        work: Work,
+        target: Repository,
+        reference: str,
+        arrived: Callable[[Manifest], None],
+    ) -> None:
+        """Count the manifests that would be put."""
+        for child in tree.children:
+            if child.digest in work.own_children:
+                self._expected[target.host.key]["manifest_put"] += 1
+                arrived(child)
+        self._expected[target.host.key]["manifest_put"] += 1
+
+    async def absent(self, tree: Tree, target: Repository) -> frozenset[str]:
+        """Nothing is put, so nothing is refused."""
+        return frozenset()
+
+    def expected(self) -> dict[str, dict[str, int]]:
+        """Return the requests of a run like this one, by host and action."""
+        counted = {host: Counter(actions) for host, actions in self._transport.requests().items()}
+        for host, actions in self._expected.items():
+            counted.setdefault(host, Counter()).update(actions)
+        for host, spared in self._spared.items():
+            counted[host]["blob_head"] -= spared
+        return {host: dict(sorted((+actions).items())) for host, actions in sorted(counted.items())}
+
+    def analysis(self) -> dict[str, Any]:
+        """Return what `analyze --json` shows; sizes in bytes."""
+        shared = [digest for digest, uses in self._uses.items() if uses > 1]
+        once: Counter[str] = Counter()
+        mounts: Counter[str] = Counter()
+        for digest, places in self._places.items():
+            for host, repositories in Counter(host for host, _ in places).items():
+                once[host] += self._sizes[digest]
+                mounts[host] += repositories - 1
+        largest = sorted(self._sizes.items(), key=lambda each: (-each[1], each[0]))
+        images = sorted(self._images.values(), key=lambda each: (-each[1], each[0]))
+        return {
+            "schema": 1,
+            "images": len(self._images),
+            "blobs": {
+                "unique": len(self._sizes),
+                "unique_bytes": sum(self._sizes.values()),
+                "shared": len(shared),
+                "shared_bytes": sum(self._sizes[digest] for digest in shared),
+            },
+            "bytes": {"image_by_image": self._plain, "each_blob_once": sum(once.values())},
+            "targets": {
+                host: {"bytes": size, "to_move": self._moved[host], "mounts_possible": mounts[host]}
+                for host, size in sorted(once.items())
+            },
+            "requests": self.expected(),
+            "largest_images": [{"image": name, "bytes": size} for name, size in images[:_LARGEST]],
+            "largest_layers": [
+                {"digest": digest, "bytes": size, "images": self._uses[digest]}
+                for digest, size in largest[:_LARGEST]
+            ],
+        }
+
+
+def lines(found: Mapping[str, Any]) -> list[str]:
+    """Return an analysis as text."""
+    blobs, total = found["blobs"], found["bytes"]
+    saved = total["image_by_image"] - total["each_blob_once"]
+    told = [
+        f"Images: {found['images']}",
+        f"Blobs: {blobs['unique']} unique ({size_text(blobs['unique_bytes'])}), "
+        f"{blobs['shared']} of them shared ({size_text(blobs['shared_bytes'])})",
+        f"Data: {size_text(total['image_by_image'])} image by image, {size_text(total['each_blob_once'])} "
+        f"with each blob once, {size_text(saved)} saved",
+    ]
+    for host, target in found["targets"].items():
+        told.append(
+            f"Target {host}: {size_text(target['to_move'])} to move of {size_text(target['bytes'])}, "
+            f"{target['mounts_possible']} mounts possible"
+        )
+    for host, actions in found["requests"].items():
+        counts = ", ".join(f"{count} {action}" for action, count in actions.items())
+        told.append(f"Requests {host}: {sum(actions.values())} ({counts})")
+    told += [f"Image {size_text(each['bytes']):>10} {each['image']}" for each in found["largest_images"]]
+    for each in found["largest_layers"]:
+        told.append(f"Layer {size_text(each['bytes']):>10} {each['digest']} in {each['images']} images")
+    return told

@@ -1,0 +1,137 @@
+"""`sync --dry-run` and `analyze`: nothing is changed, and what they foretell is what a run then does."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conformance.app import App
+from conformance.images import Seed
+from conformance.server import Server
+from tests.ends import Ran, Start, document, run_regsync, tags
+
+
+def command(
+    directory: Path,
+    what: str,
+    registries: Mapping[str, Any],
+    *mappings: Mapping[str, Any],
+    more: str = "--json",
+) -> Ran:
+    file = directory / "mirror.yaml"
+    file.write_text(document(registries, *mappings))
+    words = {"dry": ["sync", "--dry-run"], "sync": ["sync"], "analyze": ["analyze"]}[what]
+    return run_regsync(*words, more, "-c", str(file))
+
+
+def shared_base(source: Server) -> list[dict[str, Any]]:
+    """Load three repositories of images over one base, and an index; return mappings for them."""
+    assert isinstance(source.app, App)
+    made = Seed(3)
+    base = [made.layer(70_000), made.layer(900)]
+    for name in ("one", "two", "three"):
+        for tag in ("v1", "v2"):
+            made.image(layers=[*base, made.layer(500)]).load_into(source.app, name, tag=tag)
+    made.index(attestations=True).load_into(source.app, "many", tag="v1")
+    return [
+        *({"from": name, "tags": tags("v1", "v2")} for name in ("one", "two", "three")),
+        {"from": "many", "tags": tags("v1")},
+    ]
+
+
+def changed_nothing(*servers: Server) -> bool:
+    return all(
+        not server.journal.matching(method) for server in servers for method in ("POST", "PUT", "PATCH")
+    )
+
+
+def test_a_dry_run_foretells_what_the_run_then_does(tmp_path: Path, serve: Start) -> None:
+    source, target = serve(), serve(single_post=False)
+    mappings, ends = shared_base(source), {"source": source, "target": target}
+    foretold = command(tmp_path, "dry", ends, *mappings)
+    assert foretold.status == 0, foretold.err
+    assert changed_nothing(source, target)
+    assert not (tmp_path / ".regsync").exists()
+    assert foretold.report["dry_run"] is True
+    assert Counter(foretold.statuses()) == {"would_sync": 7}
+    done = command(tmp_path, "sync", ends, *mappings)
+    for key in ("bytes", "layers", "images"):
+        assert foretold.totals[key] == done.totals[key], key
+
+
+def test_a_dry_run_over_a_finished_one_skips_everything(tmp_path: Path, serve: Start) -> None:
+    source, target = serve(), serve()
+    mappings, ends = shared_base(source), {"source": source, "target": target}
+    command(tmp_path, "sync", ends, *mappings)
+    source.journal.clear()
+    target.journal.clear()
+    again = command(tmp_path, "dry", ends, *mappings)
+    assert Counter(again.statuses()) == {"skipped": 7}
+    assert source.journal.summary() == target.journal.summary() == {"HEAD manifest": 7}
+
+
+def test_a_dry_run_says_per_mapping_and_image_what_would_happen(tmp_path: Path, serve: Start) -> None:
+    source, target = serve(), serve()
+    shared_base(source)
+    ends = {"source": source, "target": target}
+    mapping = {"from": "one", "tags": {"glob": "v*", "exclude": "v1"}}
+    told = command(tmp_path, "dry", ends, mapping, more="-q").out.splitlines()
+    assert told == [
+        f"select {source.address}/one -> one: 1 tags (dropped: 1 exclude)",
+        f"would sync {source.address}/one:v2 -> {target.address}/one:v2 ({told[1].partition('(')[2]}",
+        "Images: 1 would be synced, 0 skipped, 0 failed",
+        "Layers: 4 to transfer, 0 to mount",
+        told[4],
+    ]
+    assert "4 blobs, 7" in told[1]
+    assert told[1].endswith("0 mounted, 0 there)")
+
+
+def test_a_dry_run_asks_for_no_more_than_pull(tmp_path: Path, serve: Start) -> None:
+    from conformance.tokens import TokenService
+
+    source, target = serve(), serve(auth=TokenService({}))
+    mappings = shared_base(source)
+    command(tmp_path, "dry", {"source": source, "target": target}, *mappings)
+    scopes = [entry.target for entry in target.journal.entries if "scope=" in entry.target]
+    assert scopes
+    assert not any("push" in scope for scope in scopes)
+
+
+@pytest.mark.parametrize("filled", [False, True], ids=["cold", "done"])
+def test_an_analysis_counts_shares_mounts_and_requests(tmp_path: Path, serve: Start, filled: bool) -> None:
+    source, target = serve(), serve(single_post=False)
+    mappings, ends = shared_base(source), {"source": source, "target": target}
+    if filled:
+        command(tmp_path, "sync", ends, *mappings)
+        source.journal.clear()
+        target.journal.clear()
+    ran = command(tmp_path, "analyze", ends, *mappings)
+    assert ran.status == 0, ran.err
+    assert changed_nothing(source, target)
+    found = json.loads(ran.out)
+    assert found["images"] == 7
+    # Two base layers in six images; the seven configs and six own layers are in one image each.
+    assert found["blobs"]["shared"] == 2
+    assert found["targets"][target.address]["mounts_possible"] == 4
+    if filled:
+        assert found["targets"][target.address]["to_move"] == 0
+        return
+    done = command(tmp_path, "sync", ends, *mappings)
+    assert found["targets"][target.address]["to_move"] == done.totals["bytes"]
+    assert found["requests"] == done.totals["requests"]
+
+
+def test_an_analysis_is_readable(tmp_path: Path, serve: Start) -> None:
+    source, target = serve(), serve()
+    mappings = shared_base(source)
+    told = command(tmp_path, "analyze", {"source": source, "target": target}, *mappings, more="-q").out
+    assert told.startswith("Images: 7\nBlobs: ")
+    assert f"Target {target.address}: " in told
+    assert "4 mounts possible" in told
+    assert "in 6 images" in told
