@@ -120,6 +120,12 @@ def _repeated(seed: Seed) -> Image:
     return compose(config, [first, second, first, first, first, first, Part(TAR, config.data), second])
 
 
+def _retyped(seed: Seed, media_type: str) -> Image:
+    """List the first layer under another type too, before its own."""
+    config, (first, second) = base(seed)
+    return compose(config, [first._replace(media_type=media_type), second, first])
+
+
 def _foreign(seed: Seed, media_type: str, *, held: bool, urls: bool = True) -> Image:
     more = {"urls": ["https://mirror.invalid/layer"]} if urls else {}
     config, layers = base(seed)
@@ -239,6 +245,10 @@ IMAGES: tuple[Shape, ...] = (
           lambda s: s.image(sizes=(40,) * 127)),
     Shape("1000-layers", "More layers than docker could run.", MANIFEST,
           lambda s: s.image(sizes=(16,) * 1000)),
+    Shape("layer-of-two-types", "One digest under two media types.", DESCRIPTOR,
+          lambda s: _retyped(s, TAR)),
+    Shape("large-config", "A config of a mebibyte.", "image-spec config.md",
+          lambda s: compose(Part(CONFIG_TYPE, encode({"fill": "x" * (1 << 20)})), base(s)[1])),
     Shape("tar-layer", "A layer that is not compressed.", LAYER,
           lambda s: layer_of(s, TAR, store_tar({"a": s.blob(80)}))),
     Shape("zstd-layer", "A layer of type zstd.", LAYER, lambda s: layer_of(s, f"{TAR}+zstd", s.blob(400))),
@@ -269,6 +279,8 @@ IMAGES: tuple[Shape, ...] = (
           lambda s: _foreign(s, TYPES["oci"]["foreign"].replace("gzip", "zstd"), held=False)),
     Shape("foreign-without-urls", "A foreign layer that does not say where it is.", "protocol-facts.md 1.6",
           lambda s: _foreign(s, TYPES["oci"]["foreign"], held=False, urls=False)),
+    Shape("foreign-and-ordinary", "One digest as a foreign layer and as an ordinary one: it is needed.",
+          "protocol-facts.md 1.6", lambda s: _retyped(s, TYPES["oci"]["foreign"])),
     Shape("urls-on-a-layer", "An ordinary layer with urls: they do not make it foreign.",
           "protocol-facts.md 1.6",
           lambda s: _foreign(s, LAYER_TYPE, held=True)),
@@ -280,6 +292,8 @@ IMAGES: tuple[Shape, ...] = (
           _unknown_fields),
     Shape("annotations", "Annotations of every kind.", "image-spec annotations.md",
           lambda s: s.image(annotations={"": "", "k": "v\n\t\x1b[31m\x00", "ключ": "値", "long": "x" * 900})),
+    Shape("null-annotations", "Annotations whose values are null.", "image-spec annotations.md",
+          lambda s: rewritten(s.image(), lambda d: encode({**d, "annotations": {"a": None, "b": "c"}}))),
     Shape("image-with-subject", "An image with a subject that nobody holds.", "protocol-facts.md 1.5",
           lambda s: s.image(subject=s.image())),
     Shape("sha512-blobs", "Config and layers by sha512.", "image-spec descriptor.md, digests", _sha512),
