@@ -187,7 +187,7 @@ SAID = {
     "manifest-as-index": "does not have the fields of application/vnd.oci.image.index",
     "other-content-type": "name different types",
     "other-child-type": "name different types",
-    "child-of-other-kind": "does not have the fields of application/vnd.oci.image.manifest",
+    "child-of-other-kind": "name different types",
     "other-inner-type": "name different types",
     "empty-manifest": "no body",
     "cut-manifest": "not JSON",
