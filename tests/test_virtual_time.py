@@ -20,6 +20,8 @@ from conformance.app import App
 from conformance.images import Image, Seed
 from conformance.memory import End, Link, Place, network
 from conformance.messages import Answer, Request, error
+from conformance.personas import Persona, Provider
+from conformance.rates import Cap
 from tests.ends import held, only, tags, virtual
 
 pytestmark = [pytest.mark.anyio, pytest.mark.virtual_time]
@@ -377,6 +379,29 @@ async def test_a_retry_after_as_a_date_is_read_with_the_clock_of_the_world(seed:
         )
         ran = await world.copy(source, target)
         assert (ran.status, asked) == (0, [0.0, 45.0])
+
+
+async def test_a_cap_in_any_second_is_kept_to_by_waiting(seed: Seed) -> None:
+    """4 manifests a second, as a cloud's cap of writes: all arrive, and no stretch of a second has more."""
+    row = Persona(
+        source="protocol-facts.md section 4.8",
+        hosts={"registry": "capped.test"},
+        caps=lambda provider: (Cap(4, 1.0, frozenset({"manifest_put"})),),
+    )
+    async with virtual() as world:
+        source, capped = world.registry("source.test"), Provider(row, now=anyio.current_time, wall=world.wall)
+        target = world.listen(capped, "capped.test")
+        images = {
+            f"v{each}": await image_at(source, seed, tag=f"v{each}", sizes=(10 + each,)) for each in range(20)
+        }
+        ran = await world.sync({"source": source, "t": target}, {"from": "app", "tags": tags("*")})
+        assert (ran.status, ran.statuses()) == (0, ["synced"] * 20)
+        assert all(held(target, "app", image) for image in images.values())
+        puts = target.journal.matching("PUT", "manifest")
+        taken = sorted(entry.ended_time or 0 for entry in puts if entry.status == 201)
+        assert len(taken) == 20
+        assert all(later - earlier >= 1 for earlier, later in zip(taken, taken[4:], strict=False))
+        assert sum(entry.status == 429 for entry in puts) == capped.rates.refused["manifest_put"] > 0
 
 
 # Faults, whose waits are on the same clock.
