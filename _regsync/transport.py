@@ -350,13 +350,12 @@ class Transport:
         self.edge.log(
             "debug", "connect", f"connecting to {origin}" + (f" through {proxy} ({decided})" if proxy else "")
         )
+        context = self._context(registry) if origin.scheme == "https" else None
+        around = self._context(None) if proxy is not None and proxy.scheme == "https" else None
+        timeouts = self.edge.timeouts
         try:
             return await open_stream(
-                origin,
-                context=self._context(registry) if origin.scheme == "https" else None,
-                timeouts=self.edge.timeouts,
-                proxy=proxy,
-                proxy_context=self._context(None) if proxy is not None and proxy.scheme == "https" else None,
+                origin, context=context, timeouts=timeouts, proxy=proxy, proxy_context=around
             )
         except ConnectFailed as error:
             if proxy is not None and str(proxy) not in error.message:
@@ -540,13 +539,11 @@ class Transport:
         request = Request(call.method, call.path, request_headers(call, authorization), call.body)
         try:
             response = await lease.exchange(request, seconds)
-        except (ConnectFailed, TimedOut) as error:
-            # A host that takes connections and has never answered is as good as down.
-            if isinstance(error, ConnectFailed) or not host.known:
-                self.unreachable(host, error)
-            raise
         except WireError as error:
-            if not host.known and host.origin.scheme == "http":
+            # A host that takes connections and has never answered is as good as down.
+            if isinstance(error, ConnectFailed) or (isinstance(error, TimedOut) and not host.known):
+                self.unreachable(host, error)
+            elif not host.known and host.origin.scheme == "http":
                 error.hint = self._secure(host)
             raise
         host.known, host.connect_failures = True, 0
