@@ -385,7 +385,8 @@ class Mover:
         """Ask which blobs and children of an image a target lacks."""
         found: set[str] = set()
         async with self._transport.gate.admitted((Want(target.host.key),)):
-            for blob in {each for manifest in (tree.root, *tree.children) for each in manifest.blobs}:
+            blobs = [each for manifest in (tree.root, *tree.children) for each in manifest.blobs]
+            for blob in {each.digest: each for each in blobs}.values():
                 if not await target.has_blob(blob):
                     found.add(blob.digest)
         for child in tree.children:
