@@ -25,6 +25,7 @@ from _regsync.oci import Manifest
 from _regsync.plan import Tree
 from _regsync.registry import Repository
 from _regsync.state import Knowledge, RepositoryKey
+from _regsync.store import SMALL_BLOB
 from _regsync.transfer import Moves
 
 __all__ = ["Execution", "Image", "Surroundings"]
@@ -225,12 +226,17 @@ class Execution:
 
     async def _bring(self, image: Image, step: Step) -> None:
         blob = step.blob
+        # What cannot be mounted and others need too is kept, when it is small (rule 13).
+        kept = blob.size <= SMALL_BLOB and self._references[blob.digest] > 1
+        fan_out = image.fan_out or (kept and self._knowledge.mounts(image.target.host.key) is False)
         # One read of a source serves all targets; a mount reads nothing.
         reads = step.mount_from is None and not (image.fan_out and blob.digest in self._read)
         self._read.update([blob.digest] if image.fan_out else [])
         self._around.expected(blob.size * reads)
         try:
-            brought = await self._mover.bring(step, image.source, image.target, fan_out=image.fan_out)
+            brought = await self._mover.bring(
+                step, image.source, image.target, fan_out=fan_out, disk=image.fan_out
+            )
         except SyncError as error:
             image.error = image.error or error
         else:

@@ -57,7 +57,9 @@ class Rehearsal:
         for digest in blobs:
             self._places[digest].add(where)
 
-    async def bring(self, step: Step, source: Repository, target: Repository, *, fan_out: bool) -> Brought:
+    async def bring(
+        self, step: Step, source: Repository, target: Repository, *, fan_out: bool, disk: bool = True
+    ) -> Brought:
         """Say how a blob would come to its place; a repository that may hold it is asked."""
         blob, host = step.blob, target.host.key
         if step.mount_from is not None:

@@ -2,15 +2,18 @@
 
 Owns: files under a staging directory, named by digest only (R16). May not know: registries, HTTP.
 Invariants: a staged file that is visible under its digest was hashed and is whole, whoever else stages
-in the same directory; nothing is left behind when a run ends, whichever way. Follows specification
-section 1.1 "Streaming", design.md section 8; small blobs stay in memory (design.md section 6 rule 13).
+in the same directory; what a killed or failed run left is used when it still verifies, and a run that
+ends well leaves nothing. Follows specification section 1.1 "Streaming", design.md section 8; small blobs
+stay in memory (design.md section 6 rule 13).
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import re
 import time
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
 from io import FileIO
 
@@ -18,10 +21,11 @@ import anyio
 import anyio.to_thread
 
 from _regsync.errors import SyncError, clean
+from _regsync.fips import new_hash
 from _regsync.http1 import PIECE, Pieces
 from _regsync.oci import Descriptor, split_digest
 
-__all__ = ["SMALL_BLOB", "FilePieces", "MemoryPieces", "Reader", "Staging", "StagingFailed"]
+__all__ = ["SMALL_BLOB", "FilePieces", "MemoryPieces", "NoRoom", "Reader", "Staging", "StagingFailed"]
 
 # design.md section 6 rule 13.
 SMALL_BLOB = 1024 * 1024
@@ -36,6 +40,12 @@ Reader = Callable[[Descriptor, Callable[[memoryview], Awaitable[None]]], Awaitab
 
 class StagingFailed(SyncError):
     """The disk is full or not to be used; no other blob will fare better in this run."""
+
+    code = "CONFIG_ERROR"
+
+
+class NoRoom(SyncError):
+    """This blob is larger than what may be staged, or all that is staged is being read."""
 
     code = "CONFIG_ERROR"
 
@@ -86,17 +96,36 @@ class FilePieces:
         return True
 
 
+def _is_whole(path: str, blob: Descriptor) -> bool:
+    """Say whether a killed run left a blob whole; what it left otherwise goes."""
+    if not os.path.isfile(path) or os.path.islink(path):
+        return False
+    algorithm, encoded = split_digest(blob.digest)
+    running = new_hash(algorithm)
+    with open(path, "rb") as staged:
+        while piece := staged.read(PIECE):
+            running.update(piece)
+    whole = running.hexdigest() == encoded
+    if not whole:
+        os.unlink(path)
+    return whole
+
+
 class Staging:
     """Blobs pulled once for several targets: small ones in memory, the others in files."""
 
-    def __init__(self, cache_dir: str | None) -> None:
+    def __init__(self, cache_dir: str | None, limit: int | None = None) -> None:
+        """Stage in `cache_dir`, or in a directory of the run's own; at most `limit` bytes of files."""
+        self._limit = limit
         self._directory = "" if cache_dir is None else os.path.join(cache_dir, "blobs")
         self._cleanup = contextlib.ExitStack()
         self._folders: dict[str, str] = {}
         self._pulling: dict[str, anyio.Lock] = {}
         self._memory: dict[str, bytes] = {}
         self._memory_size = 0
-        self._files: dict[str, str] = {}
+        # Path and size, the least recently used first; how many read a file now.
+        self._files: dict[str, tuple[str, int]] = {}
+        self._readers: Counter[str] = Counter()
         self._failed: StagingFailed | None = None
 
     def _folder(self, algorithm: str) -> str:
@@ -117,13 +146,18 @@ class Staging:
             self._folders[algorithm] = folder
         return self._folders[algorithm]
 
-    async def ensure(self, blob: Descriptor, read: Reader) -> None:
-        """Have a blob here, pulled once whoever asks; one asker's failure or cancellation is its own."""
+    async def ensure(self, blob: Descriptor, read: Reader, *, disk: bool = True) -> None:
+        """Have a blob here, pulled once whoever asks; one asker's failure or cancellation is its own.
+
+        NoRoom where the limit, or memory alone without `disk`, has no place for it.
+        """
         async with self._pulling.setdefault(blob.digest, anyio.Lock()):
             if blob.digest in self._memory or blob.digest in self._files:
                 return
             # What memory has no room for goes to disk: it would have to be read from its source again.
             if blob.size > SMALL_BLOB or self._memory_size + blob.size > _MEMORY_BUDGET:
+                if not disk:
+                    raise NoRoom("memory is full")
                 await self._pull_file(blob, read)
                 return
             self._memory_size += blob.size
@@ -147,6 +181,10 @@ class Staging:
             with _disk():
                 algorithm, encoded = split_digest(blob.digest)
                 path = os.path.join(self._folder(algorithm), encoded)
+                self._make_room(blob)
+                if await anyio.to_thread.run_sync(_is_whole, path, blob):
+                    self._files[blob.digest] = (path, blob.size)
+                    return
                 # A name of its own, and O_EXCL, which follows no link: two runs may stage the same blob.
                 name = f"{path}.{os.urandom(6).hex()}{_PARTIAL}"
                 flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
@@ -159,13 +197,25 @@ class Staging:
 
                     await read(blob, write)
                 os.replace(partial, path)
-                self._files[blob.digest] = path
+                self._files[blob.digest] = (path, blob.size)
         except StagingFailed as error:
             self._failed = error
             raise
         finally:
             with contextlib.suppress(OSError):
                 os.unlink(partial)
+
+    def _make_room(self, blob: Descriptor) -> None:
+        """Remove what was used longest ago and is not being read, until a blob fits (specification 2.7)."""
+        if self._limit is None:
+            return
+        for digest in [each for each in self._files if not self._readers[each]]:
+            if blob.size + sum(size for _, size in self._files.values()) <= self._limit:
+                return
+            if blob.size <= self._limit:
+                os.unlink(self._files.pop(digest)[0])
+        if blob.size + sum(size for _, size in self._files.values()) > self._limit:
+            raise NoRoom(f"staging_size_limit has no room for {blob.size} bytes")
 
     @contextlib.contextmanager
     def opened(self, blob: Descriptor) -> Iterator[Pieces | None]:
@@ -176,20 +226,27 @@ class Staging:
             return
         staged = None
         with _disk(), contextlib.suppress(KeyError, FileNotFoundError):
-            staged = FileIO(self._files[blob.digest])
+            staged = FileIO(self._files[blob.digest][0])
+            self._files[blob.digest] = self._files.pop(blob.digest)
         if staged is None:
             # Another run in this directory has ended, and took the file with it.
             self._files.pop(blob.digest, None)
             yield None
             return
-        with staged:
-            yield FilePieces(staged, blob.size)
+        self._readers[blob.digest] += 1
+        try:
+            with staged:
+                yield FilePieces(staged, blob.size)
+        finally:
+            self._readers[blob.digest] -= 1
 
-    def close(self) -> None:
-        """Remove every staged file."""
-        for path in self._files.values():
+    def close(self, *, sweep: bool = True) -> None:
+        """Remove what is staged; without `sweep` whole files stay for the next run: this one has failed."""
+        for folder in self._folders.values() if sweep else ():
             with contextlib.suppress(OSError):
-                os.unlink(path)
+                # Another run's partial files are being written; what has no digest's name is not ours.
+                for name in filter(re.compile("[0-9a-f]{64,128}").fullmatch, os.listdir(folder)):
+                    os.unlink(os.path.join(folder, name))
         self._files.clear()
         self._memory.clear()
         self._cleanup.close()

@@ -73,7 +73,7 @@ class Run:
         self._discovery = Discovery(
             transport, self._knowledge, reads_only=rehearse is not None, whole=self._whole
         )
-        self._staging = Staging(config.cache_dir)
+        self._staging = Staging(config.cache_dir, config.staging_size_limit)
         self.rehearsal = Rehearsal(transport, self._knowledge) if rehearse else None
         mover = self.rehearsal or Mover(transport, self._knowledge, self._staging, self._count_bytes)
         around = Surroundings(
@@ -153,7 +153,7 @@ class Run:
                 outer.cancel_scope.cancel()
         finally:
             self._tasks = None
-            self._staging.close()
+            self._staging.close(sweep=self._report.exit_status() == 0 and not self._execution.draining)
             self._state.save(self._knowledge.encoded() if self._state.is_kept else None)
             self._state.close()
         # A question that the deadline cut off stands in no queue any more.

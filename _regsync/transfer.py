@@ -26,7 +26,7 @@ from _regsync.plan import Tree
 from _regsync.providers import ROWS
 from _regsync.registry import Repository, Upload
 from _regsync.state import Knowledge, RepositoryKey
-from _regsync.store import MemoryPieces, Reader, Staging, StagingFailed
+from _regsync.store import MemoryPieces, NoRoom, Reader, Staging, StagingFailed
 from _regsync.transport import Transport
 
 __all__ = ["Brought", "Mover", "Moves", "Relay"]
@@ -49,7 +49,9 @@ class Brought(NamedTuple):
 class Moves(Protocol):
     """What an execution asks for: `Mover` does it, `rehearsal.Rehearsal` only says what it would come to."""
 
-    async def bring(self, step: Step, source: Repository, target: Repository, *, fan_out: bool) -> Brought:
+    async def bring(
+        self, step: Step, source: Repository, target: Repository, *, fan_out: bool, disk: bool = True
+    ) -> Brought:
         """Bring one blob to its place."""
 
     async def put(
@@ -141,20 +143,27 @@ class Mover:
         # Hosts that were asked, in this run, whether they take a blob in one request.
         self._tried: frozenset[str] = frozenset()
 
-    async def bring(self, step: Step, source: Repository, target: Repository, *, fan_out: bool) -> Brought:
+    async def bring(
+        self, step: Step, source: Repository, target: Repository, *, fan_out: bool, disk: bool = True
+    ) -> Brought:
         """Bring one blob to the target; SyncError, located, when it cannot be done.
 
-        `fan_out` says that several targets want it: it is then pulled once, into staging.
+        `fan_out` says that several places want it: it is then pulled once, into memory, or to disk where
+        `disk` allows it.
         """
         patience, broken = pacing.Patience(pacing.ATTEMPTS), 0
         fan_out = fan_out and self._disk_works
         while True:
             try:
-                return await self._bring_once(step, source, target, fan_out)
+                return await self._bring_once(step, source, target, fan_out, disk)
             except _Unanswered as lost:
                 error: SyncError = lost.failure
                 if await self._arrived(target, step.blob):
                     return Brought(uploaded=True, bytes=step.blob.size)
+            except NoRoom as caught:
+                self._transport.edge.log("debug", "staging", f"{caught}; each target reads for itself")
+                fan_out = False
+                continue
             except StagingFailed as caught:
                 # A full disk fails nothing: each target reads for itself (design.md section 8).
                 if self._disk_works:
@@ -186,7 +195,9 @@ class Mover:
                     raise
         return False
 
-    async def _bring_once(self, step: Step, source: Repository, target: Repository, fan_out: bool) -> Brought:
+    async def _bring_once(
+        self, step: Step, source: Repository, target: Repository, fan_out: bool, disk: bool
+    ) -> Brought:
         blob, rank = step.blob, float(step.work.order)
         large = blob.size >= LARGE_BODY
         write = Want(target.host.key, "write", large)
@@ -194,7 +205,7 @@ class Mover:
         async with target.upload(blob) as upload:
             small = self._may_go_whole(step, target) and (known or await self._accepts(target.key))
             if small and self._takes_whole(target.host.key, blob):
-                return await self._bring_whole(upload, step, source, target, known, fan_out)
+                return await self._bring_whole(upload, step, source, target, known, fan_out, disk)
             if fan_out or known is not None:
                 async with self._transport.gate.admitted((Want(target.host.key),), rank):
                     begun = await self._begin(step, target, upload)
@@ -202,7 +213,7 @@ class Mover:
                 if begun is not None:
                     return begun
                 if known is None:
-                    return await self._send_staged(upload, step, source, target, write)
+                    return await self._send_staged(upload, step, source, target, write, disk)
                 async with self._transport.gate.admitted((write,), rank):
                     return await self._send(upload, target, blob, MemoryPieces(known), lambda: True)
             wants = (Want(source.host.key, "read", large), write)
@@ -251,6 +262,7 @@ class Mover:
         target: Repository,
         body: bytes | None,
         fan_out: bool,
+        disk: bool,
     ) -> Brought:
         """Upload a small blob in one request, or as the registry answers that (rule 12)."""
         blob, rank, host = step.blob, float(step.work.order), target.host.key
@@ -259,7 +271,7 @@ class Mover:
                 if await target.has_blob(blob):
                     return Brought()
         if body is None:
-            body = await self._whole_body(blob, self._reader(source, rank), fan_out)
+            body = await self._whole_body(blob, self._reader(source, rank), fan_out, disk)
         async with self._transport.gate.admitted((Want(host, "write"),), rank):
             done = await upload.whole(body)
             self._knowledge.learn(f"whole {host}", done)
@@ -269,7 +281,7 @@ class Mover:
                 await upload.start()
             return await self._send(upload, target, blob, MemoryPieces(body), lambda: True)
 
-    async def _whole_body(self, blob: Descriptor, read: Reader, fan_out: bool) -> bytes:
+    async def _whole_body(self, blob: Descriptor, read: Reader, fan_out: bool, disk: bool) -> bytes:
         whole = bytearray()
 
         async def keep(piece: memoryview) -> None:
@@ -278,7 +290,7 @@ class Mover:
         if not fan_out:
             await read(blob, keep)
         while fan_out and len(whole) < blob.size:
-            await self._staging.ensure(blob, read)
+            await self._staging.ensure(blob, read, disk=disk)
             with self._staging.opened(blob) as pieces:
                 await keep(await pieces.next() if pieces else memoryview(b""))
         return bytes(whole)
@@ -356,11 +368,11 @@ class Mover:
         return read
 
     async def _send_staged(
-        self, upload: Upload, step: Step, source: Repository, target: Repository, write: Want
+        self, upload: Upload, step: Step, source: Repository, target: Repository, write: Want, disk: bool
     ) -> Brought:
         blob, rank = step.blob, float(step.work.order)
         while True:
-            await self._staging.ensure(blob, self._reader(source, rank))
+            await self._staging.ensure(blob, self._reader(source, rank), disk=disk)
             async with self._transport.gate.admitted((write,), rank):
                 with self._staging.opened(blob) as pieces:
                     if pieces is not None:

@@ -18,7 +18,7 @@ from _regsync import store
 from _regsync.errors import ContentError
 from _regsync.http1 import PIECE, Pieces
 from _regsync.oci import Descriptor, digest_of
-from _regsync.store import SMALL_BLOB, Staging, StagingFailed
+from _regsync.store import SMALL_BLOB, NoRoom, Staging, StagingFailed
 
 pytestmark = pytest.mark.anyio
 
@@ -357,3 +357,75 @@ async def test_a_name_from_the_system_cannot_write_on_the_terminal(tmp_path: Pat
     with pytest.raises(StagingFailed) as caught:
         await Staging(str(tmp_path / "a\x1b[2Jb")).ensure(described(LARGE), Source(LARGE))
     assert "\x1b" not in str(caught.value)
+
+
+async def test_the_limit_lets_go_of_what_was_used_longest_ago(tmp_path: Path) -> None:
+    bodies = [bytes([number]) * (SMALL_BLOB + 1 + number) for number in range(3)]
+    staging = Staging(str(tmp_path), 2 * SMALL_BLOB + 10)
+    first, second, third = (described(body) for body in bodies)
+    for blob, body in zip((first, second), bodies, strict=False):
+        await staging.ensure(blob, Source(body))
+    with staging.opened(first) as pieces:
+        assert await content(pieces) == bodies[0]
+    again = Source(bodies[1])
+    await staging.ensure(third, Source(bodies[2]))
+    assert sorted(files(tmp_path)) == sorted(f"blobs/sha256/{b.digest[7:]}" for b in (first, third))
+    await staging.ensure(second, again)
+    assert again.reads == 1
+    staging.close()
+    assert files(tmp_path) == []
+
+
+async def test_a_blob_that_is_being_read_is_not_let_go_of(tmp_path: Path) -> None:
+    bodies = [bytes([number]) * (SMALL_BLOB + 1) for number in range(2)]
+    staging = Staging(str(tmp_path), SMALL_BLOB + 10)
+    first, second = (described(body) for body in bodies)
+    await staging.ensure(first, Source(bodies[0]))
+    with staging.opened(first) as pieces:
+        source = Source(bodies[1])
+        with pytest.raises(NoRoom):
+            await staging.ensure(second, source)
+        assert source.reads == 0
+        assert await content(pieces) == bodies[0]
+    await staging.ensure(second, Source(bodies[1]))
+    staging.close()
+
+
+@pytest.mark.parametrize("limit", [0, SMALL_BLOB])
+async def test_what_is_above_the_limit_is_not_staged(tmp_path: Path, limit: int) -> None:
+    staging, source = Staging(str(tmp_path), limit), Source(LARGE)
+    with pytest.raises(NoRoom):
+        await staging.ensure(described(LARGE), source)
+    assert source.reads == 0
+    await staging.ensure(described(SMALL), Source(SMALL))
+    staging.close()
+    assert files(tmp_path) == []
+
+
+async def test_a_failed_runs_blobs_serve_the_next_one_when_they_verify(tmp_path: Path) -> None:
+    failed = Staging(str(tmp_path))
+    await failed.ensure(described(LARGE), Source(LARGE))
+    other = b"x" * (SMALL_BLOB + 5)
+    await failed.ensure(described(other), Source(other))
+    failed.close(sweep=False)
+    spoilt = tmp_path / "blobs" / "sha256" / described(other).digest[7:]
+    spoilt.write_bytes(b"y" * len(other))
+    following, kept, lost = Staging(str(tmp_path)), Source(LARGE), Source(other)
+    await following.ensure(described(LARGE), kept)
+    await following.ensure(described(other), lost)
+    assert (kept.reads, lost.reads) == (0, 1)
+    for body in (LARGE, other):
+        with following.opened(described(body)) as pieces:
+            assert await content(pieces) == body
+    following.close()
+    assert files(tmp_path) == []
+
+
+async def test_what_is_kept_for_one_target_only_never_goes_to_disk(
+    staging: Staging, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store, "_MEMORY_BUDGET", len(SMALL) - 1)
+    source = Source(SMALL)
+    with pytest.raises(NoRoom):
+        await staging.ensure(described(SMALL), source, disk=False)
+    assert (source.reads, files(tmp_path)) == (0, [])
