@@ -18,7 +18,8 @@ from datetime import datetime
 from email.utils import format_datetime
 from typing import ClassVar, Literal, TypeAlias
 
-import anyio
+# The function itself: tests that make no pauses of the program's take it away in anyio, not here.
+from anyio import sleep
 
 from .injection import Effect, Gate, is_one_of
 from .messages import Answer, Request, Response, error
@@ -332,7 +333,7 @@ class Delay(_Placed):
 
     async def strike(self) -> None:
         self.happened()
-        await anyio.sleep(self.seconds)
+        await sleep(self.seconds)
 
 
 @dataclass
@@ -426,7 +427,7 @@ class Throttle(Effect):
     async def pace(self, count: int, received: int) -> None:
         if self.rate and self.of != "response" and count:
             self.happened()
-            await anyio.sleep(count / self.rate)
+            await sleep(count / self.rate)
 
     def shapes(self, request: Request) -> bool:
         return self.rate is not None and self.of != "request"
@@ -440,7 +441,7 @@ class Throttle(Effect):
                 rest = memoryview(piece)
                 while rest:
                     self.happened()
-                    await anyio.sleep(min(self._turn, len(rest)) / rate)
+                    await sleep(min(self._turn, len(rest)) / rate)
                     yield rest[: self._turn]
                     rest = rest[self._turn :]
 

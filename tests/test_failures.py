@@ -10,17 +10,15 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 from pathlib import Path
 from typing import Any
 
-import anyio
 import pytest
 
 from _regsync import discover
 from _regsync.streams import Timeouts
 from conformance.images import Image, Seed
-from conformance.messages import Answer, Request, Response, error
+from conformance.messages import Request
 from conformance.server import Server
 from tests.ends import ROOT, Start, copy, document, held, only, run_regsync, sync, tags, until_blank_line
 
@@ -37,14 +35,7 @@ def image(source: Server) -> Image:
 def test_a_look_up_that_does_not_end_in_time_after_a_signal_is_work_left_undone(
     source: Server, target: Server, image: Image, tmp_path: Path, command: str
 ) -> None:
-    came = threading.Event()
-
-    async def intercept(request: Request) -> Answer | None:
-        came.set()
-        await anyio.sleep(60)
-        return None
-
-    source.app.intercept = intercept
+    asked = source.app.faults.on().stall()
     configuration = tmp_path / "x.yaml"
     configuration.write_text(document({"source": source, "target": target}, {"from": "app"}))
     where = {
@@ -55,7 +46,7 @@ def test_a_look_up_that_does_not_end_in_time_after_a_signal_is_work_left_undone(
     arguments = [sys.executable, "-c", shorter, command, "--json", *where[command]]
     pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "cwd": ROOT}
     with subprocess.Popen(arguments, **pipes) as process:
-        assert came.wait(30)
+        asked.wait()
         process.send_signal(signal.SIGTERM)
         out, _ = process.communicate(timeout=20)
     assert process.returncode == 143
@@ -89,11 +80,8 @@ def test_a_registry_that_takes_connections_and_never_answers_stops_for_itself_on
 def test_a_registry_that_asks_for_hours_is_not_asked_again(
     source: Server, target: Server, image: Image
 ) -> None:
-    def intercept(request: Request) -> Answer | None:
-        return error(429, "TOOMANYREQUESTS", "quota used up", headers=[("Retry-After", "7200")])
-
     image.load_into(source.app, "app", "v2", "v3")
-    source.app.intercept = intercept
+    source.app.faults.on().status(429, "TOOMANYREQUESTS", "quota used up", retry_after=7200)
     # The first contact is one request that the others wait for.
     ran = sync({"source": source, "target": target}, {"from": "app", "tags": tags("v1", "v2", "v3")})
     assert len(ran.failed) == 3
@@ -104,42 +92,22 @@ def test_a_registry_that_asks_for_hours_is_not_asked_again(
 def test_a_lost_answer_is_asked_for_until_the_registry_is_well_again(
     source: Server, target: Server, image: Image
 ) -> None:
-    lost: list[str] = []
-    ill: list[Request] = []
+    def is_lost(request: Request) -> bool:
+        return request.reference in [entry.query["digest"] for entry in lost.struck]
 
-    def amend(request: Request, answer: Answer) -> Answer:
-        # The blob is committed, its answer is not seen.
-        if request.method == "PUT" and request.kind == "upload" and not lost:
-            lost.append(request.parameter("digest") or "")
-            return b""
-        return answer
-
-    def intercept(request: Request) -> Answer | None:
-        if request.kind == "blob" and request.reference in lost and len(ill) < 2:
-            ill.append(request)
-            return Response(503)
-        return None
-
-    target.app.intercept, target.app.amend = intercept, amend
+    lost = target.app.faults.on("PUT", "upload").first().drop(at="answer")
+    ill = target.app.faults.on(kind="blob", where=is_lost).first(2).status(503)
     ran = copy(source, target)
     assert ran.status == 0
     assert held(target, "app", image)
-    assert len(ill) == 2
+    assert len(ill.struck) == 2
     assert target.journal.count("PUT", "upload", status=201) == len(image.blobs) - 1, "none arrived twice"
 
 
 def test_an_upload_start_has_the_attempts_that_every_request_has(
     source: Server, target: Server, image: Image
 ) -> None:
-    left = [4]
-
-    def intercept(request: Request) -> Answer | None:
-        if request.kind == "upload_start" and left[0]:
-            left[0] -= 1
-            return Response(503)
-        return None
-
-    target.app.intercept = intercept
+    target.app.faults.on("POST", "upload_start").first(4).status(503)
     single = Seed(12).image(sizes=()).load_into(source.app, "small", tag="v1")
     assert copy(source, target, "small:v1").status == 0
     assert held(target, "small", single)
