@@ -348,12 +348,8 @@ def test_nobody_waits_for_mounts_at_a_registry_that_refuses_them(
 def test_a_refused_mount_is_followed_by_a_plain_upload(source: Server, seed: Seed, status: int) -> None:
     image = seed.image().load_into(source.app, "app", tag="v1")
 
-    def intercept(request: Request) -> Answer | None:
-        if request.parameter("mount") and request.parameter("from") == "app":
-            return error(status, "UNSUPPORTED", "no mounts")
-        return None
-
-    source.app.intercept = intercept
+    refused = source.app.faults.on("POST", query={"mount": "*", "from": "app"})
+    refused.status(status, "UNSUPPORTED", "no mounts")
     ran = copy(source, source, "app:v1", "mirror/app:v1")
     assert (ran.status, ran.err) == (0, "")
     assert held(source, "mirror/app", image)
