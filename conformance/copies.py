@@ -7,14 +7,14 @@ out was asked for by digest and has it. Follows protocol-facts.md sections 1.3 t
 
 from __future__ import annotations
 
-import http.client
 import json
 import ssl
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
-from urllib.parse import quote, urlsplit
+from urllib.parse import urljoin
 
+from .client import Reply, Wire, next_page, with_query
 from .messages import digest_of
 from .storage import DOCKER_LIST, DOCKER_MANIFEST, INDEXES, OCI_INDEX, OCI_MANIFEST, is_foreign
 
@@ -30,15 +30,12 @@ class _Client:
     """One connection to one registry."""
 
     def __init__(self, address: str, authorization: str | None, context: ssl.SSLContext | None) -> None:
-        self._connection = (
-            http.client.HTTPConnection(address, timeout=60)
-            if context is None
-            else http.client.HTTPSConnection(address, timeout=60, context=context)
-        )
+        self._origin = f"{'http' if context is None else 'https'}://{address}"
         self._always = {"Authorization": authorization} if authorization else {}
+        self._wire = Wire(context)
 
     def close(self) -> None:
-        self._connection.close()
+        self._wire.close()
 
     def ask(
         self,
@@ -47,13 +44,13 @@ class _Client:
         statuses: tuple[int, ...],
         body: bytes | None = None,
         headers: Mapping[str, str] | None = None,
-    ) -> tuple[http.client.HTTPResponse, bytes]:
+    ) -> Reply:
         """Carry out one request; any status that is not in `statuses` is an AssertionError."""
-        self._connection.request(method, target, body, {**self._always, **(headers or {})})
-        answer = self._connection.getresponse()
-        data = answer.read()
-        assert answer.status in statuses, f"{method} {target}: {answer.status} {data[:500]!r}"
-        return answer, data
+        url = urljoin(self._origin, target)
+        always = self._always if url.startswith(self._origin + "/") else {}
+        reply = self._wire(method, url, {**always, **(headers or {})}, body)
+        assert reply.status in statuses, f"{reply}: {reply.body[:500]!r}"
+        return reply
 
 
 @contextmanager
@@ -77,13 +74,10 @@ def push_http(
     with _client(address, authorization, context) as client:
         base = f"/v2/{repository}"
         for digest, data in image.blobs.items():
-            answer, _ = client.ask("HEAD", f"{base}/blobs/{digest}", (200, 404))
-            if answer.status == 200:
+            if client.ask("HEAD", f"{base}/blobs/{digest}", (200, 404)).status == 200:
                 continue
-            answer, _ = client.ask("POST", f"{base}/blobs/uploads/", (202,), b"")
-            where = urlsplit(answer.headers["Location"])
-            query = f"{where.query}&" if where.query else ""
-            target = f"{where.path}?{query}digest={quote(digest, safe='')}"
+            opened = client.ask("POST", f"{base}/blobs/uploads/", (202,), b"")
+            target = with_query(urljoin(opened.url, opened.header("Location")), digest=digest)
             client.ask("PUT", target, (201,), data, {"Content-Type": "application/octet-stream"})
         for digest, (media_type, body) in image.manifests.items():
             references = (tags or (digest,)) if digest == image.top else (digest,)
@@ -114,15 +108,16 @@ def fetch_http(
             if asked in found:
                 continue
             target = f"/v2/{repository}/manifests/{asked}"
-            answer, body = client.ask("GET", target, (200,), headers={"Accept": ACCEPT})
+            answer = client.ask("GET", target, (200,), headers={"Accept": ACCEPT})
+            body = answer.body
             digest = asked if ":" in asked else digest_of(body)
             assert digest_of(body, digest.partition(":")[0]) == digest, f"{target}: other bytes"
-            said = answer.headers["Docker-Content-Digest"]
-            assert said in (None, digest), f"{target}: {digest} is called {said}"
+            said = answer.header("Docker-Content-Digest")
+            assert said in ("", digest), f"{target}: {digest} is called {said}"
             found[digest] = body
             document = json.loads(body)
             children = document.get("manifests", [])
-            assert bool(answer.headers["Content-Type"] in INDEXES) == ("manifests" in document), target
+            assert bool(answer.header("Content-Type") in INDEXES) == ("manifests" in document), target
             waiting += [child["digest"] for child in children]
             for part in [document.get("config"), *document.get("layers", [])]:
                 if part is not None and part["digest"] not in found:
@@ -135,22 +130,25 @@ def fetch_http(
 def _fetch_blob(client: _Client, repository: str, part: Mapping[str, str], found: dict[str, bytes]) -> None:
     digest = part["digest"]
     statuses = (200, 404) if is_foreign(part["mediaType"]) else (200,)
-    answer, data = client.ask("GET", f"/v2/{repository}/blobs/{digest}", statuses)
+    answer = client.ask("GET", f"/v2/{repository}/blobs/{digest}", statuses)
     if answer.status == 200:
-        assert digest_of(data, digest.partition(":")[0]) == digest, f"blob {digest}: other bytes"
-        found[digest] = data
+        assert digest_of(answer.body, digest.partition(":")[0]) == digest, f"blob {digest}: other bytes"
+        found[digest] = answer.body
 
 
 def _referrers(client: _Client, repository: str, digest: str) -> list[str]:
-    answer, body = client.ask("GET", f"/v2/{repository}/referrers/{digest}", (200, 404))
-    if answer.status == 404:
-        tag = digest.replace(":", "-")
-        target = f"/v2/{repository}/manifests/{tag}"
-        answer, body = client.ask("GET", target, (200, 404), headers={"Accept": ACCEPT})
-    if answer.status == 404:
-        return []
-    assert "next" not in answer.headers.get("Link", ""), "a paged list of referrers is not followed here"
-    return [entry["digest"] for entry in json.loads(body)["manifests"]]
+    target: str | None = f"/v2/{repository}/referrers/{digest}"
+    found: list[str] = []
+    while target:
+        answer = client.ask("GET", target, (200, 404))
+        if answer.status == 404:
+            target = f"/v2/{repository}/manifests/{digest.replace(':', '-')}"
+            answer = client.ask("GET", target, (200, 404), headers={"Accept": ACCEPT})
+        if answer.status == 404:
+            break
+        found += [entry["digest"] for entry in json.loads(answer.body)["manifests"]]
+        target = next_page(answer)
+    return found
 
 
 def identical(one: Mapping[str, bytes], other: Mapping[str, bytes]) -> bool:

@@ -10,6 +10,8 @@ import fnmatch
 import json
 import re
 import ssl
+import subprocess
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -30,6 +32,7 @@ from conformance.server import run_in_thread
 from conformance.storage import OCI_INDEX, Stored, Upload
 from conformance.tokens import BasicAuth, TokenService
 
+ROOT = Path(__file__).resolve().parent.parent
 URL = "http://registry.test/team/app"
 
 
@@ -1194,6 +1197,22 @@ def test_what_cannot_be_reached_or_used_is_2(url: str, said: str, capsys: pytest
     assert (status, out) == (2, "")
     assert said in err
     assert err.startswith("error: ")
+
+
+@pytest.mark.slow
+def test_the_commands_work_as_programs() -> None:
+    """`serve` and `check` as a user runs them, each in a process of its own."""
+    program = [sys.executable, "-m", "conformance"]
+    with subprocess.Popen([*program, "serve"], cwd=ROOT, stdout=subprocess.PIPE, text=True) as server:
+        try:
+            assert server.stdout is not None
+            url = server.stdout.readline().removeprefix("serving ").strip()
+            command = [*program, "check", f"{url}/team/app", "--workflow", "management"]
+            done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+        finally:
+            server.terminate()
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines()[-1].endswith(" passed, 0 failed, 0 skipped")
 
 
 def test_a_missing_file_of_certificates_is_2(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
