@@ -18,14 +18,14 @@ from types import MappingProxyType
 from typing import Any, Literal, TypeAlias
 from urllib.parse import quote, urlencode
 
-from .app import App, Auth
+from .app import App
 from .distribution import AFTER, BEFORE, REWRITES
 from .exchange import Reception, Site
 from .images import Seed
 from .journal import Journal
 from .messages import Access, Answer, Request, Response, error
 from .names import Names
-from .rates import Cap, Rates, RetryAfter
+from .rates import Cap, Metered, Rates, RetryAfter
 from .server import Server, run_in_thread
 from .tokens import TokenService
 
@@ -63,22 +63,6 @@ class Persona:
     after: Sequence[After] = ()
 
 
-class _Metered:
-    """Logins first, then caps: a request that may not be made counts for nothing."""
-
-    def __init__(self, inner: TokenService | None, rates: Rates) -> None:
-        self._inner, self._rates = inner, rates
-
-    def answer(self, request: Request) -> Answer | Reception | None:
-        """Serve the token service's own path where it lives at the registry."""
-        return None if self._inner is None else self._inner.answer(request)
-
-    def check(self, request: Request, needs: Sequence[Access]) -> Response | None:
-        """Refuse what the caller may not do, then what is too much."""
-        refused = None if self._inner is None else self._inner.check(request, needs)
-        return refused or self._rates.refuse(request)
-
-
 class Provider(App):
     """A registry that behaves as a row says; `sites` are all parts of it, by role."""
 
@@ -97,7 +81,7 @@ class Provider(App):
             self.tokens = TokenService(users, now=now, wall=wall, **row.tokens)
         caps = row.caps(self)
         self.rates = Rates(*caps, now=now, wall=wall, retry_after=row.retry_after, message=row.throttled)
-        auth: Auth = _Metered(self.tokens, self.rates)
+        auth = Metered(self.rates, self.tokens)
         super().__init__(auth=auth, mounts=row.mount != "never", **{**row.options, **options})
         self.sites: dict[Role, Site] = {"registry": self}
         if self.tokens is not None and "token" in row.hosts:

@@ -13,14 +13,18 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from email.utils import formatdate
-from typing import Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
-from .messages import Request, Response, error
+from .messages import Access, Answer, Request, Response, error
 
-__all__ = ["ACTIONS", "READS", "WRITES", "Cap", "Rates", "RetryAfter", "actions_of"]
+if TYPE_CHECKING:
+    from .app import Auth
+    from .exchange import Reception
+
+__all__ = ["ACTIONS", "READS", "WRITES", "Cap", "Metered", "Rates", "RetryAfter", "actions_of"]
 
 RetryAfter: TypeAlias = "Literal['seconds', 'date'] | None"
 
@@ -127,3 +131,19 @@ class Rates:
         elif self.retry_after == "date":
             headers.append(("Retry-After", formatdate(math.ceil(self.wall() + wait), usegmt=True)))
         return error(429, "TOOMANYREQUESTS", self.message, headers=headers)
+
+
+class Metered:
+    """`App(auth=Metered(rates, auth))`: logins first, then caps; who may not ask counts for nothing."""
+
+    def __init__(self, rates: Rates, auth: Auth | None = None) -> None:
+        self._rates, self._auth = rates, auth
+
+    def answer(self, request: Request) -> Answer | Reception | None:
+        """Serve the token service's own path where it lives at the registry."""
+        return None if self._auth is None else self._auth.answer(request)
+
+    def check(self, request: Request, needs: Sequence[Access]) -> Response | None:
+        """Refuse what the caller may not do, then what is too much."""
+        refused = None if self._auth is None else self._auth.check(request, needs)
+        return refused or self._rates.refuse(request)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from conformance.app import App
 from conformance.images import Seed
 from conformance.messages import Request, Response, digest_of
-from conformance.rates import ACTIONS, READS, WRITES, Cap, Rates, RetryAfter, actions_of
+from conformance.rates import ACTIONS, READS, WRITES, Cap, Metered, Rates, RetryAfter, actions_of
 
 DIGEST = digest_of(b"")
 SESSION = "/v2/app/blobs/uploads/00000000?_state=1"
@@ -182,10 +182,8 @@ def test_who_comes_back_when_told_is_taken(clock: Clock) -> None:
 
 
 def test_in_front_of_a_registry_nothing_of_a_refused_request_happens(clock: Clock) -> None:
-    app = App()
+    app = App(auth=Metered(Rates(Cap(1, actions=WRITES), now=clock)))
     image = Seed(1).image().load_into(app, "app", tag="v1")
-    rates = Rates(Cap(1, actions=WRITES), now=clock)
-    app.intercept = rates.refuse
     blob = next(iter(image.blobs))
     assert app.request("POST", "/v2/b/blobs/uploads/").status == 202
     mount = app.request("POST", f"/v2/b/blobs/uploads/?mount={blob}&from=app")

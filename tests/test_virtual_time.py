@@ -221,7 +221,7 @@ async def test_a_storm_of_429s_is_outlived_and_nothing_is_lost(seed: Seed) -> No
 
 
 async def test_slow_bandwidth_is_not_a_stall(seed: Seed) -> None:
-    """2 KiB a second for five minutes and more: slower than any of the time-outs allows an idle body to be."""
+    """2 KiB a second for more than five minutes: slower than any time-out lets an idle body be."""
     async with virtual() as world:
         source = world.registry("source.test", down=Link(bandwidth=2048))
         target = world.registry("target.test", up=Link(bandwidth=2048))
