@@ -39,15 +39,15 @@ def audit(
     since: int = 0,
     excused: Collection[str] = (),
     readonly: Collection[str] = (),
-    remembered: Collection[str] = (),
+    remembered: bool = False,
     realms: Collection[str] = (),
 ) -> list[Finding]:
     """Return what went wrong in one run: `sites` are its registries, token services and storages by origin.
 
     `since` leaves earlier runs out (see `latest`), `excused` are names of mistakes that a test provokes.
-    `readonly` origins are only sources, `remembered` ones had asked for a login before the run, `realms`
-    are origins of token services that any registry may name. What a registry refused as sent by no correct
-    client and no rule explains is `refused_as_wrong`.
+    `readonly` origins are only sources, `remembered` says that the client knows the challenges of earlier
+    runs, `realms` are origins of token services that any registry may name. What a registry refused as sent
+    by no correct client, and no rule explains, is `refused_as_wrong`.
     """
     run = Run(sites, since, readonly=readonly, remembered=remembered, realms=realms)
     found = [

@@ -207,6 +207,8 @@ def _asks(act: Act) -> bool:
 
 @rule("discipline", "a blob is asked for of which this run knows whether it is there")
 def known_blob_asked(run: Run) -> Iterator[tuple[Act, ...]]:
+    # A refused manifest sends a client looking for what it names (I5).
+    refused = [act for act in run.select("PUT", "manifest") if act.is_failure]
     for act in run.select("HEAD", "blob"):
         known = [
             each
@@ -217,11 +219,12 @@ def known_blob_asked(run: Run) -> Iterator[tuple[Act, ...]]:
             and each.entry.kind in ("blob", "upload", "upload_start")
             and each.entry.method != "PATCH"
         ]
+        doubted = [each for each in refused if each.repository == act.repository and each.before(act)]
         # A lost answer is asked for three times (rule 16).
         excuses = run.excuses(act.digest, act)
         heads = sum(each.entry.method == "HEAD" for each in known)
         enough = not excuses or heads > _LOST_ANSWER_QUESTIONS * excuses
-        if known and enough and not _confirms(run, known[-1], act):
+        if known and enough and not doubted and not _confirms(run, known[-1], act):
             yield known[-1], act
 
 
@@ -246,6 +249,9 @@ def blob_before_session(run: Run) -> Iterator[tuple[Act, ...]]:
         sent = {each.repository for each in run.about[act.digest] if each.is_write}
         # The first of a repository is the one that was accepted first: they stand in order.
         accepted = [first[each] for each in sent if each in first] or starts[:1]
+        posted = [each for each in run.about[act.digest] if each.entry.kind == "upload_start"]
+        if any("digest" in each.entry.query for each in posted):
+            continue  # it went with the POST, to where an earlier run had been let in
         if accepted and not run.is_redirected(act) and not any(each.before(act) for each in accepted):
             yield act, accepted[0]
 

@@ -108,7 +108,7 @@ def credential_to_realm(run: Run) -> Iterator[tuple[Act, ...]]:
 @rule("safety", "a credential is sent before, or in another way than, it was asked for there")
 def credential_unasked(run: Run) -> Iterator[tuple[Act, ...]]:
     for act in run.acts:
-        if not _carries(act) or _realms(run, act) or act.origin in run.remembered:
+        if not _carries(act) or _realms(run, act):
             continue
         scheme = act.entry.authorization[0]
         asked = [

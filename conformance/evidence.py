@@ -164,8 +164,8 @@ class Run:
     """The exchanges of one run with every registry, token service and storage that took part in it.
 
     `sites` are by origin, as in `http://127.0.0.1:5000`; exchanges that began at or before `since` belong to
-    an earlier run. `readonly` origins are sources and nothing else; `remembered` origins were known to ask
-    for a login; `realms` are origins of token services that any registry may name.
+    an earlier run. `readonly` origins are sources and nothing else; `remembered` says that challenges of
+    earlier runs are known; `realms` are origins of token services that any registry may name.
     """
 
     def __init__(
@@ -174,24 +174,25 @@ class Run:
         since: int = 0,
         *,
         readonly: Collection[str] = (),
-        remembered: Collection[str] = (),
+        remembered: bool = False,
         realms: Collection[str] = (),
     ) -> None:
         self.sites = sites
-        self.readonly, self.remembered, self.realms = readonly, remembered, realms
-        self.acts = sorted(
+        self.readonly, self.realms = readonly, realms
+        every = sorted(
             (
                 Act(place, entry.origin, entry)
                 for place, site in sites.items()
                 for entry in tuple(site.journal.entries)
-                if entry.begun > since
             ),
             key=lambda act: act.entry.begun,
         )
+        self.acts = [act for act in every if act.entry.begun > since]
         self.failures = [act for act in self.acts if act.is_failure]
         self.about = grouped(self.acts, lambda act: act.digest)
         self._connections = grouped(self.acts, lambda act: (act.place, act.entry.connection))
-        self.challenges = [found for act in self.acts for found in _challenges(act)]
+        known = every if remembered else self.acts
+        self.challenges = [found for act in known for found in _challenges(act)]
         self.redirects = [
             self._moved(act)
             for act in self.acts
@@ -304,9 +305,10 @@ class Run:
             if act.entry.kind == "upload":
                 self.strays.append(act)
             return
-        # Where a storage has one path for all, the query tells sessions apart.
+        # Where a storage has one path for all, the query tells sessions apart; else their order does.
         exact = [each for each in mine if each.newest(act).target == without_digest(act.entry.target)]
-        session = (exact or mine)[-1]
+        fresh = [each for each in exact if not any(sent.is_success for sent in each.acts)]
+        session = fresh[0] if len(exact) > 1 and fresh else (exact or mine)[-1]
         session.acts.append(act)
         if "location" in act.entry.response_headers and act.entry.status in (202, 204, 416):
             session.locations.append(self._moved(act))

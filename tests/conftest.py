@@ -14,7 +14,7 @@ import pytest
 import trustme
 
 # Fixtures: registries at both ends of a copy.
-from tests.ends import serve, source, speaker, target  # noqa: F401
+from tests.ends import audited, serve, source, speaker, target  # noqa: F401
 
 ROOT = Path(__file__).resolve().parent.parent
 

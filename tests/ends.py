@@ -33,6 +33,7 @@ from _regsync import cli, http1, transport
 from _regsync.errors import ConnectFailed
 from _regsync.streams import Origin, Stream, Timeouts
 from conformance.app import App
+from conformance.audit import audit, latest, report
 from conformance.exchange import Site
 from conformance.images import Image
 from conformance.memory import Link, Network, Place, network
@@ -47,6 +48,10 @@ _HEARTBEAT = 30.0
 _NEW_YEAR = 1767225600.0  # 2026-01-01, when every virtual run begins
 
 Start = Callable[..., Server]
+
+# The running test's registries by origin, and the mistakes that it provokes (marker `provokes`).
+_audited: dict[str, Site] = {}
+_provoked: set[str] = set()
 
 
 @dataclass(frozen=True)
@@ -92,7 +97,10 @@ def run_regsync(
     stdin: str | bytes = b"",
     timeouts: Timeouts = QUICK,
 ) -> Ran:
-    """Call the program in this process, with this environment on top, and return what it did."""
+    """Call the program in this process, with this environment on top, and return what it did.
+
+    Then the registries that `serve` started are asked what it did wrong.
+    """
 
     def edge(**given: Any) -> transport.Edge:
         return plain_edge(**{**given, "chance": lambda: 0.0, "timeouts": timeouts})
@@ -106,6 +114,7 @@ def run_regsync(
     plain_edge, sleep, waited = transport.Edge, anyio.sleep, list[float]()
     out, err = io.StringIO(), io.StringIO()
     text = stdin.encode() if isinstance(stdin, str) else stdin
+    since = latest(_audited)
     with (
         mock.patch.dict(os.environ, env or {}),
         mock.patch.object(transport, "Edge", edge),
@@ -115,7 +124,19 @@ def run_regsync(
         contextlib.redirect_stderr(err),
     ):
         status = cli.main(arguments)
+    check_run(_audited, since, status)
     return Ran(status, out.getvalue(), err.getvalue(), waited)
+
+
+def check_run(sites: Mapping[str, Site], since: int, status: int) -> None:
+    """Raise AssertionError when the program made a mistake in a run whose exchanges are all behind `since`.
+
+    A test that provokes one says so: `@pytest.mark.provokes("name", ...)`. Where the program failed, what it
+    left behind is no mistake: outages are in no journal.
+    """
+    left_behind = ["session_unused"] if status else []
+    findings = audit(sites, since=since, remembered=True, excused=[*_provoked, *left_behind])
+    assert not findings, report(findings)
 
 
 class Virtual:
@@ -173,6 +194,9 @@ class Virtual:
             parsed.append(given)
             return 0
 
+        # A Site may listen under several names; its journal is one.
+        sites = {place.url: site for site, place in {each.app: each for each in self._places}.items()}
+        since = latest(sites)
         plain_edge, parsed = transport.Edge, list[Any]()
         out, err = io.StringIO(), io.StringIO()
         began = anyio.current_time()
@@ -191,6 +215,7 @@ class Virtual:
             for first, *rest in parsed:
                 status = await (first(*rest) if callable(first) else cli._go(first, *rest))
         took = anyio.current_time() - began
+        check_run(sites, since, status)
         return Ran(status, out.getvalue(), err.getvalue(), seconds=took)
 
     async def sync(self, registries: Mapping[str, Any], *mappings: Mapping[str, Any], **top: Any) -> Ran:
@@ -308,6 +333,14 @@ def basic(user: str, password: str) -> str:
     return base64.b64encode(f"{user}:{password}".encode()).decode()
 
 
+@pytest.fixture(autouse=True)
+def audited(request: pytest.FixtureRequest) -> None:
+    """Forget the registries of the last test, and learn which mistakes this one provokes."""
+    _audited.clear()
+    _provoked.clear()
+    _provoked.update(name for marker in request.node.iter_markers("provokes") for name in marker.args)
+
+
 @pytest.fixture
 def serve() -> Iterator[Start]:
     """Return a function that starts a registry (its arguments are App's) or serves the Site it is given.
@@ -322,6 +355,7 @@ def serve() -> Iterator[Start]:
                 run_in_thread(site if site is not None else App(**options), ssl_context=ssl_context)
             )
             running.append(server)
+            _audited[server.url] = server.app
             return server
 
         yield start

@@ -641,6 +641,7 @@ def test_a_failure_says_what_where_why_and_what_to_do(
     assert ran.out == "" or case is no_repository_to_list
 
 
+@pytest.mark.provokes("blob_pulled_twice", "second_session")
 def test_a_full_disk_fails_nothing_and_is_said_once(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     class Full(FileIO):
         def write(self, data: Any) -> int:

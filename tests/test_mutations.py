@@ -472,8 +472,8 @@ def _any_bytes(patch: pytest.MonkeyPatch, struck: Struck) -> None:
 
     real = transfer.Relay.__init__
 
-    def made(self: Any, *arguments: Any) -> None:
-        real(self, *arguments)
+    def made(self: Any, *arguments: Any, **named: Any) -> None:
+        real(self, *arguments, **named)
         assert hasattr(self, "_hash")
         self._hash = Agreeing(self)
 
@@ -493,20 +493,19 @@ def the_children_are_put_behind_their_index_at_a_lax_registry(
 
 
 def _children_last(patch: pytest.MonkeyPatch, struck: Struck) -> None:
-    real_children, real_put = transfer.Mover.put_children, registry.Repository.put_manifest
+    """Keep what goes under a digest back until a tag has been put."""
+    real = registry.Repository.put_manifest
     waiting: list[Any] = []
 
-    async def later(self: Any, *arguments: Any) -> None:
-        struck()
-        waiting.append((self, arguments))
-
     async def put(self: Any, reference: str, manifest: Any) -> None:
-        await real_put(self, reference, manifest)
+        if ":" in reference:
+            struck()
+            waiting.append((self, reference, manifest))
+            return
+        await real(self, reference, manifest)
         while waiting:
-            mover, arguments = waiting.pop()
-            await real_children(mover, *arguments)
+            await real(*waiting.pop())
 
-    replaced(patch, transfer.Mover, "put_children", later)
     replaced(patch, registry.Repository, "put_manifest", put)
 
 
@@ -657,9 +656,9 @@ def a_password_stands_in_a_query(patch: pytest.MonkeyPatch, struck: Struck) -> N
 def the_source_is_asked_for_push(patch: pytest.MonkeyPatch, struck: Struck) -> None:
     real = registry.Repository.__init__
 
-    def made(self: Any, *arguments: Any) -> None:
+    def made(self: Any, *arguments: Any, **named: Any) -> None:
         struck()
-        real(self, *arguments)
+        real(self, *arguments, **named)
         self.rights = "pull,push"
 
     replaced(patch, registry.Repository, "__init__", made)
@@ -779,11 +778,11 @@ def a_manifest_is_put_twice_over(patch: pytest.MonkeyPatch, struck: Struck) -> N
 def staged_blobs_are_forgotten(patch: pytest.MonkeyPatch, struck: Struck) -> None:
     real = store.Staging.ensure
 
-    async def ensure(self: Any, *arguments: Any) -> None:
+    async def ensure(self: Any, *arguments: Any, **options: Any) -> None:
         struck()
         assert hasattr(self, "_memory")
         self._memory.clear()
-        await real(self, *arguments)
+        await real(self, *arguments, **options)
 
     replaced(patch, store.Staging, "ensure", ensure)
 

@@ -405,6 +405,7 @@ def test_embedded_data_is_pushed_without_being_fetched(source: Server, target: S
     assert wire(source) == {"GET manifest": 1, "GET blob": 2}
 
 
+@pytest.mark.provokes("manifest_refused")
 def test_embedded_data_that_is_something_else_is_fetched(source: Server, target: Server, seed: Seed) -> None:
     plain = seed.image()
     config = {**plain.document["config"], "data": "bm90IGl0"}
@@ -509,6 +510,7 @@ def test_a_listing_of_the_target_saves_the_heads_of_what_it_lacks(
     assert sorted(heads) == ["v0", "v1"]
 
 
+@pytest.mark.provokes("tag_asked_twice")  # two mappings that read one tag: a defect
 def test_mappings_of_one_source_share_its_listing(serve: Start, source: Server, seed: Seed) -> None:
     target = serve()
     seed.image().load_into(source.app, "app", tag="v1")

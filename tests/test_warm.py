@@ -74,6 +74,7 @@ def test_a_moved_tag_among_unchanged_ones_costs_what_is_new(tmp_path: Path, serv
 
 
 @pytest.mark.parametrize("says", ["MANIFEST_BLOB_UNKNOWN", "MANIFEST_INVALID"])
+@pytest.mark.provokes("manifest_names_absent")
 def test_a_target_that_lost_a_blob_is_healed_in_the_same_run(tmp_path: Path, serve: Start, says: str) -> None:
     source, target = serve(), serve()
     images = load(source, "app", 2)
