@@ -177,9 +177,7 @@ def encode(old: Archive, fresh: Fresh) -> bytes:
     return whole + _CRC.pack(zlib.crc32(whole))
 
 
-def _merged(
-    old: Archive, table: str, fresh: Iterable[bytes], kept: Callable[[str, bytes], bytes | None]
-) -> bytes:
+def _merged(old: Archive, table: str, fresh: Iterable[bytes], kept: Callable[[str, bytes], bytes | None]) -> bytes:
     size = _LAYOUTS[table][1]
     written = bytearray()
     # Behind the identity stands the time, big-endian: the last of a group is the newest.

@@ -260,9 +260,7 @@ class Authenticator:
         self._challenge = None
         return None
 
-    async def refused(
-        self, challenges: Iterable[str], used: str | None, repository: str | None, actions: str
-    ) -> bool:
+    async def refused(self, challenges: Iterable[str], used: str | None, repository: str | None, actions: str) -> bool:
         """Take in a 401 to a request that carried `used`: whether to repeat it once, AuthError if no use."""
         offered = parse_challenges(challenges)
         # Bearer first: its tokens are narrow and short-lived, a password is neither (Quay offers both).

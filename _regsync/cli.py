@@ -217,9 +217,7 @@ def _unexpected(console: Console, found: BaseException) -> int:
                 sys.stderr.write(f"error: INTERNAL_ERROR: {text}\n")
         return RegsyncError.exit_status
     message = f"{type(found).__name__}: {clean(str(found))}"
-    return _tell_error(
-        console, RegsyncError(message, hint="this is a defect; run again with -vv for its place")
-    )
+    return _tell_error(console, RegsyncError(message, hint="this is a defect; run again with -vv for its place"))
 
 
 def _lose_output() -> None:

@@ -199,12 +199,7 @@ class Discovery:
         return once.known() if once is not None else None
 
     def snapshot_name(
-        self,
-        mapping: MappingRule,
-        source: Repository,
-        target: Repository,
-        reference: str,
-        target_reference: str,
+        self, mapping: MappingRule, source: Repository, target: Repository, reference: str, target_reference: str
     ) -> bytes:
         """Name what the state keeps of a tag: where from and to, and under which rules it is trimmed."""
         rules = "" if mapping.platforms is None else ",".join(sorted(map(str, mapping.platforms)))
@@ -218,9 +213,7 @@ class Discovery:
         Raises what the source says; what a target says is in its verdict.
         """
         source = self.repository(mapping.source, mapping.source_repository, Side.SOURCE)
-        names = {
-            each: self.snapshot_name(mapping, source, each, reference, target_reference) for each in targets
-        }
+        names = {each: self.snapshot_name(mapping, source, each, reference, target_reference) for each in targets}
         known = {each: self._knowledge.snapshot(name) for each, name in names.items()}
         asked = _Question(mapping, source, reference, target_reference, names, known)
         held: Held = {}

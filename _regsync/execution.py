@@ -234,9 +234,7 @@ class Execution:
         self._read.update([blob.digest] if image.fan_out else [])
         self._around.expected(blob.size * reads)
         try:
-            brought = await self._mover.bring(
-                step, image.source, image.target, fan_out=fan_out, disk=image.fan_out
-            )
+            brought = await self._mover.bring(step, image.source, image.target, fan_out=fan_out, disk=image.fan_out)
         except SyncError as error:
             image.error = image.error or error
         else:
@@ -270,9 +268,7 @@ class Execution:
             image.error = image.error or error
         else:
             if image.work is not None:
-                self._knowledge.take_snapshot(
-                    image.snapshot, image.tree.source_digest, image.tree.root.digest
-                )
+                self._knowledge.take_snapshot(image.snapshot, image.tree.source_digest, image.tree.root.digest)
                 self._queue(self._claims.committed(work))
                 self._end_image(image, "synced")
         self._settle(image)

@@ -82,9 +82,7 @@ class Response:
         # Whether it came before the whole body of its request was sent.
         self.early = False
         self.status = head.status_code
-        self.headers = Headers(
-            (name.decode("latin-1"), value.decode("latin-1")) for name, value in head.headers
-        )
+        self.headers = Headers((name.decode("latin-1"), value.decode("latin-1")) for name, value in head.headers)
         declared, coded = self.headers.get("content-length"), self.headers.get("transfer-encoding")
         # What the body is said to be long; a transfer coding overrides it (RFC 9112 section 6.3).
         self.length = int(declared) if declared and not coded and method != "HEAD" else None
@@ -286,9 +284,7 @@ class Connection:
             # h11 shows the header in its error: it may be a credential (I6).
             raise ProtocolBroken("a request cannot be written: its URL or a header is malformed") from None
 
-    async def exchange(
-        self, request: Request, first: memoryview, pieces: Pieces | None, seconds: float
-    ) -> Response:
+    async def exchange(self, request: Request, first: memoryview, pieces: Pieces | None, seconds: float) -> Response:
         """Send a request, whose body begins with `first`, and return its final answer with the body unread.
 
         An error of `pieces` is raised as it is, a failed write only when the peer says nothing about it.
@@ -429,9 +425,7 @@ class Lease:
             elif connection is not None:
                 connection.close()
 
-    async def exchange(
-        self, request: Request, seconds: float | None = None, pieces: Pieces | None = None
-    ) -> Response:
+    async def exchange(self, request: Request, seconds: float | None = None, pieces: Pieces | None = None) -> Response:
         """Do one exchange; `seconds` bound the wait for the answer's head after the whole body."""
         seconds = self._pool.timeouts.head if seconds is None else seconds
         lost: Disconnected | None = None

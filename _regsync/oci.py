@@ -42,10 +42,7 @@ ACCEPT_MANIFESTS = ", ".join((_OCI_INDEX, _DOCKER_LIST, _OCI_MANIFEST, _DOCKER_M
 # Sent by servers that do not know what they hold; the document decides then.
 _GENERIC_TYPES = frozenset({"", "application/json", "application/octet-stream", "text/plain"})
 # protocol-facts.md section 1.6: by media type, never by the presence of `urls`.
-_FOREIGN = (
-    "application/vnd.oci.image.layer.nondistributable.",
-    "application/vnd.docker.image.rootfs.foreign.",
-)
+_FOREIGN = ("application/vnd.oci.image.layer.nondistributable.", "application/vnd.docker.image.rootfs.foreign.")
 
 # 4 MiB hold about 30,000 descriptors; so many have not been seen.
 _MAX_DESCRIPTORS = 10_000

@@ -73,9 +73,7 @@ class Tree(NamedTuple):
         configs = [each.config for each in (self.root, *self.children)]
         return all(config is None or config.media_type in IMAGE_CONFIGS for config in configs)
 
-    def needs(
-        self, is_committed: Callable[[str], bool]
-    ) -> tuple[tuple[Descriptor, ...], tuple[Manifest, ...]]:
+    def needs(self, is_committed: Callable[[str], bool]) -> tuple[tuple[Descriptor, ...], tuple[Manifest, ...]]:
         """Return the unique blobs and the children that the target lacks, by what is committed there.
 
         A committed child stands for everything below it (design.md section 6 rule 8).

@@ -43,9 +43,7 @@ _DOCKER_HUB_API = "registry-1.docker.io"
 
 # protocol-facts.md section 4.1, "partitions". The dual-stack names are under on.aws only; China's
 # dual-stack registry name is not verified and therefore unknown here.
-_AWS_SUFFIXES = (
-    r"amazonaws\.(?:com(?:\.cn)?|eu)|c2s\.ic\.gov|sc2s\.sgov\.gov|cloud\.adc-e\.uk|csp\.hci\.ic\.gov"
-)
+_AWS_SUFFIXES = r"amazonaws\.(?:com(?:\.cn)?|eu)|c2s\.ic\.gov|sc2s\.sgov\.gov|cloud\.adc-e\.uk|csp\.hci\.ic\.gov"
 _ECR_HOSTS = (
     rf"[0-9]{{12}}\.(?:dkr\.ecr(?:-fips)?\.[a-z0-9-]+\.(?:{_AWS_SUFFIXES})"
     r"|dkr-ecr(?:-fips)?\.[a-z0-9-]+\.on\.aws)"
@@ -124,9 +122,7 @@ ROWS: Mapping[Kind, Row] = MappingProxyType(
             put_limit=16 * 1024 * 1024,
             source="protocol-facts.md sections 6.1 (hosts), 6.5 (upload)",
         ),
-        "unknown": Row(
-            hosts=None, fallback="patch", source="protocol-facts.md sections 7.9 (upload), 1.8 (mounts)"
-        ),
+        "unknown": Row(hosts=None, fallback="patch", source="protocol-facts.md sections 7.9 (upload), 1.8 (mounts)"),
     }
 )
 

@@ -16,16 +16,7 @@ from contextlib import AbstractContextManager, AsyncExitStack, asynccontextmanag
 from typing import NamedTuple
 
 from _regsync import oci
-from _regsync.errors import (
-    AuthError,
-    ContentError,
-    Disconnected,
-    ProtocolBroken,
-    RegistryError,
-    Side,
-    SyncError,
-    clean,
-)
+from _regsync.errors import AuthError, ContentError, Disconnected, ProtocolBroken, RegistryError, Side, SyncError, clean
 from _regsync.http1 import Lease, Pieces, Request, Response
 from _regsync.oci import Descriptor, Manifest
 from _regsync.providers import ROWS, api_repository
@@ -64,9 +55,7 @@ class Head(NamedTuple):
 class Repository:
     """One repository of one host, seen from one side of a copy."""
 
-    def __init__(
-        self, transport: Transport, host: Host, name: str, side: Side, *, reads_only: bool = False
-    ) -> None:
+    def __init__(self, transport: Transport, host: Host, name: str, side: Side, *, reads_only: bool = False) -> None:
         self.host, self.name, self.side = host, name, side
         # Quay makes a repository of whoever asks for push.
         self.rights = "pull" if reads_only or side is Side.SOURCE else _PULL_PUSH
@@ -92,9 +81,7 @@ class Repository:
             error.located(self.side, operation, reference)
             raise
 
-    def _call(
-        self, action: str, method: str, path: str, *headers: tuple[str, str], body: bytes = b""
-    ) -> Call:
+    def _call(self, action: str, method: str, path: str, *headers: tuple[str, str], body: bytes = b"") -> Call:
         return Call(action, method, f"{self._base}/{path}", self.api_name, self.rights, headers, body)
 
     async def list_tags(self) -> dict[str, str | None] | None:
@@ -208,9 +195,7 @@ class Repository:
                 response = await stack.enter_async_context(self._transport.opened(self.host, call))
                 await self.expect(response, 200)
                 if response.length is not None and response.length != blob.size:
-                    raise ContentError(
-                        f"the blob has {response.length} bytes, its descriptor says {blob.size}"
-                    )
+                    raise ContentError(f"the blob has {response.length} bytes, its descriptor says {blob.size}")
             yield response
 
     async def expect(self, response: Response, *statuses: int) -> None:

@@ -84,12 +84,7 @@ class Rehearsal:
         return Brought(uploaded=True, bytes=blob.size)
 
     async def put(
-        self,
-        tree: Tree,
-        work: Work,
-        target: Repository,
-        reference: str,
-        arrived: Callable[[Manifest], None],
+        self, tree: Tree, work: Work, target: Repository, reference: str, arrived: Callable[[Manifest], None]
     ) -> None:
         """Count the manifests that would be put."""
         for child in tree.children:
@@ -139,8 +134,7 @@ class Rehearsal:
             "requests": self.expected(),
             "largest_images": [{"image": name, "bytes": size} for name, size in images[:_LARGEST]],
             "largest_layers": [
-                {"digest": digest, "bytes": size, "images": self._uses[digest]}
-                for digest, size in largest[:_LARGEST]
+                {"digest": digest, "bytes": size, "images": self._uses[digest]} for digest, size in largest[:_LARGEST]
             ],
         }
 

@@ -106,9 +106,7 @@ def _all_admit(comparators: tuple[_Comparator, ...], version: Version, prereleas
     if prerelease == "exclude" and not in_full:
         return False
     release = Version(version.release)
-    return all(
-        one.admits(version if in_full or one.named == version.release else release) for one in comparators
-    )
+    return all(one.admits(version if in_full or one.named == version.release else release) for one in comparators)
 
 
 def parse_range(text: str) -> Range:

@@ -82,9 +82,7 @@ async def run(
     return 128 + signals[0] if report.interrupted else report.exit_status()
 
 
-async def list_tags(
-    registry: Registry, repository: str, rule: TagRule, console: Console, home: str | None
-) -> int:
+async def list_tags(registry: Registry, repository: str, rule: TagRule, console: Console, home: str | None) -> int:
     """List a repository, show what a rule selects of it and why not the others; return the exit status."""
     connected = _transport(console, home)
     try:

@@ -94,9 +94,7 @@ class Knowledge:
         """Say whether a manifest is known to be in a repository."""
         return digest in self._manifests[where] or self._believed("M", where, digest, False)
 
-    def commit(
-        self, where: RepositoryKey, digest: str, blobs: Iterable[str], children: Iterable[str] = ()
-    ) -> None:
+    def commit(self, where: RepositoryKey, digest: str, blobs: Iterable[str], children: Iterable[str] = ()) -> None:
         """Note a manifest that a registry holds; the blobs that it names may be mounted from there."""
         self._manifests[where].add(digest)
         manifest = self._identity(where, digest)
@@ -222,9 +220,7 @@ class Knowledge:
         yield from self._holders.get((host, digest), ())
         for row in self._archive.rows("B", key_of(digest)):
             number = int.from_bytes(row[33:37], "big")
-            where = (
-                self._archive.repositories[number] if number < len(self._archive.repositories) else ("", "")
-            )
+            where = self._archive.repositories[number] if number < len(self._archive.repositories) else ("", "")
             if where[0] == host and row[41] and self._believed("B", where, digest, False):
                 yield where[1]
 

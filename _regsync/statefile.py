@@ -115,9 +115,7 @@ class StateFile:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(f"{self._path[:-4]}.journal")
         except OSError as error:
-            self._warn(
-                "state", f"the state in {self._shown} is not saved: {clean(error.strerror or str(error))}"
-            )
+            self._warn("state", f"the state in {self._shown} is not saved: {clean(error.strerror or str(error))}")
             with contextlib.suppress(OSError):
                 os.unlink(partial)
 

@@ -70,20 +70,12 @@ class Run:
         keep = self._state.note if self._state.is_kept else None
         self._knowledge = Knowledge(archive, now=wall, ttl=config.cache_ttl, note=keep)
         self._whole = rehearse == "analysis"
-        self._discovery = Discovery(
-            transport, self._knowledge, reads_only=rehearse is not None, whole=self._whole
-        )
+        self._discovery = Discovery(transport, self._knowledge, reads_only=rehearse is not None, whole=self._whole)
         self._staging = Staging(config.cache_dir, config.staging_size_limit)
         self.rehearsal = Rehearsal(transport, self._knowledge) if rehearse else None
         mover = self.rehearsal or Mover(transport, self._knowledge, self._staging, self._count_bytes)
         around = Surroundings(
-            self._start,
-            self._ask,
-            self._discovery.completed,
-            self._end_image,
-            self._make_room,
-            self._expect,
-            self._log,
+            self._start, self._ask, self._discovery.completed, self._end_image, self._make_room, self._expect, self._log
         )
         self._execution = Execution(mover, self._knowledge, config.max_concurrent_transfers, around)
         self.progress = Progress(transport.paused, self._execution.under_way)
@@ -112,13 +104,9 @@ class Run:
         """Run every mapping once."""
         self._prepare(self._config.mappings)
         groups = plan.target_groups(self._config.mappings)
-        await self._conduct(
-            stop, [(group[0].source.authority, partial(self._list, group)) for group in groups]
-        )
+        await self._conduct(stop, [(group[0].source.authority, partial(self._list, group)) for group in groups])
 
-    async def copy(
-        self, mapping: MappingRule, reference: str, target_reference: str, stop: anyio.Event
-    ) -> None:
+    async def copy(self, mapping: MappingRule, reference: str, target_reference: str, stop: anyio.Event) -> None:
         """Copy one image: `reference` at the source, `target_reference` (tag or digest) at the target."""
         self._prepare([mapping])
         item = partial(self._look_up, Wanted(mapping, reference, mapping.targets), target_reference)
@@ -137,9 +125,7 @@ class Run:
                 "(artifacts.enabled: false, or --no-artifacts, says that this is meant)",
             )
 
-    async def _conduct(
-        self, stop: anyio.Event, items: list[tuple[str, Callable[[], Awaitable[None]]]]
-    ) -> None:
+    async def _conduct(self, stop: anyio.Event, items: list[tuple[str, Callable[[], Awaitable[None]]]]) -> None:
         execution = anyio.CancelScope()
         try:
             async with anyio.create_task_group() as outer:
@@ -273,9 +259,7 @@ class Run:
         if not targets:
             return
         try:
-            sighting = await self._discovery.look_up(
-                wanted.mapping, wanted.tag, target_reference, tuple(targets)
-            )
+            sighting = await self._discovery.look_up(wanted.mapping, wanted.tag, target_reference, tuple(targets))
         except SyncError as error:
             for target in targets:
                 self._end(source_name, named[target], "failed", error=error)
@@ -287,10 +271,7 @@ class Run:
         """Return the source's full name, and each target with the full name of what it is to hold."""
         mapping = wanted.mapping
         source = self._discovery.repository(mapping.source, mapping.source_repository, Side.SOURCE)
-        found = [
-            self._discovery.repository(each, mapping.target_repository, Side.TARGET)
-            for each in wanted.targets
-        ]
+        found = [self._discovery.repository(each, mapping.target_repository, Side.TARGET) for each in wanted.targets]
         self.progress.known += len(found)
         return source.reference(wanted.tag), {target: target.reference(reference) for target in found}
 
@@ -303,9 +284,7 @@ class Run:
         pattern = None if self._whole else mapping.tags.immutable_tags
         return pattern is not None and self._globs(pattern)(tag)
 
-    def _sighted(
-        self, sighting: Sighting, source_name: str, reference: str, began: float, *, fan_out: bool
-    ) -> None:
+    def _sighted(self, sighting: Sighting, source_name: str, reference: str, began: float, *, fan_out: bool) -> None:
         if ":" in reference:
             # Pushed by digest: a trimmed index has its own.
             reference = sighting.digest

@@ -76,9 +76,7 @@ def make_context(
     return context
 
 
-def _system_trust(
-    environ: Mapping[str, str], defaults: ssl.DefaultVerifyPaths
-) -> tuple[str | None, list[str]]:
+def _system_trust(environ: Mapping[str, str], defaults: ssl.DefaultVerifyPaths) -> tuple[str | None, list[str]]:
     """Return the bundle file, if any, and the hashed directories to trust.
 
     Each variable replaces its own default only, as in OpenSSL; where neither is set one default is

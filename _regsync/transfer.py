@@ -55,12 +55,7 @@ class Moves(Protocol):
         """Bring one blob to its place."""
 
     async def put(
-        self,
-        tree: Tree,
-        work: Work,
-        target: Repository,
-        reference: str,
-        arrived: Callable[[Manifest], None],
+        self, tree: Tree, work: Work, target: Repository, reference: str, arrived: Callable[[Manifest], None]
     ) -> None:
         """Put an image's manifests."""
 
@@ -71,9 +66,7 @@ class Moves(Protocol):
 class Relay:
     """A blob on its way from a source's answer: counted, hashed, its last piece withheld until both agree."""
 
-    def __init__(
-        self, source: Repository, blob: Descriptor, response: Response, moved: Callable[[int], None]
-    ) -> None:
+    def __init__(self, source: Repository, blob: Descriptor, response: Response, moved: Callable[[int], None]) -> None:
         self.length = blob.size
         self.complete = False
         self._source, self._blob, self._response, self._moved = source, blob, response, moved
@@ -407,14 +400,15 @@ class Mover:
         return frozenset(found)
 
     async def put(
-        self,
-        tree: Tree,
-        work: Work,
-        target: Repository,
-        reference: str,
-        arrived: Callable[[Manifest], None],
+        self, tree: Tree, work: Work, target: Repository, reference: str, arrived: Callable[[Manifest], None]
     ) -> None:
-        """Put the children that this image has to bring, level by level, then the root (I2)."""
+        """Put an image's manifests, the root last."""
+        await self.put_children(tree, work, target, arrived)
+        await target.put_manifest(reference, tree.root)
+
+    @staticmethod
+    async def put_children(tree: Tree, work: Work, target: Repository, arrived: Callable[[Manifest], None]) -> None:
+        """Put the children that this image has to bring, level by level (I2)."""
         failures: list[SyncError] = []
 
         async def put(child: Manifest) -> None:
@@ -436,4 +430,3 @@ class Mover:
                 raise failures[0]
             done = {child.digest for child in level}
             waiting = [child for child in waiting if child.digest not in done]
-        await target.put_manifest(reference, tree.root)

@@ -201,9 +201,7 @@ def check_foreign(base: Origin, origin: Origin) -> None:
     if base.scheme == "https" and origin.scheme != "https":
         raise ProtocolBroken(f"the registry sends us from https to http ({clean(origin.host, 100)}), refused")
     if is_private(origin.host) and not is_private(base.host):
-        raise ProtocolBroken(
-            f"the registry sends us to a private address ({clean(origin.host, 100)}), refused"
-        )
+        raise ProtocolBroken(f"the registry sends us to a private address ({clean(origin.host, 100)}), refused")
 
 
 def registry_error(
@@ -277,11 +275,7 @@ class Transport:
         stopped = credential = None
         try:
             credential, _ = find_credential(
-                registry,
-                environ=self.edge.environ,
-                home=self.edge.home,
-                read=self._read,
-                repository=repository,
+                registry, environ=self.edge.environ, home=self.edge.home, read=self._read, repository=repository
             )
         except AuthError as error:
             stopped = error
@@ -332,9 +326,7 @@ class Transport:
         return dict(+counted)
 
     def _context(self, registry: Registry | None) -> Any:
-        chosen = (
-            (registry.ca_file, registry.client_cert, registry.client_key) if registry else (None, None, None)
-        )
+        chosen = (registry.ca_file, registry.client_cert, registry.client_key) if registry else (None, None, None)
         if chosen not in self._contexts:
             self._contexts[chosen] = tls.make_context(
                 ca_file=chosen[0], client_cert=chosen[1], client_key=chosen[2], environ=self.edge.environ
@@ -354,9 +346,7 @@ class Transport:
         around = self._context(None) if proxy is not None and proxy.scheme == "https" else None
         timeouts = self.edge.timeouts
         try:
-            return await open_stream(
-                origin, context=context, timeouts=timeouts, proxy=proxy, proxy_context=around
-            )
+            return await open_stream(origin, context=context, timeouts=timeouts, proxy=proxy, proxy_context=around)
         except ConnectFailed as error:
             if proxy is not None and str(proxy) not in error.message:
                 error.message = f"through the proxy {proxy}: {error.message}"
@@ -375,11 +365,7 @@ class Transport:
             response = await lease.exchange(Request(method, target, sent, body))
             answer = await response.read(_TOKEN_BODY)
         names = ("content-type", "retry-after", "www-authenticate")
-        return (
-            response.status,
-            {name: value for name in names if (value := response.headers.get(name))},
-            answer,
-        )
+        return (response.status, {name: value for name in names if (value := response.headers.get(name))}, answer)
 
     def _count(self, origin: Origin, action: str) -> None:
         for host in self.hosts.values():
@@ -387,9 +373,7 @@ class Transport:
                 host.requests[action] += 1
                 return
 
-    async def request(
-        self, host: Host, call: Call, *, ok: tuple[int, ...], limit: int = ERROR_BODY
-    ) -> Answer:
+    async def request(self, host: Host, call: Call, *, ok: tuple[int, ...], limit: int = ERROR_BODY) -> Answer:
         """Do a short exchange to its end, repeated as design.md section 9 allows.
 
         Returns the answer when its status is in `ok`; RegistryError, AuthError, WireError otherwise.
@@ -403,9 +387,7 @@ class Transport:
                 raise self.refusal(host, answer)
             except SyncError as error:
                 pause = self.pause_after(error, patience, host)
-                self.edge.log(
-                    "debug", "retry", f"{call.method} {host.key}{call.path.partition('?')[0]}: {error}"
-                )
+                self.edge.log("debug", "retry", f"{call.method} {host.key}{call.path.partition('?')[0]}: {error}")
             await anyio.sleep(pause)
 
     def pause_after(self, error: SyncError, patience: Patience, *hosts: Host) -> float:
@@ -414,11 +396,7 @@ class Transport:
         throttled, asked = False, 0.0
         if isinstance(error, RegistryError):
             throttled, asked = error.status == 429, error.retry_after or 0.0
-        now, chance, host = (
-            anyio.current_time(),
-            self.edge.chance(),
-            hosts[-1 if error.side is Side.TARGET else 0],
-        )
+        now, chance, host = (anyio.current_time(), self.edge.chance(), hosts[-1 if error.side is Side.TARGET else 0])
         pause = patience.pause(now, chance, throttled=throttled, asked=asked)
         if error.retryable and asked > pacing.LONGEST_RETRY_AFTER:
             # Nobody else is to ask before that time either (design.md section 9).
@@ -446,12 +424,7 @@ class Transport:
 
     @asynccontextmanager
     async def opened(
-        self,
-        host: Host,
-        call: Call,
-        *,
-        wants: tuple[Want, ...] = (),
-        lease: Lease | None = None,
+        self, host: Host, call: Call, *, wants: tuple[Want, ...] = (), lease: Lease | None = None
     ) -> AsyncIterator[Response]:
         """Do one exchange, logging in and following redirects, and give its answer with the body unread.
 

@@ -30,9 +30,7 @@ def openssl_version() -> str:
 def facts() -> dict[str, str]:
     """Return what `regsync version --json` prints."""
     # platform.python_implementation() gives the same word and imports re, subprocess and more.
-    implementation = {"cpython": "CPython", "pypy": "PyPy"}.get(
-        sys.implementation.name, sys.implementation.name
-    )
+    implementation = {"cpython": "CPython", "pypy": "PyPy"}.get(sys.implementation.name, sys.implementation.name)
     return {
         "version": __version__,
         "build": "fips" if FIPS_BUILD else "nofips",

@@ -87,7 +87,7 @@ def test_a_link_is_read_in_one_pass() -> None:
 def test_discovery_rests_while_heavy_manifests_wait(
     source: Server, target: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from _regsync import sync as conductor
+    from _regsync import execution as conductor
 
     monkeypatch.setattr(conductor, "_HEAVIEST_PENDING", 1)
     names = [f"v{number}" for number in range(40)]
