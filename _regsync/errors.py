@@ -31,14 +31,7 @@ __all__ = [
 ]
 
 # Bidirectional controls and line separators that reorder or break a terminal line (R18).
-_INVISIBLE = {
-    *range(0x00, 0x20),
-    *range(0x7F, 0xA0),
-    0x2028,
-    0x2029,
-    *range(0x202A, 0x202F),
-    *range(0x2066, 0x206A),
-}
+_INVISIBLE = {*range(0x00, 0x20), *range(0x7F, 0xA0), 0x2028, 0x2029, *range(0x202A, 0x202F), *range(0x2066, 0x206A)}
 _CLEANING = dict.fromkeys(_INVISIBLE, "") | dict.fromkeys((0x09, 0x0A, 0x0D, 0x2028, 0x2029), " ")
 _LONGEST_TEXT = 500
 
@@ -212,9 +205,7 @@ class RegistryError(SyncError):
         name = name.partition(":")[0]
         command = f": aws ecr create-repository --repository-name {name}" if ".dkr.ecr." in host else ""
         # What an image names and its own registry lacks is missing for another reason than its name.
-        named = not (by_digest and self.side is Side.SOURCE) and not any(
-            "BLOB" in code for code in self.codes
-        )
+        named = not (by_digest and self.side is Side.SOURCE) and not any("BLOB" in code for code in self.codes)
         if self.hint is None and self.side and named:
             remedy = _REMEDIES.get((self.status, self.side), "")
             self.hint = remedy.format(repository=f"{host}/{name}", command=command) or None

@@ -71,9 +71,7 @@ def progress_lines(now: Snapshot, columns: int, marks: str = "#-") -> list[str]:
 class Console:
     """Standard output and standard error of one command."""
 
-    def __init__(
-        self, out: TextIO, err: TextIO, *, level: str, as_json: bool, json_log: bool, progress: bool
-    ) -> None:
+    def __init__(self, out: TextIO, err: TextIO, *, level: str, as_json: bool, json_log: bool, progress: bool) -> None:
         self._out, self._err = out, err
         self._threshold = LEVELS[level]
         self.as_json, self._json_log = as_json, json_log

@@ -7,6 +7,7 @@ Invariant: every image that was selected has exactly one outcome. Follows specif
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -148,7 +149,7 @@ class Report:
         for error in (outcome.error for outcome in self.outcomes if outcome.error is not None):
             host, _, rest = (getattr(error, "reference", None) or "").partition("/")
             name = rest.partition("@")[0].partition(":")[0]
-            cause = error.message.replace(name, "...") if name else error.message
+            cause = re.sub(rf"(?<![\w/.-]){re.escape(name)}(?![\w/-])", "...", error.message) if name else error.message
             found[f"{error.code} {host}: {cause}" if host else f"{error.code}: {cause}"] += 1
         return [(count, cause) for cause, count in found.most_common() if count > 1]
 
@@ -178,8 +179,7 @@ class Report:
                 told.append(f"{verb} {each.source} -> {each.target} ({detail[each.status]})")
         counts = Counter(outcome.status for outcome in self.outcomes)
         told.append(
-            f"Images: {counts['would_sync']} would be synced, {counts['skipped']} skipped, "
-            f"{counts['failed']} failed"
+            f"Images: {counts['would_sync']} would be synced, {counts['skipped']} skipped, {counts['failed']} failed"
         )
         layers = self.layers
         told.append(f"Layers: {layers['transferred']} to transfer, {layers['mounted']} to mount")
@@ -226,8 +226,7 @@ _SHAPES = {
     "image": "source target: string; digest: string|null; source_digest?: string; error: null|cause; "
     "status: =synced|skipped|failed|would_sync; reason: =null|unchanged|immutable_tag|tag_immutable_exists; "
     "bytes: integer; duration_s: number; blobs: blobs",
-    "cause": f"code: {_CODE}; message: string; status: integer|null; side: =null|source|target; "
-    "retries: integer",
+    "cause": f"code: {_CODE}; message: string; status: integer|null; side: =null|source|target; retries: integer",
     "blobs": "transferred mounted skipped: integer",
     "mapping": "from to: string; selected: integer; dropped: {integer}",
     "totals": "images: images; layers: layers; bytes: integer; requests: {{integer}}; throttled: {integer}",
@@ -245,9 +244,7 @@ def schema() -> dict[str, Any]:
     """
     shapes: dict[str, Any] = {}
     for name, text in _SHAPES.items():
-        fields = [
-            (names.split(), kind) for names, _, kind in (each.partition(": ") for each in text.split("; "))
-        ]
+        fields = [(names.split(), kind) for names, _, kind in (each.partition(": ") for each in text.split("; "))]
         kinds = {one: _type(kind) for names, kind in fields for one in names}
         required = [one for one in kinds if not one.endswith("?")]
         properties = {one.rstrip("?"): kind for one, kind in kinds.items()}
@@ -268,8 +265,6 @@ def _type(kind: str) -> dict[str, Any]:
     if kind[0] in "[{":
         inner = _type(kind[1:-1])
         return (
-            {"type": "array", "items": inner}
-            if kind[0] == "["
-            else {"type": "object", "additionalProperties": inner}
+            {"type": "array", "items": inner} if kind[0] == "[" else {"type": "object", "additionalProperties": inner}
         )
     return {"$ref": f"#/$defs/{kind}"} if kind in _SHAPES else {"type": kind}

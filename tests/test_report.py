@@ -242,19 +242,19 @@ def refused(repository: str, message: str, host: str = "t.example") -> RegistryE
 
 def test_what_fails_alike_is_counted_once_and_what_fails_alone_is_not() -> None:
     made = report("synced", "skipped", AUTH, CONTENT, CONTENT, CONTENT, SOURCE, INTERNAL, INTERNAL)
-    assert made.causes() == [
-        (3, "CONTENT_ERROR: wrong digest"),
-        (2, "INTERNAL_ERROR: this should not happen"),
-    ]
+    assert made.causes() == [(3, "CONTENT_ERROR: wrong digest"), (2, "INTERNAL_ERROR: this should not happen")]
 
 
 def test_causes_are_told_apart_by_code_host_and_words_and_not_by_the_repositorys_name() -> None:
     words = "status 404: the repository with name '{}' does not exist"
     made = report(*(refused(name, words.format(name)) for name in ("team/a", "team/b", "c")))
-    for other in (refused("c", "denied"), refused("c", "denied", "u.example"), AuthError("denied")):
+    others = [refused("a", "a denial at a"), refused("b", "a denial at b"), refused("d/a", "x/d/a d/ab")]
+    others += [refused("c", "denied"), refused("c", "denied", "u.example"), AuthError("denied")]
+    for other in [*others, refused("e", "x/d/a d/ab")]:
         made.add(outcome("failed", other))
     assert made.causes() == [
-        (3, "AUTH_ERROR t.example: status 404: the repository with name '...' does not exist")
+        (3, "AUTH_ERROR t.example: status 404: the repository with name '...' does not exist"),
+        (2, "AUTH_ERROR t.example: x/d/a d/ab"),
     ]
 
 
@@ -347,9 +347,7 @@ def test_the_number_of_requests_in_the_report_is_that_of_the_journal(source: Ser
         # The copy before the sync is in the journal, too.
         assert told < seen
         before += seen - told
-    copied = run_regsync(
-        "copy", "--json", "--no-artifacts", f"{source.address}/app:v1", f"{target.address}/x"
-    )
+    copied = run_regsync("copy", "--json", "--no-artifacts", f"{source.address}/app:v1", f"{target.address}/x")
     assert sum(sum(each.values()) for each in copied.totals["requests"].values()) == before
     check("report", copied.report)
 
