@@ -29,20 +29,7 @@ from typing import Concatenate, ParamSpec
 from .injection import Effect, Gate, Injection
 from .journal import Entry, Selector, clock
 from .messages import Request
-from .verbs import (
-    Challenge,
-    Corrupt,
-    Delay,
-    Drop,
-    Forget,
-    Lie,
-    Raw,
-    Redirect,
-    Stall,
-    Status,
-    Throttle,
-    Truncate,
-)
+from .verbs import Challenge, Corrupt, Delay, Drop, Forget, Lie, Raw, Redirect, Stall, Status, Throttle, Truncate
 
 __all__ = ["Faults", "Gate", "KiB", "MiB", "Rule"]
 
@@ -294,14 +281,7 @@ class Faults:
         slashes too. `header` and `query`: the ones that must be there, and a glob for each value.
         """
         selector = Selector.of(
-            method,
-            kind,
-            repository=repository,
-            reference=reference,
-            host=host,
-            path=path,
-            header=header,
-            query=query,
+            method, kind, repository=repository, reference=reference, host=host, path=path, header=header, query=query
         )
         rule = Rule(selector, len(self.rules) + 1, self.seed, where)
         self.rules.append(rule)

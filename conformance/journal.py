@@ -30,18 +30,7 @@ import anyio
 
 from .messages import Request
 
-__all__ = [
-    "KINDS",
-    "METHODS",
-    "Entries",
-    "Entry",
-    "Journal",
-    "Selector",
-    "Sent",
-    "before",
-    "clock",
-    "credentials",
-]
+__all__ = ["KINDS", "METHODS", "Entries", "Entry", "Journal", "Selector", "Sent", "before", "clock", "credentials"]
 
 # What tests ask about. Authorization is kept whole on purpose: which credential went where is a claim.
 _KEPT = """
@@ -57,14 +46,7 @@ KINDS = (
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "CONNECT"})
 _WILD = re.compile(r"[*?[]")
 # The fields of token requests that are secrets (protocol-facts.md sections 2.4, 4.5, 5.4, 6.1).
-_SECRET_FIELDS = (
-    "password",
-    "refresh_token",
-    "access_token",
-    "client_secret",
-    "assertion",
-    "client_assertion",
-)
+_SECRET_FIELDS = ("password", "refresh_token", "access_token", "client_secret", "assertion", "client_assertion")
 
 # One order over all journals: what a client knew before it asked is what had been answered by then.
 _ORDER = itertools.count(1)
@@ -261,9 +243,7 @@ class Entries(list[Entry]):
         late = [(a, b) for a in self for b in others if not before(a, b)]
         if late or not self or not others:
             listed = "\n".join(f"    {a}\n  was not answered before\n    {b}" for a, b in late[:5])
-            raise AssertionError(
-                f"{self.meant or 'any'} before others ({len(self)} and {len(others)}):\n{listed}"
-            )
+            raise AssertionError(f"{self.meant or 'any'} before others ({len(self)} and {len(others)}):\n{listed}")
         return self
 
     def on_one_connection(self) -> Entries:

@@ -161,9 +161,7 @@ class Proxy(Site):
             upstream = _Upstream(await self._connect(self._host, self._port))
         except (OSError, _Gone) as problem:
             return error(502, "UNAVAILABLE", f"the upstream {self.upstream}: {problem}")
-        kept = [
-            (name, value) for name, value in request.headers if name not in _HOP_BY_HOP and name != "host"
-        ]
+        kept = [(name, value) for name, value in request.headers if name not in _HOP_BY_HOP and name != "host"]
         headers = [("host", self._authority), *kept, ("connection", "close")]
         try:
             await upstream.send(h11.Request(method=request.method, target=request.target, headers=headers))
@@ -171,9 +169,7 @@ class Proxy(Site):
             upstream.close()
             return error(400, "UNSUPPORTED", f"cannot be passed on: {problem}")
 
-        return Reception(
-            upstream, lambda _: self._answered(upstream, request), upstream.close, flush=upstream.flush
-        )
+        return Reception(upstream, lambda _: self._answered(upstream, request), upstream.close, flush=upstream.flush)
 
     async def _answered(self, upstream: _Upstream, request: Request) -> Answer:
         try:
@@ -189,9 +185,7 @@ class Proxy(Site):
         headers = []
         for name, value in answer.headers.raw_items():
             if name.lower().decode() not in _HOP_BY_HOP:
-                headers.append(
-                    (name.decode(), self._named(name.lower().decode(), value.decode("latin-1"), request))
-                )
+                headers.append((name.decode(), self._named(name.lower().decode(), value.decode("latin-1"), request)))
         if bodiless(request.method, answer.status_code):
             upstream.close()
             return Streamed(answer.status_code, headers)

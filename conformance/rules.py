@@ -38,16 +38,7 @@ _PARTS = re.compile(_PART)
 _ESCAPE = re.compile(r"\\(x[0-9A-Fa-f]{2}|.)")
 _ESCAPED = {'"': '"', "\\": "\\", "r": "\r", "n": "\n", "t": "\t"}
 _SIZE = re.compile(r"(-?[0-9]+)(|B|kB|MB|GB|KiB|MiB|GiB)\Z")
-_SIZES = {
-    "": 1,
-    "B": 1,
-    "kB": 1000,
-    "MB": 1000**2,
-    "GB": 1000**3,
-    "KiB": 1 << 10,
-    "MiB": 1 << 20,
-    "GiB": 1 << 30,
-}
+_SIZES = {"": 1, "B": 1, "kB": 1000, "MB": 1000**2, "GB": 1000**3, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 _TIME = re.compile(r"([0-9]+(?:\.[0-9]+)?)(|ms|s|m|h)\Z")
 _TIMES = {"": 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 _GLOBS = ("repository", "reference", "host", "path")

@@ -17,18 +17,7 @@ from typing import TypeAlias
 from .journal import Entry
 from .messages import Headers, Response
 
-__all__ = [
-    "Dropped",
-    "Pieces",
-    "Streamed",
-    "Wire",
-    "bodiless",
-    "framed",
-    "head_of",
-    "pieces_of",
-    "size_of",
-    "wire",
-]
+__all__ = ["Dropped", "Pieces", "Streamed", "Wire", "bodiless", "framed", "head_of", "pieces_of", "size_of", "wire"]
 
 Pieces: TypeAlias = "AsyncGenerator[bytes | memoryview, None]"
 

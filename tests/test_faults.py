@@ -135,11 +135,7 @@ def test_status_refuses_with_the_specifications_error_body(app: App, client: Cli
 
 @pytest.mark.parametrize(
     ("given", "said"),
-    [
-        (0.2, "1"),
-        ("soon", "soon"),
-        (datetime(2030, 1, 2, tzinfo=timezone.utc), "Wed, 02 Jan 2030 00:00:00 GMT"),
-    ],
+    [(0.2, "1"), ("soon", "soon"), (datetime(2030, 1, 2, tzinfo=timezone.utc), "Wed, 02 Jan 2030 00:00:00 GMT")],
 )
 def test_retry_after_is_seconds_a_date_or_nonsense(app: App, given: Any, said: str) -> None:
     app.faults.on().status(429, retry_after=given, headers={"RateLimit-Remaining": "0;w=21600"})
@@ -180,9 +176,7 @@ def test_status_comes_before_or_after_the_body(app: App, client: Client, early: 
         ("", f"{BLOB}?x=1"),
     ],
 )
-def test_redirect_goes_to_an_origin_a_path_a_url_or_round(
-    app: App, code: int, to: str, location: str
-) -> None:
+def test_redirect_goes_to_an_origin_a_path_a_url_or_round(app: App, code: int, to: str, location: str) -> None:
     app.faults.on("GET HEAD", "blob").redirect(to, code)
     answer = app.request("GET", f"{BLOB}?x=1")
     assert (answer.status, answer.header("Location"), answer.data) == (code, location, b"")
@@ -195,10 +189,7 @@ def test_challenge_is_words_or_made_of_its_parts(app: App) -> None:
         realm="http://evil.test/token", service="s", scope="repository:a:pull", error="insufficient_scope"
     )
     answer = app.request("GET", BLOB)
-    assert [value for name, value in answer.headers if name == "WWW-Authenticate"] == [
-        "Negotiate",
-        'Bearer realm="x',
-    ]
+    assert [value for name, value in answer.headers if name == "WWW-Authenticate"] == ["Negotiate", 'Bearer realm="x']
     assert (answer.status, answer.codes) == (401, ["UNAUTHORIZED"])
     assert app.request("GET", BLOB).header("WWW-Authenticate") == (
         'Bearer realm="http://evil.test/token",service="s",scope="repository:a:pull",error="insufficient_scope"'
@@ -236,9 +227,7 @@ def test_raw_before_and_after_an_answer(app: App) -> None:
 @pytest.mark.parametrize("reset", [False, True])
 @pytest.mark.parametrize("kind", ["ping", "tag_list", "manifest", "blob"])
 def test_drop_before_anything_is_done(app: App, client: Client, image: Image, kind: str, reset: bool) -> None:
-    target = {"ping": "/v2/", "tag_list": "/v2/app/tags/list", "manifest": "/v2/app/manifests/v1"}.get(
-        kind, BLOB
-    )
+    target = {"ping": "/v2/", "tag_list": "/v2/app/tags/list", "manifest": "/v2/app/manifests/v1"}.get(kind, BLOB)
     app.faults.on(kind=kind).first().drop(reset=reset)
     broken = client.ask("GET", target)
     assert isinstance(broken, ConnectionResetError if reset else http.client.RemoteDisconnected), broken
@@ -319,9 +308,7 @@ def test_corrupt_can_replace_a_body_by_one_as_long(app: App, client: Client) -> 
 
 
 @pytest.mark.parametrize("chunked", [False, True])
-def test_a_request_body_that_is_corrupted_is_refused_by_its_digest(
-    app: App, client: Client, chunked: bool
-) -> None:
+def test_a_request_body_that_is_corrupted_is_refused_by_its_digest(app: App, client: Client, chunked: bool) -> None:
     app.faults.on("PUT", "upload").corrupt(70_000, of="request")
     body = LAYER + b"x"
     where = f"{client.begin()}&digest={digest_of(body)}"
@@ -361,11 +348,7 @@ def test_lie_makes_a_header_wrong_and_leaves_it_well_formed(
 def test_lie_says_what_it_is_told_or_leaves_a_header_out(app: App) -> None:
     app.faults.on().lie(headers={"content-type": "text/plain", "Etag": None, "X-Own": "1"})
     answer = app.request("GET", BLOB)
-    assert (answer.header("Content-Type"), answer.header("Etag"), answer.header("X-Own")) == (
-        "text/plain",
-        "",
-        "1",
-    )
+    assert (answer.header("Content-Type"), answer.header("Etag"), answer.header("X-Own")) == ("text/plain", "", "1")
     assert answer.data == LAYER
 
 
@@ -462,10 +445,7 @@ async def test_throttle_refuses_requests_beyond_its_number_in_any_window() -> No
         await anyio.sleep(pause)
         answer = app.request("GET", "/v2/")
         got.append((answer.status, answer.header("Retry-After")))
-    assert got == [
-        *((200, ""), (200, ""), (429, "8"), (429, "1")),
-        *((200, ""), (200, ""), (429, "1")),
-    ]
+    assert got == [*((200, ""), (200, ""), (429, "8"), (429, "1")), *((200, ""), (200, ""), (429, "1"))]
 
 
 @pytest.mark.anyio
@@ -631,9 +611,7 @@ def test_a_rule_that_never_struck_fails_the_check_unless_it_is_optional(app: App
     app.faults.check()
     app.faults.on("GET", "ping").nth(2).status(503)
     struck(app, 1)
-    with pytest.raises(
-        AssertionError, match=r"never struck: GET ping nth=2: status 503: 1 matched, 0 struck"
-    ):
+    with pytest.raises(AssertionError, match=r"never struck: GET ping nth=2: status 503: 1 matched, 0 struck"):
         app.faults.check()
 
 
@@ -689,9 +667,7 @@ def test_a_rule_without_a_verb_fails_the_check(app: App) -> None:
         (lambda f: f.on().raw(b"", where="beside"), "where is one of"),
     ],
 )
-def test_a_rule_that_makes_no_sense_is_refused_where_it_is_written(
-    say: Callable[[Faults], Rule], why: str
-) -> None:
+def test_a_rule_that_makes_no_sense_is_refused_where_it_is_written(say: Callable[[Faults], Rule], why: str) -> None:
     with pytest.raises(ValueError, match=why):
         say(Faults())
 
@@ -726,8 +702,7 @@ def test_rules_are_read_as_they_are_written() -> None:
     assert [str(rule) for rule in rules[:3]] == [
         "PATCH upload repository=app/web nth=2: drop 65536",
         "GET blob first=2 of-each: delay 90s, status 503 retry-after=5s",
-        "GET HEAD manifest chance=0.1 optional: "
-        'lie Docker-Content-Digest header.Content-Type="a b" header.Etag=-',
+        'GET HEAD manifest chance=0.1 optional: lie Docker-Content-Digest header.Content-Type="a b" header.Etag=-',
     ]
     assert {effect.verb for rule in rules for effect in rule.effects} == set(VERBS)
     read_rules(again, str(faults))
@@ -911,9 +886,7 @@ async def test_a_proxy_holds_no_body() -> None:
             taken = writer.write(rest)
         entries = upstream.journal.entries
         assert 0 < next(each for each in entries if each.method == "GET").response_bytes < bound
-        assert (
-            0 < next(each for each in proxy.journal.entries if each.method == "PATCH").request_bytes < bound
-        )
+        assert 0 < next(each for each in proxy.journal.entries if each.method == "PATCH").request_bytes < bound
         upstream.faults.release()
         total, room = 0, memoryview(bytearray(1 << 16))
         while total < size:
@@ -930,9 +903,7 @@ def test_the_program_serves_and_proxies_with_rules(tmp_path: Path) -> None:
     def running(*arguments: str) -> Iterator[tuple[str, list[str]]]:
         command = [sys.executable, "-m", "conformance", *arguments]
         said: list[str] = []
-        with subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT
-        ) as process:
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT) as process:
             assert process.stdout is not None
             url = process.stdout.readline().split()[1]
             yield url, said

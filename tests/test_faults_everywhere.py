@@ -50,9 +50,7 @@ ANYWHERE: dict[str, Verb] = {
     "status_429": lambda rule: rule.status(429),
     "status_429_and_when_to_come_again": lambda rule: rule.status(429, retry_after=20),
     "status_429_and_nonsense": lambda rule: rule.status(429, retry_after="soon"),
-    "status_500_in_html": lambda rule: rule.status(
-        500, body=b"<html>", headers={"Content-Type": "text/html"}
-    ),
+    "status_500_in_html": lambda rule: rule.status(500, body=b"<html>", headers={"Content-Type": "text/html"}),
     "status_503_before_the_body": lambda rule: rule.status(503, early=True),
     "status_503_after_all_was_done": lambda rule: rule.status(503, at="answer"),
     "status_200_with_nothing": lambda rule: rule.status(200, body=b""),
@@ -80,9 +78,7 @@ ANYWHERE: dict[str, Verb] = {
     "raw_garbage": lambda rule: rule.raw(b"SSH-2.0-x\r\n"),
     "raw_headers": lambda rule: rule.raw(b"HTTP/1.1 200 OK\r\n: x\r\n\x00\r\n\r\n"),
     "raw_interim_answer": lambda rule: rule.raw(b"HTTP/1.1 103 Early Hints\r\n\r\n", where="before"),
-    "raw_second_answer": lambda rule: rule.raw(
-        b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\nbad", where="after"
-    ),
+    "raw_second_answer": lambda rule: rule.raw(b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\nbad", where="after"),
 }
 WITH_ANSWER_BODY: dict[str, Verb] = {
     "drop_in_the_body": lambda rule: rule.drop(20, of="response"),
@@ -246,12 +242,9 @@ LASTING = ("status", "stall", "drop", "redirect", "challenge", "truncate", "corr
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("side", "method", "kind", "name", "verb"),
-    [case for case in cases() if case.values[3].startswith(LASTING)],
+    ("side", "method", "kind", "name", "verb"), [case for case in cases() if case.values[3].startswith(LASTING)]
 )
-async def test_every_exchange_of_a_kind_goes_wrong(
-    side: str, method: str, kind: str, name: str, verb: Verb
-) -> None:
+async def test_every_exchange_of_a_kind_goes_wrong(side: str, method: str, kind: str, name: str, verb: Verb) -> None:
     """The program gives up, after a bounded number of requests (of 429s it is a bounded time)."""
     async with virtual() as world:
         scene = Scene(world)

@@ -91,9 +91,7 @@ def test_a_claim_about_what_cannot_be_is_refused(journal: Journal, which: dict[s
         (lambda found: found.at_least(3), "at least 3 of POST repository=app/web expected, there are 2:"),
     ],
 )
-def test_a_claim_that_fails_shows_the_entries(
-    journal: Journal, claim: Callable[[Entries], Entries], said: str
-) -> None:
+def test_a_claim_that_fails_shows_the_entries(journal: Journal, claim: Callable[[Entries], Entries], said: str) -> None:
     with pytest.raises(AssertionError) as caught:
         claim(journal.matching("POST", repository="app/web"))
     assert str(caught.value).splitlines() == [
@@ -104,9 +102,7 @@ def test_a_claim_that_fails_shows_the_entries(
 
 
 def test_a_claim_about_nothing_says_what_there_was(journal: Journal) -> None:
-    with pytest.raises(
-        AssertionError, match=re.escape("all there was: 1 GET blob, 1 HEAD blob, 3 POST upload_start")
-    ):
+    with pytest.raises(AssertionError, match=re.escape("all there was: 1 GET blob, 1 HEAD blob, 3 POST upload_start")):
         journal.matching("DELETE", status=202).exactly(1)
 
 
@@ -218,10 +214,7 @@ def test_a_secret_is_told_with_every_place_that_it_was_sent_to() -> None:
     cdn.request("GET", BLOB, [("Host", "cdn.test"), ("Authorization", "Bearer leaked")])
     cdn.request("GET", BLOB, [("Host", "cdn.test")])
     assert credentials(registry.journal, cdn.journal) == {
-        "secret": {
-            Sent("http://registry.test", "", "ping"),
-            Sent("http://registry.test", "app/web", "blob"),
-        },
+        "secret": {Sent("http://registry.test", "", "ping"), Sent("http://registry.test", "app/web", "blob")},
         "leaked": {Sent("http://cdn.test", "app/web", "blob")},
     }
     seen = credentials(registry.journal, cdn.journal)
