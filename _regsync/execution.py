@@ -10,16 +10,16 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter, deque
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
-from typing import NamedTuple
 
 import anyio
 
 from _regsync import plan
 from _regsync.claims import Claims, Step, Work
+from _regsync.discover import Discovery
 from _regsync.errors import RegistryError, RegsyncError, Side, SyncError
 from _regsync.oci import Manifest
 from _regsync.plan import Tree
@@ -28,7 +28,7 @@ from _regsync.state import Knowledge, RepositoryKey
 from _regsync.store import SMALL_BLOB
 from _regsync.transfer import Moves
 
-__all__ = ["Execution", "Image", "Surroundings"]
+__all__ = ["Execution", "Image", "Progress"]
 
 # Discovery rests while so many images wait, or so many bytes of their manifests, which are in memory.
 _MOST_PENDING, _HEAVIEST_PENDING = 512, 64 * 1024 * 1024
@@ -68,57 +68,69 @@ class Image:
     bytes: int = 0
 
 
-class Surroundings(NamedTuple):
-    """What the run gives: how to start a task and to ask a source, and whom to tell."""
+class Progress:
+    """What a progress display shows: images known and done, bytes moved and expected, who has to wait."""
 
-    start: Callable[..., None]
-    # A source's key, and a question to queue for it.
-    ask: Callable[[str, Callable[[], Awaitable[None]]], None]
-    completed: Callable[[Repository, Tree], Awaitable[Tree]]
-    # An image has ended: its status.
-    ended: Callable[[Image, str], None]
-    # There is room for more pending images.
-    room: Callable[[], None]
-    # Bytes to be moved that were not known before; negative when they need not be.
-    expected: Callable[[int], None]
-    log: Callable[..., None]
-
-
-class Execution:
-    """Images on their way, at most `slots` with a step running."""
-
-    def __init__(self, mover: Moves, knowledge: Knowledge, slots: int, around: Surroundings) -> None:
-        self._mover, self._knowledge, self._most_slots, self._around = mover, knowledge, slots, around
-        self._claims = Claims(knowledge, anyio.current_time)
-        self._references: Counter[str] = Counter()
-        self._read: set[str] = set()
-        self._pending: deque[Image] = deque()
-        self._pending_bytes = 0
-        self._images: dict[Work, Image] = {}
-        self._ready: list[tuple[int, int, Image]] = []
-        self._slots = 0
-        # No further image is promoted.
-        self.draining = False
+    def __init__(self, paused: Mapping[str, float]) -> None:
+        self.known = self.done = self.bytes = self.expected = 0
+        # By host, until when it asked not to be asked; the images that were begun, oldest first.
+        self.paused, self.begun = paused, dict[Work, Image]()
 
     def under_way(self) -> list[str]:
         """Return the names of the images that have a step running, oldest first."""
-        return [image.source_name for image in self._images.values() if image.running]
+        return [image.source_name for image in self.begun.values() if image.running]
 
-    def unfinished(self) -> list[Image]:
-        """Return the images that have begun and not ended."""
-        return list(self._images.values())
 
-    def is_full(self) -> bool:
-        """Say whether discovery should rest."""
-        return len(self._pending) >= _MOST_PENDING or self._pending_bytes > _HEAVIEST_PENDING
+class Execution:
+    """Images on their way, at most `slots` with a step running.
+
+    `start` starts a task, `ask` queues a question for a source, `ended` is told of an image's status.
+    """
+
+    def __init__(
+        self,
+        mover: Moves,
+        knowledge: Knowledge,
+        discovery: Discovery,
+        progress: Progress,
+        *,
+        slots: int,
+        start: Callable[..., None],
+        ask: Callable[[str, Callable[[], Awaitable[None]]], None],
+        ended: Callable[[Image, str], None],
+        log: Callable[..., None],
+    ) -> None:
+        self._mover, self._knowledge, self._discovery, self._progress = mover, knowledge, discovery, progress
+        self._most_slots, self._start_task, self._ask, self._ended, self._log = slots, start, ask, ended, log
+        self._claims = Claims(knowledge, anyio.current_time)
+        # How often each blob is named by what was discovered: their order follows it.
+        self.references: Counter[str] = Counter()
+        self._read: set[str] = set()
+        self._pending: deque[Image] = deque()
+        self._pending_bytes, self._slots = 0, 0
+        self._room = anyio.Event()
+        self.images = progress.begun
+        self._ready: list[tuple[int, int, Image]] = []
+        # No further image is promoted.
+        self.draining = False
 
     def is_idle(self) -> bool:
         """Say whether nothing is left to do."""
-        return not (self._pending or self._images)
+        return not (self._pending or self.images)
 
-    def count(self, blobs: Iterable[str]) -> None:
-        """Count what one discovered manifest names: the order of blobs follows it."""
-        self._references.update(blobs)
+    def _is_full(self) -> bool:
+        return len(self._pending) >= _MOST_PENDING or self._pending_bytes > _HEAVIEST_PENDING
+
+    async def wait_for_room(self) -> None:
+        """Let discovery rest while too much is pending."""
+        while self._is_full() and not self.draining:
+            self._room = anyio.Event() if self._room.is_set() else self._room
+            await self._room.wait()
+
+    def drain(self) -> None:
+        """Promote no further image; what has begun may end."""
+        self.draining = True
+        self._room.set()
 
     def add(self, image: Image) -> None:
         """Let an image wait for its promotion; `advance` follows."""
@@ -138,8 +150,8 @@ class Execution:
                 self._start(image)
             elif self._pending and not self.draining:
                 self._promote(self._next())
-                if not self.is_full():
-                    self._around.room()
+                if not self._is_full():
+                    self._room.set()
             else:
                 return
 
@@ -166,18 +178,18 @@ class Execution:
             blobs, children = image.tree.needs(lambda digest: self._knowledge.is_committed(where, digest))
         except plan.NotAtHand:
             # Forgotten since it was looked up.
-            self._around.ask(image.source.host.key, partial(self._complete, image))
+            self._ask(image.source.host.key, partial(self._complete, image))
             return
         except SyncError as error:
             image.error = error.located(Side.SOURCE, "read", image.source_name)
             self._end_image(image, "failed")
             return
-        ordered = plan.order_blobs(blobs, self._references)
+        ordered = plan.order_blobs(blobs, self.references)
         root = image.tree.root.digest
         lacking = tuple(child.digest for child in children)
         work = Work(where, ordered, lacking, root, careful=not image.tree.is_image)
         image.work = work
-        self._images[work] = image
+        self.images[work] = image
         self._queue(self._claims.promote(work))
         if work.is_ready():
             self._make_ready(image)
@@ -185,7 +197,7 @@ class Execution:
     async def _complete(self, image: Image) -> None:
         """Fetch what an image lacks of its manifests, and let it wait for its turn again, before others."""
         try:
-            image.tree = await self._around.completed(image.source, image.tree)
+            image.tree = await self._discovery.completed(image.source, image.tree)
         except SyncError as error:
             image.error = error
             self._end_image(image, "failed")
@@ -196,7 +208,7 @@ class Execution:
 
     def _queue(self, steps: list[Step]) -> None:
         for step in steps:
-            image = self._images[step.work]
+            image = self.images[step.work]
             image.queue.append(step)
             self._schedule(image)
 
@@ -220,19 +232,19 @@ class Execution:
         self._slots += not image.running
         image.running += len(steps) + finishing
         for step in steps:
-            self._around.start(self._bring, image, step)
+            self._start_task(self._bring, image, step)
         if finishing:
-            self._around.start(self._finish, image)
+            self._start_task(self._finish, image)
 
     async def _bring(self, image: Image, step: Step) -> None:
         blob = step.blob
         # What cannot be mounted and others need too is kept, when it is small (rule 13).
-        kept = blob.size <= SMALL_BLOB and self._references[blob.digest] > 1
+        kept = blob.size <= SMALL_BLOB and self.references[blob.digest] > 1
         fan_out = image.fan_out or (kept and self._knowledge.mounts(image.target.host.key) is False)
         # One read of a source serves all targets; a mount reads nothing.
         reads = step.mount_from is None and not (image.fan_out and blob.digest in self._read)
         self._read.update([blob.digest] if image.fan_out else [])
-        self._around.expected(blob.size * reads)
+        self._progress.expected += blob.size * reads
         try:
             brought = await self._mover.bring(step, image.source, image.target, fan_out=fan_out, disk=image.fan_out)
         except SyncError as error:
@@ -244,9 +256,9 @@ class Execution:
             if brought.uploaded:
                 image.transferred.append(step.blob.digest)
             else:
-                self._around.expected(-blob.size * reads)
+                self._progress.expected -= blob.size * reads
             for work in self._claims.arrived(step.work, step.blob.digest):
-                self._make_ready(self._images[work])
+                self._make_ready(self.images[work])
         if step.mount_from is not None:
             self._queue(self._claims.mount_ended(image.target.host.key))
         self._settle(image)
@@ -258,12 +270,12 @@ class Execution:
         try:
             if not await self._put(image, work):
                 steps, ready = self._claims.failed(work)
-                del self._images[work]
+                del self.images[work]
                 image.work = None
                 self._queue(steps)
                 for each in ready:
-                    self._make_ready(self._images[each])
-                self._around.ask(image.source.host.key, partial(self._complete, image))
+                    self._make_ready(self.images[each])
+                self._ask(image.source.host.key, partial(self._complete, image))
         except SyncError as error:
             image.error = image.error or error
         else:
@@ -279,7 +291,7 @@ class Execution:
         def arrived(child: Manifest) -> None:
             self.commit(work.where, child)
             for ready in self._claims.arrived(work, child.digest):
-                self._make_ready(self._images[ready])
+                self._make_ready(self.images[ready])
 
         pauses = iter(_ABSENT_PAUSES)
         while True:
@@ -301,7 +313,7 @@ class Execution:
                     lost = await self._mover.absent(image.tree, image.target)
                     if not lost:
                         raise
-                self._around.log("debug", "healing", f"{error}; what was believed to be there is checked")
+                self._log("debug", "healing", f"{error}; what was believed to be there is checked")
                 for digest in image.tree.above(lost):
                     self._knowledge.forget(work.where, digest)
                 image.healed = True
@@ -328,12 +340,12 @@ class Execution:
                 self._end_image(image, "failed")
                 self._queue(steps)
                 for work in ready:
-                    self._make_ready(self._images[work])
+                    self._make_ready(self.images[work])
         self.advance()
 
     def _end_image(self, image: Image, status: str) -> None:
         image.ended = True
         work = image.work
         if work is not None:
-            del self._images[work]
-        self._around.ended(image, status)
+            del self.images[work]
+        self._ended(image, status)

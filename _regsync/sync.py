@@ -9,7 +9,7 @@ sections 1.1 "Pipeline", 1.6 and 3; design.md section 9.
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine
 from functools import cache, partial
 from typing import Any, Literal
 
@@ -20,7 +20,7 @@ from _regsync import plan
 from _regsync.config import Config, MappingRule
 from _regsync.discover import Discovery, Sighting
 from _regsync.errors import MappingConflict, RegsyncError, Side, SyncError
-from _regsync.execution import Execution, Image, Surroundings
+from _regsync.execution import Execution, Image, Progress
 from _regsync.plan import Wanted
 from _regsync.registry import Repository
 from _regsync.rehearsal import Rehearsal
@@ -41,15 +41,6 @@ _HURRY_SECONDS = 30.0
 _LOOK_UPS_PER_SOURCE = 16
 
 
-class Progress:
-    """What a progress display shows: images known and done, bytes moved and expected, who has to wait."""
-
-    def __init__(self, paused: Mapping[str, float], under_way: Callable[[], list[str]]) -> None:
-        self.known = self.done = self.bytes = self.expected = 0
-        # By host, until when it asked not to be asked; the images that have a step running, oldest first.
-        self.paused, self.under_way = paused, under_way
-
-
 class Run:
     """One run over a configuration's mappings, or over one image."""
 
@@ -62,8 +53,8 @@ class Run:
         rehearse: Literal["plan", "analysis"] | None = None,
     ) -> None:
         """Prepare a run, or its rehearsal: `plan` asks what it would ask, `analysis` reads every image."""
-        self._transport, self._config = transport, config
-        self._emit, self._report = emit, report
+        self._transport, self._config, self._emit, self._report = transport, config, emit, report
+        self.progress = Progress(transport.paused)
         self._log = transport.edge.log
         self._state = StateFile(config.cache_dir, partial(self._log, "warning"))
         archive, wall = self._state.load(keep=rehearse is None), transport.edge.wall
@@ -74,25 +65,24 @@ class Run:
         self._staging = Staging(config.cache_dir, config.staging_size_limit)
         self.rehearsal = Rehearsal(transport, self._knowledge) if rehearse else None
         mover = self.rehearsal or Mover(transport, self._knowledge, self._staging, self._count_bytes)
-        around = Surroundings(
-            self._start, self._ask, self._discovery.completed, self._end_image, self._make_room, self._expect, self._log
+        self._execution = Execution(
+            mover,
+            self._knowledge,
+            self._discovery,
+            self.progress,
+            slots=config.max_concurrent_transfers,
+            start=self._start,
+            ask=self._ask,
+            ended=self._end_image,
+            log=self._log,
         )
-        self._execution = Execution(mover, self._knowledge, config.max_concurrent_transfers, around)
-        self.progress = Progress(transport.paused, self._execution.under_way)
         self._questions: dict[str, deque[Callable[[], Awaitable[None]]]] = {}
         self._workers: Counter[str] = Counter()
-        self._room = anyio.Event()
         self._globs = cache(compile_glob)
         self._tasks: anyio.abc.TaskGroup | None = None
 
     def _count_bytes(self, count: int) -> None:
         self.progress.bytes += count
-
-    def _expect(self, count: int) -> None:
-        self.progress.expected += count
-
-    def _make_room(self) -> None:
-        self._room.set()
 
     def _start(self, task: Callable[..., Coroutine[Any, Any, None]], *arguments: Any) -> None:
         assert self._tasks is not None
@@ -145,7 +135,7 @@ class Run:
         # A question that the deadline cut off stands in no queue any more.
         draining = self._execution.draining
         self._report.interrupted = draining and (execution.cancelled_caught or self._left_undone())
-        for image in () if draining else self._execution.unfinished():
+        for image in () if draining else list(self._execution.images.values()):
             # Cannot happen while rule 9 holds; if it does, the image must not be lost silently.
             image.error = RegsyncError("the run ended while this image waited for another one")
             self._end_image(image, "failed")
@@ -157,8 +147,7 @@ class Run:
         await stop.wait()
         text = f"stopping: what is under way may end, for {DRAIN_SECONDS:.0f} s; a second signal ends it now"
         self._log("warning", "stopping", text)
-        self._execution.draining = True
-        self._room.set()
+        self._execution.drain()
         execution.deadline = anyio.current_time() + DRAIN_SECONDS
 
     async def _hurry(self) -> None:
@@ -176,11 +165,8 @@ class Run:
     async def _work_off(self, source: str) -> None:
         queue = self._questions[source]
         while queue and not self._execution.draining:
-            if self._execution.is_full():
-                self._room = anyio.Event() if self._room.is_set() else self._room
-                await self._room.wait()
-                continue
             await queue.popleft()()
+            await self._execution.wait_for_room()
         self._workers[source] -= 1
 
     # --- discovery ----------------------------------------------------------------------------
@@ -293,7 +279,7 @@ class Run:
         if sighting.tree is not None:
             for manifest in (sighting.tree.root, *sighting.tree.children):
                 blobs = [blob.digest for blob in manifest.blobs]
-                self._execution.count(blobs)
+                self._execution.references.update(blobs)
                 digests.update(blobs)
                 if manifest.digest in sighting.at_source and sighting.source.host.key in hosts:
                     # Where source and target share a host, the source is the first to mount from.
