@@ -13,14 +13,14 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 from urllib.parse import urlencode
 
-from .messages import Headers, Request, Response, digest_of, error, is_digest, is_name, is_tag
-from .storage import Upload
+from .messages import Headers, Request, Response, digest_of, error, errors, is_digest, is_name, is_tag
+from .storage import Invalid, Upload, read_manifest
 from .uploads import OCTETS
 
 if TYPE_CHECKING:
     from .personas import Provider
 
-__all__ = ["AFTER", "BEFORE", "REWRITES"]
+__all__ = ["AFTER", "BEFORE", "JUDGES", "REWRITES"]
 
 _PAGE = [("Content-Type", "text/plain; charset=utf-8"), ("X-Content-Type-Options", "nosniff")]
 _ALLOWED = {
@@ -116,6 +116,11 @@ def _lost_session(provider: Provider, request: Request) -> Response | None:
 
 def _no_page(provider: Provider, request: Request) -> Response | None:
     """Paths that its router has no rule for, tags that are none among them, get Go's page."""
+    if request.path == "/":
+        return Response(200, [("Cache-Control", "no-cache")])
+    if request.path == "/v2":
+        body = b'<a href="/v2/">Moved Permanently</a>.\n\n'
+        return Response(301, [("Location", "/v2/"), ("Content-Type", "text/html; charset=utf-8")], body)
     tag = request.kind == "manifest" and ":" not in request.reference
     if request.kind in ("other", "referrers") or (tag and not is_tag(request.reference)):
         return Response(404, list(_PAGE), b"404 page not found\n")
@@ -132,6 +137,30 @@ def _manifests_by_sha256(provider: Provider, request: Request) -> Response | Non
     if foreign or (request.method == "DELETE" and ":" not in request.reference):
         return error(400, "DIGEST_INVALID", "provided digest did not match uploaded content")
     return None
+
+
+# What it says to a manifest.
+
+
+def _layers_with_urls(provider: Provider, request: Request, body: bytes) -> Response | None:
+    """Fetch from no host: a layer with `urls` is refused threefold, whatever its type, present or not.
+
+    Tested, as section 1.12 is; a layer without `urls` has to be there, whatever its type.
+    """
+    try:
+        stored = read_manifest(body, request.header("content-type").partition(";")[0].strip(), "")
+    except Invalid:
+        return None
+    held = provider.repositories.get(request.repository)
+    found: list[tuple[str, str, object]] = []
+    for part in stored.blobs:
+        missing = ("MANIFEST_BLOB_UNKNOWN", "blob unknown to registry", {"digest": part["digest"]})
+        if part.get("urls"):
+            found += [("UNKNOWN", "unknown error", None)] * 2 + [missing]
+        elif held is None or part["digest"] not in held.blobs:
+            found.append(missing)
+    # The first of several errors gives the status.
+    return errors(500 if found[0][0] == "UNKNOWN" else 400, found) if found else None
 
 
 # What it makes of an answer.
@@ -201,11 +230,14 @@ def _errors(provider: Provider, request: Request, answer: Response) -> Response:
 
 def _version(provider: Provider, request: Request, answer: Response) -> Response:
     name = "Docker-Distribution-Api-Version"
-    if not answer.header(name):
+    if request.path == "/":
+        answer.headers = [header for header in answer.headers if header[0] != name]
+    elif not answer.header(name):
         answer.headers.append((name, "registry/2.0"))
     return answer
 
 
 REWRITES = (_start_with_anything, _chunks_anywhere, _state_is_an_offset, _whole_lists)
+JUDGES = (_layers_with_urls,)
 BEFORE = (_any_ping, _lost_session, _no_page, _manifests_by_sha256)
 AFTER = (_uploads, _blobs, _tags, _errors, _version)

@@ -3,8 +3,9 @@
 Owns: what differs from the strict registry, by row: host names, caps, mounts, quirks of requests and answers,
 token services, places where blobs come from. May not know: sockets (see `names` and `server`), any client.
 Invariant: a row holds behaviour that protocol-facts.md says, by section; what a row leaves out is strict.
-A new provider is a row and, where options do not say it, a few functions of the three kinds that a row takes:
-`rewrites` (what the registry makes of a request), `before` (an answer instead), `after` (another answer).
+A new provider is a row and, where options do not say it, a few functions of the kinds that a row takes:
+`rewrites` (what the registry makes of a request), `before` (an answer instead), `judges` (an answer to a
+manifest that has been read), `after` (another answer).
 """
 
 from __future__ import annotations
@@ -19,11 +20,11 @@ from typing import Any, Literal, TypeAlias
 from urllib.parse import quote, urlencode
 
 from .app import App
-from .distribution import AFTER, BEFORE, REWRITES
+from .distribution import AFTER, BEFORE, JUDGES, REWRITES
 from .exchange import Reception, Site
 from .images import Seed
 from .journal import Journal
-from .messages import Access, Answer, Request, Response, error
+from .messages import Access, Answer, Content, Request, Response, error
 from .names import Names
 from .rates import Cap, Metered, Rates, RetryAfter
 from .server import Server, run_in_thread
@@ -35,6 +36,7 @@ __all__ = ["PERSONAS", "Persona", "Provider", "Running", "Storage", "imitate", "
 Role: TypeAlias = Literal["registry", "token", "storage"]
 Rewrite: TypeAlias = "Callable[[Provider, Request], Request]"
 Before: TypeAlias = "Callable[[Provider, Request], Response | None]"
+Judge: TypeAlias = "Callable[[Provider, Request, bytes], Response | None]"
 After: TypeAlias = "Callable[[Provider, Request, Response], Response]"
 
 
@@ -60,6 +62,7 @@ class Persona:
     seed: Callable[[Provider], None] = lambda provider: None
     rewrites: Sequence[Rewrite] = ()
     before: Sequence[Before] = ()
+    judges: Sequence[Judge] = ()
     after: Sequence[After] = ()
 
 
@@ -116,10 +119,12 @@ class Provider(App):
         if isinstance(decided, Response):
             return self._after(request, decided)
         if isinstance(decided, Reception):
-            finish = decided.finish
+            finish, content = decided.finish, decided.content
 
             def finished(received: int) -> Response:
-                answer = finish(received)
+                body = bytes(content) if request.kind == "manifest" and isinstance(content, Content) else b""
+                judged = (judge(self, request, body) for judge in self.row.judges if body)
+                answer = next((each for each in judged if each is not None), None) or finish(received)
                 assert isinstance(answer, Response), "a registry in memory has its answer at once"
                 return self._after(request, answer)
 
@@ -184,9 +189,7 @@ class Storage(Site):
         request.kind = "storage"
         for name in ("authorization", "cookie", "proxy-authorization"):
             if request.header(name):
-                self.journal.violations.append(
-                    f"{name} was sent to the storage: {request.method} {request.path}"
-                )
+                self.journal.violations.append(f"{name} was sent to the storage: {request.method} {request.path}")
                 return self._refused(400, "InvalidArgument", "Only one auth mechanism allowed")
         expires = request.parameter("X-Expires") or ""
         path = request.target.partition("?")[0]
@@ -221,10 +224,7 @@ def _hub_caps(provider: Provider) -> tuple[Cap, Cap]:
         return "" if provider.user(request) is None else None
 
     gets = frozenset({"manifest_get"})
-    return (
-        Cap(100, _HUB_WINDOW, gets, per=anonymous),
-        Cap(200, _HUB_WINDOW, gets, per=provider.user),
-    )
+    return (Cap(100, _HUB_WINDOW, gets, per=anonymous), Cap(200, _HUB_WINDOW, gets, per=provider.user))
 
 
 def _hub_quota(provider: Provider, request: Request, answer: Response) -> Response:
@@ -274,6 +274,7 @@ PERSONAS: Mapping[str, Persona] = MappingProxyType(
             options={"referrers_api": False, "single_post": False, "resumable": False, "sha512": True},
             rewrites=REWRITES,
             before=BEFORE,
+            judges=JUDGES,
             after=AFTER,
         ),
         "old": Persona(
@@ -347,9 +348,7 @@ def persona(name: str, *, names: Names | None = None, port: int = 0, **options: 
     context = None if names is None else names.context(sorted(hosts.values()))
     with contextlib.ExitStack() as stack:
         servers = {
-            role: stack.enter_context(
-                run_in_thread(site, port=port if role == "registry" else 0, ssl_context=context)
-            )
+            role: stack.enter_context(run_in_thread(site, port=port if role == "registry" else 0, ssl_context=context))
             for role, site in provider.sites.items()
         }
         origins = {role: server.url for role, server in servers.items()}
