@@ -18,25 +18,14 @@ from typing import Literal, Protocol
 from urllib.parse import quote
 
 from .exchange import Reception, Site
-from .messages import (
-    Access,
-    Answer,
-    Content,
-    Headers,
-    Request,
-    Response,
-    digest_of,
-    error,
-    errors,
-    is_name,
-    is_tag,
-)
+from .messages import Access, Answer, Content, Headers, Request, Response, digest_of, error, errors, is_name, is_tag
 from .storage import (
     DOCKER_LIST,
     MANIFEST_LIMIT,
     OCI_INDEX,
     OCI_MANIFEST,
     Invalid,
+    Mislabelled,
     Repository,
     Stored,
     is_foreign,
@@ -125,14 +114,7 @@ class App(Uploads):
         self.repositories[repository].blobs[digest] = Content(data)
         return digest
 
-    def add_manifest(
-        self,
-        repository: str,
-        body: bytes,
-        media_type: str,
-        *tags: str,
-        digest: str | None = None,
-    ) -> str:
+    def add_manifest(self, repository: str, body: bytes, media_type: str, *tags: str, digest: str | None = None) -> str:
         """Hold a manifest, unverified, under its digest and any number of tags."""
         digest = digest or digest_of(body)
         try:
@@ -239,9 +221,7 @@ class App(Uploads):
             return []
         if request.kind == "catalog":
             return [Access("registry", "catalog", "*")]
-        actions = {"GET": ["pull"], "HEAD": ["pull"], "DELETE": ["delete"]}.get(
-            request.method, ["pull", "push"]
-        )
+        actions = {"GET": ["pull"], "HEAD": ["pull"], "DELETE": ["delete"]}.get(request.method, ["pull", "push"])
         needs = [Access("repository", request.repository, action) for action in actions]
         source = request.parameter("from")
         if request.kind == "upload_start" and request.parameter("mount") and source:
@@ -255,9 +235,7 @@ class App(Uploads):
 
     # Lists.
 
-    def _page(
-        self, request: Request, names: list[str], limit: int | None
-    ) -> tuple[list[str], Headers] | Response:
+    def _page(self, request: Request, names: list[str], limit: int | None) -> tuple[list[str], Headers] | Response:
         """Cut a sorted list by `n`, `last` and this registry's own limit; Link when something is left."""
         wanted = request.parameter("n")
         if wanted is not None and not (wanted.isascii() and wanted.isdigit()):
@@ -302,9 +280,7 @@ class App(Uploads):
                 more = [("last", found[-1]["digest"]), *([("artifactType", wanted)] if wanted else [])]
                 query = "&".join(f"{key}={quote(value, safe='')}" for key, value in more)
                 headers.append(("Link", f'<{request.path}?{query}>; rel="next"'))
-        return self._json(
-            {"schemaVersion": 2, "mediaType": OCI_INDEX, "manifests": found}, headers, OCI_INDEX
-        )
+        return self._json({"schemaVersion": 2, "mediaType": OCI_INDEX, "manifests": found}, headers, OCI_INDEX)
 
     @staticmethod
     def _json(document: object, headers: Headers, media_type: str = "application/json") -> Response:
@@ -362,9 +338,7 @@ class App(Uploads):
             limit=MANIFEST_LIMIT + 1,
         )
 
-    def _put_manifest_body(
-        self, request: Request, media_type: str, content: Content, received: int
-    ) -> Response:
+    def _put_manifest_body(self, request: Request, media_type: str, content: Content, received: int) -> Response:
         if received > MANIFEST_LIMIT:
             return self._wrong(request, 413, "MANIFEST_INVALID", "manifest above 4 MiB")
         body, by_digest = bytes(content), ":" in request.reference
@@ -373,6 +347,9 @@ class App(Uploads):
             return error(400, "DIGEST_INVALID", "provided digest did not match content", {"digest": digest})
         try:
             stored = read_manifest(body, media_type, digest, any_type=self.any_manifest_type)
+        except Mislabelled as problem:
+            # A client "MUST set the Content-Type header to the value specified by the mediaType field".
+            return self._wrong(request, 400, "MANIFEST_INVALID", f"manifest invalid: {problem}")
         except Invalid as problem:
             return error(400, "MANIFEST_INVALID", "manifest invalid", str(problem))
         # Nothing may appear, not even a repository's name, before everything was checked.

@@ -24,6 +24,7 @@ __all__ = [
     "OCI_INDEX",
     "OCI_MANIFEST",
     "Invalid",
+    "Mislabelled",
     "Repository",
     "Stored",
     "Upload",
@@ -43,6 +44,10 @@ MANIFEST_LIMIT = 4 << 20  # what distribution, c/image and ACR allow (protocol-f
 
 class Invalid(Exception):
     """A document that is not what its media type says."""
+
+
+class Mislabelled(Invalid):
+    """A document that says another media type than the one under which it was sent."""
 
 
 def is_foreign(media_type: str) -> bool:
@@ -118,7 +123,7 @@ def read_manifest(body: bytes, media_type: str, digest: str, *, any_type: bool =
     if not isinstance(document, dict):
         raise Invalid("not a JSON object")
     if "mediaType" in document and document["mediaType"] != media_type:
-        raise Invalid(f"mediaType is {document['mediaType']!r}, Content-Type is {media_type!r}")
+        raise Mislabelled(f"mediaType is {document['mediaType']!r}, Content-Type is {media_type!r}")
     if media_type not in INDEXES | IMAGES:
         if any_type:
             return Stored(media_type, body, digest, document)

@@ -113,24 +113,14 @@ def edited(image: Image, **fields: Any) -> bytes:
         pytest.param("PUT", "/v2/a/b/tags/list", 405, "UNSUPPORTED", id="put a list"),
         pytest.param("PATCH", "/v2/a/b/manifests/v1", 405, "UNSUPPORTED", id="patch a manifest"),
         pytest.param("POST", "/v2/a/b/blobs/uploads/x", 405, "UNSUPPORTED", id="post to a session"),
+        pytest.param("POST", "/v2/a/b/blobs/uploads/?mount=x&from=a/b", 400, "DIGEST_INVALID", id="mount what"),
+        pytest.param("POST", "/v2/a/b/blobs/uploads/?digest=x", 400, "DIGEST_INVALID", id="single post of what"),
         pytest.param(
-            "POST", "/v2/a/b/blobs/uploads/?mount=x&from=a/b", 400, "DIGEST_INVALID", id="mount what"
-        ),
-        pytest.param(
-            "POST", "/v2/a/b/blobs/uploads/?digest=x", 400, "DIGEST_INVALID", id="single post of what"
-        ),
-        pytest.param(
-            "POST",
-            f"/v2/a/b/blobs/uploads/?mount={NOWHERE}&from=A",
-            400,
-            "NAME_INVALID",
-            id="mount from where",
+            "POST", f"/v2/a/b/blobs/uploads/?mount={NOWHERE}&from=A", 400, "NAME_INVALID", id="mount from where"
         ),
     ],
 )
-def test_impossible_requests_are_refused_and_noted(
-    app: App, method: str, target: str, status: int, code: str
-) -> None:
+def test_impossible_requests_are_refused_and_noted(app: App, method: str, target: str, status: int, code: str) -> None:
     answer = refused(app.request(method, target), status, code)
     assert answer.header("Docker-Distribution-Api-Version") == "registry/2.0"
     assert len(app.journal.violations) == 1
@@ -315,6 +305,14 @@ def test_parameters_of_the_content_type_are_ignored(seed: Seed) -> None:
     stored = app.manifest("a/b", "v1")
     assert stored is not None
     assert stored.media_type == OCI_MANIFEST
+
+
+def test_a_manifest_under_another_type_than_it_says_is_refused_and_noted(seed: Seed) -> None:
+    app, image = App(require_blobs=False), seed.image()
+    refused(put_manifest(app, image, "v1", media_type=DOCKER_MANIFEST), 400, "MANIFEST_INVALID")
+    assert app.tags("a/b") == {}
+    with pytest.raises(AssertionError, match="mediaType is"):
+        app.journal.check()
 
 
 def test_a_manifest_without_content_type_is_refused_and_noted(app: App, seed: Seed) -> None:
@@ -587,9 +585,7 @@ def test_a_blob_is_uploaded_in_chunks(algorithm: str, ranges: bool, locations: A
         answer = app.request("PATCH", where, headers, chunk)
         assert (answer.status, answer.header("Range")) == (202, f"0-{start + 499}")
         assert not answer.header("OCI-Chunk-Min-Length")
-        assert answer.header("Location").startswith(
-            "/" if locations == "relative" else "http://registry.test/"
-        )
+        assert answer.header("Location").startswith("/" if locations == "relative" else "http://registry.test/")
         where = location(answer)
     status = app.request("GET", where)
     assert (status.status, status.header("Range")) == (204, "0-1999")
@@ -623,9 +619,7 @@ def test_bytes_that_do_not_have_the_digest_are_refused_and_the_session_ends(app:
         pytest.param([OCTETS, ("Content-Range", "4-7")], b"data", 416, "BLOB_UPLOAD_INVALID", id="gap"),
         pytest.param([OCTETS, ("Content-Range", "1-0")], b"", 416, "BLOB_UPLOAD_INVALID", id="backwards"),
         pytest.param([OCTETS, ("Content-Range", "0-9")], b"data", 400, "SIZE_INVALID", id="other length"),
-        pytest.param(
-            [OCTETS, ("Content-Range", "bytes 0-3/4")], b"data", 400, "BLOB_UPLOAD_INVALID", id="RFC form"
-        ),
+        pytest.param([OCTETS, ("Content-Range", "bytes 0-3/4")], b"data", 400, "BLOB_UPLOAD_INVALID", id="RFC form"),
         pytest.param([OCTETS, ("Content-Range", "0-3/4")], b"data", 400, "BLOB_UPLOAD_INVALID", id="total"),
         pytest.param(
             [OCTETS, ("Content-Range", "0-3"), ("Transfer-Encoding", "chunked")],
@@ -827,12 +821,7 @@ def test_the_journal_answers_what_happened(app: App, seed: Seed) -> None:
     app.request("HEAD", f"/v2/a/b/manifests/{image.top}", [TAKE])
     app.request("PUT", f"{begin(app, 'c/d')}&digest={digest_of(b'data')}", [OCTETS], b"data")
     journal = app.journal
-    assert journal.summary() == {
-        "GET manifest": 1,
-        "HEAD manifest": 1,
-        "POST upload_start": 1,
-        "PUT upload": 1,
-    }
+    assert journal.summary() == {"GET manifest": 1, "HEAD manifest": 1, "POST upload_start": 1, "PUT upload": 1}
     assert journal.count() == 4
     assert journal.count("GET") == journal.count("GET", "manifest", "a/b", 200, "v1") == 1
     assert journal.count(kind="manifest") == journal.count(repository="a/b") == 2
@@ -908,15 +897,7 @@ def test_layers_are_real_archives(seed: Seed) -> None:
         Seed(3).artifact(Seed(4).image()),
         Seed(3).index([], artifact_type="application/vnd.example"),
     ],
-    ids=[
-        "unknown fields",
-        "inline config",
-        "empty layers",
-        "attestations",
-        "nested",
-        "artifact",
-        "empty index",
-    ],
+    ids=["unknown fields", "inline config", "empty layers", "attestations", "nested", "artifact", "empty index"],
 )
 def test_every_shape_is_accepted_by_the_strict_registry(image: Image) -> None:
     with run_in_thread(App()) as server:
@@ -1002,11 +983,7 @@ def test_a_challenge_names_realm_service_and_scope(guarded: App) -> None:
         ("POST", "/v2/a/b/blobs/uploads/", "repository:a/b:pull,push"),
         ("DELETE", "/v2/a/b/manifests/v1", "repository:a/b:delete"),
         ("GET", "/v2/_catalog", "registry:catalog:*"),
-        (
-            "POST",
-            f"/v2/a/b/blobs/uploads/?mount={NOWHERE}&from=c",
-            "repository:a/b:pull,push repository:c:pull",
-        ),
+        ("POST", f"/v2/a/b/blobs/uploads/?mount={NOWHERE}&from=c", "repository:a/b:pull,push repository:c:pull"),
     ):
         said = guarded.request(method, target).header("WWW-Authenticate")
         assert said.partition("scope=")[2] == (f'"{scope}"' if scope else "")
@@ -1042,9 +1019,7 @@ def test_grants_are_the_intersection_of_what_is_asked_and_allowed(guarded: App) 
 
 
 @pytest.mark.parametrize("one_scope", [False, True])
-@pytest.mark.parametrize(
-    "form", ["scope={0}&scope={1}", "scope={0}%20{1}"], ids=["repeated", "one parameter"]
-)
+@pytest.mark.parametrize("form", ["scope={0}&scope={1}", "scope={0}%20{1}"], ids=["repeated", "one parameter"])
 def test_several_scopes_are_one_token(guarded: App, tokens: TokenService, one_scope: bool, form: str) -> None:
     tokens.one_scope = one_scope
     query = form.format("repository:a/b:pull", "repository:c/d:pull")
@@ -1054,9 +1029,7 @@ def test_several_scopes_are_one_token(guarded: App, tokens: TokenService, one_sc
     assert guarded.request("GET", "/v2/c/d/tags/list", header).status == expected
 
 
-def test_a_token_wider_than_the_request_is_403_where_scopes_are_exact(
-    guarded: App, tokens: TokenService
-) -> None:
+def test_a_token_wider_than_the_request_is_403_where_scopes_are_exact(guarded: App, tokens: TokenService) -> None:
     tokens.exact_scope = True
     wide = bearer(guarded, f"{PULL}&scope=repository:c/d:pull")
     refused(guarded.request("GET", "/v2/a/b/tags/list", wide), 403, "DENIED")
@@ -1093,16 +1066,10 @@ def test_wrong_credentials_get_no_token(guarded: App, tokens: TokenService) -> N
 
 @pytest.mark.parametrize(
     "query",
-    [
-        "scope=repository:a/b:pull",
-        "service=other&scope=repository:a/b:pull",
-        "service=registry.test&scope=a/b",
-    ],
+    ["scope=repository:a/b:pull", "service=other&scope=repository:a/b:pull", "service=registry.test&scope=a/b"],
     ids=["no service", "another service", "malformed scope"],
 )
-def test_malformed_token_requests_are_refused_and_noted(
-    guarded: App, tokens: TokenService, query: str
-) -> None:
+def test_malformed_token_requests_are_refused_and_noted(guarded: App, tokens: TokenService, query: str) -> None:
     refused(ask_token(guarded, query), 400, "UNSUPPORTED")
     assert tokens.journal.violations
     assert tokens.issued == []
@@ -1249,9 +1216,7 @@ def test_a_connection_is_kept_until_asked_otherwise(server: Server) -> None:
 
 def test_head_has_the_length_but_no_body(server: Server, app: App) -> None:
     digest = app.add_blob("a/b", b"0123456789")
-    said = talk(
-        server, f"HEAD /v2/a/b/blobs/{digest} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n".encode()
-    )
+    said = talk(server, f"HEAD /v2/a/b/blobs/{digest} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n".encode())
     assert b"\r\nContent-Length: 10\r\n" in said
     assert said.endswith(b"\r\n\r\n")
 
@@ -1270,9 +1235,7 @@ def test_a_tls_greeting_on_a_plain_port_is_counted(server: Server) -> None:
 
 def test_chunked_bodies_are_accepted(server: Server, app: App) -> None:
     where = begin(app)
-    head = (
-        f"PUT {where}&digest={digest_of(b'datadata')} HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n"
-    )
+    head = f"PUT {where}&digest={digest_of(b'datadata')} HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n"
     last = b"GET /v2/ HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
     said = talk(server, head.encode() + b"\r\n4\r\ndata\r\n4\r\ndata\r\n0\r\n\r\n" + last)
     assert said.startswith(b"HTTP/1.1 201 ")
@@ -1438,17 +1401,7 @@ def test_the_harness_imports_nothing_of_the_program_and_few_others() -> None:
 
 @pytest.mark.slow
 def test_serve_says_where_and_ends_at_a_signal() -> None:
-    command = [
-        sys.executable,
-        "-m",
-        "conformance",
-        "serve",
-        "--seed-images",
-        "--user",
-        "me:secret",
-        "--auth",
-        "basic",
-    ]
+    command = [sys.executable, "-m", "conformance", "serve", "--seed-images", "--user", "me:secret", "--auth", "basic"]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         said = process.stdout.readline()
