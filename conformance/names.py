@@ -109,9 +109,7 @@ class Names:
                 if method != "CONNECT" or known is None:
                     self.refused.append(f"{method} {target}")
                     status = "403 Forbidden" if method == "CONNECT" else "405 Method Not Allowed"
-                    await client.send(
-                        f"HTTP/1.1 {status}\r\nContent-Length: 0\r\nConnection: close\r\n\r\n".encode()
-                    )
+                    await client.send(f"HTTP/1.1 {status}\r\nContent-Length: 0\r\nConnection: close\r\n\r\n".encode())
                     return
                 self.tunnels.append(target)
                 async with await anyio.connect_tcp("127.0.0.1", known) as server:

@@ -105,9 +105,7 @@ class Rates:
 
     def remaining(self, cap: Cap, request: Request) -> int:
         """Return how many more such requests the cap has room for now."""
-        return min(
-            (cap.requests - len(taken) for _, taken in self._counts(request, cap)), default=cap.requests
-        )
+        return min((cap.requests - len(taken) for _, taken in self._counts(request, cap)), default=cap.requests)
 
     def _counts(self, request: Request, *only: Cap) -> Iterable[tuple[Cap, deque[float]]]:
         """Give the windows that a request falls into, without what has left them."""

@@ -99,9 +99,7 @@ def _scope_text(needs: Sequence[Access]) -> str:
 class BasicAuth:
     """An htpasswd registry: Basic on every request."""
 
-    def __init__(
-        self, users: Mapping[str, str], *, realm: str = "registry", anonymous_pull: bool = False
-    ) -> None:
+    def __init__(self, users: Mapping[str, str], *, realm: str = "registry", anonymous_pull: bool = False) -> None:
         self.users = dict(users)
         self.realm = realm
         self.anonymous_pull = anonymous_pull
@@ -298,9 +296,7 @@ class TokenService(Site):
             if found is None:
                 return self._bad(request, f"scope {scope!r} is malformed")
             for action in found[3].split(","):
-                actions = (
-                    ["pull", "push", "delete"] if action == "*" and found[1] == "repository" else [action]
-                )
+                actions = ["pull", "push", "delete"] if action == "*" and found[1] == "repository" else [action]
                 access.update(Access(found[1], found[2], single) for single in actions)
         access = {entry for entry in access if self.grants(user, entry)}
         self.issued.append(" ".join(wanted))
@@ -323,7 +319,5 @@ class TokenService(Site):
         seconds = self.lifetime if self.expires_in is None else self.expires_in
         claims = {"jti": f"{number}.{self._own}", "sub": user or "", "exp": int(self.wall() + seconds)}
         parts = ({"alg": "none", "typ": "JWT"}, claims)
-        encoded = [
-            base64.urlsafe_b64encode(json.dumps(part).encode()).rstrip(b"=").decode() for part in parts
-        ]
+        encoded = [base64.urlsafe_b64encode(json.dumps(part).encode()).rstrip(b"=").decode() for part in parts]
         return ".".join([*encoded, "c2lnbmF0dXJl"])

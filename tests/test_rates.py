@@ -54,28 +54,16 @@ def asked(method: str = "HEAD", path: str = "/v2/app/manifests/v1", headers: obj
         ("GET", f"/v2/app/blobs/{DIGEST}", (), ("blob_get",)),
         ("POST", "/v2/app/blobs/uploads/", NONE, ("upload_start",)),
         ("POST", f"/v2/app/blobs/uploads/?mount={DIGEST}&from=b", NONE, ("upload_start",)),
-        (
-            "POST",
-            f"/v2/app/blobs/uploads/?digest={DIGEST}",
-            BODY,
-            ("upload_start", "upload_body", "upload_finish"),
-        ),
+        ("POST", f"/v2/app/blobs/uploads/?digest={DIGEST}", BODY, ("upload_start", "upload_body", "upload_finish")),
         ("PATCH", SESSION, BODY, ("upload_body",)),
         ("PUT", f"{SESSION}&digest={DIGEST}", NONE, ("upload_finish",)),
         ("PUT", f"{SESSION}&digest={DIGEST}", BODY, ("upload_body", "upload_finish")),
-        (
-            "PUT",
-            f"{SESSION}&digest={DIGEST}",
-            [("Transfer-Encoding", "chunked")],
-            ("upload_body", "upload_finish"),
-        ),
+        ("PUT", f"{SESSION}&digest={DIGEST}", [("Transfer-Encoding", "chunked")], ("upload_body", "upload_finish")),
         ("GET", SESSION, (), ()),
         ("DELETE", SESSION, (), ()),
     ],
 )
-def test_each_request_counts_as_what_it_does(
-    method: str, path: str, headers: object, actions: tuple[str, ...]
-) -> None:
+def test_each_request_counts_as_what_it_does(method: str, path: str, headers: object, actions: tuple[str, ...]) -> None:
     assert actions_of(asked(method, path, headers)) == actions
     assert set(actions) <= ACTIONS
     assert not READS & WRITES
@@ -107,9 +95,7 @@ def test_the_second_slides_it_does_not_begin_anew(clock: Clock) -> None:
 
 
 @given(st.lists(st.floats(0, 0.7), max_size=60), st.integers(1, 6), st.sampled_from([0.5, 1.0, 3.0]))
-def test_never_more_than_the_cap_and_never_fewer_than_fit(
-    gaps: list[float], most: int, seconds: float
-) -> None:
+def test_never_more_than_the_cap_and_never_fewer_than_fit(gaps: list[float], most: int, seconds: float) -> None:
     clock = Clock()
     rates = Rates(Cap(most, seconds), now=clock)
     admitted: list[float] = []

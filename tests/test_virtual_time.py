@@ -200,8 +200,7 @@ async def test_a_storm_of_429s_is_outlived_and_nothing_is_lost(seed: Seed) -> No
     async with virtual() as world:
         source, target = world.registry("source.test"), world.registry("target.test")
         images = {
-            f"v{number}": await image_at(source, seed, tag=f"v{number}", sizes=(50_000, 70_000))
-            for number in range(12)
+            f"v{number}": await image_at(source, seed, tag=f"v{number}", sizes=(50_000, 70_000)) for number in range(12)
         }
         counts = {"asked": 0, "refused": 0}
 
@@ -294,14 +293,10 @@ async def test_a_stop_drains_for_25_seconds_and_no_longer(seed: Seed) -> None:
 
 
 @pytest.mark.parametrize("how", ["refused", "silent"])
-async def test_an_outage_of_ten_minutes_costs_one_run_and_the_next_moves_only_the_rest(
-    seed: Seed, how: Any
-) -> None:
+async def test_an_outage_of_ten_minutes_costs_one_run_and_the_next_moves_only_the_rest(seed: Seed, how: Any) -> None:
     async with virtual() as world:
         source, target = world.registry("source.test"), world.registry("target.test", up=Link(bandwidth=5000))
-        images = {
-            f"v{each}": await image_at(source, seed, tag=f"v{each}", sizes=(9000,)) for each in range(8)
-        }
+        images = {f"v{each}": await image_at(source, seed, tag=f"v{each}", sizes=(9000,)) for each in range(8)}
         ends = {"source": source, "t": {"url": target.url, "max_concurrent": 2}}
         mapping = {"from": "app", "tags": tags("*")}
 
@@ -316,9 +311,7 @@ async def test_an_outage_of_ten_minutes_costs_one_run_and_the_next_moves_only_th
             assert first.seconds < 600, "a run does not wait for a registry that is gone"
         assert first.status != 0
         there = set(target.app.tags("app"))
-        assert there == {
-            each["target"].rpartition(":")[2] for each in first.images if each["status"] == "synced"
-        }
+        assert there == {each["target"].rpartition(":")[2] for each in first.images if each["status"] == "synced"}
         assert 0 < len(there) < 8
         assert set(first.statuses()) == {"synced", "failed"}
         target.journal.clear()
@@ -354,9 +347,7 @@ async def test_a_retry_after_as_a_date_is_read_with_the_clock_of_the_world(seed:
         asked = times(target, lambda request: request.kind == "manifest" and request.method == "HEAD")
         at = formatdate(world.wall() + 45, usegmt=True)
         first = error(429, "TOOMANYREQUESTS", "later", headers=[("Retry-After", at)])
-        target.app.amend = lambda request, answer: (
-            first if request.kind == "manifest" and len(asked) == 1 else answer
-        )
+        target.app.amend = lambda request, answer: first if request.kind == "manifest" and len(asked) == 1 else answer
         ran = await world.copy(source, target)
         assert (ran.status, asked) == (0, [0.0, 45.0])
 
@@ -371,9 +362,7 @@ async def test_a_cap_in_any_second_is_kept_to_by_waiting(seed: Seed) -> None:
     async with virtual() as world:
         source, capped = world.registry("source.test"), Provider(row, now=anyio.current_time, wall=world.wall)
         target = world.listen(capped, "capped.test")
-        images = {
-            f"v{each}": await image_at(source, seed, tag=f"v{each}", sizes=(10 + each,)) for each in range(20)
-        }
+        images = {f"v{each}": await image_at(source, seed, tag=f"v{each}", sizes=(10 + each,)) for each in range(20)}
         ran = await world.sync({"source": source, "t": target}, {"from": "app", "tags": tags("*")})
         assert (ran.status, ran.statuses()) == (0, ["synced"] * 20)
         assert all(held(target, "app", image) for image in images.values())
@@ -388,9 +377,7 @@ async def test_a_cap_in_any_second_is_kept_to_by_waiting(seed: Seed) -> None:
 
 
 @pytest.mark.parametrize(("seconds", "asked", "took"), [(59, 1, 59), (61, 2, 60.25)])
-async def test_an_answer_may_be_late_up_to_its_time_out(
-    seed: Seed, seconds: float, asked: int, took: float
-) -> None:
+async def test_an_answer_may_be_late_up_to_its_time_out(seed: Seed, seconds: float, asked: int, took: float) -> None:
     async with virtual() as world:
         source, target = world.registry("source.test"), world.registry("target.test")
         image = await image_at(source, seed)
