@@ -98,8 +98,11 @@ _FLOW_PLAIN = r"[^\s\-?:,\[\]{}#&*!|>'\"%@`](?:[^\s#:,?\[\]{}]|:(?=[^\s,?\[\]{}]
 _KEY = r"([A-Za-z_][A-Za-z0-9_.-]{0,99}):(?= |$)"
 _SCALAR = r"|\"([^\"\\]*)\"|'([^']*)'"
 # Indentation, dashes, a key, what stands there, a comment.
-_LINE = rf"( *)((?:- +)*)(?:{_KEY})? *(?:({_PLAIN}){_SCALAR}|([\[{{].*))? *(?:(?<![^ ])#.*)?$"
-_FLOW_ITEM = rf" *(?:{_KEY})? *(?:({_FLOW_PLAIN}){_SCALAR}|(?=([\[{{])))"
+# A pattern remembers hundreds of bytes for each word that it may have to give back.
+_LONGEST_LINE = 10_000
+# Blanks are always taken whole, so that no line can be split in more than one way.
+_LINE = rf"( *)(?! )((?:- +(?! ))*)(?:{_KEY})? *(?! )(?:({_PLAIN}){_SCALAR}|([\[{{].*))? *(?! )(?:(?<![^ ])#.*)?$"
+_FLOW_ITEM = rf" *(?! )(?:{_KEY})? *(?! )(?:({_FLOW_PLAIN}){_SCALAR}|(?=([\[{{])))"
 _COMMA = r" *(?:,|(?=[\]}]))"
 
 
@@ -137,7 +140,7 @@ class _Ordinary:
         return self.open[0][1].value[0]  # type: ignore[no-any-return]
 
     def line(self, line: str, number: int) -> None:
-        match = re.match(_LINE, line)
+        match = re.match(_LINE, line) if len(line) < _LONGEST_LINE else None
         if match is None:
             raise _Unusual
         _, dashes, key, *scalar, flow = match.groups()
@@ -193,7 +196,9 @@ class _Ordinary:
         place += 1
         while not (end := re.compile(r" *([\]}])").match(line, place)):
             match = re.compile(_FLOW_ITEM).match(line, place)
-            if match is None or (match[1] is not None) != section or match[1] in node.value or depth > 8:
+            if match is None or (match[1] is not None) != section or depth > 8:
+                raise _Unusual
+            if section and match[1] in node.value:
                 raise _Unusual
             place = match.end()
             if match[5]:

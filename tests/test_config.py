@@ -26,9 +26,7 @@ registries:
 """
 
 
-def read(
-    text: str | bytes, environ: Mapping[str, str] | None = None, base_dir: str | None = "/etc/rs"
-) -> Config:
+def read(text: str | bytes, environ: Mapping[str, str] | None = None, base_dir: str | None = "/etc/rs") -> Config:
     body = text.encode() if isinstance(text, str) else text
     return load(body, name="c.yaml", environ=environ or {}, base_dir=base_dir, home="/home/me")
 
@@ -122,9 +120,7 @@ def test_global_settings_are_read() -> None:
     assert found.staging_size_limit == 1_500_000_000
 
 
-@pytest.mark.parametrize(
-    ("written", "absolute"), [("/var/x", "/var/x"), ("~/x", "/home/me/x"), ("x/y", "/etc/rs/x/y")]
-)
+@pytest.mark.parametrize(("written", "absolute"), [("/var/x", "/var/x"), ("~/x", "/home/me/x"), ("x/y", "/etc/rs/x/y")])
 def test_paths_are_relative_to_the_file(written: str, absolute: str) -> None:
     assert read(f"mappings: []\nglobal: {{cache_dir: {written}}}").cache_dir == absolute
     assert registry(f"url: a.example, ca_file: {written}").ca_file == absolute
@@ -238,19 +234,14 @@ def test_a_wrong_expansion_is_placed_and_named(text: str, remedy: str) -> None:
 
 def test_expansion_never_changes_the_structure() -> None:
     environ = {"TRICK": "x\n  evil: true", "GLOB": "a, b", "KEY": "url"}
-    assert "control character" in registry_problem(
-        "url: a.example, cloud_profile: '${TRICK}', auth_type: ecr", environ
-    )
+    assert "control character" in registry_problem("url: a.example, cloud_profile: '${TRICK}', auth_type: ecr", environ)
     assert (
         "never be a tag"
         in problems(
-            f"{REGISTRIES}mappings: [{{from: a, source: one, targets: two, tags: {{glob: '${{GLOB}}'}}}}]",
-            environ,
+            f"{REGISTRIES}mappings: [{{from: a, source: one, targets: two, tags: {{glob: '${{GLOB}}'}}}}]", environ
         )[0]
     )
-    assert any(
-        "unknown key" in found for found in problems("registries: {r: {'${KEY}': a}}\nmappings: []", environ)
-    )
+    assert any("unknown key" in found for found in problems("registries: {r: {'${KEY}': a}}\nmappings: []", environ))
 
 
 def test_a_scalar_that_is_one_variable_may_be_a_number_or_truth_value() -> None:
@@ -363,10 +354,7 @@ REGISTRY_PROBLEMS = [
     ('url: a.example, auth_type: static_token, token: "abc\\n"', "line break"),
     ("url: a.example, auth_type: static_token, token: a b", "blank"),
     ("url: a.example, cloud_profile: p", "cloud_profile: goes with `auth_type: ecr` only"),
-    (
-        "url: 123456789012.dkr.ecr.eu-west-1.amazonaws.com, aws_profile: p",
-        "aws_profile: goes with `auth_type: ecr`",
-    ),
+    ("url: 123456789012.dkr.ecr.eu-west-1.amazonaws.com, aws_profile: p", "aws_profile: goes with `auth_type: ecr`"),
     ("url: a.example, auth_type: ecr, cloud_profile: p, aws_profile: p", "the same field as `cloud_profile`"),
     ("url: a.example, max_concurrent: 0", "max_concurrent: a whole number from 1"),
     ("url: a.example, client_key: k", "client_key: needs `client_cert`"),
@@ -422,10 +410,7 @@ ROUTES = [
     ("{from: a, source: one, targets: []}", "targets: an empty list"),
     ("{from: a, source: one, targets: none}", "no registry or group is named 'none'"),
     ("{from: a, source: one, targets: both}", "'both' is both a group and a registry"),
-    (
-        "{from: a, source: one, targets: [group]}",
-        "targets[0]: 'group' is a group, which stands alone",
-    ),
+    ("{from: a, source: one, targets: [group]}", "targets[0]: 'group' is a group, which stands alone"),
     ("{from: a, source: one, targets: one}", "the same repository of one.example"),
     ("{from: a, to: a, source: one, targets: group}", "the same repository of one.example"),
     ("{from: a, source: one, targets: alike}", "the same repository of one.example"),
@@ -499,9 +484,7 @@ def test_credentials_over_plain_http_warn() -> None:
 
 def doubts(text: str, environ: Mapping[str, str] | None = None) -> list[str]:
     """Return the warnings of `validate`, without the file's name."""
-    found = load(
-        text.encode(), name="c.yaml", environ=environ or {}, base_dir="/etc/rs", home="/home/me", lint=True
-    )
+    found = load(text.encode(), name="c.yaml", environ=environ or {}, base_dir="/etc/rs", home="/home/me", lint=True)
     return [warning.removeprefix("c.yaml:") for warning in found.warnings]
 
 
@@ -626,10 +609,7 @@ def test_a_mapping_that_may_copy_something_is_not(first: str, second: str) -> No
 
 
 def test_a_mapping_is_shadowed_target_by_target_and_under_every_name_of_a_repository() -> None:
-    text = (
-        REGISTRIES
-        + "  again: {url: 'https://TWO.example:5000'}\n  index: {url: index.docker.io}\nmappings:\n"
-    )
+    text = REGISTRIES + "  again: {url: 'https://TWO.example:5000'}\n  index: {url: index.docker.io}\nmappings:\n"
     routes = [
         "{from: alpine, to: a, source: hub, targets: [two]}",
         "{from: alpine, to: a, source: hub, targets: [one]}",
@@ -703,9 +683,7 @@ def test_lint_is_for_validate_alone_and_in_the_order_of_the_file() -> None:
 
 def test_lint_of_thousands_of_mappings_of_one_repository_stays_linear() -> None:
     # Each mapping is compared with 50 others at most: 3,000 need no 4,500,000 looks.
-    entries = "".join(
-        f"- {{from: a, source: one, targets: two, tags: {{glob: 't{i}-*'}}}}\n" for i in range(3000)
-    )
+    entries = "".join(f"- {{from: a, source: one, targets: two, tags: {{glob: 't{i}-*'}}}}\n" for i in range(3000))
     assert not doubts(f"{REGISTRIES}mappings:\n{entries}")
 
 
@@ -854,7 +832,7 @@ UNUSUAL = [
     "? a\n: b", "'a': b", "a: [b,\n  c]", "a: [b: c]", "a:\tb", "a: 1\r\n", "a: 1\n---\nb: 1", "a: 1\na: 2",
     "a: {b: 1, b: 2}", "a", "- a\nb: 1", "a: 1\n  b: 1", "a: b: c", "a: [b]c", "a: 'b'c", "a: {b}", "[a]", "",
     "# c", "---", "%YAML 1.1\n---\na: 1", "a: -1", "a: " + "[" * 40, "a: @b", "a: b\u2028c", "a: [b#, c]",
-    "\n".join("  " * n + f"k{n}:" for n in range(40)),
+    "\n".join("  " * n + f"k{n}:" for n in range(40)), "a: " + "b" * 10_000, "a: [" * 12 + "]" * 12,
 ]  # fmt: skip
 
 
@@ -1035,9 +1013,7 @@ SCALARS = st.one_of(
     st.integers(-1, 10**12),
     st.floats(),
     st.dates(),
-    st.sampled_from(
-        ["a", "b", "*", "1.2", "basic", "ecr", "a.example", "${A}", "${", "linux/amd64", "12h", "", "="]
-    ),
+    st.sampled_from(["a", "b", "*", "1.2", "basic", "ecr", "a.example", "${A}", "${", "linux/amd64", "12h", "", "="]),
     st.text(max_size=8),
     st.binary(max_size=3),
 )

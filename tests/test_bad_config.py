@@ -1,0 +1,271 @@
+"""Configurations that are wrong, hostile or unreadable: exit status 3, every problem placed, nothing attempted."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from _regsync import cli, config
+from _regsync.errors import ConfigError
+from _regsync.fields import SECTIONS, Field
+from conformance.server import Server
+from tests.ends import Ran, run_regsync, serve, source, target
+
+__all__ = ["serve", "source", "target"]
+
+PROBLEM = "error: CONFIG_ERROR: "
+ROUTE = "registries: {a: {url: a.example}, b: {url: b.example}}\nmappings:\n- {from: x, source: a, targets: b"
+
+
+def refused(ran: Ran) -> list[str]:
+    """Return the lines of a refusal, without what every one begins with."""
+    assert ran.status == 3
+    assert ran.out == ""
+    lines = ran.err.splitlines()
+    assert lines
+    assert all(line.startswith((PROBLEM, "hint: ")) and line.isprintable() for line in lines)
+    return [line.removeprefix(PROBLEM) for line in lines if line.startswith(PROBLEM)]
+
+
+def told(text: str | bytes, environ: dict[str, str] | None = None) -> list[str]:
+    body = text.encode() if isinstance(text, str) else text
+    with pytest.raises(ConfigError) as caught:
+        config.load(body, name="c", environ=environ or {}, base_dir="/etc", home=None)
+    return [str(problem) for problem in caught.value.problems]
+
+
+# --- nothing is attempted ------------------------------------------------------------------------
+
+COMMANDS = [
+    ("validate", "-"),
+    ("expand", "-"),
+    ("sync", "-c", "-"),
+    ("sync", "--json", "-c", "-"),
+    ("copy", "-c", "-", "{source}/x:1", "{target}/x:1"),
+    ("tags", "-c", "-", "{source}/x"),
+]
+
+
+@pytest.mark.parametrize("words", COMMANDS, ids=lambda words: " ".join(words[:2]))
+def test_one_problem_keeps_every_command_from_the_network(
+    words: tuple[str, ...], source: Server, target: Server
+) -> None:
+    registries = {"a": {"url": source.url}, "b": {"url": target.url}}
+    mappings = [{"from": "x", "source": "a", "targets": ["b"], "tags": {"glob": ["1"]}}, {"form": "y"}]
+    hosts = {"source": source.url.partition("//")[2], "target": target.url.partition("//")[2]}
+    ran = run_regsync(
+        *(word.format(**hosts) for word in words), stdin=json.dumps({"registries": registries, "mappings": mappings})
+    )
+    assert ran.status == 3
+    assert "standard input:1:" in ran.err + ran.out
+    assert "unknown key: did you mean 'from'?" in ran.err + ran.out
+    assert "Traceback" not in ran.err + ran.out
+    assert not source.journal.entries
+    assert not target.journal.entries
+
+
+# --- files ---------------------------------------------------------------------------------------
+
+
+def file_problem(path: str) -> str:
+    for words in (("validate", path), ("expand", path), ("sync", "-c", path)):
+        (line,) = refused(run_regsync(*words))
+    return line
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    assert "nothing.yaml cannot be read: No such file" in file_problem(str(tmp_path / "nothing.yaml"))
+    assert "cannot be read: Is a directory" in file_problem(str(tmp_path))
+    (tmp_path / "file").touch()
+    assert "cannot be read: Not a directory" in file_problem(str(tmp_path / "file" / "c.yaml"))
+    os.symlink("loop", tmp_path / "loop")
+    assert "cannot be read: " in file_problem(str(tmp_path / "loop"))
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="root reads everything")
+def test_a_file_without_permission_is_named(tmp_path: Path) -> None:
+    (tmp_path / "c.yaml").touch(mode=0)
+    assert "cannot be read: Permission denied" in file_problem(str(tmp_path / "c.yaml"))
+
+
+def test_a_name_with_line_breaks_makes_no_second_line(tmp_path: Path) -> None:
+    path = tmp_path / "a\n\x1b[31merror: b.yaml"
+    path.write_text("mappings: {}")
+    assert "\x1b" not in file_problem(str(path))
+
+
+def test_an_endless_file_is_not_read_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cli, "_LARGEST_CONFIG", 1000)
+    (line,) = refused(run_regsync("validate", "-", stdin=b"#" * 1001))
+    assert "is larger than 1000 bytes" in line
+
+
+# --- hostile YAML --------------------------------------------------------------------------------
+
+SIZE = 100_000
+HOSTILE = {
+    "blanks": " " * SIZE + "!",
+    "dashes": "- " * SIZE + "!",
+    "blanks in a value": "k: b" + " " * SIZE + "~!:",
+    "words": "k: " + "a " * SIZE + "#x: ",
+    "colons": "k: " + ":a" * SIZE + ": ",
+    "an open list": "k: [" + " " * SIZE + "!",
+    "an open list of words": "k: [" + "a " * SIZE + "!",
+    "lists in lists": "k: " + "[" * SIZE,
+    "lists in lists in lines": "k:\n" + "".join(" " * depth + "-\n" for depth in range(200)),
+    "mappings in mappings": "".join(" " * depth + "a:\n" for depth in range(200)),
+    "mappings in braces": "k: " + "{a: " * SIZE,
+    "quotes": "k: " + "'a'" * SIZE,
+    "a quote that stays open": 'k: "' + "a" * SIZE,
+    "comments": "k: a" + " #" * SIZE,
+    "nothing but lines": "\n" * SIZE,
+    "a key of some size": "k" * SIZE + ": 1",
+    "a variable that stays open": "mappings: '" + "${" * SIZE + "'",
+    "stars": ROUTE + ", tags: {glob: '" + "*a" * SIZE + "['}}",
+    "braces": ROUTE + ", tags: {glob: '" + "{" * SIZE + "'}}",
+    "a long range": ROUTE + ", tags: {semver: '" + ">1," * SIZE + "'}}",
+    "a long platform": ROUTE + ", platforms: [" + "a/" * SIZE + "]}",
+    "a long duration": "mappings: []\nglobal: {cache_ttl: " + "1h" * SIZE + "x}",
+    "a long size": "mappings: []\nglobal: {staging_size_limit: " + "1" * SIZE + "}",
+    "a long number": "mappings: []\nglobal: {max_concurrent_transfers: " + "1" * SIZE + "}",
+    "a long address": "mappings: []\nregistries: {a: {url: " + "a." * SIZE + "}}",
+    "a long repository": ROUTE.replace("from: x", "from: " + "a/" * SIZE) + "}",
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_hostile_text_is_refused_in_linear_work_and_few_words(name: str) -> None:
+    found = told(HOSTILE[name])
+    assert found
+    assert all(len(line) < 800 for line in found)
+
+
+def test_five_megabytes_are_read() -> None:
+    # 5 MB with a comment as long as they are, and one mapping at the end.
+    text = "registries: {a: {url: a.example}, b: {url: b.example}}\n" + ("#" * 999 + "\n") * 5000
+    found = config.load(
+        f"{text}mappings:\n- {{from: x, source: a, targets: b}}\n".encode(),
+        name="c", environ={}, base_dir=None, home=None,
+    )  # fmt: skip
+    assert len(found.mappings) == 1
+
+
+ENCODINGS = {
+    "utf-16": ("mappings: []".encode("utf-16"), "c:1:1: not UTF-8: save the file as UTF-8"),
+    "latin-1": ("mappings: []\nx: ä".encode("latin-1"), "c:2:4: not UTF-8"),
+    "half a character": ("mappings: []\n# €".encode()[:-1], "c:2:3: not UTF-8"),
+    "surrogate": ("mappings: \ud800".encode("utf-8", "surrogatepass"), "c:1:11: not UTF-8"),
+    "nul": (b"mappings: \x00", "c:1:11: control character U+0000"),
+    "escape": (b"mappings: \x1b[31m", "c:1:11: control character U+001B"),
+    "tab": (b"mappings:\n\t- from: a", "c:2:1: malformed YAML: a tab cannot stand here: indent with spaces"),
+    "tab after a dash": (b"mappings:\n-\tfrom: a", "c:2:2: malformed YAML: a tab cannot stand here"),
+}
+
+
+@pytest.mark.parametrize("name", ENCODINGS)
+def test_encodings(name: str) -> None:
+    body, message = ENCODINGS[name]
+    assert message in told(body)[0]
+
+
+# --- wrong types everywhere ------------------------------------------------------------------------
+
+VALUES: dict[str, tuple[Any, str]] = {
+    "whole number": (7, "a whole number"),
+    "decimal number": (1.2, "a decimal number"),
+    "truth value": (True, "a truth value"),
+    "text": ("no such thing", "text"),
+    "list": ([["x"]], "a list"),
+    "mapping": ({"x": 1}, "a mapping"),
+}
+TAKES: dict[str, set[str]] = {
+    "flag": {"truth value"},
+    "count": {"whole number"},
+    "amount": {"text", "whole number", "decimal number"},
+    "section": {"mapping"},
+    "list": {"list"},
+    "names": {"mapping"},
+    "texts": {"list"},
+    "one_or_texts": {"text", "list"},
+    "targets": {"text", "list"},
+}
+FIELDS = [
+    pytest.param(section, row, value, id=f"{section}.{row.name}-{value}")
+    for section, rows in SECTIONS.items()
+    for row in rows
+    for value in VALUES
+    if value not in TAKES.get(row.type, {"text"})
+]
+
+
+def with_field(section: str, row: Field, value: Any) -> Any:
+    """Return a document in which all is right but one field of one section."""
+    route = {"from": "x", "source": "a", "targets": ["b"]}
+    wrong = {row.name: value}
+    registry: dict[str, Any] = {"url": "c.example"}
+    if section == "registry":
+        registry.update(wrong)
+    if section == "credentials":
+        registry.update(auth_type="basic", credentials={"username": "u", "password": "p", **wrong})
+    whole: dict[str, Any] = {
+        "registries": {"a": {"url": "a.example"}, "b": {"url": "b.example"}, "c": registry},
+        "mappings": [{**route, **(wrong if section == "mapping" else {})}],
+    }
+    if section in ("tags", "artifacts"):
+        whole["mappings"][0][section] = wrong
+    if section in ("defaults", "global"):
+        whole[section] = wrong
+    return {**whole, **(wrong if section == "config" else {})}
+
+
+@pytest.mark.parametrize(("section", "row", "value"), FIELDS)
+def test_a_wrong_type_is_named_at_its_place_with_what_is_needed(section: str, row: Field, value: str) -> None:
+    given, kind = VALUES[value]
+    found = [
+        line
+        for line in told(yaml.safe_dump(with_field(section, row, given)))
+        if f" {row.name}: " in line.replace(".", " ")
+    ]
+    assert any(f" is needed, not {kind}" in line for line in found), found
+    if row.secret:
+        assert "7" not in found[0].partition(": ")[2]
+
+
+# --- values ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("value", ["a\nb", "a\r", "\x1b[0m", "a\u2028b", "\x00"], ids=ascii)
+def test_a_value_with_a_line_break_is_refused_in_every_field(value: str) -> None:
+    for section, rows in SECTIONS.items():
+        for row in rows:
+            if row.type in ("text", "path", "alias", "amount"):
+                text = json.dumps(with_field(section, row, "${V}"))
+                found = [line for line in told(text, {"V": value}) if row.name in line]
+                assert any("has a line break or another control character: remove it" in line for line in found)
+
+
+def test_an_unset_variable_is_told_in_every_field_at_once() -> None:
+    text = json.dumps(with_field("registry", SECTIONS["registry"][0], "${HOST}")).replace('"x"', '"${PATH_}"')
+    found = told(text)
+    assert [line.split(": ", 2)[1] for line in found] == ["registries.c.url", "mappings[0].from"]
+    assert all("is not set: set it, or give a default" in line for line in found)
+
+
+def test_no_message_repeats_a_secret() -> None:
+    text = """\
+registries:
+  a: {url: "https://u:S3CRET@a.example"}
+  b: {url: b.example, auth_type: static_token, token: "S3CRET S3CRET"}
+  c: {url: c.example, proxy: "socks5://u:S3CRET@h"}
+  d: {url: d.example, auth_type: basic, credentials: {username: "u:v", password: "S3CRET\\n"}}
+  e: {url: "${URL}", proxy: "${URL}"}
+mappings: []
+"""
+    found = told(text, {"URL": "http://u:S3CRET@e.example/path"})
+    assert len(found) >= 6
+    assert "S3CRET" not in "".join(found)
