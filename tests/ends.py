@@ -159,7 +159,7 @@ class Virtual:
         return self.listen(App(**options), name, up=up, down=down)
 
     def listen(self, site: Site, name: str, **where: Any) -> Place:
-        """Let a Site listen (see Network.listen); at the end of the test its journal is checked."""
+        """Let a Site listen (see Network.listen); at the end of the test its journal and faults are checked."""
         place = self.network.listen(site, name, **where)
         self._places.append(place)
         return place
@@ -174,6 +174,7 @@ class Virtual:
     def check(self) -> None:
         for place in self._places:
             place.journal.check()
+            place.app.faults.check()
 
     @staticmethod
     def wall() -> float:
@@ -345,7 +346,8 @@ def audited(request: pytest.FixtureRequest) -> None:
 def serve() -> Iterator[Start]:
     """Return a function that starts a registry (its arguments are App's) or serves the Site it is given.
 
-    At the end of the test every one is asked whether the program sent what no correct client sends.
+    At the end of the test every one is asked whether the program sent what no correct client sends, and
+    whether the faults that the test wanted took place.
     """
     running: list[Server] = []
     with contextlib.ExitStack() as stack:
@@ -361,6 +363,7 @@ def serve() -> Iterator[Start]:
         yield start
     for server in running:
         server.journal.check()
+        server.app.faults.check()
 
 
 @pytest.fixture
