@@ -60,12 +60,9 @@ def compose(text: bytes, note: Callable[[Node, str, str], None]) -> Node | None:
     except UnicodeDecodeError as error:
         raise _after(error.object[: error.start].decode(), "not UTF-8: save the file as UTF-8") from None
     try:
-        loader: Any = yaml.SafeLoader(decoded)
+        loader: Any = yaml.SafeLoader(decoded)  # looks for control characters
         if root := _Ordinary(yaml.SafeLoader.yaml_implicit_resolvers).read(decoded):
             return root
-        # PyYAML asks ten times a token, and where no key can begin no more are needed: a sixth of all time.
-        more = loader.need_more_tokens
-        loader.need_more_tokens = lambda: not (loader.tokens and not loader.possible_simple_keys) and more()
         return _Composer(loader, yaml, note).document()
     except yaml.reader.ReaderError as error:
         message = f"control character U+{error.character:04X}: remove it"
@@ -262,8 +259,7 @@ class _Composer:
         value: Any
         if isinstance(event, self.yaml.ScalarEvent):
             tag, value = "str", event.value
-            # Only texts with such a first character can be anything else: spares most of the look-ups.
-            if event.implicit[0] and value[:1] in self.loader.yaml_implicit_resolvers:
+            if event.implicit[0]:
                 tag = self.loader.resolve(self.yaml.ScalarNode, value, event.implicit)
                 # PyYAML has a tag of its own for a plain "=".
                 tag = tag.removeprefix(_TAG_PREFIX).replace("value", "str")

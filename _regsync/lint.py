@@ -27,15 +27,18 @@ _MOVING = (
 _MOST_COMPARED = 50
 
 
-def of_tags(rule: TagRule) -> Iterator[tuple[str, str]]:
-    """Give the fields of a valid rule that are to be doubted, and why, with the remedy."""
+# Large configurations repeat a few rules.
+@lru_cache(256)
+def of_tags(rule: TagRule) -> tuple[tuple[str, str], ...]:
+    """Return the fields of a valid rule that are to be doubted, and why, with the remedy."""
+    return tuple(_doubts(rule))
+
+
+def _doubts(rule: TagRule) -> Iterator[tuple[str, str]]:
     immutable = rule.immutable_tags or ""
     for field, patterns in (("glob", rule.glob), ("exclude", rule.exclude), ("immutable_tags", [immutable])):
         for pattern in filter(_matches_nothing, patterns):
-            yield (
-                field,
-                f"{pattern!r} matches no tag: tags are letters, digits, _ . - and begin with no . or -",
-            )
+            yield (field, f"{pattern!r} matches no tag: tags are letters, digits, _ . - and begin with no . or -")
     literals = [tag for pattern in rule.glob if (tag := check_glob(pattern)) is not None]
     if literals and (rule.exclude or rule.chooses_versions):
         for tag, reason in select(literals, rule._replace(latest=None, min_tags=None)).dropped.items():
@@ -66,9 +69,7 @@ def _extent(text: str) -> tuple[bool, bool]:
     # Where anything is admitted, then something at a bound or right after it.
     bounds = {bound for one in found.sets for each in one for bound in (each.low, each.high)}
     releases = {(major, minor, patch + more) for (major, minor, patch), *_ in bounds for more in (0, 1)}
-    near = {bound for bound in bounds if bound.is_prerelease} | {
-        Version(each) for each in releases | {(0, 0, 0)}
-    }
+    near = {bound for bound in bounds if bound.is_prerelease} | {Version(each) for each in releases | {(0, 0, 0)}}
     empty = not any(found.admits(version, "include") for version in near)
     return empty, found.admits(Version((10**9, 0, 0)))
 
