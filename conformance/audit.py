@@ -17,25 +17,25 @@ from . import audit_discipline, audit_protocol, audit_safety
 from .evidence import RULES, Act, Class, Finding, Run
 from .exchange import Site
 
-__all__ = ["MISTAKES", "Act", "Class", "Finding", "audit", "latest", "report"]
+__all__ = ["KINDS", "MISTAKES", "Act", "Class", "Finding", "audit", "latest", "report"]
 
 _MODULES = (audit_protocol, audit_safety, audit_discipline)  # importing them fills the table
 
+KINDS: tuple[Class, ...] = ("protocol", "safety", "discipline")
 MISTAKES: Mapping[str, str] = {name: rule.text for name, rule in RULES.items()}
 
 
 def latest(sites: Mapping[str, Site]) -> int:
     """Return how far the order of all exchanges has come; `since` takes it for what follows."""
     return max(
-        (max(entry.begun, entry.ended or 0) for site in sites.values() for entry in site.journal.entries),
-        default=0,
+        (max(entry.begun, entry.ended or 0) for site in sites.values() for entry in site.journal.entries), default=0
     )
 
 
 def audit(
     sites: Mapping[str, Site],
     *,
-    kinds: Collection[Class] = ("protocol", "safety", "discipline"),
+    kinds: Collection[Class] = KINDS,
     since: int = 0,
     excused: Collection[str] = (),
     readonly: Collection[str] = (),

@@ -90,9 +90,7 @@ def tag_asked_twice(run: Run) -> Iterator[tuple[Act, ...]]:
 @rule("discipline", "a manifest is fetched again whose bytes are known")
 def manifest_fetched_twice(run: Run) -> Iterator[tuple[Act, ...]]:
     fetched = [act for act in run.select("GET", "manifest") if act.is_success]
-    known = grouped(
-        fetched, lambda act: (*act.repository, act.entry.response_headers.get("docker-content-digest", ""))
-    )
+    known = grouped(fetched, lambda act: (*act.repository, act.entry.response_headers.get("docker-content-digest", "")))
     for acts in known.values():
         again = [act for act in acts[1:] if ":" in act.entry.reference]
         if again and len(again) > run.excuses(again[0].digest, again[-1]):
@@ -106,9 +104,7 @@ def own_manifest_asked(run: Run) -> Iterator[tuple[Act, ...]]:
         known = [
             put
             for put in puts
-            if put.repository == act.repository
-            and put.entry.reference == act.entry.reference
-            and run.knew(put, act)
+            if put.repository == act.repository and put.entry.reference == act.entry.reference and run.knew(put, act)
         ]
         if known:
             yield known[-1], act
@@ -119,11 +115,7 @@ def manifest_put_twice(run: Run) -> Iterator[tuple[Act, ...]]:
     puts = [act for act in run.select("PUT", "manifest") if act.is_success]
     named = grouped(
         puts,
-        lambda act: (
-            *act.repository,
-            act.entry.reference,
-            act.entry.response_headers.get("docker-content-digest"),
-        ),
+        lambda act: (*act.repository, act.entry.reference, act.entry.response_headers.get("docker-content-digest")),
     )
     yield from run.repeated(named)
 
@@ -180,8 +172,7 @@ def blob_pulled_twice(run: Run) -> Iterator[tuple[Act, ...]]:
         digest = acts[0].digest
         # A registry that does not mount is sent it once for each repository.
         hosts = grouped(
-            (act for act in run.about[digest] if act.is_write and act.entry.kind == "upload"),
-            lambda act: act.place,
+            (act for act in run.about[digest] if act.is_write and act.entry.query.get("digest")), lambda act: act.place
         )
         served = max((len({act.repository for act in sent}) for sent in hosts.values()), default=1)
         if len(acts) > served + run.excuses(digest, acts[-1]):
@@ -320,10 +311,7 @@ def upload_without_mount(run: Run) -> Iterator[tuple[Act, ...]]:
                 for (place, name, manifest), commit in run.commits.items()
                 if (place, name) == repository
                 and run.knew(commit, act)
-                and any(
-                    part["digest"] == digest
-                    for part in run.repositories(place)[name].manifests[manifest].blobs
-                )
+                and any(part["digest"] == digest for part in run.repositories(place)[name].manifests[manifest].blobs)
             ]
             if repository[0] == act.place and commits:
                 yield commits[0], act
@@ -337,8 +325,7 @@ def upload_without_mount(run: Run) -> Iterator[tuple[Act, ...]]:
 def token_twice(run: Run) -> Iterator[tuple[Act, ...]]:
     tokens = [act for act in run.select(kind="token") if act.is_success]
     for acts in grouped(
-        tokens,
-        lambda act: (act.place, act.entry.authorization, *sorted(" ".join(parameters(act, "scope")).split())),
+        tokens, lambda act: (act.place, act.entry.authorization, *sorted(" ".join(parameters(act, "scope")).split()))
     ).values():
         for one, other in pairwise(acts):
             if not parameters(one, "scope"):
