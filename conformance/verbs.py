@@ -52,9 +52,10 @@ _TURNS = 10  # a throttled body moves so many times a second
 # Answers instead of the registry's.
 
 
-@dataclass
 class _Answering(Effect):
     """`at` request: nothing is carried out; at answer: everything is, and this is said about it."""
+
+    at: At = "request"
 
     @property
     def ends(self) -> bool:
@@ -64,7 +65,7 @@ class _Answering(Effect):
         raise NotImplementedError
 
     def _is_at(self, place: str) -> bool:
-        return getattr(self, "at", "request") == place
+        return self.at == place
 
     async def asked(self, request: Request) -> Answer | None:
         if not self._is_at("request"):
@@ -226,7 +227,6 @@ class Raw(_Answering):
 # Waits and ends, at a place of the exchange.
 
 
-@dataclass
 class _Placed(Effect):
     """`after`: so many bytes of a body, the request's for POST, PUT and PATCH, unless `of` says which.
 
@@ -234,30 +234,30 @@ class _Placed(Effect):
     in the middle of the answer's head.
     """
 
+    after: int | None
+    of: Side | None
+    at: At
+    every: int | None = None
+
     async def strike(self) -> None:
         raise NotImplementedError
 
     def _check_place(self) -> None:
         """Refuse a place that cannot be."""
-        after, of = getattr(self, "after", None), getattr(self, "of", None)
-        is_one_of("at", getattr(self, "at", "request"), ("request", "answer", "head"))
-        is_one_of("of", of, (None, "request", "response"))
-        if after is not None and after < 0:
+        is_one_of("at", self.at, ("request", "answer", "head"))
+        is_one_of("of", self.of, (None, "request", "response"))
+        if self.after is not None and self.after < 0:
             raise ValueError("after is a number of bytes")
-        if of is not None and after is None and getattr(self, "every", None) is None:
+        if self.of is not None and self.after is None and self.every is None:
             raise ValueError("of needs after: how many bytes of it")
-        if after is not None and getattr(self, "at", "request") != "request":
+        if (self.after or self.every) is not None and self.at != "request":
             raise ValueError("either after bytes or at a place")
 
-    def _place(self, request: Request) -> str:
-        if getattr(self, "after", None) is None and getattr(self, "every", None) is None:
-            return str(getattr(self, "at", "request"))
-        own = "request" if request.method in ("POST", "PUT", "PATCH") else "response"
-        return f"{getattr(self, 'of', None) or own} body"
-
     def prepare(self, request: Request) -> None:
-        self.place = self._place(request)
-        self.offset: int = getattr(self, "after", None) or getattr(self, "every", None) or 0
+        own = "request" if request.method in ("POST", "PUT", "PATCH") else "response"
+        in_body = self.after is not None or self.every is not None
+        self.place = f"{self.of or own} body" if in_body else str(self.at)
+        self.offset = self.after or self.every or 0
 
     async def asked(self, request: Request) -> Answer | None:
         if self.place == "request":
@@ -270,10 +270,10 @@ class _Placed(Effect):
     async def pace(self, count: int, received: int) -> None:
         while self.place == "request body" and received >= self.offset and not self._is_over():
             await self.strike()
-            self.offset += getattr(self, "every", None) or 0
+            self.offset += self.every or 0
 
     def _is_over(self) -> bool:
-        return self.took_place and getattr(self, "every", None) is None
+        return self.took_place and self.every is None
 
     async def answering(self, request: Request, answer: Answer) -> Answer:
         if self.place == "answer":
@@ -293,7 +293,7 @@ class _Placed(Effect):
                         yield rest[: self.offset - sent]
                         rest, sent = rest[self.offset - sent :], self.offset
                     await self.strike()
-                    self.offset += getattr(self, "every", None) or 0
+                    self.offset += self.every or 0
                 if rest:
                     yield rest
                     sent += len(rest)
