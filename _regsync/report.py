@@ -221,6 +221,8 @@ _SHAPES = {
     "report": "schema: =1; run_id started_at: string; duration_s: number; interrupted dry_run: boolean; "
     "images: [image]; mappings: [mapping]; totals: totals",
     "error": "schema: =1; error: failure; problems: [problem]",
+    "analysis": "schema: =1; images: integer; blobs: sharing; bytes: sums; targets: {place}; requests: {{integer}}; "
+    "largest_images: [large_image]; largest_layers: [large_layer]",
     "tags": "repository: string; tags: [string]; dropped: {string}",
     "version": "version build python openssl gate: string",
     "image": "source target: string; digest: string|null; source_digest?: string; error: null|cause; "
@@ -233,12 +235,17 @@ _SHAPES = {
     "images": "synced skipped failed: integer",
     "layers": "transferred unique mounted skipped: integer",
     "failure": f"code: {_CODE}; message: string; hint: string|null",
+    "sharing": "unique unique_bytes shared shared_bytes: integer",
+    "sums": "image_by_image each_blob_once: integer",
+    "place": "bytes to_move mounts_possible: integer",
+    "large_image": "image: string; bytes: integer",
+    "large_layer": "digest: string; bytes images: integer",
     "problem": "file path message: string; line column: integer",
 }
 
 
 def schema() -> dict[str, Any]:
-    """Return the JSON Schema of what `--json` writes: a run's report, an error, `tags`, `version`.
+    """Return the JSON Schema of what `--json` writes: a run's report, an error, `analyze`, `tags`, `version`.
 
     Its objects are open: fields may be added within schema 1, none changes its meaning.
     """
@@ -252,7 +259,7 @@ def schema() -> dict[str, Any]:
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "what regsync --json writes to standard output",
-        "anyOf": [_type(name) for name in ("report", "error", "tags", "version")],
+        "anyOf": [_type(name) for name in ("report", "error", "analysis", "tags", "version")],
         "$defs": shapes,
     }
 

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import trustme
@@ -109,9 +110,7 @@ class Scene:
 
 
 @pytest.fixture
-def scene(
-    serve: Start, speaker: Any, ca: trustme.CA, tmp_path: Path, source: Server, target: Server
-) -> Scene:
+def scene(serve: Start, speaker: Any, ca: trustme.CA, tmp_path: Path, source: Server, target: Server) -> Scene:
     image = Seed(1).image(sizes=(2000,))
     scene = Scene(serve, speaker, ca, tmp_path, source, target, image)
     image.load_into(scene.app, "app", tag="v1")
@@ -254,9 +253,7 @@ def ill(scene: Scene) -> Ran:
 
 
 def words_in_colour(scene: Scene) -> Ran:
-    answers(
-        scene.target, "manifest", error(400, "MANIFEST_INVALID", "\x1b[31mbad\x1b[0m\nfailed a -> b"), "PUT"
-    )
+    answers(scene.target, "manifest", error(400, "MANIFEST_INVALID", "\x1b[31mbad\x1b[0m\nfailed a -> b"), "PUT")
     return scene.copy()
 
 
@@ -324,7 +321,15 @@ def https_to_a_server_that_hangs_up(scene: Scene) -> Ran:
 
 
 def no_such_name(scene: Scene) -> Ran:
-    return scene.copy(source="no-such-host.invalid")
+    resolve = socket.getaddrinfo
+
+    def asked(host: str, *more: Any, **options: Any) -> Any:
+        if host.endswith(".invalid"):
+            raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+        return resolve(host, *more, **options)
+
+    with mock.patch.object(socket, "getaddrinfo", asked):
+        return scene.copy(source="no-such-host.invalid")
 
 
 def refused(scene: Scene) -> Ran:
@@ -487,9 +492,7 @@ def proxy(scene: Scene, status: str, login: str = "") -> Ran:
             "is it read-only, or a pull-through cache? name the registry that takes pushes",
             id="405",
         ),
-        pytest.param(
-            ill, 2, "TARGET_ERROR: push blob T/app@DIGEST: status 500 (tried 5 times)", None, id="500"
-        ),
+        pytest.param(ill, 2, "TARGET_ERROR: push blob T/app@DIGEST: status 500 (tried 5 times)", None, id="500"),
         pytest.param(
             words_in_colour,
             2,
@@ -500,8 +503,7 @@ def proxy(scene: Scene, status: str, login: str = "") -> Ran:
         pytest.param(
             schema_1,
             2,
-            "CONTENT_ERROR: fetch manifest S/app:v1: a Docker schema 1 manifest, which cannot be copied "
-            "unchanged",
+            "CONTENT_ERROR: fetch manifest S/app:v1: a Docker schema 1 manifest, which cannot be copied unchanged",
             "push the image again with a current tool, as schema 2 or OCI",
             id="schema 1",
         ),
@@ -553,30 +555,24 @@ def proxy(scene: Scene, status: str, login: str = "") -> Ran:
         pytest.param(
             http_to_https_of_go,
             2,
-            "SOURCE_ERROR: fetch manifest S/app:v1: status 400: Client sent an HTTP request to an HTTPS "
-            "server.",
+            "SOURCE_ERROR: fetch manifest S/app:v1: status 400: Client sent an HTTP request to an HTTPS server.",
             "if it serves HTTPS, write https://S as its url",
             id="http to https, Go",
         ),
         pytest.param(
-            https_to_http,
-            2,
-            "NETWORK_ERROR: look up T/app:v1: 127.0.0.1 does not speak TLS",
-            PLAIN,
-            id="https to http",
+            https_to_http, 2, "NETWORK_ERROR: look up T/app:v1: 127.0.0.1 does not speak TLS", PLAIN, id="https to http"
         ),
         pytest.param(
             https_to_a_server_that_hangs_up,
             2,
-            "NETWORK_ERROR: look up T/app:v1: 127.0.0.1 closed the connection during the TLS handshake "
-            "(tried 3 times)",
+            "NETWORK_ERROR: look up T/app:v1: 127.0.0.1 closed the connection during the TLS handshake (tried 3 times)",
             PLAIN,
             id="https to http, hung up",
         ),
         pytest.param(
             no_such_name,
             2,
-            "NETWORK_ERROR: fetch manifest S/app:v1: the name S could not be resolved: REASON "
+            "NETWORK_ERROR: fetch manifest S/app:v1: the name S could not be resolved: Name or service not known "
             "(tried 3 times)",
             "check the name and this machine's name servers; set HTTPS_PROXY where a proxy leads out",
             id="name not resolved",
@@ -632,8 +628,6 @@ def test_a_failure_says_what_where_why_and_what_to_do(
     ran = case(scene)
     failed, *more = scene.told(ran)
     where = "S/nothing:* -> T/nothing:*" if case is no_repository_to_list else "S/app:v1 -> T/app:v1"
-    # The resolver's words are the C library's.
-    failed = re.sub("(resolved: )[^(]*( .tried)", r"\1REASON\2", failed)
     assert failed == f"failed {where}: {cause}"
     assert more == ([f"hint: {hint}"] if hint else [])
     assert ran.status == status
@@ -656,8 +650,7 @@ def test_a_full_disk_fails_nothing_and_is_said_once(scene: Scene, monkeypatch: p
     ran = run_regsync("sync", "-c", str(path))
     assert ran.status == 0, ran.err
     assert [line for line in ran.err.splitlines() if "artifacts" not in line] == [
-        "warning: blobs cannot be staged in the staging directory: No space left on device; "
-        "blobs go without staging"
+        "warning: blobs cannot be staged in the staging directory: No space left on device; blobs go without staging"
     ]
 
 
@@ -676,9 +669,7 @@ def test_many_that_fail_alike_are_a_line_each_one_hint_and_one_count(scene: Scen
     assert len(ran.out.splitlines()) == 4
 
 
-def test_a_defect_shows_no_traceback_unless_it_is_asked_for(
-    scene: Scene, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_defect_shows_no_traceback_unless_it_is_asked_for(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: Any, **__: Any) -> None:
         raise ZeroDivisionError("of our own")
 

@@ -281,7 +281,7 @@ def check(name: str, written: dict[str, Any]) -> None:
     strict = closed({**published, "anyOf": [{"$ref": f"#/$defs/{name}"}]})
     Draft202012Validator(strict).validate(written)
     others = [each["$ref"] for each in published["anyOf"] if not each["$ref"].endswith(f"/{name}")]
-    assert len(others) == 3
+    assert len(others) == 4
     for other in others:
         assert not Draft202012Validator({**published, "anyOf": [{"$ref": other}]}).is_valid(written)
 
@@ -290,14 +290,15 @@ def mixed_run(source: Server, target: Server) -> Ran:
     """Sync an image, skip one, fail one after repetitions, trim one, fail a mapping."""
     assert isinstance(source.app, App)
     Seed(1).image().load_into(source.app, "app", tag="v1")
-    index = Seed(2).index().load_into(source.app, "multi", tag="v1")
+    for name in ("multi", "whole"):
+        Seed(2).index().load_into(source.app, name, tag="v1")
     Seed(3).image().load_into(source.app, "ill", tag="v1")
     names = {"app": "app", "multi": "multi", "ill": "ill"}
     config = written(
         {"source": source, "target": target},
         *({"from": name, "tags": tags("v*")} for name in names),
         {"from": "none"},
-        {"from": "multi", "to": "part", "tags": tags("v1"), "platforms": ["linux/amd64"]},
+        {"from": "whole", "to": "part", "tags": tags("v1"), "platforms": ["linux/amd64"]},
     )
 
     def intercept(request: Request) -> Answer | None:
@@ -306,7 +307,6 @@ def mixed_run(source: Server, target: Server) -> Ran:
 
     target.app.intercept = intercept
     run_regsync("copy", f"{source.address}/app:v1", f"{target.address}/app:v1", "--no-artifacts", "-q")
-    assert index.top
     return run_regsync("sync", "--json", "-q", "-c", "-", stdin=config)
 
 
@@ -368,6 +368,19 @@ def test_what_is_not_attempted_is_said_as_published(words: tuple[str, ...], stdi
     check("error", ran.report)
     assert ran.report["error"]["code"] == "CONFIG_ERROR"
     assert bool(ran.report["problems"]) is bool(stdin)
+
+
+def test_what_a_run_would_do_and_cost_is_as_published(source: Server, target: Server) -> None:
+    assert isinstance(source.app, App)
+    Seed(1).image().load_into(source.app, "app", tag="v1")
+    run_regsync("copy", f"{source.address}/app:v1", f"{target.address}/app:v1", "--no-artifacts", "-q")
+    Seed(4).image().load_into(source.app, "app", "v2", "v3")
+    config = written({"source": source, "target": target}, {"from": "app", "tags": tags("v*")})
+    planned = run_regsync("sync", "--dry-run", "--json", "-q", "-c", "-", stdin=config).report
+    check("report", planned)
+    assert planned["dry_run"] is True
+    assert sorted(each["status"] for each in planned["images"]) == ["skipped", "would_sync", "would_sync"]
+    check("analysis", run_regsync("analyze", "--json", "-q", "-c", "-", stdin=config).report)
 
 
 def test_tags_and_version_are_as_published(source: Server) -> None:
