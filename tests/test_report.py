@@ -248,7 +248,11 @@ def test_what_fails_alike_is_counted_once_and_what_fails_alone_is_not() -> None:
 def test_causes_are_told_apart_by_code_host_and_words_and_not_by_the_repositorys_name() -> None:
     words = "status 404: the repository with name '{}' does not exist"
     made = report(*(refused(name, words.format(name)) for name in ("team/a", "team/b", "c")))
-    others = [refused("a", "a denial at a"), refused("b", "a denial at b"), refused("d/a", "x/d/a d/ab")]
+    others: list[RegsyncError] = [
+        refused("a", "a denial at a"),
+        refused("b", "a denial at b"),
+        refused("d/a", "x/d/a d/ab"),
+    ]
     others += [refused("c", "denied"), refused("c", "denied", "u.example"), AuthError("denied")]
     for other in [*others, refused("e", "x/d/a d/ab")]:
         made.add(outcome("failed", other))
