@@ -250,7 +250,7 @@ class _Placed(Effect):
             raise ValueError("after is a number of bytes")
         if self.of is not None and self.after is None and self.every is None:
             raise ValueError("of needs after: how many bytes of it")
-        if (self.after or self.every) is not None and self.at != "request":
+        if self.at != "request" and (self.after is not None or self.every is not None):
             raise ValueError("either after bytes or at a place")
 
     def prepare(self, request: Request) -> None:

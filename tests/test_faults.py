@@ -658,6 +658,8 @@ def test_a_rule_without_a_verb_fails_the_check(app: App) -> None:
         (lambda f: f.on().challenge(), "words or a realm"),
         (lambda f: f.on().forget(), "only an upload"),
         (lambda f: f.on().drop(5, at="answer"), "either after bytes or at a place"),
+        (lambda f: f.on().drop(0, at="head"), "either after bytes or at a place"),
+        (lambda f: f.on().delay(1, every=5, at="head"), "either after bytes or at a place"),
         (lambda f: f.on().drop(at="nowhere"), "at is one of request, answer, head"),
         (lambda f: f.on().delay(1, of="request"), "of needs after"),
         (lambda f: f.on().throttle(), "throttle takes"),
