@@ -175,7 +175,7 @@ def blob_pulled_twice(run: Run) -> Iterator[tuple[Act, ...]]:
             (act for act in run.about[digest] if act.is_write and act.entry.query.get("digest")), lambda act: act.place
         )
         served = max((len({act.repository for act in sent}) for sent in hosts.values()), default=1)
-        if len(acts) > served + run.excuses(digest, acts[-1]):
+        if len(acts) > served + run.excuses(digest, acts[-1], acts[0]):
             yield tuple(acts)
 
 
@@ -262,7 +262,7 @@ def _by_digest(run: Run) -> Iterator[list[Session]]:
 def second_session(run: Run) -> Iterator[tuple[Act, ...]]:
     for sessions in _by_digest(run):
         last = sessions[-1].opener
-        if len(sessions) > 1 + run.excuses(sessions[0].digest, last):
+        if len(sessions) > 1 + run.excuses(sessions[0].digest, last, sessions[0].opener):
             yield tuple(session.opener for session in sessions)
 
 

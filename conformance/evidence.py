@@ -18,19 +18,7 @@ from .exchange import Site
 from .journal import Entry
 from .storage import Repository
 
-__all__ = [
-    "RULES",
-    "Act",
-    "Challenge",
-    "Class",
-    "Finding",
-    "Moved",
-    "Rule",
-    "Run",
-    "Session",
-    "rule",
-    "single",
-]
+__all__ = ["RULES", "Act", "Challenge", "Class", "Finding", "Moved", "Rule", "Run", "Session", "rule", "single"]
 
 Class = Literal["protocol", "safety", "discipline"]
 RepositoryKey = tuple[str, str]
@@ -180,11 +168,7 @@ class Run:
         self.sites = sites
         self.readonly, self.realms = readonly, realms
         every = sorted(
-            (
-                Act(place, entry.origin, entry)
-                for place, site in sites.items()
-                for entry in tuple(site.journal.entries)
-            ),
+            (Act(place, entry.origin, entry) for place, site in sites.items() for entry in tuple(site.journal.entries)),
             key=lambda act: act.entry.begun,
         )
         self.acts = [act for act in every if act.entry.begun > since]
@@ -248,18 +232,21 @@ class Run:
         blob = held.blobs.get(digest) if held and digest else None
         return blob is not None and blob.digest(act.entry.reference.partition(":")[0]) != digest
 
-    def excuses(self, digest: str | None, act: Act) -> int:
-        """Count what went wrong with a digest before `act`: so often it may be asked for or sent again."""
+    def excuses(self, digest: str | None, act: Act, first: Act | None = None) -> int:
+        """Count what went wrong with a digest, since `first` was asked, before `act`: so often it may be repeated."""
         sessions = [session for session in self.sessions if digest and session.digest == digest]
         sent = {id(each.entry) for session in sessions for each in (session.opener, *session.acts)}
         about = [each for each in self.failures if digest in (None, each.digest) or id(each.entry) in sent]
-        return sum(each.entry.begun < act.entry.begun for each in about)
+        begun = first.entry.begun if first else 0
+        # One that was under way when `first` was asked failed later.
+        since = [each for each in about if (each.entry.ended or each.entry.begun) > begun]
+        return sum(each.entry.begun < act.entry.begun for each in since)
 
     def repeated(self, groups: Mapping[object, list[Act]]) -> Iterator[tuple[Act, ...]]:
         """Give those groups of settled exchanges that are more than their digest's failures excuse."""
         for acts in groups.values():
             settled = [act for act in acts if act.is_answer]
-            if settled and len(settled) > 1 + self.excuses(settled[0].digest, settled[-1]):
+            if settled and len(settled) > 1 + self.excuses(settled[0].digest, settled[-1], settled[0]):
                 yield tuple(settled)
 
     def committed(self, repository: RepositoryKey, blob: str, act: Act) -> bool:
@@ -298,9 +285,7 @@ class Run:
         if act.entry.kind == "upload_start":
             return
         path = (act.origin, urlsplit(act.entry.target).path)
-        mine = [
-            each for each in self.sessions if each.path == path and each.opener.entry.begun < act.entry.begun
-        ]
+        mine = [each for each in self.sessions if each.path == path and each.opener.entry.begun < act.entry.begun]
         if not mine:
             if act.entry.kind == "upload":
                 self.strays.append(act)
