@@ -1,9 +1,10 @@
 """The configuration: YAML bytes and the environment in, frozen values out.
 
 Owns: reading by the table of fields, where each problem is (line, column, key path), inheritance, the
-model that the rest of the program reads. May not know: files, the process environment, how a value is
-used. Invariant: any input gives a `Config` or one `ConfigError` with every problem found, what aliases
-repeat is read once, and no message shows a secret or a URL that holds one.
+model that the rest of the program reads, what may be shown where it is written out again. May not know:
+files, the process environment, how a value is used. Invariant: any input gives a `Config` or one
+`ConfigError` with every problem found, what aliases repeat is read once, and no message shows a secret or a
+URL that holds one.
 Follows the specification's section 2 and design.md sections 3 and 4.
 """
 
@@ -21,16 +22,7 @@ from _regsync.fields import DEFAULT_PORTS, SECTIONS, Field, is_loopback, parse_r
 from _regsync.oci import Platform
 from _regsync.tags import TagRule
 
-__all__ = [
-    "ArtifactRule",
-    "Config",
-    "MappingRule",
-    "Registry",
-    "expand",
-    "load",
-    "parse_value",
-    "registry_for",
-]
+__all__ = ["ArtifactRule", "Config", "MappingRule", "Registry", "expand", "load", "parse_value", "registry_for"]
 
 
 class Registry(NamedTuple):
@@ -139,12 +131,7 @@ class _Reader:
     """
 
     def __init__(
-        self,
-        name: str,
-        environ: Mapping[str, str],
-        base_dir: str | None,
-        home: str | None,
-        lint: bool = False,
+        self, name: str, environ: Mapping[str, str], base_dir: str | None, home: str | None, lint: bool = False
     ) -> None:
         self.name = name
         self.lint = lint
@@ -478,8 +465,9 @@ class _Expansion:
         rows = [row for row in SECTIONS[field.of] if row.name not in ("target_groups", "defaults")]
         plain = {row.name: self.plain(nodes[row.name], row) for row in rows if row.name in nodes}
         if field.of == "global":
-            where = {"cache_dir": reader.parse_path(".regsync", field)} if reader.base_dir else {}
-            plain = {"max_concurrent_transfers": 50, **where, "cache_ttl": "12h", **plain}
+            usual = {row.name: int(row.default) if row.type == "count" else row.default for row in rows if row.default}
+            directory = reader.parse_path(str(usual.pop("cache_dir")), field)
+            plain = {**usual, **({"cache_dir": directory} if reader.base_dir else {}), **plain}
         return plain
 
     def scalar(self, node: Node, field: Field) -> Any:
@@ -499,13 +487,7 @@ class _Expansion:
 
 
 def load(
-    text: bytes,
-    *,
-    name: str,
-    environ: Mapping[str, str],
-    base_dir: str | None,
-    home: str | None,
-    lint: bool = False,
+    text: bytes, *, name: str, environ: Mapping[str, str], base_dir: str | None, home: str | None, lint: bool = False
 ) -> Config:
     """Read a configuration; ConfigError carries every problem in it, in the order of the file.
 

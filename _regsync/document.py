@@ -1,6 +1,7 @@
 """A YAML document as nodes that know their place, and the environment's part in its texts.
 
 Owns: decoding, composition, duplicate and merged keys, `${NAME}`. May not know: which fields exist.
+There are two ways to the same nodes: a short one for ordinary text, and PyYAML's events for all the rest.
 Invariant: work and memory are bounded by the length of the input, whatever it nests, repeats or refers to;
 a value never changes the document's structure.
 Follows design.md section 3 (the first two points); YAML as PyYAML's safe loader resolves it.

@@ -90,7 +90,7 @@ def test_the_whole_is_spelled_out() -> None:
         latest: 2
       platforms: [linux/arm/v7]
       artifacts: {enabled: false}
-    global: {max_concurrent_transfers: 50, cache_dir: /etc/rs/.regsync, cache_ttl: 90m}
+    global: {max_concurrent_transfers: 50, cache_ttl: 90m, cache_dir: /etc/rs/.regsync}
     """
     assert expand(WHOLE) == textwrap.dedent(expected)
 
@@ -115,13 +115,7 @@ def test_a_wrong_configuration_is_told_as_by_validate() -> None:
 # --- secrets -----------------------------------------------------------------------------------
 
 BASIC = "url: a.example, auth_type: basic, credentials: {username: u, password: '%s'}"
-ENV = {
-    "PW": "s3cret",
-    "USER": "robot",
-    "P": "http://u:s3cret@proxy.example:1",
-    "HOST": "h.example",
-    "NUMBER": "12",
-}
+ENV = {"PW": "s3cret", "USER": "robot", "P": "http://u:s3cret@proxy.example:1", "HOST": "h.example", "NUMBER": "12"}
 PASSWORDS = [
     ("${PW}", "${PW}"),
     ("${PW:?set it}", "${PW}"),
@@ -220,9 +214,7 @@ TAGS = st.fixed_dictionaries(
 COMMON: dict[str, st.SearchStrategy[Any]] = {
     "tags": TAGS,
     "platforms": st.sampled_from([["linux/amd64"], ["Linux/ARM/v7", "linux/amd64"], None]),
-    "artifacts": st.sampled_from(
-        [None, {}, {"enabled": False}, {"include": ["a/b"], "require_artifacts": True}]
-    ),
+    "artifacts": st.sampled_from([None, {}, {"enabled": False}, {"include": ["a/b"], "require_artifacts": True}]),
     "targets": st.sampled_from(["all", "two", ["two", "one"]]),
 }
 CONFIGS = st.fixed_dictionaries(
@@ -240,27 +232,19 @@ CONFIGS = st.fixed_dictionaries(
                 ),
                 "two": st.sampled_from([{"url": "two.example"}, {"url": "[::1]:5000"}]),
                 "src": st.just(
-                    {
-                        "url": "docker.io",
-                        "auth_type": "basic",
-                        "credentials": {"username": "u", "password": "${PW}"},
-                    }
+                    {"url": "docker.io", "auth_type": "basic", "credentials": {"username": "u", "password": "${PW}"}}
                 ),
             }
         ),
         "target_groups": st.just({"all": ["one", "two"]}),
         "defaults": st.fixed_dictionaries({"source": st.just("src"), **COMMON}),
         "mappings": st.lists(
-            st.fixed_dictionaries(
-                {"from": st.sampled_from(["a", "b/c"])}, optional={**COMMON, "to": st.just("d")}
-            ),
+            st.fixed_dictionaries({"from": st.sampled_from(["a", "b/c"])}, optional={**COMMON, "to": st.just("d")}),
             max_size=3,
         ),
     },
     optional={
-        "global": st.sampled_from(
-            [None, {}, {"cache_ttl": 90, "cache_dir": "~/x", "staging_size_limit": "1 GB"}]
-        )
+        "global": st.sampled_from([None, {}, {"cache_ttl": 90, "cache_dir": "~/x", "staging_size_limit": "1 GB"}])
     },
 )
 

@@ -104,8 +104,7 @@ def test_it_refuses_what_is_wrong_where_it_is(text: str, place: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "text",
-    [row[0] for row in test_config.WHOLE_PROBLEMS if "is no" not in row[1] and "is named" not in row[1]],
+    "text", [row[0] for row in test_config.WHOLE_PROBLEMS if "is no" not in row[1] and "is named" not in row[1]]
 )
 def test_it_refuses_wrong_documents_as_validate_does(text: str) -> None:
     if "registries: {1:" not in text:  # JSON has no other keys than texts
@@ -123,9 +122,7 @@ def test_it_takes_the_readme_s_examples() -> None:
 
 def accepted(text: str) -> bool:
     try:
-        config.load(
-            text.encode(), name="c", environ={"A": "x", "PW": "p", "N": "9"}, base_dir=None, home=None
-        )
+        config.load(text.encode(), name="c", environ={"A": "x", "PW": "p", "N": "9"}, base_dir=None, home=None)
     except ConfigError:
         return False
     return True

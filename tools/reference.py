@@ -106,9 +106,7 @@ def written(example: str) -> str:
         return "{" + ", ".join(f"{key}: {written(json.dumps(each))}" for key, each in value.items()) + "}"
     if isinstance(value, list):
         return "[" + ", ".join(written(each) for each in value) + "]"
-    plain = isinstance(value, int) or re.fullmatch(
-        r"[A-Za-z][A-Za-z0-9.+/:-]*|\d+[hmd]\S*|\d+ [KMGT]i?B", example
-    )
+    plain = isinstance(value, int) or re.fullmatch(r"[A-Za-z][A-Za-z0-9.+/:-]*|\d+[hmd]\S*|\d+ [KMGT]i?B", example)
     return example if plain else f'"{example}"'
 
 
