@@ -215,7 +215,9 @@ class Claims:
             if place.owner.is_ready():
                 ready.append(place.owner)
         work.owned.clear()
-        return self._release(work, orphans), ready
+        # Its own places may have waited for its own first mount.
+        moved = {place.key: place for place in orphans if place.owner is not work}
+        return self._release(work, list(moved.values())), ready
 
     def _release(self, work: Work, places: list[Place]) -> list[Step]:
         """Move `places`, and those that followed a leader of what `work` brought or will not bring."""

@@ -9,11 +9,11 @@ they return. Follows specification section 1.1 "Pipeline", design.md sections 6,
 from __future__ import annotations
 
 import heapq
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import islice
+from itertools import count
 
 import anyio
 
@@ -37,8 +37,6 @@ _ABSENT_PAUSES = (0.5, 1.0, 2.0)
 # A blob that another image is to have on the same host is waited for as long as this, then uploaded: a
 # leader may crawl, and its followers must not.
 _MOUNT_PATIENCE = 600.0
-# An election looks at so many: it is made anew for each promotion.
-_ELECTED_AMONG = 64
 
 
 @dataclass(eq=False, repr=False)
@@ -54,6 +52,7 @@ class Image:
     fan_out: bool
     began: float
     digests: frozenset[str]
+    number: int = -1
     work: Work | None = None
     queue: list[Step] = field(default_factory=list)
     finishing: bool = False
@@ -106,7 +105,9 @@ class Execution:
         # How often each blob is named by what was discovered: their order follows it.
         self.references: Counter[str] = Counter()
         self._read: set[str] = set()
-        self._pending: deque[Image] = deque()
+        self._pending: dict[int, Image] = {}
+        self._election = plan.Election()
+        self._numbers = count()
         self._pending_bytes, self._slots = 0, 0
         self._room = anyio.Event()
         self.images = progress.begun
@@ -133,9 +134,14 @@ class Execution:
         self._room.set()
 
     def add(self, image: Image) -> None:
-        """Let an image wait for its promotion; `advance` follows."""
-        self._pending.append(image)
+        """Let an image wait for its promotion; `advance` follows. Once numbered it keeps its place."""
+        if image.number < 0:
+            image.number = next(self._numbers)
+        self._pending[image.number] = image
         self._pending_bytes += image.tree.size
+        host = image.target.host.key
+        blobs = [(host, digest) for digest in image.digests if not self._claims.is_covered(host, digest)]
+        self._election.add(image.number, blobs)
 
     def commit(self, where: RepositoryKey, manifest: Manifest) -> None:
         """Note a manifest that a repository holds."""
@@ -149,7 +155,9 @@ class Execution:
                 _, _, image = heapq.heappop(self._ready)
                 self._start(image)
             elif self._pending and not self.draining:
-                self._promote(self._next())
+                image = self._pending.pop(self._election.take())
+                self._pending_bytes -= image.tree.size
+                self._promote(image)
                 if not self._is_full():
                     self._room.set()
             else:
@@ -159,18 +167,6 @@ class Execution:
         """Let those go on that have waited for a mount for too long."""
         self._queue(self._claims.overdue(_MOUNT_PATIENCE))
         self.advance()
-
-    def _next(self) -> Image:
-        """Take the pending image that leads best; within one repository nobody mounts, and order holds."""
-        window = list(islice(self._pending, _ELECTED_AMONG))
-        chosen = 0
-        if len({image.target.key for image in window}) > 1:
-            candidates = [(image.target.host.key, image.digests) for image in window]
-            chosen = plan.elect(candidates, self._claims.is_covered)
-        image = self._pending[chosen]
-        del self._pending[chosen]
-        self._pending_bytes -= image.tree.size
-        return image
 
     def _promote(self, image: Image) -> None:
         where = image.target.key
@@ -202,8 +198,7 @@ class Execution:
             image.error = error
             self._end_image(image, "failed")
         else:
-            self._pending.appendleft(image)
-            self._pending_bytes += image.tree.size
+            self.add(image)
         self.advance()
 
     def _queue(self, steps: list[Step]) -> None:

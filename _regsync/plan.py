@@ -8,8 +8,8 @@ earlier mapping wins). Follows design.md sections 3, 6 and 7, specification sect
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping
+import heapq
+from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
 from _regsync.config import MappingRule, Registry
@@ -19,11 +19,11 @@ from _regsync.providers import api_repository
 
 __all__ = [
     "Assignment",
+    "Election",
     "NotAtHand",
     "Tree",
     "Wanted",
     "assign",
-    "elect",
     "grow",
     "may_be_stale",
     "names_absence",
@@ -140,17 +140,47 @@ def order_blobs(blobs: Iterable[Descriptor], references: Mapping[str, int]) -> t
     return tuple(sorted(blobs, key=lambda blob: -references.get(blob.digest, 0)))
 
 
-def elect(pending: Iterable[tuple[str, Collection[str]]], is_covered: Callable[[str, str], bool]) -> int:
-    """Return which of `pending` to promote next, given as target host and blobs each: the next leader.
+class Election:
+    """Which pending image to promote next: the greedy set cover of specification section 1.1, step by step.
 
-    One step of the greedy set cover (specification section 1.1): the image with most of the blobs that
-    are shared on its host and that nobody brings or has brought there yet; the earliest one on a tie.
+    An image's gain is how many of its blobs others on its host wait for too while nobody brings them yet; the
+    highest gain goes next, the lowest number on a tie. Kept up to date as images come and go, which is
+    near-linear over a run.
     """
-    images = [[(host, digest) for digest in blobs] for host, blobs in pending]
-    count = Counter(key for keys in images for key in keys)
-    shared = {key for key, times in count.items() if times > 1 and not is_covered(*key)}
-    gains = [sum(key in shared for key in keys) for keys in images]
-    return gains.index(max(gains))
+
+    def __init__(self) -> None:
+        self._blobs: dict[int, list[tuple[str, str]]] = {}
+        self._gains: dict[int, int] = {}
+        self._waiting: dict[tuple[str, str], list[int]] = {}
+        self._heap: list[tuple[int, int]] = []
+
+    def add(self, number: int, blobs: Iterable[tuple[str, str]]) -> None:
+        """Let an image wait; `blobs` are the (host, digest) that nobody brings or has brought to the host."""
+        self._blobs[number], self._gains[number] = list(blobs), 0
+        for blob in self._blobs[number]:
+            waiting = self._waiting.setdefault(blob, [])
+            waiting.append(number)
+            for each in waiting[-2:] if len(waiting) == 2 else waiting[-1:] if waiting[1:] else ():
+                self._gain(each, 1)
+        self._gain(number, 0)
+
+    def take(self) -> int:
+        """Return the number of the next one; what it brings counts for no other any more."""
+        while True:
+            gain, number = heapq.heappop(self._heap)
+            if self._gains.get(number) == -gain:
+                break
+        del self._gains[number]
+        for blob in self._blobs.pop(number):
+            waiting = self._waiting.pop(blob, [])
+            for each in waiting if waiting[1:] else ():
+                if each in self._gains:
+                    self._gain(each, -1)
+        return number
+
+    def _gain(self, number: int, more: int) -> None:
+        self._gains[number] += more
+        heapq.heappush(self._heap, (-self._gains[number], number))
 
 
 def _place(registry: Registry, repository: str) -> _Place:

@@ -598,3 +598,11 @@ def test_a_follower_uploads_when_its_leader_takes_too_long() -> None:
     assert shown(claims.overdue(600.0)) == [(B, BLOBS[0], None)]
     assert claims.overdue(600.0) == []
     assert shown(finish(claims, lead)) == []
+
+
+def test_an_image_that_fails_with_the_first_mount_leaves_nothing_behind() -> None:
+    lead, one, two = work(A, *BLOBS[:3]), work(B, *BLOBS[:3]), work(B, BLOBS[1])
+    claims, _ = claims_of(lead, one, two)
+    assert shown(finish(claims, lead)) == [(B, BLOBS[0], A[1])]
+    steps, _ = claims.failed(one)
+    assert [(step.work, step.blob.digest, step.mount_from) for step in steps] == [(two, BLOBS[1], A[1])]
