@@ -112,7 +112,7 @@ def accept_lacks_types(act: Act) -> bool:
 @single("protocol", "content is asked for in a coding: its bytes would not have the digest")
 def coding_accepted(act: Act) -> bool:
     wanted = act.entry.headers.get("accept-encoding", "identity")
-    return act.entry.kind in ("blob", "manifest") and wanted != "identity"
+    return act.entry.method == "GET" and act.entry.kind in ("blob", "manifest") and wanted != "identity"
 
 
 @single("protocol", "Range is not bytes=<start>-<end>")
@@ -243,9 +243,7 @@ def bytes_not_of_digest(run: Run) -> Iterator[tuple[Act, ...]]:
 
 @single("protocol", "a manifest is put without its media type")
 def manifest_type_missing(act: Act) -> bool:
-    return (act.entry.method, act.entry.kind) == ("PUT", "manifest") and not act.entry.headers.get(
-        "content-type"
-    )
+    return (act.entry.method, act.entry.kind) == ("PUT", "manifest") and not act.entry.headers.get("content-type")
 
 
 @rule("protocol", "a manifest is put that names what is not there")
