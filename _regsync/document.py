@@ -64,6 +64,9 @@ def compose(text: bytes, note: Callable[[Node, str, str], None]) -> Node | None:
         loader: Any = yaml.SafeLoader(decoded)  # looks for control characters
         if root := _Ordinary(yaml.SafeLoader.yaml_implicit_resolvers).read(decoded):
             return root
+        # PyYAML asks ten times a token, and where no key can begin no more are needed: a sixth of all time.
+        more = loader.need_more_tokens
+        loader.need_more_tokens = lambda: not (loader.tokens and not loader.possible_simple_keys) and more()
         return _Composer(loader, yaml, note).document()
     except yaml.reader.ReaderError as error:
         message = f"control character U+{error.character:04X}: remove it"
