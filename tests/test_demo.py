@@ -51,7 +51,7 @@ def test_counts_stand_beside_the_fewest_possible(clone: Path) -> None:
     assert done.returncode == 0, done.stderr
     rows = re.findall(r"(?m)^((?:source|target) \w+) +(\d+) +(\d+) +(\d+) +(\d+)$", done.stdout)
     found = {kind: tuple(map(int, numbers)) for kind, *numbers in rows}
-    assert len(found) == 8
+    assert len(found) == 9
     assert all(second == least for _, _, second, least in found.values()), done.stdout
     assert all(first >= least for first, least, _, _ in found.values()), done.stdout
     assert found["source blob_get"][0] == found["source blob_get"][1]
