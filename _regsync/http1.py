@@ -1,10 +1,9 @@
 """HTTP/1.1 exchanges over streams: heads and framing by h11, bodies with the fewest copies.
 
-Owns: connections, tunnels, keep-alive, the pool, time-outs of an exchange, streaming uploads and the answer
-that may come in the middle of one. May not know: registries, authentication, redirects, retries (but an idle
-connection that turns out dead is replaced: no answer was lost). Invariants: I7 (a body that cannot begin
-again is sent once), I9 (a connection in any other state than "one whole exchange done" is closed, never
-reused). Follows RFC 9112, design.md section 9 "Body path", throughput.md section 8.
+Owns: connections, tunnels, keep-alive, the pool, time-outs of an exchange, answers in the middle of an upload. May
+not know: registries, authentication, redirects, retries (but an idle connection found dead is replaced: no answer
+was lost). Invariants: I7 (a body that cannot begin again is sent once), I9 (a connection in any other state than
+"one whole exchange done" is closed). Follows RFC 9112, design.md section 9 "Body path", throughput.md section 8.
 """
 
 from __future__ import annotations
@@ -28,15 +27,12 @@ __all__ = ["PIECE", "Connection", "Headers", "Lease", "Pieces", "Pool", "Request
 PIECE = 256 * 1024
 # Signed redirect locations and fat challenges exceed h11's 16 KiB (protocol-facts.md section 2.5).
 _LONGEST_HEAD = 64 * 1024
-# Draining more than this to save a connection costs more than a new one.
-_WORTH_DRAINING = 64 * 1024
-# So is a peer that takes longer for so little.
-_WORTH_WAITING = 1.0
+# To read more than this, or for longer, so that a connection can be kept, costs more than a new one.
+_WORTH_DRAINING, _WORTH_WAITING = 64 * 1024, 1.0
 # How long a peer's refusal may still be in flight after our write failed.
 _LAST_WORDS = 2.0
-_IDLE_PER_ORIGIN = 64
 # A registry may send us to another host for each blob.
-_IDLE_IN_ALL = 256
+_IDLE_PER_ORIGIN, _IDLE_IN_ALL = 64, 256
 
 
 class Headers(list[tuple[str, str]]):
@@ -75,110 +71,76 @@ class Pieces(Protocol):
 class Response:
     """An answer whose head has arrived; its body is read by exactly one of `read` and `read_into`."""
 
-    __slots__ = ("_connection", "_ended", "_tail", "early", "headers", "left", "length", "reusable", "status")
+    __slots__ = ("_connection", "_tail", "early", "headers", "left", "length", "reusable", "status")
 
     def __init__(self, connection: Connection, head: h11.Response, method: str) -> None:
-        self._connection, self._tail, self._ended = connection, memoryview(b""), False
-        # Whether it came before the whole body of its request was sent.
-        self.early = False
+        self._connection, self._tail = connection, memoryview(b"")
         self.status = head.status_code
         self.headers = Headers((name.decode("latin-1"), value.decode("latin-1")) for name, value in head.headers)
+        # Whether it came before the whole body of its request was sent.
+        self.early = False
         declared, coded = self.headers.get("content-length"), self.headers.get("transfer-encoding")
         # What the body is said to be long; a transfer coding overrides it (RFC 9112 section 6.3).
         self.length = int(declared) if declared and not coded and method != "HEAD" else None
         closing = "close" in ",".join(self.headers.all("connection")).lower()
         # Both framings at once is a smuggling shape: use the one that h11 uses, then close (R17).
         self.reusable = head.http_version == b"1.1" and not closing and not (coded and declared)
-        # The bytes still to come, None when h11 frames the body.
+        # The bytes still to come, None while h11 frames the body.
         self.left = self.length if self.status in (200, 206) else None
         if self.left is not None:
-            trailing, closed = connection.trailing
+            trailing, closed = connection.framing.trailing_data
             self._tail = memoryview(trailing)[: self.left]
             self.reusable = self.reusable and not closed and len(trailing) <= self.left
 
     async def read_into(self, buffer: memoryview) -> int:
         """Fill `buffer` from the body, letting others run; 0 only at its end, Disconnected when cut short."""
         if self.left is None:
-            await self._read_framed()
-        else:
-            buffer = buffer[: self.left]
+            await anyio.lowlevel.checkpoint()
+        while self.left is None and not self._tail:
+            event = await self._connection.next_event(self._connection.timeouts.idle)
+            if isinstance(event, h11.Data):
+                self._tail = memoryview(event.data)
+            else:
+                self.left = 0
+                self.reusable = self.reusable and not self._connection.framing.trailing_data[0]
         if self.left and not self._tail:
-            count = await self._connection.fill(buffer)
+            count = await self._connection.fill(buffer[: self.left])
             if not count:
                 raise Disconnected(f"the body ended {self.left} bytes too early")
         else:
             count = min(len(buffer), len(self._tail))
             buffer[:count] = self._tail[:count]
             self._tail = self._tail[count:]
-        if self.left is not None:
+        if self.left:
             self.left -= count
-            self._ended = not self.left
         return count
-
-    async def _read_framed(self) -> None:
-        """Have h11 bring more of a body that has no usable Content-Length."""
-        await anyio.lowlevel.checkpoint()
-        while not self._tail and not self._ended:
-            event = await self._connection.next_event(self._connection.timeouts.idle)
-            if isinstance(event, h11.Data):
-                self._tail = memoryview(bytes(event.data))
-            else:
-                self._ended = True
-                self.reusable = self.reusable and not self._connection.trailing[0]
 
     async def read(self, limit: int) -> bytes:
         """Return the whole body; ContentError above `limit` bytes. An error's body may be short or long."""
         whole, failed = bytearray(), self.status >= 400
         scratch = memoryview(bytearray(min(PIECE, limit + 1, (self.length or 16 * 1024) + 1)))
         try:
-            while count := await self.read_into(scratch):
+            while len(whole) <= limit and (count := await self.read_into(scratch)):
                 whole += scratch[:count]
-                if len(whole) > limit:
-                    if failed:
-                        return bytes(whole[:limit])
-                    raise ContentError(f"the answer is longer than {limit} bytes")
         except WireError:
             if not failed:
                 raise
             self.reusable = False
-        return bytes(whole)
+        if len(whole) > limit and not failed:
+            raise ContentError(f"the answer is longer than {limit} bytes")
+        return bytes(whole[:limit])
 
     async def finish(self) -> bool:
         """Read what little is left; return whether the connection is good for another exchange."""
-        if self.reusable and not self._ended:
+        if self.reusable and self.left != 0:
             scratch, budget = memoryview(bytearray(8192)), _WORTH_DRAINING
             try:
                 with anyio.move_on_after(_WORTH_WAITING):
-                    while not self._ended and (self.left or 0) <= budget:
+                    while self.left != 0 and (self.left or 0) <= budget:
                         budget -= await self.read_into(scratch)
             except WireError:
-                self.reusable = False
-        return self._ended and self.reusable
-
-
-class _Sending:
-    """A request on its way out."""
-
-    __slots__ = ("left", "piece", "pieces", "refused", "scope", "write_error")
-
-    def __init__(self, piece: memoryview, left: int, pieces: Pieces | None) -> None:
-        # The memory that is offered next, and how many bytes of the body follow it.
-        self.piece, self.left, self.pieces = piece, left, pieces
-        # The wait for the answer; it gets its deadline when nothing more is sent.
-        self.scope = anyio.CancelScope()
-        self.write_error: WireError | None = None
-        self.refused: SyncError | None = None
-
-    def count(self, piece: memoryview) -> None:
-        """Take a piece off what is left; ContentError when the body is not as long as declared."""
-        if len(piece) > self.left or (self.left and not piece):
-            raise ContentError("the body does not have its declared length")
-        self.left -= len(piece)
-
-    def end(self, seconds: float, write_error: WireError | None = None) -> None:
-        """Say that nothing more is sent; `seconds` bound what is left of the wait for the answer."""
-        self.write_error = write_error
-        self.scope.deadline = anyio.current_time() + seconds
+                return False
+        return self.reusable and self.left == 0
 
 
 class Connection:
@@ -186,19 +148,101 @@ class Connection:
 
     def __init__(self, origin: Origin, stream: Stream, timeouts: Timeouts) -> None:
         self.origin, self.timeouts, self.idle_since = origin, timeouts, 0.0
-        self._stream = stream
+        self._stream, self.close = stream, stream.close
         self._scratch = memoryview(bytearray(16 * 1024))
-        self._begin()
 
-    def _begin(self) -> None:
-        self._h11 = h11.Connection(h11.CLIENT, max_incomplete_event_size=_LONGEST_HEAD)
-        # Whether the peer has said anything in the present exchange.
-        self.heard = False
-        # Of the present exchange's bodies: bytes, and seconds spent waiting for this peer.
-        self._moved, self._waited = 0, 0.0
+    def _head(self, request: Request, length: int) -> bytes:
+        authority = request.target if request.method == "CONNECT" else self.origin.authority
+        headers = [("Host", authority), *request.headers]
+        if length or request.method not in ("GET", "HEAD", "DELETE", "CONNECT"):
+            headers.append(("Content-Length", str(length)))
+        try:
+            event = h11.Request(method=request.method, target=request.target, headers=headers)
+            head = self.framing.send(event) or b""
+            # h11 is told the whole body at once and asks for its length only: a call for each piece costs
+            # 9 % of a copy's CPU. That the pieces come to that length is for `_take_off` to see.
+            self.framing.send_with_data_passthrough(h11.Data(data=range(length)))  # type: ignore[arg-type]
+            self.framing.send(h11.EndOfMessage())
+            return head
+        except (h11.LocalProtocolError, UnicodeError):
+            # h11 shows the header in its error: it may be a credential (I6).
+            raise ProtocolBroken("a request cannot be written: its URL or a header is malformed") from None
 
-    def close(self) -> None:
-        self._stream.close()
+    async def exchange(self, request: Request, first: memoryview, pieces: Pieces | None, seconds: float) -> Response:
+        """Send a request, whose body begins with `first`, and return its final answer with the body unread.
+
+        An error of `pieces` is raised as it is, a failed write only when the peer says nothing about it.
+        """
+        self.framing = h11.Connection(h11.CLIENT, max_incomplete_event_size=_LONGEST_HEAD)
+        # Whether the peer has said anything; of both bodies: bytes, and seconds spent waiting for this peer.
+        self.heard, self._moved, self._waited = False, 0, 0.0
+        # The wait for the answer gets its deadline when nothing more is sent; why that came too early.
+        self._answering = anyio.CancelScope()
+        self._failed: SyncError | None = None
+        # What is offered to the stream next, and how many bytes of the body follow it.
+        self._left = length = len(first) if pieces is None else pieces.length
+        self._piece = memoryview(self._head(request, length) + self._take_off(first))
+        try:
+            self._piece = self._piece[max(0, self._stream.send(self._piece)) :]
+            if not self._piece and not self._left:
+                self._end(seconds)
+        except Disconnected as error:
+            self._end(_LAST_WORDS, error)
+        if self._answering.deadline < math.inf:
+            answer = await self._listen(request.method, seconds)
+        else:
+            async with anyio.create_task_group() as group:
+                group.start_soon(self._send, pieces, seconds)
+                answer = await self._listen(request.method, seconds)
+                group.cancel_scope.cancel()
+        if isinstance(answer, Response):
+            return answer
+        raise self._failed or answer
+
+    def _take_off(self, piece: memoryview) -> memoryview:
+        """Take a piece off what is left; ContentError when the body is not as long as declared."""
+        if len(piece) > self._left or (self._left and not piece):
+            raise ContentError("the body does not have its declared length")
+        self._left -= len(piece)
+        return piece
+
+    def _end(self, seconds: float, failed: SyncError | None = None) -> None:
+        """Send nothing more; `seconds` bound what is left of the wait for the answer."""
+        self._piece, self._failed = memoryview(b""), failed
+        self._answering.deadline = anyio.current_time() + seconds
+
+    async def _send(self, pieces: Pieces | None, seconds: float) -> None:
+        """Send what is left, the same memory again after each wait."""
+        while True:
+            try:
+                while self._piece:
+                    if (sent := self._stream.send(self._piece)) < 0:
+                        await self._wait(sent, self.timeouts.idle)
+                    else:
+                        self._piece = self._piece[sent:]
+                        self._count(sent)
+            except WireError as error:
+                return self._end(_LAST_WORDS, error)
+            if pieces is None or not self._left:
+                return self._end(seconds)
+            try:
+                self._piece = self._take_off(await pieces.next())
+            except SyncError as error:
+                return self._end(0, error)
+
+    async def _listen(self, method: str, seconds: float) -> Response | WireError:
+        """Wait for the head of the one final answer, whenever it comes; interim answers say nothing."""
+        try:
+            with self._answering:
+                while not isinstance(event := await self.next_event(), h11.Response):
+                    await anyio.lowlevel.checkpoint()
+                response = Response(self, event, method)
+                if self._answering.deadline == math.inf or self._failed is not None:
+                    response.early, response.reusable = True, False
+                return response
+        except WireError as error:
+            return error
+        return TimedOut(f"no answer from {self.origin.authority} within {seconds:g} s")
 
     def is_alive(self) -> bool:
         """Ask the socket, without waiting, whether an idle peer has left or spoken out of turn."""
@@ -245,15 +289,15 @@ class Connection:
     async def next_event(self, seconds: float | None = None) -> object:
         """Return h11's next event, reading as much as it needs; `seconds` as for `_wait`."""
         try:
-            while (event := self._h11.next_event()) is h11.NEED_DATA:
+            while (event := self.framing.next_event()) is h11.NEED_DATA:
                 while (count := self._stream.recv_into(self._scratch)) < 0:
                     await self._wait(count, seconds)
                 self.heard = self.heard or count > 0
                 if seconds is not None:
                     self._count(count)
-                self._h11.receive_data(bytes(self._scratch[:count]))
+                self.framing.receive_data(bytes(self._scratch[:count]))
         except h11.RemoteProtocolError as error:
-            if self.trailing[1]:
+            if self.framing.trailing_data[1]:
                 raise Disconnected("the connection ended before the end of an answer") from error
             text = f"{self.origin.authority} does not speak HTTP/1.1: {clean(str(error), 150)}"
             if error.error_status_hint == 431:
@@ -261,101 +305,14 @@ class Connection:
             raise ProtocolBroken(text) from error
         return event
 
-    @property
-    def trailing(self) -> tuple[bytes, bool]:
-        """What h11 has buffered behind the head, and whether the peer has ended the stream."""
-        return self._h11.trailing_data
-
-    def _head(self, request: Request, length: int) -> bytes:
-        authority = request.target if request.method == "CONNECT" else self.origin.authority
-        headers = [("Host", authority), *request.headers]
-        if length or request.method not in ("GET", "HEAD", "DELETE", "CONNECT"):
-            headers.append(("Content-Length", str(length)))
-        self._begin()
-        try:
-            event = h11.Request(method=request.method, target=request.target, headers=headers)
-            head = self._h11.send(event) or b""
-            # h11 is told the whole body at once and asks for its length only: a call for each piece costs
-            # 9 % of a copy's CPU. That the pieces come to that length is for `_Sending` to see.
-            self._h11.send_with_data_passthrough(h11.Data(data=range(length)))  # type: ignore[arg-type]
-            self._h11.send(h11.EndOfMessage())
-            return head
-        except (h11.LocalProtocolError, UnicodeError):
-            # h11 shows the header in its error: it may be a credential (I6).
-            raise ProtocolBroken("a request cannot be written: its URL or a header is malformed") from None
-
-    async def exchange(self, request: Request, first: memoryview, pieces: Pieces | None, seconds: float) -> Response:
-        """Send a request, whose body begins with `first`, and return its final answer with the body unread.
-
-        An error of `pieces` is raised as it is, a failed write only when the peer says nothing about it.
-        """
-        length = len(first) if pieces is None else pieces.length
-        sending = _Sending(memoryview(self._head(request, length) + first), length, pieces)
-        sending.count(first)
-        try:
-            sending.piece = sending.piece[max(0, self._stream.send(sending.piece)) :]
-        except Disconnected as error:
-            sending.end(_LAST_WORDS, error)
-        else:
-            if not sending.piece and not sending.left:
-                sending.end(seconds)
-        if sending.scope.deadline < math.inf:
-            answer = await self._listen(sending, request.method)
-        else:
-            async with anyio.create_task_group() as group:
-                group.start_soon(self._send, sending, seconds)
-                answer = await self._listen(sending, request.method)
-                group.cancel_scope.cancel()
-        if sending.refused is not None:
-            raise sending.refused
-        if isinstance(answer, Response):
-            return answer
-        silence = TimedOut(f"no answer from {self.origin.authority} within {seconds:g} s")
-        raise sending.write_error or answer or silence
-
-    async def _send(self, sending: _Sending, seconds: float) -> None:
-        """Send what is left, the same memory again after each wait."""
-        while True:
-            try:
-                while sending.piece:
-                    if (sent := self._stream.send(sending.piece)) < 0:
-                        await self._wait(sent, self.timeouts.idle)
-                    else:
-                        sending.piece = sending.piece[sent:]
-                        self._count(sent)
-            except WireError as error:
-                return sending.end(_LAST_WORDS, error)
-            if sending.pieces is None or not sending.left:
-                return sending.end(seconds)
-            try:
-                sending.piece = await sending.pieces.next()
-                sending.count(sending.piece)
-            except SyncError as error:
-                sending.refused = error
-                return sending.scope.cancel()
-
-    async def _listen(self, sending: _Sending, method: str) -> Response | WireError | None:
-        """Wait for the head of the one final answer, whenever it comes; interim answers say nothing."""
-        try:
-            with sending.scope:
-                while not isinstance(event := await self.next_event(), h11.Response):
-                    await anyio.lowlevel.checkpoint()
-                response = Response(self, event, method)
-                if sending.scope.deadline == math.inf or sending.write_error is not None:
-                    response.early, response.reusable = True, False
-                return response
-        except WireError as error:
-            return error
-        return None
-
 
 class Pool:
-    """Idle connections by origin: last in, first out, bounded and aged. It bounds nothing in use (I8)."""
+    """Idle connections, last in, first out, bounded and aged. It bounds nothing in use (I8)."""
 
     def __init__(self, dial: Callable[[Origin], Awaitable[Stream]], timeouts: Timeouts) -> None:
-        self._dial, self.timeouts = dial, timeouts
-        self._idle: dict[Origin, list[Connection]] = {}
-        self.opened = 0
+        self._dial, self.timeouts, self.opened = dial, timeouts, 0
+        # The one used last is at the end.
+        self._idle: list[Connection] = []
 
     async def connect(self, origin: Origin) -> Connection:
         """Open a new connection."""
@@ -365,10 +322,10 @@ class Pool:
 
     def take(self, origin: Origin) -> Connection | None:
         """Take the idle connection that was used last and still lives; close those that do not."""
-        self._expire()
-        idle = self._idle.get(origin, [])
-        while idle:
-            connection = idle.pop()
+        # At every origin: nobody may ever ask for the others again.
+        self.close(anyio.current_time() - self.timeouts.idle_connection)
+        while connection := next((each for each in reversed(self._idle) if each.origin == origin), None):
+            self._idle.remove(connection)
             if connection.is_alive():
                 return connection
             connection.close()
@@ -377,21 +334,16 @@ class Pool:
     def give_back(self, connection: Connection) -> None:
         """Keep a connection whose last exchange ended in order."""
         connection.idle_since = anyio.current_time()
-        self._idle.setdefault(connection.origin, []).append(connection)
-        self._expire()
-        if sum(map(len, self._idle.values())) > _IDLE_IN_ALL:
-            min(self._idle.values(), key=lambda idle: idle[0].idle_since).pop(0).close()
+        self._idle.append(connection)
+        same = [each for each in self._idle if each.origin == connection.origin]
+        for surplus in same[:-_IDLE_PER_ORIGIN] or self._idle[:-_IDLE_IN_ALL]:
+            self._idle.remove(surplus)
+            surplus.close()
 
-    def _expire(self) -> None:
-        """Close what is too old or too much, at every origin: nobody may ever ask for it again."""
-        self.close(anyio.current_time() - self.timeouts.idle_connection, _IDLE_PER_ORIGIN)
-
-    def close(self, before: float = math.inf, most: int = 0) -> None:
-        """Close idle connections, oldest first, until `most` used after `before` are left at an origin."""
-        for idle in self._idle.values():
-            while idle and (len(idle) > most or idle[0].idle_since <= before):
-                idle.pop(0).close()
-        self._idle = {origin: idle for origin, idle in self._idle.items() if idle}
+    def close(self, before: float = math.inf) -> None:
+        """Close the idle connections that were last used before a time, or all."""
+        while self._idle and self._idle[0].idle_since <= before:
+            self._idle.pop(0).close()
 
     def lease(self, origin: Origin) -> Lease:
         """Give exchanges with `origin` a connection that is theirs alone until the context ends."""
@@ -409,21 +361,19 @@ class Lease:
     async def __aenter__(self) -> Lease:
         return self
 
-    async def __aexit__(self, *_: object) -> None:
-        await self.settle()
-
-    async def settle(self) -> None:
+    async def settle(self, *_: object) -> None:
         """Let go of the connection: back to the pool when it may serve again, else it is closed."""
         connection, response = self._connection, self._response
         self._connection = self._response = None
-        good = False
         try:
-            good = response is not None and await response.finish()
-        finally:
-            if connection is not None and good:
+            if connection is not None and response is not None and await response.finish():
                 self._pool.give_back(connection)
-            elif connection is not None:
+                connection = None
+        finally:
+            if connection is not None:
                 connection.close()
+
+    __aexit__ = settle
 
     async def exchange(self, request: Request, seconds: float | None = None, pieces: Pieces | None = None) -> Response:
         """Do one exchange; `seconds` bound the wait for the answer's head after the whole body."""
@@ -452,29 +402,25 @@ class Lease:
 
 async def _tunnel(stream: Stream, origin: Origin, proxy: Proxy, timeouts: Timeouts) -> None:
     """Ask the proxy for a tunnel (RFC 9110 section 9.3.6); credentials go nowhere else (R7)."""
-    target = f"{origin._replace(scheme='http', port=80).authority}:{origin.port}"
-    headers: tuple[tuple[str, str], ...] = ()
-    if proxy.username is not None:
-        from base64 import b64encode
+    from base64 import b64encode
 
-        login = b64encode(f"{proxy.username}:{proxy.password or ''}".encode()).decode("ascii")
-        headers = (("Proxy-Authorization", f"Basic {login}"),)
+    target = f"{origin._replace(scheme='http', port=80).authority}:{origin.port}"
+    login = b64encode(f"{proxy.username}:{proxy.password or ''}".encode()).decode("ascii")
+    headers = () if proxy.username is None else (("Proxy-Authorization", f"Basic {login}"),)
     connection = Connection(Origin(proxy.scheme, proxy.host, proxy.port), stream, timeouts)
-    request = Request("CONNECT", target, headers)
     try:
-        response = await connection.exchange(request, memoryview(b""), None, timeouts.head)
+        request = Request("CONNECT", target, headers)
+        status = (await connection.exchange(request, memoryview(b""), None, timeouts.head)).status
     except WireError as error:
         raise errors.ConnectFailed(f"the proxy {proxy} did not open a tunnel: {error.message}") from error
-    status = response.status
     if not 200 <= status < 300:
         lacking = "put user and password into the proxy's URL, percent-encoded"
         wrong = "check the user and password in the proxy's URL"
         hint = (wrong if proxy.username else lacking) if status == 407 else None
-        message = f"the proxy {proxy} refused a tunnel to {target} ({status})"
-        refused = errors.ConnectFailed(message, hint=hint)
+        refused = errors.ConnectFailed(f"the proxy {proxy} refused a tunnel to {target} ({status})", hint=hint)
         refused.retryable = status >= 500
         raise refused
-    if connection.trailing[0]:
+    if connection.framing.trailing_data[0]:
         raise ProtocolBroken(f"the proxy {proxy} sent bytes before the tunnel was used")
 
 
