@@ -22,9 +22,15 @@ from conformance.memory import Place
 from conformance.tokens import TokenService
 from tests.ends import Ran, Virtual, held, tags, virtual
 
-pytestmark = [pytest.mark.anyio, pytest.mark.virtual_time]
+pytestmark = [
+    pytest.mark.anyio,
+    pytest.mark.virtual_time,
+    # What follows from an exchange that went wrong: what was learnt by it is asked or tried again.
+    pytest.mark.provokes("known_blob_asked", "blob_before_session", "second_session", "refused_login_again"),
+]
 
 Verb = Callable[[Rule], Rule]
+_DAY = 86_400
 
 # Side, method, kind: every request that a sync of two tags makes, and the look for a blob that is there.
 ENDPOINTS = [
@@ -155,7 +161,8 @@ class Scene:
     def __init__(self, world: Virtual) -> None:
         self.world = world
         self.source, self.target = (
-            world.registry(f"{name}.test", auth=TokenService({"u": "p"})) for name in ("source", "target")
+            world.registry(f"{name}.test", auth=TokenService({"u": "p"}, expires_in=_DAY, lifetime=_DAY))
+            for name in ("source", "target")
         )
         self.images = {
             "v1": Seed(3).image(sizes=(400, 900)).load_into(self.source.app, "app", tag="v1"),
