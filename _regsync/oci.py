@@ -1,10 +1,9 @@
 """The vocabulary of the OCI specifications: names, references, digests, descriptors, manifests, platforms.
 
-Owns: every grammar of a registry's nouns, what counts as a readable manifest, which entries of an index a
-platform filter keeps. May not know: registries, configuration, HTTP; bytes come in, values go out.
-Invariant: a manifest's bytes are kept as they came; `trim_index` alone writes new ones, when an entry drops.
-No digest, tag, name or media type leaves unchecked: each may become part of a URL, a header or a file name
-(protocol-facts.md section 9.2, R11 to R14). Follows protocol-facts.md section 1, design.md sections 2 and 4.
+Owns: every grammar of a registry's nouns, what counts as a readable manifest, which entries of an index a platform
+filter keeps. May not know: registries, configuration, HTTP. Invariant: `trim_index` alone changes a manifest's bytes,
+when an entry drops; no digest, tag, name or media type leaves unchecked, as each may become part of a URL, a header or
+a file name (protocol-facts.md section 9.2, R11 to R14). Follows protocol-facts.md section 1, design.md sections 2, 4.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from __future__ import annotations
 import binascii
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple, NoReturn, TypeVar
 
@@ -20,38 +19,29 @@ from _regsync import fips
 from _regsync.errors import ConfigError, ContentError, clean
 
 __all__ = [
-    "ACCEPT_MANIFESTS", "IMAGE_CONFIGS", "MAX_INDEX_DEPTH", "TRIM_RULE", "Descriptor", "Manifest",
-    "Platform", "Reference", "Trimmed", "check_digest", "digest_of", "is_referrer_tag", "is_repository",
-    "is_tag", "nested_indexes", "parse_manifest", "parse_platform", "parse_reference", "platform_matches",
-    "referrers_tag", "split_digest", "trim_index",
+    "ACCEPT_MANIFESTS", "IMAGE_CONFIGS", "MAX_INDEX_DEPTH", "TRIM_RULE", "Descriptor", "Manifest", "Platform",
+    "Reference", "Trimmed", "check_digest", "digest_of", "is_referrer_tag", "is_repository", "is_tag", "nested_indexes",
+    "parse_manifest", "parse_platform", "parse_reference", "platform_matches", "referrers_tag", "split_digest",
+    "trim_index",
 ]  # fmt: skip
 
-# protocol-facts.md section 1.3.
-_OCI_INDEX = "application/vnd.oci.image.index.v1+json"
-_OCI_MANIFEST = "application/vnd.oci.image.manifest.v1+json"
-_DOCKER_LIST = "application/vnd.docker.distribution.manifest.list.v2+json"
-_DOCKER_MANIFEST = "application/vnd.docker.distribution.manifest.v2+json"
+# protocol-facts.md section 1.3: OCI's, then Docker's.
+_INDEX_TYPES = ("application/vnd.oci.image.index.v1+json", "application/vnd.docker.distribution.manifest.list.v2+json")
+_IMAGE_TYPES = ("application/vnd.oci.image.manifest.v1+json", "application/vnd.docker.distribution.manifest.v2+json")
 _SCHEMA_1 = "application/vnd.docker.distribution.manifest.v1+"
-_INDEX_TYPES = frozenset({_OCI_INDEX, _DOCKER_LIST})
-_IMAGE_TYPES = frozenset({_OCI_MANIFEST, _DOCKER_MANIFEST})
-IMAGE_CONFIGS = frozenset({
-    "application/vnd.oci.image.config.v1+json", "application/vnd.docker.container.image.v1+json",
-})  # fmt: skip
+IMAGE_CONFIGS = ("application/vnd.oci.image.config.v1+json", "application/vnd.docker.container.image.v1+json")
 # A type missing here makes `distribution` answer 404, or the linux/amd64 child in place of a list.
-ACCEPT_MANIFESTS = ", ".join((_OCI_INDEX, _DOCKER_LIST, _OCI_MANIFEST, _DOCKER_MANIFEST))
+ACCEPT_MANIFESTS = ", ".join(_INDEX_TYPES + _IMAGE_TYPES)
 # Sent by servers that do not know what they hold; the document decides then.
-_GENERIC_TYPES = frozenset({"", "application/json", "application/octet-stream", "text/plain"})
+_GENERIC_TYPES = ("", "application/json", "application/octet-stream", "text/plain")
 # protocol-facts.md section 1.6: by media type, never by the presence of `urls`.
 _FOREIGN = ("application/vnd.oci.image.layer.nondistributable.", "application/vnd.docker.image.rootfs.foreign.")
 
-# 4 MiB hold about 30,000 descriptors; so many have not been seen.
-_MAX_DESCRIPTORS = 10_000
-# design.md section 4.
-_MAX_JSON_DEPTH = 64
+_MAX_DESCRIPTORS = 10_000  # 4 MiB hold about 30,000; so many have not been seen
+_MAX_JSON_DEPTH = 64  # design.md section 4
 # Indexes within indexes, the top one counted (protocol-facts.md section 1.5).
 MAX_INDEX_DEPTH = 4
-# protocol-facts.md section 1.1. Patterns are compiled by `re` when they are first used: a start that
-# needs few of them does not pay for all.
+# protocol-facts.md section 1.1. `re` compiles a pattern when it is first used: a start pays for what it needs.
 _NAME_PART = r"[a-z0-9]+(?:(?:\.|__?|-+)[a-z0-9]+)*"
 _REPOSITORY = rf"{_NAME_PART}(?:/{_NAME_PART})*"
 _TAG = r"[a-zA-Z0-9_][a-zA-Z0-9._-]{0,127}"
@@ -62,11 +52,10 @@ _TYPE_NAME = r"[a-zA-Z0-9][a-zA-Z0-9!#$&^_.+-]{0,126}"
 _MEDIA_TYPE = rf"{_TYPE_NAME}/{_TYPE_NAME}(?: ?;[ -~]{{0,99}})?"
 _PLATFORM_PART = r"[a-z0-9][a-z0-9._-]{0,63}"
 _HOST = r"(?:\[[0-9a-f:.]+\]|[a-z0-9](?:[a-z0-9.-]*[a-z0-9])?)(?::[0-9]{1,5})?"
-_DOCKER_HUB = "docker.io"
 
 
 def is_repository(text: str) -> bool:
-    """Tell whether `text` is a repository name."""
+    """Tell whether `text` is a repository name, without host, tag or digest."""
     return len(text) <= 255 and re.fullmatch(_REPOSITORY, text) is not None
 
 
@@ -89,8 +78,7 @@ def check_digest(text: str) -> str:
 
 def split_digest(digest: str) -> tuple[str, str]:
     """Return the algorithm and the hexadecimal part of a checked digest."""
-    algorithm, _, encoded = digest.partition(":")
-    return algorithm, encoded
+    return digest.partition(":")[::2]
 
 
 def digest_of(body: bytes, algorithm: str = "sha256") -> str:
@@ -125,8 +113,8 @@ class Reference(NamedTuple):
 def parse_reference(text: str) -> Reference:
     """Read `HOST[:PORT]/REPO[:TAG|@DIGEST]`; no tag is implied. ConfigError, with the remedy, otherwise.
 
-    A first segment without `.`, `:` and other than `localhost` belongs to Docker Hub. Only the shape of a
-    host is looked at: which port and which address there can be, a registry's URL decides.
+    A first segment without `.`, `:` and other than `localhost` belongs to Docker Hub. Of a host only the shape
+    counts: its port and address are checked as a registry's URL.
     """
     name, at, digest = text.partition("@")
     if "/" in digest:
@@ -136,10 +124,10 @@ def parse_reference(text: str) -> Reference:
         scheme, mark, _ = name.partition("://")
         if mark:
             raise ValueError(f"leave out {scheme + mark!r}, write HOST/REPOSITORY[:TAG]")
-        host = _DOCKER_HUB
+        host = "docker.io"
         first, slash, rest = name.partition("/")
         label = first.partition(":")[0]
-        if "." in label or label == "localhost" or (slash and ":" in first):
+        if "." in label or label.lower() == "localhost" or (slash and ":" in first):
             host, name = first.lower(), rest
         if not re.fullmatch(_HOST, host):
             raise ValueError(f"{host!r} is not a host; write NAME[:PORT] or [IPV6][:PORT]")
@@ -213,7 +201,7 @@ class Descriptor(NamedTuple):
 class Manifest(NamedTuple):
     """A manifest or index: its bytes as they came, and what of them matters for a copy.
 
-    `digest` is the one asked for, else the sha256. `artifact_type` falls back to the config's media type.
+    `digest` is the one asked for, else the sha256; `artifact_type` falls back to the config's media type.
     """
 
     media_type: str
@@ -249,10 +237,9 @@ class Manifest(NamedTuple):
 def parse_manifest(
     body: bytes, *, content_type: str | None, digest: str | None = None, expected: Descriptor | None = None
 ) -> Manifest:
-    """Verify and read a manifest or index; ContentError for anything else.
+    """Verify and read a manifest or index, of an unknown media type too; ContentError for anything else.
 
-    `digest` is what was asked for, `expected` the index entry that led here; the bytes must agree with both.
-    An unknown media type is read for the fields that it shares with the known ones.
+    `digest` is what was asked for, `expected` the index entry that led here.
     """
     stated = (content_type or "").partition(";")[0].strip().lower()
     beginning = f"beginning {clean(body[:60].decode('utf-8', 'replace'))!r}" if body else "no body"
@@ -269,8 +256,8 @@ def parse_manifest(
     found = digest_of(body, split_digest(check_digest(wanted))[0] if wanted else "sha256")
     if wanted and found != wanted:
         raise ContentError(f"asked for {wanted}, got {found}; {received}")
-    names = (inside, "" if stated in _GENERIC_TYPES else stated, expected.media_type if expected else "")
-    return _collect(document, _settle_type(document, list(filter(None, names)), received), found, body)
+    told = (inside, "" if stated in _GENERIC_TYPES else stated, expected.media_type if expected else "")
+    return _collect(document, _settle_type(document, [name for name in told if name], received), found, body)
 
 
 def _settle_type(document: dict[str, Any], names: Sequence[str], received: str) -> str:
@@ -282,14 +269,13 @@ def _settle_type(document: dict[str, Any], names: Sequence[str], received: str) 
     is_image = document.get("config") is not None or document.get("layers") is not None
     if is_index and is_image:
         raise ContentError("the document is both a manifest and an index, which is refused (CVE-2021-41190)")
-    media_type = names[0] if names else _OCI_INDEX if is_index else _OCI_MANIFEST if is_image else ""
+    media_type = names[0] if names else _INDEX_TYPES[0] if is_index else _IMAGE_TYPES[0] if is_image else ""
     if not (media_type.startswith("application/") and re.fullmatch(_MEDIA_TYPE, media_type)):
         raise ContentError(f"neither a manifest nor an index; {received}")
-    # Go writes an empty list as null.
-    fits = "manifests" in document and not is_image
+    fits = "manifests" in document and not is_image  # Go writes an empty list as null
     if media_type in _IMAGE_TYPES:
         fits = document.get("config") is not None and not is_index
-    if media_type in _INDEX_TYPES | _IMAGE_TYPES and not fits:
+    if media_type in _INDEX_TYPES + _IMAGE_TYPES and not fits:
         raise ContentError(f"the document does not have the fields of {media_type}; {received}")
     return media_type
 
@@ -306,21 +292,13 @@ def _collect(document: dict[str, Any], media_type: str, digest: str, body: bytes
     for entry in read.values():
         if sizes.setdefault(entry.digest, entry.size) != entry.size:
             raise ContentError(f"the document gives two sizes for {entry.digest}")
-    config = read.get("config")
+    config, subject, annotations = read.get("config"), read.get("subject"), _annotations(document)
+    # `blobs` are the layers of the old ORAS artifact manifest.
+    layers = tuple(entry for where, entry in read.items() if where.startswith(("layers", "blobs")))
     children = tuple(entry for where, entry in read.items() if where.startswith("manifests"))
-    return Manifest(
-        media_type=media_type,
-        digest=digest,
-        body=body,
-        is_index=media_type in _INDEX_TYPES or bool(children),
-        config=config,
-        # `blobs` are the layers of the old ORAS artifact manifest.
-        layers=tuple(entry for where, entry in read.items() if where.startswith(("layers", "blobs"))),
-        children=children,
-        subject=read.get("subject"),
-        artifact_type=_field(document, "artifactType", str) or (config.media_type if config else None),
-        annotations=_annotations(document),
-    )
+    is_index = media_type in _INDEX_TYPES or bool(children)
+    artifact_type = _field(document, "artifactType", str) or (config.media_type if config else None)
+    return Manifest(media_type, digest, body, is_index, config, layers, children, subject, artifact_type, annotations)
 
 
 def _descriptor(value: object, where: str) -> Descriptor:
@@ -334,16 +312,10 @@ def _descriptor(value: object, where: str) -> Descriptor:
         # A bool is an int in Python; sizes are int64 in the specification.
         if not isinstance(size, int) or isinstance(size, bool) or not 0 <= size < 2**63:
             raise ContentError(f"{clean(repr(size), 40)} is not a size")
-        digest = check_digest(_field(value, "digest", str))
-        return Descriptor(
-            media_type=media_type.lower(),
-            digest=digest,
-            size=size,
-            platform=_platform(_field(value, "platform", dict)),
-            annotations=_annotations(value),
-            artifact_type=_field(value, "artifactType", str) or None,
-            data=_data(_field(value, "data", str), digest, size),
-        )
+        digest, platform = check_digest(_field(value, "digest", str)), _platform(_field(value, "platform", dict))
+        annotations, artifact_type = _annotations(value), _field(value, "artifactType", str) or None
+        data = _data(_field(value, "data", str), digest, size)
+        return Descriptor(media_type.lower(), digest, size, platform, annotations, artifact_type, data)
     except ContentError as error:
         raise ContentError(f"{where}: {error.message}") from error
 
@@ -358,7 +330,7 @@ def _platform(value: dict[str, Any]) -> Platform | None:
 
 
 def _annotations(document: dict[str, Any]) -> dict[str, str]:
-    """Return the annotations that are text: nulls occur, and mean nothing to a copy."""
+    # Nulls occur, and mean nothing to a copy.
     found = _field(document, "annotations", dict)
     return {key: value for key, value in found.items() if isinstance(value, str)}
 
@@ -366,8 +338,7 @@ def _annotations(document: dict[str, Any]) -> dict[str, str]:
 def _data(text: str, digest: str, size: int) -> bytes | None:
     """Return embedded content when it verifies, else None: it is fetched like any other."""
     try:
-        # Skips characters that are not base64; the digest decides.
-        content = binascii.a2b_base64(text)
+        content = binascii.a2b_base64(text)  # skips characters that are not base64; the digest decides
     except ValueError:
         return None
     same = text and len(content) == size and digest_of(content, split_digest(digest)[0]) == digest
@@ -388,12 +359,10 @@ def _field(document: dict[str, Any], key: str, kind: type[_T]) -> _T:
     return value
 
 
-def _load(body: bytes, received: str, *, rewriting: bool = False) -> dict[str, Any]:
-    """Parse a JSON object. When it is to be written again, fractions are refused: they would change."""
+def _load(body: bytes, received: str, fraction: Callable[[str], Any] | None = None) -> dict[str, Any]:
     try:
-        text, fraction = body.decode("utf-8"), _refuse if rewriting else None
         document = json.loads(
-            text, object_pairs_hook=_object, parse_int=_integer, parse_float=fraction, parse_constant=_refuse
+            body.decode(), object_pairs_hook=_object, parse_int=_integer, parse_float=fraction, parse_constant=_refuse
         )
         deep = _nests_deeper(document, _MAX_JSON_DEPTH)
     except ValueError as error:
@@ -460,63 +429,52 @@ def trim_index(index: Manifest, wanted: Sequence[Platform], nested: Mapping[str,
     `nested` holds every index below, at any depth, by digest. ContentError when bytes that must be written
     anew would not come out as they were.
     """
-    done: dict[str, Trimmed] = {}
-
-    def trim(above: Manifest, depth: int) -> Trimmed:
-        if depth > MAX_INDEX_DEPTH:
-            raise ContentError(f"indexes are nested more than {MAX_INDEX_DEPTH} deep")
-        for child in nested_indexes(above):
-            if child.digest not in done:
-                done[child.digest] = trim(nested[child.digest], depth + 1)
-        return _trim(above, wanted, done)
-
-    return trim(index, 1)
+    return _trim(index, wanted, nested, {}, 1)
 
 
-def _trim(index: Manifest, wanted: Sequence[Platform], done: Mapping[str, Trimmed]) -> Trimmed:
-    """Choose among the entries of one index; `done` holds what became of the indexes below it."""
+def _trim(
+    index: Manifest, wanted: Sequence[Platform], nested: Mapping[str, Manifest], done: dict[str, Trimmed], depth: int
+) -> Trimmed:
+    """Trim what lies below, once each, into `done`; then choose among the entries of `index` itself."""
+    if depth > MAX_INDEX_DEPTH:
+        raise ContentError(f"indexes are nested more than {MAX_INDEX_DEPTH} deep")
     matched: set[Platform] = set()
     available: dict[str, None] = {}
-    chosen: list[Descriptor | None] = []
-    for child in index.children:
+    kept: dict[int, Descriptor] = {}
+    for place, child in enumerate(index.children):
         keep, hits = child, frozenset[Platform]()
         if child.is_index:
+            if child.digest not in done:
+                done[child.digest] = _trim(nested[child.digest], wanted, nested, done, depth + 1)
             below = done[child.digest]
             hits = below.matched
-            available.update(dict.fromkeys(below.available))
+            available |= dict.fromkeys(below.available)
             if below.changed:
                 keep = child._replace(digest=below.manifest.digest, size=below.manifest.size, data=None)
         elif child.platform and not child.attests:
             hits = frozenset(each for each in wanted if platform_matches(each, child.platform))
             available[str(child.platform)] = None
         matched |= hits
-        chosen.append(keep if hits else None)
-    held = {child.digest for child, keep in zip(index.children, chosen, strict=True) if keep}
-    for place, child in enumerate(index.children):
-        if child.attests in held:
-            chosen[place] = child
+        if hits:
+            kept[place] = keep
+    held = {index.children[place].digest for place in kept}
+    kept |= {place: child for place, child in enumerate(index.children) if child.attests in held}
+    chosen = [kept.get(place) for place in range(len(index.children))]
     changed = tuple(chosen) != index.children
-    return Trimmed(
-        manifest=_rewritten(index, chosen) if changed and matched else index,
-        changed=changed,
-        nested={digest: trimmed for digest, trimmed in done.items() if trimmed.matched},
-        matched=frozenset(matched),
-        available=tuple(available),
-    )
+    manifest = _rewritten(index, chosen) if changed and matched else index
+    below_it = {digest: trimmed for digest, trimmed in done.items() if trimmed.matched}
+    return Trimmed(manifest, changed, below_it, frozenset(matched), tuple(available))
 
 
 def _rewritten(index: Manifest, chosen: Sequence[Descriptor | None]) -> Manifest:
     """Write the index anew with the chosen entries; the order and all other fields stay."""
-    document = _load(index.body, "the index cannot be trimmed", rewriting=True)
-    entries = []
-    for entry, keep in zip(document["manifests"], chosen, strict=True):
-        if keep and keep.digest != entry["digest"]:
+    document = _load(index.body, "the index cannot be trimmed", _refuse)
+    kept = [(entry, keep) for entry, keep in zip(document["manifests"], chosen, strict=True) if keep]
+    for entry, keep in kept:
+        if keep.digest != entry["digest"]:
             entry.update(digest=keep.digest, size=keep.size)
-            # It is the content of the untrimmed index.
-            entry.pop("data", None)
-        if keep:
-            entries.append(entry)
-    document["manifests"] = entries
+            entry.pop("data", None)  # the content of the untrimmed index
+    document["manifests"] = [entry for entry, _ in kept]
     try:
         body = json.dumps(document, ensure_ascii=False, separators=(",", ":")).encode("utf-8")
     except UnicodeEncodeError as error:

@@ -1,30 +1,18 @@
 """When a request may go: permits per registry, the pause before a repetition, what a peer asks us to wait.
 
 Owns: the arithmetic of waiting. May not know: clocks, sockets, tasks; `now` and chance are arguments.
-Invariant I8: a request is admitted by one synchronous decision that takes everything it needs or
-nothing. Follows design.md section 9; the adaptive windows and token buckets of specification section
-8.1 join the same decision.
+Invariant I8: a request is admitted by one synchronous decision that takes everything it needs or nothing.
+Follows design.md section 9; the windows and buckets of specification section 8.1 join the same decision.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-__all__ = [
-    "DEFAULT_CONCURRENCY",
-    "LARGE_BODY",
-    "Limit",
-    "Patience",
-    "Want",
-    "admit",
-    "backoff",
-    "parse_retry_after",
-    "release",
-]
+__all__ = ["DEFAULT_CONCURRENCY", "LARGE_BODY", "Limit", "Patience", "Want", "admit", "parse_retry_after", "release"]
 
-# Specification section 2.2: `max_concurrent` when unset.
-DEFAULT_CONCURRENCY = 50
+DEFAULT_CONCURRENCY = 50  # specification section 2.2: `max_concurrent` when unset
 # Bodies from here on count as streams (design.md section 9): few at a time fill a link, more only
 # cost memory and make every image end late.
 LARGE_BODY = 1024 * 1024
@@ -53,50 +41,38 @@ class Limit:
         self.cap, self.in_use, self.bodies = cap, 0, 0
         self.large = {"read": 0, "write": 0}
 
-    @property
-    def most_bodies(self) -> int:
-        """A fifth, at least two, stays for short requests, so that bodies never starve discovery."""
-        return max(1, min(self.cap - 1, self.cap - max(2, self.cap // 5)))
+    def fits(self, wants: Sequence[Want]) -> bool:
+        """Say whether all of `wants`, of this registry, can be taken now."""
+        bodies = [want for want in wants if want.body is not None]
+        # A fifth, at least two, stays for short requests, so that bodies never starve discovery; but a transfer
+        # inside one registry takes two permits at once and must fit an otherwise idle limit.
+        most = max(1, self.cap - max(2, self.cap // 5))
+        if self.in_use + len(wants) > self.cap or (bodies and self.bodies and self.bodies + len(bodies) > most):
+            return False
+        return all(self.large[want.body or ""] < _LARGE_STREAMS for want in bodies if want.large)
 
-
-def _fits(limit: Limit, wants: Iterable[Want]) -> bool:
-    wants = list(wants)
-    if limit.in_use + len(wants) > limit.cap:
-        return False
-    bodies = [want for want in wants if want.body is not None]
-    # A transfer inside one registry takes two permits at once and must fit an otherwise idle limit.
-    if bodies and limit.bodies and limit.bodies + len(bodies) > limit.most_bodies:
-        return False
-    return all(not want.large or limit.large[want.body or "read"] < _LARGE_STREAMS for want in bodies)
+    def count(self, want: Want, step: int) -> None:
+        """Take a permit (1) or give it back (-1)."""
+        self.in_use += step
+        if want.body is not None:
+            self.bodies += step
+            self.large[want.body] += step * want.large
 
 
 def admit(limits: Mapping[str, Limit], wants: tuple[Want, ...]) -> bool:
     """Take all that `wants` name, or nothing; True when taken."""
     hosts = {want.host for want in wants}
-    if not all(_fits(limits[host], [want for want in wants if want.host == host]) for host in hosts):
+    if not all(limits[host].fits([want for want in wants if want.host == host]) for host in hosts):
         return False
-    _count(limits, wants, 1)
+    for want in wants:
+        limits[want.host].count(want, 1)
     return True
 
 
 def release(limits: Mapping[str, Limit], wants: tuple[Want, ...]) -> None:
     """Give back what `admit` took."""
-    _count(limits, wants, -1)
-
-
-def _count(limits: Mapping[str, Limit], wants: tuple[Want, ...], step: int) -> None:
     for want in wants:
-        limit = limits[want.host]
-        limit.in_use += step
-        if want.body is not None:
-            limit.bodies += step
-            if want.large:
-                limit.large[want.body] += step
-
-
-def backoff(attempt: int, chance: float) -> float:
-    """Return the pause in seconds before attempt `attempt` (from 1); `chance` is uniform in [0, 1)."""
-    return float(min(_LONGEST_PAUSE, _FIRST_PAUSE * 2 ** (attempt - 1)) * chance)
+        limits[want.host].count(want, -1)
 
 
 class Patience:
@@ -116,6 +92,11 @@ class Patience:
             return None
         self.repeated += 1
         return max(asked, backoff(self.repeated, chance))
+
+
+def backoff(attempt: int, chance: float) -> float:
+    """Return the pause in seconds before attempt `attempt` (from 1); `chance` is uniform in [0, 1)."""
+    return float(min(_LONGEST_PAUSE, _FIRST_PAUSE * 2 ** (attempt - 1)) * chance)
 
 
 def parse_retry_after(value: str | None, wall_now: float) -> float | None:

@@ -151,6 +151,8 @@ REFERENCES = [
     ("docker.io/alpine", "docker.io", "alpine", None, None),
     ("index.docker.io/library/alpine", "index.docker.io", "library/alpine", None, None),
     ("localhost/a", "localhost", "a", None, None),
+    ("LOCALHOST/a", "localhost", "a", None, None),
+    ("LocalHost:5000/a:B", "localhost:5000", "a", "B", None),
     ("localhost:5000/a/b:c", "localhost:5000", "a/b", "c", None),
     ("registry:5000/a", "registry:5000", "a", None, None),
     ("Registry.Example.COM/a:B", "registry.example.com", "a", "B", None),
