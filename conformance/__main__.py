@@ -38,9 +38,7 @@ def seed_images(app: App) -> None:
     seed.image().load_into(app, "seed/oci", tag="v1")
     seed.image(format="docker").load_into(app, "seed/docker", tag="v1")
     seed.index(attestations=True).load_into(app, "seed/index", tag="v1")
-    seed.index(format="docker", platforms=("linux/amd64", "windows/amd64")).load_into(
-        app, "seed/list", tag="v1"
-    )
+    seed.index(format="docker", platforms=("linux/amd64", "windows/amd64")).load_into(app, "seed/list", tag="v1")
     seed.index([seed.index(), seed.image()]).load_into(app, "seed/nested", tag="v1")
     signed = seed.image().load_into(app, "seed/signed", tag="v1")
     seed.artifact(signed).load_into(app, "seed/signed")
@@ -153,27 +151,17 @@ def _parser() -> argparse.ArgumentParser:
     front = commands.add_parser("proxy", help="pass requests on to a registry, with faults")
     front.add_argument("upstream", type=origin, metavar="URL", help="http(s)://HOST[:PORT] of the registry")
     front.add_argument("--ca", metavar="FILE", help="certificates to trust, PEM, instead of the system's")
-    front.add_argument(
-        "--token-path", default="/token", metavar="PATH", help="of its token service: kind token"
-    )
+    front.add_argument("--token-path", default="/token", metavar="PATH", help="of its token service: kind token")
     for each in (run, front):
         each.add_argument("--host", default="127.0.0.1")
         each.add_argument("--port", type=int, default=0, help="0 takes a free one")
         each.add_argument("--tls", nargs=2, metavar=("CERT", "KEY"), help="PEM files; HTTPS instead of HTTP")
         each.add_argument(
-            *("--fault", "-f"),
-            action="append",
-            default=[],
-            metavar="RULE",
-            help="see README.md; several times",
+            *("--fault", "-f"), action="append", default=[], metavar="RULE", help="see README.md; several times"
         )
-        each.add_argument(
-            "--faults", metavar="FILE", help="rules, one to a line, taken before those of --fault"
-        )
+        each.add_argument("--faults", metavar="FILE", help="rules, one to a line, taken before those of --fault")
         each.add_argument("--seed", type=int, default=0, help="of the rules that strike by chance")
-        each.add_argument(
-            "--journal", action="store_true", help="write every exchange to standard error at the end"
-        )
+        each.add_argument("--journal", action="store_true", help="write every exchange to standard error at the end")
     ask = commands.add_parser("check", help="check a registry against the OCI distribution specification 1.1")
     ask.add_argument("url", metavar="URL", help="http(s)://HOST[:PORT]/REPOSITORY, which is written to")
     ask.add_argument("--user", metavar="NAME:PASSWORD", help="for Basic or the registry's token service")
