@@ -1,11 +1,10 @@
 """Byte streams to a peer: own non-blocking sockets, plain or TLS, TLS inside TLS.
 
-Owns: name resolution, the race between addresses, handshakes, and what a read or a write on a non-blocking
-socket may answer. May not know: HTTP, registries, credentials. Invariants: a stream is closed only after
-everyone who waits on its socket was told (`anyio.notify_closing`), never half-closed, and nobody waits for
-a close_notify; after WANT_WRITE the caller offers exactly the same memory again. Follows design.md section 9
-"Body path"; throughput.md sections 2, 3 and traps 1, 4, 7 and 8 say why sockets are ours and why TLS never
-goes through a MemoryBIO except inside a TLS proxy.
+Owns: name resolution, the race between addresses, handshakes, and what a read or a write may answer. May not know:
+HTTP, registries, credentials. Invariants: whoever waits on a socket is told before it is closed, it is never
+half-closed, and nobody waits for a close_notify; after WANT_WRITE the caller offers exactly the same memory again.
+Follows design.md section 9 "Body path"; throughput.md sections 2, 3 and traps 1, 4, 7 and 8 say why sockets are
+ours and why TLS never goes through a MemoryBIO except inside a TLS proxy.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ __all__ = ["WANT_READ", "WANT_WRITE", "Origin", "Stream", "Timeouts", "connect",
 
 # What `recv_into` and `send` answer instead of a count when nothing can move now.
 WANT_READ, WANT_WRITE = -1, -2
-
+_WANTS: dict[type[OSError], int] = {ssl.SSLWantReadError: WANT_READ, ssl.SSLWantWriteError: WANT_WRITE}
 # RFC 8305 section 5 recommends 250 ms between attempts.
 _ATTEMPT_DELAY = 0.25
 # How much of a piece is encrypted before a TLS proxy has taken what was encrypted before.
@@ -86,8 +85,14 @@ class Stream(Protocol):
         """Close at once; whoever waits on the stream gets Disconnected."""
 
 
-def _broken(error: OSError) -> Disconnected:
-    return Disconnected(f"the connection broke: {clean(error.strerror or type(error).__name__, 100)}")
+def _answer(error: OSError, blocked: int) -> int:
+    """Put an error into what `recv_into` or `send` answers: `blocked` when nothing can move; or Disconnected."""
+    if isinstance(error, BlockingIOError) or type(error) in _WANTS:
+        return _WANTS.get(type(error), blocked)
+    if blocked == WANT_READ and isinstance(error, (ssl.SSLZeroReturnError, ssl.SSLEOFError)):
+        # Common without close_notify: lengths and digests decide whether anything is missing.
+        return 0
+    raise Disconnected(f"the connection broke: {clean(error.strerror or type(error).__name__, 100)}") from error
 
 
 def _close(connected: socket.socket) -> None:
@@ -109,41 +114,25 @@ class SocketStream:
         """Go on with the handshake: 0 when done, else what to wait for; OSError when it failed."""
         try:
             self._socket.do_handshake()
-        except ssl.SSLWantReadError:
-            return WANT_READ
-        except ssl.SSLWantWriteError:
-            return WANT_WRITE
+        except (ssl.SSLWantReadError, ssl.SSLWantWriteError) as error:
+            return _WANTS[type(error)]
         return 0
 
     def recv_into(self, buffer: memoryview) -> int:
         try:
             return int(self._socket.recv_into(buffer))
-        except (BlockingIOError, ssl.SSLWantReadError):
-            return WANT_READ
-        except ssl.SSLWantWriteError:
-            return WANT_WRITE
-        except (ssl.SSLZeroReturnError, ssl.SSLEOFError):
-            # Common without close_notify: lengths and digests decide whether anything is missing.
-            return 0
         except OSError as error:
-            raise _broken(error) from error
+            return _answer(error, WANT_READ)
 
     def send(self, data: memoryview) -> int:
         try:
             return int(self._socket.send(data))
-        except (BlockingIOError, ssl.SSLWantWriteError):
-            return WANT_WRITE
-        except ssl.SSLWantReadError:
-            return WANT_READ
         except OSError as error:
-            raise _broken(error) from error
+            return _answer(error, WANT_WRITE)
 
     async def wait(self, want: int) -> None:
         try:
-            if want == WANT_READ:
-                await anyio.wait_readable(self._socket)
-            else:
-                await anyio.wait_writable(self._socket)
+            await (anyio.wait_readable if want == WANT_READ else anyio.wait_writable)(self._socket)
         except anyio.BusyResourceError:
             # Both directions of TLS may want the same (a key update): the caller looks again soon.
             await anyio.sleep(_LOOK_AGAIN)
@@ -161,10 +150,10 @@ class TlsInsideStream:
     peer that has stopped reading is still heard.
     """
 
-    __slots__ = ("_encrypted", "_incoming", "_inner", "_object", "_outgoing", "_scratch", "_unsent")
+    __slots__ = ("_encrypted", "_incoming", "_inner", "_object", "_outgoing", "_scratch", "_unsent", "close", "wait")
 
     def __init__(self, inner: Stream, context: Any, server_hostname: str) -> None:
-        self._inner = inner
+        self._inner, self.wait, self.close = inner, inner.wait, inner.close
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
         self._object = context.wrap_bio(self._incoming, self._outgoing, server_hostname=server_hostname)
         # Ciphertext that the inner stream has not taken, and how much of `send`'s data it stands for.
@@ -199,34 +188,26 @@ class TlsInsideStream:
                     self._incoming.write_eof()
 
     def handshake(self) -> int:
-        """Go on with the handshake: 0 when done, else what to wait for; OSError when it failed."""
+        """As `SocketStream.handshake`."""
         done = self._turn(self._object.do_handshake)
         return self._flush() or done
 
     def recv_into(self, buffer: memoryview) -> int:
         try:
             return self._turn(lambda: self._object.read(len(buffer), buffer))
-        except (ssl.SSLZeroReturnError, ssl.SSLEOFError):
-            return 0
         except OSError as error:
-            raise _broken(error) from error
+            return _answer(error, WANT_READ)
 
     def send(self, data: memoryview) -> int:
         try:
             self._encrypted = self._encrypted or self._object.write(data[:_TLS_PORTION])
         except OSError as error:
-            raise _broken(error) from error
+            return _answer(error, WANT_WRITE)
         if (blocked := self._flush()) < 0:
             # Encrypted already: the same memory comes again, and is not encrypted twice.
             return blocked
         sent, self._encrypted = self._encrypted, 0
         return sent
-
-    async def wait(self, want: int) -> None:
-        await self._inner.wait(want)
-
-    def close(self) -> None:
-        self._inner.close()
 
 
 def _interleave(found: list[Any]) -> list[tuple[int, Any]]:
@@ -239,14 +220,11 @@ def _interleave(found: list[Any]) -> list[tuple[int, Any]]:
 
 
 async def _resolve(host: str, port: int) -> list[tuple[int, Any]]:
+    look_up = partial(socket.getaddrinfo, host, port, type=socket.SOCK_STREAM)
     try:
         # In a thread of its own: behind a few names whose servers are silent, all others would wait.
-        found = await anyio.to_thread.run_sync(
-            partial(socket.getaddrinfo, host, port, type=socket.SOCK_STREAM),
-            abandon_on_cancel=True,
-            limiter=anyio.CapacityLimiter(1),
-        )
-        return _interleave(found)
+        own = anyio.CapacityLimiter(1)
+        return _interleave(await anyio.to_thread.run_sync(look_up, abandon_on_cancel=True, limiter=own))
     except (OSError, ValueError) as error:
         reason = clean(getattr(error, "strerror", None) or str(error), 100)
         raise ConnectFailed(
@@ -276,14 +254,15 @@ async def _connect_one(family: int, address: Any) -> socket.socket:
 async def _race(addresses: list[tuple[int, Any]]) -> socket.socket:
     """Return the first socket that connects, attempts 250 ms apart; the last OSError when none does."""
     connections: list[socket.socket] = []
-    errors: list[OSError] = [OSError("the name has no address that can be used")]
+    refused = OSError("the name has no address that can be used")
 
     async def attempt(family: int, address: Any, failed: anyio.Event) -> None:
+        nonlocal refused
         try:
             connections.append(await _connect_one(family, address))
             group.cancel_scope.cancel()
         except OSError as error:
-            errors.append(error)
+            refused = error
             failed.set()
 
     try:
@@ -294,7 +273,7 @@ async def _race(addresses: list[tuple[int, Any]]) -> socket.socket:
                 with anyio.move_on_after(_ATTEMPT_DELAY):
                     await failed.wait()
         if not connections:
-            raise errors[-1]
+            raise refused
         return connections.pop(0)
     finally:
         # Two may connect in the same turn of the loop; none may stay when this is cancelled.
@@ -303,16 +282,16 @@ async def _race(addresses: list[tuple[int, Any]]) -> socket.socket:
 
 
 async def connect(host: str, port: int, timeouts: Timeouts) -> SocketStream:
-    where = Origin("", host, port).authority
+    """Connect to the first address of a name that answers; ConnectFailed when none does."""
     try:
         with anyio.fail_after(timeouts.connect):
             return SocketStream(await _race(await _resolve(host, port)))
-    except TimeoutError as error:
-        message = f"no connection to {where} within {timeouts.connect:g} s"
-        raise ConnectFailed(message, hint=_UNREACHED) from error
     except OSError as error:
-        cause = clean(error.strerror or str(error), 100).lower()
-        raise ConnectFailed(f"no connection to {where}: {cause}", hint=_UNREACHED) from error
+        cause = f": {clean(error.strerror or str(error), 100).lower()}"
+        if isinstance(error, TimeoutError):
+            cause = f" within {timeouts.connect:g} s"
+        where = Origin("", host, port).authority
+        raise ConnectFailed(f"no connection to {where}{cause}", hint=_UNREACHED) from error
 
 
 async def start_tls(below: Stream, context: Any, host: str, timeouts: Timeouts) -> Stream:
@@ -323,9 +302,6 @@ async def start_tls(below: Stream, context: Any, host: str, timeouts: Timeouts) 
             secured: SocketStream | TlsInsideStream = below
         else:
             secured = TlsInsideStream(below, context, host)
-    except (OSError, ValueError) as error:
-        raise ConnectFailed(f"TLS with {host} cannot begin: {clean(str(error), 200)}") from error
-    try:
         with anyio.fail_after(timeouts.tls):
             while (want := secured.handshake()) < 0:
                 await secured.wait(want)
@@ -337,6 +313,8 @@ async def start_tls(below: Stream, context: Any, host: str, timeouts: Timeouts) 
         # A peer that merely went away may be there again; what it says in TLS stays as it is.
         refused.retryable = not isinstance(error, ssl.SSLError) or isinstance(error, ssl.SSLEOFError)
         raise refused from error
+    except ValueError as error:
+        raise ConnectFailed(f"TLS with {host} cannot begin: {clean(str(error), 200)}") from error
     except Disconnected as error:
         raise ConnectFailed(f"{host} ended the TLS handshake: {error.message}") from error
     return secured
