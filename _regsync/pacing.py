@@ -96,7 +96,7 @@ class Patience:
 
 def backoff(attempt: int, chance: float) -> float:
     """Return the pause in seconds before attempt `attempt` (from 1); `chance` is uniform in [0, 1)."""
-    return float(min(_LONGEST_PAUSE, _FIRST_PAUSE * 2 ** (attempt - 1)) * chance)
+    return float(min(_LONGEST_PAUSE, _FIRST_PAUSE * 2 ** min(attempt - 1, 9)) * chance)
 
 
 def parse_retry_after(value: str | None, wall_now: float) -> float | None:

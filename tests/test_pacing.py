@@ -123,7 +123,7 @@ def test_large_is_what_design_says() -> None:
     assert LARGE_BODY == 1024 * 1024
 
 
-@pytest.mark.parametrize(("attempt", "most"), [(1, 0.5), (2, 1), (3, 2), (4, 4), (7, 30), (1000, 30)])
+@pytest.mark.parametrize(("attempt", "most"), [(1, 0.5), (2, 1), (3, 2), (4, 4), (7, 30), (1000, 30), (9999, 30)])
 def test_pause_doubles_from_half_a_second_to_thirty_with_full_jitter(attempt: int, most: float) -> None:
     assert backoff(attempt, 0.0) == 0
     assert backoff(attempt, 0.5) == most / 2
