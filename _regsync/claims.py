@@ -172,17 +172,14 @@ class Claims:
         """Note that the image is complete: whoever waits for one of its blobs may mount it."""
         return self._release(work, [])
 
-    def mount_ended(self, host: str) -> list[Step]:
+    def mount_ended(self, host: str, *, mounted: bool) -> list[Step]:
         """Take in how a mount ended: nobody waits for the first one any more, or for one that is refused."""
-        _, waited = self._trials.pop(host, (None, []))
-        stuck = [
-            place
-            for (lead_host, _), lead in self._leads.items()
-            if lead_host == host
-            for place in lead.followers
-            if not self.knowledge.may_mount(place.key[0], lead.work.where[1])
-        ]
-        return self._move_all(stuck + waited)
+        _, moved = self._trials.pop(host, (None, []))
+        for (lead_host, _), lead in () if mounted else self._leads.items():
+            if lead_host == host:
+                source = lead.work.where[1]
+                moved += [each for each in lead.followers if not self.knowledge.may_mount(each.key[0], source)]
+        return self._move_all(moved)
 
     def overdue(self, patience: float) -> list[Step]:
         """Let followers upload that have waited longer than `patience` seconds for their leader's commit."""

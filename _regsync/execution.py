@@ -105,6 +105,7 @@ class Execution:
         # How often each blob is named by what was discovered: their order follows it.
         self.references: Counter[str] = Counter()
         self._read: set[str] = set()
+        self._hosts: set[str] = set()
         self._pending: dict[int, Image] = {}
         self._election = plan.Election()
         self._numbers = count()
@@ -140,6 +141,7 @@ class Execution:
         self._pending[image.number] = image
         self._pending_bytes += image.tree.size
         host = image.target.host.key
+        self._hosts.add(host)
         blobs = [(host, digest) for digest in image.digests if not self._claims.is_covered(host, digest)]
         self._election.add(image.number, blobs)
 
@@ -232,10 +234,13 @@ class Execution:
             self._start_task(self._finish, image)
 
     async def _bring(self, image: Image, step: Step) -> None:
-        blob = step.blob
+        blob, where, mounts = step.blob, image.target.key, self._knowledge.mounts(image.target.host.key)
+        if step.mount_from is None and mounts:
+            # Committed elsewhere since this step was decided.
+            step = step._replace(mount_from=self._knowledge.mount_source(where, blob.digest))
         # What cannot be mounted and others need too is kept, when it is small (rule 13).
-        kept = blob.size <= SMALL_BLOB and self.references[blob.digest] > 1
-        fan_out = image.fan_out or (kept and self._knowledge.mounts(image.target.host.key) is False)
+        several = self.references[blob.digest] > 1 and (mounts is False or len(self._hosts) > 1)
+        fan_out = image.fan_out or (several and blob.size <= SMALL_BLOB)
         # One read of a source serves all targets; a mount reads nothing.
         reads = step.mount_from is None and not (image.fan_out and blob.digest in self._read)
         self._read.update([blob.digest] if image.fan_out else [])
@@ -243,11 +248,12 @@ class Execution:
         try:
             brought = await self._mover.bring(step, image.source, image.target, fan_out=fan_out, disk=image.fan_out)
         except SyncError as error:
-            image.error = image.error or error
+            image.error, mounted = image.error or error, False
         else:
+            mounted = brought.mounted
             image.bytes += brought.bytes
-            image.mounted += brought.mounted
-            image.present += not (brought.mounted or brought.uploaded)
+            image.mounted += mounted
+            image.present += not (mounted or brought.uploaded)
             if brought.uploaded:
                 image.transferred.append(step.blob.digest)
             else:
@@ -255,7 +261,7 @@ class Execution:
             for work in self._claims.arrived(step.work, step.blob.digest):
                 self._make_ready(self.images[work])
         if step.mount_from is not None:
-            self._queue(self._claims.mount_ended(image.target.host.key))
+            self._queue(self._claims.mount_ended(image.target.host.key, mounted=mounted))
         self._settle(image)
 
     async def _finish(self, image: Image) -> None:

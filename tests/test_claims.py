@@ -20,11 +20,7 @@ REPOSITORIES = ("a/app", "b/base", "c/cli", "d/db")
 ROOT = f"sha256:{'e' * 64}"
 BLOBS = tuple(f"sha256:{number:064x}" for number in range(1, 8))
 # Children and the blobs that each names; the last one's own digest is a blob of other images too.
-CHILDREN = {
-    f"sha256:{'c':0>63}1": BLOBS[0:2],
-    f"sha256:{'c':0>63}2": BLOBS[1:4],
-    BLOBS[6]: BLOBS[4:5],
-}
+CHILDREN = {f"sha256:{'c':0>63}1": BLOBS[0:2], f"sha256:{'c':0>63}2": BLOBS[1:4], BLOBS[6]: BLOBS[4:5]}
 # The mount rule of a host: mounts everything, mounts nothing, or refuses some pairs of repositories.
 ALWAYS, NEVER, SOMETIMES = "always", "never", "sometimes"
 
@@ -156,7 +152,7 @@ class World:
             for ready in self.claims.arrived(image.work, digest):
                 self._make_ready(ready)
         if step.mount_from is not None:
-            self._queue(self.claims.mount_ended(where[0]))
+            self._queue(self.claims.mount_ended(where[0], mounted=mounted))
         self._settle(image)
 
     def end_put(self, image: Image, *, fails: bool) -> None:
@@ -354,9 +350,7 @@ def finish(claims: Claims, done: Work) -> list[Step]:
     """Everything that `done` owns arrives, then its manifest."""
     for _, digest, _ in list(done.owned):
         claims.arrived(done, digest)
-    claims.knowledge.commit(
-        done.where, f"sha256:{'f':0<32}{done.order:032x}", [each.digest for each in done.blobs]
-    )
+    claims.knowledge.commit(done.where, f"sha256:{'f':0<32}{done.order:032x}", [each.digest for each in done.blobs])
     return claims.committed(done)
 
 
@@ -460,7 +454,7 @@ def test_an_image_that_inherits_its_last_missing_child_is_ready() -> None:
 def test_nobody_waits_at_a_host_that_refused_its_only_mount() -> None:
     claims, _ = claims_of(leader := work(A, BLOBS[0]), work(B, BLOBS[0]), work(C, BLOBS[0]))
     claims.knowledge.refuse_mount(B, "x/other")
-    assert [step.work.where for step in claims.mount_ended(A[0])] == [B, C]
+    assert [step.work.where for step in claims.mount_ended(A[0], mounted=False)] == [B, C]
     assert finish(claims, leader) == []
     assert shown(claims.promote(work(D, BLOBS[0]))) == [(D, BLOBS[0], None)]
 
@@ -472,7 +466,7 @@ def test_only_the_refused_pair_stops_waiting_at_a_host_that_mounts() -> None:
     claims, _ = claims_of(leader := work(A, BLOBS[0]), work(B, BLOBS[0]), work(C, BLOBS[0]))
     claims.knowledge.accept_mount(A[0])
     claims.knowledge.refuse_mount(B, A[1])
-    assert shown(claims.mount_ended(A[0])) == [(B, BLOBS[0], None)]
+    assert shown(claims.mount_ended(A[0], mounted=False)) == [(B, BLOBS[0], None)]
     assert shown(finish(claims, leader)) == [(C, BLOBS[0], A[1])]
 
 
@@ -565,9 +559,9 @@ def test_the_first_mount_on_a_host_is_of_the_smallest_blob_and_the_others_wait_f
     claims, _ = claims_of(lead, follower)
     assert shown(finish(claims, lead)) == [(B, BLOBS[1], A[1])]
     # A mount that broke off says nothing of the host: the next one is the first then.
-    assert shown(claims.mount_ended(A[0])) == [(B, BLOBS[2], A[1])]
+    assert shown(claims.mount_ended(A[0], mounted=False)) == [(B, BLOBS[2], A[1])]
     claims.knowledge.accept_mount(A[0])
-    assert shown(claims.mount_ended(A[0])) == [(B, BLOBS[0], A[1])]
+    assert shown(claims.mount_ended(A[0], mounted=False)) == [(B, BLOBS[0], A[1])]
 
 
 def test_who_waits_for_the_first_mount_uploads_where_it_was_refused() -> None:
@@ -575,7 +569,7 @@ def test_who_waits_for_the_first_mount_uploads_where_it_was_refused() -> None:
     claims, _ = claims_of(lead, follower)
     assert len(finish(claims, lead)) == 1
     claims.knowledge.refuse_mount(B, A[1])
-    assert shown(claims.mount_ended(A[0])) == [(B, BLOBS[1], None), (B, BLOBS[2], None)]
+    assert shown(claims.mount_ended(A[0], mounted=False)) == [(B, BLOBS[1], None), (B, BLOBS[2], None)]
 
 
 def test_an_image_that_fails_with_the_first_mount_hands_it_on() -> None:
