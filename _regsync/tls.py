@@ -1,25 +1,24 @@
 """The only place where a TLS context is made, and where its failures are put into words.
 
-Owns: which certificate authorities are trusted, client certificates, the lowest TLS version. May not
-know: sockets, registries, how many contexts there are (the caller keeps and shares them: a bundle
-takes 30 ms to parse). Invariant: a name that the user gave and that leads to nothing is an error, never
-a silent fall-back to other trust. Follows design.md section 9 ("CA"), protocol-facts.md section 8.2.
+Owns: which certificate authorities are trusted, client certificates, the lowest TLS version. May not know: sockets,
+registries, how many contexts there are (the caller shares them: a bundle takes 30 ms to parse). Invariant: a name
+that the user gave and that leads to nothing is an error, never a silent fall-back to other trust. Follows design.md
+section 9 ("CA"), protocol-facts.md section 8.2.
 """
 
 from __future__ import annotations
 
 import os
 import re
+import ssl
 import sys
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
 
 from _regsync.errors import ConfigError, clean
 
-if TYPE_CHECKING:
-    import ssl
-
 __all__ = ["explain", "make_context"]
+
+Environ = Mapping[str, str]
 
 # Where truststore 0.10.5 looks when OpenSSL's own defaults are absent, in its order (interpreters built
 # elsewhere carry the builder's paths): Alpine, Arch and RHEL 9-10; Fedora 44; older RHEL; Debian; SUSE.
@@ -33,17 +32,10 @@ _BUNDLES = (
 
 
 def make_context(
-    *,
-    ca_file: str | None = None,
-    client_cert: str | None = None,
-    client_key: str | None = None,
-    environ: Mapping[str, str],
-    platform: str = sys.platform,
+    *, environ: Environ, ca_file: str | None = None, client_cert: str | None = None, client_key: str | None = None
 ) -> ssl.SSLContext:
     """Build a client context that trusts what the system does and `ca_file`; ConfigError names what fails."""
-    import ssl
-
-    if platform not in ("darwin", "win32"):
+    if sys.platform not in ("darwin", "win32"):
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         bundle, directories = _system_trust(environ, ssl.get_default_verify_paths())
         if not bundle and not directories and ca_file is None:
@@ -63,8 +55,7 @@ def make_context(
     if ca_file is not None:
         _load(f"ca_file {ca_file}", context.load_verify_locations, ca_file)
     # A stricter minimum of the host's own policy stays.
-    if context.minimum_version < ssl.TLSVersion.TLSv1_2:
-        context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.minimum_version = max(context.minimum_version, ssl.TLSVersion.TLSv1_2)
     # An intermediate given as ca_file anchors a chain, as it does for Go's clients and for Python 3.13.
     context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
     if client_cert is not None:
@@ -76,18 +67,17 @@ def make_context(
     return context
 
 
-def _system_trust(environ: Mapping[str, str], defaults: ssl.DefaultVerifyPaths) -> tuple[str | None, list[str]]:
+def _system_trust(environ: Environ, defaults: ssl.DefaultVerifyPaths) -> tuple[str | None, list[str]]:
     """Return the bundle file, if any, and the hashed directories to trust.
 
     Each variable replaces its own default only, as in OpenSSL; where neither is set one default is
     enough, first the hashed directory: it costs nothing until a certificate is looked up.
     """
     bundle, named = environ.get("SSL_CERT_FILE"), environ.get("SSL_CERT_DIR")
-    directories = named.split(os.pathsep) if named else [defaults.openssl_capath]
-    for directory in directories if named else ():
-        if not os.path.isdir(directory):
-            raise ConfigError(f"SSL_CERT_DIR names {directory!r}, which is not a directory")
-    directories = [directory for directory in directories if _is_hashed(directory)]
+    given = named.split(os.pathsep) if named else []
+    if missing := [each for each in given if not os.path.isdir(each)]:
+        raise ConfigError(f"SSL_CERT_DIR names {missing[0]!r}, which is not a directory")
+    directories = list(filter(_is_hashed, given or [defaults.openssl_capath]))
     # An empty directory beside SSL_CERT_FILE is how the whole store is replaced.
     if named and not directories and not bundle:
         hint = "run `openssl rehash` on the directory, or unset SSL_CERT_DIR"
@@ -106,11 +96,8 @@ def _is_hashed(directory: str) -> bool:
 
 
 def _load(what: str, load: Callable[..., None], *files: str, **options: str) -> None:
-    import ssl
-
-    for name in files:
-        if not os.path.exists(name):
-            raise ConfigError(f"{what}: {name} does not exist")
+    if missing := [name for name in files if not os.path.exists(name)]:
+        raise ConfigError(f"{what}: {missing[0]} does not exist")
     try:
         load(*files, **options)
     except ssl.SSLError as error:

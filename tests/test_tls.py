@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import os
 import ssl
+import types
 from collections.abc import Callable
 from pathlib import Path
 
@@ -183,21 +184,13 @@ def test_both_variables_together_replace_the_store(
     ("environ", "arguments", "complaint"),
     [
         pytest.param({}, {}, "no certificate authorities found", id="nothing-anywhere"),
-        pytest.param(
-            {"SSL_CERT_FILE": "none.pem"}, {}, "SSL_CERT_FILE=none.pem: none.pem does not exist", id="file"
-        ),
-        pytest.param(
-            {"SSL_CERT_FILE": "junk.pem"}, {}, "SSL_CERT_FILE=junk.pem cannot be used", id="file-of-junk"
-        ),
+        pytest.param({"SSL_CERT_FILE": "none.pem"}, {}, "SSL_CERT_FILE=none.pem: none.pem does not exist", id="file"),
+        pytest.param({"SSL_CERT_FILE": "junk.pem"}, {}, "SSL_CERT_FILE=junk.pem cannot be used", id="file-of-junk"),
         pytest.param({"SSL_CERT_FILE": "empty"}, {}, "SSL_CERT_FILE=empty", id="file-is-a-directory"),
         pytest.param({"SSL_CERT_DIR": "none"}, {}, "SSL_CERT_DIR names 'none'", id="directory"),
         pytest.param({"SSL_CERT_DIR": "empty:none"}, {}, "SSL_CERT_DIR names 'none'", id="second-directory"),
-        pytest.param(
-            {"SSL_CERT_DIR": "empty"}, {}, "SSL_CERT_DIR=empty holds no hashed", id="directory-not-hashed"
-        ),
-        pytest.param(
-            {"SSL_CERT_FILE": "ca.pem", "SSL_CERT_DIR": "none"}, {}, "'none'", id="file-good-directory-not"
-        ),
+        pytest.param({"SSL_CERT_DIR": "empty"}, {}, "SSL_CERT_DIR=empty holds no hashed", id="directory-not-hashed"),
+        pytest.param({"SSL_CERT_FILE": "ca.pem", "SSL_CERT_DIR": "none"}, {}, "'none'", id="file-good-directory-not"),
         pytest.param({}, {"ca_file": "none.pem"}, "ca_file none.pem: none.pem does not exist", id="ca-file"),
         pytest.param({}, {"ca_file": "junk.pem"}, "ca_file junk.pem cannot be used", id="ca-file-of-junk"),
         pytest.param(
@@ -212,9 +205,7 @@ def test_both_variables_together_replace_the_store(
             "client_key none.pem: none.pem does not exist",
             id="client-key",
         ),
-        pytest.param(
-            {}, {"ca_file": "ca.pem", "client_key": "key.pem"}, "without client_cert", id="key-alone"
-        ),
+        pytest.param({}, {"ca_file": "ca.pem", "client_key": "key.pem"}, "without client_cert", id="key-alone"),
         pytest.param(
             {},
             {"ca_file": "ca.pem", "client_cert": "leaf.pem"},
@@ -222,10 +213,7 @@ def test_both_variables_together_replace_the_store(
             id="no-key",
         ),
         pytest.param(
-            {},
-            {"ca_file": "ca.pem", "client_cert": "junk.pem", "client_key": "key.pem"},
-            "junk.pem",
-            id="cert-junk",
+            {}, {"ca_file": "ca.pem", "client_cert": "junk.pem", "client_key": "key.pem"}, "junk.pem", id="cert-junk"
         ),
         pytest.param(
             {},
@@ -254,9 +242,7 @@ def test_what_leads_to_nothing_is_a_config_error_naming_it(
 
     leaf, other = ca.issue_cert("client.example"), ca.issue_cert("other.example")
     key = form.load_pem_private_key(leaf.private_key_pem.bytes(), None)
-    locked = key.private_bytes(
-        form.Encoding.PEM, form.PrivateFormat.PKCS8, form.BestAvailableEncryption(b"passphrase")
-    )
+    locked = key.private_bytes(form.Encoding.PEM, form.PrivateFormat.PKCS8, form.BestAvailableEncryption(b"passphrase"))
     (tmp_path / "junk.pem").write_text("nothing of use")
     (tmp_path / "empty").mkdir()
     (tmp_path / "leaf.pem").write_bytes(leaf.cert_chain_pems[0].bytes())
@@ -275,9 +261,7 @@ def test_a_client_certificate_is_shown(ca: trustme.CA, ca_file: str, tmp_path: P
     leaf = ca.issue_cert("client.example")
     certificate, key = tmp_path / "leaf.pem", tmp_path / "key.pem"
     key.write_bytes(leaf.private_key_pem.bytes())
-    certificate.write_bytes(
-        (leaf.private_key_and_cert_chain_pem if files == 1 else leaf.cert_chain_pems[0]).bytes()
-    )
+    certificate.write_bytes((leaf.private_key_and_cert_chain_pem if files == 1 else leaf.cert_chain_pems[0]).bytes())
     peer = server(ca.issue_cert(HOST))
     peer.verify_mode = ssl.CERT_REQUIRED
     ca.configure_trust(peer)
@@ -309,8 +293,9 @@ def test_nothing_below_tls_1_2_is_spoken(ca: trustme.CA, ca_file: str) -> None:
 
 @pytest.mark.parametrize("platform", ["linux", "darwin", "win32"])
 @pytest.mark.usefixtures("defaults")
-def test_every_platform_verifies_chain_and_name(platform: str, ca_file: str) -> None:
-    context = tls.make_context(ca_file=ca_file, environ={}, platform=platform)
+def test_every_platform_verifies_chain_and_name(platform: str, ca_file: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tls, "sys", types.SimpleNamespace(platform=platform))
+    context = tls.make_context(ca_file=ca_file, environ={})
     assert context.verify_mode is ssl.CERT_REQUIRED
     assert context.check_hostname
     assert (type(context).__module__.partition(".")[0] == "truststore") is (platform != "linux")
@@ -334,9 +319,7 @@ def issue(ca: trustme.CA, case: str) -> trustme.LeafCert:
         pytest.param("future", HOST, "its certificate is not valid yet", "clock", id="not-yet-valid"),
         pytest.param("other-name", HOST, "not valid for this name", "reissued", id="wrong-name"),
         pytest.param("other-name", "192.0.2.7", "not valid for this name", "reissued", id="wrong-address"),
-        pytest.param(
-            "stranger", HOST, "comes from an unknown authority", "`ca_file`", id="unknown-authority"
-        ),
+        pytest.param("stranger", HOST, "comes from an unknown authority", "`ca_file`", id="unknown-authority"),
     ],
 )
 def test_an_untrusted_certificate_is_explained(
@@ -377,9 +360,7 @@ def test_plain_http_is_recognised(ca_file: str) -> None:
 @pytest.mark.parametrize(
     ("error", "message"),
     [
-        pytest.param(
-            ConnectionResetError(104, "Connection reset by peer"), "Connection reset by peer", id="reset"
-        ),
+        pytest.param(ConnectionResetError(104, "Connection reset by peer"), "Connection reset by peer", id="reset"),
         pytest.param(OSError(), "OSError", id="no-text"),
         pytest.param(ssl.SSLEOFError(8, "EOF occurred"), "closed the connection during", id="eof"),
         pytest.param(ssl.SSLError(1, "odd\x1b[31m\nwords"), "failed: odd[31m words", id="control-characters"),
