@@ -1,9 +1,8 @@
 """Versions as tags spell them, and the ranges that choose among them.
 
-Owns: when a tag counts as a version, precedence, the range grammar, what a pre-release needs to be
-admitted. May not know: tag rules, registries, any other module of the program. Invariant: `parse_range`
-either returns a range or raises ValueError with one line that says what to write instead.
-Follows SemVer 2.0.0 section 11 (precedence), node-semver (operators and partials) and design.md section 4.
+Owns: when a tag counts as a version, precedence, the range grammar, what a pre-release needs to be admitted. May not
+know: any other module of the program. Invariant: `parse_range` returns a range, or raises ValueError with one line that
+says what to write instead. Follows SemVer 2.0.0 section 11, node-semver (operators, partials) and design.md section 4.
 """
 
 from __future__ import annotations
@@ -20,8 +19,7 @@ _VERSION = rf"v?([0-9]+)(?:\.([0-9]+))?(?:\.([0-9]+))?{_SUFFIX}"
 _PART = r"([0-9]+|[xX*])"
 _COMPARATOR = rf"(==|!=|>=|<=|[=<>^~])?[ \t]*v?{_PART}(?:\.{_PART})?(?:\.{_PART})?{_SUFFIX}"
 _HYPHEN_RANGE = r"([^ \t]+)[ \t]+-[ \t]+([^ \t]+)"
-# A tag has at most 128 characters (protocol-facts.md section 1.1) and a range is written by hand;
-# far longer ones are no versions, and int() refuses them with an exception of its own.
+# A tag has at most 128 characters and a range is written by hand; int() refuses far longer ones in its own way.
 _LONGEST = 1024
 
 
@@ -55,8 +53,7 @@ def _version(numbers: list[int], prerelease: str | None = None) -> Version:
     if prerelease is None:
         return Version((major, minor, patch))
     parts = prerelease.split(".")
-    identifiers = tuple((0, int(part), "") if part.isdigit() else (1, 0, part) for part in parts)
-    return Version((major, minor, patch), 0, identifiers)
+    return Version((major, minor, patch), 0, tuple((0, int(p), "") if p.isdigit() else (1, 0, p) for p in parts))
 
 
 # Below and above all versions that tags can spell.
@@ -65,18 +62,12 @@ _HIGHEST = Version((10**_LONGEST, 0, 0))
 
 
 class _Comparator(NamedTuple):
-    """Takes `low` and what lies between it and `high`, or everything else.
-
-    `named` is the M.m.p of which the comparator names a pre-release.
-    """
+    """Takes `low` and what lies between it and `high`, or all but these; `named`: the M.m.p of a pre-release in it."""
 
     low: Version
     high: Version
     takes_inside: bool
     named: tuple[int, int, int] | None
-
-    def admits(self, version: Version) -> bool:
-        return (self.low <= version < self.high) is self.takes_inside
 
 
 class Range(NamedTuple):
@@ -96,17 +87,18 @@ class Range(NamedTuple):
 
 
 def _all_admit(comparators: tuple[_Comparator, ...], version: Version, prerelease: Prerelease) -> bool:
-    if not version.is_prerelease:
-        for low, high, takes_inside, _ in comparators:  # noqa: SIM110  no generator for each of 100,000 tags
-            if (low <= version < high) is not takes_inside:
-                return False
-        return True
-    # `!=1.0.0-rc.1` says what is unwanted: it invites no other pre-release of 1.0.0.
-    in_full = any(one.named == version.release and one.takes_inside for one in comparators)
-    if prerelease == "exclude" and not in_full:
-        return False
-    release = Version(version.release)
-    return all(one.admits(version if in_full or one.named == version.release else release) for one in comparators)
+    in_full, release = True, version
+    if version.is_prerelease:
+        # `!=1.0.0-rc.1` says what is unwanted: it invites no other pre-release of 1.0.0.
+        in_full = any(named == version.release and takes_inside for _, _, takes_inside, named in comparators)
+        if prerelease == "exclude" and not in_full:
+            return False
+        release = Version(version.release)
+    for low, high, takes_inside, named in comparators:
+        compared = version if in_full or named == version.release else release
+        if (low <= compared < high) is not takes_inside:
+            return False
+    return True
 
 
 def parse_range(text: str) -> Range:
@@ -131,9 +123,11 @@ def _comparator(word: str) -> _Comparator:
     if prerelease is not None and len(numbers) < 3:
         raise ValueError(f"{word!r} names a pre-release of a partial version: write all three numbers")
     version = _version(numbers, prerelease)
-    # What is written spans low..high: 1.2 all that begin so, 1.2.3 only itself.
+    # What is written spans low..high: 1.2 all that begin so, 1.2.3 itself and nothing that a tag can spell.
     low = version if numbers else _LOWEST
-    high = _past(numbers) if len(numbers) < 3 else _next_after(version)
+    high = _past(numbers)
+    if len(numbers) == 3:
+        high = version._replace(identifiers=(*version.identifiers, (-1, 0, "")))
     if operator == "^":
         # The leftmost number that is not zero stays: 0.2.x for ^0.2.3, 0.0.x for ^0.0.
         high = _past(numbers[: next((i for i, number in enumerate(numbers) if number), len(numbers)) + 1])
@@ -149,8 +143,3 @@ def _comparator(word: str) -> _Comparator:
 def _past(numbers: list[int]) -> Version:
     """Return the first release past all versions that begin with `numbers`."""
     return _version([*numbers[:-1], numbers[-1] + 1]) if numbers else _HIGHEST
-
-
-def _next_after(version: Version) -> Version:
-    """Return what sorts right after `version` and before everything else; no tag spells it."""
-    return version._replace(identifiers=(*version.identifiers, (-1, 0, "")))

@@ -1,9 +1,8 @@
 """Which tags of a listing are copied: globs, versions, exclusion, order, limits.
 
-Owns: the glob language, the tag rule, the selection with a reason for every tag that it drops. May not
-know: where a listing comes from, configuration files. Invariant: the selection is a function of the
-listing and the rule alone, and matching is linear in tag times pattern, whatever the pattern.
-Follows design.md section 4 (globs) and section 5 (the order of the steps).
+Owns: the glob language, the tag rule, the selection with a reason for every tag that it drops. May not know: where a
+listing comes from, configuration files. Invariant: the selection is a function of the listing and the rule alone, and
+matching is linear in tag times pattern, whatever the pattern. Follows design.md sections 4 (globs) and 5 (the steps).
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 from _regsync.oci import is_referrer_tag, is_tag
 
 if TYPE_CHECKING:
-    from _regsync.semver import Prerelease, Version
+    from _regsync.semver import Prerelease, Range, Version
 
 __all__ = ["Reason", "Selection", "TagRule", "check_glob", "compile_glob", "select", "select_literals"]
 
@@ -27,7 +26,6 @@ _Order = Literal["semver", "alpha"]
 _TOKEN = r"\\.|\[(?P<set>(?:\\.|[^\]\\])*)\]|(?P<unfinished>[\[\\])|(?P<mark>[*?{},])|."
 _SET_MEMBER = r"(\\.|.)(?:-(\\.|.))?"
 _Accepts = Callable[[str], bool]
-_Versions = Callable[[str], "Version | None"]
 # What is written and its test of one character; marks have none: `*`, `{`, `,` and `}`.
 _Token = tuple[str, "_Accepts | None"]
 
@@ -39,27 +37,24 @@ def _tokens(pattern: str) -> tuple[tuple[_Token, ...], str | None]:
     if not pattern:
         raise ValueError("an empty pattern matches nothing: remove it, or write '*' for every tag")
     tokens: list[_Token] = []
-    literals: list[str] = []
-    depth = 0
+    depth, is_literal = 0, True
     for match in re.finditer(_TOKEN, pattern, re.DOTALL):
         kind, text = match.lastgroup, match[0][-1]
         if kind == "unfinished":
             trouble = "'[' without ']'" if text == "[" else "a backslash at its end"
             raise ValueError(f"{pattern!r} has {trouble}: write \\{text} for the character itself")
+        accepts: _Accepts | None = text.__eq__
         if kind == "set":
-            tokens.append((text, _character_set(pattern, match["set"])))
+            accepts, is_literal = _character_set(pattern, match["set"]), False
         elif kind == "mark" and (text != "," or depth):
             depth += (text == "{") - (text == "}")
             if depth < 0:
                 raise ValueError(f"{pattern!r} has a '}}' without '{{'")
-            # Every character is true.
-            tokens.append((text, bool if text == "?" else None))
-        else:
-            tokens.append((text, text.__eq__))
-            literals.append(text)
+            accepts, is_literal = (bool if text == "?" else None), False  # every character is true
+        tokens.append((text, accepts))
     if depth:
         raise ValueError(f"{pattern!r} has a '{{' without '}}'")
-    literal = "".join(literals) if len(literals) == len(tokens) else None
+    literal = "".join(text for text, _ in tokens) if is_literal else None
     # It will stand in a request as it is (design.md section 5), so it has to be a tag.
     if literal is not None and not is_tag(literal):
         raise ValueError(f"{literal!r} can never be a tag: letters, digits and . _ - only, 128 at most")
@@ -88,19 +83,17 @@ def _machine(tokens: Sequence[_Token]) -> _Accepts:
     # Only the empty text, which stands in no tag, leads from the first place into the pattern.
     tokens = [("", "".__eq__), *tokens, ("", "".__eq__)]
     # Where a place leads without a character: past a star, into each alternative and out of it.
-    leads: dict[int, list[int]] = {}
+    leads = {i: [i + 1] for i, (_, accepts) in enumerate(tokens) if accepts is None}
     braces: list[list[int]] = []
-    for i, (mark, accepts) in enumerate(tokens):
-        if accepts is None:
-            leads[i] = [i + 1]
-            if mark == "{":
-                braces.append([i])
-            elif mark == ",":
-                braces[-1].append(i)
-            elif mark == "}":
-                opened, *commas = braces.pop()
-                leads[opened] += [comma + 1 for comma in commas]
-                leads |= {comma: [i + 1] for comma in commas}
+    for i in leads:
+        if tokens[i][0] == "{":
+            braces.append([i])
+        elif tokens[i][0] == ",":
+            leads[braces[-1][0]].append(i + 1)
+            braces[-1].append(i)
+        elif tokens[i][0] == "}":
+            for comma in braces.pop()[1:]:
+                leads[comma] = [i + 1]
 
     @lru_cache(1024)
     def follow(places: frozenset[int], character: str) -> frozenset[int]:
@@ -125,13 +118,10 @@ def compile_glob(*patterns: str) -> _Accepts:
     """
     read = [_tokens(pattern) for pattern in patterns]
     names = {literal for _, literal in read if literal is not None}
-    tokens: list[_Token] = []
-    for alternative, literal in read:
-        if literal is None:
-            tokens += [("," if tokens else "{", None), *alternative]
+    tokens = [token for wild, literal in read if literal is None for token in ((",", None), *wild)]
     if not tokens:
         return names.__contains__
-    matches = _machine([*tokens, ("}", None)])
+    matches = _machine([("{", None), *tokens[1:], ("}", None)])
     return lambda tag: tag in names or matches(tag)
 
 
@@ -190,28 +180,33 @@ def select(tags: Iterable[str], rule: TagRule) -> Selection:
     """Apply a rule to a listing, in the order of design.md section 5; ValueError for a rule that is wrong."""
     wanted, excluded = compile_glob(*rule.glob or ("*",)), compile_glob(*rule.exclude)
     referrers_are_images = any(pattern.startswith("sha256-") for pattern in rule.glob)
-    dropped: dict[str, Reason] = {}
-    candidates = []
-    for tag in dict.fromkeys(tags):
-        if not referrers_are_images and is_referrer_tag(tag):
-            dropped[tag] = "referrer_tag"
-        elif not wanted(tag):
-            dropped[tag] = "glob"
-        else:
-            candidates.append(tag)
     version_of = cache(_version_of)
-    refused = _refused(candidates, rule, version_of)
-    dropped |= {tag: refused.get(tag, "exclude") for tag in candidates if tag in refused or excluded(tag)}
-    kept = _ordered([tag for tag in candidates if tag not in dropped], rule.order, version_of)
-    cut = () if rule.latest is None else kept[rule.latest :]
-    dropped |= dict.fromkeys(cut, "latest")
+    allowed = _range_of(rule.semver or "*") if rule.chooses_versions else None
+    prerelease = rule.semver_prerelease or "exclude"
+
+    def refusal(tag: str) -> Reason | None:
+        if not referrers_are_images and is_referrer_tag(tag):
+            return "referrer_tag"
+        if not wanted(tag):
+            return "glob"
+        if allowed:
+            version = version_of(tag)
+            if version is None or not allowed.admits(version, prerelease):
+                # The rule for pre-releases is the reason where another rule would have let the tag in.
+                return "prerelease" if version and allowed.admits(version, "include") else "semver"
+        return "exclude" if excluded(tag) else None
+
+    reasons = {tag: refusal(tag) for tag in dict.fromkeys(tags)}
+    dropped = {tag: reason for tag, reason in reasons.items() if reason}
+    ranked = _ordered([tag for tag, reason in reasons.items() if not reason], rule.order, version_of)
+    kept, cut = ranked[: rule.latest], () if rule.latest is None else ranked[rule.latest :]
     # design.md section 5, step 6: what `latest` cut comes back first, then what versions dropped.
     floor, order = rule.min_tags or 0, rule.order or "semver"
-    kept = kept[: len(kept) - len(cut)]
     if len(kept) < floor:
-        versions = _ordered([tag for tag in refused if not excluded(tag)], order, version_of)
-        if back := (*cut, *versions)[: floor - len(kept)]:
+        spare = [tag for tag, why in dropped.items() if why in ("semver", "prerelease") and not excluded(tag)]
+        if back := (*cut, *_ordered(spare, order, version_of))[: floor - len(kept)]:
             kept = _ordered((*kept, *back), order, version_of)
+    dropped |= dict.fromkeys(cut, "latest")
     for tag in kept:
         dropped.pop(tag, None)
     return Selection(kept, MappingProxyType(dropped), floor)
@@ -223,23 +218,13 @@ def _version_of(tag: str) -> Version | None:
     return parse_version(tag)
 
 
-def _refused(tags: Sequence[str], rule: TagRule, version_of: _Versions) -> dict[str, Reason]:
-    """Return the tags that `semver` and `semver_prerelease` drop, and which of the two."""
-    if not rule.chooses_versions:
-        return {}
+def _range_of(text: str) -> Range:
     from _regsync.semver import parse_range
 
-    allowed, prerelease = parse_range(rule.semver or "*"), rule.semver_prerelease or "exclude"
-    refused: dict[str, Reason] = {}
-    for tag in tags:
-        version = version_of(tag)
-        if version is None or not allowed.admits(version, prerelease):
-            # The rule for pre-releases is the reason where another rule would have let the tag in.
-            refused[tag] = "prerelease" if version and allowed.admits(version, "include") else "semver"
-    return refused
+    return parse_range(text)
 
 
-def _ordered(tags: Sequence[str], order: _Order | None, version_of: _Versions) -> tuple[str, ...]:
+def _ordered(tags: Sequence[str], order: _Order | None, version_of: Callable[[str], Version | None]) -> tuple[str, ...]:
     """Return tags highest first; ties of versions, and what is no version, by descending code points."""
     if order is None:
         return tuple(tags)
