@@ -1,9 +1,9 @@
 """What has to be sent to a registry so that it lets us in.
 
-Owns: challenges, the rules for realms, tokens with their scopes and lifetimes. May not know: sockets,
-permits, retries, manifests, files. Invariant: a secret goes to its own registry and to a realm that
-`check_realm` let pass, nowhere else, never into a message or a log (I6). Follows design.md section 6
-(rules 1 and 2) and section 9 (circuit breaker), protocol-facts.md sections 2 and 9.2 (R2, R18).
+Owns: challenges, the rules for realms, tokens with their scopes and lifetimes. May not know: sockets, permits,
+retries, manifests, files. Invariant: a secret goes to its own registry and to a realm that `check_realm` let pass,
+nowhere else, never into a message or a log (I6). Follows design.md sections 6 (rules 1 and 2) and 9 (circuit
+breaker), protocol-facts.md sections 2 and 9.2 (R2, R18).
 """
 
 from __future__ import annotations
@@ -15,24 +15,24 @@ from typing import NamedTuple
 
 import anyio
 
-from _regsync.credentials import Credential, find_credential
+from _regsync.credentials import Credential
 from _regsync.errors import AuthError, RegistryError, SyncError, clean
 from _regsync.fields import is_loopback
 from _regsync.pacing import parse_retry_after
+from _regsync.streams import Origin
 
-__all__ = ["Authenticator", "Challenge", "check_realm", "find_credential", "is_private", "parse_challenges"]
+__all__ = ["Authenticator", "Challenge", "check_realm", "is_private", "parse_challenges"]
 
-# (method, url, headers, body) -> (status, lower-case headers, body): follows no redirect, bounds the body.
 Pair = tuple[str, str]
+# (method, url, headers, body) -> (status, lower-case headers, body): follows no redirect, bounds the body.
 Answer = tuple[int, Mapping[str, str], bytes]
 Fetch = Callable[[str, str, list[Pair], bytes], Awaitable[Answer]]
+Clock = Callable[[], float]
 # Repository -> actions ("pull" or "pull,push"), the one needed now first.
 Scopes = Mapping[str, str]
 
 # design.md section 6, rule 2. Eight scopes of the longest names stay below any server's limit on a URL.
-_MOST_REPOSITORIES = 8
-_UNKNOWN_LIFE_BEFORE_BODY = 60.0
-_REFRESH_AT = 0.9
+_MOST_REPOSITORIES, _UNKNOWN_LIFE_BEFORE_BODY, _REFRESH_AT = 8, 60.0, 0.9
 # The token specification's minimum: shorter ones are read as this (protocol-facts.md section 2.5).
 _SHORTEST_LIFE = 60.0
 
@@ -83,20 +83,19 @@ _SHARED = r"""(?x)(?:.*\.)?(?:
 
 def is_private(host: str) -> bool:
     """Say whether a host is an address, or a name for one, that a stranger must not send us to."""
-    import ipaddress
+    from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address
 
     host = host.rstrip(".").lower()
     try:
-        address = ipaddress.ip_address(host)
+        address = ip_address(host)
     except ValueError:
         # `127.1`, `2130706433` and `0x7f.1` are addresses to the resolver, whatever they name.
         named = r"(?:.*\.)?(?:[0-9]+|0x[0-9a-f]*|localhost)|metadata\.google\.internal"
         return re.fullmatch(named, host) is not None
-    if isinstance(address, ipaddress.IPv6Address):
+    if isinstance(address, IPv6Address):
         # The IPv4 address inside: mapped, 6to4, or behind a NAT64 gateway (RFC 6052 section 2.1).
-        nat64 = address in ipaddress.IPv6Network("64:ff9b::/96")
-        inside = ipaddress.IPv4Address(int(address) & 0xFFFFFFFF) if nat64 else None
-        address = address.ipv4_mapped or address.sixtofour or inside or address
+        nat64 = IPv4Address(int(address) & 0xFFFFFFFF) if address in IPv6Network("64:ff9b::/96") else None
+        address = address.ipv4_mapped or address.sixtofour or nat64 or address
     return not address.is_global or address.is_multicast
 
 
@@ -153,14 +152,6 @@ def _union(*actions: str) -> str:
     return ",".join(sorted({action for text in actions for action in text.split(",")}))
 
 
-def _document(text: bytes) -> dict[str, object]:
-    try:
-        document = json.loads(text)
-    except (ValueError, RecursionError):
-        return {}
-    return document if isinstance(document, dict) else {}
-
-
 def _lifetime(answer: Mapping[str, object], token: str, wall: float) -> float | None:
     """Return for how many seconds a token serves, None when neither the answer nor the token says so."""
     from base64 import urlsafe_b64decode
@@ -182,26 +173,15 @@ def _words(document: Mapping[str, object]) -> str:
     errors = document.get("errors")
     first = errors[0] if isinstance(errors, list) and errors else document
     names = ("message", "error_description", "details", "error") if isinstance(first, dict) else ()
-    texts = [first[name] for name in names if isinstance(first.get(name), str) and first[name]]
-    return f": {texts[0]}" if texts else ""
+    return next((f": {first[name]}" for name in names if isinstance(first.get(name), str) and first[name]), "")
 
 
 class Authenticator:
     """What is sent to one registry with one credential; its methods may run at once, and be cancelled."""
 
-    def __init__(
-        self,
-        *,
-        scheme: str,
-        host: str,
-        port: int,
-        credential: Credential | None,
-        fetch: Fetch,
-        now: Callable[[], float],
-        wall: Callable[[], float],
-    ) -> None:
-        self._scheme, self._host, self._fetch, self._now, self._wall = scheme, host, fetch, now, wall
-        self._name = host if port == (443 if scheme == "https" else 80) else f"{host}:{port}"
+    def __init__(self, *, origin: Origin, credential: Credential | None, fetch: Fetch, now: Clock, wall: Clock) -> None:
+        self._scheme, self._host, self._name = origin.scheme, origin.host, origin.authority
+        self._fetch, self._now, self._wall = fetch, now, wall
         self.anonymous, self._credential = credential is None, credential or Credential()
         self._refresh_token = self._credential.identity_token
         self._challenge: Challenge | None = None
@@ -236,19 +216,19 @@ class Authenticator:
         self._declared[repository] = _union(self._declared.get(repository, actions), actions)
 
     async def authorization(
-        self, repository: str | None, actions: str, *, extra: Iterable[Pair] = (), before_body: bool = False
+        self, repository: str, actions: str, *, extra: Iterable[Pair] = (), before_body: bool = False
     ) -> str | None:
         """Return the Authorization header for a request, None to send it bare.
 
-        `extra` are further repositories that it touches (a mount's source); `before_body` renews a token
-        of unknown lifetime after 60 s, for a body that cannot be sent twice.
+        `extra` are further repositories that it touches (a mount's source); `before_body` says that its body
+        cannot be sent twice. AuthError, RegistryError or WireError when the token service gives no token.
         """
         challenge, fixed = self._challenge, self._credential.registry_token
         if fixed and (challenge is not None or self._scheme == "https"):
             return f"Bearer {fixed}"
         if challenge is None or challenge.scheme == "basic":
             return self._credential.basic if challenge else None
-        needed = {} if repository is None else {repository: actions}
+        needed = {repository: actions}
         for name, rights in extra:
             needed[name] = _union(needed.get(name, rights), rights)
         try:
@@ -260,26 +240,24 @@ class Authenticator:
         self._challenge = None
         return None
 
-    async def refused(self, challenges: Iterable[str], used: str | None, repository: str | None, actions: str) -> bool:
+    async def refused(self, challenges: Iterable[str], used: str | None, repository: str, actions: str) -> bool:
         """Take in a 401 to a request that carried `used`: whether to repeat it once, AuthError if no use."""
         offered = parse_challenges(challenges)
+        usable = [each for each in offered if each.scheme == "basic" or (each.scheme == "bearer" and each.realm)]
+        known = self._challenge if used is not None else None
         # Bearer first: its tokens are narrow and short-lived, a password is neither (Quay offers both).
-        usable = [challenge for challenge in offered if challenge.scheme == "bearer" and challenge.realm]
-        usable += [challenge for challenge in offered if challenge.scheme == "basic"]
-        usable += [self._challenge] if self._challenge and used is not None else []
-        if not usable:
+        chosen = max(usable, key=lambda each: each.scheme == "bearer", default=known)
+        if chosen is None:
             if not offered:
                 return False
-            schemes = clean(", ".join(challenge.scheme for challenge in offered), 60)
+            schemes = clean(", ".join(each.scheme for each in offered), 60)
             raise AuthError(f"{self._name} asks for a login by {schemes}, which is not supported")
-        chosen = usable[0]
         if self._credential.registry_token:
             if used is not None:
                 raise self._refusal(self._name, fatal=False)
         elif chosen.scheme == "basic":
             if self._credential.basic is None:
-                lack = f"{self._credential.origin} has none"
-                lack = "none are configured or found" if self.anonymous else lack
+                lack = "none are configured or found" if self.anonymous else f"{self._credential.origin} has none"
                 message = f"{self._name} asks for user name and password, {lack}"
                 raise AuthError(message, hint=self.login, fatal=not self.anonymous)
             if used == self._credential.basic:
@@ -315,14 +293,14 @@ class Authenticator:
         hint = "check the user name, and whether the password or token has expired or is too narrow"
         return AuthError(f"{who} refused the credentials ({self._credential.origin})", hint=hint, fatal=fatal)
 
-    def _learn(self, given: Challenge, used: str | None, repository: str | None, actions: str) -> None:
+    def _learn(self, given: Challenge, used: str | None, repository: str, actions: str) -> None:
         """Forget the one token that was refused, and how not to word a scope (protocol-facts.md 2.2, 2.3)."""
         held, scope = self._held_as(used), given.scope
         lacking = given.error == "insufficient_scope" and used is not None
         alien = ":" in scope and f" repository:{repository}:" not in f" {scope}"
         if scope and ":" not in scope:
             self._worded[None] = scope  # ECR Public: `aws`, whatever the repository
-        elif scope and (alien or lacking) and repository is not None:
+        elif scope and (alien or lacking):
             self._worded[repository, actions] = scope
         if held is not None:
             del self._tokens[frozenset(held.scopes.items())]
@@ -340,12 +318,11 @@ class Authenticator:
         return not before_body or self._now() - token.born < _UNKNOWN_LIFE_BEFORE_BODY
 
     def _serves(self, token: _Token, needed: Scopes) -> bool:
-        if self._one_scope:
-            return token.scopes == needed
         held = token.scopes
-        return None in self._worded or all(
-            name in held and _union(held[name], actions) == held[name] for name, actions in needed.items()
-        )
+        if self._one_scope:
+            return held == needed
+        covers = (name in held and _union(held[name], actions) == held[name] for name, actions in needed.items())
+        return None in self._worded or all(covers)
 
     async def _token(self, needed: Scopes, before_body: bool) -> str:
         """Return a token that is held, or wait for one under way, or ask for one."""
@@ -377,14 +354,13 @@ class Authenticator:
                 self._one_scope = True
                 token.scopes, token.wide, token.born = needed, False, self._now()
                 answer = await self._exchange(needed)
-            token.value, life = self._read(answer, token.scopes)
+            self._read(answer, token)
         except SyncError as error:
             token.error = error
             raise
         finally:
             self._pending.remove(token)
             token.done.set()
-        token.expires = None if life is None else token.born + life * _REFRESH_AT
         live = {key: held for key, held in self._tokens.items() if self._is_live(held, False)}
         self._tokens = live | {frozenset(token.scopes.items()): token}
         return token.value
@@ -394,9 +370,8 @@ class Authenticator:
         chosen = {**needed}
         if not self._one_scope and None not in self._worded:
             chosen = {name: _union(held, self._declared.get(name, held)) for name, held in needed.items()}
-            tokens = [*self._tokens.values(), *self._pending]
-            live = [token.scopes for token in tokens if self._is_live(token, before_body)]
-            covered = {pair for scopes in live for pair in scopes.items()}
+            live = [token for token in (*self._tokens.values(), *self._pending) if self._is_live(token, before_body)]
+            covered = {pair for token in live for pair in token.scopes.items()}
             for pair in self._declared.items():
                 if len(chosen) < _MOST_REPOSITORIES and pair not in covered:
                     chosen.setdefault(*pair)
@@ -430,10 +405,15 @@ class Authenticator:
             self._refresh_token = ""  # it did: no more POSTs
         return answer
 
-    def _read(self, answer: Answer, scopes: Scopes) -> tuple[str, float | None]:
-        """Return the token of a token server's answer and its lifetime, or raise what the answer means."""
+    def _read(self, answer: Answer, token: _Token) -> None:
+        """Take in a token server's answer: fill `token`, or raise what the answer means."""
         status, headers, body = answer
-        document, who, own = _document(body), f"the token service of {self._name}", self._credential
+        who, own = f"the token service of {self._name}", self._credential
+        try:
+            document = json.loads(body)
+        except (ValueError, RecursionError):
+            document = {}
+        document = document if isinstance(document, dict) else {}
         said = clean(own.redact(_words(document)), 200)
         if status == 401 and not self.anonymous:
             raise self._refusal(who)
@@ -441,7 +421,7 @@ class Authenticator:
             wait = parse_retry_after(headers.get("retry-after"), self._wall())
             raise RegistryError(f"{who} answered {status}{said}", status=status, retry_after=wait)
         if not 200 <= status < 300:
-            asked = ", ".join(f"{name} ({actions})" for name, actions in [*scopes.items()][:2]) or self._name
+            asked = ", ".join(f"{name} ({actions})" for name, actions in [*token.scopes.items()][:2])
             login = "without credentials" if self.anonymous else f"to the credentials from {own.origin}"
             message = f"{who} gives no token for {asked} {login}: status {status}{said}"
             raise AuthError(message, hint=self.advice)
@@ -451,4 +431,5 @@ class Authenticator:
         renewed = document.get("refresh_token")
         if self._refresh_token and isinstance(renewed, str) and renewed:
             self._refresh_token = renewed
-        return value, _lifetime(document, value, self._wall())
+        life = _lifetime(document, value, self._wall())
+        token.value, token.expires = value, None if life is None else token.born + life * _REFRESH_AT

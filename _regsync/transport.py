@@ -22,8 +22,9 @@ from typing import Any, NamedTuple
 import anyio
 
 from _regsync import __version__, pacing, tls
-from _regsync.auth import Authenticator, find_credential, is_private
+from _regsync.auth import Authenticator, is_private
 from _regsync.config import Registry
+from _regsync.credentials import find_credential
 from _regsync.errors import (
     AuthError,
     ConnectFailed,
@@ -84,7 +85,7 @@ class Call(NamedTuple):
     action: str
     method: str
     path: str
-    repository: str | None
+    repository: str
     rights: str = "pull"
     headers: tuple[tuple[str, str], ...] = ()
     body: bytes = b""
@@ -284,9 +285,7 @@ class Transport:
         if found is None:
             own = Origin(registry.scheme, api_host(registry.host), registry.port)
             authenticator = Authenticator(
-                scheme=registry.scheme,
-                host=api_host(registry.host),
-                port=registry.port,
+                origin=own,
                 credential=credential,
                 fetch=partial(self._fetch, own),
                 now=anyio.current_time,

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from _regsync.auth import Authenticator, Challenge, check_realm, is_private, parse_challenges
 from _regsync.credentials import Credential
 from _regsync.errors import AuthError, ConnectFailed, RegistryError, Side, SyncError
+from _regsync.streams import Origin
 
 REALM = "https://auth.example.org/token"
 BEARER = f'Bearer realm="{REALM}",service="registry.example.org",scope="repository:team/app:pull"'
@@ -69,13 +70,10 @@ class Clock:
 def login(
     tokens: Tokens, credential: Credential | None = None, *, clock: Clock | None = None, **fields: Any
 ) -> Authenticator:
-    fields = {"scheme": "https", "host": "registry.example.org", "port": 443, **fields}
+    origin = Origin(**{"scheme": "https", "host": "registry.example.org", "port": 443, **fields})
+    now = clock or Clock()
     return Authenticator(
-        credential=credential,
-        fetch=tokens.fetch,
-        now=clock or Clock(),
-        wall=lambda: 1_700_000_000.0,
-        **fields,
+        origin=origin, credential=credential, fetch=tokens.fetch, now=now, wall=lambda: 1_700_000_000.0
     )
 
 
@@ -127,23 +125,15 @@ def jwt(**claims: object) -> str:
             id="two-in-one-line",
         ),
         pytest.param(
-            ['Basic realm="a"', 'Bearer realm="b"'],
-            [Challenge("basic", "a"), Challenge("bearer", "b")],
-            id="two-lines",
+            ['Basic realm="a"', 'Bearer realm="b"'], [Challenge("basic", "a"), Challenge("bearer", "b")], id="two-lines"
         ),
         pytest.param(['Bearer realm="a" service="b"'], [Challenge("bearer", "a", "b")], id="only-spaces"),
-        pytest.param(
-            ['BEARER Realm = "a" ,, SERVICE="b"'], [Challenge("bearer", "a", "b")], id="case-and-blanks"
-        ),
+        pytest.param(['BEARER Realm = "a" ,, SERVICE="b"'], [Challenge("bearer", "a", "b")], id="case-and-blanks"),
         pytest.param([r'Bearer realm="a\"b\\c"'], [Challenge("bearer", r'a"b\c')], id="escapes"),
-        pytest.param(
-            ['Bearer realm="a,service=b'], [Challenge("bearer", "a,service=b")], id="quote-left-open"
-        ),
+        pytest.param(['Bearer realm="a,service=b'], [Challenge("bearer", "a,service=b")], id="quote-left-open"),
         pytest.param(['Bearer realm="a",realm="b"'], [Challenge("bearer", "a")], id="first-of-two-wins"),
         pytest.param(
-            ['Bearer error="insufficient_scope"'],
-            [Challenge("bearer", error="insufficient_scope")],
-            id="error",
+            ['Bearer error="insufficient_scope"'], [Challenge("bearer", error="insufficient_scope")], id="error"
         ),
         pytest.param(["Negotiate YWJj=="], [Challenge("negotiate")], id="token-of-another-scheme"),
         pytest.param(['realm="a"'], [], id="parameter-without-scheme"),
@@ -159,9 +149,7 @@ def test_any_text_gives_a_list_of_challenges(lines: list[str]) -> None:
         assert challenge.scheme == challenge.scheme.lower() != ""
 
 
-@pytest.mark.parametrize(
-    "text", ['"' * 50_000, "a " * 50_000, "a=" + "\\" * 99_999, " " * 100_000, 'a="' * 30_000]
-)
+@pytest.mark.parametrize("text", ['"' * 50_000, "a " * 50_000, "a=" + "\\" * 99_999, " " * 100_000, 'a="' * 30_000])
 def test_long_challenges_are_read_in_linear_time(text: str) -> None:
     """Quadratic work on 100 KB would take minutes, and the run's own time-out would say so."""
     assert len(parse_challenges([text])) <= 50_000
@@ -170,9 +158,7 @@ def test_long_challenges_are_read_in_linear_time(text: str) -> None:
 # Realms ----------------------------------------------------------------------------------------------
 
 
-def realm(
-    url: str, registry: str = "registry.example.org", scheme: str = "https", secret: bool = True
-) -> str:
+def realm(url: str, registry: str = "registry.example.org", scheme: str = "https", secret: bool = True) -> str:
     check_realm(url, scheme, registry, secret)
     return url
 
@@ -181,9 +167,7 @@ def realm(
     ("url", "registry"),
     [
         pytest.param("https://registry.example.org/token", "registry.example.org", id="same-host"),
-        pytest.param(
-            "https://registry.example.org:8443/token", "registry.example.org", id="same-host-other-port"
-        ),
+        pytest.param("https://registry.example.org:8443/token", "registry.example.org", id="same-host-other-port"),
         pytest.param("https://auth.docker.io/token", "registry-1.docker.io", id="docker-hub"),
         pytest.param("https://gitlab.com/jwt/auth", "registry.gitlab.com", id="gitlab"),
         pytest.param("https://auth.registry.example.org/t", "registry.example.org", id="below-the-registry"),
@@ -203,9 +187,7 @@ def test_realms_of_the_same_owner_get_credentials(url: str, registry: str) -> No
     ("url", "registry", "complaint"),
     [
         pytest.param("https://evil.test/token", "registry.example.org", "another owner", id="stranger"),
-        pytest.param(
-            "https://example.org.evil.test/t", "registry.example.org", "another owner", id="look-alike"
-        ),
+        pytest.param("https://example.org.evil.test/t", "registry.example.org", "another owner", id="look-alike"),
         pytest.param("https://evilexample.org/t", "registry.example.org", "another owner", id="ends-alike"),
         pytest.param("https://evil.org/t", "example.org", "another owner", id="sharing-a-top-level-domain"),
         pytest.param("https://evil.azurecr.io/t", "mine.azurecr.io", "another owner", id="shared-suffix"),
@@ -226,16 +208,10 @@ def test_realms_of_the_same_owner_get_credentials(url: str, registry: str) -> No
         pytest.param("https://registry.example.org:x/", "registry.example.org", "not a URL", id="port"),
         pytest.param("https://[::1/", "registry.example.org", "not a URL", id="bracket"),
         pytest.param("https://registry.example.org/a b", "registry.example.org", "not a URL", id="blank"),
-        pytest.param(
-            "https://registry.example.org/\r\nx: y", "registry.example.org", "not a URL", id="line-break"
-        ),
+        pytest.param("https://registry.example.org/\r\nx: y", "registry.example.org", "not a URL", id="line-break"),
         pytest.param("https://rеgistry.example.org/", "registry.example.org", "not a URL", id="cyrillic"),
-        pytest.param(
-            "https://u:p@registry.example.org/", "registry.example.org", "user info", id="user-info"
-        ),
-        pytest.param(
-            "https://registry.example.org@evil.test/", "registry.example.org", "user info", id="at-sign"
-        ),
+        pytest.param("https://u:p@registry.example.org/", "registry.example.org", "user info", id="user-info"),
+        pytest.param("https://registry.example.org@evil.test/", "registry.example.org", "user info", id="at-sign"),
         pytest.param("https://registry.example.org/#x", "registry.example.org", "fragment", id="fragment"),
     ],
 )
@@ -276,9 +252,7 @@ def test_no_stranger_sends_us_to_a_private_address(host: str, secret: bool) -> N
         realm(f"https://{host}/token", secret=secret)
 
 
-@pytest.mark.parametrize(
-    "host", ["registry.example.org", "8.8.8.8", "2606:4700::1", "1password.example", "a1.b2"]
-)
+@pytest.mark.parametrize("host", ["registry.example.org", "8.8.8.8", "2606:4700::1", "1password.example", "a1.b2"])
 def test_public_names_and_addresses_are_not_private(host: str) -> None:
     assert not is_private(host)
 
@@ -358,7 +332,7 @@ async def test_basic_is_sent_after_the_challenge_on_every_request() -> None:
     tokens = Tokens()
     at = await challenged(tokens, USER, 'Basic realm="here"', scheme="http")
     assert await at.authorization("team/app", "pull") == BASIC
-    assert await at.authorization(None, "pull") == BASIC
+    assert await at.authorization("team/other", "pull") == BASIC
     assert tokens.asked == []
 
 
@@ -367,16 +341,8 @@ async def test_basic_is_sent_after_the_challenge_on_every_request() -> None:
     ("credential", "used", "complaint", "fatal"),
     [
         pytest.param(None, None, "none are configured", False, id="anonymous"),
-        pytest.param(
-            USER, BASIC, "refused the credentials (credentials of registry 'mine')", True, id="wrong"
-        ),
-        pytest.param(
-            Credential(identity_token="hunter2", origin="a file"),
-            None,
-            "a file has none",
-            True,
-            id="token",
-        ),
+        pytest.param(USER, BASIC, "refused the credentials (credentials of registry 'mine')", True, id="wrong"),
+        pytest.param(Credential(identity_token="hunter2", origin="a file"), None, "a file has none", True, id="token"),
     ],
 )
 async def test_a_basic_challenge_that_cannot_be_met_says_why(
@@ -671,9 +637,7 @@ async def test_a_refusal_for_one_repository_is_not_anothers() -> None:
     for number in (0, 1):
         at.declare(f"team/{number}", "pull")
     tokens.open = anyio.Event()
-    got = await ask_together(
-        4, lambda number: at.authorization(f"team/{number % 2}", "pull"), tokens.open.set
-    )
+    got = await ask_together(4, lambda number: at.authorization(f"team/{number % 2}", "pull"), tokens.open.set)
     assert tokens.scopes() == [["team/0:pull", "team/1:pull"], ["team/0:pull"], ["team/1:pull"]]
     assert [got[1], got[3]] == ["Bearer t3"] * 2
     for error in (got[0], got[2]):
@@ -836,15 +800,9 @@ async def test_a_401_without_challenge_to_a_token_renews_it() -> None:
 @pytest.mark.parametrize(
     ("reply", "credential", "complaint", "fatal"),
     [
+        pytest.param(answer(401), USER, "refused the credentials (credentials of registry", True, id="wrong-password"),
         pytest.param(
-            answer(401), USER, "refused the credentials (credentials of registry", True, id="wrong-password"
-        ),
-        pytest.param(
-            answer(401),
-            None,
-            "no token for team/app (pull) without credentials: status 401",
-            False,
-            id="open",
+            answer(401), None, "no token for team/app (pull) without credentials: status 401", False, id="open"
         ),
         pytest.param(
             answer(403, {"errors": [{"code": "DENIED", "message": "not yours, hunter2"}]}),
@@ -855,25 +813,17 @@ async def test_a_401_without_challenge_to_a_token_renews_it() -> None:
             id="denied",
         ),
         pytest.param(
-            answer(400, {"details": "bad\x1b[2J\nscope"}),
-            None,
-            "status 400: bad[2J scope",
-            False,
-            id="details",
+            answer(400, {"details": "bad\x1b[2J\nscope"}), None, "status 400: bad[2J scope", False, id="details"
         ),
         pytest.param(answer(404, {"error": "unknown"}), None, "status 404: unknown", False, id="error-field"),
         pytest.param((404, {}, b"<html>"), None, "status 404", False, id="html"),
-        pytest.param(
-            answer(302, None, location="https://evil.test/"), USER, "status 302", False, id="redirect"
-        ),
+        pytest.param(answer(302, None, location="https://evil.test/"), USER, "status 302", False, id="redirect"),
         pytest.param((200, {}, b""), USER, "without a usable token", False, id="empty"),
         pytest.param((200, {}, b"[" * 200_000), USER, "without a usable token", False, id="deep"),
         pytest.param(answer(200, []), USER, "without a usable token", False, id="list"),
         pytest.param(answer(200, {"token": ""}), USER, "without a usable token", False, id="empty-token"),
         pytest.param(answer(200, {"token": 5}), USER, "without a usable token", False, id="number"),
-        pytest.param(
-            answer(200, {"token": "a\r\nX: b"}), USER, "without a usable token", False, id="line-break"
-        ),
+        pytest.param(answer(200, {"token": "a\r\nX: b"}), USER, "without a usable token", False, id="line-break"),
         pytest.param(answer(200, {"token": "ü"}), USER, "without a usable token", False, id="not-ascii"),
     ],
 )
@@ -939,9 +889,7 @@ async def test_get_is_tried_where_the_post_flow_is_missing(status: int) -> None:
     at = await challenged(tokens, IDENTITY)
     assert await at.authorization("team/app", "pull") == "Bearer t2"
     assert [request[0] for request in tokens.asked] == ["POST", "GET"]
-    assert tokens.asked[1][2] == [
-        ("Authorization", "Basic " + base64.b64encode(b"00000000:hunter2").decode())
-    ]
+    assert tokens.asked[1][2] == [("Authorization", "Basic " + base64.b64encode(b"00000000:hunter2").decode())]
 
 
 @pytest.mark.anyio
