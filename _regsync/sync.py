@@ -173,27 +173,29 @@ class Run:
 
     async def _list(self, group: list[MappingRule]) -> None:
         """List and select for mappings that write a common repository, then ask for each tag (I10)."""
-        selected: list[tuple[MappingRule, tuple[str, ...]]] = []
-        for mapping in group:
+        kept: dict[int, tuple[str, ...]] = {}
+
+        async def select(mapping: MappingRule) -> None:
             try:
-                kept = await self._select(mapping)
-                selected.append((mapping, kept))
+                kept[mapping.index] = await self._select(mapping)
             except SyncError as error:
                 # Its tags are not known: it counts as one failed image per target.
                 self._fail(Wanted(mapping, "*", mapping.targets), error)
-        assignment = plan.assign(selected)
+
+        async with anyio.create_task_group() as tasks:
+            for mapping in group:
+                tasks.start_soon(select, mapping)
+        assignment = plan.assign([(mapping, kept[mapping.index]) for mapping in group if mapping.index in kept])
         for lost, owner in assignment.conflicts:
-            clash = MappingConflict(
-                f"mappings[{owner.index}] writes this tag too, from another source",
-                hint="give one of the two mappings another `to`, or narrow its tags",
-            )
-            self._fail(lost, clash)
+            text = f"mappings[{owner.index}] writes this tag too, from another source"
+            hint = "give one of the two mappings another `to`, or narrow its tags"
+            self._fail(lost, MappingConflict(text, hint=hint))
         await self._list_targets(assignment.wanted)
         for wanted in assignment.wanted:
             self._ask(wanted.mapping.source.authority, partial(self._look_up, wanted, wanted.tag))
 
     async def _select(self, mapping: MappingRule) -> tuple[str, ...]:
-        source = self._discovery.repository(mapping.source, mapping.source_repository, Side.SOURCE)
+        source = self._source(mapping)
         selection = await self._discovery.select(mapping, source)
         if selection.shortfall is not None:
             kept, floor = selection.shortfall
@@ -213,11 +215,9 @@ class Run:
         tags: Counter[Repository] = Counter()
         for each in wanted:
             mapping, tag = each.mapping, each.tag
-            source = self._discovery.repository(mapping.source, mapping.source_repository, Side.SOURCE)
-            for registry in each.targets:
-                target = self._discovery.repository(registry, mapping.target_repository, Side.TARGET)
+            for target in self._targets(each):
                 # A tag that an earlier run left there is asked for by itself, unless it never moves.
-                name = self._discovery.snapshot_name(mapping, source, target, tag, tag)
+                name = self._discovery.snapshot_name(mapping, self._source(mapping), target, tag, tag)
                 if self._never_moves(mapping, tag) or self._knowledge.snapshot(name) is None:
                     tags[target] += 1
 
@@ -232,88 +232,67 @@ class Run:
                 if count > 1:
                     group.start_soon(ask, target)
 
-    async def _look_up(self, wanted: Wanted, target_reference: str) -> None:
+    def _source(self, mapping: MappingRule) -> Repository:
+        return self._discovery.repository(mapping.source, mapping.source_repository, Side.SOURCE)
+
+    def _targets(self, wanted: Wanted) -> list[Repository]:
+        name = wanted.mapping.target_repository
+        return [self._discovery.repository(each, name, Side.TARGET) for each in wanted.targets]
+
+    async def _look_up(self, wanted: Wanted, reference: str) -> None:
         """Ask what one source reference names and which targets lack it; queue what has to be copied."""
-        began = anyio.current_time()
-        source_name, named = self._names(wanted, target_reference)
-        targets: list[Repository] = []
-        for target, name in named.items():
-            if self._is_immutable(wanted.mapping, target, target_reference):
-                self._end(source_name, name, "skipped", reason="immutable_tag")
+        began, mapping, targets = anyio.current_time(), wanted.mapping, self._targets(wanted)
+        self.progress.known += len(targets)
+        source_name = self._source(mapping).reference(wanted.tag)
+        asked: list[Repository] = []
+        for target in targets:
+            # Skip tier 1: the tag never moves, and the target's listing, fetched anyway, names it.
+            if self._never_moves(mapping, reference) and reference in (self._discovery.listed(target) or ()):
+                self._end(source_name, target.reference(reference), "skipped", reason="immutable_tag")
             else:
-                targets.append(target)
-        if not targets:
-            return
+                asked.append(target)
         try:
-            sighting = await self._discovery.look_up(wanted.mapping, wanted.tag, target_reference, tuple(targets))
+            if asked:
+                sighting = await self._discovery.look_up(mapping, wanted.tag, reference, tuple(asked))
+                # Pushed by digest: a trimmed index has its own.
+                reference = sighting.digest if ":" in reference else reference
+                self._take(sighting, source_name, reference, began, fan_out=len(mapping.targets) > 1)
         except SyncError as error:
-            for target in targets:
-                self._end(source_name, named[target], "failed", error=error)
-            return
-        fan_out = len(wanted.mapping.targets) > 1
-        self._sighted(sighting, source_name, target_reference, began, fan_out=fan_out)
-
-    def _names(self, wanted: Wanted, reference: str) -> tuple[str, dict[Repository, str]]:
-        """Return the source's full name, and each target with the full name of what it is to hold."""
-        mapping = wanted.mapping
-        source = self._discovery.repository(mapping.source, mapping.source_repository, Side.SOURCE)
-        found = [self._discovery.repository(each, mapping.target_repository, Side.TARGET) for each in wanted.targets]
-        self.progress.known += len(found)
-        return source.reference(wanted.tag), {target: target.reference(reference) for target in found}
-
-    def _is_immutable(self, mapping: MappingRule, target: Repository, tag: str) -> bool:
-        """Skip tier 1: the tag never moves, and the target's listing, fetched anyway, names it."""
-        listed = self._discovery.listed(target)
-        return listed is not None and tag in listed and self._never_moves(mapping, tag)
+            for target in asked:
+                self._end(source_name, target.reference(reference), "failed", error=error)
 
     def _never_moves(self, mapping: MappingRule, tag: str) -> bool:
         pattern = None if self._whole else mapping.tags.immutable_tags
         return pattern is not None and self._globs(pattern)(tag)
 
-    def _sighted(self, sighting: Sighting, source_name: str, reference: str, began: float, *, fan_out: bool) -> None:
-        if ":" in reference:
-            # Pushed by digest: a trimmed index has its own.
-            reference = sighting.digest
-        hosts = {verdict.target.host.key for verdict in sighting.verdicts}
+    def _take(self, sighting: Sighting, source_name: str, reference: str, began: float, *, fan_out: bool) -> None:
+        """End what is there already, and let the execution have what is not."""
+        source, tree = sighting.source, sighting.tree
         digests: set[str] = set()
-        if sighting.tree is not None:
-            for manifest in (sighting.tree.root, *sighting.tree.children):
-                blobs = [blob.digest for blob in manifest.blobs]
-                self._execution.references.update(blobs)
-                digests.update(blobs)
-                if manifest.digest in sighting.at_source and sighting.source.host.key in hosts:
-                    # Where source and target share a host, the source is the first to mount from.
-                    self._execution.commit(sighting.source.key, manifest)
-        for verdict in sighting.verdicts:
-            if self.rehearsal is not None and sighting.tree is not None:
-                self.rehearsal.look_at(source_name, sighting.tree, verdict.target.key)
-            name = verdict.target.reference(reference)
-            if verdict.error is not None:
-                self._end(source_name, name, "failed", error=verdict.error)
-            elif verdict.reason is not None:
-                self._knowledge.take_snapshot(verdict.snapshot, sighting.source_digest, sighting.digest)
-                self._end(
-                    source_name,
-                    name,
-                    "skipped",
-                    reason=verdict.reason,
-                    digest=sighting.digest,
-                    source_digest=sighting.source_digest,
+        for manifest in (tree.root, *tree.children) if tree is not None else ():
+            blobs = [blob.digest for blob in manifest.blobs]
+            self._execution.references.update(blobs)
+            digests.update(blobs)
+            if manifest.digest in sighting.at_source and any(
+                each.target.host.key == source.host.key for each in sighting.verdicts
+            ):
+                # Where source and target share a host, the source is the first to mount from.
+                self._execution.commit(source.key, manifest)
+        for target, snapshot, reason, error in sighting.verdicts:
+            if self.rehearsal is not None and tree is not None:
+                self.rehearsal.look_at(source_name, tree, target.key)
+            name = target.reference(reference)
+            if error is not None:
+                self._end(source_name, name, "failed", error=error)
+            elif reason is not None:
+                digest, told = sighting.digest, sighting.source_digest
+                self._knowledge.take_snapshot(snapshot, told, digest)
+                self._end(source_name, name, "skipped", reason=reason, digest=digest, source_digest=told)
+            elif tree is not None:
+                found = frozenset(digests)
+                self._execution.add(
+                    Image(source, target, tree, source_name, reference, snapshot, fan_out, began, found)
                 )
-            else:
-                assert sighting.tree is not None
-                image = Image(
-                    source=sighting.source,
-                    target=verdict.target,
-                    tree=sighting.tree,
-                    source_name=source_name,
-                    reference=reference,
-                    snapshot=verdict.snapshot,
-                    fan_out=fan_out,
-                    began=began,
-                    digests=frozenset(digests),
-                )
-                self._execution.add(image)
         self._execution.advance()
 
     def _end(self, source: str, target: str, status: str, **details: Any) -> None:
@@ -321,9 +300,11 @@ class Run:
         self._emit(Outcome(source=source, target=target, status=status, **details))
 
     def _fail(self, wanted: Wanted, error: SyncError) -> None:
-        source, named = self._names(wanted, wanted.tag)
-        for target in named.values():
-            self._end(source, target, "failed", error=error)
+        targets = self._targets(wanted)
+        self.progress.known += len(targets)
+        for target in targets:
+            name = self._source(wanted.mapping).reference(wanted.tag)
+            self._end(name, target.reference(wanted.tag), "failed", error=error)
 
     def _end_image(self, image: Image, status: str) -> None:
         root, work = image.tree.root, image.work
