@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 from _regsync.archive import EMPTY, Archive, Fresh, encode, entry, frame, key_of, moment_of
 
@@ -24,11 +24,8 @@ _FRESH_SECONDS = 30 * 60
 _FACTS_SECONDS = 24 * 3600
 
 
-class Snapshot(NamedTuple):
-    """What a tag named when its target last held it: keys (`archive.key_of`) of both digests."""
-
-    source: bytes
-    pushed: bytes
+# What a tag named when its target last held it: keys (`archive.key_of`) of the source's digest and the pushed one.
+Snapshot = tuple[bytes, bytes]
 
 
 class Knowledge:
@@ -50,8 +47,8 @@ class Knowledge:
         self._manifests: defaultdict[RepositoryKey, set[str]] = defaultdict(set)
         # Per host and blob, the repositories with a committed manifest that names it, oldest first.
         self._holders: defaultdict[tuple[str, str], dict[str, None]] = defaultdict(dict)
-        self._populated: set[RepositoryKey] = set()
-        self._empty: set[RepositoryKey] = set()
+        # Whether a repository holds manifests of others, where that was asked.
+        self._populated: dict[RepositoryKey, bool] = {}
         self._refused: set[tuple[RepositoryKey, str]] = set()
         self._archive, self._now, self._ttl, self._note = archive, now, ttl, note
         self._numbers = {where: number for number, where in enumerate(archive.repositories)}
@@ -66,10 +63,8 @@ class Knowledge:
         # Manifests whose names are in the rows already.
         self._written: set[bytes] = set()
         self._changed = False
-        self._facts: dict[str, tuple[Any, int]] = {}
-        for name, (value, moment) in archive.facts.items():
-            if self._now() - moment <= _FACTS_SECONDS:
-                self._facts[name] = (value, moment)
+        young = self._now() - _FACTS_SECONDS
+        self._facts = {name: fact for name, fact in archive.facts.items() if fact[1] >= young}
 
     # --- blobs and manifests ------------------------------------------------------------------
 
@@ -88,7 +83,7 @@ class Knowledge:
         """Note a blob that a registry confirmed."""
         if digest not in self._blobs[where]:
             self._blobs[where].add(digest)
-            self._record("B", where, digest, flag=False)
+            self._record("B", where, digest)
 
     def is_committed(self, where: RepositoryKey, digest: str) -> bool:
         """Say whether a manifest is known to be in a repository."""
@@ -101,7 +96,7 @@ class Knowledge:
         if manifest in self._written:
             return
         self._written.add(manifest)
-        self._record("M", where, digest, flag=False)
+        self._record("M", where, digest)
         for blob in blobs:
             self._blobs[where].add(blob)
             self._holders[where[0], blob][where[1]] = None
@@ -142,16 +137,16 @@ class Knowledge:
 
     def set_populated(self, where: RepositoryKey) -> None:
         """Note that a repository holds manifests of others: their blobs are worth asking for."""
-        self._populated.add(where)
+        self._populated[where] = True
 
     def set_empty(self, where: RepositoryKey) -> None:
         """Note that a repository was listed, and holds no manifests: what was believed of it is weak."""
-        self._empty.add(where)
+        self._populated[where] = False
         self.contradict(where)
 
     def is_empty(self, where: RepositoryKey) -> bool:
         """Say whether a repository held no manifests when this run listed it."""
-        return where in self._empty
+        return self._populated.get(where) is False
 
     def was_used(self, where: RepositoryKey) -> bool:
         """Say whether an earlier run brought something to a repository."""
@@ -167,12 +162,10 @@ class Knowledge:
                 self._note(frame("R", "\0".join(where).encode()))
         return self._numbers[where]
 
-    def _record(self, table: str, where: RepositoryKey, digest: str, *, flag: bool) -> bytes:
-        """Keep a row for the save; return its identity."""
+    def _record(self, table: str, where: RepositoryKey, digest: str, *, flag: bool = False) -> None:
         row = entry(key_of(digest), self._number(where), int(self._now()), flag)
         self._forgotten.discard(row[:37])
         self._append(table, row)
-        return row[:37]
 
     def _append(self, table: str, row: bytes) -> None:
         if self._note is not None:
@@ -211,10 +204,8 @@ class Knowledge:
 
     def mount_source(self, where: RepositoryKey, digest: str) -> str | None:
         """Return a repository of the same host from which a blob may be mounted."""
-        for holder in self._holders_of(where[0], digest):
-            if holder != where[1] and self.may_mount(where, holder):
-                return holder
-        return None
+        holders = (each for each in self._holders_of(where[0], digest) if each != where[1])
+        return next((each for each in holders if self.may_mount(where, each)), None)
 
     def _holders_of(self, host: str, digest: str) -> Iterator[str]:
         yield from self._holders.get((host, digest), ())
@@ -250,7 +241,7 @@ class Knowledge:
 
     def may_probe(self, where: RepositoryKey, allowed: bool) -> bool:
         """Say whether the POST that starts an upload asks for an unknown blob too, not a HEAD (rule 11)."""
-        return allowed and (where not in self._populated or self._probed(where) == (True, True))
+        return allowed and (not self._populated.get(where) or self._probed(where) == (True, True))
 
     def learn_probe(self, where: RepositoryKey, *, absent: bool = False, present: bool = False) -> None:
         """Note what a probing POST answered, where a HEAD said the same."""
@@ -273,7 +264,7 @@ class Knowledge:
         row = self._archive.row("S", name)
         if row is None or (self._ttl and self._now() - moment_of("S", row) > self._ttl):
             return None
-        return Snapshot(row[36:69], row[69:])
+        return row[36:69], row[69:]
 
     def take_snapshot(self, name: bytes, source: str, pushed: str) -> None:
         """Note what a tag names at its source, and what its target therefore holds."""
