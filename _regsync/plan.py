@@ -14,25 +14,14 @@ from typing import NamedTuple
 
 from _regsync.config import MappingRule, Registry
 from _regsync.errors import ContentError, RegistryError
-from _regsync.oci import IMAGE_CONFIGS, Descriptor, Manifest
+from _regsync.oci import IMAGE_CONFIGS, MAX_INDEX_DEPTH, Descriptor, Manifest
 from _regsync.providers import api_repository
 
 __all__ = [
-    "Assignment",
-    "Election",
-    "NotAtHand",
-    "Tree",
-    "Wanted",
-    "assign",
-    "grow",
-    "may_be_stale",
-    "names_absence",
-    "order_blobs",
-    "target_groups",
-]
+    "Assignment", "Election", "NotAtHand", "Tree", "Wanted", "assign", "grow", "may_be_stale", "names_absence",
+    "order_blobs", "target_groups",
+]  # fmt: skip
 
-# protocol-facts.md section 1.5: real indexes are one or two deep; a cycle cannot be built from digests.
-DEEPEST = 4
 # Of one image; real ones name hundreds, and a hostile index hundreds of thousands.
 _MOST_BLOBS = 10_000
 _Place = tuple[str, int, str]
@@ -82,20 +71,18 @@ class Tree(NamedTuple):
             return (), ()
         by_digest = {child.digest: child for child in self.children}
         blobs: dict[str, Descriptor] = {}
-        lacking = {self.root.digest: self.root}
-        pending = [self.root]
+        lacking, pending = {self.root.digest}, [self.root]
         for manifest in pending:
             for blob in manifest.blobs:
                 known = blobs.setdefault(blob.digest, blob)
                 if known.size != blob.size:
                     raise ContentError(f"{blob.digest} is named with {known.size} and with {blob.size} bytes")
-            for entry in manifest.children:
-                if entry.digest in lacking or is_committed(entry.digest):
-                    continue
-                if entry.digest not in by_digest:
-                    raise NotAtHand(f"the index names {entry.digest}, which is not at hand")
-                lacking[entry.digest] = by_digest[entry.digest]
-                pending.append(by_digest[entry.digest])
+            for digest in [entry.digest for entry in manifest.children]:
+                if digest not in lacking and not is_committed(digest):
+                    if digest not in by_digest:
+                        raise NotAtHand(f"the index names {digest}, which is not at hand")
+                    lacking.add(digest)
+                    pending.append(by_digest[digest])
         if len(blobs) > _MOST_BLOBS:
             raise ContentError(f"the image names more than {_MOST_BLOBS} blobs")
         return tuple(blobs.values()), tuple(child for child in self.children if child.digest in lacking)
@@ -119,12 +106,12 @@ def may_be_stale(error: RegistryError) -> bool:
 
 
 def grow(root: Manifest, fetched: Mapping[str, Manifest], source_digest: str) -> Tree:
-    """Order an image's manifests so that each stands behind its own children (I2)."""
+    """Order an image's manifests so that each stands behind its own children (I2); ContentError for a deep one."""
     ordered: dict[str, Manifest] = {}
 
     def visit(manifest: Manifest, depth: int) -> None:
-        if depth > DEEPEST:
-            raise ContentError(f"indexes are nested more than {DEEPEST} deep")
+        if manifest.is_index and depth > MAX_INDEX_DEPTH:
+            raise ContentError(f"indexes are nested more than {MAX_INDEX_DEPTH} deep")
         for entry in manifest.children:
             child = fetched.get(entry.digest)
             if child is not None and entry.digest not in ordered:
@@ -160,20 +147,19 @@ class Election:
         for blob in self._blobs[number]:
             waiting = self._waiting.setdefault(blob, [])
             waiting.append(number)
-            for each in waiting[-2:] if len(waiting) == 2 else waiting[-1:] if waiting[1:] else ():
+            # The second to wait for a blob makes it a shared one for the first too.
+            for each in waiting[-1:] if len(waiting) > 2 else waiting if len(waiting) == 2 else ():
                 self._gain(each, 1)
         self._gain(number, 0)
 
     def take(self) -> int:
         """Return the number of the next one; what it brings counts for no other any more."""
-        while True:
+        gain, number = heapq.heappop(self._heap)
+        while self._gains.get(number) != -gain:
             gain, number = heapq.heappop(self._heap)
-            if self._gains.get(number) == -gain:
-                break
         del self._gains[number]
         for blob in self._blobs.pop(number):
-            waiting = self._waiting.pop(blob, [])
-            for each in waiting if waiting[1:] else ():
+            for each in self._waiting.pop(blob, ()):
                 if each in self._gains:
                     self._gain(each, -1)
         return number

@@ -146,7 +146,6 @@ def test_a_strict_registry_takes_every_valid_shape(name: str, ends: tuple[Server
 
 # What the program does not do yet: each entry fails as soon as it does.
 DEFECTS = {
-    "nested-4-deep": "plan.grow counts the images below the fourth index as a fifth one",
     "buildkit-cache-index": "entries of an index that are blobs are asked for as manifests only",
 }
 # What a registry serves by a type that the harness's own client does not ask for.

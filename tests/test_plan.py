@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from _regsync import config, plan
+from _regsync import config
 from _regsync.config import MappingRule, Registry
 from _regsync.errors import ContentError
 from _regsync.oci import Descriptor, Manifest, Platform
@@ -73,17 +73,22 @@ def test_a_child_that_is_named_twice_stands_once() -> None:
     assert asked == [grown.root.digest, "one"], "a million equal entries must not cost a million visits"
 
 
-def nested(depth: int) -> Tree:
-    chain = [leaf("leaf")]
+def nested(depth: int, innermost: Manifest | None = None) -> Tree:
+    chain = [innermost or leaf("leaf")]
     for level in range(depth):
         chain.append(index(f"index {level}", chain[-1]))
     return tree(chain[-1], *chain)
 
 
 def test_indexes_may_nest_as_deep_as_any_real_one_and_not_deeper() -> None:
-    assert len(nested(plan.DEEPEST - 1).children) == plan.DEEPEST - 1
+    """The images below the deepest index are none; an index that names nothing is one."""
+    assert len(nested(4).children) == 4
     with pytest.raises(ContentError, match="more than 4 deep"):
-        nested(plan.DEEPEST)
+        nested(5)
+    inner = index("inner")
+    assert len(nested(3, inner).children) == 3
+    with pytest.raises(ContentError, match="more than 4 deep"):
+        nested(4, inner)
 
 
 def test_an_image_without_index_needs_its_own_blobs_only() -> None:
