@@ -289,12 +289,11 @@ class Discovery:
             return await self._top(source, reference)
 
     async def _told(self, source: Repository, reference: str) -> str | None:
-        head = await source.head_manifest(reference)
-        if head is None:
-            raise RegistryError("no such tag or manifest", status=404).located(
-                Side.SOURCE, "look up", source.reference(reference)
-            )
-        return head.digest
+        told = await source.head_manifest(reference)
+        if told is None:
+            missing = RegistryError("no such tag or manifest", status=404)
+            raise missing.located(Side.SOURCE, "look up", source.reference(reference))
+        return told or None
 
     async def _target_digest(self, target: Repository, reference: str, known: Snapshot | None) -> str | None:
         """Return what a target holds under a tag, by its listing or a HEAD; what it says is evidence (I5)."""
@@ -313,17 +312,14 @@ class Discovery:
             if digest := self._listed_digest(target, reference):
                 return digest
         try:
-            head = await target.head_manifest(reference)
+            held = await target.head_manifest(reference)
         except RegistryError as error:
             if error.status in _NOT_SAYING:
                 return None
             raise
-        if head is None:
-            return None
-        self._knowledge.set_populated(target.key)
-        if head.digest is None:
-            return (await target.get_manifest(reference)).digest
-        return head.digest
+        if held is not None:
+            self._knowledge.set_populated(target.key)
+        return (await target.get_manifest(reference)).digest if held == "" else held
 
     async def _top(self, source: Repository, reference: str) -> Manifest:
         manifest = await source.get_manifest(reference)

@@ -12,27 +12,17 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import AsyncIterator, Iterator
-from contextlib import AbstractContextManager, AsyncExitStack, asynccontextmanager, contextmanager
-from typing import NamedTuple
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager
 
-from _regsync import oci
+from _regsync import oci, transport
 from _regsync.errors import AuthError, ContentError, Disconnected, ProtocolBroken, RegistryError, Side, SyncError, clean
 from _regsync.http1 import Lease, Pieces, Request, Response
 from _regsync.oci import Descriptor, Manifest
 from _regsync.providers import ROWS, api_repository
 from _regsync.streams import Origin
-from _regsync.transport import (
-    ERROR_BODY,
-    Answer,
-    Call,
-    Host,
-    Transport,
-    check_foreign,
-    request_headers,
-    resolve_location,
-)
+from _regsync.transport import Answer, Call, Host, Transport
 
-__all__ = ["Head", "Repository", "Upload"]
+__all__ = ["Repository", "Upload"]
 
 _MANIFEST_LIMIT = 4 * 1024 * 1024
 _TAGS_LIMIT = 8 * 1024 * 1024
@@ -40,16 +30,11 @@ _MOST_PAGES = 10_000
 # A listing is in memory; the largest known repositories have some 100,000 tags.
 _MOST_TAGS = 1_000_000
 _PULL_PUSH = "pull,push"
+_OCTETS = ("Content-Type", "application/octet-stream")
 # RFC 8288: <target>; parameters, where a quoted text may hold what separates.
 # `<` cannot stand in a target: 64 KiB of them must not cost their square.
 _LINK = re.compile(r'<([^<>]*)>((?:[^,"]|"[^"]*")*)')
 _NEXT = re.compile(r';\s*rel\s*=\s*"?\s*next\b', re.IGNORECASE)
-
-
-class Head(NamedTuple):
-    """What a HEAD of a manifest says; `digest` is None where the registry does not tell."""
-
-    digest: str | None
 
 
 class Repository:
@@ -81,7 +66,8 @@ class Repository:
             error.located(self.side, operation, reference)
             raise
 
-    def _call(self, action: str, method: str, path: str, *headers: tuple[str, str], body: bytes = b"") -> Call:
+    def call(self, action: str, method: str, path: str, *headers: tuple[str, str], body: bytes = b"") -> Call:
+        """Return a request to an endpoint of this repository."""
         return Call(action, method, f"{self._base}/{path}", self.api_name, self.rights, headers, body)
 
     async def list_tags(self) -> dict[str, str | None] | None:
@@ -90,10 +76,8 @@ class Repository:
         The Google registries say which digest a tag names; elsewhere it is None.
         """
         row = ROWS[self.host.registry.kind]
-        size = row.page_size
-        call = self._call("tag_list", "GET", f"tags/list?n={size}")
-        tags: dict[str, str | None] = {}
-        asked: set[str] = set()
+        size, tags, asked = row.page_size, dict[str, str | None](), set[str]()
+        call = self.call("tag_list", "GET", f"tags/list?n={size}")
         with self.located("list tags of", str(self)):
             while len(asked) < _MOST_PAGES:
                 asked.add(call.path)
@@ -102,12 +86,12 @@ class Repository:
                 except RegistryError as error:
                     if error.status == 404 and not tags:
                         return None
-                    if "PAGINATION_NUMBER_INVALID" in error.codes and size > 100:
-                        # Older distributions refuse a page above their maximum (section 1.11).
-                        size = 100
-                        call = self._call("tag_list", "GET", f"tags/list?n={size}")
-                        continue
-                    raise
+                    if "PAGINATION_NUMBER_INVALID" not in error.codes or size <= 100:
+                        raise
+                    # Older distributions refuse a page above their maximum (section 1.11).
+                    size = 100
+                    call = self.call("tag_list", "GET", f"tags/list?n={size}")
+                    continue
                 found = _tags_of(answer.body, row.listing_has_digests)
                 fresh = [tag for tag in found if tag not in tags]
                 tags.update(found)
@@ -126,21 +110,19 @@ class Repository:
         """Return the path of the next page where the answer names one (RFC 8288)."""
         for target, parameters in _LINK.findall(", ".join(answer.headers.all("link"))):
             if _NEXT.search(parameters):
-                origin, path = resolve_location(self.host.origin, call.path, target)
+                origin, path = transport.resolve_location(self.host.origin, call.path, target)
                 if origin != self.host.origin or not path.startswith(f"{self._base}/"):
                     raise ProtocolBroken("the next page of the listing is on another origin, refused (R6)")
                 return path
         return None
 
-    async def head_manifest(self, reference: str) -> Head | None:
-        """Ask for a manifest's digest; None when it is absent."""
-        call = self._call("manifest_head", "HEAD", f"manifests/{reference}", ("Accept", oci.ACCEPT_MANIFESTS))
+    async def head_manifest(self, reference: str) -> str | None:
+        """Ask for a manifest's digest: empty where the registry does not tell, None when it is absent."""
+        call = self.call("manifest_head", "HEAD", f"manifests/{reference}", ("Accept", oci.ACCEPT_MANIFESTS))
         with self.located("look up", self.reference(reference)):
             answer = await self._transport.request(self.host, call, ok=(200, 404))
-            if answer.status == 404:
-                return None
-            told = answer.headers.get("docker-content-digest")
-            return Head(oci.check_digest(told) if told else None)
+            told = answer.headers.get("docker-content-digest") or ""
+            return None if answer.status == 404 else told and oci.check_digest(told)
 
     async def get_manifest(self, reference: str, *, expected: Descriptor | None = None) -> Manifest:
         """Fetch a manifest by tag or digest; it is verified (I3). RegistryError 404 when absent.
@@ -150,7 +132,7 @@ class Repository:
         accept = oci.ACCEPT_MANIFESTS
         if expected is not None and expected.media_type not in accept:
             accept = f"{accept}, {expected.media_type}"
-        call = self._call("manifest_get", "GET", f"manifests/{reference}", ("Accept", accept))
+        call = self.call("manifest_get", "GET", f"manifests/{reference}", ("Accept", accept))
         with self.located("fetch manifest", self.reference(reference)):
             answer = await self._transport.request(self.host, call, ok=(200,), limit=_MANIFEST_LIMIT)
             told = reference if ":" in reference else answer.headers.get("docker-content-digest")
@@ -160,7 +142,7 @@ class Repository:
     async def put_manifest(self, reference: str, manifest: Manifest) -> None:
         """Put a manifest's bytes under a tag or its digest."""
         content_type = ("Content-Type", manifest.media_type)
-        call = self._call("manifest_put", "PUT", f"manifests/{reference}", content_type, body=manifest.body)
+        call = self.call("manifest_put", "PUT", f"manifests/{reference}", content_type, body=manifest.body)
         with self.located("push manifest", self.reference(reference)):
             answer = await self._transport.request(self.host, call, ok=(201, 200))
             self.compare(answer, manifest.digest)
@@ -174,7 +156,7 @@ class Repository:
 
     async def has_blob(self, blob: Descriptor) -> bool:
         """Ask whether a blob is here; the caller holds the permit."""
-        call = self._call("blob_head", "HEAD", f"blobs/{blob.digest}")
+        call = self.call("blob_head", "HEAD", f"blobs/{blob.digest}")
         with self.located("look up blob", self.reference(blob.digest)):
             try:
                 async with self._transport.opened(self.host, call) as answer:
@@ -189,7 +171,7 @@ class Repository:
     @asynccontextmanager
     async def open_blob(self, blob: Descriptor) -> AsyncIterator[Response]:
         """Open a blob for reading; the caller holds the permit, hashes and counts (I3)."""
-        call = self._call("blob_get", "GET", f"blobs/{blob.digest}")
+        call = self.call("blob_get", "GET", f"blobs/{blob.digest}")
         async with AsyncExitStack() as stack:
             with self.located("fetch blob", self.reference(blob.digest)):
                 response = await stack.enter_async_context(self._transport.opened(self.host, call))
@@ -201,7 +183,7 @@ class Repository:
     async def expect(self, response: Response, *statuses: int) -> None:
         """Raise what the answer says unless its status is one of `statuses`."""
         if response.status not in statuses:
-            body = await response.read(ERROR_BODY)
+            body = await response.read(transport.ERROR_BODY)
             raise self._transport.refusal(self.host, Answer(response.status, response.headers, body))
 
     @asynccontextmanager
@@ -215,8 +197,7 @@ class Upload:
     """One blob on its way into a repository: `start`, then `put` unless the start made it unnecessary."""
 
     def __init__(self, repository: Repository, transport: Transport, lease: Lease, blob: Descriptor) -> None:
-        self._repository, self._transport, self._blob = repository, transport, blob
-        self._lease = lease
+        self._repository, self._transport, self._lease, self.blob = repository, transport, lease, blob
         self._origin: Origin = repository.host.origin
         self._path = ""
 
@@ -227,64 +208,48 @@ class Upload:
         upload session like any other (section 1.8); an error that is not passing is a refused mount too,
         and a plain POST follows.
         """
-        repository, query = self._repository, ""
-        also: tuple[tuple[str, str], ...] = ()
         if mount_from is not None:
-            query = f"?mount={self._blob.digest}" + (f"&from={mount_from}" if mount_from else "")
-            if mount_from not in ("", repository.api_name):
-                also = ((mount_from, "pull"),)
-        call = self._post("upload_start", query, also)
-        with self._located():
+            query = f"?mount={self.blob.digest}" + (f"&from={mount_from}" if mount_from else "")
+            also = () if mount_from in ("", self._repository.api_name) else ((mount_from, "pull"),)
             try:
-                async with self._transport.opened(repository.host, call, lease=self._lease) as response:
-                    if response.status == 201 and mount_from is not None:
-                        return True
-                    await self._open(call, response)
-                    return False
+                return await self._post(query, also=also)
             except (AuthError, RegistryError) as error:
-                if mount_from is None or not _refuses_mount(error):
+                if not _refuses_mount(error):
                     raise
-        return await self.start()
+        return await self._post("")
 
     async def whole(self, body: bytes) -> bool:
         """Upload in one POST (section 1.7, D): True when taken; else a session may be open (`is_open`)."""
-        call = self._post("upload_start", f"?digest={self._blob.digest}")
-        octets = (("Content-Type", "application/octet-stream"),)
-        host = self._repository.host
-        with self._located():
-            try:
-                call = call._replace(headers=octets, body=body)
-                async with self._transport.opened(host, call, lease=self._lease) as response:
-                    if response.status == 201:
-                        self._repository.compare(response, self._blob.digest)
-                        return True
-                    await self._open(call, response)
-            except RegistryError as error:
-                if error.retryable or error.status in (401, 403):
-                    raise
-        return False
+        try:
+            return await self._post(f"?digest={self.blob.digest}", _OCTETS, body=body)
+        except RegistryError as error:
+            if error.retryable or error.status in (401, 403):
+                raise
+            return False
 
-    def _post(self, action: str, query: str, also: tuple[tuple[str, str], ...] = ()) -> Call:
-        name, rights = self._repository.api_name, self._repository.rights
-        return Call(action, "POST", f"/v2/{name}/blobs/uploads/{query}", name, rights, also=also)
-
-    async def _open(self, call: Call, response: Response) -> None:
-        """Take the session that an answer opens."""
-        own = self._repository.host.origin
-        await self._repository.expect(response, 202)
-        location = response.headers.get("location")
-        if location is None:
-            raise ProtocolBroken("the upload was accepted without a Location")
-        self._origin, self._path = resolve_location(own, call.path, location)
-        check_foreign(own, self._origin)
+    async def _post(
+        self, query: str, *headers: tuple[str, str], body: bytes = b"", also: tuple[tuple[str, str], ...] = ()
+    ) -> bool:
+        """Say whether the answer is that the blob is there; else it opens a session."""
+        repository = self._repository
+        call = repository.call("upload_start", "POST", f"blobs/uploads/{query}", *headers, body=body)
+        call = call._replace(also=also)
+        async with self._transport.opened(repository.host, call, lease=self._lease) as response:
+            if response.status == 201 and query and not response.early:
+                repository.compare(response, self.blob.digest)
+                return True
+            await repository.expect(response, 202)
+            location = response.headers.get("location")
+            if location is None:
+                raise ProtocolBroken("the upload was accepted without a Location")
+            self._origin, self._path = transport.resolve_location(repository.host.origin, call.path, location)
+            transport.check_foreign(repository.host.origin, self._origin)
+            return False
 
     @property
     def is_open(self) -> bool:
-        """Say whether there is an upload session."""
+        """Say whether there is an upload session that waits for its body."""
         return bool(self._path)
-
-    def _located(self) -> AbstractContextManager[None]:
-        return self._repository.located("push blob", self._repository.reference(self._blob.digest))
 
     async def let_go(self) -> None:
         """Let others have the connection until `put`: what waits without a permit holds none (I8)."""
@@ -295,35 +260,45 @@ class Upload:
 
         Raises what the source raises, RegistryError when refused, WireError when the line broke.
         """
-        host = self._repository.host
-        foreign = self._origin != host.origin
+        host, repository = self._repository.host, self._repository
         join = "&" if "?" in self._path else "?"
-        call = Call(
-            "upload_body",
-            "PUT",
-            f"{self._path}{join}digest={self._blob.digest}",
-            self._repository.api_name,
-            self._repository.rights,
-            (("Content-Type", "application/octet-stream"),),
-            origin=self._origin,
-        )
+        call = self._call("upload_body", "PUT", f"{join}digest={self.blob.digest}", _OCTETS)
         timeouts = self._transport.edge.timeouts
-        seconds = timeouts.finish + self._blob.size / timeouts.finish_bytes_per_second
-        with self._located():
-            used = await self._transport.login(host, call, before_body=True)
-            request = Request(call.method, call.path, request_headers(call, used))
-            host.requests[call.action] += 1
-            kept = self._transport.kept(host, self._origin, None if foreign else self._lease)
-            async with kept as lease:
-                response = await lease.exchange(request, seconds, pieces)
-                if response.status == 401 and not foreign:
-                    body = await response.read(ERROR_BODY)
-                    await self._transport.relearn(host, call, used, Answer(401, response.headers, body))
-                    # The transfer begins the blob again, with the new token.
-                    raise Disconnected("the login expired during the upload")
-                await self._repository.expect(response, 201, 204)
-                self._repository.compare(response, self._blob.digest)
-                return not response.early
+        seconds = timeouts.finish + self.blob.size / timeouts.finish_bytes_per_second
+        used = await self._transport.login(host, call, before_body=True)
+        # Whatever happens to the body, this session takes no other.
+        self._path = ""
+        async with self._kept() as lease:
+            response = await lease.exchange(self._request(call, used), seconds, pieces)
+            if response.status == 401 and self._origin == host.origin:
+                body = await response.read(transport.ERROR_BODY)
+                await self._transport.relearn(host, call, used, Answer(401, response.headers, body))
+                # The transfer begins the blob again, with the new token.
+                raise Disconnected("the login expired during the upload")
+            await repository.expect(response, 201, 204)
+            repository.compare(response, self.blob.digest)
+            return not response.early
+
+    async def cancel_upload(self) -> None:
+        """End the session, which gets no body (section 1.9): one request, whose answer says nothing."""
+        call = self._call("upload_finish", "DELETE", "")
+        used = await self._transport.login(self._repository.host, call)
+        self._path = ""
+        async with self._kept() as lease:
+            await lease.exchange(self._request(call, used))
+
+    def _call(self, action: str, method: str, query: str, *headers: tuple[str, str]) -> Call:
+        """Return a request to the session's Location."""
+        call = self._repository.call(action, method, "", *headers)
+        return call._replace(path=self._path + query, origin=self._origin)
+
+    def _request(self, call: Call, used: str | None) -> Request:
+        self._repository.host.requests[call.action] += 1
+        return Request(call.method, call.path, transport.request_headers(call, used))
+
+    def _kept(self) -> AbstractAsyncContextManager[Lease]:
+        host = self._repository.host
+        return self._transport.kept(host, self._origin, self._lease if self._origin == host.origin else None)
 
 
 def _refuses_mount(error: AuthError | RegistryError) -> bool:
@@ -344,11 +319,13 @@ def _tags_of(body: bytes, with_digests: bool) -> dict[str, str | None]:
         raise ContentError(f"the tag listing is not what the specification says: {began}") from error
     if not isinstance(tags, list):
         raise ContentError("the tag listing is not a list")
-    kept = [tag for tag in tags if tag and not (isinstance(tag, str) and ":" in tag)]
-    for tag in kept:
+    found: dict[str, str | None] = {}
+    for tag in tags:
+        if not tag or (isinstance(tag, str) and ":" in tag):
+            continue
         if not isinstance(tag, str) or not oci.is_tag(tag):
             raise ContentError(f"the tag listing holds a name that no tag can have: {clean(str(tag), 60)}")
-    found: dict[str, str | None] = dict.fromkeys(kept)
+        found[tag] = None
     manifests = document.get("manifest") if with_digests else None
     for digest, about in manifests.items() if isinstance(manifests, dict) else ():
         names = about.get("tag") if isinstance(about, dict) else None

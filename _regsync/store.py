@@ -25,7 +25,7 @@ from _regsync.fips import new_hash
 from _regsync.http1 import PIECE, Pieces
 from _regsync.oci import Descriptor, split_digest
 
-__all__ = ["SMALL_BLOB", "FilePieces", "MemoryPieces", "NoRoom", "Reader", "Staging", "StagingFailed"]
+__all__ = ["SMALL_BLOB", "FilePieces", "MemoryPieces", "NoRoom", "Reader", "Staging", "StagingFailed", "read_whole"]
 
 # design.md section 6 rule 13.
 SMALL_BLOB = 1024 * 1024
@@ -60,6 +60,17 @@ def _disk() -> Iterator[None]:
             f"blobs cannot be staged in {place}: {clean(error.strerror or str(error))}",
             hint="several targets need disk: free space in global.cache_dir, or point it elsewhere",
         ) from error
+
+
+async def read_whole(blob: Descriptor, read: Reader) -> bytes:
+    """Return a blob that is small enough for memory."""
+    whole = bytearray()
+
+    async def keep(piece: memoryview) -> None:
+        whole.extend(piece)
+
+    await read(blob, keep)
+    return bytes(whole)
 
 
 class MemoryPieces:
@@ -161,14 +172,8 @@ class Staging:
                 await self._pull_file(blob, read)
                 return
             self._memory_size += blob.size
-            whole = bytearray()
-
-            async def keep(piece: memoryview) -> None:
-                whole.extend(piece)
-
             try:
-                await read(blob, keep)
-                self._memory[blob.digest] = bytes(whole)
+                self._memory[blob.digest] = await read_whole(blob, read)
             finally:
                 if blob.digest not in self._memory:
                     self._memory_size -= blob.size

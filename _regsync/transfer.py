@@ -10,6 +10,7 @@ Follows specification section 1.1, design.md sections 6, 7 and 9.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from contextlib import nullcontext, suppress
 from typing import NamedTuple, Protocol
 
 import anyio
@@ -26,7 +27,7 @@ from _regsync.plan import Tree
 from _regsync.providers import ROWS
 from _regsync.registry import Repository, Upload
 from _regsync.state import Knowledge, RepositoryKey
-from _regsync.store import MemoryPieces, NoRoom, Reader, Staging, StagingFailed
+from _regsync.store import MemoryPieces, NoRoom, Reader, Staging, StagingFailed, read_whole
 from _regsync.transport import Transport
 
 __all__ = ["Brought", "Mover", "Moves", "Relay"]
@@ -116,11 +117,7 @@ class Relay:
 
 
 class _Unanswered(Exception):
-    """A whole body was sent, or a success came too early: a HEAD decides (design.md section 6 rule 16)."""
-
-    def __init__(self, failure: SyncError) -> None:
-        super().__init__(str(failure))
-        self.failure = failure
+    """A whole body was sent, or a success came too early: a HEAD decides (rule 16), else it is its argument."""
 
 
 class Mover:
@@ -130,11 +127,11 @@ class Mover:
         self, transport: Transport, knowledge: Knowledge, staging: Staging, moved: Callable[[int], None]
     ) -> None:
         self._transport, self._knowledge, self._staging, self._moved = transport, knowledge, staging, moved
-        self._disk_works = True
+        self._admitted, self._disk_works = transport.gate.admitted, True
         # Repositories that have accepted an upload (set), or where the first one is being started.
         self._accepted: dict[RepositoryKey, anyio.Event] = {}
         # Hosts that were asked, in this run, whether they take a blob in one request.
-        self._tried: frozenset[str] = frozenset()
+        self._tried: set[str] = set()
 
     async def bring(
         self, step: Step, source: Repository, target: Repository, *, fan_out: bool, disk: bool = True
@@ -144,34 +141,46 @@ class Mover:
         `fan_out` says that several places want it: it is then pulled once, into memory, or to disk where
         `disk` allows it.
         """
-        patience, broken = pacing.Patience(pacing.ATTEMPTS), 0
+        async with target.upload(step.blob) as upload:
+            try:
+                return await self._bring(upload, step, source, target, fan_out, disk)
+            finally:
+                if upload.is_open:
+                    # No body follows: the source has refused it, or a HEAD has found it there.
+                    with anyio.move_on_after(self._transport.edge.timeouts.head), suppress(SyncError):
+                        async with self._admitted((Want(target.host.key),)):
+                            await upload.cancel_upload()
+
+    async def _bring(
+        self, upload: Upload, step: Step, source: Repository, target: Repository, fan_out: bool, disk: bool
+    ) -> Brought:
+        patience, broken, log = pacing.Patience(pacing.ATTEMPTS), 0, self._transport.edge.log
         fan_out = fan_out and self._disk_works
         while True:
             try:
-                return await self._bring_once(step, source, target, fan_out, disk)
+                return await self._bring_once(upload, step, source, target, fan_out, disk)
             except _Unanswered as lost:
-                error: SyncError = lost.failure
+                error: SyncError = lost.args[0]
                 if await self._arrived(target, step.blob):
                     return Brought(uploaded=True, bytes=step.blob.size)
-            except NoRoom as caught:
-                self._transport.edge.log("debug", "staging", f"{caught}; each target reads for itself")
-                fan_out = False
-                continue
-            except StagingFailed as caught:
+            except (NoRoom, StagingFailed) as caught:
                 # A full disk fails nothing: each target reads for itself (design.md section 8).
-                if self._disk_works:
-                    self._transport.edge.log("warning", "staging", f"{caught}; blobs go without staging")
-                self._disk_works = fan_out = False
+                failed, fan_out = isinstance(caught, StagingFailed), False
+                level = "warning" if failed and self._disk_works else "debug"
+                log(level, "staging", f"{caught}; each target reads for itself")
+                self._disk_works = self._disk_works and not failed
                 continue
             except SyncError as caught:
                 error = caught
+            error.located(Side.TARGET, "push blob", target.reference(step.blob.digest))
             # Whatever went wrong with a mount, an upload does not depend on it.
             step = step._replace(mount_from=None)
             pause = self._transport.pause_after(error, patience, source.host, target.host)
             broken += isinstance(error, WireError)
             if broken == _BLOB_STARTS:
                 raise error
-            self._transport.edge.log("debug", "retry", f"{error}; the blob begins again")
+            log("debug", "retry", f"{error}; the blob begins again")
+            await upload.let_go()
             await anyio.sleep(pause)
 
     async def _arrived(self, target: Repository, blob: Descriptor) -> bool:
@@ -179,7 +188,7 @@ class Mover:
         for pause in _LOST_ANSWER_PAUSES:
             await anyio.sleep(pause)
             try:
-                async with self._transport.gate.admitted((Want(target.host.key),)):
+                async with self._admitted((Want(target.host.key),)):
                     if await target.has_blob(blob):
                         return True
             except SyncError as error:
@@ -189,49 +198,46 @@ class Mover:
         return False
 
     async def _bring_once(
-        self, step: Step, source: Repository, target: Repository, fan_out: bool, disk: bool
+        self, upload: Upload, step: Step, source: Repository, target: Repository, fan_out: bool, disk: bool
     ) -> Brought:
         blob, rank = step.blob, float(step.work.order)
         large = blob.size >= LARGE_BODY
         write = Want(target.host.key, "write", large)
-        known = self._known_body(blob)
-        async with target.upload(blob) as upload:
-            small = self._may_go_whole(step, target) and (known or await self._accepts(target.key))
-            if small and self._takes_whole(target.host.key, blob):
-                return await self._bring_whole(upload, step, source, target, known, fan_out, disk)
-            if fan_out or known is not None:
-                async with self._transport.gate.admitted((Want(target.host.key),), rank):
-                    begun = await self._begin(step, target, upload)
-                    await upload.let_go()
-                if begun is not None:
-                    return begun
-                if known is None:
-                    return await self._send_staged(upload, step, source, target, write, disk)
-                async with self._transport.gate.admitted((write,), rank):
-                    return await self._send(upload, target, blob, MemoryPieces(known), lambda: True)
-            wants = (Want(source.host.key, "read", large), write)
-            async with self._transport.gate.admitted(wants, rank):
+        known, read = _known_body(blob), self._reader(source, rank)
+        if not upload.is_open and await self._goes_whole(step, target, known):
+            return await self._bring_whole(upload, target, rank, known, read, fan_out, disk)
+        if known is None and not fan_out:
+            async with self._admitted((Want(source.host.key, "read", large), write), rank):
                 begun = await self._begin(step, target, upload)
                 if begun is not None:
                     return begun
                 async with source.open_blob(blob) as response:
-                    relay = Relay(source, blob, response, self._moved)
-                    return await self._send(upload, target, blob, relay, lambda: relay.complete)
+                    return await self._send(upload, Relay(source, blob, response, self._moved))
+        async with self._admitted((Want(target.host.key),), rank):
+            begun = await self._begin(step, target, upload)
+            await upload.let_go()
+        while begun is None:
+            if known is None:
+                await self._staging.ensure(blob, read, disk=disk)
+            async with self._admitted((write,), rank):
+                with self._staging.opened(blob) if known is None else nullcontext(MemoryPieces(known)) as pieces:
+                    begun = None if pieces is None else await self._send(upload, pieces)
+        return begun
 
-    def _may_go_whole(self, step: Step, target: Repository) -> bool:
-        """Say whether a small blob may go in one request (rule 12)."""
-        if step.mount_from is not None or step.blob.size > _WHOLE_BLOB:
-            return False
+    async def _goes_whole(self, step: Step, target: Repository, known: bytes | None) -> bool:
+        """Say whether a small blob goes in one request (rule 12); the first config at a host finds out."""
+        fact, host, blob = f"whole {target.host.key}", target.host.key, step.blob
         # Elsewhere the POST that asks and starts costs no more than a HEAD, and may save the bytes.
-        return self._knowledge.is_empty(target.key) or not self._may_probe(target)
-
-    def _takes_whole(self, host: str, blob: Descriptor) -> bool:
-        """Say whether a host takes blobs in one request; the first config that comes finds out."""
-        works = self._knowledge.fact(f"whole {host}")
-        if works is None and host not in self._tried and blob.media_type in IMAGE_CONFIGS:
-            self._tried |= {host}
+        unasked = not self._knowledge.is_empty(target.key) and self._may_probe(target)
+        if step.mount_from is not None or blob.size > _WHOLE_BLOB or unasked or self._knowledge.fact(fact) is False:
+            return False
+        if known is None and not await self._accepts(target.key):
+            return False
+        tries = host not in self._tried and blob.media_type in IMAGE_CONFIGS
+        if self._knowledge.fact(fact) is None and tries:
+            self._tried.add(host)
             return True
-        return works is True
+        return self._knowledge.fact(fact) is True
 
     def _may_probe(self, target: Repository) -> bool:
         # On some kinds a mount from the repository itself says nothing.
@@ -250,62 +256,42 @@ class Mover:
     async def _bring_whole(
         self,
         upload: Upload,
-        step: Step,
-        source: Repository,
         target: Repository,
+        rank: float,
         body: bytes | None,
+        read: Reader,
         fan_out: bool,
         disk: bool,
     ) -> Brought:
         """Upload a small blob in one request, or as the registry answers that (rule 12)."""
-        blob, rank, host = step.blob, float(step.work.order), target.host.key
+        blob, host = upload.blob, target.host.key
         if not self._knowledge.is_empty(target.key):
-            async with self._transport.gate.admitted((Want(host),), rank):
-                if await target.has_blob(blob):
+            async with self._admitted((Want(host),), rank):
+                if await self._is_there(blob, target):
                     return Brought()
-        if body is None:
-            body = await self._whole_body(blob, self._reader(source, rank), fan_out, disk)
-        async with self._transport.gate.admitted((Want(host, "write"),), rank):
-            done = await upload.whole(body)
-            self._knowledge.learn(f"whole {host}", done)
-            if done:
-                return Brought(uploaded=True, bytes=blob.size)
-            if not upload.is_open:
-                await upload.start()
-            return await self._send(upload, target, blob, MemoryPieces(body), lambda: True)
-
-    async def _whole_body(self, blob: Descriptor, read: Reader, fan_out: bool, disk: bool) -> bytes:
-        whole = bytearray()
-
-        async def keep(piece: memoryview) -> None:
-            whole.extend(piece)
-
-        if not fan_out:
-            await read(blob, keep)
-        while fan_out and len(whole) < blob.size:
+        if body is None and not fan_out:
+            body = await read_whole(blob, read)
+        while body is None:
             await self._staging.ensure(blob, read, disk=disk)
             with self._staging.opened(blob) as pieces:
-                await keep(await pieces.next() if pieces else memoryview(b""))
-        return bytes(whole)
-
-    @staticmethod
-    def _known_body(blob: Descriptor) -> bytes | None:
-        """Return the body where no source has to be asked for it (rule 13)."""
-        algorithm, encoded = split_digest(blob.digest)
-        for body in (blob.data, b"{}", b""):
-            if body is not None and len(body) == blob.size and hash_hex(algorithm, body) == encoded:
-                return body
-        return None
+                # A blob of this size is one piece.
+                body = None if pieces is None else bytes(await pieces.next())
+        async with self._admitted((Want(host, "write"),), rank):
+            done = await upload.whole(body)
+            if not done and not upload.is_open:
+                await upload.start()
+            self._knowledge.learn(f"whole {host}", done)
+            return Brought(uploaded=True, bytes=blob.size) if done else await self._send(upload, MemoryPieces(body))
 
     async def _begin(self, step: Step, target: Repository, upload: Upload) -> Brought | None:
-        """Find the blob there, mount it, or open an upload session (then None)."""
+        """Find the blob there, mount it, or open an upload session (then None) unless one is open."""
+        if upload.is_open:
+            return None
         accepted = self._accepted.setdefault(target.key, anyio.Event())
         try:
-            return (
-                await self._mounted(step, target, upload)
-                if step.mount_from
-                else await self._there(step.blob, target, upload)
-            )
+            if step.mount_from is not None:
+                return await self._mounted(step.mount_from, target, upload)
+            return await self._there(target, upload)
         except SyncError:
             if not accepted.is_set():
                 del self._accepted[target.key]
@@ -313,31 +299,26 @@ class Mover:
         finally:
             accepted.set()
 
-    async def _mounted(self, step: Step, target: Repository, upload: Upload) -> Brought | None:
-        blob, where, knowledge = step.blob, target.key, self._knowledge
-        assert step.mount_from is not None
-        if await upload.start(step.mount_from):
+    async def _mounted(self, mount_from: str, target: Repository, upload: Upload) -> Brought | None:
+        blob, where, knowledge = upload.blob, target.key, self._knowledge
+        if await upload.start(mount_from):
             knowledge.accept_mount(where[0])
             return Brought(mounted=True)
-        knowledge.refuse_mount(where, step.mount_from)
-        holder = (where[0], step.mount_from)
+        knowledge.refuse_mount(where, mount_from)
+        holder = (where[0], mount_from)
         if knowledge.is_confirmed(holder, blob.digest):
             return None
         # The mount rested on an earlier run: specification section 7 wants a fresh HEAD.
         knowledge.forget(holder, blob.digest)
         return Brought() if await target.has_blob(blob) else None
 
-    async def _there(self, blob: Descriptor, target: Repository, upload: Upload) -> Brought | None:
-        where, knowledge = target.key, self._knowledge
-        absent = False
-        if not self._may_probe(target):
-            if await target.has_blob(blob):
-                return Brought()
-            knowledge.miss(where, blob.digest)
-            absent = True
+    async def _there(self, target: Repository, upload: Upload) -> Brought | None:
+        blob, where, knowledge = upload.blob, target.key, self._knowledge
+        absent = not self._may_probe(target)
+        if absent and await self._is_there(blob, target):
+            return Brought()
         probe = ROWS[target.host.registry.kind].probe
-        own = {"from": target.api_name, "bare": ""}.get(probe or "")
-        if not await upload.start(own):
+        if not await upload.start({"from": target.api_name, "bare": ""}.get(probe or "")):
             knowledge.learn_probe(where, absent=absent)
             return None
         if not knowledge.probe_is_trusted(where):
@@ -348,67 +329,50 @@ class Mover:
             knowledge.learn_probe(where, present=True)
         return Brought()
 
+    async def _is_there(self, blob: Descriptor, target: Repository) -> bool:
+        found = await target.has_blob(blob)
+        if not found:
+            self._knowledge.miss(target.key, blob.digest)
+        return found
+
     def _reader(self, source: Repository, rank: float) -> Reader:
         """Return what reads a blob from its source to the end, under a permit of its own."""
 
         async def read(wanted: Descriptor, sink: Callable[[memoryview], Awaitable[None]]) -> None:
             want = Want(source.host.key, "read", wanted.size >= LARGE_BODY)
-            async with self._transport.gate.admitted((want,), rank), source.open_blob(wanted) as response:
+            async with self._admitted((want,), rank), source.open_blob(wanted) as response:
                 relay = Relay(source, wanted, response, self._moved)
                 while not relay.complete:
                     await sink(await relay.next())
 
         return read
 
-    async def _send_staged(
-        self, upload: Upload, step: Step, source: Repository, target: Repository, write: Want, disk: bool
-    ) -> Brought:
-        blob, rank = step.blob, float(step.work.order)
-        while True:
-            await self._staging.ensure(blob, self._reader(source, rank), disk=disk)
-            async with self._transport.gate.admitted((write,), rank):
-                with self._staging.opened(blob) as pieces:
-                    if pieces is not None:
-                        return await self._send(upload, target, blob, pieces, lambda: True)
-
-    async def _send(
-        self, upload: Upload, target: Repository, blob: Descriptor, pieces: Pieces, whole: Callable[[], bool]
-    ) -> Brought:
+    @staticmethod
+    async def _send(upload: Upload, pieces: Pieces) -> Brought:
         """Stream the body; _Unanswered when only asking can tell whether a whole body arrived."""
         try:
             if await upload.put(pieces):
-                return Brought(uploaded=True, bytes=blob.size)
+                return Brought(uploaded=True, bytes=pieces.length)
         except (WireError, RegistryError) as error:
             lost = isinstance(error, WireError) or error.status >= 500
-            if error.side is Side.TARGET and lost and whole():
+            sent = not isinstance(pieces, Relay) or pieces.complete
+            if error.side is not Side.SOURCE and lost and sent:
                 raise _Unanswered(error) from error
             raise
-        early = Disconnected("the registry answered before the blob was sent")
-        raise _Unanswered(early.located(Side.TARGET, "push blob", target.reference(blob.digest)))
+        raise _Unanswered(Disconnected("the registry answered before the blob was sent"))
 
     async def absent(self, tree: Tree, target: Repository) -> frozenset[str]:
         """Ask which blobs and children of an image a target lacks."""
-        found: set[str] = set()
-        async with self._transport.gate.admitted((Want(target.host.key),)):
-            blobs = [each for manifest in (tree.root, *tree.children) for each in manifest.blobs]
-            for blob in {each.digest: each for each in blobs}.values():
-                if not await target.has_blob(blob):
-                    found.add(blob.digest)
-        for child in tree.children:
-            if await target.head_manifest(child.digest) is None:
-                found.add(child.digest)
-        return frozenset(found)
+        blobs = {blob.digest: blob for manifest in (tree.root, *tree.children) for blob in manifest.blobs}
+        async with self._admitted((Want(target.host.key),)):
+            lost = [digest for digest, blob in blobs.items() if not await target.has_blob(blob)]
+        children = [child.digest for child in tree.children if await target.head_manifest(child.digest) is None]
+        return frozenset(lost + children)
 
     async def put(
         self, tree: Tree, work: Work, target: Repository, reference: str, arrived: Callable[[Manifest], None]
     ) -> None:
-        """Put an image's manifests, the root last."""
-        await self.put_children(tree, work, target, arrived)
-        await target.put_manifest(reference, tree.root)
-
-    @staticmethod
-    async def put_children(tree: Tree, work: Work, target: Repository, arrived: Callable[[Manifest], None]) -> None:
-        """Put the children that this image has to bring, level by level (I2)."""
+        """Put an image's manifests: the children that it has to bring, level by level, the root last (I2)."""
         failures: list[SyncError] = []
 
         async def put(child: Manifest) -> None:
@@ -419,14 +383,24 @@ class Mover:
             else:
                 arrived(child)
 
-        waiting = [child for child in tree.children if child.digest in work.own_children]
+        own = work.own_children
+        waiting = {child.digest: child for child in tree.children if child.digest in own}
         while waiting:
-            later = {child.digest for child in waiting}
-            level = [each for each in waiting if not any(entry.digest in later for entry in each.children)]
+            level = [each for each in waiting.values() if not any(entry.digest in waiting for entry in each.children)]
             async with anyio.create_task_group() as group:
                 for child in level:
                     group.start_soon(put, child)
             if failures:
                 raise failures[0]
-            done = {child.digest for child in level}
-            waiting = [child for child in waiting if child.digest not in done]
+            for child in level:
+                del waiting[child.digest]
+        await target.put_manifest(reference, tree.root)
+
+
+def _known_body(blob: Descriptor) -> bytes | None:
+    """Return the body where no source has to be asked for it (rule 13)."""
+    algorithm, encoded = split_digest(blob.digest)
+    for body in (blob.data, b"{}", b""):
+        if body is not None and len(body) == blob.size and hash_hex(algorithm, body) == encoded:
+            return body
+    return None

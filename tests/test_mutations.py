@@ -372,19 +372,13 @@ header_mutant("manifest_refused", "Content-Type", "application/vnd.oci.image.ind
 header_mutant("cookie_sent", "Cookie", "session=1", is_blob_put)
 header_mutant("coding_accepted", "Accept-Encoding", "gzip", lambda each: "/blobs/sha256" in each.target)
 header_mutant("accept_lacks_types", "Accept", "*/*", lambda each: "/manifests/" in each.target)
-header_mutant(
-    "range_malformed", "Range", "0-99", lambda each: each.method == "GET" and "/blobs/" in each.target
-)
+header_mutant("range_malformed", "Range", "0-99", lambda each: each.method == "GET" and "/blobs/" in each.target)
 
 
 @mutant("media_type_changed", any_type)
 def a_manifest_is_put_as_any_json(patch: pytest.MonkeyPatch, struck: Struck) -> None:
     kind = "application/json"
-    wire(
-        patch,
-        struck,
-        lambda each, _: with_header(each, "Content-Type", kind) if is_manifest_put(each) else each,
-    )
+    wire(patch, struck, lambda each, _: with_header(each, "Content-Type", kind) if is_manifest_put(each) else each)
 
 
 @mutant("chunk_order", plain)
@@ -410,9 +404,7 @@ def an_upload_ends_without_its_digest(patch: pytest.MonkeyPatch, struck: Struck)
 
 @mutant("digest_query", plain)
 def a_digest_goes_without_its_algorithm(patch: pytest.MonkeyPatch, struck: Struck) -> None:
-    wire(
-        patch, struck, lambda each, _: each._replace(target=each.target.replace("digest=sha256:", "digest="))
-    )
+    wire(patch, struck, lambda each, _: each._replace(target=each.target.replace("digest=sha256:", "digest=")))
 
 
 @mutant("location_not_given", plain)
@@ -486,9 +478,7 @@ def the_children_are_put_behind_their_index(patch: pytest.MonkeyPatch, struck: S
 
 
 @mutant("child_after_index", index_at_lax)
-def the_children_are_put_behind_their_index_at_a_lax_registry(
-    patch: pytest.MonkeyPatch, struck: Struck
-) -> None:
+def the_children_are_put_behind_their_index_at_a_lax_registry(patch: pytest.MonkeyPatch, struck: Struck) -> None:
     _children_last(patch, struck)
 
 
@@ -546,7 +536,7 @@ def a_tag_is_deleted_before_it_is_put(patch: pytest.MonkeyPatch, struck: Struck)
     async def put(self: Any, reference: str, manifest: Any) -> None:
         struck()
         await self._transport.request(
-            self.host, self._call("manifest_put", "DELETE", f"manifests/{reference}"), ok=(202, 404)
+            self.host, self.call("manifest_put", "DELETE", f"manifests/{reference}"), ok=(202, 404)
         )
         await real(self, reference, manifest)
 
@@ -702,7 +692,7 @@ def a_registry_is_pinged(patch: pytest.MonkeyPatch, struck: Struck) -> None:
 
     async def get(self: Any, reference: str, **named: Any) -> Any:
         struck()
-        call = self._call("manifest_get", "GET", "")._replace(path="/v2/")
+        call = self.call("manifest_get", "GET", "")._replace(path="/v2/")
         await self._transport.request(self.host, call, ok=(200,))
         return await real(self, reference, **named)
 
@@ -789,7 +779,7 @@ def staged_blobs_are_forgotten(patch: pytest.MonkeyPatch, struck: Struck) -> Non
 
 @mutant("trivial_blob_fetched", artifact)
 def the_empty_config_is_fetched(patch: pytest.MonkeyPatch, struck: Struck) -> None:
-    always(patch, struck, transfer.Mover, "_known_body", None)
+    always(patch, struck, transfer, "_known_body", None)
 
 
 @mutant("blob_uploaded_twice", plain, "second_session", "blob_pulled_twice")
@@ -810,7 +800,7 @@ def a_blob_is_looked_up_behind_its_upload(patch: pytest.MonkeyPatch, struck: Str
     async def put(self: Any, pieces: Any) -> bool:
         struck()
         done = await real(self, pieces)
-        await self._repository.has_blob(self._blob)
+        await self._repository.has_blob(self.blob)
         return done
 
     replaced(patch, registry.Upload, "put", put)
@@ -820,11 +810,11 @@ def a_blob_is_looked_up_behind_its_upload(patch: pytest.MonkeyPatch, struck: Str
 def a_source_is_opened_before_the_target_has_agreed(patch: pytest.MonkeyPatch, struck: Struck) -> None:
     real = transfer.Mover._bring_once
 
-    async def bring(self: Any, step: Any, source: Any, *more: Any) -> Any:
+    async def bring(self: Any, upload: Any, step: Any, source: Any, *more: Any) -> Any:
         struck()
         async with source.open_blob(step.blob) as response:
             await response.read(1 << 20)
-        return await real(self, step, source, *more)
+        return await real(self, upload, step, source, *more)
 
     replaced(patch, transfer.Mover, "_bring_once", bring)
 
@@ -911,9 +901,7 @@ class Script:
             self.end(self.begin(), digest, data)
         for digest, (media_type, body) in image.manifests.items():
             for reference in tags or (digest,):
-                answer = self.ask(
-                    "PUT", f"/v2/app/manifests/{reference}", ("content-type", media_type), body=body
-                )
+                answer = self.ask("PUT", f"/v2/app/manifests/{reference}", ("content-type", media_type), body=body)
                 assert answer.status == 201, answer.data
 
 

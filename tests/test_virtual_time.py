@@ -259,6 +259,18 @@ async def test_a_silent_registry_is_given_up_after_its_time_outs(seed: Seed) -> 
         assert target.journal.count() <= 1
 
 
+async def test_nobody_waits_longer_than_a_head_for_the_end_of_a_session(seed: Seed) -> None:
+    async with virtual(chance=0.0) as world:
+        source, target = world.registry("source.test"), world.registry("target.test")
+        await image_at(source, seed)
+        source.app.repositories["app"].blobs.clear()
+        target.app.faults.on("DELETE").stall()
+        ran = await world.copy(source, target)
+        assert ran.status == 2
+        assert target.journal.count("DELETE") >= 1
+        assert ran.seconds == pytest.approx(60.0, abs=5)
+
+
 async def test_a_dead_line_is_noticed_by_the_connect_time_out(seed: Seed) -> None:
     async with virtual(chance=0.0) as world:
         source, target = world.registry("source.test"), world.registry("target.test")
