@@ -1,10 +1,9 @@
 """Where the credential for one registry comes from.
 
-Owns: the order of the sources, the credential files of container clients, `Credential`. May not know:
-challenges, tokens, sockets; files and variables come in as arguments. Invariant: a credential is taken
-for exactly one host; a source that is named or broken is an error, never a reason to try another one or
-to go anonymous; secrets are in no `repr` and no message. Follows design.md section 3 ("Kind"),
-protocol-facts.md section 3 and section 9.2 (R8, R9, R19).
+Owns: the order of the sources, the credential files of container clients, `Credential`. May not know: challenges,
+tokens, sockets; files and variables come in as arguments. Invariant: a credential is taken for exactly one host; a
+source that is named or broken is an error, never a reason to try another one or to go anonymous; secrets are in no
+`repr` and no message. Follows design.md section 3 ("Kind"), protocol-facts.md sections 3 and 9.2 (R8, R9, R19).
 """
 
 from __future__ import annotations
@@ -12,14 +11,13 @@ from __future__ import annotations
 import json
 import os
 import re
+from base64 import b64decode, b64encode
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
+from _regsync.config import Registry
 from _regsync.errors import AuthError, clean
 from _regsync.fields import is_loopback
-
-if TYPE_CHECKING:
-    from _regsync.config import Registry
 
 __all__ = ["Credential", "find_credential"]
 
@@ -42,16 +40,14 @@ class Credential(NamedTuple):
     @property
     def basic(self) -> str | None:
         """The Authorization header of the Basic scheme, None where there is no such pair."""
-        from base64 import b64encode
-
         secret = self.password or self.identity_token
         pair = b64encode(f"{self.username}:{secret}".encode()).decode("ascii")
         return f"Basic {pair}" if self.username and secret else None
 
     def redact(self, text: str) -> str:
         """Take the secrets out of a text that a server sent."""
-        for secret in (self.password, self.identity_token, self.registry_token, (self.basic or "")[6:]):
-            text = text.replace(secret, "***") if secret else text
+        for secret in filter(None, (self.password, self.identity_token, self.registry_token, (self.basic or "")[6:])):
+            text = text.replace(secret, "***")
         return text
 
 
@@ -63,17 +59,16 @@ def find_credential(
     Raise AuthError when a source that the configuration names yields nothing, or a file cannot be used.
     """
     method, where = registry.auth_type, f"registry {registry.alias!r}"
+    looked: list[str] = []
     if method == "anonymous":
-        return None, []
+        return None, looked
     if method == "basic":
-        name, secret = registry.username or "", registry.password or ""
-        return Credential(name, secret, origin=f"credentials of {where}"), []
+        return Credential(registry.username or "", registry.password or "", origin=f"credentials of {where}"), looked
     if method == "static_token":
-        return Credential(registry_token=registry.token or "", origin=f"token of {where}"), []
+        return Credential(registry_token=registry.token or "", origin=f"token of {where}"), looked
     if method in ("ecr", "gar", "gcr", "acr"):
         hint = "use auth_type: basic with a user name and a token from the cloud's own command line"
         raise AuthError(f"{where}: auth_type {method} is not in this version", hint=hint, fatal=True)
-    looked: list[str] = []
     if (method or registry.kind) == "ghcr":
         looked.append("the environment variable GITHUB_TOKEN")
         if token := environ.get("GITHUB_TOKEN"):
@@ -109,11 +104,11 @@ def _files(environ: Environ, home: str | None, read: Read) -> Iterator[tuple[str
         below(environ.get("XDG_CONFIG_HOME") or below(home, ".config"), "containers", "auth.json"),
         below(home, ".dockercfg"),
     ):
-        if path:
-            try:
+        try:
+            if path:
                 yield path, read(path)
-            except OSError as error:
-                raise AuthError(f"{path} cannot be read: {error.strerror}", fatal=True) from error
+        except OSError as error:
+            raise AuthError(f"{path} cannot be read: {error.strerror}", fatal=True) from error
 
 
 def _look_up(place: str, text: bytes, registry: Registry, repository: str | None) -> Credential | None:
@@ -133,39 +128,33 @@ def _look_up(place: str, text: bytes, registry: Registry, repository: str | None
     names = [registry.authority, f"{registry.host}:{registry.port}"]
     if registry.host == "docker.io":
         names = ["https://index.docker.io/v1/", *names, "index.docker.io", "registry-1.docker.io"]
-    for name in names:
-        if programs.get(name):
-            raise _delegated(place, "credHelpers", programs[name], registry)
-    path = (repository or "").split("/")
-    scoped = [f"{name}/{'/'.join(path[:end])}" for end in range(len(path), 0, -1) for name in names]
-    keys = [key for key in (*scoped, *names) if key in auths]
-    # Keys may be URLs, in the legacy file without a scheme; elsewhere a path means more than the host.
-    url = r"(?:https?://)?([^/]*).*" if legacy else r"https?://([^/]*).*"
-    keys += [key for key in auths if key not in keys and re.sub(url, r"\1", key.lower(), count=1) in names]
-    for key in keys:
-        if (found := _read_entry(place, auths[key], registry)) is not None:
-            return found
-    # `docker login` leaves an empty entry for what it gave to the store. With no entry at all the store
-    # has nothing for this host, and an open registry stays usable (docker/cli, nativeStore.Store).
-    if document.get("credsStore") and (keys or registry.auth_type is not None):
-        raise _delegated(place, "credsStore", document["credsStore"], registry)
-    return None
-
-
-def _delegated(place: str, section: str, suffix: object, registry: Registry) -> AuthError:
-    program = f"docker-credential-{clean(str(suffix), 40)} ({section})"
-    message = f"{place} delegates {registry.authority} to the credential helper {program}"
-    hint = (
-        "use auth_type: basic with credentials, or write an auths entry to a separate file and point "
-        "DOCKER_CONFIG at its directory; for public images use auth_type: anonymous"
+    section, program = "credHelpers", next(filter(None, map(programs.get, names)), None)
+    if not program:
+        path = (repository or "").split("/")
+        scoped = [f"{name}/{'/'.join(path[:end])}" for end in range(len(path), 0, -1) for name in names]
+        keys = [key for key in (*scoped, *names) if key in auths]
+        # Keys may be URLs, in the legacy file without a scheme; elsewhere a path means more than the host.
+        url = r"(?:https?://)?([^/]*).*" if legacy else r"https?://([^/]*).*"
+        keys += [key for key in auths if key not in keys and re.sub(url, r"\1", key.lower(), count=1) in names]
+        for key in keys:
+            if (found := _read_entry(place, auths[key], registry)) is not None:
+                return found
+        # `docker login` leaves an empty entry for what it gave to the store. With no entry at all the store
+        # has nothing for this host, and an open registry stays usable (docker/cli, nativeStore.Store).
+        section, program = "credsStore", document.get("credsStore")
+        if not program or not (keys or registry.auth_type is not None):
+            return None
+    helper = f"credential helper docker-credential-{clean(str(program), 40)} ({section})"
+    raise AuthError(
+        f"{place} delegates {registry.authority} to the {helper}, and this program starts no other programs",
+        hint="use auth_type: basic with credentials, or write an auths entry to a separate file and point "
+        "DOCKER_CONFIG at its directory; for public images use auth_type: anonymous",
+        fatal=True,
     )
-    return AuthError(f"{message}, and this program starts no other programs", hint=hint, fatal=True)
 
 
 def _read_entry(place: str, entry: object, registry: Registry) -> Credential | None:
     """Read one `auths` entry; None for the empty one that a credential store leaves behind."""
-    from base64 import b64decode
-
     broken = AuthError(f"{place}: the entry for {registry.authority} does not parse", fatal=True)
     names = ("auth", "username", "password", "identitytoken", "registrytoken")
     if not isinstance(entry, dict) or not all(isinstance(entry.get(name) or "", str) for name in names):
@@ -183,5 +172,4 @@ def _read_entry(place: str, entry: object, registry: Registry) -> Credential | N
         identity_token = identity_token or password
     if not (registry_token or identity_token or (username and password)):
         return None
-    password = "" if identity_token else password
-    return Credential(username, password, identity_token, registry_token, place)
+    return Credential(username, "" if identity_token else password, identity_token, registry_token, place)

@@ -1,17 +1,16 @@
 """Which proxy, if any, a request goes through.
 
-Owns: the proxy variables, the NO_PROXY grammar, the list of addresses that never see a proxy. May not
-know: sockets, CONNECT, the process environment (it is an argument). Invariant: neither the text of a
-`Proxy` nor an error ever shows user name or password. Follows protocol-facts.md section 8.1: Go's
-`httpproxy` rules, because container clients on the same host read the same variables; lower case is
-read before upper case and an empty variable counts as unset, as curl and Python have it.
+Owns: the proxy variables, the NO_PROXY grammar, the list of addresses that never see a proxy. May not know: sockets,
+CONNECT, the process environment (it is an argument). Invariant: neither the text of a `Proxy` nor an error ever shows
+user name or password. Follows protocol-facts.md section 8.1: Go's `httpproxy` rules, because container clients on the
+same host read the same variables; lower case before upper case, and empty is unset, as curl and Python have it.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from _regsync.errors import ConfigError
 
@@ -51,12 +50,11 @@ def proxy_for(
     name, value = _variable(environ, f"{scheme}_proxy")
     if not value:
         return None, f"{name} is not set"
-    host, address = host.lower(), _address(host)
     never = ("the list of what never sees a proxy", _ALWAYS_DIRECT)
     for origin, items in (never, _variable(environ, "no_proxy")):
-        for item in items.split(","):
-            if _exempts(item.strip().lower(), host, port, address):
-                return None, f"{origin} names {item.strip()}"
+        for item in map(str.strip, items.split(",")):
+            if _exempts(item.lower(), host.lower(), port):
+                return None, f"{origin} names {item}"
     return _parse(value, name), name
 
 
@@ -70,26 +68,27 @@ def _variable(environ: Mapping[str, str], lower: str) -> tuple[str, str]:
     return lower, ""
 
 
-def _address(host: str) -> str | None:
-    """Return an address in its one spelling, a v4-mapped one as what it stands for; None for a name."""
-    import ipaddress
+def _address(host: str) -> Any:
+    """Return an IP address, a v4-mapped one as what it stands for; None for a name."""
+    from ipaddress import ip_address
 
     try:
-        address = ipaddress.ip_address(host)
+        address = ip_address(host)
     except ValueError:
         return None
-    return str(getattr(address, "ipv4_mapped", None) or address)
+    return getattr(address, "ipv4_mapped", None) or address
 
 
-def _exempts(item: str, host: str, port: int, address: str | None) -> bool:
+def _exempts(item: str, host: str, port: int) -> bool:
     """Say whether one NO_PROXY item (trimmed, lower case) names this origin. No name is ever resolved."""
-    import ipaddress
+    from ipaddress import ip_network
 
     if item == "*":
         return True
+    address = _address(host)
     if "/" in item:
         try:
-            return ipaddress.ip_address(address or "") in ipaddress.ip_network(item, strict=False)
+            return address is not None and address in ip_network(item, strict=False)
         except ValueError:
             return False
     with_port = re.fullmatch(r"(\[.*\]|[^:\[]*):([^:]*)", item)
@@ -98,17 +97,16 @@ def _exempts(item: str, host: str, port: int, address: str | None) -> bool:
     if not name or wanted not in ("", str(port)):
         return False
     if (literal := _address(name)) or address:
-        return literal == address
-    if name.startswith((".", "*.")):
-        return host.endswith(name.removeprefix("*"))
-    return f".{host}".endswith(f".{name}")
+        return bool(literal == address)
+    below = name.startswith((".", "*."))
+    return host.endswith(name.removeprefix("*")) if below else f".{host}".endswith(f".{name}")
 
 
 def _parse(value: str, where: str) -> Proxy:
     from urllib.parse import unquote, urlsplit
 
-    # Go reads `proxy.example:3128` as http://proxy.example:3128.
     try:
+        # Go reads `proxy.example:3128` as http://proxy.example:3128.
         parts = urlsplit(value if "://" in value else f"http://{value}")
         host, port = parts.hostname or "", parts.port
     except ValueError:
