@@ -99,7 +99,7 @@ class Rehearsal:
 
     def expected(self) -> dict[str, dict[str, int]]:
         """Return the requests of a run like this one, by host and action."""
-        counted = {host: Counter(actions) for host, actions in self._transport.requests().items()}
+        counted = {host: Counter(actions) for host, actions in self._transport.requests.items()}
         for host, actions in self._expected.items():
             counted.setdefault(host, Counter()).update(actions)
         for host, spared in self._spared.items():

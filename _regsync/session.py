@@ -67,8 +67,8 @@ async def run(
         run_id=os.urandom(8).hex(),
         started_at=started,
         elapsed=elapsed,
-        requests=connected.requests(),
-        throttled=connected.throttled(),
+        requests=connected.requests,
+        throttled=connected.throttled,
     )
     if work.rehearsal is not None:
         document = work.rehearsal.analysis() if rehearse == "analysis" else {**document, "dry_run": True}

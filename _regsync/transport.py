@@ -1,10 +1,9 @@
 """One authenticated, admitted, repeated exchange with a registry.
 
-Owns: the `Host` of each registry (origin, login, permits, counts), admission, redirects, the
-repetition of requests that can be repeated, and how an answer becomes an error. May not know: what a
-manifest or a blob is. Invariants: I6 (a credential is attached hop by hop, to its own origin only, and
-never again once a chain of redirects has left it), I7 and I8 (nothing is held while waiting, and a
-request that was admitted together with a blob transfer is not repeated here: the transfer owns that).
+Owns: the `Host` of each registry (origin, login, permits, counts), admission, redirects, the repetition of requests
+that can be repeated, how an answer becomes an error. May not know: what a manifest or a blob is. Invariants: I6 (a
+credential is attached hop by hop, to its own origin only, never again once redirects have left it), I7 and I8 (nothing
+is held while waiting; a request admitted together with a blob transfer is not repeated here: the transfer owns that).
 Follows design.md sections 6, 7 and 9, protocol-facts.md sections 1.12, 1.13 and 9.2 (R1-R4, R10, R14).
 """
 
@@ -14,29 +13,18 @@ import heapq
 import json
 import re
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
-from functools import partial
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, nullcontext
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import anyio
 
-from _regsync import __version__, pacing, tls
+from _regsync import __version__, errors, pacing, tls
 from _regsync.auth import Authenticator, is_private
 from _regsync.config import Registry
-from _regsync.credentials import find_credential
-from _regsync.errors import (
-    AuthError,
-    ConnectFailed,
-    Disconnected,
-    ProtocolBroken,
-    RegistryError,
-    Side,
-    SyncError,
-    TimedOut,
-    WireError,
-    clean,
-)
+from _regsync.credentials import Credential, find_credential
+from _regsync.errors import AuthError, ConnectFailed, ProtocolBroken, RegistryError, SyncError, WireError, clean
 from _regsync.http1 import Headers, Lease, Pool, Request, Response, open_stream
 from _regsync.pacing import Patience, Want
 from _regsync.providers import api_host
@@ -49,7 +37,6 @@ __all__ = [
     "Answer",
     "Call",
     "Edge",
-    "Gate",
     "Host",
     "Transport",
     "check_foreign",
@@ -60,8 +47,7 @@ __all__ = [
 _MOST_REDIRECTS = 10
 _REDIRECTS = (301, 302, 303, 307, 308)
 # R14: an error body is read this far; a manifest, a listing or a token has its own limit.
-ERROR_BODY = 64 * 1024
-_TOKEN_BODY = 1024 * 1024
+ERROR_BODY, _TOKEN_BODY = 64 * 1024, 1024 * 1024
 _UNREACHABLE_AFTER = 3
 
 
@@ -75,8 +61,7 @@ class Edge(NamedTuple):
     wall: Callable[[], float]
     log: Callable[..., None]
     timeouts: Timeouts = Timeouts()
-    # How many files the process may have open; permits are clamped to it.
-    open_files: int = 65536
+    open_files: int = 65536  # how many the process may have; permits are clamped to it
 
 
 class Call(NamedTuple):
@@ -115,29 +100,25 @@ class Gate:
     @asynccontextmanager
     async def admitted(self, wants: tuple[Want, ...], rank: float = 0.0) -> AsyncIterator[None]:
         """Hold the permits for `wants` inside the block; the lowest `rank` goes first."""
+        turn = anyio.Event()
         # Whoever waits did not fit when a permit was last returned, so nobody is overtaken here.
-        if not pacing.admit(self.limits, wants):
-            await self._turn(wants, rank)
+        if pacing.admit(self.limits, wants):
+            turn.set()
+        else:
+            self._arrivals += 1
+            waiting = (rank, self._arrivals, turn)
+            heapq.heappush(self._queues.setdefault(wants, []), waiting)
         try:
+            if not turn.is_set():
+                await turn.wait()
             yield
         finally:
-            pacing.release(self.limits, wants)
-            self._wake()
-
-    async def _turn(self, wants: tuple[Want, ...], rank: float) -> None:
-        self._arrivals += 1
-        waiting = (rank, self._arrivals, anyio.Event())
-        heapq.heappush(self._queues.setdefault(wants, []), waiting)
-        try:
-            await waiting[2].wait()
-        except BaseException:
-            if waiting[2].is_set():
+            if turn.is_set():
                 pacing.release(self.limits, wants)
                 self._wake()
             else:
                 self._queues[wants].remove(waiting)
                 heapq.heapify(self._queues[wants])
-            raise
 
     def _wake(self) -> None:
         heads = [(*queue[0], wants) for wants, queue in self._queues.items() if queue]
@@ -152,20 +133,31 @@ class Gate:
 
 
 class Host:
-    """A registry as this run knows it; shared by all aliases of one host:port."""
+    """A registry as this run knows it under one credential; shared by all aliases of one host:port."""
 
-    def __init__(self, registry: Registry, authenticator: Authenticator) -> None:
-        self.registry = registry
-        self.key = registry.authority
+    def __init__(self, transport: Transport, registry: Registry, credential: Credential | None) -> None:
+        self.registry, self.key = registry, registry.authority
         self.origin = Origin(registry.scheme, api_host(registry.host), registry.port)
-        self.authenticator = authenticator
-        self.requests: Counter[str] = Counter()
-        self.throttled = 0
+        fetch, wall = partial(transport.fetch, self), transport.edge.wall
+        self.authenticator = Authenticator(
+            origin=self.origin, credential=credential, fetch=fetch, now=anyio.current_time, wall=wall
+        )
+        self.requests = transport.requests.setdefault(self.key, Counter())
         # Set for good when the registry as a whole is beyond use (design.md section 9, circuit breaker).
         self.stopped: SyncError | None = None
-        self.known = False
-        self.first_contact = anyio.Lock()
-        self.connect_failures = 0
+        self.known, self.connect_failures, self.first_contact = False, 0, anyio.Lock()
+        self.secure = f"if it serves HTTPS, write {self.origin._replace(scheme='https')} as its url"
+        self.secure = self.secure if registry.scheme == "http" else ""
+
+    @contextmanager
+    def judged(self) -> Iterator[None]:
+        """Stop this registry when an error in the block says that it is beyond use."""
+        try:
+            yield
+        except AuthError as error:
+            if error.fatal:
+                self.stopped = error.again()
+            raise
 
 
 def resolve_location(base: Origin, path: str, location: str) -> tuple[Origin, str]:
@@ -197,8 +189,6 @@ def resolve_location(base: Origin, path: str, location: str) -> tuple[Origin, st
 
 def check_foreign(base: Origin, origin: Origin) -> None:
     """Refuse another origin that is less safe than the registry (R3, R4); it never gets credentials."""
-    if origin == base:
-        return
     if base.scheme == "https" and origin.scheme != "https":
         raise ProtocolBroken(f"the registry sends us from https to http ({clean(origin.host, 100)}), refused")
     if is_private(origin.host) and not is_private(base.host):
@@ -212,28 +202,26 @@ def registry_error(
 
     Some servers repeat the request: `redact` takes our secrets out, and what follows a URL's `?` goes (R10).
     """
-    codes: list[str] = []
-    words: list[str] = []
+    told: list[tuple[object, ...]] = []
     try:
         document = json.loads(body)
-        errors = document.get("errors") if isinstance(document, dict) else None
-        for entry in errors if isinstance(errors, list) else []:
-            if isinstance(entry, dict):
-                code, message = entry.get("code"), entry.get("message")
-                codes += [code] if isinstance(code, str) else []
-                words.append(" ".join(text for text in (code, message) if isinstance(text, str) and text))
-        if not words and isinstance(document, dict) and isinstance(document.get("details"), str):
-            words.append(document["details"])
     except (ValueError, RecursionError):
         text = body[:2000].decode("utf-8", "replace")
         # A page for people says nothing in one line.
-        words = [] if "<" in text else [text]
+        told = [] if "<" in text else [(None, text)]
+    else:
+        document = document if isinstance(document, dict) else {}
+        entries = document.get("errors")
+        entries = entries if isinstance(entries, list) else []
+        told = [(entry.get("code"), entry.get("message")) for entry in entries if isinstance(entry, dict)]
+        told = told or [(None, document.get("details"))]
+    words = [" ".join(text for text in pair if isinstance(text, str) and text) for pair in told]
     said = redact(clean("; ".join(dict.fromkeys(word for word in words if word)), ERROR_BODY))
     said = clean(re.sub(r"(://[^\s?]*\?)\S+", r"\1...", said))
     return RegistryError(
         f"status {status}" + (f": {said}" if said else ""),
         status=status,
-        codes=tuple(codes),
+        codes=tuple(code for code, _ in told if isinstance(code, str)),
         digests=frozenset(re.findall("sha(?:256|512):[0-9a-f]{64,128}", body.decode("latin-1"))),
         retry_after=pacing.parse_retry_after(headers.get("retry-after"), wall),
     )
@@ -243,14 +231,15 @@ class Transport:
     """Every exchange of a run passes here."""
 
     def __init__(self, edge: Edge) -> None:
-        self.edge = edge
-        self.gate = Gate()
-        self.hosts: dict[tuple[str, object], Host] = {}
-        self._files: dict[str, bytes | None] = {}
-        self._contexts: dict[tuple[str | None, ...], Any] = {}
+        self.edge, self.gate = edge, Gate()
+        # By host:port: how many requests of each action went there, and how often it answered 429; until when
+        # such a request waits, for the progress display.
+        self.requests: dict[str, Counter[str]] = {}
+        self.throttled, self.paused = Counter[str](), dict[str, float]()
+        self._hosts: dict[tuple[str, object], Host] = {}
         self._registries: dict[Origin, Registry] = {}
-        # By host: until when a request that was answered 429 waits, for the progress display.
-        self.paused: dict[str, float] = {}
+        # A file is read once a run, and one TLS context serves all who trust and show the same.
+        self._read, self._contexts = cache(edge.read), cache(partial(tls.make_context, environ=edge.environ))
         self.pool = Pool(self._dial, edge.timeouts)
         # Connections on which one registry chose what is asked of another host, which may be another one
         # of ours: it is to take us for a stranger (I6), so no client certificate, and nothing is shared.
@@ -273,104 +262,62 @@ class Transport:
         One per host:port and credential: an alias never gets a token made with another's. A credential
         that cannot be used stops its own host only; every request to it then raises.
         """
-        stopped = credential = None
+        edge, stopped, credential = self.edge, None, None
         try:
             credential, _ = find_credential(
-                registry, environ=self.edge.environ, home=self.edge.home, read=self._read, repository=repository
+                registry, environ=edge.environ, home=edge.home, read=self._read, repository=repository
             )
         except AuthError as error:
             stopped = error
         key = (registry.authority, stopped.message if stopped else credential)
-        found = self.hosts.get(key)
-        if found is None:
-            own = Origin(registry.scheme, api_host(registry.host), registry.port)
-            authenticator = Authenticator(
-                origin=own,
-                credential=credential,
-                fetch=partial(self._fetch, own),
-                now=anyio.current_time,
-                wall=self.edge.wall,
-            )
-            found = self.hosts[key] = Host(registry, authenticator)
-            found.stopped = stopped
-            self._registries.setdefault(found.origin, registry)
-        limit = self.gate.limits.get(found.key)
-        if limit is None:
-            cap = registry.max_concurrent or pacing.DEFAULT_CONCURRENCY
-            # A quarter for each side, since more registries than two may be in use; some files are ours.
-            files = max(2, (self.edge.open_files - 24) // 4)
-            self.gate.limits[found.key] = pacing.Limit(min(cap, files))
-        elif registry.max_concurrent:
-            limit.cap = min(limit.cap, registry.max_concurrent)
-        return found
-
-    def _read(self, path: str) -> bytes | None:
-        """Read a credential file once a run."""
-        if path not in self._files:
-            self._files[path] = self.edge.read(path)
-        return self._files[path]
-
-    def requests(self) -> dict[str, Counter[str]]:
-        """Return how many requests went to each host, by action."""
-        counted: dict[str, Counter[str]] = {}
-        for host in self.hosts.values():
-            counted.setdefault(host.key, Counter()).update(host.requests)
-        return counted
-
-    def throttled(self) -> dict[str, int]:
-        """Return how often each host answered 429, where it did."""
-        counted: Counter[str] = Counter()
-        for host in self.hosts.values():
-            counted[host.key] += host.throttled
-        return dict(+counted)
+        if key not in self._hosts:
+            self._hosts[key] = host = Host(self, registry, credential)
+            host.stopped = stopped
+            self._registries.setdefault(host.origin, registry)
+        # A quarter for each side, since more registries than two may be in use; some files are ours.
+        files = max(2, (edge.open_files - 24) // 4)
+        cap = min(registry.max_concurrent or pacing.DEFAULT_CONCURRENCY, files)
+        limit = self.gate.limits.setdefault(registry.authority, pacing.Limit(cap))
+        if registry.max_concurrent:
+            limit.cap = min(limit.cap, cap)
+        return self._hosts[key]
 
     def _context(self, registry: Registry | None) -> Any:
-        chosen = (registry.ca_file, registry.client_cert, registry.client_key) if registry else (None, None, None)
-        if chosen not in self._contexts:
-            self._contexts[chosen] = tls.make_context(
-                ca_file=chosen[0], client_cert=chosen[1], client_key=chosen[2], environ=self.edge.environ
-            )
-        return self._contexts[chosen]
+        names = ("ca_file", "client_cert", "client_key")
+        return self._contexts(**{name: getattr(registry, name, None) for name in names})
 
     async def _dial(self, origin: Origin, *, abroad: bool = False) -> Stream:
-        registry = self._registries.get(origin)
-        if registry is not None and abroad:
-            registry = registry._replace(client_cert=None, client_key=None)
-        override = registry.proxy if registry else None
-        proxy, decided = proxy_for(origin.scheme, origin.host, origin.port, self.edge.environ, override)
-        self.edge.log(
-            "debug", "connect", f"connecting to {origin}" + (f" through {proxy} ({decided})" if proxy else "")
-        )
-        context = self._context(registry) if origin.scheme == "https" else None
-        around = self._context(None) if proxy is not None and proxy.scheme == "https" else None
+        registry, environ = self._registries.get(origin), self.edge.environ
+        proxy, decided = proxy_for(*origin, environ, registry.proxy if registry else None)
+        through = f" through {proxy} ({decided})" if proxy else ""
+        self.edge.log("debug", "connect", f"connecting to {origin}{through}")
+        shown = registry._replace(client_cert=None, client_key=None) if registry and abroad else registry
+        context = self._context(shown) if origin.scheme == "https" else None
+        around = self._context(None) if proxy and proxy.scheme == "https" else None
         timeouts = self.edge.timeouts
         try:
             return await open_stream(origin, context=context, timeouts=timeouts, proxy=proxy, proxy_context=around)
         except ConnectFailed as error:
-            if proxy is not None and str(proxy) not in error.message:
+            if proxy and str(proxy) not in error.message:
                 error.message = f"through the proxy {proxy}: {error.message}"
-            if proxy is not None and (error.hint is None or "HTTPS_PROXY" in error.hint):
+            if proxy and (error.hint is None or "HTTPS_PROXY" in error.hint):
                 error.hint = f"this proxy is named by {decided}; NO_PROXY names hosts to reach without it"
             raise
 
-    async def _fetch(
-        self, own: Origin, method: str, url: str, headers: list[tuple[str, str]], body: bytes
+    async def fetch(
+        self, host: Host, method: str, url: str, headers: list[tuple[str, str]], body: bytes
     ) -> tuple[int, dict[str, str], bytes]:
-        """One token request: no permit (I8), no redirect (R2), a bounded body."""
+        """Do one token request: no permit (I8), no redirect (R2), a bounded body."""
         origin, target = resolve_location(Origin("https", "invalid.invalid", 443), "/", url)
         self._count(origin, "token")
         sent = (("User-Agent", f"regsync/{__version__}"), ("Accept", "application/json"), *headers)
-        async with self.lease(own, origin) as lease:
+        async with self.kept(host, origin) as lease:
             response = await lease.exchange(Request(method, target, sent, body))
-            answer = await response.read(_TOKEN_BODY)
-        names = ("content-type", "retry-after", "www-authenticate")
-        return (response.status, {name: value for name in names if (value := response.headers.get(name))}, answer)
+            return response.status, dict(response.headers), await response.read(_TOKEN_BODY)
 
     def _count(self, origin: Origin, action: str) -> None:
-        for host in self.hosts.values():
-            if host.origin == origin:
-                host.requests[action] += 1
-                return
+        if origin in self._registries:
+            self.requests[self._registries[origin].authority][action] += 1
 
     async def request(self, host: Host, call: Call, *, ok: tuple[int, ...], limit: int = ERROR_BODY) -> Answer:
         """Do a short exchange to its end, repeated as design.md section 9 allows.
@@ -395,8 +342,8 @@ class Transport:
         throttled, asked = False, 0.0
         if isinstance(error, RegistryError):
             throttled, asked = error.status == 429, error.retry_after or 0.0
-        now, chance, host = (anyio.current_time(), self.edge.chance(), hosts[-1 if error.side is Side.TARGET else 0])
-        pause = patience.pause(now, chance, throttled=throttled, asked=asked)
+        now, host = anyio.current_time(), hosts[-1 if error.side is errors.Side.TARGET else 0]
+        pause = patience.pause(now, self.edge.chance(), throttled=throttled, asked=asked)
         if error.retryable and asked > pacing.LONGEST_RETRY_AFTER:
             # Nobody else is to ask before that time either (design.md section 9).
             error.message += f" (asks to wait {duration_text(asked)}, longer than a run waits)"
@@ -418,7 +365,7 @@ class Transport:
     async def _exchange(self, host: Host, call: Call, limit: int) -> Answer:
         async with self.opened(host, call, wants=(Want(host.key),)) as response:
             if response.early and response.status < 300:
-                raise Disconnected("the registry answered before the request was sent")
+                raise errors.Disconnected("the registry answered before the request was sent")
             return Answer(response.status, response.headers, await response.read(limit))
 
     @asynccontextmanager
@@ -430,8 +377,8 @@ class Transport:
         `wants` are the permits to take; none when the caller holds them. With `lease` the exchange stays
         on that lease: an upload's POST, whose PUT follows on the same connection.
         """
-        used = await self.login(host, call)
-        for again in (True, False):
+        for _ in range(2):
+            used = await self.login(host, call)
             async with self.gate.admitted(wants):
                 async with self.kept(host, host.origin, lease) as own:
                     response = await self._send(host, call, own, used)
@@ -447,9 +394,7 @@ class Transport:
                         yield final
                     return
             await self.relearn(host, call, used, refused)
-            if not again:
-                raise self.refusal(host, refused)
-            used = await self.login(host, call)
+        raise self.refusal(host, refused)
 
     async def login(self, host: Host, call: Call, *, before_body: bool = False) -> str | None:
         """Return the Authorization header for a call, None for another origin than the registry's (I6).
@@ -460,103 +405,82 @@ class Transport:
             raise host.stopped.again()
         if call.origin is not None and call.origin != host.origin:
             return None
-        try:
+        with host.judged():
             return await host.authenticator.authorization(
                 call.repository, call.rights, extra=call.also, before_body=before_body
             )
-        except AuthError as error:
-            self._judge(host, error)
-            raise
 
     async def relearn(self, host: Host, call: Call, used: str | None, refused: Answer) -> None:
         """Take in a 401 or 403: return when a new login may do better, else raise the error that it is."""
-        try:
+        with host.judged():
             if refused.status == 401:
                 challenges = refused.headers.all("www-authenticate")
                 again = await host.authenticator.refused(challenges, used, call.repository, call.rights)
             else:
                 again = host.authenticator.forbidden(used)
-        except AuthError as error:
-            self._judge(host, error)
-            raise
         if not again:
             raise self.refusal(host, refused)
 
     def refusal(self, host: Host, answer: Answer) -> RegistryError:
         """Turn an answer that was not hoped for into its error, and count what is throttled."""
-        host.throttled += answer.status == 429
-        redact = host.authenticator.redact
-        error = registry_error(answer.status, answer.headers, answer.body, self.edge.wall(), redact)
-        if answer.status in (401, 403):
-            error.hint = host.authenticator.advice
-        elif answer.status == 429 and host.authenticator.anonymous:
-            error.hint = f"who logs in may ask more often: {host.authenticator.login}"
-        elif answer.status == 400 and host.origin.scheme == "http" and b"HTTPS" in (answer.body or b"HTTPS"):
+        login = host.authenticator
+        error = registry_error(answer.status, answer.headers, answer.body, self.edge.wall(), login.redact)
+        if answer.status == 429:
+            self.throttled[host.key] += 1
+            error.hint = f"who logs in may ask more often: {login.login}" if login.anonymous else None
+        elif answer.status in (401, 403):
+            error.hint = login.advice
+        elif answer.status == 400 and b"HTTPS" in (answer.body or b"HTTPS"):
             # As Go and nginx word it; the answer to a HEAD has no words.
-            error.hint = self._secure(host)
+            error.hint = host.secure or None
         return error
 
-    @staticmethod
-    def _secure(host: Host) -> str:
-        return f"if it serves HTTPS, write {host.origin._replace(scheme='https')} as its url"
-
-    @staticmethod
-    def _judge(host: Host, error: AuthError) -> None:
-        if error.fatal:
-            host.stopped = error.again()
-
-    async def _send(self, host: Host, call: Call, lease: Lease, authorization: str | None) -> Response:
+    async def _send(self, host: Host, call: Call, lease: Lease, used: str | None) -> Response:
         host.requests[call.action] += 1
-        seconds = self.edge.timeouts.manifest_put if call.action == "manifest_put" else None
-        request = Request(call.method, call.path, request_headers(call, authorization), call.body)
         try:
-            response = await lease.exchange(request, seconds)
+            response = await self._exchanged(call, lease, used)
         except WireError as error:
-            # A host that takes connections and has never answered is as good as down.
-            if isinstance(error, ConnectFailed) or (isinstance(error, TimedOut) and not host.known):
-                self.unreachable(host, error)
-            elif not host.known and host.origin.scheme == "http":
-                error.hint = self._secure(host)
+            # A host that takes connections and has never answered is as good as down; three contacts in a row that
+            # failed stop the registry (design.md section 9).
+            if isinstance(error, ConnectFailed) or (isinstance(error, errors.TimedOut) and not host.known):
+                host.connect_failures += 1
+                if host.connect_failures >= _UNREACHABLE_AFTER:
+                    host.stopped = error.again()
+            elif not host.known:
+                error.hint = host.secure or error.hint
             raise
         host.known, host.connect_failures = True, 0
-        self._trace(call, lease.origin, call.path, response.status)
         return response
 
-    def unreachable(self, host: Host, error: WireError) -> None:
-        """Count a failed contact; three in a row stop the registry (design.md section 9)."""
-        host.connect_failures += 1
-        if host.connect_failures >= _UNREACHABLE_AFTER:
-            host.stopped = error.again()
+    async def _exchanged(self, call: Call, lease: Lease, used: str | None) -> Response:
+        seconds = self.edge.timeouts.manifest_put if call.action == "manifest_put" else None
+        request = Request(call.method, call.path, request_headers(call, used), call.body)
+        response = await lease.exchange(request, seconds)
+        shown = f"{call.method} {lease.origin}{call.path.partition('?')[0]} -> {response.status}"
+        self.edge.log("trace", "request", shown)
+        return response
 
-    def _trace(self, call: Call, origin: Origin, path: str, status: int) -> None:
-        self.edge.log("trace", "request", f"{call.method} {origin}{path.partition('?')[0]} -> {status}")
-
-    def lease(self, own: Origin, origin: Origin) -> AbstractAsyncContextManager[Lease]:
-        """Return a lease for `origin`, to which the registry at `own` sends us."""
-        return (self.pool if origin == own else self.abroad).lease(origin)
-
-    def kept(self, host: Host, origin: Origin, lease: Lease | None) -> AbstractAsyncContextManager[Lease]:
-        """Give the caller's own lease, which outlives this exchange, or a new one, which does not."""
-        return self.lease(host.origin, origin) if lease is None else nullcontext(lease)
+    def kept(self, host: Host, origin: Origin, lease: Lease | None = None) -> AbstractAsyncContextManager[Lease]:
+        """Give the caller's own lease, which outlives this exchange, or a new one for where `host` sends us."""
+        return nullcontext(lease) if lease else (self.pool if origin == host.origin else self.abroad).lease(origin)
 
     @asynccontextmanager
     async def _followed(self, host: Host, call: Call, response: Answer | Response) -> AsyncIterator[Response]:
         """Follow the redirects of a GET or HEAD (R1, R4)."""
-        base, path, left = host.origin, call.path, False
+        base, left = host.origin, False
         for _ in range(_MOST_REDIRECTS):
             location = response.headers.get("location")
             if location is None:
                 raise ProtocolBroken(f"status {response.status} without a Location")
-            origin, path = resolve_location(base, path, location)
+            origin, path = resolve_location(base, call.path, location)
             check_foreign(host.origin, origin)
             check_foreign(base, origin)
-            base, left = origin, left or origin != host.origin
+            base, call, left = origin, call._replace(path=path), left or origin != host.origin
             # Once a chain has left the registry it stays without credentials, even when it comes back.
             used = None if left else await self.login(host, call)
             self._count(base, call.action)
-            async with self.lease(host.origin, base) as lease:
-                response = await lease.exchange(Request(call.method, path, request_headers(call, used)))
-                self._trace(call, base, path, response.status)
+            async with self.kept(host, base) as lease:
+                response = await self._exchanged(call, lease, used)
                 if response.status == 401 and left:
                     raise ProtocolBroken(f"{base.authority}, where the registry sends us, asks for a login")
                 if response.status not in _REDIRECTS:
