@@ -9,6 +9,7 @@ was lost). Invariants: I7 (a body that cannot begin again is sent once), I9 (a c
 from __future__ import annotations
 
 import math
+from base64 import b64encode
 from collections.abc import Awaitable, Callable
 from typing import Any, NamedTuple, Protocol
 
@@ -220,7 +221,7 @@ class Connection:
                         await self._wait(sent, self.timeouts.idle)
                     else:
                         self._piece = self._piece[sent:]
-                        self._count(sent)
+                        self._moved += sent
             except WireError as error:
                 return self._end(_LAST_WORDS, error)
             if pieces is None or not self._left:
@@ -253,7 +254,14 @@ class Connection:
             return False
 
     async def _wait(self, want: int, seconds: float | None) -> None:
-        """Wait for the stream, in a body at most `seconds`; a head's wait (None) is bounded elsewhere."""
+        """Wait for the stream, in a body at most `seconds`; a head's wait (None) is bounded elsewhere.
+
+        TimedOut also when a body has moved too few bytes for the time waited for this peer alone.
+        """
+        if seconds is not None and self._waited >= self.timeouts.slow_window:
+            if self._moved < self._waited * self.timeouts.slowest_bytes_per_second:
+                raise TimedOut(f"the body moved only {self._moved} bytes in {self._waited:.0f} s")
+            self._moved, self._waited = 0, 0.0
         began = anyio.current_time()
         try:
             with anyio.fail_after(seconds):
@@ -262,14 +270,6 @@ class Connection:
             raise TimedOut(f"{self.origin.authority} moved nothing for {seconds:g} s") from error
         if seconds is not None:
             self._waited += anyio.current_time() - began
-
-    def _count(self, moved: int) -> None:
-        """Count bytes of a body; TimedOut when they are too few for the time waited for this peer alone."""
-        self._moved += moved
-        if self._waited >= self.timeouts.slow_window:
-            if self._moved < self._waited * self.timeouts.slowest_bytes_per_second:
-                raise TimedOut(f"the body moved only {self._moved} bytes in {self._waited:.0f} s")
-            self._moved, self._waited = 0, 0.0
 
     async def fill(self, buffer: memoryview) -> int:
         """Gather what there is (SSL_read gives 16 KiB a call), waiting for the first byte; 0 at the end."""
@@ -283,7 +283,7 @@ class Connection:
                 break
             else:
                 await self._wait(count, self.timeouts.idle)
-        self._count(filled)
+        self._moved += filled
         return filled
 
     async def next_event(self, seconds: float | None = None) -> object:
@@ -294,7 +294,7 @@ class Connection:
                     await self._wait(count, seconds)
                 self.heard = self.heard or count > 0
                 if seconds is not None:
-                    self._count(count)
+                    self._moved += count
                 self.framing.receive_data(bytes(self._scratch[:count]))
         except h11.RemoteProtocolError as error:
             if self.framing.trailing_data[1]:
@@ -402,8 +402,6 @@ class Lease:
 
 async def _tunnel(stream: Stream, origin: Origin, proxy: Proxy, timeouts: Timeouts) -> None:
     """Ask the proxy for a tunnel (RFC 9110 section 9.3.6); credentials go nowhere else (R7)."""
-    from base64 import b64encode
-
     target = f"{origin._replace(scheme='http', port=80).authority}:{origin.port}"
     login = b64encode(f"{proxy.username}:{proxy.password or ''}".encode()).decode("ascii")
     headers = () if proxy.username is None else (("Proxy-Authorization", f"Basic {login}"),)
@@ -427,10 +425,7 @@ async def _tunnel(stream: Stream, origin: Origin, proxy: Proxy, timeouts: Timeou
 async def open_stream(
     origin: Origin, *, context: Any, timeouts: Timeouts, proxy: Proxy | None = None, proxy_context: Any = None
 ) -> Stream:
-    """Connect to `origin`, through `proxy` when one is given; `context` is used for https only.
-
-    Raises ConnectFailed (name, address, proxy, certificate) and never leaves a socket behind.
-    """
+    """Connect to `origin`, through `proxy` if given; `context` is for https only. ConnectFailed leaves no socket."""
     first = origin if proxy is None else Origin(proxy.scheme, proxy.host, proxy.port)
     stream: Stream = await connect(first.host, first.port, timeouts)
     try:

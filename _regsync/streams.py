@@ -70,19 +70,16 @@ class Origin(NamedTuple):
 
 
 class Stream(Protocol):
-    """Two directions of bytes that never block; `wait` is the only place where anyone sleeps."""
+    """Two directions of bytes that never block; only `wait` sleeps, until what it is to wait for is possible.
 
-    def recv_into(self, buffer: memoryview) -> int:
-        """Return the bytes read, 0 at the end, WANT_READ or WANT_WRITE; Disconnected when broken."""
+    `recv_into` and `send` return the bytes moved (none read: the end), WANT_READ or WANT_WRITE, and raise Disconnected
+    when the connection is broken. `close` is at once, and whoever waits on the stream gets Disconnected.
+    """
 
-    def send(self, data: memoryview) -> int:
-        """Return the bytes taken, WANT_READ or WANT_WRITE; Disconnected when broken."""
-
-    async def wait(self, want: int) -> None:
-        """Wait until what `want` asks for is possible."""
-
-    def close(self) -> None:
-        """Close at once; whoever waits on the stream gets Disconnected."""
+    def recv_into(self, buffer: memoryview) -> int: ...
+    def send(self, data: memoryview) -> int: ...
+    async def wait(self, want: int) -> None: ...
+    def close(self) -> None: ...
 
 
 def _answer(error: OSError, blocked: int) -> int:
@@ -95,20 +92,14 @@ def _answer(error: OSError, blocked: int) -> int:
     raise Disconnected(f"the connection broke: {clean(error.strerror or type(error).__name__, 100)}") from error
 
 
-def _close(connected: socket.socket) -> None:
-    if connected.fileno() >= 0:
-        anyio.notify_closing(connected)
-        connected.close()
-
-
 class SocketStream:
     """A connected socket or SSLSocket in non-blocking mode."""
 
     __slots__ = ("_socket",)
 
-    def __init__(self, connected: socket.socket) -> None:
-        connected.setblocking(False)
-        self._socket: Any = connected  # no type but Any can shake hands and be a plain socket
+    def __init__(self, own: socket.socket) -> None:
+        own.setblocking(False)
+        self._socket: Any = own  # no type but Any can shake hands and be a plain socket
 
     def handshake(self) -> int:
         """Go on with the handshake: 0 when done, else what to wait for; OSError when it failed."""
@@ -140,7 +131,9 @@ class SocketStream:
             raise Disconnected("the connection was closed") from error
 
     def close(self) -> None:
-        _close(self._socket)
+        if self._socket.fileno() >= 0:
+            anyio.notify_closing(self._socket)
+            self._socket.close()
 
 
 class TlsInsideStream:
@@ -233,33 +226,33 @@ async def _resolve(host: str, port: int) -> list[tuple[int, Any]]:
         ) from error
 
 
-async def _connect_one(family: int, address: Any) -> socket.socket:
+async def _connect_one(family: int, address: Any) -> SocketStream:
     """Connect one address; OSError when refused. The socket is closed when this is cancelled."""
-    attempt = socket.socket(family, socket.SOCK_STREAM)
+    own = socket.socket(family, socket.SOCK_STREAM)
+    attempt = SocketStream(own)
     try:
-        attempt.setblocking(False)
-        attempt.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        code = attempt.connect_ex(address)
+        own.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        code = own.connect_ex(address)
         if code in (errno.EINPROGRESS, errno.EWOULDBLOCK, errno.EAGAIN):
-            await anyio.wait_writable(attempt)
-            code = attempt.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+            await attempt.wait(WANT_WRITE)
+            code = own.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
         if code:
             raise OSError(code, os.strerror(code))
     except BaseException:
-        _close(attempt)
+        attempt.close()
         raise
     return attempt
 
 
-async def _race(addresses: list[tuple[int, Any]]) -> socket.socket:
-    """Return the first socket that connects, attempts 250 ms apart; the last OSError when none does."""
-    connections: list[socket.socket] = []
+async def _race(addresses: list[tuple[int, Any]]) -> SocketStream:
+    """Return the first stream that connects, attempts 250 ms apart; the last OSError when none does."""
+    connected: list[SocketStream] = []
     refused = OSError("the name has no address that can be used")
 
     async def attempt(family: int, address: Any, failed: anyio.Event) -> None:
         nonlocal refused
         try:
-            connections.append(await _connect_one(family, address))
+            connected.append(await _connect_one(family, address))
             group.cancel_scope.cancel()
         except OSError as error:
             refused = error
@@ -272,20 +265,20 @@ async def _race(addresses: list[tuple[int, Any]]) -> socket.socket:
                 group.start_soon(attempt, family, address, failed)
                 with anyio.move_on_after(_ATTEMPT_DELAY):
                     await failed.wait()
-        if not connections:
+        if not connected:
             raise refused
-        return connections.pop(0)
+        return connected.pop(0)
     finally:
         # Two may connect in the same turn of the loop; none may stay when this is cancelled.
-        for loser in connections:
-            _close(loser)
+        for loser in connected:
+            loser.close()
 
 
 async def connect(host: str, port: int, timeouts: Timeouts) -> SocketStream:
     """Connect to the first address of a name that answers; ConnectFailed when none does."""
     try:
         with anyio.fail_after(timeouts.connect):
-            return SocketStream(await _race(await _resolve(host, port)))
+            return await _race(await _resolve(host, port))
     except OSError as error:
         cause = f": {clean(error.strerror or str(error), 100).lower()}"
         if isinstance(error, TimeoutError):
