@@ -71,8 +71,7 @@ def check_digest(text: str) -> str:
     if length and re.fullmatch(f"[a-f0-9]{{{length}}}", encoded):
         return text
     if length is None and re.fullmatch(_DIGEST, text):
-        known = " and ".join(fips.DIGEST_HEX_LENGTHS)
-        raise ContentError(f"digests of {clean(algorithm, 40)} cannot be verified here, only {known} can")
+        raise ContentError(f"digests of {clean(algorithm, 40)} cannot be verified here, only sha256 and sha512 can")
     raise ContentError(f"{clean(text, 140)!r} is not a digest (sha256: and 64 lower-case hex digits)")
 
 
@@ -113,8 +112,7 @@ class Reference(NamedTuple):
 def parse_reference(text: str) -> Reference:
     """Read `HOST[:PORT]/REPO[:TAG|@DIGEST]`; no tag is implied. ConfigError, with the remedy, otherwise.
 
-    A first segment without `.`, `:` and other than `localhost` belongs to Docker Hub. Of a host only the shape
-    counts: its port and address are checked as a registry's URL.
+    A first segment without `.`, `:` and other than `localhost` belongs to Docker Hub; a host's shape alone counts.
     """
     name, at, digest = text.partition("@")
     if "/" in digest:
@@ -199,10 +197,7 @@ class Descriptor(NamedTuple):
 
 
 class Manifest(NamedTuple):
-    """A manifest or index: its bytes as they came, and what of them matters for a copy.
-
-    `digest` is the one asked for, else the sha256; `artifact_type` falls back to the config's media type.
-    """
+    """A manifest or index, and what of its bytes matters for a copy; `digest` is the one asked for, else the sha256."""
 
     media_type: str
     digest: str
@@ -237,10 +232,7 @@ class Manifest(NamedTuple):
 def parse_manifest(
     body: bytes, *, content_type: str | None, digest: str | None = None, expected: Descriptor | None = None
 ) -> Manifest:
-    """Verify and read a manifest or index, of an unknown media type too; ContentError for anything else.
-
-    `digest` is what was asked for, `expected` the index entry that led here.
-    """
+    """Verify and read a manifest or index, asked for by `digest` or the index entry `expected`; else ContentError."""
     stated = (content_type or "").partition(";")[0].strip().lower()
     beginning = f"beginning {clean(body[:60].decode('utf-8', 'replace'))!r}" if body else "no body"
     received = f"received {clean(stated, 80) or 'no content type'}, {beginning}"
@@ -272,10 +264,9 @@ def _settle_type(document: dict[str, Any], names: Sequence[str], received: str) 
     media_type = names[0] if names else _INDEX_TYPES[0] if is_index else _IMAGE_TYPES[0] if is_image else ""
     if not (media_type.startswith("application/") and re.fullmatch(_MEDIA_TYPE, media_type)):
         raise ContentError(f"neither a manifest nor an index; {received}")
-    fits = "manifests" in document and not is_image  # Go writes an empty list as null
-    if media_type in _IMAGE_TYPES:
-        fits = document.get("config") is not None and not is_index
-    if media_type in _INDEX_TYPES + _IMAGE_TYPES and not fits:
+    no_index = is_image or "manifests" not in document  # there as null, too, is an empty list to Go
+    no_image = is_index or document.get("config") is None
+    if (media_type in _INDEX_TYPES and no_index) or (media_type in _IMAGE_TYPES and no_image):
         raise ContentError(f"the document does not have the fields of {media_type}; {received}")
     return media_type
 
@@ -403,8 +394,7 @@ def _refuse(text: str) -> NoReturn:
 class Trimmed(NamedTuple):
     """An index as a platform filter leaves it; with `matched` empty nothing is kept or may be pushed.
 
-    `manifest` is the source's own object when nothing drops. `nested` says what the kept indexes below, at
-    any depth, became, by original digest.
+    `nested`: what the kept indexes below, at any depth, became, by their original digests.
     """
 
     manifest: Manifest
@@ -426,26 +416,29 @@ TRIM_RULE = "1"
 def trim_index(index: Manifest, wanted: Sequence[Platform], nested: Mapping[str, Manifest]) -> Trimmed:
     """Keep the entries of `index` that `wanted` asks for, by the rules of design.md section 4.
 
-    `nested` holds every index below, at any depth, by digest. ContentError when bytes that must be written
-    anew would not come out as they were.
+    `nested` holds every index below, at any depth, by digest. ContentError where writing anew would change more.
     """
-    return _trim(index, wanted, nested, {}, 1)
+    done: dict[str, Trimmed] = {}
+
+    def trim(above: Manifest, depth: int) -> Trimmed:
+        if depth > MAX_INDEX_DEPTH:
+            raise ContentError(f"indexes are nested more than {MAX_INDEX_DEPTH} deep")
+        for child in nested_indexes(above):
+            if child.digest not in done:
+                done[child.digest] = trim(nested[child.digest], depth + 1)
+        return _trim(above, wanted, done)
+
+    return trim(index, 1)
 
 
-def _trim(
-    index: Manifest, wanted: Sequence[Platform], nested: Mapping[str, Manifest], done: dict[str, Trimmed], depth: int
-) -> Trimmed:
-    """Trim what lies below, once each, into `done`; then choose among the entries of `index` itself."""
-    if depth > MAX_INDEX_DEPTH:
-        raise ContentError(f"indexes are nested more than {MAX_INDEX_DEPTH} deep")
+def _trim(index: Manifest, wanted: Sequence[Platform], done: Mapping[str, Trimmed]) -> Trimmed:
+    """Choose among the entries of one index; `done` holds what became of the indexes below it."""
+    kept: list[Descriptor | None] = []
     matched: set[Platform] = set()
     available: dict[str, None] = {}
-    kept: dict[int, Descriptor] = {}
-    for place, child in enumerate(index.children):
+    for child in index.children:
         keep, hits = child, frozenset[Platform]()
         if child.is_index:
-            if child.digest not in done:
-                done[child.digest] = _trim(nested[child.digest], wanted, nested, done, depth + 1)
             below = done[child.digest]
             hits = below.matched
             available |= dict.fromkeys(below.available)
@@ -455,15 +448,13 @@ def _trim(
             hits = frozenset(each for each in wanted if platform_matches(each, child.platform))
             available[str(child.platform)] = None
         matched |= hits
-        if hits:
-            kept[place] = keep
-    held = {index.children[place].digest for place in kept}
-    kept |= {place: child for place, child in enumerate(index.children) if child.attests in held}
-    chosen = [kept.get(place) for place in range(len(index.children))]
-    changed = tuple(chosen) != index.children
-    manifest = _rewritten(index, chosen) if changed and matched else index
-    below_it = {digest: trimmed for digest, trimmed in done.items() if trimmed.matched}
-    return Trimmed(manifest, changed, below_it, frozenset(matched), tuple(available))
+        kept.append(keep if hits else None)
+    held = {child.digest for child, keep in zip(index.children, kept, strict=True) if keep}
+    kept = [child if child.attests in held else keep for child, keep in zip(index.children, kept, strict=True)]
+    changed = tuple(kept) != index.children
+    manifest = _rewritten(index, kept) if changed and matched else index
+    nested = {digest: trimmed for digest, trimmed in done.items() if trimmed.matched}
+    return Trimmed(manifest, changed, nested, frozenset(matched), tuple(available))
 
 
 def _rewritten(index: Manifest, chosen: Sequence[Descriptor | None]) -> Manifest:

@@ -35,8 +35,6 @@ class Want(NamedTuple):
 class Limit:
     """The permits of one registry and who uses them."""
 
-    __slots__ = ("bodies", "cap", "in_use", "large")
-
     def __init__(self, cap: int) -> None:
         self.cap, self.in_use, self.bodies = cap, 0, 0
         self.large = {"read": 0, "write": 0}

@@ -1,9 +1,8 @@
 """What has to be copied for one image, and which mapping writes which tag.
 
-Owns: the tree of an image in the order in which it may be put, the order of its blobs, the election of
-leaders, the assignment of target tags to mappings. May not know: how anything is asked or moved.
-Invariants: I2 (children before their index), I10 (the same inputs give the same plan; on a conflict the
-earlier mapping wins). Follows design.md sections 3, 6 and 7, specification section 1.1.
+Owns: the tree of an image in the order in which it may be put, the order of its blobs, the election of leaders, the
+assignment of target tags to mappings. May not know: how anything is asked or moved. Invariants: I2 (children before
+their index), I10 (on a conflict the earlier mapping wins). Follows design.md sections 3, 6, 7, specification 1.1.
 """
 
 from __future__ import annotations
@@ -22,8 +21,7 @@ __all__ = [
     "order_blobs", "target_groups",
 ]  # fmt: skip
 
-# Of one image; real ones name hundreds, and a hostile index hundreds of thousands.
-_MOST_BLOBS = 10_000
+_MOST_BLOBS = 10_000  # of one image; real ones name hundreds, and a hostile index hundreds of thousands
 _Place = tuple[str, int, str]
 
 
@@ -130,9 +128,8 @@ def order_blobs(blobs: Iterable[Descriptor], references: Mapping[str, int]) -> t
 class Election:
     """Which pending image to promote next: the greedy set cover of specification section 1.1, step by step.
 
-    An image's gain is how many of its blobs others on its host wait for too while nobody brings them yet; the
-    highest gain goes next, the lowest number on a tie. Kept up to date as images come and go, which is
-    near-linear over a run.
+    An image's gain is how many of its blobs others on its host wait for too while nobody brings them yet; the highest
+    gain goes next, the lowest number on a tie. Kept up to date as images come and go: near-linear over a run.
     """
 
     def __init__(self) -> None:

@@ -37,12 +37,10 @@ _ECR_HOSTS = (
 
 
 class Row(NamedTuple):
-    """What is known of one kind of registry.
+    """What is known of one kind of registry. Mounts are tried on every kind (design.md section 6, rule 10).
 
-    `auth` is the `auth_type` that speaks the kind's own scheme. Bodies above `put_limit` go by `chunks`
-    of at most that size. `fallback` is tried, and remembered, when `upload` is refused or reset.
-    `probe` None: an unknown blob is asked for by HEAD. Mounts between repositories are tried on every
-    kind and given up per host (design.md section 6, rule 10), so no row forbids them.
+    `auth` is the `auth_type` that speaks the kind's own scheme. Bodies above `put_limit` go by `chunks` of at most that
+    size; `fallback` is tried when `upload` is refused or reset. `probe` None: an unknown blob is asked for by HEAD.
     """
 
     hosts: str | None
@@ -84,10 +82,7 @@ ROWS: Mapping[Kind, Row] = MappingProxyType({
 
 
 def kind_of(host: str, auth_type: str | None = None) -> Kind:
-    """Decide the kind of a registry by its host name (no port, no brackets).
-
-    For a host of no kind, an `auth_type` that is a kind's own says what the host is.
-    """
+    """Decide the kind of a registry by its host name (no port, no brackets), else by a kind's own `auth_type`."""
     name = host.lower()
     if not any(letter.isalpha() for letter in name):
         return "unknown"  # an address is nobody's; the patterns need not even be compiled

@@ -26,8 +26,7 @@ _LONGEST = 1024
 class Version(NamedTuple):
     """A version as far as precedence goes: spelling and build metadata are not part of it.
 
-    `stage` is 1 for a release and 0 for its pre-releases, which sort before it; `identifiers` hold
-    (0, number, "") or (1, 0, word): numbers below words, a longer list last when all before is equal.
+    `stage` is 1 for a release and 0 for its pre-releases; `identifiers` are (0, number, "") or (1, 0, word).
     """
 
     release: tuple[int, int, int]
@@ -123,23 +122,16 @@ def _comparator(word: str) -> _Comparator:
     if prerelease is not None and len(numbers) < 3:
         raise ValueError(f"{word!r} names a pre-release of a partial version: write all three numbers")
     version = _version(numbers, prerelease)
-    # What is written spans low..high: 1.2 all that begin so, 1.2.3 itself and nothing that a tag can spell.
-    low = version if numbers else _LOWEST
-    high = _past(numbers)
-    if len(numbers) == 3:
-        high = version._replace(identifiers=(*version.identifiers, (-1, 0, "")))
+    # What is written spans low..high: 1.2 all that begin so, 1.2.3 itself and nothing else that a tag can spell.
+    low, kept = (version if numbers else _LOWEST), numbers
     if operator == "^":
         # The leftmost number that is not zero stays: 0.2.x for ^0.2.3, 0.0.x for ^0.0.
-        high = _past(numbers[: next((i for i, number in enumerate(numbers) if number), len(numbers)) + 1])
+        kept = numbers[: next((i for i, number in enumerate(numbers, 1) if number), 3)]
     elif operator == "~":
-        high = _past(numbers[:2])
-    elif operator in (">", ">="):
-        low, high = (high if operator == ">" else low), _HIGHEST
-    elif operator in ("<", "<="):
-        low, high = _LOWEST, (low if operator == "<" else high)
-    return _Comparator(low, high, operator != "!=", version.release if prerelease is not None else None)
-
-
-def _past(numbers: list[int]) -> Version:
-    """Return the first release past all versions that begin with `numbers`."""
-    return _version([*numbers[:-1], numbers[-1] + 1]) if numbers else _HIGHEST
+        kept = numbers[:2]
+    high = _version([*kept[:-1], kept[-1] + 1]) if kept else _HIGHEST
+    if operator not in ("^", "~") and len(numbers) == 3:
+        high = version._replace(identifiers=(*version.identifiers, (-1, 0, "")))
+    spans = {">": (high, _HIGHEST), ">=": (low, _HIGHEST), "<": (_LOWEST, low), "<=": (_LOWEST, high)}
+    named = version.release if version.is_prerelease else None
+    return _Comparator(*spans.get(operator, (low, high)), operator != "!=", named)

@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 from _regsync.oci import is_referrer_tag, is_tag
 
 if TYPE_CHECKING:
-    from _regsync.semver import Prerelease, Range, Version
+    from _regsync.semver import Prerelease, Version
 
 __all__ = ["Reason", "Selection", "TagRule", "check_glob", "compile_glob", "select", "select_literals"]
 
 Reason = Literal["glob", "semver", "prerelease", "exclude", "latest", "referrer_tag"]
 _Order = Literal["semver", "alpha"]
 
-_TOKEN = r"\\.|\[(?P<set>(?:\\.|[^\]\\])*)\]|(?P<unfinished>[\[\\])|(?P<mark>[*?{},])|."
+_TOKEN = r"\\.|\[(?P<not>!?)(?P<set>(?:\\.|[^\]\\])*)\]|(?P<unfinished>[\[\\])|(?P<mark>[*?{},])|."
 _SET_MEMBER = r"(\\.|.)(?:-(\\.|.))?"
 _Accepts = Callable[[str], bool]
 # What is written and its test of one character; marks have none: `*`, `{`, `,` and `}`.
@@ -45,7 +45,7 @@ def _tokens(pattern: str) -> tuple[tuple[_Token, ...], str | None]:
             raise ValueError(f"{pattern!r} has {trouble}: write \\{text} for the character itself")
         accepts: _Accepts | None = text.__eq__
         if kind == "set":
-            accepts, is_literal = _character_set(pattern, match["set"]), False
+            accepts, is_literal = _character_set(pattern, match["set"], match["not"] == "!"), False
         elif kind == "mark" and (text != "," or depth):
             depth += (text == "{") - (text == "}")
             if depth < 0:
@@ -61,9 +61,7 @@ def _tokens(pattern: str) -> tuple[tuple[_Token, ...], str | None]:
     return tuple(tokens), literal
 
 
-def _character_set(pattern: str, members: str) -> _Accepts:
-    negated = members.startswith("!")
-    members = members[negated:]
+def _character_set(pattern: str, members: str, negated: bool) -> _Accepts:
     if not members:
         raise ValueError(f"{pattern!r} has an empty set of characters")
     if members[0] == "^" and not negated:
@@ -76,10 +74,7 @@ def _character_set(pattern: str, members: str) -> _Accepts:
 
 
 def _machine(tokens: Sequence[_Token]) -> _Accepts:
-    """Return a test that follows all ways to match at once, as the places in the pattern that they reach.
-
-    Where a character leads is remembered: many tags begin and go on alike.
-    """
+    """Return a test that follows all ways to match at once, as the places in the pattern that they reach."""
     # Only the empty text, which stands in no tag, leads from the first place into the pattern.
     tokens = [("", "".__eq__), *tokens, ("", "".__eq__)]
     # Where a place leads without a character: past a star, into each alternative and out of it.
@@ -95,7 +90,7 @@ def _machine(tokens: Sequence[_Token]) -> _Accepts:
             for comma in braces.pop()[1:]:
                 leads[comma] = [i + 1]
 
-    @lru_cache(1024)
+    @lru_cache(1024)  # many tags begin and go on alike
     def follow(places: frozenset[int], character: str) -> frozenset[int]:
         pending = [place for place in places if tokens[place] == ("*", None)]
         pending += [place + 1 for place in places if (test := tokens[place][1]) and test(character)]
@@ -112,12 +107,10 @@ def _machine(tokens: Sequence[_Token]) -> _Accepts:
 
 
 def compile_glob(*patterns: str) -> _Accepts:
-    """Return a case-sensitive test of whole tags against any of the patterns; ValueError for a malformed one.
-
-    One machine follows them all: their number counts no more than their length.
-    """
+    """Return a case-sensitive test of whole tags against any of the patterns; ValueError for a malformed one."""
     read = [_tokens(pattern) for pattern in patterns]
     names = {literal for _, literal in read if literal is not None}
+    # One machine follows them all: their number counts no more than their length.
     tokens = [token for wild, literal in read if literal is None for token in ((",", None), *wild)]
     if not tokens:
         return names.__contains__
@@ -171,9 +164,8 @@ def select_literals(rule: TagRule) -> Selection | None:
     """Select without a listing where the rule names its tags one by one; None where it does not."""
     if not rule.glob or rule.exclude or rule.chooses_versions or rule.latest:
         return None
-    names = [check_glob(pattern) for pattern in rule.glob]
-    literals = [name for name in names if name is not None]
-    return select(literals, rule) if len(literals) == len(names) else None
+    literals = [name for pattern in rule.glob if (name := check_glob(pattern)) is not None]
+    return select(literals, rule) if len(literals) == len(rule.glob) else None
 
 
 def select(tags: Iterable[str], rule: TagRule) -> Selection:
@@ -181,8 +173,11 @@ def select(tags: Iterable[str], rule: TagRule) -> Selection:
     wanted, excluded = compile_glob(*rule.glob or ("*",)), compile_glob(*rule.exclude)
     referrers_are_images = any(pattern.startswith("sha256-") for pattern in rule.glob)
     version_of = cache(_version_of)
-    allowed = _range_of(rule.semver or "*") if rule.chooses_versions else None
-    prerelease = rule.semver_prerelease or "exclude"
+    allowed, prerelease = None, rule.semver_prerelease or "exclude"
+    if rule.chooses_versions:
+        from _regsync.semver import parse_range
+
+        allowed = parse_range(rule.semver or "*")
 
     def refusal(tag: str) -> Reason | None:
         if not referrers_are_images and is_referrer_tag(tag):
@@ -201,8 +196,8 @@ def select(tags: Iterable[str], rule: TagRule) -> Selection:
     ranked = _ordered([tag for tag, reason in reasons.items() if not reason], rule.order, version_of)
     kept, cut = ranked[: rule.latest], () if rule.latest is None else ranked[rule.latest :]
     # design.md section 5, step 6: what `latest` cut comes back first, then what versions dropped.
-    floor, order = rule.min_tags or 0, rule.order or "semver"
-    if len(kept) < floor:
+    if len(kept) < (floor := rule.min_tags or 0):
+        order = rule.order or "semver"
         spare = [tag for tag, why in dropped.items() if why in ("semver", "prerelease") and not excluded(tag)]
         if back := (*cut, *_ordered(spare, order, version_of))[: floor - len(kept)]:
             kept = _ordered((*kept, *back), order, version_of)
@@ -216,12 +211,6 @@ def _version_of(tag: str) -> Version | None:
     from _regsync.semver import parse_version
 
     return parse_version(tag)
-
-
-def _range_of(text: str) -> Range:
-    from _regsync.semver import parse_range
-
-    return parse_range(text)
 
 
 def _ordered(tags: Sequence[str], order: _Order | None, version_of: Callable[[str], Version | None]) -> tuple[str, ...]:
