@@ -1,21 +1,19 @@
 """The command line: arguments, the files that they name, errors, exit status.
 
-Owns: what each command takes, its help, and what its end means for the shell. May not know: how anything
-is asked or copied. Invariants: every error ends in one line and one exit status of design.md section 2; no
-traceback without `-vv`; what is costly to import is imported by the command that needs it, and the parser
-of that command alone is built (throughput.md section 5).
+Owns: what each command takes, its help, and what its end means for the shell. May not know: how anything is asked or
+copied. Invariants: every error ends in one line and one exit status of design.md section 2; no traceback without
+`-vv`; what is costly to import is imported by the command that needs it, and the parser of that command alone is
+built (throughput.md section 5).
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import errno
 import os
 import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from _regsync import __version__
@@ -181,43 +179,37 @@ def main(argv: Sequence[str]) -> int:
         progress = not arguments.q and not arguments.no_progress
         console = Console(sys.stdout, sys.stderr, level=level, progress=progress, **plain)
         return _COMMANDS[arguments.command].run(arguments, console)
-    except RegsyncError as error:
-        if verbose > 1:
-            _traceback()
-        return _tell_error(console, error)
     except KeyboardInterrupt:
         return 130
-    except Exception as error:  # the one place: print, exit status 2
+    except Exception as error:  # the one place: say it, exit status
         if verbose > 1:
-            _traceback()
-        return _unexpected(console, _innermost(error))
+            import traceback
+
+            traceback.print_exc()
+        return _tell(console, error)
     finally:
         if console.lost:
             _lose_output()
 
 
-def _tell_error(console: Console, error: RegsyncError) -> int:
+def _tell(console: Console, error: BaseException) -> int:
     """Show why the command ended; return its exit status, which holds even where nobody can be told."""
+    while inner := getattr(error, "exceptions", None):
+        error = inner[0]  # task groups wrap what a task raises
+    told = error if isinstance(error, RegsyncError) else None
+    if isinstance(error, OSError) and error.errno in _LOST_OUTPUT:
+        why = clean(error.strerror or str(error))
+        told = RegsyncError(f"the output of this command cannot be written: {why}")
+    elif told is None:
+        message = f"{type(error).__name__}: {clean(str(error))}"
+        told = RegsyncError(message, hint="this is a defect; run again with -vv for its place")
     try:
-        console.error(error)
+        if not isinstance(error, BrokenPipeError):  # the reader of our output left: there is nobody to tell
+            console.error(told)
     except OSError:
-        _lose_output()
-    return AuthError.exit_status if error.code == AuthError.code else error.exit_status
-
-
-def _unexpected(console: Console, found: BaseException) -> int:
-    """Show what nothing below has made a message of; return the exit status."""
-    if isinstance(found, RegsyncError):
-        return _tell_error(console, found)
-    if isinstance(found, OSError) and found.errno in _LOST_OUTPUT:
-        _lose_output()
-        if not isinstance(found, BrokenPipeError):  # the reader of our output left: there is nobody to tell
-            text = f"the output of this command cannot be written: {clean(found.strerror or str(found))}"
-            with contextlib.suppress(OSError):
-                sys.stderr.write(f"error: INTERNAL_ERROR: {text}\n")
-        return RegsyncError.exit_status
-    message = f"{type(found).__name__}: {clean(str(found))}"
-    return _tell_error(console, RegsyncError(message, hint="this is a defect; run again with -vv for its place"))
+        pass
+    _lose_output()
+    return AuthError.exit_status if told.code == AuthError.code else told.exit_status
 
 
 def _lose_output() -> None:
@@ -227,19 +219,6 @@ def _lose_output() -> None:
             getattr(sys, name).flush()
         except OSError:
             setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115  it serves until the end
-
-
-def _innermost(error: BaseException) -> BaseException:
-    """Return what an exception group is about: task groups wrap what a task raises."""
-    while inner := getattr(error, "exceptions", None):
-        error = inner[0]
-    return error
-
-
-def _traceback() -> None:
-    import traceback
-
-    traceback.print_exc()
 
 
 def _read(name: str) -> tuple[bytes, dict[str, Any]]:
@@ -260,11 +239,13 @@ def _read(name: str) -> tuple[bytes, dict[str, Any]]:
     return text, {"name": shown, "environ": os.environ, "base_dir": base_dir, "home": _home()}
 
 
-def _read_config(name: str, *, lint: bool = False) -> Config:
-    from _regsync.config import load
+def _read_config(name: str | None, *, lint: bool = False) -> Config:
+    from _regsync import config
 
+    if name is None:
+        return config.Config({}, ())
     text, where = _read(name)
-    return load(text, **where, lint=lint)
+    return config.load(text, **where, lint=lint)
 
 
 def _home() -> str | None:
@@ -325,7 +306,7 @@ def _print(text: str) -> int:
 def _tags(arguments: argparse.Namespace, console: Console) -> int:
     from _regsync import config, oci, session, tags
 
-    given = None if arguments.config is None else _read_config(arguments.config)
+    given = _read_config(arguments.config)
     where = oci.parse_reference(arguments.repo)
     if where.tag or where.digest:
         hint = "leave out the tag or digest; --glob chooses tags"
@@ -348,22 +329,14 @@ def _sync(arguments: argparse.Namespace, console: Console) -> int:
     found = _read_mappings(arguments.config, console)
     from _regsync import session
 
-    return _run(session.run, found, console, _home(), None, "plan" if arguments.dry_run else None)
-
-
-def _analyze(arguments: argparse.Namespace, console: Console) -> int:
-    found = _read_mappings(arguments.config, console)
-    from _regsync import session
-
-    return _run(session.run, found, console, _home(), None, "analysis")
+    rehearse = "analysis" if arguments.command == "analyze" else "plan" if arguments.dry_run else None
+    return _run(session.run, found, console, _home(), None, rehearse)
 
 
 def _copy(arguments: argparse.Namespace, console: Console) -> int:
-    from _regsync import config, oci, session
-    from _regsync.config import ArtifactRule, Config, MappingRule
-    from _regsync.tags import TagRule
+    from _regsync import config, oci, session, tags
 
-    given = None if arguments.config is None else _read_config(arguments.config)
+    given = _read_config(arguments.config)
     source, target = oci.parse_reference(arguments.src), oci.parse_reference(arguments.dst)
     platforms = tuple(arguments.platform or ())
     reference = source.digest or source.tag or "latest"
@@ -374,22 +347,22 @@ def _copy(arguments: argparse.Namespace, console: Console) -> int:
             "the digest of the target must be that of the source, given as a digest, without --platform",
             hint="name a tag at the target, or leave the digest out",
         )
-    mapping = MappingRule(
+    mapping = config.MappingRule(
         index=0,
         source=config.registry_for(source.host, given),
         source_repository=source.repository,
         targets=(config.registry_for(target.host, given),),
         target_repository=target.repository,
-        tags=TagRule(),
+        tags=tags.TagRule(),
         platforms=platforms or None,
-        artifacts=ArtifactRule(enabled=not arguments.no_artifacts),
+        artifacts=config.ArtifactRule(enabled=not arguments.no_artifacts),
     )
     if mapping.source.origin == mapping.targets[0].origin and mapping.source.max_concurrent == 1:
         raise ConfigError(
             f"a copy reads and writes {mapping.source.authority}, whose max_concurrent is 1",
             hint="allow 2 at least: one request reads while the other writes",
         )
-    one = (given or Config({}, ()))._replace(mappings=(mapping,))
+    one = given._replace(mappings=(mapping,))
     wanted = (mapping, reference, target.digest or target.tag or reference)
     return _run(session.run, one, console, _home(), wanted)
 
@@ -402,7 +375,7 @@ def _run(work: Callable[..., Awaitable[int]], *arguments: Any) -> int:
 
 
 # fmt: off
-_COMMANDS: Mapping[str, _Command] = MappingProxyType({
+_COMMANDS: Mapping[str, _Command] = {
     "copy": _Command("copy one image", _copy, "0 1 2 3 4 130", (
         ("SRC", "the image; without a tag: latest"), ("DST", "where it goes; without a tag: the source's"),
         ("--no-artifacts", "leave referrers behind without a warning"), _CONFIG, _JSON), """\
@@ -416,7 +389,7 @@ A reference is HOST[:PORT]/REPO[:TAG|@DIGEST]; without a host it is Docker Hub's
 regsync sync -c mirror.yaml
 regsync sync -c mirror.yaml --dry-run
 regsync sync -c - --json <mirror.yaml >report.json"""),
-    "analyze": _Command("say what images share, and what a run would cost", _analyze, "0 1 2 3 4 130", (
+    "analyze": _Command("say what images share, and what a run would cost", _sync, "0 1 2 3 4 130", (
         _NEEDED, _JSON), """\
 regsync analyze -c mirror.yaml
 
@@ -441,4 +414,4 @@ Editors complete a configuration that begins with
 # yaml-language-server: $schema=regsync.schema.json"""),
     "version": _Command("say which build this is and what it runs on", _version, "0 3", (_JSON,),
         "regsync version --json"),
-})
+}

@@ -1,9 +1,8 @@
 """Every error that a user can see, and the one way to make foreign text safe to print.
 
-Owns: the exception tree, the error codes of design.md section 2, `Side`. May not know: any other
-module of the program, so that every one may import it. Invariant: a message never holds a
-credential, a signed URL or a whole body; text from a registry passes `clean` first (protocol-facts.md
-section 9.2, R10 and R18). Follows design.md section 2.
+Owns: the exception tree, the error codes of design.md section 2, `Side`. May not know: any other module of the
+program, so that every one may import it. Invariant: a message never holds a credential, a signed URL or a whole
+body; text from a registry passes `clean` first (protocol-facts.md section 9.2, R10 and R18).
 """
 
 from __future__ import annotations
@@ -11,24 +10,12 @@ from __future__ import annotations
 import enum
 from typing import NamedTuple
 
+# fmt: off
 __all__ = [
-    "AuthError",
-    "ConfigError",
-    "ConnectFailed",
-    "ContentError",
-    "Disconnected",
-    "FipsError",
-    "MappingConflict",
-    "Problem",
-    "ProtocolBroken",
-    "RegistryError",
-    "RegsyncError",
-    "Side",
-    "SyncError",
-    "TimedOut",
-    "WireError",
-    "clean",
+    "AuthError", "ConfigError", "ConnectFailed", "ContentError", "Disconnected", "MappingConflict", "Problem",
+    "ProtocolBroken", "RegistryError", "RegsyncError", "Side", "SyncError", "TimedOut", "WireError", "clean",
 ]
+# fmt: on
 
 # Bidirectional controls and line separators that reorder or break a terminal line (R18).
 _INVISIBLE = {*range(0x00, 0x20), *range(0x7F, 0xA0), 0x2028, 0x2029, *range(0x202A, 0x202F), *range(0x2066, 0x206A)}
@@ -64,18 +51,14 @@ class Problem(NamedTuple):
 
 
 class RegsyncError(Exception):
-    """Base of all errors that are told to the user as one line.
-
-    `code` is one of design.md section 2; `exit_status` is what the error means when it ends the run.
-    """
+    """Base of all errors that are told to the user as one line; `exit_status` is for one that ends the run."""
 
     code = "INTERNAL_ERROR"
     exit_status = 2
 
     def __init__(self, message: str, *, hint: str | None = None) -> None:
         super().__init__(message)
-        self.message = message
-        self.hint = hint
+        self.message, self.hint = message, hint
 
 
 class ConfigError(RegsyncError):
@@ -89,25 +72,17 @@ class ConfigError(RegsyncError):
         self.problems = problems
 
 
-class FipsError(ConfigError):
-    """The default build found no FIPS provider that holds."""
-
-
 class SyncError(RegsyncError):
-    """Something failed while talking to a registry.
+    """Something failed while talking to a registry; `retryable`: the same exchange may succeed when repeated.
 
     Lower layers raise it bare; `located` adds, once, which side, operation and reference it belongs to.
-    `retryable` says whether the same exchange may succeed when repeated.
     """
 
     retryable = False
-
-    def __init__(self, message: str, *, hint: str | None = None) -> None:
-        super().__init__(message, hint=hint)
-        self.side: Side | None = None
-        self.operation: str | None = None
-        self.reference: str | None = None
-        self.retries = 0
+    side: Side | None = None
+    operation: str | None = None
+    reference: str | None = None
+    retries = 0
 
     def located(self, side: Side | None, operation: str, reference: str) -> SyncError:
         """Fill in what is not known yet, and return the same error."""
@@ -154,10 +129,7 @@ class ProtocolBroken(WireError):
 
 
 class AuthError(SyncError):
-    """Credentials are missing, refused, or must not be sent where the registry asks for them.
-
-    `fatal` says that the whole registry is beyond use, not only one repository (design.md section 9).
-    """
+    """Credentials are missing, refused, or must not be sent; `fatal`: the whole registry is beyond use."""
 
     code = "AUTH_ERROR"
     exit_status = 4
@@ -176,11 +148,7 @@ _REMEDIES = {
 
 
 class RegistryError(SyncError):
-    """A registry answered with an error status.
-
-    `codes` are the specification's error codes in its body, `digests` those that it names, `retry_after` is
-    in seconds.
-    """
+    """A registry answered with an error status; `codes` and `digests` are its body's, `retry_after` is in s."""
 
     def __init__(
         self,
@@ -190,13 +158,9 @@ class RegistryError(SyncError):
         codes: tuple[str, ...] = (),
         digests: frozenset[str] = frozenset(),
         retry_after: float | None = None,
-        hint: str | None = None,
     ) -> None:
-        super().__init__(message, hint=hint)
-        self.status = status
-        self.codes = codes
-        self.digests = digests
-        self.retry_after = retry_after
+        super().__init__(message)
+        self.status, self.codes, self.digests, self.retry_after = status, codes, digests, retry_after
 
     def located(self, side: Side | None, operation: str, reference: str) -> SyncError:
         super().located(side, operation, reference)

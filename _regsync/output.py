@@ -1,9 +1,8 @@
 """What the user sees: results, log lines, progress, the JSON document.
 
-Owns: the two output streams and how values become lines on them. May not know: what a run does.
-Invariant: standard output holds results only, and with `--json` exactly one document; everything else
-goes to standard error; no control character of foreign text reaches either. Silence means success.
-Follows specification section 6, design.md sections 2 and 10.
+Owns: the two output streams and how values become lines on them. May not know: what a run does. Invariant:
+standard output holds results only, and with `--json` exactly one document; everything else goes to standard error;
+no control character of foreign text reaches either. Follows specification section 6, design.md sections 2 and 10.
 """
 
 from __future__ import annotations
@@ -17,14 +16,13 @@ from typing import Any, NamedTuple, TextIO
 from _regsync.errors import ConfigError, RegsyncError, clean
 from _regsync.report import Outcome, Report, duration_text, size_text
 
-__all__ = ["LEVELS", "Console", "Snapshot", "progress_lines", "show_progress"]
+__all__ = ["Console", "Snapshot", "progress_lines", "show_progress"]
 
-LEVELS = {"trace": 5, "debug": 10, "info": 20, "warning": 30, "error": 40}
+_LEVELS = {"trace": 5, "debug": 10, "info": 20, "warning": 30, "error": 40}
 _TICK, _HEARTBEAT = 0.25, 30.0
 # The rate shown is that of the last seconds: an average over hours hides that nothing moves now.
 _RATE_SECONDS = 5.0
-# An image's line holds two references and a cause that was cut before.
-_LONGEST_LINE = 2000
+_LONGEST_LINE = 2000  # an image's holds two references and a cause that was cut before
 _COLOURS = {"error": "\x1b[31m", "warning": "\x1b[33m"}
 _WIDEST_BAR = 24
 
@@ -72,23 +70,18 @@ class Console:
     """Standard output and standard error of one command."""
 
     def __init__(self, out: TextIO, err: TextIO, *, level: str, as_json: bool, json_log: bool, progress: bool) -> None:
-        self._out, self._err = out, err
-        self._threshold = LEVELS[level]
+        self._out, self._err, self._threshold = out, err, _LEVELS[level]
         self.as_json, self._json_log = as_json, json_log
         terminal = err.isatty() and os.environ.get("TERM") != "dumb" and not json_log
-        self.live = progress and terminal
-        self.heartbeat = progress and not self.live
+        self.live, self.heartbeat = progress and terminal, progress and not terminal
         self._colours = {} if os.environ.get("NO_COLOR") or not terminal else _COLOURS
         self._marks = "█░" if (getattr(err, "encoding", None) or "").lower().startswith("utf") else "#-"
-        self.shows_summary = out.isatty()
-        self._shown: list[str] = []
-        self._hinted: set[str] = set()
-        # Whether standard error could not take what was written to it.
-        self.lost = False
+        self._shown, self._hinted = list[str](), set[str]()
+        self.lost = False  # whether standard error could not take what was written to it
 
     def log(self, level: str, event: str, message: str, **fields: Any) -> None:
         """Write one log line when its level is wanted."""
-        if LEVELS[level] >= self._threshold:
+        if _LEVELS[level] >= self._threshold:
             self._say(f"{level}: {message}", level, event, message, **fields)
 
     def _say(self, text: str, level: str, event: str, message: str, **fields: Any) -> None:
@@ -107,17 +100,15 @@ class Console:
 
     def outcome(self, outcome: Outcome) -> None:
         """Show one image: what was done on standard output, what failed on standard error."""
-        if outcome.status == "failed":
-            line = outcome.line()
-            hint = outcome.error.hint if outcome.error is not None else None
+        if outcome.error is not None:
+            line, hint = outcome.line(), outcome.error.hint
             self._say(line, "error", "image_failed", line, **outcome.as_json(), hint=hint)
-            self._hint(outcome.error)
+            self._hint(hint)
         elif outcome.status == "synced" and not self.as_json:
             self.line(outcome.line())
 
-    def _hint(self, error: RegsyncError | None) -> None:
+    def _hint(self, hint: str | None) -> None:
         """Say what may help, once for all that it helps."""
-        hint = error.hint if error is not None else None
         if hint and hint not in self._hinted and not self._json_log:
             self._hinted.add(hint)
             self._line(self._err, clean(f"hint: {hint}", _LONGEST_LINE))
@@ -125,12 +116,12 @@ class Console:
     def error(self, error: RegsyncError) -> None:
         """Show why the command as a whole ended."""
         problems = error.problems if isinstance(error, ConfigError) else ()
-        for line in [str(problem) for problem in problems] or [str(error)]:
-            told = {"code": error.code, "hint": error.hint}
-            self._say(f"error: {error.code}: {line}", "error", "run_failed", line, **told)
-        self._hint(error)
+        code, hint = error.code, error.hint
+        for line in map(str, problems or [error]):
+            self._say(f"error: {code}: {line}", "error", "run_failed", line, code=code, hint=hint)
+        self._hint(hint)
         if self.as_json:
-            told = {"code": error.code, "message": str(error), "hint": error.hint}
+            told = {"code": code, "message": str(error), "hint": hint}
             self.document({"schema": 1, "error": told, "problems": [each._asdict() for each in problems]})
 
     def summary(self, report: Report, elapsed: float) -> None:
@@ -138,7 +129,8 @@ class Console:
         for count, cause in report.causes():
             text = f"Failed: {count} x {cause}"
             self._say(text, "error", "failed_alike", text, count=count, cause=cause)
-        if not self.as_json and (self.shows_summary or report.counts["synced"] or report.counts["failed"]):
+        eventful = any(outcome.status != "skipped" for outcome in report.outcomes)
+        if not self.as_json and (eventful or self._out.isatty()):
             for line in report.summary(elapsed):
                 self.line(line)
 

@@ -1,8 +1,8 @@
 """What happened in a run: outcomes, totals, exit status, and the words for sizes and times.
 
-Owns: the fold of outcomes into the report of design.md section 10, the JSON Schema of every document on
-standard output, and the exit statuses of design.md section 2. May not know: terminals, files, clocks.
-Invariant: every image that was selected has exactly one outcome. Follows specification sections 3, 6, 7.
+Owns: the fold of outcomes into the report of design.md section 10, the JSON Schema of every document on standard
+output, and the exit statuses of design.md section 2. May not know: terminals, files, clocks. Invariant: every
+image that was selected has exactly one outcome. Follows specification sections 3, 6, 7.
 """
 
 from __future__ import annotations
@@ -10,37 +10,35 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from _regsync.errors import RegsyncError
 
 __all__ = ["Outcome", "Report", "duration_text", "schema", "size_text"]
 
+_Requests = Mapping[str, Mapping[str, int]]  # by host and action
+
 
 def size_text(count: int) -> str:
     """Return a size in SI units: `0 B`, `512 B`, `31.5 MB`."""
     if count < 1000:
         return f"{count} B"
-    value = float(count)
+    value = count / 1000
     for unit in ("KB", "MB", "GB"):
-        value /= 1000
-        # 999.95 and more would be shown as 1000.0.
-        if value < 999.95:
+        if value < 999.95:  # more would be shown as 1000.0
             return f"{value:.1f} {unit}"
-    return f"{value / 1000:.1f} TB"
+        value /= 1000
+    return f"{value:.1f} TB"
 
 
 def duration_text(seconds: float) -> str:
     """Return a duration: `0.3s`, `47s`, `2m13s`, `1h30m`."""
     if seconds < 9.95:
         return f"{seconds:.1f}s"
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole}s"
-    if whole < 3600:
-        return f"{whole // 60}m{whole % 60:02d}s"
-    return f"{whole // 3600}h{whole % 3600 // 60:02d}m"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes}m{rest:02d}s" if minutes else f"{rest}s"
+    return f"{minutes // 60}h{minutes % 60:02d}m"
 
 
 class Outcome(NamedTuple):
@@ -48,7 +46,7 @@ class Outcome(NamedTuple):
 
     source: str
     target: str
-    status: str  # synced, skipped, failed
+    status: str  # synced, skipped, failed, would_sync
     digest: str | None = None
     source_digest: str | None = None
     reason: str | None = None
@@ -65,12 +63,19 @@ class Outcome(NamedTuple):
         if self.status == "failed":
             assert self.error is not None
             return f"failed {self.source} -> {self.target}: {self.error.code}: {self.error}"
-        moved = f"{size_text(self.bytes)}, {duration_text(self.duration)}"
-        return f"{self.status} {self.source} -> {self.target} ({moved})"
+        return f"synced {self.source} -> {self.target} ({size_text(self.bytes)}, {duration_text(self.duration)})"
 
     def as_json(self) -> dict[str, Any]:
         """Return its object in the JSON report."""
-        differs = self.source_digest not in (None, self.digest)
+        differs, error = self.source_digest not in (None, self.digest), self.error
+        side = getattr(error, "side", None)
+        cause = error and {
+            "code": error.code,
+            "message": str(error),
+            "status": getattr(error, "status", None),
+            "side": side and side.value,
+            "retries": getattr(error, "retries", 0),
+        }
         return {
             "source": self.source,
             "target": self.target,
@@ -78,58 +83,35 @@ class Outcome(NamedTuple):
             **({"source_digest": self.source_digest} if differs else {}),
             "status": self.status,
             "reason": self.reason,
-            "error": None if self.error is None else _error_as_json(self.error),
+            "error": cause,
             "bytes": self.bytes,
             "duration_s": round(self.duration, 3),
             "blobs": {"transferred": len(self.transferred), "mounted": self.mounted, "skipped": self.skipped},
         }
 
 
-def _error_as_json(error: RegsyncError) -> dict[str, Any]:
-    side = getattr(error, "side", None)
-    return {
-        "code": error.code,
-        "message": str(error),
-        "status": getattr(error, "status", None),
-        "side": side and side.value,
-        "retries": getattr(error, "retries", 0),
-    }
-
-
-@dataclass(eq=False, repr=False)
 class Report:
     """The fold over a run's outcomes."""
 
-    outcomes: list[Outcome] = field(default_factory=list)
-    # By the number of the mapping: from, to, selected, dropped reasons.
-    mappings: dict[int, dict[str, Any]] = field(default_factory=dict)
-    interrupted: bool = False
+    def __init__(self) -> None:
+        self.outcomes: list[Outcome] = []
+        # By the number of the mapping: from, to, selected, dropped reasons.
+        self.mappings: dict[int, dict[str, Any]] = {}
+        self.interrupted = False
 
-    def add(self, outcome: Outcome) -> None:
-        """Take in one outcome."""
-        self.outcomes.append(outcome)
+    def totals(self) -> dict[str, Any]:
+        """Return how images ended, what became of blobs, and the blob bytes that were sent to targets.
 
-    @property
-    def counts(self) -> dict[str, int]:
-        """How many images ended in which way."""
-        found = Counter(outcome.status.replace("would_sync", "synced") for outcome in self.outcomes)
-        return {status: found[status] for status in ("synced", "skipped", "failed")}
-
-    @property
-    def layers(self) -> dict[str, int]:
-        """What happened to blobs: uploads, distinct digests among them, mounts, and those already there."""
+        Among uploads `unique` are distinct digests; a blob that was skipped was there already.
+        """
+        ends = Counter(outcome.status.replace("would_sync", "synced") for outcome in self.outcomes)
         uploads = [digest for outcome in self.outcomes for digest in outcome.transferred]
+        counts = {name: sum(getattr(outcome, name) for outcome in self.outcomes) for name in ("mounted", "skipped")}
         return {
-            "transferred": len(uploads),
-            "unique": len(set(uploads)),
-            "mounted": sum(outcome.mounted for outcome in self.outcomes),
-            "skipped": sum(outcome.skipped for outcome in self.outcomes),
+            "images": {status: ends[status] for status in ("synced", "skipped", "failed")},
+            "layers": {"transferred": len(uploads), "unique": len(set(uploads)), **counts},
+            "bytes": sum(outcome.bytes for outcome in self.outcomes),
         }
-
-    @property
-    def bytes(self) -> int:
-        """Blob bytes that were sent to targets."""
-        return sum(outcome.bytes for outcome in self.outcomes)
 
     def exit_status(self) -> int:
         """Return 0, 1, 2 or 4 as design.md section 2 orders them; 3 and signals are the caller's."""
@@ -148,19 +130,19 @@ class Report:
         found: Counter[str] = Counter()
         for error in (outcome.error for outcome in self.outcomes if outcome.error is not None):
             host, _, rest = (getattr(error, "reference", None) or "").partition("/")
-            name = rest.partition("@")[0].partition(":")[0]
-            cause = re.sub(rf"(?<![\w/.-]){re.escape(name)}(?![\w/-])", "...", error.message) if name else error.message
+            name = re.escape(re.split("[@:]", rest)[0])
+            cause = re.sub(rf"(?<![\w/.-]){name}(?![\w/-])", "...", error.message) if name else error.message
             found[f"{error.code} {host}: {cause}" if host else f"{error.code}: {cause}"] += 1
         return [(count, cause) for cause, count in found.most_common() if count > 1]
 
     def summary(self, elapsed: float) -> list[str]:
         """Return the summary block of specification section 6."""
-        images, layers = self.counts, self.layers
+        images, layers, size = self.totals().values()
         return [
             f"Images: {images['synced']} synced, {images['skipped']} skipped, {images['failed']} failed",
             f"Layers: {layers['transferred']} transferred ({layers['unique']} unique references), "
             f"{layers['mounted']} mounted",
-            f"Data: {size_text(self.bytes)} transferred",
+            f"Data: {size_text(size)} transferred",
             f"Time: {duration_text(elapsed)} elapsed",
         ]
 
@@ -171,30 +153,25 @@ class Report:
             why = ", ".join(f"{count} {reason}" for reason, count in mapping["dropped"].items())
             selected = f"{mapping['selected']} tags" + (f" (dropped: {why})" if why else "")
             told.append(f"select {mapping['from']} -> {mapping['to']}: {selected}")
-        for each in sorted(self.outcomes, key=lambda outcome: (outcome.source, outcome.target)):
-            blobs = f"{len(each.transferred)} blobs, {size_text(each.bytes)}, {each.mounted} mounted"
-            detail = {"would_sync": f"{blobs}, {each.skipped} there", "skipped": each.reason or ""}
-            if each.status in detail:
-                verb = "would sync" if each.status == "would_sync" else "would skip"
-                told.append(f"{verb} {each.source} -> {each.target} ({detail[each.status]})")
-        counts = Counter(outcome.status for outcome in self.outcomes)
-        told.append(
-            f"Images: {counts['would_sync']} would be synced, {counts['skipped']} skipped, {counts['failed']} failed"
-        )
-        layers = self.layers
-        told.append(f"Layers: {layers['transferred']} to transfer, {layers['mounted']} to mount")
-        return [*told, f"Data: {size_text(self.bytes)} to transfer"]
+        for each in sorted(self.outcomes, key=lambda outcome: outcome[:2]):
+            moved = f"{len(each.transferred)} blobs, {size_text(each.bytes)}, {each.mounted} mounted"
+            skipped = each.status == "skipped"
+            verb, detail = ("skip", each.reason or "") if skipped else ("sync", f"{moved}, {each.skipped} there")
+            if each.status != "failed":
+                told.append(f"would {verb} {each.source} -> {each.target} ({detail})")
+        images, layers, size = self.totals().values()
+        return [
+            *told,
+            f"Images: {images['synced']} would be synced, {images['skipped']} skipped, {images['failed']} failed",
+            f"Layers: {layers['transferred']} to transfer, {layers['mounted']} to mount",
+            f"Data: {size_text(size)} to transfer",
+        ]
 
     def as_json(
-        self,
-        *,
-        run_id: str,
-        started_at: str,
-        elapsed: float,
-        requests: Mapping[str, Mapping[str, int]],
-        throttled: Mapping[str, int],
+        self, *, run_id: str, started_at: str, elapsed: float, requests: _Requests, throttled: Mapping[str, int]
     ) -> dict[str, Any]:
         """Return the JSON report, schema 1 of design.md section 10."""
+        asked = {host: dict(sorted(actions.items())) for host, actions in sorted(requests.items())}
         return {
             "schema": 1,
             "run_id": run_id,
@@ -204,13 +181,7 @@ class Report:
             "dry_run": False,
             "images": [outcome.as_json() for outcome in self.outcomes],
             "mappings": [found for _, found in sorted(self.mappings.items())],
-            "totals": {
-                "images": self.counts,
-                "layers": self.layers,
-                "bytes": self.bytes,
-                "requests": {host: dict(sorted(requests[host].items())) for host in sorted(requests)},
-                "throttled": dict(sorted(throttled.items())),
-            },
+            "totals": {**self.totals(), "requests": asked, "throttled": dict(sorted(throttled.items()))},
         }
 
 
@@ -249,19 +220,19 @@ def schema() -> dict[str, Any]:
 
     Its objects are open: fields may be added within schema 1, none changes its meaning.
     """
-    shapes: dict[str, Any] = {}
-    for name, text in _SHAPES.items():
-        fields = [(names.split(), kind) for names, _, kind in (each.partition(": ") for each in text.split("; "))]
-        kinds = {one: _type(kind) for names, kind in fields for one in names}
-        required = [one for one in kinds if not one.endswith("?")]
-        properties = {one.rstrip("?"): kind for one, kind in kinds.items()}
-        shapes[name] = {"type": "object", "properties": properties, "required": required}
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "what regsync --json writes to standard output",
         "anyOf": [_type(name) for name in ("report", "error", "analysis", "tags", "version")],
-        "$defs": shapes,
+        "$defs": {name: _object(text) for name, text in _SHAPES.items()},
     }
+
+
+def _object(text: str) -> dict[str, Any]:
+    fields = [(names.split(), kind) for names, kind in re.findall("([^:;]+): ([^;]+)", text)]
+    kinds = {name: _type(kind) for names, kind in fields for name in names}
+    properties = {name.rstrip("?"): kind for name, kind in kinds.items()}
+    return {"type": "object", "properties": properties, "required": [name for name in kinds if name[-1] != "?"]}
 
 
 def _type(kind: str) -> dict[str, Any]:
@@ -269,9 +240,8 @@ def _type(kind: str) -> dict[str, Any]:
         return {"enum": [{"null": None, "1": 1}.get(word, word) for word in kind[1:].split("|")]}
     if "|" in kind:
         return {"anyOf": [_type(word) for word in kind.split("|")]}
-    if kind[0] in "[{":
-        inner = _type(kind[1:-1])
-        return (
-            {"type": "array", "items": inner} if kind[0] == "[" else {"type": "object", "additionalProperties": inner}
-        )
+    if kind[0] == "[":
+        return {"type": "array", "items": _type(kind[1:-1])}
+    if kind[0] == "{":
+        return {"type": "object", "additionalProperties": _type(kind[1:-1])}
     return {"$ref": f"#/$defs/{kind}"} if kind in _SHAPES else {"type": kind}

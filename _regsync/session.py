@@ -1,8 +1,8 @@
 """A command at work: what the process gives to it, signals, and how its end is told.
 
-Owns: the edge to the process (environment, files, clock, chance) and the wiring of a run, or of a listing.
-May not know: arguments, configuration files, how anything is asked or copied. Invariant: connections are
-closed however a command ends. Follows specification section 1.6 and design.md sections 2, 5 and 9.
+Owns: the edge to the process (environment, files, clock, chance) and the wiring of a run, or of a listing. May not
+know: arguments, configuration files, how anything is asked or copied. Invariant: connections are closed however a
+command ends. Follows specification section 1.6 and design.md sections 2, 5 and 9.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ async def run(
 ) -> int:
     """Run a configuration's mappings, or copy `one` image; tell how it ended, return the exit status."""
     began, started = anyio.current_time(), time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-    report, connected = Report(), _transport(console, home)
+    report, connected, run_id = Report(), _transport(console, home), os.urandom(8).hex()
 
     def emit(outcome: Any) -> None:
-        report.add(outcome)
+        report.outcomes.append(outcome)
         if rehearse is None or outcome.status == "failed":
             console.outcome(outcome)
 
@@ -64,17 +64,13 @@ async def run(
         report.interrupted = True
     elapsed = anyio.current_time() - began
     document = report.as_json(
-        run_id=os.urandom(8).hex(),
-        started_at=started,
-        elapsed=elapsed,
-        requests=connected.requests,
-        throttled=connected.throttled,
+        run_id=run_id, started_at=started, elapsed=elapsed, requests=connected.requests, throttled=connected.throttled
     )
     if work.rehearsal is not None:
         document = work.rehearsal.analysis() if rehearse == "analysis" else {**document, "dry_run": True}
-        told = rehearsal.lines(document) if rehearse == "analysis" else report.plan()
-        for line in () if console.as_json else told:
-            console.line(line)
+        if not console.as_json:
+            for line in rehearsal.lines(document) if rehearse == "analysis" else report.plan():
+                console.line(line)
     elif one is None:
         console.summary(report, elapsed)
     if console.as_json:
@@ -101,16 +97,15 @@ def _tell_selection(console: Console, source: str, selection: Selection) -> None
     for tag, reason in dropped.items():
         console.log("info", "tag_dropped", f"dropped, {reason:<12}  {tag}", tag=tag, reason=reason)
     reasons = ", ".join(f"{count} {reason}" for reason, count in Counter(dropped.values()).most_common())
-    told = f"{source}: {len(kept)} of {len(kept) + len(dropped)} tags are selected"
-    told += f" (dropped: {reasons})" if reasons else ""
+    why = f" (dropped: {reasons})" if reasons else ""
+    told = f"{source}: {len(kept)} of {len(kept) + len(dropped)} tags are selected{why}"
     console.log("info" if kept else "warning", "selected" if kept else "nothing_selected", told)
-    if selection.shortfall is not None:
+    if len(kept) < selection.floor:
         console.log("warning", "min_tags", f"{source}: min_tags asks for {selection.floor}, not {len(kept)}")
+    for tag in () if console.as_json else kept:
+        console.line(tag)
     if console.as_json:
         console.document({"repository": source, "tags": kept, "dropped": dict(dropped)})
-    else:
-        for tag in kept:
-            console.line(tag)
 
 
 def _transport(console: Console, home: str | None) -> Transport:
@@ -130,7 +125,6 @@ def _transport(console: Console, home: str | None) -> Transport:
 
 
 def _read_file(path: str) -> bytes | None:
-    """Return a file's bytes, None when there is none; ConfigError when it is there and unreadable."""
     try:
         with open(path, "rb") as stream:
             return stream.read(_LARGEST_CREDENTIAL_FILE)
@@ -150,8 +144,7 @@ async def _listen_for_signals(stop: anyio.Event, signals: list[int], scope: anyi
                     scope.cancel()
                 stop.set()
     except NotImplementedError:
-        # The event loop of Windows takes no signal handlers; an interrupt then ends the program at once.
-        return
+        return  # the event loop of Windows takes no signal handlers; an interrupt then ends the program at once
 
 
 def _raise_file_limit() -> int:

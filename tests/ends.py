@@ -214,7 +214,7 @@ class Virtual:
         ):
             status = cli.main(arguments)
             for first, *rest in parsed:
-                status = await (first(*rest) if callable(first) else cli._go(first, *rest))
+                status = await first(*rest)
         took = anyio.current_time() - began
         check_run(sites, since, status)
         return Ran(status, out.getvalue(), err.getvalue(), seconds=took)

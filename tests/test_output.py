@@ -83,7 +83,7 @@ def test_with_json_standard_output_holds_one_document_whatever_is_said() -> None
     screen = Screen(as_json=True, level="trace", progress=True)
     report = Report()
     for each in (outcome("synced"), outcome("failed", REFUSED)):
-        report.add(each)
+        report.outcomes.append(each)
         screen.console.outcome(each)
     screen.console.log("trace", "request", "GET /v2/")
     screen.console.progress(ONE)
@@ -134,7 +134,7 @@ def test_the_summary_shows_when_there_is_something_or_somebody(
     status: str, terminal: bool, shown: bool
 ) -> None:
     screen, report = Screen(terminal=terminal), Report()
-    report.add(outcome(status, REFUSED if status == "failed" else None))
+    report.outcomes.append(outcome(status, REFUSED if status == "failed" else None))
     screen.console.summary(report, 1.0)
     assert screen.texts == ("\n".join([*report.summary(1.0), ""]) if shown else "", "")
 
@@ -588,8 +588,8 @@ def test_a_hint_is_given_once_for_all_images_that_it_helps() -> None:
 def test_causes_that_images_share_are_told_once_more_with_their_number(as_json: bool, json_log: bool) -> None:
     screen, report = Screen(as_json=as_json, json_log=json_log, level="error"), Report()
     for _ in range(12):
-        report.add(outcome("failed", REFUSED))
-    report.add(outcome("failed", ContentError("only once")))
+        report.outcomes.append(outcome("failed", REFUSED))
+    report.outcomes.append(outcome("failed", ContentError("only once")))
     screen.console.summary(report, 1.0)
     out, err = screen.texts
     assert out.splitlines() == ([] if as_json else report.summary(1.0))

@@ -84,7 +84,7 @@ def outcome(status: str, error: RegsyncError | None = None, **details: Any) -> O
 def report(*found: str | RegsyncError) -> Report:
     made = Report()
     for each in found:
-        made.add(outcome(each) if isinstance(each, str) else outcome("failed", each))
+        made.outcomes.append(outcome(each) if isinstance(each, str) else outcome("failed", each))
     return made
 
 
@@ -120,9 +120,9 @@ def test_the_lines_of_an_image_are_the_specifications() -> None:
 
 def filled() -> Report:
     made = report("skipped", "skipped", SOURCE)
-    made.add(outcome("synced", transferred=("a", "b"), mounted=3, skipped=1, bytes=1500, duration=1.23456))
-    made.add(outcome("synced", transferred=("b",), mounted=1, bytes=500))
-    made.add(outcome("failed", AUTH, transferred=("c",), bytes=50))
+    made.outcomes.append(outcome("synced", transferred=("a", "b"), mounted=3, skipped=1, bytes=1500, duration=1.23456))
+    made.outcomes.append(outcome("synced", transferred=("b",), mounted=1, bytes=500))
+    made.outcomes.append(outcome("failed", AUTH, transferred=("c",), bytes=50))
     return made
 
 
@@ -255,7 +255,7 @@ def test_causes_are_told_apart_by_code_host_and_words_and_not_by_the_repositorys
     ]
     others += [refused("c", "denied"), refused("c", "denied", "u.example"), AuthError("denied")]
     for other in [*others, refused("e", "x/d/a d/ab")]:
-        made.add(outcome("failed", other))
+        made.outcomes.append(outcome("failed", other))
     assert made.causes() == [
         (3, "AUTH_ERROR t.example: status 404: the repository with name '...' does not exist"),
         (2, "AUTH_ERROR t.example: x/d/a d/ab"),
