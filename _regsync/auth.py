@@ -71,12 +71,11 @@ def parse_challenges(values: Iterable[str]) -> list[Challenge]:
 # Parents below which strangers have names (protocol-facts.md section 2.7), and ends of addresses. Not the
 # public suffix list; what it protects is already at the mercy of the registry that names the realm.
 _SHARED = r"""(?x)(?:.*\.)?(?:
-    amazonaws\.(?:com(?:\.cn)?|eu) | on\.aws | awsapprunner\.com | cloudfront\.net
-    | azurecr\.(?:io|cn|us) | azurewebsites\.net | azure\.com | windows\.net | cloudapp\.net
-    | pkg\.dev | gcr\.io | run\.app | web\.app | appspot\.com | googleapis\.com
-    | github\.(?:io|dev) | gitlab\.io | (?:pages|workers|r2|fly)\.dev | herokuapp\.com | onrender\.com
-    | (?:vercel|netlify|ngrok|ngrok-free|railway|ondigitalocean)\.app | ngrok\.io | digitaloceanspaces\.com
-    | aliyuncs\.com | myqcloud\.com | ocir\.io | oraclecloud\.com | scw\.cloud | jfrog\.io
+    amazonaws\.(?:com(?:\.cn)?|eu) | on\.aws | awsapprunner\.com | cloudfront\.net | azurecr\.(?:io|cn|us)
+    | azurewebsites\.net | azure\.com | windows\.net | cloudapp\.net | pkg\.dev | gcr\.io | run\.app | web\.app
+    | appspot\.com | googleapis\.com | github\.(?:io|dev) | gitlab\.io | (?:pages|workers|r2|fly)\.dev | ngrok\.io
+    | (?:vercel|netlify|ngrok|ngrok-free|railway|ondigitalocean)\.app | digitaloceanspaces\.com | herokuapp\.com
+    | onrender\.com | aliyuncs\.com | myqcloud\.com | ocir\.io | oraclecloud\.com | scw\.cloud | jfrog\.io
     | (?:nip|sslip)\.io | duckdns\.org | dyndns\.org | ts\.net
     ) |  (?:ac|co|com|edu|go|gob|gov|ltd|me|mil|ne|net|nhs|nom|or|org|plc|sch)\.[a-z]{2} | [0-9.]+"""
 
@@ -157,15 +156,13 @@ def _lifetime(answer: Mapping[str, object], token: str, wall: float) -> float | 
     from base64 import urlsafe_b64decode
 
     try:
-        if (told := answer.get("expires_in")) is not None:
-            seconds = float(str(told))
-        else:
+        if (told := answer.get("expires_in")) is None:
             claims = json.loads(urlsafe_b64decode(token.split(".")[1] + "=="))
             # By the issuer's own clock where it tells; ours may be wrong.
-            seconds = float(claims["exp"]) - float(claims.get("iat", wall))
+            told = float(claims["exp"]) - float(claims.get("iat", wall))
+        return max(_SHORTEST_LIFE, float(str(told)))
     except (ValueError, TypeError, LookupError, OverflowError, RecursionError):
         return None
-    return max(_SHORTEST_LIFE, seconds)
 
 
 def _words(document: Mapping[str, object]) -> str:
@@ -329,21 +326,20 @@ class Authenticator:
         while True:
             # With one scope each there may be thousands, and only the exact one can serve.
             keys = [frozenset(needed.items())] if self._one_scope else [*self._tokens]
-            held = [self._tokens[key] for key in keys if key in self._tokens]
-            for token in held + self._pending:
-                if self._serves(token, needed) and self._is_live(token, before_body):
-                    break
-            else:
-                return await self._lead(needed, before_body)
+            held = [self._tokens[key] for key in keys if key in self._tokens] + self._pending
+            able = (each for each in held if self._serves(each, needed) and self._is_live(each, before_body))
+            if (token := next(able, None)) is None:
+                await self._ask(token := self._compose(needed, before_body))
+            elif not token.value:
+                await token.done.wait()
             if token.value:
                 return token.value
-            await token.done.wait()
-            # Without value and error its asker was cancelled: the first to look again takes over.
+            # Without value and error its asker was cancelled, or it covered too much: the first to look again asks.
             if token.error is not None and self._serves(token, needed):
                 raise token.error.again() from token.error
 
-    async def _lead(self, needed: Scopes, before_body: bool) -> str:
-        token = self._compose(needed, before_body)
+    async def _ask(self, token: _Token) -> None:
+        """Have a token filled in for all who wait for it, or its error."""
         self._pending.append(token)
         try:
             answer = await self._exchange(token.scopes)
@@ -352,18 +348,15 @@ class Authenticator:
             spoilt = answer[0] in (400, 403, 404, 413, 414, 431) or (answer[0] == 401 and self.anonymous)
             if spoilt and token.wide:
                 self._one_scope = True
-                token.scopes, token.wide, token.born = needed, False, self._now()
-                answer = await self._exchange(needed)
-            self._read(answer, token)
+            else:
+                self._read(answer, token)
+                live = {key: held for key, held in self._tokens.items() if self._is_live(held, False)}
+                self._tokens = live | {frozenset(token.scopes.items()): token}
         except SyncError as error:
             token.error = error
-            raise
         finally:
             self._pending.remove(token)
             token.done.set()
-        live = {key: held for key, held in self._tokens.items() if self._is_live(held, False)}
-        self._tokens = live | {frozenset(token.scopes.items()): token}
-        return token.value
 
     def _compose(self, needed: Scopes, before_body: bool) -> _Token:
         """Choose what one token request covers: what is needed, then what this run will need next."""

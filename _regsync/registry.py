@@ -242,8 +242,10 @@ class Upload:
             location = response.headers.get("location")
             if location is None:
                 raise ProtocolBroken("the upload was accepted without a Location")
-            self._origin, self._path = transport.resolve_location(repository.host.origin, call.path, location)
-            transport.check_foreign(repository.host.origin, self._origin)
+            origin, path = transport.resolve_location(repository.host.origin, call.path, location)
+            transport.check_foreign(repository.host.origin, origin)
+            # Only now: a session that is refused is not cancelled either.
+            self._origin, self._path = origin, path
             return False
 
     @property
@@ -294,7 +296,7 @@ class Upload:
 
     def _request(self, call: Call, used: str | None) -> Request:
         self._repository.host.requests[call.action] += 1
-        return Request(call.method, call.path, transport.request_headers(call, used))
+        return call.request(used)
 
     def _kept(self) -> AbstractAsyncContextManager[Lease]:
         host = self._repository.host

@@ -14,7 +14,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, nullcontext
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager, nullcontext
 from functools import cache, partial
 from typing import Any, NamedTuple
 
@@ -32,20 +32,9 @@ from _regsync.proxy import proxy_for
 from _regsync.report import duration_text
 from _regsync.streams import Origin, Stream, Timeouts
 
-__all__ = [
-    "ERROR_BODY",
-    "Answer",
-    "Call",
-    "Edge",
-    "Host",
-    "Transport",
-    "check_foreign",
-    "request_headers",
-    "resolve_location",
-]
+__all__ = ["ERROR_BODY", "Answer", "Call", "Edge", "Gate", "Host", "Transport", "check_foreign", "resolve_location"]
 
-_MOST_REDIRECTS = 10
-_REDIRECTS = (301, 302, 303, 307, 308)
+_REDIRECTS, _MOST_REDIRECTS = (301, 302, 303, 307, 308), 10
 # R14: an error body is read this far; a manifest, a listing or a token has its own limit.
 ERROR_BODY, _TOKEN_BODY = 64 * 1024, 1024 * 1024
 _UNREACHABLE_AFTER = 3
@@ -78,6 +67,12 @@ class Call(NamedTuple):
     also: tuple[tuple[str, str], ...] = ()
     # Where the request goes when it is not the registry itself: an upload's Location.
     origin: Origin | None = None
+
+    def request(self, authorization: str | None) -> Request:
+        """Return what goes over the wire; content is never asked for in a coding (R15)."""
+        own = (("User-Agent", f"regsync/{__version__}"), ("Accept-Encoding", "identity"))
+        login = (("Authorization", authorization),) if authorization is not None else ()
+        return Request(self.method, self.path, (*own, *login, *self.headers), self.body)
 
 
 class Answer(NamedTuple):
@@ -177,9 +172,8 @@ def resolve_location(base: Origin, path: str, location: str) -> tuple[Origin, st
     if parts.scheme not in ("http", "https") or not host or parts.username is not None:
         raise ProtocolBroken("the Location of the answer is not an http or https URL")
     origin = Origin(parts.scheme, host, port)
-    fell = base.scheme == "https" and parts.scheme == "http" and host == base.host
-    if fell and parts.port in (None, base.port):
-        # A registry behind a TLS proxy that does not know its own scheme (I6).
+    # A registry behind a TLS proxy may not know its own scheme (I6).
+    if (base.scheme, parts.scheme, base.host) == ("https", "http", host) and parts.port in (None, base.port):
         origin = base
     target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
     if any(not "!" <= letter <= "~" for letter in host + target):
@@ -355,18 +349,16 @@ class Transport:
         return pause
 
     async def _attempt(self, host: Host, call: Call, limit: int) -> Answer:
-        if not host.known or host.first_contact.locked():
-            # design.md section 6 rule 1: one real request, sent bare; the others wait for its outcome.
-            async with host.first_contact:
-                if not host.known:
-                    return await self._exchange(host, call, limit)
-        return await self._exchange(host, call, limit)
-
-    async def _exchange(self, host: Host, call: Call, limit: int) -> Answer:
-        async with self.opened(host, call, wants=(Want(host.key),)) as response:
-            if response.early and response.status < 300:
-                raise errors.Disconnected("the registry answered before the request was sent")
-            return Answer(response.status, response.headers, await response.read(limit))
+        async with AsyncExitStack() as first:
+            if not host.known or host.first_contact.locked():
+                # design.md section 6 rule 1: one real request, sent bare; the others wait for its outcome.
+                await first.enter_async_context(host.first_contact)
+                if host.known:
+                    await first.aclose()
+            async with self.opened(host, call, wants=(Want(host.key),)) as response:
+                if response.early and response.status < 300:
+                    raise errors.Disconnected("the registry answered before the request was sent")
+                return Answer(response.status, response.headers, await response.read(limit))
 
     @asynccontextmanager
     async def opened(
@@ -436,26 +428,21 @@ class Transport:
         return error
 
     async def _send(self, host: Host, call: Call, lease: Lease, used: str | None) -> Response:
-        host.requests[call.action] += 1
+        self._count(lease.origin, call.action)
+        own, seconds = lease.origin == host.origin, self.edge.timeouts.manifest_put
         try:
-            response = await self._exchanged(call, lease, used)
+            response = await lease.exchange(call.request(used), seconds if call.action == "manifest_put" else None)
         except WireError as error:
-            # A host that takes connections and has never answered is as good as down; three contacts in a row that
-            # failed stop the registry (design.md section 9).
-            if isinstance(error, ConnectFailed) or (isinstance(error, errors.TimedOut) and not host.known):
+            # A host that takes connections and has never answered is as good as down.
+            if own and (isinstance(error, ConnectFailed) or (isinstance(error, errors.TimedOut) and not host.known)):
                 host.connect_failures += 1
                 if host.connect_failures >= _UNREACHABLE_AFTER:
                     host.stopped = error.again()
-            elif not host.known:
+            elif own and not host.known:
                 error.hint = host.secure or error.hint
             raise
-        host.known, host.connect_failures = True, 0
-        return response
-
-    async def _exchanged(self, call: Call, lease: Lease, used: str | None) -> Response:
-        seconds = self.edge.timeouts.manifest_put if call.action == "manifest_put" else None
-        request = Request(call.method, call.path, request_headers(call, used), call.body)
-        response = await lease.exchange(request, seconds)
+        if own:
+            host.known, host.connect_failures = True, 0
         shown = f"{call.method} {lease.origin}{call.path.partition('?')[0]} -> {response.status}"
         self.edge.log("trace", "request", shown)
         return response
@@ -478,19 +465,11 @@ class Transport:
             base, call, left = origin, call._replace(path=path), left or origin != host.origin
             # Once a chain has left the registry it stays without credentials, even when it comes back.
             used = None if left else await self.login(host, call)
-            self._count(base, call.action)
             async with self.kept(host, base) as lease:
-                response = await self._exchanged(call, lease, used)
+                response = await self._send(host, call, lease, used)
                 if response.status == 401 and left:
                     raise ProtocolBroken(f"{base.authority}, where the registry sends us, asks for a login")
                 if response.status not in _REDIRECTS:
                     yield response
                     return
         raise ProtocolBroken(f"more than {_MOST_REDIRECTS} redirects")
-
-
-def request_headers(call: Call, authorization: str | None) -> tuple[tuple[str, str], ...]:
-    """Return the headers of a call; content is never asked for in a coding (R15)."""
-    own = (("User-Agent", f"regsync/{__version__}"), ("Accept-Encoding", "identity"))
-    login = (("Authorization", authorization),) if authorization is not None else ()
-    return (*own, *login, *call.headers)
