@@ -117,12 +117,10 @@ def _look_up(place: str, text: bytes, registry: Registry, repository: str | None
     unusable = AuthError(f"{place} is not a container client's credential file", fatal=True)
     try:
         document = {"auths": json.loads(text)} if legacy else json.loads(text)
-    except (ValueError, RecursionError):
+        auths, programs = document.get("auths") or {}, document.get("credHelpers") or {}
+    except (ValueError, RecursionError, AttributeError):
         # Without the parser's own error, which carries the whole document.
         raise unusable from None
-    if not isinstance(document, dict):
-        raise unusable
-    auths, programs = document.get("auths") or {}, document.get("credHelpers") or {}
     if not isinstance(auths, dict) or not isinstance(programs, dict):
         raise unusable
     names = [registry.authority, f"{registry.host}:{registry.port}"]

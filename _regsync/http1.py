@@ -58,15 +58,16 @@ class Request(NamedTuple):
 
 
 class Pieces(Protocol):
-    """The body of an upload, piece by piece; `length` bytes in all."""
+    """The body of an upload, `length` bytes in all.
+
+    `next` returns its next piece, valid until the next call, empty at the end, or refuses by raising; `rewind` begins
+    again with the first one, if that is still possible.
+    """
 
     length: int
 
-    async def next(self) -> memoryview:
-        """Return the next piece, valid until the next call; empty at the end. May refuse by raising."""
-
-    def rewind(self) -> bool:
-        """Begin again with the first piece, if that is still possible."""
+    async def next(self) -> memoryview: ...
+    def rewind(self) -> bool: ...
 
 
 class Response:
@@ -75,8 +76,7 @@ class Response:
     __slots__ = ("_connection", "_tail", "early", "headers", "left", "length", "reusable", "status")
 
     def __init__(self, connection: Connection, head: h11.Response, method: str) -> None:
-        self._connection, self._tail = connection, memoryview(b"")
-        self.status = head.status_code
+        self._connection, self._tail, self.status = connection, memoryview(b""), head.status_code
         self.headers = Headers((name.decode("latin-1"), value.decode("latin-1")) for name, value in head.headers)
         # Whether it came before the whole body of its request was sent.
         self.early = False

@@ -50,8 +50,7 @@ def proxy_for(
     name, value = _variable(environ, f"{scheme}_proxy")
     if not value:
         return None, f"{name} is not set"
-    never = ("the list of what never sees a proxy", _ALWAYS_DIRECT)
-    for origin, items in (never, _variable(environ, "no_proxy")):
+    for origin, items in (("the list of what never sees a proxy", _ALWAYS_DIRECT), _variable(environ, "no_proxy")):
         for item in map(str.strip, items.split(",")):
             if _exempts(item.lower(), host.lower(), port):
                 return None, f"{origin} names {item}"

@@ -34,7 +34,6 @@ _ATTEMPT_DELAY = 0.25
 # How much of a piece is encrypted before a TLS proxy has taken what was encrypted before.
 _TLS_PORTION = 64 * 1024
 _LOOK_AGAIN = 0.01
-_UNREACHED = "check host and port; does a firewall stand in between, or is HTTPS_PROXY needed?"
 
 
 class Timeouts(NamedTuple):
@@ -181,7 +180,6 @@ class TlsInsideStream:
                     self._incoming.write_eof()
 
     def handshake(self) -> int:
-        """As `SocketStream.handshake`."""
         done = self._turn(self._object.do_handshake)
         return self._flush() or done
 
@@ -220,10 +218,8 @@ async def _resolve(host: str, port: int) -> list[tuple[int, Any]]:
         return _interleave(await anyio.to_thread.run_sync(look_up, abandon_on_cancel=True, limiter=own))
     except (OSError, ValueError) as error:
         reason = clean(getattr(error, "strerror", None) or str(error), 100)
-        raise ConnectFailed(
-            f"the name {clean(host, 100)} could not be resolved: {reason}",
-            hint="check the name and this machine's name servers; set HTTPS_PROXY where a proxy leads out",
-        ) from error
+        hint = "check the name and this machine's name servers; set HTTPS_PROXY where a proxy leads out"
+        raise ConnectFailed(f"the name {clean(host, 100)} could not be resolved: {reason}", hint=hint) from error
 
 
 async def _connect_one(family: int, address: Any) -> SocketStream:
@@ -283,8 +279,8 @@ async def connect(host: str, port: int, timeouts: Timeouts) -> SocketStream:
         cause = f": {clean(error.strerror or str(error), 100).lower()}"
         if isinstance(error, TimeoutError):
             cause = f" within {timeouts.connect:g} s"
-        where = Origin("", host, port).authority
-        raise ConnectFailed(f"no connection to {where}{cause}", hint=_UNREACHED) from error
+        hint = "check host and port; does a firewall stand in between, or is HTTPS_PROXY needed?"
+        raise ConnectFailed(f"no connection to {Origin('', host, port).authority}{cause}", hint=hint) from error
 
 
 async def start_tls(below: Stream, context: Any, host: str, timeouts: Timeouts) -> Stream:
