@@ -69,12 +69,10 @@ class _Command(NamedTuple):
 
 def _parse(argv: Sequence[str]) -> argparse.Namespace:
     """Read a command line; ConfigError when it is wrong. Options may stand before the command too."""
-    name, rest, before = None, list(argv), ""
-    for place, word in enumerate(argv):
-        if not word.startswith("-") and before not in ("--log-format", "-c", "--config"):
-            name = rest.pop(place)
-            break
-        before = word
+    rest, before = list(argv), ["", *argv]
+    taken = ("--log-format", "-c", "--config")
+    places = [at for at, word in enumerate(argv) if not word.startswith("-") and before[at] not in taken]
+    name = rest.pop(places[0]) if places else None
     for word in (name or "", *(word.partition("=")[0] for word in rest if word.startswith("--"))):
         if word in _LATER:
             raise ConfigError(f"{word} is not part of this version", hint=_LATER[word])
@@ -91,17 +89,13 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     return arguments
 
 
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(message, hint=f"see `{self.prog} --help`")
+
+
 def _parser(name: str | None) -> argparse.ArgumentParser:
     """Return the parser of what follows a command's name, or of a command line without one."""
-
-    class Parser(argparse.ArgumentParser):
-        def error(self, message: str) -> NoReturn:
-            raise ConfigError(message, hint=f"see `{self.prog} --help`")
-
-        def format_help(self) -> str:
-            self.formatter_class = argparse.RawDescriptionHelpFormatter
-            return super().format_help()
-
     heading, *statuses = _STATUSES.splitlines()
     if name is None:
         told = ["commands (`regsync COMMAND --help` says more):"]
@@ -109,7 +103,7 @@ def _parser(name: str | None) -> argparse.ArgumentParser:
     else:
         told = ["examples:", *(f"  {line}".rstrip() for line in _COMMANDS[name].examples.splitlines())]
         statuses = [line for line in statuses if line.split()[0] in _COMMANDS[name].statuses.split()]
-    parser = Parser(
+    parser = _Parser(
         prog=f"regsync {name}" if name else "regsync",
         usage=None if name else "regsync COMMAND ...",
         description=_COMMANDS[name].text if name else "copy container images between OCI registries",
@@ -127,6 +121,7 @@ def _parser(name: str | None) -> argparse.ArgumentParser:
             action="append" if many else "store",
             metavar="|".join(field.choices) or _METAVARS.get(field.type),
             type=partial(_parse_value, field),
+            default=[] if many else None,
             help=field.meaning + ("; may be repeated" if many else ""),
         )
     for form, text in (*(_COMMANDS[name].arguments if name else ()), *_EVERYWHERE):
@@ -139,11 +134,11 @@ def _parser(name: str | None) -> argparse.ArgumentParser:
             parser.add_argument(*names, metavar=last, help=text, choices=choices, required=needed)
         else:
             parser.add_argument(form, action="count" if form == "-v" else "store_true", help=text)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     return parser
 
 
 def _fields(name: str | None) -> list[Field]:
-    """Return the fields of the configuration that are options of a command."""
     if name not in ("copy", "tags"):
         return []
     from _regsync.fields import SECTIONS
@@ -166,41 +161,43 @@ def main(argv: Sequence[str]) -> int:
     """Run one command and return its exit status."""
     from _regsync.output import Console
 
-    as_json = "--json" in argv
     # Before the arguments are known to be right: also what is wrong with them is told as they ask.
     json_log = "--log-format json" in " ".join(argv).replace("=", " ")
-    plain = {"as_json": as_json, "json_log": json_log}
-    console = Console(sys.stdout, sys.stderr, level="warning", progress=False, **plain)
-    verbose = 0
+    make = partial(Console, sys.stdout, sys.stderr, as_json="--json" in argv, json_log=json_log)
+    console, verbose = make(level="warning", progress=False), 0
     try:
         arguments = _parse(argv)
         verbose = arguments.v or 0
         level = "error" if arguments.q else ("warning", "debug", "trace")[min(verbose, 2)]
-        progress = not arguments.q and not arguments.no_progress
-        console = Console(sys.stdout, sys.stderr, level=level, progress=progress, **plain)
+        console = make(level=level, progress=not (arguments.q or arguments.no_progress))
         return _COMMANDS[arguments.command].run(arguments, console)
     except KeyboardInterrupt:
         return 130
-    except Exception as error:  # the one place: say it, exit status
+    except Exception as error:  # the one place
         if verbose > 1:
             import traceback
 
             traceback.print_exc()
         return _tell(console, error)
     finally:
-        if console.lost:
-            _lose_output()
+        # What a stream could not take goes nowhere, or the interpreter's last flush complains.
+        for name in ("stdout", "stderr") if console.lost else ():
+            try:
+                getattr(sys, name).flush()
+            except OSError:
+                setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115  it serves until the end
 
 
 def _tell(console: Console, error: BaseException) -> int:
     """Show why the command ended; return its exit status, which holds even where nobody can be told."""
     while inner := getattr(error, "exceptions", None):
         error = inner[0]  # task groups wrap what a task raises
-    told = error if isinstance(error, RegsyncError) else None
-    if isinstance(error, OSError) and error.errno in _LOST_OUTPUT:
-        why = clean(error.strerror or str(error))
-        told = RegsyncError(f"the output of this command cannot be written: {why}")
-    elif told is None:
+    if isinstance(error, RegsyncError):
+        told = error
+    elif isinstance(error, OSError) and error.errno in _LOST_OUTPUT:
+        console.lost = True
+        told = RegsyncError(f"the output of this command cannot be written: {clean(error.strerror or str(error))}")
+    else:
         message = f"{type(error).__name__}: {clean(str(error))}"
         told = RegsyncError(message, hint="this is a defect; run again with -vv for its place")
     try:
@@ -208,17 +205,7 @@ def _tell(console: Console, error: BaseException) -> int:
             console.error(told)
     except OSError:
         pass
-    _lose_output()
     return AuthError.exit_status if told.code == AuthError.code else told.exit_status
-
-
-def _lose_output() -> None:
-    """Let what an output stream could not take go nowhere, or the interpreter's last flush complains."""
-    for name in ("stdout", "stderr"):
-        try:
-            getattr(sys, name).flush()
-        except OSError:
-            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115  it serves until the end
 
 
 def _read(name: str) -> tuple[bytes, dict[str, Any]]:
@@ -294,10 +281,9 @@ def _schema(arguments: argparse.Namespace, console: Console) -> int:
 
 
 def _print(text: str) -> int:
-    """Write a whole document to standard output: YAML and JSON are UTF-8, whatever a terminal is."""
     try:
         sys.stdout.write(text)
-    except UnicodeEncodeError:
+    except UnicodeEncodeError:  # YAML is UTF-8, whatever a terminal is
         sys.stdout.buffer.write(text.encode())
     sys.stdout.flush()
     return 0
@@ -314,7 +300,7 @@ def _tags(arguments: argparse.Namespace, console: Console) -> int:
     given_rule: dict[str, Any] = {
         name: tuple(value) if isinstance(value, list) else value
         for name, value in vars(arguments).items()
-        if name in tags.TagRule._fields and value is not None
+        if name in tags.TagRule._fields
     }
     rule = tags.TagRule(**given_rule)
     try:
@@ -338,7 +324,7 @@ def _copy(arguments: argparse.Namespace, console: Console) -> int:
 
     given = _read_config(arguments.config)
     source, target = oci.parse_reference(arguments.src), oci.parse_reference(arguments.dst)
-    platforms = tuple(arguments.platform or ())
+    platforms = tuple(arguments.platform)
     reference = source.digest or source.tag or "latest"
     if source.digest is None and source.tag is None:
         console.log("info", "default_tag", f"{source}: no tag given, taking latest")
@@ -368,7 +354,6 @@ def _copy(arguments: argparse.Namespace, console: Console) -> int:
 
 
 def _run(work: Callable[..., Awaitable[int]], *arguments: Any) -> int:
-    """Run an asynchronous function in an event loop; return its exit status."""
     import anyio
 
     return anyio.run(work, *arguments, backend="asyncio")

@@ -45,8 +45,8 @@ class Snapshot(NamedTuple):
     @property
     def data(self) -> str:
         """The bytes in words; a blob that is read again makes more of them than were expected."""
-        most = max(self.bytes, self.expected)
-        return f"{size_text(self.bytes)} of {size_text(most)}, {size_text(int(self.rate))}/s"
+        whole = size_text(max(self.bytes, self.expected))
+        return f"{size_text(self.bytes)} of {whole}, {size_text(int(self.rate))}/s"
 
 
 def progress_lines(now: Snapshot, columns: int, marks: str = "#-") -> list[str]:
@@ -77,7 +77,7 @@ class Console:
         self._colours = {} if os.environ.get("NO_COLOR") or not terminal else _COLOURS
         self._marks = "█░" if (getattr(err, "encoding", None) or "").lower().startswith("utf") else "#-"
         self._shown, self._hinted = list[str](), set[str]()
-        self.lost = False  # whether standard error could not take what was written to it
+        self.lost = False  # whether a stream could not take what was written to it
 
     def log(self, level: str, event: str, message: str, **fields: Any) -> None:
         """Write one log line when its level is wanted."""
@@ -86,17 +86,16 @@ class Console:
 
     def _say(self, text: str, level: str, event: str, message: str, **fields: Any) -> None:
         """Write `text` to standard error, or with `--log-format json` an object in its place."""
+        text = clean(text, _LONGEST_LINE)
         if self._json_log:
             seconds, rest = divmod(time.time_ns(), 1_000_000_000)
-            stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(seconds))
-            entry = {"ts": f"{stamp}.{rest // 1_000_000:03d}Z", "level": level, "event": event}
-            self._line(self._err, json.dumps({**entry, "message": message, **fields}, default=str))
-        else:
-            text = clean(text, _LONGEST_LINE)
-            if colour := self._colours.get(level):
-                word, *more = text.split(" ", 1)
-                text = " ".join([f"{colour}{word}\x1b[0m", *more])
-            self._line(self._err, text)
+            stamp = f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(seconds))}.{rest // 1_000_000:03d}Z"
+            entry = {"ts": stamp, "level": level, "event": event, "message": message, **fields}
+            text = json.dumps(entry, default=str)
+        elif colour := self._colours.get(level):
+            word, *more = text.split(" ", 1)
+            text = " ".join([f"{colour}{word}\x1b[0m", *more])
+        self._line(self._err, text)
 
     def outcome(self, outcome: Outcome) -> None:
         """Show one image: what was done on standard output, what failed on standard error."""
@@ -145,21 +144,20 @@ class Console:
     def progress(self, now: Snapshot) -> None:
         """Show how far a run is: on a terminal at its bottom, in place; else as a line of its own."""
         if not self.live:
-            self._say(f"still running: {now}", "info", "heartbeat", str(now), **now._asdict())
-            return
+            return self._say(f"still running: {now}", "info", "heartbeat", str(now), **now._asdict())
         columns, rows = self._size()
         lines = progress_lines(now, columns, self._marks)[: max(1, rows - 1)]
         if lines != self._shown:
             self._write(self._err, self._cleared() + "\n".join(lines))
             self._shown = lines
+        return None
 
     def _size(self) -> tuple[int, int]:
-        """Return the columns and rows of standard error's terminal; some say that they have none."""
         try:
             columns, rows = os.get_terminal_size(self._err.fileno())
         except (OSError, ValueError):
-            columns, rows = 80, 24
-        return columns or 80, rows or 24
+            columns, rows = 0, 0
+        return columns or 80, rows or 24  # some terminals say that they have none
 
     def _cleared(self) -> str:
         """Return what takes the live display away; a terminal made narrower has wrapped its lines."""
@@ -187,10 +185,9 @@ class Console:
             stream.write(text)
             stream.flush()
         except OSError:
-            # A full log disk must not stop a mirror; lost results must.
-            if stream is not self._err:
-                raise
             self.lost = True
+            if stream is not self._err:  # a full log disk must not stop a mirror; lost results must
+                raise
 
 
 async def show_progress(console: Console, progress: Any) -> None:

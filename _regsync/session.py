@@ -24,7 +24,7 @@ from _regsync.output import Console, show_progress
 from _regsync.report import Report
 from _regsync.state import Knowledge
 from _regsync.sync import Run
-from _regsync.tags import Selection, TagRule
+from _regsync.tags import TagRule
 from _regsync.transport import Transport
 
 __all__ = ["list_tags", "run"]
@@ -49,10 +49,9 @@ async def run(
             console.outcome(outcome)
 
     work = Run(connected, found, emit, report, rehearse)
-    signals: list[int] = []
+    signals, stop = list[int](), anyio.Event()
     try:
         async with anyio.create_task_group() as tasks:
-            stop = anyio.Event()
             tasks.start_soon(_listen_for_signals, stop, signals, tasks.cancel_scope)
             if console.live or console.heartbeat:
                 tasks.start_soon(show_progress, console, work.progress)
@@ -60,8 +59,7 @@ async def run(
             tasks.cancel_scope.cancel()
     finally:
         connected.close()
-    if len(signals) > 1:
-        report.interrupted = True
+    report.interrupted = report.interrupted or len(signals) > 1
     elapsed = anyio.current_time() - began
     document = report.as_json(
         run_id=run_id, started_at=started, elapsed=elapsed, requests=connected.requests, throttled=connected.throttled
@@ -88,11 +86,6 @@ async def list_tags(registry: Registry, repository: str, rule: TagRule, console:
         selection = await discovery.select_listed(rule, source)
     finally:
         connected.close()
-    _tell_selection(console, str(source), selection)
-    return 0
-
-
-def _tell_selection(console: Console, source: str, selection: Selection) -> None:
     kept, dropped = selection.kept, selection.dropped
     for tag, reason in dropped.items():
         console.log("info", "tag_dropped", f"dropped, {reason:<12}  {tag}", tag=tag, reason=reason)
@@ -105,12 +98,12 @@ def _tell_selection(console: Console, source: str, selection: Selection) -> None
     for tag in () if console.as_json else kept:
         console.line(tag)
     if console.as_json:
-        console.document({"repository": source, "tags": kept, "dropped": dict(dropped)})
+        console.document({"repository": str(source), "tags": kept, "dropped": dict(dropped)})
+    return 0
 
 
 def _transport(console: Console, home: str | None) -> Transport:
-    # Start-up is over (`regsync.main` says why it was off); what is there now never becomes garbage.
-    gc.freeze()
+    gc.freeze()  # start-up is over (`regsync.main` says why it was off), and what is there never becomes garbage
     gc.enable()
     edge = transport.Edge(
         environ=os.environ,
@@ -140,7 +133,7 @@ async def _listen_for_signals(stop: anyio.Event, signals: list[int], scope: anyi
         with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as received:
             async for number in received:
                 signals.append(int(number))
-                if len(signals) > 1:
+                if stop.is_set():
                     scope.cancel()
                 stop.set()
     except NotImplementedError:
