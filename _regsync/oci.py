@@ -50,7 +50,7 @@ _REFERRER_TAG = r"sha256-[a-f0-9]{64}(?:\.(?:sig|att|sbom))?"
 # RFC 6838 section 4.2; a parameter is forgiven: some push files as `text/plain; charset=utf-8`.
 _TYPE_NAME = r"[a-zA-Z0-9][a-zA-Z0-9!#$&^_.+-]{0,126}"
 _MEDIA_TYPE = rf"{_TYPE_NAME}/{_TYPE_NAME}(?: ?;[ -~]{{0,99}})?"
-_PLATFORM_PART = r"[a-z0-9][a-z0-9._-]{0,63}"
+_PLATFORM = r"[a-z0-9][a-z0-9._-]{0,63}(?:/[a-z0-9][a-z0-9._-]{0,63}){1,2}"
 _HOST = r"(?:\[[0-9a-f:.]+\]|[a-z0-9](?:[a-z0-9.-]*[a-z0-9])?)(?::[0-9]{1,5})?"
 
 
@@ -155,18 +155,15 @@ class Platform(NamedTuple):
 
 def parse_platform(text: str) -> Platform:
     """Read `os/arch[/variant]`, lower-casing it; ValueError when it is something else."""
-    parts = text.lower().split("/")
-    if len(parts) not in (2, 3) or not all(re.fullmatch(_PLATFORM_PART, part) for part in parts):
+    if not re.fullmatch(_PLATFORM, text.lower()):
         raise ValueError(f"{clean(text, 100)!r} is not OS/ARCH[/VARIANT], as in linux/arm64")
-    return Platform(*parts)
+    return Platform(*text.lower().split("/"))
 
 
 def platform_matches(wanted: Platform, have: Platform) -> bool:
     """Tell whether an index entry's platform is the one asked for (design.md section 4)."""
-    if (wanted.os, wanted.architecture) != (have.os, have.architecture):
-        return False
     variant = have.variant or {"arm64": "v8", "arm": "v7"}.get(have.architecture)
-    return wanted.variant is None or wanted.variant == variant
+    return wanted[:2] == have[:2] and wanted.variant in (None, variant)
 
 
 class Descriptor(NamedTuple):

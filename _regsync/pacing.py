@@ -13,10 +13,8 @@ from typing import NamedTuple
 __all__ = ["DEFAULT_CONCURRENCY", "LARGE_BODY", "Limit", "Patience", "Want", "admit", "parse_retry_after", "release"]
 
 DEFAULT_CONCURRENCY = 50  # specification section 2.2: `max_concurrent` when unset
-# Bodies from here on count as streams (design.md section 9): few at a time fill a link, more only
-# cost memory and make every image end late.
-LARGE_BODY = 1024 * 1024
-_LARGE_STREAMS = 8
+# Bodies from here on count as streams (design.md section 9): few fill a link, more only make every image end late.
+LARGE_BODY, _LARGE_STREAMS = 1024 * 1024, 8
 # design.md section 9: 5 attempts, exponential from 0.5 s, full jitter, cap 30 s.
 ATTEMPTS = 5
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 30.0

@@ -57,14 +57,10 @@ class Tree(NamedTuple):
     @property
     def is_image(self) -> bool:
         """Say whether every config is an image's: registries look into those (design.md section 7)."""
-        configs = [each.config for each in (self.root, *self.children)]
-        return all(config is None or config.media_type in IMAGE_CONFIGS for config in configs)
+        return all(one.config is None or one.config.media_type in IMAGE_CONFIGS for one in (self.root, *self.children))
 
     def needs(self, is_committed: Callable[[str], bool]) -> tuple[tuple[Descriptor, ...], tuple[Manifest, ...]]:
-        """Return the unique blobs and the children that the target lacks, by what is committed there.
-
-        A committed child stands for everything below it (design.md section 6 rule 8).
-        """
+        """Return the unique blobs and the children that the target lacks; a committed child stands for all below it."""
         if is_committed(self.root.digest):
             return (), ()
         by_digest = {child.digest: child for child in self.children}
@@ -92,13 +88,10 @@ def names_absence(error: RegistryError) -> bool:
 
 
 def may_be_stale(error: RegistryError) -> bool:
-    """Say whether a refused manifest may mean that something it names is gone (design.md section 7, I5).
-
-    zot and Quay say no more than MANIFEST_INVALID.
-    """
+    """Say whether a refused manifest may mean that something it names is gone (design.md section 7, I5)."""
     if error.status >= 500:
         return "MANIFEST_BLOB_UNKNOWN" in error.codes
-    # The last two are what an immutable tag is refused with (design.md section 9).
+    # What an immutable tag is refused with (design.md section 9). zot and Quay say no more than MANIFEST_INVALID.
     immutable = {"TAG_INVALID", "ImageTagAlreadyExistsException"} & {*error.codes}
     return error.status not in (401, 403, 413, 429) and not immutable
 
