@@ -83,8 +83,8 @@ def find_credential(
     if method is None:
         return None, looked
     hint = "log in with a container client, or use auth_type: basic with credentials"
-    message = f"no credentials for {registry.authority}; looked at {', '.join(looked)}"
-    raise AuthError(f"{where}: {message}", hint=hint, fatal=True)
+    places = ", ".join(looked)
+    raise AuthError(f"{where}: no credentials for {registry.authority}; looked at {places}", hint=hint, fatal=True)
 
 
 def _files(environ: Environ, home: str | None, read: Read) -> Iterator[tuple[str, bytes | None]]:

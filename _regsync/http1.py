@@ -73,8 +73,6 @@ class Pieces(Protocol):
 class Response:
     """An answer whose head has arrived; its body is read by exactly one of `read` and `read_into`."""
 
-    __slots__ = ("_connection", "_tail", "early", "headers", "left", "length", "reusable", "status")
-
     def __init__(self, connection: Connection, head: h11.Response, method: str) -> None:
         self._connection, self._tail, self.status = connection, memoryview(b""), head.status_code
         self.headers = Headers((name.decode("latin-1"), value.decode("latin-1")) for name, value in head.headers)
@@ -153,18 +151,17 @@ class Connection:
         self._scratch = memoryview(bytearray(16 * 1024))
 
     def _head(self, request: Request, length: int) -> bytes:
-        authority = request.target if request.method == "CONNECT" else self.origin.authority
-        headers = [("Host", authority), *request.headers]
+        host = request.target if request.method == "CONNECT" else self.origin.authority
+        headers = [("Host", host), *request.headers]
         if length or request.method not in ("GET", "HEAD", "DELETE", "CONNECT"):
             headers.append(("Content-Length", str(length)))
         try:
-            event = h11.Request(method=request.method, target=request.target, headers=headers)
-            head = self.framing.send(event) or b""
+            head = self.framing.send(h11.Request(method=request.method, target=request.target, headers=headers))
             # h11 is told the whole body at once and asks for its length only: a call for each piece costs
             # 9 % of a copy's CPU. That the pieces come to that length is for `_take_off` to see.
             self.framing.send_with_data_passthrough(h11.Data(data=range(length)))  # type: ignore[arg-type]
             self.framing.send(h11.EndOfMessage())
-            return head
+            return head or b""
         except (h11.LocalProtocolError, UnicodeError):
             # h11 shows the header in its error: it may be a credential (I6).
             raise ProtocolBroken("a request cannot be written: its URL or a header is malformed") from None
@@ -254,10 +251,8 @@ class Connection:
             return False
 
     async def _wait(self, want: int, seconds: float | None) -> None:
-        """Wait for the stream, in a body at most `seconds`; a head's wait (None) is bounded elsewhere.
-
-        TimedOut also when a body has moved too few bytes for the time waited for this peer alone.
-        """
+        """Wait for the stream, in a body at most `seconds`; a head's wait (None) is bounded elsewhere."""
+        # A body is too slow by the time waited for this peer alone.
         if seconds is not None and self._waited >= self.timeouts.slow_window:
             if self._moved < self._waited * self.timeouts.slowest_bytes_per_second:
                 raise TimedOut(f"the body moved only {self._moved} bytes in {self._waited:.0f} s")
@@ -299,10 +294,10 @@ class Connection:
         except h11.RemoteProtocolError as error:
             if self.framing.trailing_data[1]:
                 raise Disconnected("the connection ended before the end of an answer") from error
-            text = f"{self.origin.authority} does not speak HTTP/1.1: {clean(str(error), 150)}"
             if error.error_status_hint == 431:
-                text = f"the head of the answer is longer than {_LONGEST_HEAD} bytes"
-            raise ProtocolBroken(text) from error
+                raise ProtocolBroken(f"the head of the answer is longer than {_LONGEST_HEAD} bytes") from error
+            broken = f"{self.origin.authority} does not speak HTTP/1.1: {clean(str(error), 150)}"
+            raise ProtocolBroken(broken) from error
         return event
 
 

@@ -33,7 +33,6 @@ _WANTS: dict[type[OSError], int] = {ssl.SSLWantReadError: WANT_READ, ssl.SSLWant
 _ATTEMPT_DELAY = 0.25
 # How much of a piece is encrypted before a TLS proxy has taken what was encrypted before.
 _TLS_PORTION = 64 * 1024
-_LOOK_AGAIN = 0.01
 
 
 class Timeouts(NamedTuple):
@@ -94,8 +93,6 @@ def _answer(error: OSError, blocked: int) -> int:
 class SocketStream:
     """A connected socket or SSLSocket in non-blocking mode."""
 
-    __slots__ = ("_socket",)
-
     def __init__(self, own: socket.socket) -> None:
         own.setblocking(False)
         self._socket: Any = own  # no type but Any can shake hands and be a plain socket
@@ -125,7 +122,7 @@ class SocketStream:
             await (anyio.wait_readable if want == WANT_READ else anyio.wait_writable)(self._socket)
         except anyio.BusyResourceError:
             # Both directions of TLS may want the same (a key update): the caller looks again soon.
-            await anyio.sleep(_LOOK_AGAIN)
+            await anyio.sleep(0.01)
         except (anyio.ClosedResourceError, ValueError) as error:
             raise Disconnected("the connection was closed") from error
 
@@ -141,8 +138,6 @@ class TlsInsideStream:
     One task may read while another sends: only `send` waits for room, only `recv_into` for bytes, so a
     peer that has stopped reading is still heard.
     """
-
-    __slots__ = ("_encrypted", "_incoming", "_inner", "_object", "_outgoing", "_scratch", "_unsent", "close", "wait")
 
     def __init__(self, inner: Stream, context: Any, server_hostname: str) -> None:
         self._inner, self.wait, self.close = inner, inner.wait, inner.close

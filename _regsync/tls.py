@@ -68,11 +68,9 @@ def make_context(
 
 
 def _system_trust(environ: Environ, defaults: ssl.DefaultVerifyPaths) -> tuple[str | None, list[str]]:
-    """Return the bundle file, if any, and the hashed directories to trust.
-
-    Each variable replaces its own default only, as in OpenSSL; where neither is set one default is
-    enough, first the hashed directory: it costs nothing until a certificate is looked up.
-    """
+    """Return the bundle file, if any, and the hashed directories to trust."""
+    # Each variable replaces its own default only, as in OpenSSL; where neither is set one default is enough,
+    # first the hashed directory: it costs nothing until a certificate is looked up.
     bundle, named = environ.get("SSL_CERT_FILE"), environ.get("SSL_CERT_DIR")
     given = named.split(os.pathsep) if named else []
     if missing := [each for each in given if not os.path.isdir(each)]:

@@ -994,8 +994,7 @@ async def test_copy_of_the_first_piece_is_gone_once_it_is_sent() -> None:
 async def test_deadline_of_the_policy_is_finite_everywhere() -> None:
     """A time-out of infinity in the policy would be a hang somewhere."""
     policy = Timeouts()
-    values = [getattr(policy, name) for name in policy.__slots__]
-    assert all(0 < value < math.inf for value in values)
+    assert all(0 < seconds < math.inf for seconds in policy)
     assert (policy.connect, policy.tls, policy.head, policy.manifest_put) == (10, 10, 60, 300)
     assert (policy.finish, policy.finish_bytes_per_second, policy.idle) == (300, 20e6, 60)
     assert (policy.slowest_bytes_per_second, policy.slow_window) == (1024, 300)
