@@ -144,13 +144,13 @@ class Console:
     def progress(self, now: Snapshot) -> None:
         """Show how far a run is: on a terminal at its bottom, in place; else as a line of its own."""
         if not self.live:
-            return self._say(f"still running: {now}", "info", "heartbeat", str(now), **now._asdict())
+            self._say(f"still running: {now}", "info", "heartbeat", str(now), **now._asdict())
+            return
         columns, rows = self._size()
         lines = progress_lines(now, columns, self._marks)[: max(1, rows - 1)]
         if lines != self._shown:
-            self._write(self._err, self._cleared() + "\n".join(lines))
+            self.clear("\n".join(lines))
             self._shown = lines
-        return None
 
     def _size(self) -> tuple[int, int]:
         try:
@@ -159,17 +159,15 @@ class Console:
             columns, rows = 0, 0
         return columns or 80, rows or 24  # some terminals say that they have none
 
-    def _cleared(self) -> str:
-        """Return what takes the live display away; a terminal made narrower has wrapped its lines."""
-        columns, _ = self._size()
-        up = sum(max(1, -(-len(line) // columns)) for line in self._shown) - 1
-        shown, self._shown = self._shown, []
-        return "" if not shown else "\r" + f"\x1b[{up}A" * (up > 0) + "\x1b[J"
-
-    def clear(self) -> None:
-        """Take the live display away."""
+    def clear(self, then: str = "") -> None:
+        """Take the live display away, and write in its place; a terminal made narrower has wrapped its lines."""
         if self._shown:
-            self._write(self._err, self._cleared())
+            columns, _ = self._size()
+            up = sum(max(1, -(-len(line) // columns)) for line in self._shown) - 1
+            then = "\r" + f"\x1b[{up}A" * (up > 0) + "\x1b[J" + then
+            self._shown = []
+        if then:
+            self._write(self._err, then)
 
     def _line(self, stream: TextIO, text: str) -> None:
         self.clear()

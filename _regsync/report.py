@@ -116,19 +116,15 @@ class Report:
     def exit_status(self) -> int:
         """Return 0, 1, 2 or 4 as design.md section 2 orders them; 3 and signals are the caller's."""
         codes = [outcome.error.code for outcome in self.outcomes if outcome.error is not None]
-        if set(codes) == {"AUTH_ERROR"} and len(codes) == len(self.outcomes):
-            return 4
-        if codes and (len(codes) == len(self.outcomes) or RegsyncError.code in codes):
-            return 2
-        return 1 if codes else 0
+        if codes and len(codes) == len(self.outcomes):
+            return 4 if set(codes) == {"AUTH_ERROR"} else 2
+        return 2 if RegsyncError.code in codes else 1 if codes else 0
 
     def causes(self) -> list[tuple[int, str]]:
-        """Return the causes that several images share, the most frequent first: how many, code and cause.
-
-        The repository's own name in a cause, as some registries put it there, does not tell causes apart.
-        """
+        """Return the causes that several images share, the most frequent first: how many, code and cause."""
         found: Counter[str] = Counter()
         for error in (outcome.error for outcome in self.outcomes if outcome.error is not None):
+            # Some registries name the repository: that does not tell causes apart.
             host, _, rest = (getattr(error, "reference", None) or "").partition("/")
             name = re.escape(re.split("[@:]", rest)[0])
             cause = re.sub(rf"(?<![\w/.-]){name}(?![\w/-])", "...", error.message) if name else error.message

@@ -133,7 +133,7 @@ async def _listen_for_signals(stop: anyio.Event, signals: list[int], scope: anyi
         with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as received:
             async for number in received:
                 signals.append(int(number))
-                if stop.is_set():
+                if len(signals) > 1:
                     scope.cancel()
                 stop.set()
     except NotImplementedError:
