@@ -305,15 +305,9 @@ class Pool:
     """Idle connections, last in, first out, bounded and aged. It bounds nothing in use (I8)."""
 
     def __init__(self, dial: Callable[[Origin], Awaitable[Stream]], timeouts: Timeouts) -> None:
-        self._dial, self.timeouts, self.opened = dial, timeouts, 0
+        self.dial, self.timeouts = dial, timeouts
         # The one used last is at the end.
         self._idle: list[Connection] = []
-
-    async def connect(self, origin: Origin) -> Connection:
-        """Open a new connection."""
-        stream = await self._dial(origin)
-        self.opened += 1
-        return Connection(origin, stream, self.timeouts)
 
     def take(self, origin: Origin) -> Connection | None:
         """Take the idle connection that was used last and still lives; close those that do not."""
@@ -379,7 +373,8 @@ class Lease:
             # What came back last is taken first: a PUT goes on the connection that answered its POST.
             await self.settle()
             used = self._pool.take(self.origin) if lost is None else None
-            self._connection = connection = used or await self._pool.connect(self.origin)
+            connection = used or Connection(self.origin, await self._pool.dial(self.origin), self._pool.timeouts)
+            self._connection = connection
             try:
                 self._response = await connection.exchange(request, first, pieces, seconds)
             except Disconnected as error:

@@ -136,7 +136,7 @@ async def test_body_that_is_not_as_long_as_declared_is_refused(length: int) -> N
 
 async def test_put_goes_on_the_connection_that_answered_its_post() -> None:
     wire = Wire(answers=((ACCEPTED,), (CREATED,)))
-    pool = pool_of(wire)
+    pool = pool_of(wire, Wire())
     pool.give_back(other := connection(Wire()))
     assert pool.take(ORIGIN) is other
     async with pool.lease(ORIGIN) as lease:
@@ -144,7 +144,6 @@ async def test_put_goes_on_the_connection_that_answered_its_post() -> None:
         pool.give_back(other)  # used more recently, and yet not taken
         assert (await lease.exchange(PUT, 300, Blob(b"a", b"b"))).status == 201
     assert [seen.method for seen in wire.requests] == ["POST", "PUT"]
-    assert pool.opened == 1
 
 
 async def test_head_of_a_put_waits_for_the_first_piece() -> None:
@@ -892,11 +891,12 @@ async def test_closing_the_pool_closes_what_is_idle() -> None:
 
 
 async def test_many_exchanges_use_one_connection() -> None:
-    pool = pool_of(Wire(answers=((answer(),),) * 5))
+    wires = Wire(answers=((answer(),),) * 5), Wire()
+    pool = pool_of(*wires)
     for _ in range(5):
         async with pool.lease(ORIGIN) as lease:
             await (await lease.exchange(GET)).read(10)
-    assert pool.opened == 1
+    assert [wire.dialled for wire in wires] == ["by the pool", ""]
 
 
 # Others run, and memory is bounded.

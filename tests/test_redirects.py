@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import anyio
 import anyio.lowlevel
 import pytest
@@ -28,11 +30,12 @@ def transport_of(wires: dict[Origin, list[Wire]]) -> Transport:
         Edge(environ={}, home=None, read=lambda path: None, chance=lambda: 0.5, wall=lambda: 0.0, log=log)
     )
 
-    async def dial(origin: Origin) -> Stream:
+    async def dial(by: str, origin: Origin) -> Stream:
         await anyio.lowlevel.checkpoint()
+        wires[origin][0].dialled = by
         return wires[origin].pop(0)
 
-    made.pool._dial = made.abroad._dial = dial
+    made.pool.dial, made.abroad.dial = partial(dial, "at home"), partial(dial, "abroad")
     return made
 
 
@@ -50,14 +53,15 @@ def registry() -> Registry:
 
 async def test_registrys_connection_serves_others_while_storage_sends_the_blob() -> None:
     first = Wire(answers=((MOVED + b"5\r\n\r\nmoved",), (answer(b"other"),)))
-    transport = transport_of({REGISTRY: [first], STORAGE: [Wire(answers=((answer(b"blob"),),))]})
+    storage = Wire(answers=((answer(b"blob"),),))
+    transport = transport_of({REGISTRY: [first], STORAGE: [storage]})
     host = transport.host(registry())
     async with transport.opened(host, GET, wants=(Want(host.key),)) as response:
         assert transport.gate.limits[host.key].in_use == 1
         async with transport.opened(host, GET) as other:
             assert await other.read(10) == b"other"
         assert await response.read(10) == b"blob"
-    assert (transport.pool.opened, transport.abroad.opened) == (1, 1)
+    assert (first.dialled, storage.dialled) == ("at home", "abroad")
     assert transport.gate.limits[host.key].in_use == 0
 
 
@@ -83,4 +87,4 @@ async def test_chain_of_redirects_is_bounded_and_leaves_nothing_open() -> None:
     with pytest.raises(ProtocolBroken, match="more than 10 redirects"):
         async with transport.opened(transport.host(registry()), GET):
             pass
-    assert (len(wire.requests), transport.pool.opened) == (11, 1)
+    assert (len(wire.requests), wire.dialled) == (11, "at home")

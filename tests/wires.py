@@ -95,6 +95,7 @@ class Wire:
         self.offers: list[memoryview] = []  # what each send was given
         self.reads: list[memoryview] = []  # where each receive was to write
         self.requests: list[Seen] = []
+        self.dialled = ""  # by whom
         self.closed = 0
         self.taken = 0
         self.on_sent: Callable[[bytes], None] = self._parse
@@ -222,6 +223,7 @@ def pool_of(*wires: Wire, timeouts: Timeouts | None = None) -> Pool:
         wire = waiting[0]
         wire.tick()
         await anyio.lowlevel.checkpoint()
+        wire.dialled = "by the pool"
         return waiting.popleft()
 
     return Pool(dial, timeouts or Timeouts())
