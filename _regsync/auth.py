@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import anyio
 
@@ -21,7 +21,7 @@ from _regsync.fields import is_loopback
 from _regsync.pacing import parse_retry_after
 from _regsync.streams import Origin
 
-__all__ = ["Authenticator", "Challenge", "check_realm", "is_private", "parse_challenges"]
+__all__ = ["Authenticator", "Challenge", "check_realm", "is_private", "parse_challenges", "parsed"]
 
 Pair = tuple[str, str]
 # (method, url, headers, body) -> (status, lower-case headers, body): follows no redirect, bounds the body.
@@ -151,6 +151,17 @@ def _union(*actions: str) -> str:
     return ",".join(sorted({action for text in actions for action in text.split(",")}))
 
 
+def parsed(body: bytes) -> tuple[dict[str, Any] | None, list[dict[str, Any]]]:
+    """Return a server's JSON object (empty for other JSON, None for what is none), and the entries of its `errors`."""
+    try:
+        document = json.loads(body)
+    except (ValueError, RecursionError):
+        return None, []
+    document = document if isinstance(document, dict) else {}
+    entries = document.get("errors")
+    return document, [entry for entry in entries if isinstance(entry, dict)] if isinstance(entries, list) else []
+
+
 def _lifetime(answer: Mapping[str, object], token: str, wall: float) -> float | None:
     """Return for how many seconds a token serves, None when neither the answer nor the token says so."""
     from base64 import urlsafe_b64decode
@@ -165,14 +176,6 @@ def _lifetime(answer: Mapping[str, object], token: str, wall: float) -> float | 
         return None
 
 
-def _words(document: Mapping[str, object]) -> str:
-    """Find what a token server says in its error (protocol-facts.md section 1.12 has the shapes)."""
-    errors = document.get("errors")
-    first = errors[0] if isinstance(errors, list) and errors else document
-    names = ("message", "error_description", "details", "error") if isinstance(first, dict) else ()
-    return next((f": {first[name]}" for name in names if isinstance(first.get(name), str) and first[name]), "")
-
-
 class Authenticator:
     """What is sent to one registry with one credential; its methods may run at once, and be cancelled."""
 
@@ -180,6 +183,11 @@ class Authenticator:
         self._scheme, self._host, self._name = origin.scheme, origin.host, origin.authority
         self._fetch, self._now, self._wall = fetch, now, wall
         self.anonymous, self._credential = credential is None, credential or Credential()
+        # How credentials get here, and what may help where the registry does not let us do what we ask.
+        self.login = f"log in with a container client (docker login {self._name}), or configure auth_type: basic"
+        self.advice = f"check what the credentials ({self._credential.origin}) are allowed to do there"
+        if self.anonymous:
+            self.advice = f"no credentials are in use: {self.login}; or check the name, absent may look private"
         self._refresh_token = self._credential.identity_token
         self._challenge: Challenge | None = None
         self._seen = False  # in this run; a challenge from the state may be out of date
@@ -265,18 +273,6 @@ class Authenticator:
         self._challenge, self._seen = chosen._replace(scope="", error=""), True
         return True
 
-    @property
-    def login(self) -> str:
-        """Say how credentials get here."""
-        return f"log in with a container client (docker login {self._name}), or configure auth_type: basic"
-
-    @property
-    def advice(self) -> str:
-        """Say what may help where a registry does not let us do what we ask."""
-        if self.anonymous:
-            return f"no credentials are in use: {self.login}; or check the name, absent may look private"
-        return f"check what the credentials ({self._credential.origin}) are allowed to do there"
-
     def forbidden(self, used: str | None) -> bool:
         """Take in a 403 to a request that carried `used`; say whether an exact token may do better."""
         if not (used or "").startswith("Bearer ") or self._credential.registry_token:
@@ -328,18 +324,17 @@ class Authenticator:
             keys = [frozenset(needed.items())] if self._one_scope else [*self._tokens]
             held = [self._tokens[key] for key in keys if key in self._tokens] + self._pending
             able = (each for each in held if self._serves(each, needed) and self._is_live(each, before_body))
-            if (token := next(able, None)) is None:
-                await self._ask(token := self._compose(needed, before_body))
-            elif not token.value:
-                await token.done.wait()
+            token = next(able, None) or await self._ask(self._compose(needed, before_body))
             if token.value:
                 return token.value
+            if not token.done.is_set():
+                await token.done.wait()
             # Without value and error its asker was cancelled, or it covered too much: the first to look again asks.
             if token.error is not None and self._serves(token, needed):
                 raise token.error.again() from token.error
 
-    async def _ask(self, token: _Token) -> None:
-        """Have a token filled in for all who wait for it, or its error."""
+    async def _ask(self, token: _Token) -> _Token:
+        """Have a token filled in, or its error, for all who wait for it."""
         self._pending.append(token)
         try:
             answer = await self._exchange(token.scopes)
@@ -357,6 +352,7 @@ class Authenticator:
         finally:
             self._pending.remove(token)
             token.done.set()
+        return token
 
     def _compose(self, needed: Scopes, before_body: bool) -> _Token:
         """Choose what one token request covers: what is needed, then what this run will need next."""
@@ -374,7 +370,7 @@ class Authenticator:
         """Do one token request; protocol-facts.md sections 2.3 (GET) and 2.4 (POST, identity tokens)."""
         from urllib.parse import urlencode
 
-        challenge = self._challenge or Challenge("bearer")
+        challenge, basic = self._challenge or Challenge("bearer"), self._credential.basic
         realm, query = challenge.realm, [("service", challenge.service)] if challenge.service else []
         check_realm(realm, self._scheme, self._host, not self.anonymous)
         worded = [self._worded.get(pair) or f"repository:{pair[0]}:{pair[1]}" for pair in scopes.items()]
@@ -385,15 +381,12 @@ class Authenticator:
             kind = [("Content-Type", "application/x-www-form-urlencoded")]
             answer = await self._fetch("POST", realm, kind, urlencode(form).encode())
             # Where the POST flow is missing or half there (Artifactory 401, ACR 400), GET may do.
-            if answer[0] not in (400, 401, 404, 405) or self._credential.basic is None:
+            if answer[0] not in (400, 401, 404, 405) or basic is None:
                 return answer
         query += [("scope", word) for word in dict.fromkeys(scope.split())]
-        headers: list[Pair] = []
-        if self._credential.basic is not None:
-            query.append(("account", self._credential.username))
-            headers.append(("Authorization", self._credential.basic))
+        query += [("account", self._credential.username)] if basic else []
         url = f"{realm}{'&' if '?' in realm else '?'}{urlencode(query)}"
-        answer = await self._fetch("GET", url, headers, b"")
+        answer = await self._fetch("GET", url, [("Authorization", basic)] if basic else [], b"")
         if answer[0] == 200:
             self._refresh_token = ""  # it did: no more POSTs
         return answer
@@ -402,12 +395,13 @@ class Authenticator:
         """Take in a token server's answer: fill `token`, or raise what the answer means."""
         status, headers, body = answer
         who, own = f"the token service of {self._name}", self._credential
-        try:
-            document = json.loads(body)
-        except (ValueError, RecursionError):
-            document = {}
-        document = document if isinstance(document, dict) else {}
-        said = clean(own.redact(_words(document)), 200)
+        parts, entries = parsed(body)
+        document = parts or {}
+        # protocol-facts.md section 1.12 has the shapes of what a token server says.
+        first = entries[0] if entries else document
+        texts = (first.get(name) for name in ("message", "error_description", "details", "error"))
+        said = next((f": {text}" for text in texts if isinstance(text, str) and text), "")
+        said = clean(own.redact(said), 200)
         if status == 401 and not self.anonymous:
             raise self._refusal(who)
         if status in (408, 429) or status >= 500:

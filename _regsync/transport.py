@@ -10,7 +10,6 @@ Follows design.md sections 6, 7 and 9, protocol-facts.md sections 1.12, 1.13 and
 from __future__ import annotations
 
 import heapq
-import json
 import re
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
@@ -20,8 +19,7 @@ from typing import Any, NamedTuple
 
 import anyio
 
-from _regsync import __version__, errors, pacing, tls
-from _regsync.auth import Authenticator, is_private
+from _regsync import __version__, auth, errors, pacing, tls
 from _regsync.config import Registry
 from _regsync.credentials import Credential, find_credential
 from _regsync.errors import AuthError, ConnectFailed, ProtocolBroken, RegistryError, SyncError, WireError, clean
@@ -134,7 +132,7 @@ class Host:
         self.registry, self.key = registry, registry.authority
         self.origin = Origin(registry.scheme, api_host(registry.host), registry.port)
         fetch, wall = partial(transport.fetch, self), transport.edge.wall
-        self.authenticator = Authenticator(
+        self.authenticator = auth.Authenticator(
             origin=self.origin, credential=credential, fetch=fetch, now=anyio.current_time, wall=wall
         )
         self.requests = transport.requests.setdefault(self.key, Counter())
@@ -185,7 +183,7 @@ def check_foreign(base: Origin, origin: Origin) -> None:
     """Refuse another origin that is less safe than the registry (R3, R4); it never gets credentials."""
     if base.scheme == "https" and origin.scheme != "https":
         raise ProtocolBroken(f"the registry sends us from https to http ({clean(origin.host, 100)}), refused")
-    if is_private(origin.host) and not is_private(base.host):
+    if auth.is_private(origin.host) and not auth.is_private(base.host):
         raise ProtocolBroken(f"the registry sends us to a private address ({clean(origin.host, 100)}), refused")
 
 
@@ -196,19 +194,13 @@ def registry_error(
 
     Some servers repeat the request: `redact` takes our secrets out, and what follows a URL's `?` goes (R10).
     """
-    told: list[tuple[object, ...]] = []
-    try:
-        document = json.loads(body)
-    except (ValueError, RecursionError):
-        text = body[:2000].decode("utf-8", "replace")
+    document, entries = auth.parsed(body)
+    told = [(entry.get("code"), entry.get("message")) for entry in entries]
+    if document is None:
         # A page for people says nothing in one line.
-        told = [] if "<" in text else [(None, text)]
-    else:
-        document = document if isinstance(document, dict) else {}
-        entries = document.get("errors")
-        entries = entries if isinstance(entries, list) else []
-        told = [(entry.get("code"), entry.get("message")) for entry in entries if isinstance(entry, dict)]
-        told = told or [(None, document.get("details"))]
+        told = [] if b"<" in body[:2000] else [(None, body[:2000].decode("utf-8", "replace"))]
+    elif not told:
+        told = [(None, document.get("details"))]
     words = [" ".join(text for text in pair if isinstance(text, str) and text) for pair in told]
     said = redact(clean("; ".join(dict.fromkeys(word for word in words if word)), ERROR_BODY))
     said = clean(re.sub(r"(://[^\s?]*\?)\S+", r"\1...", said))
@@ -298,9 +290,7 @@ class Transport:
                 error.hint = f"this proxy is named by {decided}; NO_PROXY names hosts to reach without it"
             raise
 
-    async def fetch(
-        self, host: Host, method: str, url: str, headers: list[tuple[str, str]], body: bytes
-    ) -> tuple[int, dict[str, str], bytes]:
+    async def fetch(self, host: Host, method: str, url: str, headers: list[auth.Pair], body: bytes) -> auth.Answer:
         """Do one token request: no permit (I8), no redirect (R2), a bounded body."""
         origin, target = resolve_location(Origin("https", "invalid.invalid", 443), "/", url)
         self._count(origin, "token")
@@ -371,28 +361,42 @@ class Transport:
         """
         for _ in range(2):
             used = await self.login(host, call)
-            async with self.gate.admitted(wants):
-                async with self.kept(host, host.origin, lease) as own:
-                    response = await self._send(host, call, own, used)
-                    moved = response.status in _REDIRECTS and call.method in ("GET", "HEAD")
-                    if not moved and response.status not in (401, 403):
-                        yield response
-                        return
-                    body = b"" if moved else await response.read(ERROR_BODY)
-                    refused = Answer(response.status, response.headers, body)
-                if moved:
-                    # The registry's own connection serves others meanwhile.
-                    async with self._followed(host, call, refused) as final:
-                        yield final
+            async with self.gate.admitted(wants), self._followed(host, call, used, lease) as (response, moved):
+                if moved or response.status not in (401, 403):
+                    yield response
                     return
+                refused = Answer(response.status, response.headers, await response.read(ERROR_BODY))
             await self.relearn(host, call, used, refused)
         raise self.refusal(host, refused)
 
-    async def login(self, host: Host, call: Call, *, before_body: bool = False) -> str | None:
-        """Return the Authorization header for a call, None for another origin than the registry's (I6).
+    @asynccontextmanager
+    async def _followed(
+        self, host: Host, call: Call, used: str | None, lease: Lease | None
+    ) -> AsyncIterator[tuple[Response, bool]]:
+        """Give the answer at the end of the redirects of a GET or HEAD (R1, R4), and whether there were any."""
+        base, moved, left = host.origin, False, False
+        for _ in range(_MOST_REDIRECTS + 1):
+            async with self.kept(host, base, lease) as held:
+                response = await self._send(host, call, held, used)
+                if response.status == 401 and left:
+                    raise ProtocolBroken(f"{base.authority}, where the registry sends us, asks for a login")
+                if response.status not in _REDIRECTS or call.method not in ("GET", "HEAD"):
+                    yield response, moved
+                    return
+            # That connection serves others meanwhile.
+            location = response.headers.get("location")
+            if location is None:
+                raise ProtocolBroken(f"status {response.status} without a Location")
+            origin, path = resolve_location(base, call.path, location)
+            check_foreign(host.origin, origin)
+            check_foreign(base, origin)
+            # Once a chain has left the registry it stays without credentials, even when it comes back.
+            base, call, moved, left = origin, call._replace(path=path), True, left or origin != host.origin
+            used, lease = None if left else await self.login(host, call), None
+        raise ProtocolBroken(f"more than {_MOST_REDIRECTS} redirects")
 
-        `before_body` asks for a token that outlives a body which cannot be sent twice.
-        """
+    async def login(self, host: Host, call: Call, *, before_body: bool = False) -> str | None:
+        """Return the Authorization header for a call, None for another origin than the registry's (I6)."""
         if host.stopped is not None:
             raise host.stopped.again()
         if call.origin is not None and call.origin != host.origin:
@@ -450,26 +454,3 @@ class Transport:
     def kept(self, host: Host, origin: Origin, lease: Lease | None = None) -> AbstractAsyncContextManager[Lease]:
         """Give the caller's own lease, which outlives this exchange, or a new one for where `host` sends us."""
         return nullcontext(lease) if lease else (self.pool if origin == host.origin else self.abroad).lease(origin)
-
-    @asynccontextmanager
-    async def _followed(self, host: Host, call: Call, response: Answer | Response) -> AsyncIterator[Response]:
-        """Follow the redirects of a GET or HEAD (R1, R4)."""
-        base, left = host.origin, False
-        for _ in range(_MOST_REDIRECTS):
-            location = response.headers.get("location")
-            if location is None:
-                raise ProtocolBroken(f"status {response.status} without a Location")
-            origin, path = resolve_location(base, call.path, location)
-            check_foreign(host.origin, origin)
-            check_foreign(base, origin)
-            base, call, left = origin, call._replace(path=path), left or origin != host.origin
-            # Once a chain has left the registry it stays without credentials, even when it comes back.
-            used = None if left else await self.login(host, call)
-            async with self.kept(host, base) as lease:
-                response = await self._send(host, call, lease, used)
-                if response.status == 401 and left:
-                    raise ProtocolBroken(f"{base.authority}, where the registry sends us, asks for a login")
-                if response.status not in _REDIRECTS:
-                    yield response
-                    return
-        raise ProtocolBroken(f"more than {_MOST_REDIRECTS} redirects")
