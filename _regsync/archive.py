@@ -1,14 +1,9 @@
-"""The warm tier as bytes: the format of `state.bin` and of the journal beside it.
+"""The warm tier as bytes: the format of `state.bin` and of the journal beside it (design.md section 8).
 
 Owns: the tables of what earlier runs confirmed, looked up in place by bisection, their merge with what
 this run confirmed, the framing of the journal. May not know: files, clocks, what a row is believed to
 mean (`state.Knowledge` judges). Invariant I5: bytes that are not whole, not ours or of another version
 are `Damaged`, never half read; what cannot be found costs requests, never a wrong image.
-
-A table is rows of one width in ascending order, so 600,000 of them are loaded by reading the file and
-found in 20 steps each; objects of Python would take ten times the memory. A row begins with its
-identity: a digest (one byte for the algorithm, then 32; of sha512 the first 256 bits, which are as hard
-to meet) and the number of a repository. Design.md section 8.
 """
 
 from __future__ import annotations
@@ -17,9 +12,9 @@ import json
 import struct
 import zlib
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from heapq import merge
-from itertools import groupby
+from itertools import accumulate, groupby, pairwise
 from typing import Any, NamedTuple
 
 from _regsync import fips
@@ -36,7 +31,10 @@ _CRC = struct.Struct(">I")
 _FRAME = struct.Struct(">cH")
 _ALGORITHMS = {"sha256": b"\1", "sha512": b"\2"}
 
-# Table: width of a row, of its identity, and where its time of confirmation stands (0: it has none).
+# A table is rows of one width in ascending order, so 600,000 of them are loaded by reading the file and found
+# in 20 steps each; objects of Python would take ten times the memory. A row begins with its identity: a digest
+# (one byte for the algorithm, then 32; of sha512 the first 256 bits, which are as hard to meet) and the number
+# of a repository. Table: width of a row, of its identity, and where its time of confirmation stands (0: it has none).
 # B blobs and M manifests of a repository: key, repository, time, flag (a blob may be mounted from there; a
 # manifest has an image config). E: a manifest's key and repository, then the key of one thing it names.
 # S: identity of a tag's snapshot, time, then the keys of the source's digest and of the pushed one.
@@ -80,37 +78,34 @@ class Archive:
         self.repositories: list[tuple[str, str]] = []
         # By name: what was learnt of a host, and when.
         self.facts: dict[str, tuple[Any, int]] = {}
-        self.renewed, self.crc = 0, 0
-        self._tables: dict[str, memoryview] = dict.fromkeys(_LAYOUTS, memoryview(b""))
+        self.renewed = 0
+        self._tables = dict.fromkeys(_LAYOUTS, memoryview(b""))
         if image is None:
             return
+        rest = memoryview(image)[: -_CRC.size]
         try:
             magic, version, self.renewed, *sizes = _HEAD.unpack_from(image)
-            (self.crc,) = _CRC.unpack_from(image, len(image) - _CRC.size)
+            (told,) = _CRC.unpack_from(image, len(rest))
         except struct.error as error:
             raise Damaged("it is cut short") from error
         if (magic, version) != (_MAGIC, _VERSION):
             raise Damaged("it is no state file of this version")
-        rest = memoryview(image)[:-4]
-        if len(rest) != _HEAD.size + sum(sizes) or zlib.crc32(rest) != self.crc:
+        if len(rest) != _HEAD.size + sum(sizes) or zlib.crc32(rest) != told:
             raise Damaged("its checksum is wrong")
-        rest = rest[_HEAD.size :]
-        parts: list[memoryview] = []
-        for size in sizes:
-            parts.append(rest[:size])
-            rest = rest[size:]
+        ends = accumulate(sizes, initial=_HEAD.size)
+        first, second, *tables = (rest[start:end] for start, end in pairwise(ends))
         try:
-            names, facts = json.loads(bytes(parts[0])), json.loads(bytes(parts[1]))
-            self.repositories = [(str(host), str(name)) for host, name in names]
-            self.facts = {name: (value, int(moment)) for name, (value, moment) in facts.items()}
+            self.repositories = [(str(host), str(name)) for host, name in json.loads(bytes(first))]
+            facts = json.loads(bytes(second)).items()
+            self.facts = {name: (value, int(moment)) for name, (value, moment) in facts}
         except (ValueError, TypeError, AttributeError, RecursionError) as error:
             raise Damaged("its lists cannot be read") from error
-        self._tables = dict(zip(_LAYOUTS, parts[2:], strict=True))
+        self._tables = dict(zip(_LAYOUTS, tables, strict=True))
 
     def rows(self, table: str, identity: bytes = b"") -> Iterator[bytes]:
         """Give the rows of a table that begin with `identity`, in order."""
-        rows, (width, _, _) = self._tables[table], _LAYOUTS[table]
-        size, count = len(identity), len(rows) // width
+        rows, width, size = self._tables[table], _LAYOUTS[table][0], len(identity)
+        count = len(rows) // width
 
         def beginning(index: int) -> bytes:
             return bytes(rows[index * width : index * width + size])
@@ -156,41 +151,35 @@ def encode(old: Archive, fresh: Fresh) -> bytes:
     """Merge an archive with what a run found out into a state file; of an identity the newest row stays."""
     dropped: set[bytes] = set()
 
-    def kept(table: str, row: bytes) -> bytes | None:
+    def kept(table: str, row: bytes) -> bytes:
         _, size, at = _LAYOUTS[table]
         identity = row[:size]
         if table == "E":
-            return None if row[:37] in dropped else row
+            return b"" if row[:37] in dropped else row
         if table != "S" and identity in fresh.renewed:
             row = row[:at] + _CRC.pack(fresh.moment) + row[at + 4 :]
         if moment_of(table, row) >= fresh.oldest and (table == "S" or identity not in fresh.forgotten):
             return row
         if table == "M":
             dropped.add(identity)
-        return None
+        return b""
 
     parts = [json.dumps(each).encode() for each in ([*old.repositories, *fresh.repositories], fresh.facts)]
     for table in _LAYOUTS:
-        parts.append(_merged(old, table, fresh.rows.get(table, []), kept))
-    head = _HEAD.pack(_MAGIC, _VERSION, fresh.moment, *map(len, parts))
-    whole = b"".join([head, *parts])
+        newest = _newest(table, merge(old.rows(table), sorted(fresh.rows.get(table, []))))
+        parts.append(b"".join(kept(table, row) for row in newest))
+    whole = b"".join([_HEAD.pack(_MAGIC, _VERSION, fresh.moment, *map(len, parts)), *parts])
     return whole + _CRC.pack(zlib.crc32(whole))
 
 
-def _merged(old: Archive, table: str, fresh: Iterable[bytes], kept: Callable[[str, bytes], bytes | None]) -> bytes:
+def _newest(table: str, rows: Iterable[bytes]) -> Iterator[bytes]:
+    """Give one row of each identity."""
     size = _LAYOUTS[table][1]
-    written = bytearray()
-    # Behind the identity stands the time, big-endian: the last of a group is the newest.
-    for _, group in groupby(merge(old.rows(table), sorted(fresh)), lambda row: row[:size]):
-        rows = list(group)
-        last = rows[-1]
-        if table == "B":
-            # What could be mounted from there once still can.
-            last = last[:-1] + max(row[-1:] for row in rows)
-        row = kept(table, last)
-        if row is not None:
-            written += row
-    return bytes(written)
+    for _, group in groupby(rows, lambda row: row[:size]):
+        # Behind the identity stands the time, big-endian: the last of a group is the newest.
+        *older, row = group
+        # What could be mounted from there once still can.
+        yield row[:-1] + max(each[-1:] for each in (*older, row)) if table == "B" else row
 
 
 def frame(kind: str, payload: bytes) -> bytes:

@@ -8,7 +8,9 @@ concurrent askers share one question. Follows specification section 1.1 "Tag ski
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Generic, NamedTuple, TypeVar
 
 import anyio
@@ -37,36 +39,40 @@ _LARGEST_TREE = 32 * 1024 * 1024
 class _Once(Generic[T]):
     """One question asked once: later askers wait for the answer; a cancelled asker hands the asking on."""
 
-    __slots__ = ("_answer", "_error", "_lock")
+    __slots__ = ("_error", "_lock", "answer")
 
-    def __init__(self) -> None:
+    def __init__(self, *answer: T) -> None:
         self._lock = anyio.Lock()
-        self._answer: list[T] = []
+        # The answer, when there is one.
+        self.answer = answer
         self._error: SyncError | None = None
 
-    def known(self) -> T | None:
-        """Return the answer if there is one already."""
-        return self._answer[0] if self._answer else None
-
     async def get(self, ask: Callable[[], Awaitable[T]]) -> T:
-        if not self._answer:
+        while not self.answer:
             async with self._lock:
                 if self._error is not None:
                     raise self._error
-                if not self._answer:
-                    try:
-                        self._answer.append(await ask())
-                    except SyncError as error:
-                        self._error = error
-                        raise
-        return self._answer[0]
+                try:
+                    self.answer = self.answer or (await ask(),)
+                except SyncError as error:
+                    self._error = error
+        return self.answer[0]
+
+
+async def _or_error(asking: Awaitable[T]) -> T | SyncError:
+    try:
+        return await asking
+    except SyncError as error:
+        return error
 
 
 class Verdict(NamedTuple):
-    """What one target needs: nothing (`reason`), the tree, or nothing can be said (`error`)."""
+    """What one target needs: nothing (`reason`), the tree, or nothing can be said (`error`).
+
+    `snapshot` is the name of this tag's snapshot (`archive.named`).
+    """
 
     target: Repository
-    # The name of this tag's snapshot (`archive.named`).
     snapshot: bytes
     reason: str | None = None
     error: SyncError | None = None
@@ -84,40 +90,26 @@ class Sighting(NamedTuple):
     at_source: frozenset[str] = frozenset()
 
 
-# What each target holds under the tag: a digest, nothing, or an answer that is an error.
-Held = dict[Repository, str | SyncError | None]
+@dataclass
+class _End:
+    """One target of a look-up: its tag's snapshot, and what it is found to hold: a digest, nothing, an error."""
 
+    target: Repository
+    snapshot: bytes
+    known: Snapshot | None
+    held: str | SyncError | None = None
 
-class _Question(NamedTuple):
-    """One tag to look up, and what earlier runs knew of it, per target."""
+    def meets(self, told: str, *, trims: bool) -> bool:
+        """Say whether it has, for all that HEADs can tell, what the source's digest comes to."""
+        if not isinstance(self.held, str):
+            return self.held is not None
+        return self.known == (key_of(told), key_of(self.held)) if trims else self.held == told
 
-    mapping: MappingRule
-    source: Repository
-    reference: str
-    target_reference: str
-    names: dict[Repository, bytes]
-    known: dict[Repository, Snapshot | None]
-
-    def settled(self, held: Held, told: str) -> bool:
-        """Say whether every target has, for all that HEADs can tell, what the source's digest comes to."""
-        for target, found in held.items():
-            if found is None or (isinstance(found, str) and not self._equal(target, found, told)):
-                return False
-        return True
-
-    def _equal(self, target: Repository, found: str, told: str) -> bool:
-        if not self.mapping.platforms:
-            return found == told
-        return self.known[target] == (key_of(told), key_of(found))
-
-    def verdicts(self, held: Held, digest: str) -> tuple[Verdict, ...]:
-        """Judge every target by the digest that it should hold."""
-        return tuple(
-            Verdict(target, name, error=found)
-            if isinstance(found := held[target], SyncError)
-            else Verdict(target, name, "unchanged" if found == digest else None)
-            for target, name in self.names.items()
-        )
+    def verdict(self, digest: str) -> Verdict:
+        """Judge it by the digest that it should hold."""
+        if isinstance(self.held, SyncError):
+            return Verdict(self.target, self.snapshot, error=self.held)
+        return Verdict(self.target, self.snapshot, "unchanged" if self.held == digest else None)
 
 
 class Discovery:
@@ -150,12 +142,8 @@ class Discovery:
         return self._repositories[key]
 
     async def list_tags(self, repository: Repository) -> Mapping[str, str | None] | None:
-        """List a repository, once per run (rule 3); None where it holds no manifests.
-
-        Where the listing says so, tags come with the digest that they name (rule 5).
-        """
-        once = self._listings.setdefault(repository.key, _Once())
-        return await once.get(repository.list_tags)
+        """List a repository, once per run (rule 3), as `Repository.list_tags` does."""
+        return await self._listings.setdefault(repository.key, _Once()).get(repository.list_tags)
 
     async def select(self, mapping: MappingRule, source: Repository) -> Selection:
         """Choose a mapping's tags; literal names need no listing."""
@@ -171,7 +159,7 @@ class Discovery:
 
     def _listed_digest(self, repository: Repository, reference: str) -> str | None:
         listing = self._listings.get(repository.key)
-        tags = listing.known() if listing is not None else None
+        tags = listing.answer[0] if listing and listing.answer else None
         return tags.get(reference) if tags else None
 
     async def target_tags(self, target: Repository) -> Collection[str] | None:
@@ -185,10 +173,8 @@ class Discovery:
                     # Several registries hide repositories so: the first write decides (section 9).
                     return None
                 raise
-            if listed:
-                self._knowledge.set_populated(target.key)
-            else:
-                self._knowledge.set_empty(target.key)
+            note = self._knowledge.set_populated if listed else self._knowledge.set_empty
+            note(target.key)
             return listed or ()
 
         return await self._held.setdefault(target.key, _Once()).get(ask)
@@ -196,7 +182,7 @@ class Discovery:
     def listed(self, target: Repository) -> Collection[str] | None:
         """Return a target's tags by a listing that was made already, None where there is none."""
         once = self._held.get(target.key)
-        return once.known() if once is not None else None
+        return once.answer[0] if once and once.answer else None
 
     def snapshot_name(
         self, mapping: MappingRule, source: Repository, target: Repository, reference: str, target_reference: str
@@ -213,55 +199,58 @@ class Discovery:
         Raises what the source says; what a target says is in its verdict.
         """
         source = self.repository(mapping.source, mapping.source_repository, Side.SOURCE)
-        names = {each: self.snapshot_name(mapping, source, each, reference, target_reference) for each in targets}
-        known = {each: self._knowledge.snapshot(name) for each, name in names.items()}
-        asked = _Question(mapping, source, reference, target_reference, names, known)
-        held: Held = {}
-        top: list[Manifest] = []
-        told = None if self._whole else self._listed_digest(source, reference)
-        heads_first = told is None and not self._whole and self._heads_first(asked)
-        failure: list[SyncError] = []
+        names = [self.snapshot_name(mapping, source, each, reference, target_reference) for each in targets]
+        ends = [_End(*each, self._knowledge.snapshot(each[1])) for each in zip(targets, names, strict=True)]
 
-        async def ask_target(target: Repository) -> None:
-            try:
-                held[target] = await self._target_digest(target, target_reference, known[target])
-            except SyncError as error:
-                held[target] = error
+        async def ask(end: _End) -> None:
+            end.held = await _or_error(self._target_digest(end.target, target_reference, end.known))
 
         async with anyio.create_task_group() as group:
-            for target in targets:
-                group.start_soon(ask_target, target)
-            try:
-                if heads_first:
-                    told = await self._told(source, reference)
-                elif told is None:
-                    top.append(await self._top(source, reference))
-            except SyncError as error:
-                failure.append(error)
-        if failure:
-            raise failure[0]
-        if told is not None and asked.settled(held, told):
-            digest = next((found for found in held.values() if isinstance(found, str)), told)
-            return Sighting(source, None, digest, told, asked.verdicts(held, digest))
-        if not top:
-            top.append(await self._moved_on(source, told, reference))
-        return await self._planned(asked, held, top[0])
+            for end in ends:
+                group.start_soon(ask, end)
+            found = await _or_error(self._first_look(mapping, source, reference, target_reference, ends))
+        if isinstance(found, SyncError):
+            raise found
+        if isinstance(found, str):
+            if all(end.meets(found, trims=bool(mapping.platforms)) for end in ends):
+                digest = next((end.held for end in ends if isinstance(end.held, str)), found)
+                return Sighting(source, None, digest, found, tuple(end.verdict(digest) for end in ends))
+            found = await self._moved_on(source, found, reference)
+        return await self._planned(mapping, source, ends, found)
 
-    def _heads_first(self, asked: _Question) -> bool:
-        """Say whether a HEAD of the source is likely to be enough (rule 4)."""
-        if all(asked.known.values()):
-            return True
-        registry = asked.mapping.source
-        listed = [self.listed(target) or () for target in asked.known]
+    async def _first_look(
+        self, mapping: MappingRule, source: Repository, reference: str, target_reference: str, ends: list[_End]
+    ) -> str | Manifest:
+        """Ask the source what a tag names: its digest where that is likely to be enough (rules 4 and 5)."""
+        if self._whole:
+            return await self._manifest(source, reference)
+        if digest := self._listed_digest(source, reference):
+            return digest
+        listed = [self.listed(end.target) or () for end in ends]
         # Docker Hub counts a manifest's GET against the quota, and not its HEAD (protocol-facts.md 7.2).
-        metered = registry.kind == "dockerhub" and any(asked.target_reference in tags for tags in listed)
-        return (registry.head_first or metered) and not asked.mapping.platforms
+        metered = mapping.source.kind == "dockerhub" and any(target_reference in tags for tags in listed)
+        likely = (mapping.source.head_first or metered) and not mapping.platforms
+        if not likely and not all(end.known for end in ends):
+            return await self._manifest(source, reference)
+        told = await source.head_manifest(reference)
+        if told is None:
+            missing = RegistryError("no such tag or manifest", status=404)
+            raise missing.located(Side.SOURCE, "look up", source.reference(reference))
+        return told or await self._manifest(source, reference)
 
-    async def _planned(self, asked: _Question, held: Held, top: Manifest) -> Sighting:
+    async def _moved_on(self, source: Repository, told: str, reference: str) -> Manifest:
+        """Fetch what a HEAD told of; where it is gone by now, what the tag names instead (rule 4)."""
+        try:
+            return await self._manifest(source, told)
+        except RegistryError as error:
+            if error.status != 404:
+                raise
+            return await self._manifest(source, reference)
+
+    async def _planned(self, mapping: MappingRule, source: Repository, ends: list[_End], top: Manifest) -> Sighting:
         """Plan the image that the source's manifest is the top of, for the targets that lack it."""
-        source = asked.source
-        root, fetched = await self._root(asked.mapping, source, top)
-        verdicts = asked.verdicts(held, root.digest)
+        root, fetched = await self._root(mapping, source, top)
+        verdicts = tuple(end.verdict(root.digest) for end in ends)
         lacking = [each.target.key for each in verdicts if each.reason is None and each.error is None]
         tree = plan.Tree(root, (), top.digest) if lacking else None
 
@@ -278,22 +267,6 @@ class Discovery:
         """Fetch what a tree left out because its target seemed to hold it."""
         at_hand = {child.digest: child for child in tree.children}
         return await self._tree(source, tree.source_digest, tree.root, at_hand, lambda digest: False)
-
-    async def _moved_on(self, source: Repository, told: str | None, reference: str) -> Manifest:
-        """Fetch what a HEAD told of; where it is gone by now, what the tag names instead (rule 4)."""
-        try:
-            return await self._top(source, told or reference)
-        except RegistryError as error:
-            if error.status != 404 or told is None:
-                raise
-            return await self._top(source, reference)
-
-    async def _told(self, source: Repository, reference: str) -> str | None:
-        told = await source.head_manifest(reference)
-        if told is None:
-            missing = RegistryError("no such tag or manifest", status=404)
-            raise missing.located(Side.SOURCE, "look up", source.reference(reference))
-        return told or None
 
     async def _target_digest(self, target: Repository, reference: str, known: Snapshot | None) -> str | None:
         """Return what a target holds under a tag, by its listing or a HEAD; what it says is evidence (I5)."""
@@ -321,17 +294,16 @@ class Discovery:
             self._knowledge.set_populated(target.key)
         return (await target.get_manifest(reference)).digest if held == "" else held
 
-    async def _top(self, source: Repository, reference: str) -> Manifest:
-        manifest = await source.get_manifest(reference)
-
-        async def known() -> Manifest:
-            return manifest
-
-        return await self._keep((*source.key, manifest.digest), known)
-
-    async def _keep(self, key: tuple[str, str, str], ask: Callable[[], Awaitable[Manifest]]) -> Manifest:
-        """Return a manifest that is asked for once, as long as the budget holds it (rule 13)."""
-        manifest = await self._manifests.setdefault(key, _Once()).get(ask)
+    async def _manifest(self, source: Repository, reference: str, expected: oci.Descriptor | None = None) -> Manifest:
+        """Fetch a manifest, by digest once as long as the budget holds it (rules 7, 8 and 13)."""
+        if ":" in reference:
+            key = (*source.key, reference)
+            once = self._manifests.setdefault(key, _Once())
+            manifest = await once.get(partial(source.get_manifest, reference, expected=expected))
+        else:
+            manifest = await source.get_manifest(reference)
+            key = (*source.key, manifest.digest)
+            self._manifests[key] = _Once(manifest)
         weight = max(manifest.size, _LIGHTEST_MANIFEST)
         self._kept_bytes += weight - self._recent.pop(key, 0)
         self._recent[key] = weight
@@ -340,14 +312,6 @@ class Discovery:
             self._kept_bytes -= self._recent.pop(oldest)
             self._manifests.pop(oldest, None)
         return manifest
-
-    async def _child(self, source: Repository, entry: oci.Descriptor) -> Manifest:
-        """Fetch a child once per digest and run (rule 8), and hold it against its descriptor."""
-
-        async def ask() -> Manifest:
-            return await source.get_manifest(entry.digest, expected=entry)
-
-        return await self._keep((*source.key, entry.digest), ask)
 
     async def _children(
         self, source: Repository, top: str, entries: Iterable[oci.Descriptor], below: dict[str, Manifest]
@@ -361,10 +325,11 @@ class Discovery:
         errors: list[SyncError] = []
 
         async def fetch(entry: oci.Descriptor) -> None:
-            try:
-                below[entry.digest] = await self._child(source, entry)
-            except SyncError as error:
-                errors.append(error)
+            found = await _or_error(self._manifest(source, entry.digest, entry))
+            if isinstance(found, SyncError):
+                errors.append(found)
+            else:
+                below[entry.digest] = found
 
         async with anyio.create_task_group() as group:
             for entry in wanted.values():
@@ -377,14 +342,19 @@ class Discovery:
         self, mapping: MappingRule, source: Repository, top: Manifest
     ) -> tuple[Manifest, dict[str, Manifest]]:
         """Apply the platform filter (specification section 1.1): the root to push, trimmed indexes below."""
-        if not top.is_index or not mapping.platforms:
-            if mapping.platforms:
-                self._say("debug", "no_index", f"{source}: not an index, copied whatever the platform filter")
+        if not mapping.platforms:
             return top, {}
-        nested = await self._nested(source, top)
+        if not top.is_index:
+            self._say("debug", "no_index", f"{source}: not an index, copied whatever the platform filter")
+            return top, {}
+        nested: dict[str, Manifest] = {}
+        pending = oci.nested_indexes(top)
+        for _ in range(oci.MAX_INDEX_DEPTH):
+            found = await self._children(source, top.digest, pending, nested)
+            pending = tuple(entry for each in found for entry in oci.nested_indexes(each))
         with source.located("filter platforms of", source.reference(top.digest)):
             trimmed = oci.trim_index(top, mapping.platforms, nested)
-            self._say_platforms(mapping, source, trimmed)
+            self._say_platforms(mapping.platforms, source, trimmed)
         return trimmed.manifest, {each.manifest.digest: each.manifest for each in trimmed.nested.values()}
 
     async def _tree(
@@ -404,39 +374,20 @@ class Discovery:
         with source.located("read", source.reference(top)):
             return plan.grow(root, fetched, top)
 
-    async def _nested(self, source: Repository, index: Manifest) -> dict[str, Manifest]:
-        nested: dict[str, Manifest] = {}
-        pending = oci.nested_indexes(index)
-        for _ in range(oci.MAX_INDEX_DEPTH):
-            found = await self._children(source, index.digest, pending, nested)
-            pending = tuple(entry for each in found for entry in oci.nested_indexes(each))
-        return nested
-
     def _say(self, level: str, event: str, message: str) -> None:
         """Log once what would be said for every tag of a repository."""
         if message not in self._said:
             self._said.add(message)
             self._log(level, event, message)
 
-    def _say_platforms(self, mapping: MappingRule, source: Repository, trimmed: oci.Trimmed) -> None:
-        wanted = mapping.platforms or ()
+    def _say_platforms(self, wanted: Sequence[oci.Platform], source: Repository, trimmed: oci.Trimmed) -> None:
         if not trimmed.matched:
-            raise RegistryError(
-                f"no platform matches the filter {', '.join(map(str, wanted))}; "
-                f"the source has {clean(', '.join(trimmed.available)) or 'none'}",
-                status=404,
-            )
-        lacking = [str(each) for each in wanted if each not in trimmed.matched]
-        if lacking:
-            self._say(
-                "warning",
-                "platform_missing",
-                f"{source}: no {', '.join(lacking)} in the source index, the others are copied",
-            )
+            had = clean(", ".join(trimmed.available)) or "none"
+            asked = ", ".join(map(str, wanted))
+            raise RegistryError(f"no platform matches the filter {asked}; the source has {had}", status=404)
+        if lacking := ", ".join(str(each) for each in wanted if each not in trimmed.matched):
+            text = f"{source}: no {lacking} in the source index, the others are copied"
+            self._say("warning", "platform_missing", text)
         if trimmed.changed:
-            self._say(
-                "info",
-                "index_trimmed",
-                f"{source}: the index is trimmed to its platforms, its digest at the target is "
-                f"{trimmed.manifest.digest}",
-            )
+            text = f"{source}: the index is trimmed to its platforms, its digest at the target is "
+            self._say("info", "index_trimmed", text + trimmed.manifest.digest)

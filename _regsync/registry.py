@@ -197,7 +197,7 @@ class Upload:
     """One blob on its way into a repository: `start`, then `put` unless the start made it unnecessary."""
 
     def __init__(self, repository: Repository, transport: Transport, lease: Lease, blob: Descriptor) -> None:
-        self._repository, self._transport, self._lease, self.blob = repository, transport, lease, blob
+        self.repository, self._transport, self._lease, self.blob = repository, transport, lease, blob
         self._origin: Origin = repository.host.origin
         self._path = ""
 
@@ -210,7 +210,7 @@ class Upload:
         """
         if mount_from is not None:
             query = f"?mount={self.blob.digest}" + (f"&from={mount_from}" if mount_from else "")
-            also = () if mount_from in ("", self._repository.api_name) else ((mount_from, "pull"),)
+            also = () if mount_from in ("", self.repository.api_name) else ((mount_from, "pull"),)
             try:
                 return await self._post(query, also=also)
             except (AuthError, RegistryError) as error:
@@ -231,7 +231,7 @@ class Upload:
         self, query: str, *headers: tuple[str, str], body: bytes = b"", also: tuple[tuple[str, str], ...] = ()
     ) -> bool:
         """Say whether the answer is that the blob is there; else it opens a session."""
-        repository = self._repository
+        repository = self.repository
         call = repository.call("upload_start", "POST", f"blobs/uploads/{query}", *headers, body=body)
         call = call._replace(also=also)
         async with self._transport.opened(repository.host, call, lease=self._lease) as response:
@@ -262,7 +262,7 @@ class Upload:
 
         Raises what the source raises, RegistryError when refused, WireError when the line broke.
         """
-        host, repository = self._repository.host, self._repository
+        host, repository = self.repository.host, self.repository
         join = "&" if "?" in self._path else "?"
         call = self._call("upload_body", "PUT", f"{join}digest={self.blob.digest}", _OCTETS)
         timeouts = self._transport.edge.timeouts
@@ -284,22 +284,22 @@ class Upload:
     async def cancel_upload(self) -> None:
         """End the session, which gets no body (section 1.9): one request, whose answer says nothing."""
         call = self._call("upload_finish", "DELETE", "")
-        used = await self._transport.login(self._repository.host, call)
+        used = await self._transport.login(self.repository.host, call)
         self._path = ""
         async with self._kept() as lease:
             await lease.exchange(self._request(call, used))
 
     def _call(self, action: str, method: str, query: str, *headers: tuple[str, str]) -> Call:
         """Return a request to the session's Location."""
-        call = self._repository.call(action, method, "", *headers)
+        call = self.repository.call(action, method, "", *headers)
         return call._replace(path=self._path + query, origin=self._origin)
 
     def _request(self, call: Call, used: str | None) -> Request:
-        self._repository.host.requests[call.action] += 1
+        self.repository.host.requests[call.action] += 1
         return call.request(used)
 
     def _kept(self) -> AbstractAsyncContextManager[Lease]:
-        host = self._repository.host
+        host = self.repository.host
         return self._transport.kept(host, self._origin, self._lease if self._origin == host.origin else None)
 
 

@@ -20,7 +20,7 @@ from _regsync.providers import ROWS
 from _regsync.registry import Repository
 from _regsync.report import size_text
 from _regsync.state import Knowledge, RepositoryKey
-from _regsync.transfer import Brought
+from _regsync.transfer import Brought, known_body
 from _regsync.transport import Transport
 
 __all__ = ["Rehearsal"]
@@ -43,7 +43,6 @@ class Rehearsal:
         self._uses: Counter[str] = Counter()
         self._places: defaultdict[str, set[RepositoryKey]] = defaultdict(set)
         self._moved: Counter[str] = Counter()
-        self._mounts: Counter[str] = Counter()
         self._plain = 0
 
     def look_at(self, name: str, tree: Tree, where: RepositoryKey) -> None:
@@ -65,7 +64,6 @@ class Rehearsal:
         if step.mount_from is not None:
             self._knowledge.accept_mount(host)
             self._expected[host]["upload_start"] += 1
-            self._mounts[host] += 1
             return Brought(mounted=True)
         if not self._knowledge.is_empty(target.key):
             async with self._transport.gate.admitted((Want(host),), float(step.work.order)):
@@ -76,7 +74,7 @@ class Rehearsal:
                 self._expected[host]["upload_start"] += probes
                 return Brought()
         read = (source.host.key, blob.digest)
-        if not (fan_out and read in self._read):
+        if known_body(blob) is None and not (fan_out and read in self._read):
             self._expected[source.host.key]["blob_get"] += 1
         self._read.add(read)
         self._expected[host].update({"upload_start": 1, "upload_body": 1})
@@ -87,11 +85,10 @@ class Rehearsal:
         self, tree: Tree, work: Work, target: Repository, reference: str, arrived: Callable[[Manifest], None]
     ) -> None:
         """Count the manifests that would be put."""
-        for child in tree.children:
-            if child.digest in work.own_children:
-                self._expected[target.host.key]["manifest_put"] += 1
-                arrived(child)
-        self._expected[target.host.key]["manifest_put"] += 1
+        own = [child for child in tree.children if child.digest in work.own_children]
+        self._expected[target.host.key]["manifest_put"] += len(own) + 1
+        for child in own:
+            arrived(child)
 
     async def absent(self, tree: Tree, target: Repository) -> frozenset[str]:
         """Nothing is put, so nothing is refused."""
@@ -109,13 +106,11 @@ class Rehearsal:
     def analysis(self) -> dict[str, Any]:
         """Return what `analyze --json` shows; sizes in bytes."""
         shared = [digest for digest, uses in self._uses.items() if uses > 1]
-        once: Counter[str] = Counter()
-        mounts: Counter[str] = Counter()
+        targets: defaultdict[str, Counter[str]] = defaultdict(Counter)
         for digest, places in self._places.items():
             for host, repositories in Counter(host for host, _ in places).items():
-                once[host] += self._sizes[digest]
-                mounts[host] += repositories - 1
-        largest = sorted(self._sizes.items(), key=lambda each: (-each[1], each[0]))
+                targets[host].update(bytes=self._sizes[digest], mounts_possible=repositories - 1)
+        layers = sorted(self._sizes.items(), key=lambda each: (-each[1], each[0]))
         images = sorted(self._images.values(), key=lambda each: (-each[1], each[0]))
         return {
             "schema": 1,
@@ -126,35 +121,29 @@ class Rehearsal:
                 "shared": len(shared),
                 "shared_bytes": sum(self._sizes[digest] for digest in shared),
             },
-            "bytes": {"image_by_image": self._plain, "each_blob_once": sum(once.values())},
-            "targets": {
-                host: {"bytes": size, "to_move": self._moved[host], "mounts_possible": mounts[host]}
-                for host, size in sorted(once.items())
-            },
+            "bytes": {"image_by_image": self._plain, "each_blob_once": sum(each["bytes"] for each in targets.values())},
+            "targets": {host: {**each, "to_move": self._moved[host]} for host, each in sorted(targets.items())},
             "requests": self.expected(),
             "largest_images": [{"image": name, "bytes": size} for name, size in images[:_LARGEST]],
             "largest_layers": [
-                {"digest": digest, "bytes": size, "images": self._uses[digest]} for digest, size in largest[:_LARGEST]
+                {"digest": digest, "bytes": size, "images": self._uses[digest]} for digest, size in layers[:_LARGEST]
             ],
         }
 
 
 def lines(found: Mapping[str, Any]) -> list[str]:
     """Return an analysis as text."""
-    blobs, total = found["blobs"], found["bytes"]
-    saved = total["image_by_image"] - total["each_blob_once"]
+    blobs, plain, once = found["blobs"], found["bytes"]["image_by_image"], found["bytes"]["each_blob_once"]
+    every, shared = size_text(blobs["unique_bytes"]), size_text(blobs["shared_bytes"])
+    saved = f"with each blob once, {size_text(plain - once)} saved"
     told = [
         f"Images: {found['images']}",
-        f"Blobs: {blobs['unique']} unique ({size_text(blobs['unique_bytes'])}), "
-        f"{blobs['shared']} of them shared ({size_text(blobs['shared_bytes'])})",
-        f"Data: {size_text(total['image_by_image'])} image by image, {size_text(total['each_blob_once'])} "
-        f"with each blob once, {size_text(saved)} saved",
+        f"Blobs: {blobs['unique']} unique ({every}), {blobs['shared']} of them shared ({shared})",
+        f"Data: {size_text(plain)} image by image, {size_text(once)} {saved}",
     ]
     for host, target in found["targets"].items():
-        told.append(
-            f"Target {host}: {size_text(target['to_move'])} to move of {size_text(target['bytes'])}, "
-            f"{target['mounts_possible']} mounts possible"
-        )
+        moved = f"{size_text(target['to_move'])} to move of {size_text(target['bytes'])}"
+        told.append(f"Target {host}: {moved}, {target['mounts_possible']} mounts possible")
     for host, actions in found["requests"].items():
         counts = ", ".join(f"{count} {action}" for action, count in actions.items())
         told.append(f"Requests {host}: {sum(actions.values())} ({counts})")

@@ -30,8 +30,9 @@ class StateFile:
     """
 
     def __init__(self, cache_dir: str | None, warn: Callable[[str, str], None]) -> None:
-        self._directory, self._warn = cache_dir, warn
+        self._directory, self._warn, self._shown = cache_dir, warn, clean(cache_dir or "")
         self._path = os.path.join(cache_dir or "", "state.bin")
+        self._journal_path = os.path.join(cache_dir or "", "state.journal")
         self._lock: int | None = None
         self._journal: int | None = None
         self._header = b""
@@ -53,29 +54,28 @@ class StateFile:
                 self._lock = os.open(os.path.join(self._directory, "state.lock"), _WRITE, 0o600)
                 _lock(self._lock)
         except BlockingIOError:
-            self._unlock()
+            self.close()
             self._warn("state_locked", f"another run uses {self._shown}: this one leaves no state behind")
         except OSError as error:
-            self._unlock()
-            self._warn("state", f"no state is kept: {self._shown}: {clean(error.strerror or str(error))}")
+            self._say(f"no state is kept: {self._shown}", error)
+            self.close()
             return EMPTY
         try:
             return self._read()
         except Damaged as error:
             self._warn("state", f"the state in {self._shown} is not used: {error}")
         except OSError as error:
-            self._warn("state", f"{self._shown} cannot be read: {clean(error.strerror or str(error))}")
+            self._say(f"{self._shown} cannot be read", error)
         return EMPTY
 
-    @property
-    def _shown(self) -> str:
-        return clean(self._directory or "")
+    def _say(self, problem: str, error: OSError) -> None:
+        self._warn("state", f"{problem}: {clean(error.strerror or str(error))}")
 
     def _read(self) -> Archive:
         whole = _content(self._path)
         self._header = _JOURNAL + zlib.crc32(whole or b"").to_bytes(4, "big")
         base = EMPTY if whole is None else Archive(whole)
-        journal = _content(f"{self._path[:-4]}.journal") or b""
+        journal = _content(self._journal_path) or b""
         if not journal.startswith(self._header):
             return base
         records, end = unframe(journal[len(self._header) :])
@@ -89,14 +89,14 @@ class StateFile:
             return
         try:
             if self._journal is None:
-                self._journal = os.open(f"{self._path[:-4]}.journal", _WRITE, 0o600)
+                self._journal = os.open(self._journal_path, _WRITE, 0o600)
                 os.ftruncate(self._journal, self._end)
                 os.lseek(self._journal, 0, os.SEEK_END)
                 record = record if self._end else self._header + record
             os.write(self._journal, record)
         except OSError as error:
-            self._warn("state", f"no state is kept: {self._shown}: {clean(error.strerror or str(error))}")
-            self._unlock()
+            self._say(f"no state is kept: {self._shown}", error)
+            self.close()
 
     def save(self, image: bytes | None) -> None:
         """Replace the state file, and let go of the journal that is folded into it."""
@@ -113,17 +113,14 @@ class StateFile:
                 os.close(self._journal)
                 self._journal = None
             with contextlib.suppress(FileNotFoundError):
-                os.unlink(f"{self._path[:-4]}.journal")
+                os.unlink(self._journal_path)
         except OSError as error:
-            self._warn("state", f"the state in {self._shown} is not saved: {clean(error.strerror or str(error))}")
+            self._say(f"the state in {self._shown} is not saved", error)
             with contextlib.suppress(OSError):
                 os.unlink(partial)
 
     def close(self) -> None:
         """Give the lock back."""
-        self._unlock()
-
-    def _unlock(self) -> None:
         for descriptor in (self._journal, self._lock):
             if descriptor is not None:
                 os.close(descriptor)

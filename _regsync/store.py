@@ -50,6 +50,11 @@ class NoRoom(SyncError):
     code = "CONFIG_ERROR"
 
 
+def _remove(path: str) -> None:
+    with contextlib.suppress(OSError):
+        os.unlink(path)
+
+
 @contextlib.contextmanager
 def _disk() -> Iterator[None]:
     try:
@@ -133,7 +138,7 @@ class Staging:
         self._folders: dict[str, str] = {}
         self._pulling: dict[str, anyio.Lock] = {}
         self._memory: dict[str, bytes] = {}
-        self._memory_size = 0
+        self._memory_size = self._pulled_size = 0
         # Path and size, the least recently used first; how many read a file now.
         self._files: dict[str, tuple[str, int]] = {}
         self._readers: Counter[str] = Counter()
@@ -150,10 +155,9 @@ class Staging:
             os.makedirs(folder, mode=0o700, exist_ok=True)
             for name in os.listdir(folder):
                 path = os.path.join(folder, name)
-                with contextlib.suppress(OSError):
-                    old = time.time() - os.lstat(path).st_mtime > _ABANDONED_SECONDS
-                    if old and name.endswith(_PARTIAL):
-                        os.unlink(path)
+                with contextlib.suppress(FileNotFoundError):
+                    if name.endswith(_PARTIAL) and time.time() - os.lstat(path).st_mtime > _ABANDONED_SECONDS:
+                        _remove(path)
             self._folders[algorithm] = folder
         return self._folders[algorithm]
 
@@ -181,45 +185,45 @@ class Staging:
     async def _pull_file(self, blob: Descriptor, read: Reader) -> None:
         if self._failed is not None:
             raise StagingFailed(self._failed.message, hint=self._failed.hint)
+        self._make_room(blob)
+        self._pulled_size += blob.size
         partial = ""
         try:
             with _disk():
                 algorithm, encoded = split_digest(blob.digest)
                 path = os.path.join(self._folder(algorithm), encoded)
-                self._make_room(blob)
-                if await anyio.to_thread.run_sync(_is_whole, path, blob):
-                    self._files[blob.digest] = (path, blob.size)
-                    return
-                # A name of its own, and O_EXCL, which follows no link: two runs may stage the same blob.
-                name = f"{path}.{os.urandom(6).hex()}{_PARTIAL}"
-                flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
-                with FileIO(os.open(name, flags, 0o600), "w") as staged:
-                    partial = name
+                if not await anyio.to_thread.run_sync(_is_whole, path, blob):
+                    # A name of its own, and O_EXCL, which follows no link: two runs may stage the same blob.
+                    name = f"{path}.{os.urandom(6).hex()}{_PARTIAL}"
+                    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
+                    with FileIO(os.open(name, flags, 0o600), "w") as staged:
+                        partial = name
 
-                    async def write(piece: memoryview) -> None:
-                        while piece:
-                            piece = piece[await anyio.to_thread.run_sync(staged.write, piece) :]
+                        async def write(piece: memoryview) -> None:
+                            while piece:
+                                piece = piece[await anyio.to_thread.run_sync(staged.write, piece) :]
 
-                    await read(blob, write)
-                os.replace(partial, path)
+                        await read(blob, write)
+                    os.replace(partial, path)
                 self._files[blob.digest] = (path, blob.size)
         except StagingFailed as error:
             self._failed = error
             raise
         finally:
-            with contextlib.suppress(OSError):
-                os.unlink(partial)
+            self._pulled_size -= blob.size
+            _remove(partial)
 
     def _make_room(self, blob: Descriptor) -> None:
         """Remove what was used longest ago and is not being read, until a blob fits (specification 2.7)."""
         if self._limit is None:
             return
+        room = self._limit - self._pulled_size - sum(size for _, size in self._files.values())
         for digest in [each for each in self._files if not self._readers[each]]:
-            if blob.size + sum(size for _, size in self._files.values()) <= self._limit:
-                return
-            if blob.size <= self._limit:
-                os.unlink(self._files.pop(digest)[0])
-        if blob.size + sum(size for _, size in self._files.values()) > self._limit:
+            if room < blob.size <= self._limit:
+                path, size = self._files.pop(digest)
+                _remove(path)
+                room += size
+        if room < blob.size:
             raise NoRoom(f"staging_size_limit has no room for {blob.size} bytes")
 
     @contextlib.contextmanager
@@ -251,7 +255,7 @@ class Staging:
             with contextlib.suppress(OSError):
                 # Another run's partial files are being written; what has no digest's name is not ours.
                 for name in filter(re.compile("[0-9a-f]{64,128}").fullmatch, os.listdir(folder)):
-                    os.unlink(os.path.join(folder, name))
+                    _remove(os.path.join(folder, name))
         self._files.clear()
         self._memory.clear()
         self._cleanup.close()

@@ -30,7 +30,7 @@ from _regsync.state import Knowledge, RepositoryKey
 from _regsync.store import MemoryPieces, NoRoom, Reader, Staging, StagingFailed, read_whole
 from _regsync.transport import Transport
 
-__all__ = ["Brought", "Mover", "Moves", "Relay"]
+__all__ = ["Brought", "Mover", "Moves", "Relay", "known_body"]
 
 # design.md section 6 rule 16: a blob starts again at most twice; a lost answer is asked for so often.
 _BLOB_STARTS = 3
@@ -143,7 +143,7 @@ class Mover:
         """
         async with target.upload(step.blob) as upload:
             try:
-                return await self._bring(upload, step, source, target, fan_out, disk)
+                return await self._bring(upload, step, source, fan_out and self._disk_works, disk)
             finally:
                 if upload.is_open:
                     # No body follows: the source has refused it, or a HEAD has found it there.
@@ -151,18 +151,16 @@ class Mover:
                         async with self._admitted((Want(target.host.key),)):
                             await upload.cancel_upload()
 
-    async def _bring(
-        self, upload: Upload, step: Step, source: Repository, target: Repository, fan_out: bool, disk: bool
-    ) -> Brought:
+    async def _bring(self, upload: Upload, step: Step, source: Repository, fan_out: bool, disk: bool) -> Brought:
         patience, broken, log = pacing.Patience(pacing.ATTEMPTS), 0, self._transport.edge.log
-        fan_out = fan_out and self._disk_works
+        target, blob = upload.repository, upload.blob
         while True:
             try:
-                return await self._bring_once(upload, step, source, target, fan_out, disk)
+                return await self._bring_once(upload, step, source, fan_out, disk)
             except _Unanswered as lost:
                 error: SyncError = lost.args[0]
-                if await self._arrived(target, step.blob):
-                    return Brought(uploaded=True, bytes=step.blob.size)
+                if await self._arrived(target, blob):
+                    return Brought(uploaded=True, bytes=blob.size)
             except (NoRoom, StagingFailed) as caught:
                 # A full disk fails nothing: each target reads for itself (design.md section 8).
                 failed, fan_out = isinstance(caught, StagingFailed), False
@@ -172,7 +170,7 @@ class Mover:
                 continue
             except SyncError as caught:
                 error = caught
-            error.located(Side.TARGET, "push blob", target.reference(step.blob.digest))
+            error.located(Side.TARGET, "push blob", target.reference(blob.digest))
             # Whatever went wrong with a mount, an upload does not depend on it.
             step = step._replace(mount_from=None)
             pause = self._transport.pause_after(error, patience, source.host, target.host)
@@ -197,24 +195,24 @@ class Mover:
                     raise
         return False
 
-    async def _bring_once(
-        self, upload: Upload, step: Step, source: Repository, target: Repository, fan_out: bool, disk: bool
-    ) -> Brought:
-        blob, rank = step.blob, float(step.work.order)
-        large = blob.size >= LARGE_BODY
-        write = Want(target.host.key, "write", large)
-        known, read = _known_body(blob), self._reader(source, rank)
-        if not upload.is_open and await self._goes_whole(step, target, known):
-            return await self._bring_whole(upload, target, rank, known, read, fan_out, disk)
+    async def _bring_once(self, upload: Upload, step: Step, source: Repository, fan_out: bool, disk: bool) -> Brought:
+        blob, host, rank = upload.blob, upload.repository.host.key, float(step.work.order)
+        large, known, read = blob.size >= LARGE_BODY, known_body(blob), self._reader(source, rank)
+        if not upload.is_open and await self._goes_whole(upload, step, known):
+            if not await self._is_new(upload, rank):
+                return Brought()
+            body = await self._whole_body(blob, read, fan_out, disk) if known is None else known
+            return await self._send_whole(upload, body, rank)
+        write = Want(host, "write", large)
         if known is None and not fan_out:
             async with self._admitted((Want(source.host.key, "read", large), write), rank):
-                begun = await self._begin(step, target, upload)
+                begun = await self._begin(upload, step)
                 if begun is not None:
                     return begun
                 async with source.open_blob(blob) as response:
                     return await self._send(upload, Relay(source, blob, response, self._moved))
-        async with self._admitted((Want(target.host.key),), rank):
-            begun = await self._begin(step, target, upload)
+        async with self._admitted((Want(host),), rank):
+            begun = await self._begin(upload, step)
             await upload.let_go()
         while begun is None:
             if known is None:
@@ -224,20 +222,44 @@ class Mover:
                     begun = None if pieces is None else await self._send(upload, pieces)
         return begun
 
-    async def _goes_whole(self, step: Step, target: Repository, known: bytes | None) -> bool:
+    async def _goes_whole(self, upload: Upload, step: Step, known: bytes | None) -> bool:
         """Say whether a small blob goes in one request (rule 12); the first config at a host finds out."""
-        fact, host, blob = f"whole {target.host.key}", target.host.key, step.blob
+        target, knowledge, fact = upload.repository, self._knowledge, f"whole {upload.repository.host.key}"
         # Elsewhere the POST that asks and starts costs no more than a HEAD, and may save the bytes.
-        unasked = not self._knowledge.is_empty(target.key) and self._may_probe(target)
-        if step.mount_from is not None or blob.size > _WHOLE_BLOB or unasked or self._knowledge.fact(fact) is False:
+        asks = not knowledge.is_empty(target.key) and self._may_probe(target)
+        if step.mount_from is not None or upload.blob.size > _WHOLE_BLOB or asks or knowledge.fact(fact) is False:
             return False
         if known is None and not await self._accepts(target.key):
             return False
-        tries = host not in self._tried and blob.media_type in IMAGE_CONFIGS
-        if self._knowledge.fact(fact) is None and tries:
-            self._tried.add(host)
+        if knowledge.fact(fact) is None and fact not in self._tried and upload.blob.media_type in IMAGE_CONFIGS:
+            self._tried.add(fact)
             return True
-        return self._knowledge.fact(fact) is True
+        return knowledge.fact(fact) is True
+
+    async def _is_new(self, upload: Upload, rank: float) -> bool:
+        if self._knowledge.is_empty(upload.repository.key):
+            return True
+        async with self._admitted((Want(upload.repository.host.key),), rank):
+            return not await self._is_there(upload)
+
+    async def _whole_body(self, blob: Descriptor, read: Reader, fan_out: bool, disk: bool) -> bytes:
+        while fan_out:
+            await self._staging.ensure(blob, read, disk=disk)
+            with self._staging.opened(blob) as pieces:
+                if pieces is not None:
+                    # A blob of this size is one piece.
+                    return bytes(await pieces.next())
+        return await read_whole(blob, read)
+
+    async def _send_whole(self, upload: Upload, body: bytes, rank: float) -> Brought:
+        """Upload a small blob in one request, or as the registry answers that (rule 12)."""
+        host = upload.repository.host.key
+        async with self._admitted((Want(host, "write"),), rank):
+            done = await upload.whole(body)
+            if not done and not upload.is_open:
+                await upload.start()
+            self._knowledge.learn(f"whole {host}", done)
+            return Brought(uploaded=True, bytes=len(body)) if done else await self._send(upload, MemoryPieces(body))
 
     def _may_probe(self, target: Repository) -> bool:
         # On some kinds a mount from the repository itself says nothing.
@@ -253,86 +275,55 @@ class Mover:
             await accepted.wait()
         return accepted is not None
 
-    async def _bring_whole(
-        self,
-        upload: Upload,
-        target: Repository,
-        rank: float,
-        body: bytes | None,
-        read: Reader,
-        fan_out: bool,
-        disk: bool,
-    ) -> Brought:
-        """Upload a small blob in one request, or as the registry answers that (rule 12)."""
-        blob, host = upload.blob, target.host.key
-        if not self._knowledge.is_empty(target.key):
-            async with self._admitted((Want(host),), rank):
-                if await self._is_there(blob, target):
-                    return Brought()
-        if body is None and not fan_out:
-            body = await read_whole(blob, read)
-        while body is None:
-            await self._staging.ensure(blob, read, disk=disk)
-            with self._staging.opened(blob) as pieces:
-                # A blob of this size is one piece.
-                body = None if pieces is None else bytes(await pieces.next())
-        async with self._admitted((Want(host, "write"),), rank):
-            done = await upload.whole(body)
-            if not done and not upload.is_open:
-                await upload.start()
-            self._knowledge.learn(f"whole {host}", done)
-            return Brought(uploaded=True, bytes=blob.size) if done else await self._send(upload, MemoryPieces(body))
-
-    async def _begin(self, step: Step, target: Repository, upload: Upload) -> Brought | None:
+    async def _begin(self, upload: Upload, step: Step) -> Brought | None:
         """Find the blob there, mount it, or open an upload session (then None) unless one is open."""
         if upload.is_open:
             return None
-        accepted = self._accepted.setdefault(target.key, anyio.Event())
+        where = upload.repository.key
+        accepted = self._accepted.setdefault(where, anyio.Event())
         try:
-            if step.mount_from is not None:
-                return await self._mounted(step.mount_from, target, upload)
-            return await self._there(target, upload)
+            return await (self._mounted(upload, step.mount_from) if step.mount_from else self._there(upload))
         except SyncError:
             if not accepted.is_set():
-                del self._accepted[target.key]
+                del self._accepted[where]
             raise
         finally:
             accepted.set()
 
-    async def _mounted(self, mount_from: str, target: Repository, upload: Upload) -> Brought | None:
-        blob, where, knowledge = upload.blob, target.key, self._knowledge
+    async def _mounted(self, upload: Upload, mount_from: str) -> Brought | None:
+        digest, where, knowledge = upload.blob.digest, upload.repository.key, self._knowledge
         if await upload.start(mount_from):
             knowledge.accept_mount(where[0])
             return Brought(mounted=True)
         knowledge.refuse_mount(where, mount_from)
         holder = (where[0], mount_from)
-        if knowledge.is_confirmed(holder, blob.digest):
+        if knowledge.is_confirmed(holder, digest):
             return None
         # The mount rested on an earlier run: specification section 7 wants a fresh HEAD.
-        knowledge.forget(holder, blob.digest)
-        return Brought() if await target.has_blob(blob) else None
+        knowledge.forget(holder, digest)
+        return Brought() if await upload.repository.has_blob(upload.blob) else None
 
-    async def _there(self, target: Repository, upload: Upload) -> Brought | None:
-        blob, where, knowledge = upload.blob, target.key, self._knowledge
+    async def _there(self, upload: Upload) -> Brought | None:
+        target, knowledge = upload.repository, self._knowledge
         absent = not self._may_probe(target)
-        if absent and await self._is_there(blob, target):
+        if absent and await self._is_there(upload):
             return Brought()
         probe = ROWS[target.host.registry.kind].probe
         if not await upload.start({"from": target.api_name, "bare": ""}.get(probe or "")):
-            knowledge.learn_probe(where, absent=absent)
+            knowledge.learn_probe(target.key, absent=absent)
             return None
-        if not knowledge.probe_is_trusted(where):
+        if not knowledge.probe_is_trusted(target.key):
             # A registry that answers 201 to anything must not make us skip a blob (rule 11).
-            if absent or not await target.has_blob(blob):
+            if absent or not await target.has_blob(upload.blob):
                 await upload.start()
                 return None
-            knowledge.learn_probe(where, present=True)
+            knowledge.learn_probe(target.key, present=True)
         return Brought()
 
-    async def _is_there(self, blob: Descriptor, target: Repository) -> bool:
-        found = await target.has_blob(blob)
+    async def _is_there(self, upload: Upload) -> bool:
+        found = await upload.repository.has_blob(upload.blob)
         if not found:
-            self._knowledge.miss(target.key, blob.digest)
+            self._knowledge.miss(upload.repository.key, upload.blob.digest)
         return found
 
     def _reader(self, source: Repository, rank: float) -> Reader:
@@ -397,7 +388,7 @@ class Mover:
         await target.put_manifest(reference, tree.root)
 
 
-def _known_body(blob: Descriptor) -> bytes | None:
+def known_body(blob: Descriptor) -> bytes | None:
     """Return the body where no source has to be asked for it (rule 13)."""
     algorithm, encoded = split_digest(blob.digest)
     for body in (blob.data, b"{}", b""):

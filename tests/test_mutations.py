@@ -779,7 +779,7 @@ def staged_blobs_are_forgotten(patch: pytest.MonkeyPatch, struck: Struck) -> Non
 
 @mutant("trivial_blob_fetched", artifact)
 def the_empty_config_is_fetched(patch: pytest.MonkeyPatch, struck: Struck) -> None:
-    always(patch, struck, transfer, "_known_body", None)
+    always(patch, struck, transfer, "known_body", None)
 
 
 @mutant("blob_uploaded_twice", plain, "second_session", "blob_pulled_twice")
@@ -800,7 +800,7 @@ def a_blob_is_looked_up_behind_its_upload(patch: pytest.MonkeyPatch, struck: Str
     async def put(self: Any, pieces: Any) -> bool:
         struck()
         done = await real(self, pieces)
-        await self._repository.has_blob(self.blob)
+        await self.repository.has_blob(self.blob)
         return done
 
     replaced(patch, registry.Upload, "put", put)
@@ -828,7 +828,7 @@ def a_refused_mount_is_followed_by_a_second_post(patch: pytest.MonkeyPatch, stru
 
     async def start(self: Any, mount_from: str | None = None) -> bool:
         done = await real(self, mount_from)
-        if done or mount_from is None or mount_from == self._repository.api_name:
+        if done or mount_from is None or mount_from == self.repository.api_name:
             return done
         struck()
         return await real(self)

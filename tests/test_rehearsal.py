@@ -17,11 +17,7 @@ from tests.ends import Ran, Start, document, run_regsync, tags
 
 
 def command(
-    directory: Path,
-    what: str,
-    registries: Mapping[str, Any],
-    *mappings: Mapping[str, Any],
-    more: str = "--json",
+    directory: Path, what: str, registries: Mapping[str, Any], *mappings: Mapping[str, Any], more: str = "--json"
 ) -> Ran:
     file = directory / "mirror.yaml"
     file.write_text(document(registries, *mappings))
@@ -45,9 +41,7 @@ def shared_base(source: Server) -> list[dict[str, Any]]:
 
 
 def changed_nothing(*servers: Server) -> bool:
-    return all(
-        not server.journal.matching(method) for server in servers for method in ("POST", "PUT", "PATCH")
-    )
+    return all(not server.journal.matching(method) for server in servers for method in ("POST", "PUT", "PATCH"))
 
 
 def test_a_dry_run_foretells_what_the_run_then_does(tmp_path: Path, serve: Start) -> None:
@@ -135,3 +129,12 @@ def test_an_analysis_is_readable(tmp_path: Path, serve: Start) -> None:
     assert f"Target {target.address}: " in told
     assert "4 mounts possible" in told
     assert "in 6 images" in told
+
+
+def test_what_no_run_fetches_is_not_foretold(tmp_path: Path, serve: Start) -> None:
+    source, target = serve(), serve(single_post=False)
+    assert isinstance(source.app, App)
+    Seed(4).artifact().load_into(source.app, "app", tag="v1")
+    ends, mapping = {"source": source, "target": target}, {"from": "app", "tags": tags("v1")}
+    found = json.loads(command(tmp_path, "analyze", ends, mapping).out)
+    assert found["requests"] == command(tmp_path, "sync", ends, mapping).totals["requests"]

@@ -116,9 +116,7 @@ async def test_a_file_is_named_by_digest_and_private(staging: Staging, tmp_path:
     assert path.parent.stat().st_mode & 0o077 == 0
 
 
-async def test_nothing_is_visible_under_the_digest_before_the_last_piece(
-    staging: Staging, tmp_path: Path
-) -> None:
+async def test_nothing_is_visible_under_the_digest_before_the_last_piece(staging: Staging, tmp_path: Path) -> None:
     source, blob = Source(LARGE), described(LARGE)
     source.may_go_on = anyio.Event()
     async with anyio.create_task_group() as group:
@@ -145,9 +143,7 @@ async def test_one_askers_failure_is_its_own(staging: Staging, tmp_path: Path, b
 
 
 @pytest.mark.parametrize("body", [SMALL, LARGE], ids=["in memory", "in a file"])
-async def test_a_cancelled_asker_lets_the_next_one_pull(
-    staging: Staging, tmp_path: Path, body: bytes
-) -> None:
+async def test_a_cancelled_asker_lets_the_next_one_pull(staging: Staging, tmp_path: Path, body: bytes) -> None:
     held, good, blob = Source(body), Source(body), described(body)
     held.may_go_on = anyio.Event()
     scope = anyio.CancelScope()
@@ -200,9 +196,7 @@ async def test_nothing_is_left_when_staging_closes(
     assert configured or os.listdir(tmp_path) == []
 
 
-async def test_no_link_that_waits_in_the_directory_is_followed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_no_link_that_waits_in_the_directory_is_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Somebody who can write there must not make us write elsewhere."""
     victim, folder = tmp_path / "victim", tmp_path / "cache" / "blobs" / "sha256"
     victim.write_bytes(b"precious")
@@ -337,9 +331,7 @@ async def test_a_disk_that_takes_a_piece_in_parts_gets_all_of_it(
         assert await content(pieces) == LARGE
 
 
-async def test_a_disk_that_cannot_be_read_is_one_clear_line(
-    staging: Staging, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_disk_that_cannot_be_read_is_one_clear_line(staging: Staging, monkeypatch: pytest.MonkeyPatch) -> None:
     class Broken(FileIO):
         def readinto(self, _: Any) -> NoReturn:
             raise OSError(errno.EIO, os.strerror(errno.EIO))
@@ -389,6 +381,61 @@ async def test_a_blob_that_is_being_read_is_not_let_go_of(tmp_path: Path) -> Non
         assert await content(pieces) == bodies[0]
     await staging.ensure(second, Source(bodies[1]))
     staging.close()
+
+
+async def test_blobs_that_are_being_pulled_count_towards_the_limit(tmp_path: Path) -> None:
+    bodies = [bytes([number]) * (SMALL_BLOB + 1) for number in range(2)]
+    staging, slow = Staging(str(tmp_path), SMALL_BLOB + 10), Source(bodies[0])
+    slow.may_go_on = anyio.Event()
+    async with anyio.create_task_group() as group:
+        group.start_soon(staging.ensure, described(bodies[0]), slow)
+        await slow.half_way.wait()
+        with pytest.raises(NoRoom):
+            await staging.ensure(described(bodies[1]), Source(bodies[1]))
+        slow.may_go_on.set()
+    await staging.ensure(described(bodies[1]), Source(bodies[1]))
+    assert files(tmp_path) == [f"blobs/sha256/{described(bodies[1]).digest[7:]}"]
+    staging.close()
+
+
+async def test_a_failed_pull_gives_its_room_back(tmp_path: Path) -> None:
+    staging, body = Staging(str(tmp_path), SMALL_BLOB + 10), bytes(SMALL_BLOB + 1)
+    for _ in range(3):
+        with pytest.raises(ContentError):
+            await staging.ensure(described(body), Source(body, breaks_after=0))
+    await staging.ensure(described(body), Source(body))
+    staging.close()
+
+
+async def test_what_another_run_has_removed_is_no_failure_of_the_disk(tmp_path: Path) -> None:
+    bodies = [bytes([number]) * (SMALL_BLOB + 1) for number in range(3)]
+    staging = Staging(str(tmp_path), 2 * SMALL_BLOB + 10)
+    for body in bodies[:2]:
+        await staging.ensure(described(body), Source(body))
+    folder = tmp_path / "blobs" / "sha256"
+    (folder / described(bodies[0]).digest[7:]).unlink()
+    await staging.ensure(described(bodies[2]), Source(bodies[2]))
+    staging.close()
+    assert files(tmp_path) == []
+
+
+async def test_a_file_that_cannot_be_removed_keeps_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    bodies = [bytes([number]) * (SMALL_BLOB + 1) for number in range(3)]
+    staging, unlink = Staging(str(tmp_path)), os.unlink
+    for body in bodies:
+        await staging.ensure(described(body), Source(body))
+    stuck = sorted(
+        files(tmp_path), key=[f"blobs/sha256/{each}" for each in os.listdir(tmp_path / "blobs/sha256")].index
+    )[0]
+
+    def refuse(path: str) -> None:
+        if path.endswith(stuck):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
+        unlink(path)
+
+    monkeypatch.setattr(os, "unlink", refuse)
+    staging.close()
+    assert files(tmp_path) == [stuck]
 
 
 @pytest.mark.parametrize("limit", [0, SMALL_BLOB])

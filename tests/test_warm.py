@@ -112,3 +112,54 @@ def test_a_target_that_lost_a_repository_is_healed_in_the_same_run(tmp_path: Pat
     assert (ran.status, ran.statuses()) == (0, ["synced"] * 3), ran.err
     assert all(held(target, "app", each) for each in images)
     assert target.journal.count("PUT", "manifest", status=400) == 0
+
+
+def test_tags_that_moved_together_cost_one_manifest(tmp_path: Path, serve: Start) -> None:
+    source, target = serve(), serve()
+    load(source, "app", 3)
+    ends = {"source": source, "target": target}
+    mapping = {"from": "app", "tags": tags("v0", "v1", "v2")}
+    sync(tmp_path, ends, mapping)
+    assert isinstance(source.app, App)
+    made = Seed(9)
+    new = made.image(layers=[made.blob(77)])
+    for name in ("v0", "v1", "v2"):
+        new.load_into(source.app, "app", tag=name)
+    clear(source, target)
+    ran = sync(tmp_path, ends, mapping)
+    assert ran.statuses() == ["synced"] * 3
+    assert source.journal.summary() == {"HEAD manifest": 3, "GET manifest": 1, "GET blob": 2}
+    assert target.journal.count("PUT", "manifest") == 3
+
+
+def test_an_empty_blob_is_never_fetched(tmp_path: Path, serve: Start) -> None:
+    source, target = serve(), serve()
+    assert isinstance(source.app, App)
+    made = Seed(9)
+    image = made.image(layers=[made.blob(0), made.blob(50)]).load_into(source.app, "app", tag="v1")
+    ran = sync(tmp_path, {"source": source, "target": target}, {"from": "app", "tags": tags("v*")})
+    assert (ran.status, ran.statuses()) == (0, ["synced"]), ran.err
+    assert held(target, "app", image)
+    assert source.journal.count("GET", "blob") == 2
+
+
+def test_a_refused_upload_teaches_nothing_about_uploads_in_one_request(tmp_path: Path, serve: Start) -> None:
+    source, target = serve(), serve()
+    load(source, "app", 2)
+    ends = {"source": source, "target": target}
+    assert isinstance(target.app, App)
+    refused: list[str] = []
+
+    def amend(request: Any, answer: Any) -> Any:
+        if request.kind == "upload_start" and (refused or request.parameter("digest")):
+            refused.append(request.target)
+            return type(answer)(404, [], b'{"errors": [{"code": "NAME_UNKNOWN"}]}')
+        return answer
+
+    target.app.amend = amend
+    assert sync(tmp_path, ends, {"from": "app", "tags": tags("v0", "v1")}).status != 0
+    assert len(refused) >= 2
+    target.app.amend = lambda _, answer: answer
+    clear(source, target)
+    assert sync(tmp_path, ends, {"from": "app", "to": "other", "tags": tags("v0", "v1")}).status == 0
+    assert target.journal.count("POST", "upload_start", status=201) > 0
