@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import errno
+import json
 import os
 import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -223,7 +224,7 @@ def _read(name: str) -> tuple[bytes, dict[str, Any]]:
         raise ConfigError(f"{clean(name)} is larger than {_LARGEST_CONFIG} bytes")
     base_dir = None if name == "-" else os.path.dirname(os.path.abspath(name))
     shown = "standard input" if name == "-" else name
-    return text, {"name": shown, "environ": os.environ, "base_dir": base_dir, "home": _home()}
+    return text, {"name": shown, "environ": os.environ, "base_dir": base_dir, "home": os.path.expanduser("~")}
 
 
 def _read_config(name: str | None, *, lint: bool = False) -> Config:
@@ -233,11 +234,6 @@ def _read_config(name: str | None, *, lint: bool = False) -> Config:
         return config.Config({}, ())
     text, where = _read(name)
     return config.load(text, **where, lint=lint)
-
-
-def _home() -> str | None:
-    home = os.path.expanduser("~")
-    return home if home != "~" else None
 
 
 def _read_mappings(name: str, console: Console, *, lint: bool = False) -> Config:
@@ -272,8 +268,6 @@ def _expand(arguments: argparse.Namespace, console: Console) -> int:
 
 
 def _schema(arguments: argparse.Namespace, console: Console) -> int:
-    import json
-
     from _regsync import report, schema
 
     document = report.schema() if arguments.report else schema.config_schema()
@@ -308,7 +302,7 @@ def _tags(arguments: argparse.Namespace, console: Console) -> int:
     except ValueError as error:
         raise ConfigError(str(error), hint="see `regsync tags --help`") from error
     registry = config.registry_for(where.host, given)
-    return _run(session.list_tags, registry, where.repository, rule, console, _home())
+    return _run(session.list_tags, registry, where.repository, rule, console)
 
 
 def _sync(arguments: argparse.Namespace, console: Console) -> int:
@@ -316,7 +310,7 @@ def _sync(arguments: argparse.Namespace, console: Console) -> int:
     from _regsync import session
 
     rehearse = "analysis" if arguments.command == "analyze" else "plan" if arguments.dry_run else None
-    return _run(session.run, found, console, _home(), None, rehearse)
+    return _run(session.run, found, console, None, rehearse)
 
 
 def _copy(arguments: argparse.Namespace, console: Console) -> int:
@@ -350,7 +344,7 @@ def _copy(arguments: argparse.Namespace, console: Console) -> int:
         )
     one = given._replace(mappings=(mapping,))
     wanted = (mapping, reference, target.digest or target.tag or reference)
-    return _run(session.run, one, console, _home(), wanted)
+    return _run(session.run, one, console, wanted)
 
 
 def _run(work: Callable[..., Awaitable[int]], *arguments: Any) -> int:

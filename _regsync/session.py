@@ -35,13 +35,12 @@ _LARGEST_CREDENTIAL_FILE = 4 * 1024 * 1024
 async def run(
     found: Config,
     console: Console,
-    home: str | None,
     one: tuple[MappingRule, str, str] | None = None,
     rehearse: Literal["plan", "analysis"] | None = None,
 ) -> int:
     """Run a configuration's mappings, or copy `one` image; tell how it ended, return the exit status."""
     began, started = anyio.current_time(), time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-    report, connected, run_id = Report(), _transport(console, home), os.urandom(8).hex()
+    report, connected, run_id = Report(), _transport(console), os.urandom(8).hex()
 
     def emit(outcome: Any) -> None:
         report.outcomes.append(outcome)
@@ -76,9 +75,9 @@ async def run(
     return 128 + signals[0] if report.interrupted else report.exit_status()
 
 
-async def list_tags(registry: Registry, repository: str, rule: TagRule, console: Console, home: str | None) -> int:
+async def list_tags(registry: Registry, repository: str, rule: TagRule, console: Console) -> int:
     """List a repository, show what a rule selects of it and why not the others; return the exit status."""
-    connected = _transport(console, home)
+    connected = _transport(console)
     try:
         connected.prepare(registry)
         discovery = Discovery(connected, Knowledge())
@@ -102,12 +101,13 @@ async def list_tags(registry: Registry, repository: str, rule: TagRule, console:
     return 0
 
 
-def _transport(console: Console, home: str | None) -> Transport:
+def _transport(console: Console) -> Transport:
     gc.freeze()  # start-up is over (`regsync.main` says why it was off), and what is there never becomes garbage
     gc.enable()
+    home = os.path.expanduser("~")  # itself where nobody knows it
     edge = transport.Edge(
         environ=os.environ,
-        home=home,
+        home=None if home == "~" else home,
         read=_read_file,
         chance=lambda: int.from_bytes(os.urandom(6), "big") / 2**48,
         wall=time.time,
