@@ -13,6 +13,7 @@ import asyncio
 import contextlib
 import json
 from collections import Counter
+from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -179,3 +180,62 @@ def test_whatever_goes_wrong_every_image_ends_once_and_what_is_synced_is_whole(n
             server.journal.clear()
         assert {each["status"] for each in _run(config).images} == {"skipped"}
         assert not any(server.journal.count("POST") + server.journal.count("PUT") for server in servers)
+
+
+def _lose(app: App, repository: str, random: Random) -> None:
+    """Let a target lose things as a registry does that keeps to its word: nothing stands whose parts are gone."""
+    held = app.repositories.get(repository)
+    what = random.choice(["nothing", "repository", "blobs", "manifests", "tags"])
+    if held is None or what == "repository":
+        app.repositories.pop(repository, None)
+        return
+    parts: dict[str, dict[str, Any]] = {"blobs": held.blobs, "manifests": held.manifests, "tags": held.tags}
+    for name in [each for each in parts.get(what, {}) if random.random() < 0.4]:
+        del parts[what][name]
+    while broken := [
+        digest
+        for digest, manifest in held.manifests.items()
+        if any(each["digest"] not in held.manifests for each in manifest.children)
+        or any(each["digest"] not in held.blobs and not each.get("urls") for each in manifest.blobs)
+    ]:
+        for digest in broken:
+            del held.manifests[digest]
+    for tag in [tag for tag, digest in held.tags.items() if digest not in held.manifests]:
+        del held.tags[tag]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", range(100, 106))
+def test_targets_that_lose_things_behind_our_back_converge_in_the_next_run(number: int, tmp_path: Path) -> None:
+    """With state from a run under faults, which may have failed in parts (design.md section 7, I5)."""
+    random = Random(number)
+    share = random.choice([0, 0, 0.1, 0.3])
+    with contextlib.ExitStack() as running:
+        servers, faults = [], []
+        for _ in range(random.randint(2, 4)):
+            app = App(mounts=random.random() < 0.7, single_post=random.random() < 0.5)
+            faults.append(_Faults(app, Random(random.random()), share, 0, random.choice([1, 3, 8])))
+            servers.append(running.enter_context(run_in_thread(app)))
+        config, wanted = _scene(random, _pool(random, Seed(number)), servers)
+        file = tmp_path / "mirror.yaml"
+        file.write_text(config)
+
+        def again() -> Ran:
+            return run_regsync("sync", "--json", "-q", "-c", str(file))
+
+        for each in faults:
+            each.on = True
+        ran = again()
+        assert share or ran.status == 0
+        for each in faults:
+            each.on = False
+        for _ in range(2):
+            for n, to in sorted({(n, to) for n, to, _ in wanted}):
+                _lose(_app(servers[n]), to, random)
+            ran = again()
+            assert (ran.status, ran.failed) == (0, [])
+            for (n, to, tag), image in wanted.items():
+                assert _whole(servers[n], to, tag, image)
+        ran = again()
+        assert {*ran.statuses()} == {"skipped"}
+        assert ran.totals["bytes"] == 0
