@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from _regsync.config import Registry
@@ -85,9 +85,7 @@ def test_clouds_say_what_to_use_instead(method: str) -> None:
 def test_absent_auth_type_gives_githubs_token_to_ghcr_only(
     host: str, environ: dict[str, str], expected: tuple[str, str] | None
 ) -> None:
-    assert (
-        login(find(registry(host), {DOCKER: {"auths": {"ghcr.io": pair("file", "p")}}}, environ)) == expected
-    )
+    assert login(find(registry(host), {DOCKER: {"auths": {"ghcr.io": pair("file", "p")}}}, environ)) == expected
 
 
 def test_githubs_token_does_not_travel_in_clear() -> None:
@@ -114,9 +112,7 @@ HUB = "https://index.docker.io/v1/"
         pytest.param("registry.example/org", "registry.example", 443, False, id="path-is-not-the-host"),
         pytest.param("example", "registry.example", 443, False, id="parent-domain"),
         pytest.param("evil-registry.example", "registry.example", 443, False, id="name-ends-alike"),
-        pytest.param(
-            "https://registry.example.evil/", "registry.example", 443, False, id="name-begins-alike"
-        ),
+        pytest.param("https://registry.example.evil/", "registry.example", 443, False, id="name-begins-alike"),
         pytest.param(HUB, "docker.io", 443, True, id="hub-key"),
         pytest.param("docker.io", "docker.io", 443, True, id="hub-name"),
         pytest.param("index.docker.io", "docker.io", 443, True, id="hub-index"),
@@ -154,22 +150,14 @@ def test_the_most_specific_of_podmans_keys_wins(repository: str | None, expected
 @pytest.mark.parametrize(
     ("entry", "expected"),
     [
-        pytest.param(
-            pair("user", "pass:word"), ("user", "pass:word", None, None), id="auth-splits-at-first-colon"
-        ),
+        pytest.param(pair("user", "pass:word"), ("user", "pass:word", None, None), id="auth-splits-at-first-colon"),
         pytest.param(pair("user", "password\0\0"), ("user", "password", None, None), id="trailing-nulls"),
         pytest.param({"username": "u", "password": "p"}, ("u", "p", None, None), id="in-two-fields"),
+        pytest.param({**pair("u", "p"), "username": "x", "password": "y"}, ("u", "p", None, None), id="auth-wins"),
         pytest.param(
-            {**pair("u", "p"), "username": "x", "password": "y"}, ("u", "p", None, None), id="auth-wins"
+            {**pair("00000000", ""), "identitytoken": "it"}, ("00000000", None, "it", None), id="identity-token"
         ),
-        pytest.param(
-            {**pair("00000000", ""), "identitytoken": "it"},
-            ("00000000", None, "it", None),
-            id="identity-token",
-        ),
-        pytest.param(
-            {"username": "<token>", "password": "it"}, ("<token>", None, "it", None), id="token-as-name"
-        ),
+        pytest.param({"username": "<token>", "password": "it"}, ("<token>", None, "it", None), id="token-as-name"),
         pytest.param({"registrytoken": "rt"}, (None, None, None, "rt"), id="registry-token"),
     ],
 )
@@ -266,14 +254,9 @@ def test_a_named_source_that_yields_nothing_names_every_place(method: str) -> No
     ],
 )
 @pytest.mark.parametrize("method", ["docker_config", None], ids=["asked-for", "by-default"])
-def test_a_broken_file_is_an_error_that_names_it_and_shows_nothing_of_it(
-    content: object, method: str | None
-) -> None:
+def test_a_broken_file_is_an_error_that_names_it_and_shows_nothing_of_it(content: object, method: str | None) -> None:
     with pytest.raises(AuthError) as caught:
-        find(
-            registry(auth_type=method),
-            {DOCKER: content, PODMAN: {"auths": {"registry.example": pair("a", "b")}}},
-        )
+        find(registry(auth_type=method), {DOCKER: content, PODMAN: {"auths": {"registry.example": pair("a", "b")}}})
     assert DOCKER in caught.value.message
     assert caught.value.fatal
     assert "hunter2" not in repr(caught.value)
@@ -301,20 +284,13 @@ def test_an_unreadable_file_is_an_error_that_names_it() -> None:
         pytest.param({"credHelpers": {"elsewhere.example": "pass"}}, None, None, id="for-another-host"),
         pytest.param({"credsStore": "pass"}, "docker_config", "credsStore", id="store-asked-for"),
         pytest.param(
-            {"credsStore": "pass", "auths": {"registry.example": {}}},
-            None,
-            "credsStore",
-            id="store-left-its-mark",
+            {"credsStore": "pass", "auths": {"registry.example": {}}}, None, "credsStore", id="store-left-its-mark"
         ),
         pytest.param({"credsStore": "pass"}, None, None, id="store-without-mark"),
-        pytest.param(
-            {"credsStore": "pass", "auths": {"elsewhere.example": {}}}, None, None, id="mark-of-another-host"
-        ),
+        pytest.param({"credsStore": "pass", "auths": {"elsewhere.example": {}}}, None, None, id="mark-of-another-host"),
     ],
 )
-def test_a_credential_helper_is_named_and_never_run(
-    document: object, method: str | None, section: str | None
-) -> None:
+def test_a_credential_helper_is_named_and_never_run(document: object, method: str | None, section: str | None) -> None:
     if section is None:
         assert find(registry(auth_type=method), {DOCKER: document}) is None
         return
@@ -345,7 +321,7 @@ JSON = st.recursive(
 )
 
 
-@settings(max_examples=25)
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(JSON)
 def test_any_json_gives_a_credential_nothing_or_an_auth_error(document: object) -> None:
     try:

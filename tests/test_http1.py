@@ -60,9 +60,7 @@ async def test_head_and_first_piece_leave_in_one_send() -> None:
     wire = Wire(answers=((CREATED,),))
     await put(wire, Blob(b"first", b"second"))
     assert [write.rpartition(b"\r\n\r\n")[2] for write in wire.writes] == [b"first", b"second"]
-    assert wire.writes[0].startswith(
-        b"PUT /v2/app/blobs/uploads/1?digest=x HTTP/1.1\r\nHost: registry.test\r\n"
-    )
+    assert wire.writes[0].startswith(b"PUT /v2/app/blobs/uploads/1?digest=x HTTP/1.1\r\nHost: registry.test\r\n")
 
 
 async def test_request_with_its_body_leaves_in_one_send() -> None:
@@ -326,11 +324,7 @@ async def test_final_answer_to_a_body_in_memory_is_heard_before_its_end() -> Non
     assert not await response.finish()
 
 
-INTERIM = (
-    b"HTTP/1.1 100 Continue\r\n\r\n",
-    b"HTTP/1.1 102 Processing\r\nX: y\r\n\r\n",
-    b"HTTP/1.1 103 Hints\r\n\r\n",
-)
+INTERIM = (b"HTTP/1.1 100 Continue\r\n\r\n", b"HTTP/1.1 102 Processing\r\nX: y\r\n\r\n", b"HTTP/1.1 103 Hints\r\n\r\n")
 
 
 async def test_interim_answers_say_nothing() -> None:
@@ -554,9 +548,7 @@ async def test_answer_that_is_cut_short_is_a_broken_connection(incoming: tuple[I
         ((CHUNKED.replace(b"200", b"500"), *[b"8\r\n12345678\r\n"] * 30), b"12345678" * 12 + b"1234"),
     ],
 )
-async def test_error_body_cut_short_or_too_long_is_still_that_error(
-    incoming: tuple[Item, ...], body: bytes
-) -> None:
+async def test_error_body_cut_short_or_too_long_is_still_that_error(incoming: tuple[Item, ...], body: bytes) -> None:
     wire = Wire(*incoming)
     pool = pool_of(wire)
     async with pool.lease(ORIGIN) as lease:
@@ -568,11 +560,7 @@ async def test_error_body_cut_short_or_too_long_is_still_that_error(
 
 @pytest.mark.parametrize(
     "incoming",
-    [
-        (answer(bytes(101)),),
-        (CHUNKED, *[b"8\r\n12345678\r\n"] * 13),
-        (b"HTTP/1.0 200 OK\r\n\r\n" + bytes(101),),
-    ],
+    [(answer(bytes(101)),), (CHUNKED, *[b"8\r\n12345678\r\n"] * 13), (b"HTTP/1.0 200 OK\r\n\r\n" + bytes(101),)],
     ids=["declared", "chunked", "until-the-end"],
 )
 async def test_body_longer_than_its_limit_is_not_read(incoming: tuple[Item, ...]) -> None:
@@ -615,9 +603,7 @@ async def test_malformed_chunk_is_an_error() -> None:
 
 
 @pytest.mark.parametrize(
-    "flood",
-    [(b"X: y\r\n",), (b"x" * 1000,), (b"X: " + b"y" * 100_000,)],
-    ids=["headers", "line", "at-once"],
+    "flood", [(b"X: y\r\n",), (b"x" * 1000,), (b"X: " + b"y" * 100_000,)], ids=["headers", "line", "at-once"]
 )
 async def test_endless_head_is_bounded(flood: tuple[bytes, ...]) -> None:
     wire = Wire(b"HTTP/1.1 200 OK\r\n", *flood * 100_000, keep=False)
@@ -686,8 +672,7 @@ async def test_connection_is_kept_only_after_one_whole_clean_exchange(
 
 
 @pytest.mark.parametrize(
-    ("unread", "kept"),
-    [(10, True), (64 * 1024 - 100, True), (65 * 1024, False), (10_000_000, False)],
+    ("unread", "kept"), [(10, True), (64 * 1024 - 100, True), (65 * 1024, False), (10_000_000, False)]
 )
 async def test_little_that_is_left_is_read_to_keep_the_connection(unread: int, kept: bool) -> None:
     wire = Wire(answer(bytes(unread)))
@@ -705,9 +690,7 @@ async def test_chunked_rest_without_end_is_not_read_to_keep_the_connection() -> 
     assert len(wire.incoming) > 70
 
 
-@pytest.mark.parametrize(
-    "rest", [(NEVER,), (Pause(0.6), b"a", Pause(0.6), b"b", NEVER)], ids=["stalled", "slow"]
-)
+@pytest.mark.parametrize("rest", [(NEVER,), (Pause(0.6), b"a", Pause(0.6), b"b", NEVER)], ids=["stalled", "slow"])
 async def test_rest_of_a_body_is_not_waited_for(elapsed: Callable[[], float], rest: tuple[Item, ...]) -> None:
     wire = Wire(answer(bytes(10))[:-10], *rest)
     async with pool_of(wire).lease(ORIGIN) as lease:
@@ -728,9 +711,7 @@ async def test_rest_of_a_body_is_not_waited_for(elapsed: Callable[[], float], re
     ],
     ids=["silent", "dripping", "interim"],
 )
-async def test_head_takes_sixty_seconds_at_most(
-    elapsed: Callable[[], float], incoming: tuple[Item, ...]
-) -> None:
+async def test_head_takes_sixty_seconds_at_most(elapsed: Callable[[], float], incoming: tuple[Item, ...]) -> None:
     wire = Wire(*incoming)
     async with pool_of(wire).lease(ORIGIN) as lease:
         with pytest.raises(TimedOut, match="60 s"):
@@ -776,9 +757,7 @@ async def test_no_total_on_a_body_that_moves(elapsed: Callable[[], float]) -> No
 
 
 @pytest.mark.parametrize("framed", [False, True], ids=["direct", "chunked"])
-async def test_body_slower_than_one_kibibyte_a_second_is_stalled(
-    elapsed: Callable[[], float], framed: bool
-) -> None:
+async def test_body_slower_than_one_kibibyte_a_second_is_stalled(elapsed: Callable[[], float], framed: bool) -> None:
     packet = b"5000\r\n" + bytes(20480) + b"\r\n" if framed else bytes(20480)
     parts: list[Item] = [item for _ in range(100) for item in (Pause(21), packet)]
     response = await get(Wire(CHUNKED if framed else framing(200, "Content-Length: 2048000"), *parts))
@@ -925,9 +904,7 @@ async def turns(work: Callable[[], object]) -> int:
 async def test_others_run_once_a_piece_while_everything_is_there(framed: bool) -> None:
     pieces = 50
     body = b"40\r\n" + bytes(64) + b"\r\n" if framed else bytes(64)
-    wire = Wire(
-        CHUNKED if framed else framing(200, f"Content-Length: {64 * pieces}"), *[body] * pieces, b"0\r\n\r\n"
-    )
+    wire = Wire(CHUNKED if framed else framing(200, f"Content-Length: {64 * pieces}"), *[body] * pieces, b"0\r\n\r\n")
     response = await get(wire)
     assert await turns(lambda: whole(response)) >= pieces - 1
 

@@ -92,37 +92,19 @@ def test_loopback_and_metadata_addresses_never_see_a_proxy(host: str) -> None:
         pytest.param({"HTTPS_PROXY": "http://up"}, "https", "up", "HTTPS_PROXY", id="upper"),
         pytest.param({"https_proxy": "http://low"}, "https", "low", "https_proxy", id="lower"),
         pytest.param(
-            {"https_proxy": "http://low", "HTTPS_PROXY": "http://up"},
-            "https",
-            "low",
-            "https_proxy",
-            id="both",
+            {"https_proxy": "http://low", "HTTPS_PROXY": "http://up"}, "https", "low", "https_proxy", id="both"
         ),
         pytest.param(
-            {"https_proxy": " ", "HTTPS_PROXY": "http://up"},
-            "https",
-            "up",
-            "HTTPS_PROXY",
-            id="empty-is-unset",
+            {"https_proxy": " ", "HTTPS_PROXY": "http://up"}, "https", "up", "HTTPS_PROXY", id="empty-is-unset"
         ),
         pytest.param({"HTTP_PROXY": PROXY}, "https", None, "https_proxy is not set", id="other-scheme"),
-        pytest.param(
-            {"ALL_PROXY": PROXY}, "https", None, "https_proxy is not set", id="all-proxy-is-not-read"
-        ),
+        pytest.param({"ALL_PROXY": PROXY}, "https", None, "https_proxy is not set", id="all-proxy-is-not-read"),
         pytest.param({"HTTP_PROXY": "http://up"}, "http", "up", "HTTP_PROXY", id="plain-http"),
         pytest.param(
-            {"HTTP_PROXY": "http://up", "REQUEST_METHOD": "GET"},
-            "http",
-            None,
-            "http_proxy is not set",
-            id="cgi",
+            {"HTTP_PROXY": "http://up", "REQUEST_METHOD": "GET"}, "http", None, "http_proxy is not set", id="cgi"
         ),
         pytest.param(
-            {"http_proxy": "http://low", "REQUEST_METHOD": "GET"},
-            "http",
-            "low",
-            "http_proxy",
-            id="cgi-lower-case",
+            {"http_proxy": "http://low", "REQUEST_METHOD": "GET"}, "http", "low", "http_proxy", id="cgi-lower-case"
         ),
         pytest.param(
             {"https_proxy": PROXY, "no_proxy": "registry.example", "NO_PROXY": "other.example"},
@@ -133,9 +115,7 @@ def test_loopback_and_metadata_addresses_never_see_a_proxy(host: str) -> None:
         ),
     ],
 )
-def test_the_variable_that_decided_is_named(
-    environ: dict[str, str], scheme: str, host: str | None, why: str
-) -> None:
+def test_the_variable_that_decided_is_named(environ: dict[str, str], scheme: str, host: str | None, why: str) -> None:
     proxy, decided = proxy_for(scheme, "registry.example", 443, environ)
     assert (proxy.host if proxy else None, decided) == (host, why)
 
@@ -148,9 +128,7 @@ def test_the_registrys_own_proxy_beats_no_proxy_and_loopback() -> None:
 
 
 def test_an_empty_override_leaves_the_decision_to_the_environment() -> None:
-    assert (
-        proxy_for("https", "registry.example", 443, {"HTTPS_PROXY": PROXY}, override="")[1] == "HTTPS_PROXY"
-    )
+    assert proxy_for("https", "registry.example", 443, {"HTTPS_PROXY": PROXY}, override="")[1] == "HTTPS_PROXY"
 
 
 @pytest.mark.parametrize(
@@ -163,17 +141,13 @@ def test_an_empty_override_leaves_the_decision_to_the_environment() -> None:
         pytest.param("HTTP://Proxy.Example:1", Proxy("http", "proxy.example", 1), id="upper-case"),
         pytest.param("http://[2001:db8::1]:3128", Proxy("http", "2001:db8::1", 3128), id="v6"),
         pytest.param("http://u:p@proxy.example", Proxy("http", "proxy.example", 80, "u", "p"), id="user"),
-        pytest.param(
-            "u:p@proxy.example:81", Proxy("http", "proxy.example", 81, "u", "p"), id="user-no-scheme"
-        ),
+        pytest.param("u:p@proxy.example:81", Proxy("http", "proxy.example", 81, "u", "p"), id="user-no-scheme"),
         pytest.param(
             "http://do%40main:p%3A%2Fss@proxy.example",
             Proxy("http", "proxy.example", 80, "do@main", "p:/ss"),
             id="percent-decoded",
         ),
-        pytest.param(
-            "http://u@proxy.example", Proxy("http", "proxy.example", 80, "u"), id="user-without-password"
-        ),
+        pytest.param("http://u@proxy.example", Proxy("http", "proxy.example", 80, "u"), id="user-without-password"),
     ],
 )
 def test_proxy_values_parse(value: str, expected: Proxy) -> None:
@@ -194,10 +168,7 @@ def test_proxy_values_parse(value: str, expected: Proxy) -> None:
     ],
 )
 def test_an_unusable_proxy_is_an_error_that_keeps_the_password_secret(value: str, complaint: str) -> None:
-    for environ, override, named in (
-        ({"HTTPS_PROXY": value}, None, "HTTPS_PROXY"),
-        ({}, value, "proxy in the"),
-    ):
+    for environ, override, named in (({"HTTPS_PROXY": value}, None, "HTTPS_PROXY"), ({}, value, "proxy in the")):
         with pytest.raises(ConfigError) as caught:
             proxy_for("https", "registry.example", 443, environ, override)
         assert complaint in caught.value.message

@@ -317,10 +317,7 @@ def leave(accepted: socket.socket) -> None:
     ],
 )
 async def test_failed_handshake_has_words(
-    script: Callable[[socket.socket], object],
-    words: str,
-    retryable: bool,
-    client_context: ssl.SSLContext,
+    script: Callable[[socket.socket], object], words: str, retryable: bool, client_context: ssl.SSLContext
 ) -> None:
     with serving(script) as port:
         timeouts = SHORT if script is silent else Timeouts()
@@ -417,31 +414,22 @@ async def test_exchange_through_a_tunnel_names_the_origin_and_gives_the_login_to
 
     with serving(tunnelling(OPEN, registry, seen)) as port:
         proxy = proxy_on(port, username="me", password="pa:ss")
-        stream = await http1.open_stream(
-            Origin("http", "::1", 5000), context=None, timeouts=Timeouts(), proxy=proxy
-        )
+        stream = await http1.open_stream(Origin("http", "::1", 5000), context=None, timeouts=Timeouts(), proxy=proxy)
         response = await connection(stream).exchange(Request("GET", "/"), memoryview(b""), None, 60)
         assert await response.read(10) == b"hello"
         stream.close()
     login = base64.b64encode(b"me:pa:ss")
     assert seen[0] == (
-        b"CONNECT [::1]:5000 HTTP/1.1\r\nHost: [::1]:5000\r\nProxy-Authorization: Basic "
-        + login
-        + b"\r\n\r\n"
+        b"CONNECT [::1]:5000 HTTP/1.1\r\nHost: [::1]:5000\r\nProxy-Authorization: Basic " + login + b"\r\n\r\n"
     )
     assert login not in seen[1]
 
 
 @pytest.mark.anyio
-async def test_tls_through_a_plain_proxy(
-    server_context: ssl.SSLContext, client_context: ssl.SSLContext
-) -> None:
+async def test_tls_through_a_plain_proxy(server_context: ssl.SSLContext, client_context: ssl.SSLContext) -> None:
     with serving(tunnelling(OPEN, tls_server(server_context, tls_answer))) as port:
         stream = await http1.open_stream(
-            Origin("https", "registry.test", 443),
-            context=client_context,
-            timeouts=Timeouts(),
-            proxy=proxy_on(port),
+            Origin("https", "registry.test", 443), context=client_context, timeouts=Timeouts(), proxy=proxy_on(port)
         )
         assert isinstance(stream, SocketStream)
         response = await connection(stream).exchange(Request("GET", "/"), memoryview(b""), None, 60)
@@ -577,10 +565,7 @@ async def test_peer_that_leaves_during_the_inner_handshake_has_not_finished_it(
         if when == "after-hello":
             secured.recv(65536)
 
-    with (
-        serving(tls_server(server_context, tunnelling(OPEN, leaving))) as port,
-        pytest.raises(ConnectFailed) as caught,
-    ):
+    with serving(tls_server(server_context, tunnelling(OPEN, leaving))) as port, pytest.raises(ConnectFailed) as caught:
         await http1.open_stream(
             Origin("https", "registry.test", 443),
             context=client_context,
@@ -606,9 +591,7 @@ async def test_inner_certificate_that_is_not_trusted_has_words(
         )
 
 
-async def inside(
-    wire: Wire, server: ssl.SSLContext, client: ssl.SSLContext
-) -> tuple[TlsInsideStream, TlsEnd]:
+async def inside(wire: Wire, server: ssl.SSLContext, client: ssl.SSLContext) -> tuple[TlsInsideStream, TlsEnd]:
     """Shake hands over a wire whose peer is TLS."""
     end = TlsEnd(server)
 
@@ -721,18 +704,11 @@ def info(family: int, name: str) -> tuple[Any, ...]:
 
 def test_families_take_turns_and_ipv6_begins() -> None:
     found = [info(FOUR, "a"), info(FOUR, "b"), info(FOUR, "c"), info(SIX, "x"), info(SIX, "x"), info(1, "no")]
-    assert streams._interleave(found) == [
-        (SIX, ("x", 80)),
-        (FOUR, ("a", 80)),
-        (FOUR, ("b", 80)),
-        (FOUR, ("c", 80)),
-    ]
+    assert streams._interleave(found) == [(SIX, ("x", 80)), (FOUR, ("a", 80)), (FOUR, ("b", 80)), (FOUR, ("c", 80))]
 
 
 @pytest.mark.anyio
-@pytest.mark.parametrize(
-    "host", ["a..b", "x" * 70 + ".test", "nul\0.test", "no.such.name.invalid", "\u00e9" * 300]
-)
+@pytest.mark.parametrize("host", ["a..b", "x" * 70 + ".test", "nul\0.test", "no.such.name.invalid", "\u00e9" * 300])
 async def test_name_that_cannot_be_resolved_is_one_error_with_a_hint(
     host: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -762,9 +738,7 @@ async def test_name_without_a_usable_address_is_one_error(monkeypatch: pytest.Mo
 async def test_refused_connection_names_host_port_and_cause() -> None:
     with socket.create_server((HOST, 0)) as listener:
         port = listener.getsockname()[1]
-    with pytest.raises(
-        ConnectFailed, match=f"no connection to 127.0.0.1:{port}: connection refused"
-    ) as caught:
+    with pytest.raises(ConnectFailed, match=f"no connection to 127.0.0.1:{port}: connection refused") as caught:
         await opened(port)
     assert caught.value.retryable
 
@@ -853,9 +827,7 @@ def race(test: Any) -> Any:
 
 
 @race
-async def test_attempts_begin_a_quarter_of_a_second_apart_and_the_first_wins(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_attempts_begin_a_quarter_of_a_second_apart_and_the_first_wins(monkeypatch: pytest.MonkeyPatch) -> None:
     racing = Racing(monkeypatch, a=(9, None), b=(2, None), c=(2, None), d=(9, None))
     won: Any = await streams._race(racing.addresses)
     assert racing.begun == {"a": 0, "b": 0.25, "c": 0.5, "d": 0.75}
