@@ -33,8 +33,7 @@ Scopes = Mapping[str, str]
 
 # design.md section 6, rule 2. Eight scopes of the longest names stay below any server's limit on a URL.
 _MOST_REPOSITORIES, _UNKNOWN_LIFE_BEFORE_BODY, _REFRESH_AT = 8, 60.0, 0.9
-# The token specification's minimum: shorter ones are read as this (protocol-facts.md section 2.5).
-_SHORTEST_LIFE = 60.0
+_SHORTEST_LIFE = 60.0  # the token specification's minimum, as which shorter ones are read (protocol-facts.md 2.5)
 
 
 class Challenge(NamedTuple):
@@ -190,25 +189,12 @@ class Authenticator:
             self.advice = f"no credentials are in use: {self.login}; or check the name, absent may look private"
         self._refresh_token = self._credential.identity_token
         self._challenge: Challenge | None = None
-        self._seen = False  # in this run; a challenge from the state may be out of date
         self._one_scope = False  # whether each request needs a token for exactly itself
         self._declared: dict[str, str] = {}
         # What the registry calls a scope where our wording would not do; None is for all repositories.
         self._worded: dict[Pair | None, str] = {}
         self._tokens: dict[frozenset[Pair], _Token] = {}
         self._pending: list[_Token] = []
-
-    @property
-    def learnt(self) -> tuple[Challenge | None, bool]:
-        """What the state keeps: the challenge, and whether a token may cover one request only."""
-        return self._challenge, self._one_scope
-
-    def recall(self, challenge: Challenge | None, one_scope: bool) -> None:
-        """Take back what an earlier run learnt: it saves the bare request. The realm is checked at use."""
-        # Basic over http only after this run was asked for it (protocol-facts.md section 2.6).
-        usable = challenge is not None and (challenge.scheme == "bearer" or self._scheme == "https")
-        self._challenge = self._challenge or (challenge if usable else None)
-        self._one_scope = self._one_scope or one_scope
 
     def redact(self, text: str) -> str:
         """Take the secrets out of a text that a server sent."""
@@ -223,10 +209,9 @@ class Authenticator:
     async def authorization(
         self, repository: str, actions: str, *, extra: Iterable[Pair] = (), before_body: bool = False
     ) -> str | None:
-        """Return the Authorization header for a request, None to send it bare.
+        """Return the Authorization header for a request, None to send it bare; any SyncError when there is no token.
 
-        `extra` are further repositories that it touches (a mount's source); `before_body` says that its body
-        cannot be sent twice. AuthError, RegistryError or WireError when the token service gives no token.
+        `extra` are further repositories that it touches (a mount's source); `before_body`: its body goes only once.
         """
         challenge, fixed = self._challenge, self._credential.registry_token
         if fixed and (challenge is not None or self._scheme == "https"):
@@ -236,14 +221,7 @@ class Authenticator:
         needed = {repository: actions}
         for name, rights in extra:
             needed[name] = _union(needed.get(name, rights), rights)
-        try:
-            return f"Bearer {await self._token(needed, before_body)}"
-        except (AuthError, RegistryError) as error:
-            if error.retryable or self._seen:
-                raise
-        # The state led to a place that no longer serves: go bare, and be told the way again.
-        self._challenge = None
-        return None
+        return f"Bearer {await self._token(needed, before_body)}"
 
     async def refused(self, challenges: Iterable[str], used: str | None, repository: str, actions: str) -> bool:
         """Take in a 401 to a request that carried `used`: whether to repeat it once, AuthError if no use."""
@@ -270,7 +248,7 @@ class Authenticator:
         else:
             check_realm(chosen.realm, self._scheme, self._host, not self.anonymous)
             self._learn(chosen, used, repository, actions)
-        self._challenge, self._seen = chosen._replace(scope="", error=""), True
+        self._challenge = chosen._replace(scope="", error="")
         return True
 
     def forbidden(self, used: str | None) -> bool:

@@ -32,10 +32,10 @@ from _regsync.streams import Origin, Stream, Timeouts
 
 __all__ = ["ERROR_BODY", "Answer", "Call", "Edge", "Gate", "Host", "Transport", "check_foreign", "resolve_location"]
 
-_REDIRECTS, _MOST_REDIRECTS = (301, 302, 303, 307, 308), 10
+_REDIRECTS = (301, 302, 303, 307, 308)
+_MOST_REDIRECTS, _UNREACHABLE_AFTER = 10, 3
 # R14: an error body is read this far; a manifest, a listing or a token has its own limit.
 ERROR_BODY, _TOKEN_BODY = 64 * 1024, 1024 * 1024
-_UNREACHABLE_AFTER = 3
 
 
 class Edge(NamedTuple):
@@ -156,8 +156,8 @@ class Host:
 def resolve_location(base: Origin, path: str, location: str) -> tuple[Origin, str]:
     """Resolve a Location against the request that it answers; ProtocolBroken when it cannot be used.
 
-    What stands behind the path is kept byte for byte: upload locations are signed (protocol-facts.md
-    section 1.7). Foreign origins are allowed here; `check_foreign` judges them.
+    What it asks for is kept byte for byte: upload locations are signed (protocol-facts.md section 1.7). Foreign
+    origins are allowed here; `check_foreign` judges them.
     """
     from urllib.parse import urljoin, urlsplit
 
@@ -187,13 +187,12 @@ def check_foreign(base: Origin, origin: Origin) -> None:
         raise ProtocolBroken(f"the registry sends us to a private address ({clean(origin.host, 100)}), refused")
 
 
-def registry_error(
-    status: int, headers: Headers, body: bytes, wall: float, redact: Callable[[str], str] = str
-) -> RegistryError:
+def registry_error(answer: Answer, wall: float, redact: Callable[[str], str]) -> RegistryError:
     """Turn an answer into an error that shows the registry's own words, cleaned (R18).
 
     Some servers repeat the request: `redact` takes our secrets out, and what follows a URL's `?` goes (R10).
     """
+    status, headers, body = answer
     document, entries = auth.parsed(body)
     told = [(entry.get("code"), entry.get("message")) for entry in entries]
     if document is None:
@@ -245,8 +244,8 @@ class Transport:
     def host(self, registry: Registry, repository: str | None = None) -> Host:
         """Return what this run knows of a registry under the credential that fits a repository.
 
-        One per host:port and credential: an alias never gets a token made with another's. A credential
-        that cannot be used stops its own host only; every request to it then raises.
+        One per host:port and credential: an alias never gets a token made with another's. A credential that cannot
+        be used stops its own host only; every request to it then raises.
         """
         edge, stopped, credential = self.edge, None, None
         try:
@@ -264,8 +263,7 @@ class Transport:
         files = max(2, (edge.open_files - 24) // 4)
         cap = min(registry.max_concurrent or pacing.DEFAULT_CONCURRENCY, files)
         limit = self.gate.limits.setdefault(registry.authority, pacing.Limit(cap))
-        if registry.max_concurrent:
-            limit.cap = min(limit.cap, cap)
+        limit.cap = min(limit.cap, cap) if registry.max_concurrent else limit.cap
         return self._hosts[key]
 
     def _context(self, registry: Registry | None) -> Any:
@@ -304,10 +302,7 @@ class Transport:
             self.requests[self._registries[origin].authority][action] += 1
 
     async def request(self, host: Host, call: Call, *, ok: tuple[int, ...], limit: int = ERROR_BODY) -> Answer:
-        """Do a short exchange to its end, repeated as design.md section 9 allows.
-
-        Returns the answer when its status is in `ok`; RegistryError, AuthError, WireError otherwise.
-        """
+        """Do a short exchange, repeated as design.md section 9 allows; SyncError when its status is none of `ok`."""
         patience = Patience(pacing.ATTEMPTS)
         while True:
             try:
@@ -408,19 +403,17 @@ class Transport:
 
     async def relearn(self, host: Host, call: Call, used: str | None, refused: Answer) -> None:
         """Take in a 401 or 403: return when a new login may do better, else raise the error that it is."""
+        login, wanted = host.authenticator, (call.repository, call.rights)
+        ways = refused.headers.all("www-authenticate")
         with host.judged():
-            if refused.status == 401:
-                challenges = refused.headers.all("www-authenticate")
-                again = await host.authenticator.refused(challenges, used, call.repository, call.rights)
-            else:
-                again = host.authenticator.forbidden(used)
+            again = await login.refused(ways, used, *wanted) if refused.status == 401 else login.forbidden(used)
         if not again:
             raise self.refusal(host, refused)
 
     def refusal(self, host: Host, answer: Answer) -> RegistryError:
         """Turn an answer that was not hoped for into its error, and count what is throttled."""
         login = host.authenticator
-        error = registry_error(answer.status, answer.headers, answer.body, self.edge.wall(), login.redact)
+        error = registry_error(answer, self.edge.wall(), login.redact)
         if answer.status == 429:
             self.throttled[host.key] += 1
             error.hint = f"who logs in may ask more often: {login.login}" if login.anonymous else None

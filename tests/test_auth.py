@@ -562,7 +562,7 @@ async def narrowed(at: Authenticator, tokens: Tokens) -> None:
         for number in (1, 2):
             assert await at.authorization(f"team/{number}", "pull") == f"Bearer t{asked + number}"
     assert tokens.scopes()[asked:] == [["team/1:pull"], ["team/2:pull"]]
-    assert at.learnt[1]
+    assert at._one_scope
 
 
 @pytest.mark.anyio
@@ -572,7 +572,7 @@ async def test_a_403_to_a_wide_token_makes_the_host_one_scope() -> None:
     for number in (1, 2):
         at.declare(f"team/{number}", "pull,push")
     used = await at.authorization("team/1", "pull")
-    assert not at.learnt[1]
+    assert not at._one_scope
     assert at.forbidden(used)
     await narrowed(at, tokens)
     # A second 403 that comes in for the wide token is worth a repetition, one for an exact token is not.
@@ -589,7 +589,7 @@ async def test_a_403_to_an_exact_token_or_to_none_is_final() -> None:
     assert not at.forbidden(used)
     assert not at.forbidden(None)
     assert not at.forbidden(BASIC)
-    assert not at.learnt[1]
+    assert not at._one_scope
 
 
 @pytest.mark.anyio
@@ -627,7 +627,7 @@ async def test_a_repository_that_spoils_a_wide_request_is_left_out(status: int) 
         at.declare(f"team/{number}", "pull")
     assert await at.authorization("team/1", "pull") == "Bearer t2"
     assert tokens.scopes() == [["team/1:pull", "team/2:pull"], ["team/1:pull"]]
-    assert at.learnt[1]
+    assert at._one_scope
 
 
 @pytest.mark.anyio
@@ -899,51 +899,3 @@ async def test_get_is_not_tried_without_a_user_name() -> None:
     with pytest.raises(AuthError, match=r"refused the credentials \(a file\)"):
         await at.authorization("team/app", "pull")
     assert len(tokens.asked) == 1
-
-
-# What an earlier run learnt ----------------------------------------------------------------------------
-
-
-@pytest.mark.anyio
-async def test_a_recalled_challenge_saves_the_bare_request() -> None:
-    tokens = Tokens()
-    earlier = await challenged(Tokens(), USER)
-    assert earlier.learnt == (Challenge("bearer", REALM, "registry.example.org"), False)
-    at = login(tokens, USER)
-    at.recall(*earlier.learnt)
-    assert await at.authorization("team/app", "pull") == "Bearer t1"
-
-
-@pytest.mark.anyio
-async def test_a_recalled_realm_is_checked_again() -> None:
-    tokens = Tokens()
-    at = login(tokens, USER)
-    at.recall(Challenge("bearer", "https://evil.test/token"), False)
-    assert await at.authorization("team/app", "pull") is None
-    assert tokens.asked == []
-
-
-@pytest.mark.anyio
-async def test_a_recalled_challenge_that_no_longer_serves_is_forgotten() -> None:
-    tokens = Tokens(answer(404))
-    at = login(tokens, USER)
-    at.recall(Challenge("bearer", REALM), True)
-    assert await at.authorization("team/app", "pull") is None
-    assert at.learnt == (None, True)
-    assert await at.refused([BEARER], None, "team/app", "pull")
-    assert await at.authorization("team/app", "pull") == "Bearer t2"
-
-
-@pytest.mark.anyio
-@pytest.mark.parametrize(("scheme", "sent"), [("https", BASIC), ("http", None)])
-async def test_recalled_basic_is_sent_at_once_over_https_only(scheme: str, sent: str | None) -> None:
-    at = login(Tokens(), USER, scheme=scheme)
-    at.recall(Challenge("basic", "here"), False)
-    assert await at.authorization("team/app", "pull") == sent
-
-
-@pytest.mark.anyio
-async def test_recall_does_not_overrule_what_this_run_was_told() -> None:
-    at = await challenged(Tokens(), USER)
-    at.recall(Challenge("bearer", "https://old.example.org/token"), False)
-    assert at.learnt[0] == Challenge("bearer", REALM, "registry.example.org")
