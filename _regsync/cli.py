@@ -353,7 +353,6 @@ def _run(work: Callable[..., Awaitable[int]], *arguments: Any) -> int:
     return anyio.run(work, *arguments, backend="asyncio")
 
 
-# fmt: off
 _COMMANDS: Mapping[str, _Command] = {
     "copy": _Command("copy one image", _copy, "0 1 2 3 4 130", (
         ("SRC", "the image; without a tag: latest"), ("DST", "where it goes; without a tag: the source's"),
@@ -393,4 +392,4 @@ Editors complete a configuration that begins with
 # yaml-language-server: $schema=regsync.schema.json"""),
     "version": _Command("say which build this is and what it runs on", _version, "0 3", (_JSON,),
         "regsync version --json"),
-}
+}  # fmt: skip

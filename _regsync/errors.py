@@ -10,12 +10,10 @@ from __future__ import annotations
 import enum
 from typing import NamedTuple
 
-# fmt: off
 __all__ = [
     "AuthError", "ConfigError", "ConnectFailed", "ContentError", "Disconnected", "MappingConflict", "Problem",
     "ProtocolBroken", "RegistryError", "RegsyncError", "Side", "SyncError", "TimedOut", "WireError", "clean",
-]
-# fmt: on
+]  # fmt: skip
 
 # Bidirectional controls and line separators that reorder or break a terminal line (R18).
 _INVISIBLE = {*range(0x00, 0x20), *range(0x7F, 0xA0), 0x2028, 0x2029, *range(0x202A, 0x202F), *range(0x2066, 0x206A)}
@@ -51,7 +49,7 @@ class Problem(NamedTuple):
 
 
 class RegsyncError(Exception):
-    """Base of all errors that are told to the user as one line; `exit_status` is for one that ends the run."""
+    """Base of all errors that are told to the user as one line; `exit_status`: of a command that it ends."""
 
     code = "INTERNAL_ERROR"
     exit_status = 2
@@ -148,7 +146,7 @@ _REMEDIES = {
 
 
 class RegistryError(SyncError):
-    """A registry answered with an error status; `codes` and `digests` are its body's, `retry_after` is in s."""
+    """A registry answered with an error status; `codes` and `digests` are its body's, `retry_after` is seconds."""
 
     def __init__(
         self,
@@ -165,14 +163,13 @@ class RegistryError(SyncError):
     def located(self, side: Side | None, operation: str, reference: str) -> SyncError:
         super().located(side, operation, reference)
         tagged, by_digest, _ = (self.reference or "").partition("@")
-        host, _, name = tagged.partition("/")
-        name = name.partition(":")[0]
+        host, _, rest = tagged.partition("/")
+        name = rest.partition(":")[0]
         command = f": aws ecr create-repository --repository-name {name}" if ".dkr.ecr." in host else ""
         # What an image names and its own registry lacks is missing for another reason than its name.
         named = not (by_digest and self.side is Side.SOURCE) and not any("BLOB" in code for code in self.codes)
-        if self.hint is None and self.side and named:
-            remedy = _REMEDIES.get((self.status, self.side), "")
-            self.hint = remedy.format(repository=f"{host}/{name}", command=command) or None
+        if self.hint is None and self.side and named and (remedy := _REMEDIES.get((self.status, self.side))):
+            self.hint = remedy.format(repository=f"{host}/{name}", command=command)
         return self
 
     @property

@@ -225,8 +225,8 @@ def schema() -> dict[str, Any]:
 
 
 def _object(text: str) -> dict[str, Any]:
-    fields = [(names.split(), kind) for names, kind in re.findall("([^:;]+): ([^;]+)", text)]
-    kinds = {name: _type(kind) for names, kind in fields for name in names}
+    fields = re.findall("([^:;]+): ([^;]+)", text)
+    kinds = {name: _type(kind) for names, kind in fields for name in names.split()}
     properties = {name.rstrip("?"): kind for name, kind in kinds.items()}
     return {"type": "object", "properties": properties, "required": [name for name in kinds if name[-1] != "?"]}
 
