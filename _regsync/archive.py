@@ -21,8 +21,8 @@ from _regsync import fips
 from _regsync.oci import split_digest
 
 __all__ = [
-    "EMPTY", "Archive", "Damaged", "Fresh", "encode", "entry", "folded", "frame", "key_of", "moment_of",
-    "named", "unframe",
+    "EMPTY", "Archive", "Damaged", "Fresh", "encode", "entry", "folded", "frame", "key_of", "moment_of", "named",
+    "unframe",
 ]  # fmt: skip
 
 _MAGIC, _VERSION = b"regsync\n", 1
@@ -38,14 +38,7 @@ _ALGORITHMS = {"sha256": b"\1", "sha512": b"\2"}
 # B blobs and M manifests of a repository: key, repository, time, flag (a blob may be mounted from there; a
 # manifest has an image config). E: a manifest's key and repository, then the key of one thing it names.
 # S: identity of a tag's snapshot, time, then the keys of the source's digest and of the pushed one.
-_LAYOUTS: Mapping[str, tuple[int, int, int]] = {
-    "B": (42, 37, 37),
-    "M": (42, 37, 37),
-    "E": (70, 70, 0),
-    "S": (102, 32, 32),
-}
-# Rows of this run, by table.
-Rows = Mapping[str, list[bytes]]
+_LAYOUTS = {"B": (42, 37, 37), "M": (42, 37, 37), "E": (70, 70, 0), "S": (102, 32, 32)}
 
 
 class Damaged(ValueError):
@@ -60,9 +53,7 @@ def key_of(digest: str) -> bytes:
 
 def named(*words: str) -> bytes:
     """Return the 32 bytes that identify a snapshot: of which tag, where from and to, under which rules."""
-    running = fips.new_hash("sha256")
-    running.update("\0".join(words).encode())
-    return bytes.fromhex(running.hexdigest())
+    return bytes.fromhex(fips.hash_hex("sha256", "\0".join(words).encode()))
 
 
 def entry(key: bytes, number: int, moment: int, flag: bool) -> bytes:
@@ -120,9 +111,6 @@ class Archive:
         """Return the row of that identity."""
         return next(self.rows(table, identity), None)
 
-    def __len__(self) -> int:
-        return sum(len(self._tables[table]) // layout[0] for table, layout in _LAYOUTS.items())
-
 
 EMPTY = Archive()
 
@@ -136,7 +124,7 @@ def moment_of(table: str, row: bytes) -> int:
 class Fresh(NamedTuple):
     """What a save adds to an archive: rows, repositories after the archive's own, facts, what to drop."""
 
-    rows: Rows
+    rows: Mapping[str, list[bytes]]
     repositories: list[tuple[str, str]]
     facts: Mapping[str, Any]
     # Rows confirmed before this moment are dropped, and those of tables B and M that were forgotten.

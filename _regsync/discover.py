@@ -270,20 +270,18 @@ class Discovery:
 
     async def _target_digest(self, target: Repository, reference: str, known: Snapshot | None) -> str | None:
         """Return what a target holds under a tag, by its listing or a HEAD; what it says is evidence (I5)."""
-        held = await self._ask_target(target, reference)
+        listed, held = None, None
+        if ":" not in reference and target.key in self._held:
+            listed, held = await self.target_tags(target), self._listed_digest(target, reference)
+        if held is None and (listed is None or reference in listed):
+            held = await self._head(target, reference)
         if held is not None:
             self._knowledge.vouch(target.key, held)
         elif known is not None:
             self._knowledge.contradict(target.key)
         return held
 
-    async def _ask_target(self, target: Repository, reference: str) -> str | None:
-        if ":" not in reference and target.key in self._held:
-            listed = await self.target_tags(target)
-            if listed is not None and reference not in listed:
-                return None
-            if digest := self._listed_digest(target, reference):
-                return digest
+    async def _head(self, target: Repository, reference: str) -> str | None:
         try:
             held = await target.head_manifest(reference)
         except RegistryError as error:

@@ -186,20 +186,18 @@ class Repository:
             body = await response.read(transport.ERROR_BODY)
             raise self._transport.refusal(self.host, Answer(response.status, response.headers, body))
 
-    @asynccontextmanager
-    async def upload(self, blob: Descriptor) -> AsyncIterator[Upload]:
-        """Give the means to upload one blob over one connection; the caller holds the permit."""
-        async with self._transport.pool.lease(self.host.origin) as lease:
-            yield Upload(self, self._transport, lease, blob)
-
 
 class Upload:
-    """One blob on its way into a repository: `start`, then `put` unless the start made it unnecessary."""
+    """One blob on its way into a repository: `start`, then `put` unless the start made it unnecessary.
+
+    The caller holds the permits, and the lease: all goes over one connection. `session` is the path of the upload
+    session that waits for its body, empty where there is none.
+    """
 
     def __init__(self, repository: Repository, transport: Transport, lease: Lease, blob: Descriptor) -> None:
         self.repository, self._transport, self._lease, self.blob = repository, transport, lease, blob
         self._origin: Origin = repository.host.origin
-        self._path = ""
+        self.session = ""
 
     async def start(self, mount_from: str | None = None) -> bool:
         """Open an upload session, or mount from another repository of the host: True when now present.
@@ -219,7 +217,7 @@ class Upload:
         return await self._post("")
 
     async def whole(self, body: bytes) -> bool:
-        """Upload in one POST (section 1.7, D): True when taken; else a session may be open (`is_open`)."""
+        """Upload in one POST (section 1.7, D): True when taken; else a session may be open (`session`)."""
         try:
             return await self._post(f"?digest={self.blob.digest}", _OCTETS, body=body)
         except RegistryError as error:
@@ -245,13 +243,8 @@ class Upload:
             origin, path = transport.resolve_location(repository.host.origin, call.path, location)
             transport.check_foreign(repository.host.origin, origin)
             # Only now: a session that is refused is not cancelled either.
-            self._origin, self._path = origin, path
+            self._origin, self.session = origin, path
             return False
-
-    @property
-    def is_open(self) -> bool:
-        """Say whether there is an upload session that waits for its body."""
-        return bool(self._path)
 
     async def let_go(self) -> None:
         """Let others have the connection until `put`: what waits without a permit holds none (I8)."""
@@ -263,13 +256,13 @@ class Upload:
         Raises what the source raises, RegistryError when refused, WireError when the line broke.
         """
         host, repository = self.repository.host, self.repository
-        join = "&" if "?" in self._path else "?"
+        join = "&" if "?" in self.session else "?"
         call = self._call("upload_body", "PUT", f"{join}digest={self.blob.digest}", _OCTETS)
         timeouts = self._transport.edge.timeouts
         seconds = timeouts.finish + self.blob.size / timeouts.finish_bytes_per_second
         used = await self._transport.login(host, call, before_body=True)
         # Whatever happens to the body, this session takes no other.
-        self._path = ""
+        self.session = ""
         async with self._kept() as lease:
             response = await lease.exchange(self._request(call, used), seconds, pieces)
             if response.status == 401 and self._origin == host.origin:
@@ -285,14 +278,14 @@ class Upload:
         """End the session, which gets no body (section 1.9): one request, whose answer says nothing."""
         call = self._call("upload_finish", "DELETE", "")
         used = await self._transport.login(self.repository.host, call)
-        self._path = ""
+        self.session = ""
         async with self._kept() as lease:
             await lease.exchange(self._request(call, used))
 
     def _call(self, action: str, method: str, query: str, *headers: tuple[str, str]) -> Call:
         """Return a request to the session's Location."""
         call = self.repository.call(action, method, "", *headers)
-        return call._replace(path=self._path + query, origin=self._origin)
+        return call._replace(path=self.session + query, origin=self._origin)
 
     def _request(self, call: Call, used: str | None) -> Request:
         self.repository.host.requests[call.action] += 1

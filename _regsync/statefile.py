@@ -35,9 +35,8 @@ class StateFile:
         self._journal_path = os.path.join(cache_dir or "", "state.journal")
         self._lock: int | None = None
         self._journal: int | None = None
-        self._header = b""
-        # Whole records of an earlier journal end here.
-        self._end = 0
+        # What our journal begins with, and where the whole records of an earlier one end.
+        self._header, self._end = b"", 0
 
     @property
     def is_kept(self) -> bool:

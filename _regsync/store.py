@@ -1,10 +1,9 @@
-"""Disk: staged blobs, for images that go to more than one target.
+"""Disk: staged blobs, for images that go to more than one target; small ones stay in memory.
 
 Owns: files under a staging directory, named by digest only (R16). May not know: registries, HTTP.
-Invariants: a staged file that is visible under its digest was hashed and is whole, whoever else stages
-in the same directory; what a killed or failed run left is used when it still verifies, and a run that
-ends well leaves nothing. Follows specification section 1.1 "Streaming", design.md section 8; small blobs
-stay in memory (design.md section 6 rule 13).
+Invariants: a staged file that is visible under its digest was hashed and is whole, whoever else stages in the
+same directory; what a killed or failed run left is used when it still verifies, and a run that ends well leaves
+nothing. Follows specification section 1.1 "Streaming", design.md sections 6 (rule 13) and 8.
 """
 
 from __future__ import annotations
@@ -44,10 +43,8 @@ class StagingFailed(SyncError):
     code = "CONFIG_ERROR"
 
 
-class NoRoom(SyncError):
-    """This blob is larger than what may be staged, or all that is staged is being read."""
-
-    code = "CONFIG_ERROR"
+class NoRoom(StagingFailed):
+    """Only this blob: it is larger than what may be staged, or all that is staged is being read."""
 
 
 def _remove(path: str) -> None:
@@ -60,11 +57,9 @@ def _disk() -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        place = clean(str(error.filename or "the staging directory"))
-        raise StagingFailed(
-            f"blobs cannot be staged in {place}: {clean(error.strerror or str(error))}",
-            hint="several targets need disk: free space in global.cache_dir, or point it elsewhere",
-        ) from error
+        place, why = clean(str(error.filename or "the staging directory")), clean(error.strerror or str(error))
+        hint = "several targets need disk: free space in global.cache_dir, or point it elsewhere"
+        raise StagingFailed(f"blobs cannot be staged in {place}: {why}", hint=hint) from error
 
 
 async def read_whole(blob: Descriptor, read: Reader) -> bytes:
@@ -135,7 +130,7 @@ class Staging:
         self._limit = limit
         self._directory = "" if cache_dir is None else os.path.join(cache_dir, "blobs")
         self._cleanup = contextlib.ExitStack()
-        self._folders: dict[str, str] = {}
+        self._folders: set[str] = set()
         self._pulling: dict[str, anyio.Lock] = {}
         self._memory: dict[str, bytes] = {}
         self._memory_size = self._pulled_size = 0
@@ -150,16 +145,15 @@ class Staging:
 
             temporary = tempfile.TemporaryDirectory(prefix="regsync-", ignore_cleanup_errors=True)
             self._directory = self._cleanup.enter_context(temporary)
-        if algorithm not in self._folders:
-            folder = os.path.join(self._directory, algorithm)
+        folder = os.path.join(self._directory, algorithm)
+        if folder not in self._folders:
             os.makedirs(folder, mode=0o700, exist_ok=True)
-            for name in os.listdir(folder):
-                path = os.path.join(folder, name)
+            for path in (os.path.join(folder, name) for name in os.listdir(folder) if name.endswith(_PARTIAL)):
                 with contextlib.suppress(FileNotFoundError):
-                    if name.endswith(_PARTIAL) and time.time() - os.lstat(path).st_mtime > _ABANDONED_SECONDS:
+                    if time.time() - os.lstat(path).st_mtime > _ABANDONED_SECONDS:
                         _remove(path)
-            self._folders[algorithm] = folder
-        return self._folders[algorithm]
+            self._folders.add(folder)
+        return folder
 
     async def ensure(self, blob: Descriptor, read: Reader, *, disk: bool = True) -> None:
         """Have a blob here, pulled once whoever asks; one asker's failure or cancellation is its own.
@@ -184,7 +178,7 @@ class Staging:
 
     async def _pull_file(self, blob: Descriptor, read: Reader) -> None:
         if self._failed is not None:
-            raise StagingFailed(self._failed.message, hint=self._failed.hint)
+            raise self._failed.again()
         self._make_room(blob)
         self._pulled_size += blob.size
         partial = ""
@@ -233,15 +227,17 @@ class Staging:
         if body is not None:
             yield MemoryPieces(body)
             return
-        staged = None
-        with _disk(), contextlib.suppress(KeyError, FileNotFoundError):
-            staged = FileIO(self._files[blob.digest][0])
-            self._files[blob.digest] = self._files.pop(blob.digest)
+        with _disk():
+            try:
+                staged = FileIO(self._files[blob.digest][0])
+            except (KeyError, FileNotFoundError):
+                # Another run in this directory has ended, and took the file with it.
+                self._files.pop(blob.digest, None)
+                staged = None
         if staged is None:
-            # Another run in this directory has ended, and took the file with it.
-            self._files.pop(blob.digest, None)
             yield None
             return
+        self._files[blob.digest] = self._files.pop(blob.digest)
         self._readers[blob.digest] += 1
         try:
             with staged:
@@ -251,7 +247,7 @@ class Staging:
 
     def close(self, *, sweep: bool = True) -> None:
         """Remove what is staged; without `sweep` whole files stay for the next run: this one has failed."""
-        for folder in self._folders.values() if sweep else ():
+        for folder in self._folders if sweep else ():
             with contextlib.suppress(OSError):
                 # Another run's partial files are being written; what has no digest's name is not ours.
                 for name in filter(re.compile("[0-9a-f]{64,128}").fullmatch, os.listdir(folder)):

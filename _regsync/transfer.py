@@ -1,10 +1,9 @@
 """Bring blobs and manifests of one image to one target.
 
-Owns: the movement of one blob (look up, mount, upload, relay, verification) and of an image's
-manifests; the repetition of a blob that broke. May not know: which image is next, what other images
-need. Invariants: I1, I2 (children first, awaited), I3 (the last piece is withheld until count and hash
-agree), I7, I8 (everything that one transfer will use is admitted in one step; pauses hold nothing).
-Follows specification section 1.1, design.md sections 6, 7 and 9.
+Owns: the movement of one blob (look up, mount, upload, relay, verification) and of an image's manifests; the
+repetition of a blob that broke. May not know: which image is next, what other images need. Invariants: I1, I2
+(children first, awaited), I3 (the last piece is withheld until count and hash agree), I7, I8 (all that a transfer
+will use is admitted in one step; pauses hold nothing). Follows specification section 1.1, design.md sections 6, 7, 9.
 """
 
 from __future__ import annotations
@@ -72,8 +71,7 @@ class Relay:
         self.complete = False
         self._source, self._blob, self._response, self._moved = source, blob, response, moved
         algorithm, self._expected = split_digest(blob.digest)
-        self._hash = new_hash(algorithm)
-        self._count, self._pieces, self._given = 0, 0, 0
+        self._hash, self._count, self._pieces, self._given = new_hash(algorithm), 0, 0, 0
         self._first = memoryview(b"")
         self._buffer = memoryview(bytearray(min(PIECE, blob.size + 1)))
 
@@ -82,12 +80,8 @@ class Relay:
         if self._given < self._pieces:
             self._given += 1
             return self._first
-        try:
+        with self._source.located("fetch blob", self._source.reference(self._blob.digest)):
             return self._verified(await self._response.read_into(self._buffer))
-        except SyncError as error:
-            raise error.located(
-                Side.SOURCE, "fetch blob", self._source.reference(self._blob.digest)
-            ) from error.__cause__
 
     def _verified(self, count: int) -> memoryview:
         piece = self._buffer[:count]
@@ -110,10 +104,9 @@ class Relay:
 
     def rewind(self) -> bool:
         """Begin again: possible while only the first piece has been read."""
-        if self._pieces > 1:
-            return False
-        self._given = 0
-        return True
+        if possible := self._pieces <= 1:
+            self._given = 0
+        return possible
 
 
 class _Unanswered(Exception):
@@ -141,11 +134,12 @@ class Mover:
         `fan_out` says that several places want it: it is then pulled once, into memory, or to disk where
         `disk` allows it.
         """
-        async with target.upload(step.blob) as upload:
+        async with self._transport.pool.lease(target.host.origin) as lease:
+            upload = Upload(target, self._transport, lease, step.blob)
             try:
                 return await self._bring(upload, step, source, fan_out and self._disk_works, disk)
             finally:
-                if upload.is_open:
+                if upload.session:
                     # No body follows: the source has refused it, or a HEAD has found it there.
                     with anyio.move_on_after(self._transport.edge.timeouts.head), suppress(SyncError):
                         async with self._admitted((Want(target.host.key),)):
@@ -161,9 +155,9 @@ class Mover:
                 error: SyncError = lost.args[0]
                 if await self._arrived(target, blob):
                     return Brought(uploaded=True, bytes=blob.size)
-            except (NoRoom, StagingFailed) as caught:
+            except StagingFailed as caught:
                 # A full disk fails nothing: each target reads for itself (design.md section 8).
-                failed, fan_out = isinstance(caught, StagingFailed), False
+                failed, fan_out = not isinstance(caught, NoRoom), False
                 level = "warning" if failed and self._disk_works else "debug"
                 log(level, "staging", f"{caught}; each target reads for itself")
                 self._disk_works = self._disk_works and not failed
@@ -198,9 +192,11 @@ class Mover:
     async def _bring_once(self, upload: Upload, step: Step, source: Repository, fan_out: bool, disk: bool) -> Brought:
         blob, host, rank = upload.blob, upload.repository.host.key, float(step.work.order)
         large, known, read = blob.size >= LARGE_BODY, known_body(blob), self._reader(source, rank)
-        if not upload.is_open and await self._goes_whole(upload, step, known):
-            if not await self._is_new(upload, rank):
-                return Brought()
+        if not upload.session and await self._goes_whole(upload, step, known):
+            if not self._knowledge.is_empty(upload.repository.key):
+                async with self._admitted((Want(host),), rank):
+                    if await self._is_there(upload):
+                        return Brought()
             body = await self._whole_body(blob, read, fan_out, disk) if known is None else known
             return await self._send_whole(upload, body, rank)
         write = Want(host, "write", large)
@@ -236,12 +232,6 @@ class Mover:
             return True
         return knowledge.fact(fact) is True
 
-    async def _is_new(self, upload: Upload, rank: float) -> bool:
-        if self._knowledge.is_empty(upload.repository.key):
-            return True
-        async with self._admitted((Want(upload.repository.host.key),), rank):
-            return not await self._is_there(upload)
-
     async def _whole_body(self, blob: Descriptor, read: Reader, fan_out: bool, disk: bool) -> bytes:
         while fan_out:
             await self._staging.ensure(blob, read, disk=disk)
@@ -256,7 +246,7 @@ class Mover:
         host = upload.repository.host.key
         async with self._admitted((Want(host, "write"),), rank):
             done = await upload.whole(body)
-            if not done and not upload.is_open:
+            if not done and not upload.session:
                 await upload.start()
             self._knowledge.learn(f"whole {host}", done)
             return Brought(uploaded=True, bytes=len(body)) if done else await self._send(upload, MemoryPieces(body))
@@ -277,7 +267,7 @@ class Mover:
 
     async def _begin(self, upload: Upload, step: Step) -> Brought | None:
         """Find the blob there, mount it, or open an upload session (then None) unless one is open."""
-        if upload.is_open:
+        if upload.session:
             return None
         where = upload.repository.key
         accepted = self._accepted.setdefault(where, anyio.Event())

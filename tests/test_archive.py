@@ -27,13 +27,15 @@ from _regsync.archive import (
 )
 from _regsync.statefile import StateFile
 
-DIGESTS = [f"sha256:{number:064x}" for number in range(40)] + [
-    f"sha512:{number:064x}{0:064x}" for number in range(5)
-]
+DIGESTS = [f"sha256:{number:064x}" for number in range(40)] + [f"sha512:{number:064x}{0:064x}" for number in range(5)]
 
 
 def table(*rows: bytes) -> Fresh:
     return Fresh({"B": list(rows)}, [("host", "repo"), ("host", "other")], {})
+
+
+def size(archive: Archive) -> int:
+    return sum(1 for name in "BMES" for _ in archive.rows(name))
 
 
 def identity(digest: str, number: int) -> bytes:
@@ -42,8 +44,7 @@ def identity(digest: str, number: int) -> bytes:
 
 @given(
     st.lists(
-        st.tuples(st.sampled_from(DIGESTS), st.integers(0, 1), st.integers(0, 2**32 - 1), st.booleans()),
-        max_size=60,
+        st.tuples(st.sampled_from(DIGESTS), st.integers(0, 1), st.integers(0, 2**32 - 1), st.booleans()), max_size=60
     )
 )
 def test_of_each_identity_the_newest_row_is_found_and_a_mount_source_stays_one(
@@ -51,11 +52,9 @@ def test_of_each_identity_the_newest_row_is_found_and_a_mount_source_stays_one(
 ) -> None:
     half = len(rows) // 2
     first = Archive(encode(EMPTY, table(*(entry(key_of(d), n, t, f) for d, n, t, f in rows[:half]))))
-    both = Archive(
-        encode(first, Fresh({"B": [entry(key_of(d), n, t, f) for d, n, t, f in rows[half:]]}, [], {}))
-    )
+    both = Archive(encode(first, Fresh({"B": [entry(key_of(d), n, t, f) for d, n, t, f in rows[half:]]}, [], {})))
     assert both.repositories == [("host", "repo"), ("host", "other")]
-    assert len(both) == len({(d, n) for d, n, _, _ in rows})
+    assert size(both) == len({(d, n) for d, n, _, _ in rows})
     for digest, number, _, _ in rows:
         same = [(t, f) for d, n, t, f in rows if (d, n) == (digest, number)]
         row = both.row("B", identity(digest, number))
@@ -142,7 +141,7 @@ def test_a_journal_folds_into_its_archive() -> None:
     row = entry(key_of(DIGESTS[1]), 2, 4, False)
     archive = folded(base, [("R", b"host\0third"), ("B", row)])
     assert archive.repositories == [("host", "repo"), ("host", "other"), ("host", "third")]
-    assert len(archive) == 2
+    assert size(archive) == 2
     assert archive.row("B", row[:37]) == row
     with pytest.raises(Damaged):
         folded(base, [("B", b"short")])
@@ -156,22 +155,20 @@ class Warned(list[str]):
 def test_what_is_saved_is_loaded_again_with_private_modes(tmp_path: Path) -> None:
     warned = Warned()
     state = StateFile(str(tmp_path / "cache"), warned)
-    assert len(state.load()) == 0
+    assert size(state.load()) == 0
     state.save(encode(EMPTY, table(entry(key_of(DIGESTS[0]), 0, 3, True))))
     state.close()
     assert sorted(each.name for each in (tmp_path / "cache").iterdir()) == ["state.bin", "state.lock"]
     assert (tmp_path / "cache").stat().st_mode & 0o777 == 0o700
     assert (tmp_path / "cache" / "state.bin").stat().st_mode & 0o777 == 0o600
     again = StateFile(str(tmp_path / "cache"), warned)
-    assert len(again.load()) == 1
+    assert size(again.load()) == 1
     again.close()
     assert warned == []
 
 
 @pytest.mark.parametrize("torn", [0, 1, 20])
-def test_after_a_kill_the_journal_is_all_and_it_goes_on_behind_its_last_whole_record(
-    tmp_path: Path, torn: int
-) -> None:
+def test_after_a_kill_the_journal_is_all_and_it_goes_on_behind_its_last_whole_record(tmp_path: Path, torn: int) -> None:
     warned = Warned()
     killed = StateFile(str(tmp_path), warned)
     killed.load()
@@ -181,7 +178,7 @@ def test_after_a_kill_the_journal_is_all_and_it_goes_on_behind_its_last_whole_re
     with open(tmp_path / "state.journal", "ab") as journal:
         journal.write(frame("B", entry(key_of(DIGESTS[1]), 0, 3, True))[:torn])
     second = StateFile(str(tmp_path), warned)
-    assert len(second.load()) == 1
+    assert size(second.load()) == 1
     second.note(frame("B", entry(key_of(DIGESTS[2]), 0, 3, True)))
     second.close()
     third = StateFile(str(tmp_path), warned)
@@ -209,27 +206,27 @@ def test_a_second_run_reads_and_leaves_nothing_behind(tmp_path: Path) -> None:
     first.load()
     first.save(encode(EMPTY, table(entry(key_of(DIGESTS[0]), 0, 3, True))))
     second = StateFile(str(tmp_path), warned)
-    assert len(second.load()) == 1
+    assert size(second.load()) == 1
     assert not second.is_kept
     second.note(b"never written")
     second.save(b"never written")
     second.close()
     assert warned == [f"another run uses {tmp_path}: this one leaves no state behind"]
     first.close()
-    assert len(StateFile(str(tmp_path), Warned()).load()) == 1
+    assert size(StateFile(str(tmp_path), Warned()).load()) == 1
 
 
 def test_damage_is_said_once_and_the_next_save_ends_it(tmp_path: Path) -> None:
     (tmp_path / "state.bin").write_bytes(b"not ours")
     warned = Warned()
     state = StateFile(str(tmp_path), warned)
-    assert len(state.load()) == 0
+    assert size(state.load()) == 0
     assert len(warned) == 1
     assert "not used" in warned[0]
     state.save(encode(EMPTY, table(entry(key_of(DIGESTS[0]), 0, 3, True))))
     state.close()
     after = StateFile(str(tmp_path), warned)
-    assert len(after.load()) == 1
+    assert size(after.load()) == 1
     after.close()
     assert len(warned) == 1
 
