@@ -53,11 +53,10 @@ class Image:
     began: float
     digests: frozenset[str]
     number: int = -1
-    work: Work | None = None
+    work: Work = field(default_factory=lambda: Work(("", ""), ()))
     queue: list[Step] = field(default_factory=list)
     finishing: bool = False
     running: int = 0
-    ended: bool = False
     # A refused manifest was made good once: it is not tried a second time.
     healed: bool = False
     error: RegsyncError | None = None
@@ -180,16 +179,14 @@ class Execution:
             return
         except SyncError as error:
             image.error = error.located(Side.SOURCE, "read", image.source_name)
-            self._end_image(image, "failed")
+            self._ended(image, "failed")
             return
         ordered = plan.order_blobs(blobs, self.references)
-        root = image.tree.root.digest
         lacking = tuple(child.digest for child in children)
-        work = Work(where, ordered, lacking, root, careful=not image.tree.is_image)
-        image.work = work
-        self.images[work] = image
-        self._queue(self._claims.promote(work))
-        if work.is_ready():
+        image.work = Work(where, ordered, lacking, image.tree.root.digest, careful=not image.tree.is_image)
+        self.images[image.work] = image
+        self._queue(self._claims.promote(image.work))
+        if image.work.is_ready():
             self._make_ready(image)
 
     async def _complete(self, image: Image) -> None:
@@ -198,7 +195,7 @@ class Execution:
             image.tree = await self._discovery.completed(image.source, image.tree)
         except SyncError as error:
             image.error = error
-            self._end_image(image, "failed")
+            self._ended(image, "failed")
         else:
             self.add(image)
         self.advance()
@@ -218,13 +215,12 @@ class Execution:
         if image.running:
             self._start(image)
         else:
-            assert image.work is not None
             heapq.heappush(self._ready, (image.work.order, id(image), image))
 
     def _start(self, image: Image) -> None:
         steps, image.queue = image.queue, []
         finishing, image.finishing = image.finishing, False
-        if image.ended or image.error is not None or not (steps or finishing):
+        if image.error is not None or not (steps or finishing):
             return
         self._slots += not image.running
         image.running += len(steps) + finishing
@@ -267,24 +263,27 @@ class Execution:
     async def _finish(self, image: Image) -> None:
         """Put the manifests of an image whose blobs are all there (I1, I2)."""
         work = image.work
-        assert work is not None
         try:
-            if not await self._put(image, work):
-                steps, ready = self._claims.failed(work)
-                del self.images[work]
-                image.work = None
-                self._queue(steps)
-                for each in ready:
-                    self._make_ready(self.images[each])
-                self._ask(image.source.host.key, partial(self._complete, image))
+            whole = await self._put(image, work)
         except SyncError as error:
             image.error = image.error or error
         else:
-            if image.work is not None:
+            del self.images[work]
+            if whole:
                 self._knowledge.take_snapshot(image.snapshot, image.tree.source_digest, image.tree.root.digest)
                 self._queue(self._claims.committed(work))
-                self._end_image(image, "synced")
+                self._ended(image, "synced")
+            else:
+                self._give_up(work)
+                self._ask(image.source.host.key, partial(self._complete, image))
         self._settle(image)
+
+    def _give_up(self, work: Work) -> None:
+        """Pass on what an image owned."""
+        steps, ready = self._claims.failed(work)
+        self._queue(steps)
+        for each in ready:
+            self._make_ready(self.images[each])
 
     async def _put(self, image: Image, work: Work) -> bool:
         """Put the manifests; False when the target lost what was believed there: it is forgotten now (I5)."""
@@ -335,18 +334,7 @@ class Execution:
         image.running -= 1
         if not image.running:
             self._slots -= 1
-            if image.error is not None and not image.ended:
-                assert image.work is not None
-                steps, ready = self._claims.failed(image.work)
-                self._end_image(image, "failed")
-                self._queue(steps)
-                for work in ready:
-                    self._make_ready(self.images[work])
+            if image.error is not None and self.images.pop(image.work, None) is not None:
+                self._ended(image, "failed")
+                self._give_up(image.work)
         self.advance()
-
-    def _end_image(self, image: Image, status: str) -> None:
-        image.ended = True
-        work = image.work
-        if work is not None:
-            del self.images[work]
-        self._ended(image, status)

@@ -307,7 +307,7 @@ class Run:
             self._end(name, target.reference(wanted.tag), "failed", error=error)
 
     def _end_image(self, image: Image, status: str) -> None:
-        root, work = image.tree.root, image.work
+        root = image.tree.root
         self._end(
             image.source_name,
             image.target.reference(image.reference),
@@ -319,5 +319,5 @@ class Run:
             duration=anyio.current_time() - image.began,
             transferred=tuple(image.transferred),
             mounted=image.mounted,
-            skipped=image.present + (work.skipped if work is not None else 0),
+            skipped=image.present + image.work.skipped,
         )
