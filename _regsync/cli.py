@@ -150,10 +150,8 @@ def _fields(name: str | None) -> list[Field]:
 
 
 def _parse_value(field: Field, text: str) -> Any:
-    from _regsync.config import parse_value
-
     try:
-        return parse_value(text, field)
+        return field.parsed(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from error
 
@@ -268,9 +266,9 @@ def _expand(arguments: argparse.Namespace, console: Console) -> int:
 
 
 def _schema(arguments: argparse.Namespace, console: Console) -> int:
-    from _regsync import report, schema
+    from _regsync import fields, report
 
-    document = report.schema() if arguments.report else schema.config_schema()
+    document = report.schema() if arguments.report else fields.schema()
     return _print(json.dumps(document, indent=2) + "\n")
 
 

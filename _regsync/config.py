@@ -1,17 +1,15 @@
 """The configuration: YAML bytes and the environment in, frozen values out.
 
-Owns: reading by the table of fields, where each problem is (line, column, key path), inheritance, the
-model that the rest of the program reads, what may be shown where it is written out again. May not know:
-files, the process environment, how a value is used. Invariant: any input gives a `Config` or one
-`ConfigError` with every problem found, what aliases repeat is read once, and no message shows a secret or a
-URL that holds one.
-Follows the specification's section 2 and design.md sections 3 and 4.
+Owns: reading by the table of fields, where each problem is, inheritance, the model that the rest of the program reads,
+what may be shown where it is written out again. May not know: files, the process environment, how a value is used.
+Invariant: any input gives a `Config` or one `ConfigError` with every problem found, what aliases repeat is read once,
+and no message shows a secret. Follows the specification's section 2 and design.md sections 3 and 4.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
@@ -22,7 +20,7 @@ from _regsync.fields import DEFAULT_PORTS, SECTIONS, Field, is_loopback, parse_r
 from _regsync.oci import Platform
 from _regsync.tags import TagRule
 
-__all__ = ["ArtifactRule", "Config", "MappingRule", "Registry", "expand", "load", "parse_value", "registry_for"]
+__all__ = ["ArtifactRule", "Config", "MappingRule", "Registry", "expand", "load", "registry_for"]
 
 
 class Registry(NamedTuple):
@@ -44,6 +42,10 @@ class Registry(NamedTuple):
     client_cert: str | None = None
     client_key: str | None = None
     proxy: str | None = None
+
+    def place(self, repository: str) -> object:
+        """Return what names a repository there, the same under all its names."""
+        return self.origin, providers.api_repository(self.host, repository)
 
     def __repr__(self) -> str:
         # Without password, token and proxy, whatever prints it.
@@ -101,9 +103,7 @@ _SCALARS = MappingProxyType({
     "amount": (("str", "int", "float"), "text"),
 })  # fmt: skip
 # Fields that stand in no section: the document itself, and items of lists and of named things.
-_DOCUMENT = Field("", "section", "", of="config")
-_MAPPING = Field("", "section", "", of="mapping")
-_REGISTRY = Field("", "section", "", of="registry")
+_DOCUMENT, _MAPPING, _REGISTRY = (Field("", "section", "", of=of) for of in ("config", "mapping", "registry"))
 _ALIASES = Field("", "alias", "", empty="name one registry at least")
 _MASK = "********"
 # An expanded configuration is written and read again by people and programs; aliases could fill the memory.
@@ -126,39 +126,34 @@ class _Section(NamedTuple):
 class _Reader:
     """Reads nodes by the table. A value that is wrong is noted and read as None; reading goes on.
 
-    Methods are found by name: `read_` and a type of fields, `parse_` and a type of scalars, `build_` and
+    Methods are found by name: `read_` and a type of fields, `find_` and a type of scalars, `build_` and
     a section, whose fields are read then.
     """
 
     def __init__(
         self, name: str, environ: Mapping[str, str], base_dir: str | None, home: str | None, lint: bool = False
     ) -> None:
-        self.name = name
-        self.lint = lint
-        self.environ = environ
-        self.base_dir = base_dir
-        self.home = home
+        self.name, self.environ, self.base_dir, self.home, self.lint = name, environ, base_dir, home, lint
         self.problems: list[Problem] = []
         self.warnings: list[Problem] = []
         # None: there is one by that name, but it is wrong.
         self.registries: dict[str, Registry | None] = {}
         self.groups: dict[str, tuple[Registry, ...] | None] = {}
-        self.defaults: _Section | None = None
+        self.defaults = _Section(Node("map", {}, 0, 0), "", {}, {})
         # Variables that gave a secret.
         self.secret_names: set[str] = set()
         self.read_before: dict[tuple[int, int], Any] = {}
 
     def read(self, text: bytes) -> _Section:
         """Return the document, free of problems; ConfigError otherwise."""
-        document: _Section | None = None
         try:
             root = compose(text, self.note)
             if root is None or root.tag == "null":
                 raise Unreadable(1, 1, "the document is empty: `mappings` is required, and may be []")
-            document = self.read_section(root, _DOCUMENT, "")
+            document: _Section = self.value(root, _DOCUMENT, "")
         except Unreadable as error:
             self.note(Node("", "", *error.place), "", str(error))
-        if document is None or self.problems:
+        if self.problems:
             problems = tuple(sorted(self.problems, key=_place))
             more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
             raise ConfigError(f"{problems[0]}{more}", problems=problems)
@@ -168,33 +163,28 @@ class _Reader:
 
     def doubt(self, document: _Section) -> None:
         """Warn of what is wrong only beside the rest of the document."""
-        from _regsync.lint import Route, of_mappings
+        from _regsync.lint import shadowed
 
-        def place(registry: Registry, repository: str) -> object:
-            return registry.origin, providers.api_repository(registry.host, repository)
-
-        rules = document.values["mappings"]
-        routes = []
+        rules, routes = document.values["mappings"], []
         for rule in rules:
-            content = place(rule.source, rule.source_repository), rule.platforms and {*rule.platforms}
-            places = [place(target, rule.target_repository) for target in rule.targets]
-            routes.append(Route(content, places, rule.tags))
-        for index, message in of_mappings(routes):
-            item = document.nodes["mappings"].value[index]
-            self.note(item, f"mappings[{index}]", message, warning=True)
+            content = rule.source.place(rule.source_repository), rule.platforms and frozenset(rule.platforms)
+            routes.append(([(content, each.place(rule.target_repository)) for each in rule.targets], rule.tags))
+        for index, first in shadowed(routes):
+            message = f"copies nothing: mappings[{first}] copies all of it to the same place"
+            self.note(document.nodes["mappings"].value[index], f"mappings[{index}]", message, self.warnings)
         used = {registry.alias for rule in rules for registry in (rule.source, *rule.targets)}
         for name, registry in self.registries.items() if rules else ():
             if name not in used and registry and (registry.password or registry.token):
                 key, _ = document.nodes["registries"].value[name]
                 message = "its credentials are never used: no mapping names it"
-                self.note(key, f"registries.{name[:64]}", message, warning=True)
+                self.note(key, f"registries.{name[:64]}", message, self.warnings)
 
-    def note(self, node: Node, path: str, message: str, *, warning: bool = False) -> None:
+    def note(self, node: Node, path: str, message: str, into: list[Problem] | None = None) -> None:
         problem = Problem(self.name, node.line, node.column, clean(path, 200), clean(message))
-        (self.warnings if warning else self.problems).append(problem)
+        (self.problems if into is None else into).append(problem)
 
-    def refuse(self, section: _Section, name: str, message: str, *, warning: bool = False) -> None:
-        self.note(section.nodes[name], f"{section.path}.{name}", message, warning=warning)
+    def refuse(self, section: _Section, name: str, message: str, into: list[Problem] | None = None) -> None:
+        self.note(section.nodes[name], f"{section.path}.{name}", message, into)
 
     def value(self, node: Node, field: Field, path: str) -> Any:
         known = (id(node), id(field))
@@ -210,8 +200,7 @@ class _Reader:
     def read_section(self, node: Node, field: Field, path: str) -> Any:
         if not self.is_a(node, "map", path):
             return None
-        section = _Section(node, path, {}, {})
-        inner = f"{path}." if path else ""
+        section, inner = _Section(node, path, {}, {}), f"{path}." if path else ""
         names = [known.name for known in SECTIONS[field.of]]
         for name, (key, _) in node.value.items():
             if name not in names:
@@ -221,8 +210,7 @@ class _Reader:
             _, value = node.value.get(known.name, (None, None))
             if value is not None and value.tag != "null":
                 section.nodes[known.name] = value
-                read = self.value(value, known, f"{inner}{known.name}")
-                if read is not None:
+                if (read := self.value(value, known, f"{inner}{known.name}")) is not None:
                     section.values[known.name] = read
                 if known.needs and not section.nodes.keys() & set(known.needs):
                     self.refuse(section, known.name, f"needs `{'` or `'.join(known.needs)}`")
@@ -231,11 +219,10 @@ class _Reader:
         build = getattr(self, f"build_{field.of}", None)
         return build(section) if build else section
 
-    def read_list(self, node: Node, field: Field, path: str) -> list[MappingRule] | None:
-        if not self.is_a(node, "seq", path):
-            return None
-        rules = [self.value(item, _MAPPING, f"{path}[{index}]") for index, item in enumerate(node.value)]
-        return [rule._replace(index=index) for index, rule in enumerate(rules) if rule is not None]
+    def read_list(self, node: Node, field: Field, path: str) -> list[MappingRule]:
+        items = enumerate(node.value) if self.is_a(node, "seq", path) else ()
+        rules = [(index, self.value(item, _MAPPING, f"{path}[{index}]")) for index, item in items]
+        return [rule._replace(index=index) for index, rule in rules if rule]
 
     def read_names(self, node: Node, field: Field, path: str) -> None:
         """Read `registries` or `target_groups` into the reader itself, where uses look them up."""
@@ -276,50 +263,29 @@ class _Reader:
             return None
         try:
             text = substitute(node.value, self.environ)
-            if field.secret and field.hides(text):
+            if field.hides(text):
                 self.secret_names |= (names := variables(node.value))
                 if self.lint and not names:
                     message = "a secret is written out: write ${NAME}, and set NAME in the environment"
-                    self.note(node, path, message, warning=True)
-            return self.parsed(text, field)
+                    self.note(node, path, message, self.warnings)
+            return self.meaning(text, field)
         except ValueError as error:
             self.note(node, path, str(error))
             return None
 
-    def parsed(self, text: str, field: Field) -> Any:
-        """Return what a text means in a field; ValueError says what is wrong with it."""
-        if not text:
-            raise ValueError("must not be empty")
-        if not text.isprintable():
-            # It would break a line, a header or a path; a trailing line break is a common slip.
-            raise ValueError("has a line break or another control character: remove it")
-        if field.choices and text not in field.choices:
-            raise ValueError(f"{text!r} is none of {', '.join(field.choices)}")
-        if field.check:
-            field.check(text)
-        parse = getattr(self, f"parse_{field.type}", None)
-        return parse(text, field) if parse else field.parse(text) if field.parse else text
+    def meaning(self, text: str, field: Field) -> Any:
+        find = getattr(self, f"find_{field.type}", None)
+        return find(field.parsed(text)) if find else field.parsed(text)
 
-    def parse_flag(self, text: str, field: Field) -> bool:
-        truth = text.lower() in ("true", "yes", "on")
-        if not truth and text.lower() not in ("false", "no", "off"):
-            raise ValueError("true or false is needed")
-        return truth
-
-    def parse_count(self, text: str, field: Field) -> int:
-        if not re.fullmatch("0|[1-9][0-9]{0,8}", text) or int(text) < field.least:
-            raise ValueError(f"a whole number from {field.least} to 999999999 is needed")
-        return int(text)
-
-    def parse_targets(self, text: str, field: Field) -> tuple[Registry, ...] | None:
+    def find_targets(self, text: str) -> tuple[Registry, ...] | None:
         if text in self.groups and text in self.registries:
             raise ValueError(f"{text!r} is both a group and a registry: rename one, or write a list")
         if text in self.groups:
             return self.groups[text]
-        registry = self.parse_alias(text, field)
+        registry = self.find_alias(text)
         return registry and (registry,)
 
-    def parse_alias(self, text: str, field: Field) -> Registry | None:
+    def find_alias(self, text: str) -> Registry | None:
         if text in self.groups and text not in self.registries:
             raise ValueError(f"{text!r} is a group, which stands alone and in `targets`: name a registry")
         if text not in self.registries:
@@ -327,7 +293,7 @@ class _Reader:
             raise ValueError(f"no registry or group is named {text!r}{near}")
         return self.registries[text]
 
-    def parse_path(self, text: str, field: Field) -> str:
+    def find_path(self, text: str) -> str:
         """Return a path relative to the file; as it is where there is no file."""
         if text == "~" or text.startswith(("~/", "~\\")):
             return text if self.home is None else self.home + text[1:]
@@ -335,13 +301,13 @@ class _Reader:
             return text
         return f"{self.base_dir.rstrip('/')}/{text}"
 
-    def nearest(self, text: str, known: Iterable[str]) -> str:
+    def nearest(self, text: str, known: list[str]) -> str:
         # Bounded, because comparing is slow: a file that is wrong all over needs no more suggestions.
         if len(self.problems) > 100:
             return ""
         import difflib
 
-        near = difflib.get_close_matches(text[:64], list(known)[:500], n=1)
+        near = difflib.get_close_matches(text[:64], known[:500], n=1)
         return f": did you mean {near[0]!r}?" if near else ""
 
     # Where one field is wrong the whole configuration is: builders only look for what fields say against
@@ -356,7 +322,7 @@ class _Reader:
             from _regsync.lint import of_tags
 
             for name, message in of_tags(rule):
-                self.refuse(section, name, message, warning=True)
+                self.refuse(section, name, message, self.warnings)
         return rule
 
     def build_artifacts(self, section: _Section) -> ArtifactRule:
@@ -365,9 +331,9 @@ class _Reader:
             if rule.require_artifacts:
                 self.refuse(section, "require_artifacts", "contradicts `enabled: false`: remove one of them")
             message = "is false: signatures and SBOMs are stripped at targets"
-            self.refuse(section, "enabled", message, warning=True)
+            self.refuse(section, "enabled", message, self.warnings)
         if self.lint and rule.include and set(rule.include) <= set(rule.exclude):
-            self.refuse(section, "exclude", "drops every type that `include` takes", warning=True)
+            self.refuse(section, "exclude", "drops every type that `include` takes", self.warnings)
         return rule
 
     def build_registry(self, section: _Section) -> Registry | None:
@@ -386,104 +352,88 @@ class _Reader:
         if "aws_profile" in values:
             values["cloud_profile"] = values.pop("aws_profile")
         if "credentials" in values:
-            values.update(values.pop("credentials").values)
+            values |= values.pop("credentials").values
         found = Registry("", scheme, host, port, providers.kind_of(host, auth), **values)
         if scheme == "http" and auth not in (None, "anonymous") and not is_loopback(host):
             message = f"credentials travel over plain HTTP to {found.authority}: use https:// if it can"
-            self.refuse(section, "url", message, warning=True)
+            self.refuse(section, "url", message, self.warnings)
         return found
 
     def build_mapping(self, section: _Section) -> MappingRule | None:
         """Resolve one mapping: what it does not say itself comes from the defaults, field by whole field."""
-        nodes, values = section.nodes, section.values
-        if self.defaults is not None:
-            nodes, values = {**self.defaults.nodes, **nodes}, {**self.defaults.values, **values}
+        nodes, values = {**self.defaults.nodes, **section.nodes}, {**self.defaults.values, **section.values}
         for name in ("source", "targets"):
             if name not in nodes:
                 self.note(section.node, f"{section.path}.{name}", "required, here or in `defaults`")
         if len(section.values) < len(section.nodes) or not {"from", "source", "targets"} <= values.keys():
             return None
-        rule = MappingRule(
-            index=0,
-            source=values["source"],
-            source_repository=values["from"],
-            targets=values["targets"],
-            target_repository=values.get("to", values["from"]),
-            tags=values.get("tags", TagRule()),
-            platforms=values.get("platforms"),
-            artifacts=values.get("artifacts", ArtifactRule()),
-        )
-        if any(target.origin == rule.source.origin for target in rule.targets):
+        source, targets, repositories = values["source"], values["targets"], [values["from"]]
+        repositories.append(values.get("to", values["from"]))
+        rest = values.get("tags", TagRule()), values.get("platforms"), values.get("artifacts", ArtifactRule())
+        rule = MappingRule(0, source, repositories[0], targets, repositories[1], *rest)
+        if any(target.origin == source.origin for target in targets):
             self.check_self_copy(section, rule)
         return rule
 
     def check_self_copy(self, section: _Section, rule: MappingRule) -> None:
-        host, where = rule.source.host, rule.source.authority
-        repositories = (rule.source_repository, rule.target_repository)
-        if len({providers.api_repository(host, repository) for repository in repositories}) == 1:
+        source, where = rule.source, rule.source.authority
+        if source.place(rule.source_repository) == source.place(rule.target_repository):
             name = "to" if "to" in section.nodes else "from"
-            message = f"source and target are the same repository of {where}: give another `to`"
-            self.refuse(section, name, message)
+            self.refuse(section, name, f"source and target are the same repository of {where}: give another `to`")
         # A copy needs a reading and a writing request there at a time (design.md I8).
-        aliases = [one for one in self.registries.values() if one and one.origin == rule.source.origin]
-        if any(one.max_concurrent == 1 for one in aliases):
+        if any(one.max_concurrent == 1 for one in self.registries.values() if one and one.origin == source.origin):
             message = f"reads and writes {where}, whose max_concurrent is 1: allow 2 at least"
             self.note(section.node, section.path, message)
 
 
-class _Expansion:
-    """Plain values of nodes that were read without a problem. `left` bounds what aliases repeat."""
+class _Expansion(_Reader):
+    """Makes plain values of nodes that were read without a problem."""
 
-    def __init__(self, reader: _Reader, show_secrets: bool) -> None:
-        self.reader = reader
-        self.show_secrets = show_secrets
-        self.left = _MOST_EXPANDED
+    expanded = 0
+    show_secrets = False
 
     def plain(self, node: Node, field: Field) -> Any:
-        self.left -= 1
-        if self.left < 0:
+        self.expanded += 1
+        if self.expanded > _MOST_EXPANDED:
             raise ConfigError(f"the configuration has over {_MOST_EXPANDED:,} values when it is expanded")
         if field.type in ("alias", "targets"):
-            read = self.reader.value(node, field, "")
+            read = self.value(node, field, "")
             return read.alias if isinstance(read, Registry) else [registry.alias for registry in read]
         if field.type == "section":
-            return self.section(node, field)
+            return self.plain_section(node, field)
         if field.type == "names":
             return {name: self.plain(value, _REGISTRY) for name, (_, value) in node.value.items()}
         if node.tag == "seq":
             return [self.plain(item, _MAPPING if field.type == "list" else field) for item in node.value]
-        return self.scalar(node, field)
+        return self.plain_scalar(node, field)
 
-    def section(self, node: Node, field: Field) -> dict[str, Any]:
-        reader = self.reader
+    def plain_section(self, node: Node, field: Field) -> dict[str, Any]:
         nodes = {name: value for name, (_, value) in node.value.items() if value.tag != "null"}
+        rows = [row for row in SECTIONS[field.of] if row.name not in ("target_groups", "defaults")]
         if field.of == "mapping":
-            inherited = reader.defaults.nodes if reader.defaults else {}
-            nodes = {"to": nodes["from"], **inherited, **nodes}
+            nodes = {"to": nodes["from"], **self.defaults.nodes, **nodes}
         elif field.of == "config":
             nodes = {"global": Node("map", {}, 0, 0), **nodes}
-        rows = [row for row in SECTIONS[field.of] if row.name not in ("target_groups", "defaults")]
-        plain = {row.name: self.plain(nodes[row.name], row) for row in rows if row.name in nodes}
-        if field.of == "global":
-            usual = {row.name: int(row.default) if row.type == "count" else row.default for row in rows if row.default}
-            directory = reader.parse_path(str(usual.pop("cache_dir")), field)
-            plain = {**usual, **({"cache_dir": directory} if reader.base_dir else {}), **plain}
-        return plain
+        elif field.of == "global":
+            # Standard input has no state.
+            usual = [row for row in rows if row.default and (self.base_dir or row.name != "cache_dir")]
+            nodes = {row.name: Node("str", row.default, 0, 0) for row in usual} | nodes
+        return {row.name: self.plain(nodes[row.name], row) for row in rows if row.name in nodes}
 
-    def scalar(self, node: Node, field: Field) -> Any:
-        written, text = node.value, substitute(node.value, self.reader.environ)
+    def plain_scalar(self, node: Node, field: Field) -> Any:
+        written, text = node.value, substitute(node.value, self.environ)
         secret = field.hides(text)
-        if not self.show_secrets and (secret or variables(written) & self.reader.secret_names):
+        if not self.show_secrets and (secret or variables(written) & self.secret_names):
             if not secret or field.name != "proxy":
                 return masked(written, _MASK if secret else "")
             # Only who uses a proxy is a secret, where that can be told.
             scheme = written[: written.find("//") + 2] if re.match(r"\w+://", written) else ""
             _, user, host = masked(written, "").rpartition("@")
             return scheme + (f"{_MASK}@{host}" if user else masked(written[len(scheme) :], _MASK))
-        value = self.reader.parsed(text, field)
-        if field.type in ("flag", "count"):
-            return value
-        return (value if field.type == "path" else text).replace("$", "$$")
+        value = self.meaning(text, field)
+        return (
+            value if field.type in ("flag", "count") else (value if field.type == "path" else text).replace("$", "$$")
+        )
 
 
 def load(
@@ -498,13 +448,12 @@ def load(
     document = reader.read(text)
     settings = document.values["global"].values if "global" in document.values else {}
     # Standard input has no directory of its own, and no state.
-    where = settings.get("cache_dir") or reader.parse_path(".regsync", _DOCUMENT)
-    values: dict[str, Any] = {**settings, "cache_dir": None if base_dir is None else where}
+    where = None if base_dir is None else settings.get("cache_dir") or reader.find_path(".regsync")
     return Config(
         registries=MappingProxyType({k: v for k, v in reader.registries.items() if v is not None}),
         mappings=tuple(document.values["mappings"]),
         warnings=tuple(map(str, sorted(reader.warnings, key=_place))),
-        **values,
+        **{**settings, "cache_dir": where},
     )
 
 
@@ -523,13 +472,9 @@ def expand(
     to be shown, secrets stay the variables that they came from, or become asterisks where they are written
     out, and so does all else that a variable gave which gives a secret too.
     """
-    reader = _Reader(name, environ, base_dir, home)
-    return dump(_Expansion(reader, show_secrets).plain(reader.read(text).node, _DOCUMENT))
-
-
-def parse_value(text: str, field: Field) -> Any:
-    """Return what a text means in a field; ValueError says what is wrong with it."""
-    return _Reader("", {}, None, None).parsed(text, field)
+    reader = _Expansion(name, environ, base_dir, home)
+    reader.show_secrets = show_secrets
+    return dump(reader.plain(reader.read(text).node, _DOCUMENT))
 
 
 def registry_for(host: str, config: Config | None) -> Registry:

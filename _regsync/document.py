@@ -1,16 +1,15 @@
 """A YAML document as nodes that know their place, and the environment's part in its texts.
 
 Owns: decoding, composition, duplicate and merged keys, `${NAME}`. May not know: which fields exist.
-There are two ways to the same nodes: a short one for ordinary text, and PyYAML's events for all the rest.
+Two ways lead to the same nodes: a short one for ordinary text, and PyYAML's events for all the rest.
 Invariant: work and memory are bounded by the length of the input, whatever it nests, repeats or refers to;
-a value never changes the document's structure.
-Follows design.md section 3 (the first two points); YAML as PyYAML's safe loader resolves it.
+a value never changes the document's structure. Follows design.md section 3; YAML as PyYAML resolves it.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -62,7 +61,7 @@ def compose(text: bytes, note: Callable[[Node, str, str], None]) -> Node | None:
         raise _after(error.object[: error.start].decode(), "not UTF-8: save the file as UTF-8") from None
     try:
         loader: Any = yaml.SafeLoader(decoded)  # looks for control characters
-        if root := _Ordinary(yaml.SafeLoader.yaml_implicit_resolvers).read(decoded):
+        if root := _Ordinary(loader).read(decoded):
             return root
         # PyYAML asks ten times a token, and where no key can begin no more are needed: a sixth of all time.
         more = loader.need_more_tokens
@@ -72,7 +71,6 @@ def compose(text: bytes, note: Callable[[Node, str, str], None]) -> Node | None:
         message = f"control character U+{error.character:04X}: remove it"
         raise _after(decoded[: error.position], message) from None
     except yaml.MarkedYAMLError as error:
-        mark: Any = error.problem_mark or error.context_mark
         message = error.problem or "cannot be parsed"
         if "'\\t'" in message:
             message = "a tab cannot stand here: indent with spaces"
@@ -80,7 +78,7 @@ def compose(text: bytes, note: Callable[[Node, str, str], None]) -> Node | None:
             message += ": inside { } and [ ] a '${NAME}' has to be quoted"
         elif "alias" in (error.context or ""):
             message += ": a text that begins with '*' has to be quoted"
-        raise _at(mark, f"malformed YAML: {message}") from None
+        raise _at(error.problem_mark or error.context_mark, f"malformed YAML: {message}") from None
     except (ValueError, OverflowError):
         # PyYAML lets chr() and int() refuse "\UFFFFFFFF" and an endless %YAML version themselves.
         raise _at(loader, "malformed YAML: a number out of range") from None
@@ -94,17 +92,38 @@ def _after(before: str, message: str) -> Unreadable:
     return Unreadable(before.count("\n") + 1, len(before) - before.rfind("\n"), message)
 
 
-_PLAIN = r"[^\s\-?:,\[\]{}#&*!|>'\"%@`](?:[^\s#:]|:(?=\S)| +(?=[^\s#]))*"
-_FLOW_PLAIN = r"[^\s\-?:,\[\]{}#&*!|>'\"%@`](?:[^\s#:,?\[\]{}]|:(?=[^\s,?\[\]{}])| +(?=[^\s#:,?\[\]{}]))*"
-_KEY = r"([A-Za-z_][A-Za-z0-9_.-]{0,99}):(?= |$)"
-_SCALAR = r"|\"([^\"\\]*)\"|'([^']*)'"
-# Indentation, dashes, a key, what stands there, a comment.
+def _tag(loader: Any, text: str) -> str:
+    """Return the tag of a plain text. PyYAML has one of its own for "="."""
+    rules = loader.yaml_implicit_resolvers.get(text[:1], ())
+    tag: str = next((tag for tag, pattern in rules if pattern.match(text)), "str")
+    return tag.removeprefix(_TAG_PREFIX).replace("value", "str")
+
+
+def _pattern(ends: str) -> str:
+    """Return the pattern of a token, or of a line's end, where `ends` are what else ends a plain text."""
+    plain = rf"[^\s\-?:,\[\]{{}}#&*!|>'\"%@`](?:[^\s#:{ends}]|:(?=[^\s{ends}])| +(?=[^\s#:{ends}]))*"
+    token = rf"(-)(?= |$)|([A-Za-z_][\w.-]{{0,99}}):(?= |$)|\"([^\"\\]*)\"|'([^']*)'|({plain})|([\[\]{{}},])"
+    # Blanks are always taken whole, so that no line can be split in more than one way.
+    return rf" *(?! )(?:{token}|(?:(?<![^ ])#.*)?$)"
+
+
+_BLOCK, _FLOW = _pattern(""), _pattern(r",?\[\]{}")
+# By the groups of the pattern; marks name themselves.
+_BLOCK_KINDS, _FLOW_KINDS = ("", "-", ":", "text", "text", "plain", ""), ("", "-", "key", "text", "text", "plain", "")
 # A pattern remembers hundreds of bytes for each word that it may have to give back.
 _LONGEST_LINE = 10_000
-# Blanks are always taken whole, so that no line can be split in more than one way.
-_LINE = rf"( *)(?! )((?:- +(?! ))*)(?:{_KEY})? *(?! )(?:({_PLAIN}){_SCALAR}|([\[{{].*))? *(?! )(?:(?<![^ ])#.*)?$"
-_FLOW_ITEM = rf" *(?! )(?:{_KEY})? *(?! )(?:({_FLOW_PLAIN}){_SCALAR}|(?=([\[{{])))"
-_COMMA = r" *(?:,|(?=[\]}]))"
+# Columns of block collections, levels of flow ones: they bound recursion.
+_FARTHEST, _MOST_NESTED = 64, 8
+
+
+class _Token(NamedTuple):
+    line: int
+    column: int
+    kind: str
+    text: str
+
+
+_TOP, _END = _Token(0, -1, "-", ""), _Token(-1, 0, "", "")
 
 
 class _Unusual(Exception):
@@ -112,125 +131,88 @@ class _Unusual(Exception):
 
 
 class _Ordinary:
-    """Reads what nearly all configurations consist of, eight times as fast as PyYAML and to the same nodes:
+    """Reads what nearly all configurations consist of, several times as fast as PyYAML and to the same nodes:
     block mappings and lists, flow ones that end on their line, scalars of one line without escapes.
     """
 
-    def __init__(self, resolvers: Any) -> None:
-        self.resolvers = resolvers
-        self.tags: dict[str, str] = {}
-        top = Node("top", [], 0, 0)
-        # Open blocks with their columns, and where the next value goes: into what, under which key.
-        self.open = [(-1, top)]
-        self.hole: tuple[Node, Node | None, int, int] | None = (top, None, 0, 0)
+    def __init__(self, loader: Any) -> None:
+        self.loader = loader
 
     def read(self, text: str) -> Node | None:
         """Return the root; None where there is anything else, and where nothing is."""
-        if re.search("[\t\r\x85\u2028\u2029\ufeff]", text):
-            return None
-        lines = text.split("\n")
+        self.tokens = self.split(text)
         try:
-            for number, line in enumerate(lines, 1):
-                if number > 1 or line != "---":
-                    self.line(line, number)
+            self.token = next(self.tokens, _END)
+            root = self.value(_TOP)
         except _Unusual:
             return None
-        if len(self.open) == 1:
-            return None
-        self.fill(None)
-        return self.open[0][1].value[0]  # type: ignore[no-any-return]
+        return root if self.token is _END else None
 
-    def line(self, line: str, number: int) -> None:
-        match = re.match(_LINE, line) if len(line) < _LONGEST_LINE else None
-        if match is None:
-            raise _Unusual
-        _, dashes, key, *scalar, flow = match.groups()
-        for dash in range(match.start(2), match.end(2)) if dashes else ():
-            if line[dash] == "-":
-                self.hole = self.block("seq", number, dash), None, number, dash + 2
-        if key is not None:
-            section, name = self.block("map", number, match.start(3)), self.plain(key, number, match.start(3))
-            if key in section.value:
+    def split(self, text: str) -> Iterator[_Token]:
+        block, flow = (re.compile(_BLOCK), _BLOCK_KINDS), (re.compile(_FLOW), _FLOW_KINDS)
+        for number, line in enumerate(text.split("\n"), 1):
+            if len(line) > _LONGEST_LINE or re.search("[\t\r\x85\u2028\u2029\ufeff]", line):
                 raise _Unusual
-            self.hole = section, name, number, match.end(3) + 2
-        if scalar != [None, None, None] or flow:
-            if not (dashes or key):
+            place, level = 3 if number == 1 and line == "---" else 0, 0
+            while level <= _MOST_NESTED:
+                pattern, kinds = flow if level else block
+                if not (match := pattern.match(line, place)):
+                    raise _Unusual
+                if not (group := match.lastindex):
+                    break
+                kind, place = kinds[group] or match[group], match.end()
+                level += (kind in ("[", "{")) - (kind in ("]", "}"))
+                # The column of a quoted text is that of its quote.
+                yield _Token(number, match.start(group) + (kind != "text"), kind, match[group])
+            if level:
                 raise _Unusual
-            if not flow:
-                self.fill(self.scalar(match, 4, number))
-                return
-            value, end = self.flow(line, number, match.start(7))
-            if not re.match(" *(?:(?<= )#.*)?$", line[end:]):
-                raise _Unusual
-            self.fill(value)
 
-    def block(self, kind: str, number: int, column: int) -> Node:
-        """Return the mapping or list at a column, which goes on or begins where a value is missing."""
-        while self.open[-1][0] > column or (self.open[-1][0] == column and self.open[-1][1].tag > kind):
-            self.open.pop()
-        at, node = self.open[-1]
-        if at == column and node.tag == kind:
-            self.fill(None)
-            return node
-        if self.hole is None or self.hole[0] is not node or len(self.open) > 8:
+    def take(self, *kinds: str) -> _Token:
+        token = self.token
+        if token.kind not in kinds:
             raise _Unusual
-        node = Node(kind, {} if kind == "map" else [], number, column + 1)
-        self.fill(node)
-        self.open.append((column, node))
+        self.token = next(self.tokens, _END)
+        return token
+
+    def value(self, above: _Token) -> Node:
+        """Return what a dash, a key or a bracket holds."""
+        line, column, kind, _ = self.token
+        in_flow = above.kind in ("[", "key")
+        # A list may stand at the column of its key.
+        if not in_flow and column < above.column + ((kind, above.kind) != ("-", ":")):
+            return Node("null", "", above.line, above.column + len(above.text) + (above.kind == ":"))
+        if kind in ("-", ":"):
+            if in_flow or (line == above.line and above.kind == ":") or column > _FARTHEST:
+                raise _Unusual
+            return self.collection(self.token)
+        token = self.take("text", "plain", "[", "{")
+        node = self.collection(token) if kind in ("[", "{") else self.scalar(token)
+        if not in_flow and (line != above.line or self.token.line == line):
+            raise _Unusual
         return node
 
-    def fill(self, value: Node | None) -> None:
-        """Put a value where one is missing; None stands for an empty one."""
-        if self.hole is not None:
-            parent, key, *place = self.hole
-            value = value or Node("null", "", *place)
-            if key is None:
-                parent.value.append(value)
-            else:
-                parent.value[key.value] = key, value
-            self.hole = None
-
-    def flow(self, line: str, number: int, place: int, depth: int = 1) -> tuple[Node, int]:
-        """Return the flow collection that begins at a place, and where it ends."""
-        section = line[place] == "{"
-        node = Node("map" if section else "seq", {} if section else [], number, place + 1)
-        place += 1
-        while not (end := re.compile(r" *([\]}])").match(line, place)):
-            match = re.compile(_FLOW_ITEM).match(line, place)
-            if match is None or (match[1] is not None) != section or depth > 8:
-                raise _Unusual
-            if section and match[1] in node.value:
-                raise _Unusual
-            place = match.end()
-            if match[5]:
-                value, place = self.flow(line, number, place, depth + 1)
-            else:
-                value = self.scalar(match, 2, number)
-            if section:
-                node.value[match[1]] = self.plain(match[1], number, match.start(1)), value
-            else:
+    def collection(self, first: _Token) -> Node:
+        """Return what begins with an indicator or an opening bracket."""
+        is_list, end = first.kind in ("-", "["), {"[": "]", "{": "}"}.get(first.kind)
+        node = Node("seq" if is_list else "map", [] if is_list else {}, first.line, first.column)
+        while self.token.kind != end if end else self.token[1:3] == first[1:3]:
+            key = first if first.kind == "[" else self.take("key" if end else first.kind)
+            value = self.value(key)
+            if is_list:
                 node.value.append(value)
-            comma = re.compile(_COMMA).match(line, place)
-            if comma is None:
+            elif key.text in node.value:
                 raise _Unusual
-            place = comma.end()
-        if end[1] != ("}" if section else "]"):
-            raise _Unusual
-        return node, end.end()
+            else:
+                node.value[key.text] = self.scalar(key), value
+            if end and self.token.kind != end:
+                self.take(",")
+        if end:
+            self.take(end)
+        return node
 
-    def scalar(self, match: re.Match[str], first: int, number: int) -> Node:
-        if match[first] is not None:
-            return self.plain(match[first], number, match.start(first))
-        group = first + (1 if match[first + 1] is not None else 2)
-        return Node("str", match[group], number, match.start(group))
-
-    def plain(self, text: str, number: int, column: int) -> Node:
-        tag = self.tags.get(text)
-        if tag is None:
-            rules = self.resolvers.get(text[0], ())
-            tag = next((tag for tag, pattern in rules if pattern.match(text)), "str")
-            tag = self.tags[text] = tag.removeprefix(_TAG_PREFIX).replace("value", "str")
-        return Node(tag, text, number, column + 1)
+    def scalar(self, token: _Token) -> Node:
+        tag = "str" if token.kind == "text" else _tag(self.loader, token.text)
+        return Node(tag, token.text, token.line, token.column)
 
 
 class _Composer:
@@ -243,9 +225,14 @@ class _Composer:
         self.anchors: dict[str, Node] = {}
         self.merged = 0
 
+    def until(self, end: type) -> Iterator[Any]:
+        """Give the events before one of a kind."""
+        while not isinstance(event := self.loader.get_event(), end):
+            yield event
+
     def document(self) -> Node | None:
         root: Node | None = None
-        while not isinstance(event := self.loader.get_event(), self.yaml.StreamEndEvent):
+        for event in self.until(self.yaml.StreamEndEvent):
             if isinstance(event, self.yaml.DocumentStartEvent) and root is not None:
                 raise _at(event.start_mark, "a second document: keep one in a file")
             if isinstance(event, self.yaml.NodeEvent):
@@ -260,17 +247,14 @@ class _Composer:
             return self.anchors[event.anchor]
         if depth > _DEEPEST:
             raise _at(event.start_mark, f"nested more than {_DEEPEST} levels deep")
-        value: Any
-        if isinstance(event, self.yaml.ScalarEvent):
-            tag, value = "str", event.value
-            if event.implicit[0]:
-                tag = self.loader.resolve(self.yaml.ScalarNode, value, event.implicit)
-                # PyYAML has a tag of its own for a plain "=".
-                tag = tag.removeprefix(_TAG_PREFIX).replace("value", "str")
-        elif isinstance(event, self.yaml.MappingStartEvent):
+        tag, value = "str", getattr(event, "value", None)
+        if isinstance(event, self.yaml.MappingStartEvent):
             tag, value = "map", self.mapping(path, depth + 1)
-        else:
-            tag, value = "seq", self.sequence(path, depth + 1)
+        elif isinstance(event, self.yaml.SequenceStartEvent):
+            items = enumerate(self.until(self.yaml.SequenceEndEvent))
+            tag, value = "seq", [self.node(item, f"{path}[{index}]", depth + 1) for index, item in items]
+        elif event.implicit[0]:
+            tag = _tag(self.loader, event.value)
         node = Node(tag, value, event.start_mark.line + 1, event.start_mark.column + 1)
         if event.tag not in (None, "!", _TAG_PREFIX + tag):
             self.note(node, path, f"YAML tag {event.tag} is not supported: remove it")
@@ -278,17 +262,11 @@ class _Composer:
             self.anchors[event.anchor] = node
         return node
 
-    def sequence(self, path: str, depth: int) -> list[Node]:
-        nodes: list[Node] = []
-        while not isinstance(event := self.loader.get_event(), self.yaml.SequenceEndEvent):
-            nodes.append(self.node(event, f"{path}[{len(nodes)}]", depth))
-        return nodes
-
     def mapping(self, path: str, depth: int) -> dict[str, tuple[Node, Node]]:
         """Return keys with values by name: no key twice, merged keys after the mapping's own."""
         pairs: dict[str, tuple[Node, Node]] = {}
         merged: list[Node] = []
-        while not isinstance(event := self.loader.get_event(), self.yaml.MappingEndEvent):
+        for event in self.until(self.yaml.MappingEndEvent):
             key = self.node(event, path, depth)
             # Cut, because a long key must not be repeated for each of many items.
             inner = f"{path}.{key.value[:64]}".removeprefix(".") if isinstance(key.value, str) else path
@@ -298,8 +276,7 @@ class _Composer:
             elif key.tag == "merge":
                 merged += value.value if value.tag == "seq" else [value]
             elif key.value in pairs:
-                line = pairs[key.value][0].line
-                self.note(key, inner, f"duplicate key: it is on line {line} already")
+                self.note(key, inner, f"duplicate key: it is on line {pairs[key.value][0].line} already")
             else:
                 pairs[key.value] = key, value
         for source in merged:

@@ -1,9 +1,9 @@
-"""The fields of the configuration: one table, and the grammars of their values.
+"""The fields of the configuration: one table, the grammars of their values, and the table as JSON Schema.
 
-Owns: names, types, defaults and meaning of all fields (the reader, `schema` and the reference in the
-README use the same rows), durations, sizes, registry addresses. May not know: YAML, places, the model.
-Invariant: a grammar either gives a value or a ValueError whose text names the remedy and shows no secret.
-Follows the specification's section 2 and design.md sections 3 and 4.
+Owns: names, types, defaults and meaning of all fields (the reader, the schema and the README's reference use the same
+rows), durations, sizes, registry addresses. May not know: YAML, places, the model. Invariant: a grammar gives a value,
+or a ValueError that names the remedy and shows no secret; the schema takes whatever `validate` takes. Follows the
+specification's section 2, design.md sections 3 and 4, JSON Schema 2020-12.
 """
 
 from __future__ import annotations
@@ -11,15 +11,16 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from _regsync import providers
 from _regsync.errors import ConfigError
-from _regsync.oci import Platform, is_repository, parse_platform
+from _regsync.oci import is_repository, parse_platform
 from _regsync.tags import check_glob
 
 __all__ = [
-    "DEFAULT_PORTS", "SECTIONS", "Field", "is_loopback", "parse_duration", "parse_registry_url", "parse_size"
+    "DEFAULT_PORTS", "SECTIONS", "Field", "is_loopback", "parse_duration", "parse_registry_url", "parse_size", "schema",
+    "value_of",
 ]  # fmt: skip
 
 DEFAULT_PORTS: Mapping[str, int] = MappingProxyType({"https": 443, "http": 80})
@@ -35,8 +36,7 @@ _LONGEST_URL = 300
 def parse_duration(text: str) -> float:
     """Return seconds; ValueError shows the grammar."""
     if not re.fullmatch(_DURATION, text):
-        form = "write 0, seconds (90), or numbers with s, m, h, d (1h30m)"
-        raise ValueError(f"{text!r} is no duration: {form}")
+        raise ValueError(f"{text!r} is no duration: write 0, seconds (90), or numbers with s, m, h, d (1h30m)")
     return float(sum(int(n) * _SECONDS[unit] for n, unit in re.findall(r"([0-9]+)([smhd]?)", text)))
 
 
@@ -44,16 +44,14 @@ def parse_size(text: str) -> int:
     """Return bytes; ValueError shows the grammar."""
     match = re.fullmatch(_SIZE, text.strip().lower())
     if match is None:
-        form = "write 0, or a number with B, KB, MB, GB, TB or KiB, MiB, GiB, TiB"
-        raise ValueError(f"{text!r} is no size: {form}")
+        raise ValueError(f"{text!r} is no size: write 0, or a number with B, KB, MB, GB, TB or KiB, MiB, GiB, TiB")
     number, prefix = match.groups("")
     factor: int = (1024 if "i" in prefix else 1000) ** " kmgt".index(prefix[:1] or " ")
     return round(float(number or 0) * factor)
 
 
 def is_loopback(host: str) -> bool:
-    v4 = host.startswith("127.") and re.fullmatch(r"127(?:\.[0-9]{1,3}){3}", host)
-    return bool(v4) or host in ("localhost", "::1")
+    return host in ("localhost", "::1") or re.fullmatch(r"127(?:\.[0-9]{1,3}){3}", host) is not None
 
 
 def parse_registry_url(text: str) -> tuple[Literal["https", "http"], str, int]:
@@ -78,31 +76,25 @@ def parse_registry_url(text: str) -> tuple[Literal["https", "http"], str, int]:
             raise ValueError(f"{host} is no registry address: IPv6 is missing in the brackets") from None
     host = providers.canonical_host(host)
     # Plain HTTP on loopback without being asked, as the container clients do.
-    plain = given == "http" or (given is None and is_loopback(host))
-    scheme: Literal["https", "http"] = "http" if plain else "https"
+    scheme: Literal["https", "http"] = "http" if given == "http" or (not given and is_loopback(host)) else "https"
     port = int(digits or DEFAULT_PORTS[scheme])
     if not 0 < port < 65536:
         raise ValueError(f"port {port} does not exist: use 1 to 65535")
     return scheme, host, port
 
 
-_Type = Literal[
-    "text", "texts", "one_or_texts", "flag", "count", "amount", "path", "alias", "targets",
-    "section", "list", "names",
-]  # fmt: skip
-
-
 class Field(NamedTuple):
     """One field as users write it; what `schema`, the reference in the README and the reader need.
 
-    `of` names the section of a `section`, of the items of a `list` and of the values of `names`.
-    `parse` turns text into a value, `check` lets it be; both raise ValueError. An `amount` is text that
-    may be an unquoted number. `empty` is the remedy where an empty list is an error.
-    `auth` is the one `auth_type` that a field goes with, `needs` names others of which one has to be there.
+    `type` is text, texts, one_or_texts, flag, count, amount (text that may be an unquoted number), path, alias,
+    targets, section, list or names; `of` names the section of a section, of a list's items and of the values of names.
+    `parse` turns text into a value, `check` lets it be; both raise ValueError. `refuses` is a pattern of what cannot
+    stand in a text, and why. `empty` is the remedy where an empty list is an error. `auth` is the one `auth_type` that
+    a field goes with, `needs` names others of which one has to be there.
     """
 
     name: str
-    type: _Type
+    type: str
     meaning: str
     default: str = ""
     required: bool = False
@@ -110,6 +102,7 @@ class Field(NamedTuple):
     choices: tuple[str, ...] = ()
     parse: Callable[[str], object] | None = None
     check: Callable[[str], object] | None = None
+    refuses: tuple[str, str] | None = None
     least: int = 0
     empty: str = ""
     auth: str = ""
@@ -121,11 +114,31 @@ class Field(NamedTuple):
         """Say whether a text is a secret here; a proxy's URL is one where it names a user."""
         return self.secret and (self.name != "proxy" or "@" in text)
 
+    def parsed(self, text: str) -> Any:
+        """Return what a text means here; ValueError says what is wrong with it."""
+        if not text:
+            raise ValueError("must not be empty")
+        if not text.isprintable():
+            # It would break a line, a header or a path; a trailing line break is a common slip.
+            raise ValueError("has a line break or another control character: remove it")
+        if self.choices and text not in self.choices:
+            raise ValueError(f"{text!r} is none of {', '.join(self.choices)}")
+        if self.refuses and re.search(self.refuses[0], text):
+            raise ValueError(self.refuses[1])
+        if self.check:
+            self.check(text)
+        if self.type == "flag":
+            if text.lower() not in _TRUTH:
+                raise ValueError("true or false is needed")
+            return _TRUTH[text.lower()]
+        if self.type == "count":
+            if not re.fullmatch("0|[1-9][0-9]{0,8}", text) or int(text) < self.least:
+                raise ValueError(f"a whole number from {self.least} to 999999999 is needed")
+            return int(text)
+        return self.parse(text) if self.parse else text
 
-def _platform(text: str) -> Platform:
-    if text == "all":
-        raise ValueError("'all' is no platform: omit the field to copy every platform")
-    return parse_platform(text)
+
+_TRUTH = MappingProxyType({"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False})
 
 
 def _repository(text: str) -> None:
@@ -152,16 +165,6 @@ def _proxy(text: str) -> None:
         raise ValueError(f"{error.message}: {error.hint}") from None
 
 
-def _user(text: str) -> None:
-    if ":" in text:
-        raise ValueError("has a colon, which HTTP Basic cannot carry in a user name")
-
-
-def _token(text: str) -> None:
-    if not text.isascii() or " " in text:
-        raise ValueError("has a blank or a character outside ASCII, which no token has")
-
-
 _AUTH_TYPES = ("ecr", "gar", "gcr", "acr", "ghcr", "anonymous", "basic", "static_token", "docker_config")
 _F = Field
 # fmt: off
@@ -170,7 +173,8 @@ _INHERITED = (
     _F("targets", "targets", "a group or alias, or a list of aliases; required here or in `defaults`",
        example='["mine"]'),
     _F("tags", "section", "which tags", of="tags"),
-    _F("platforms", "texts", "only these platforms of an index, each `os/arch[/variant]`", parse=_platform,
+    _F("platforms", "texts", "only these platforms of an index, each `os/arch[/variant]`", parse=parse_platform,
+       refuses=("^all$", "'all' is no platform: omit the field to copy every platform"),
        empty="omit it to copy all platforms", example='["linux/amd64", "linux/arm/v7"]'),
     _F("artifacts", "section", "what happens to referrers: signatures, SBOMs, attestations", of="artifacts"),
 )
@@ -188,8 +192,9 @@ SECTIONS: Mapping[str, tuple[Field, ...]] = MappingProxyType({
            parse=parse_registry_url, required=True, example="registry.example.com:5000"),
         _F("auth_type", "text", "authentication; absent: detected", choices=_AUTH_TYPES),
         _F("credentials", "section", "for `auth_type: basic`", of="credentials", auth="basic"),
-        _F("token", "text", "bearer token, for `auth_type: static_token`", check=_token, secret=True,
-           auth="static_token", example="${REGISTRY_TOKEN}"),
+        _F("token", "text", "bearer token, for `auth_type: static_token`", secret=True, auth="static_token",
+           refuses=("[^!-~]", "has a blank or a character outside ASCII, which no token has"),
+           example="${REGISTRY_TOKEN}"),
         _F("cloud_profile", "text", "named profile, with explicit `auth_type: ecr`", auth="ecr"),
         _F("aws_profile", "text", "another name of `cloud_profile`", auth="ecr"),
         _F("head_first", "flag", "HEAD all targets before the source GET", default="false"),
@@ -201,9 +206,9 @@ SECTIONS: Mapping[str, tuple[Field, ...]] = MappingProxyType({
            example="http://proxy.example.com:3128"),
     ),
     "credentials": (
-        _F("username", "text", "user name", check=_user, required=True, example="mirror"),
-        _F("password", "text", "password or access token", required=True, secret=True,
-           example="${MIRROR_PASSWORD}"),
+        _F("username", "text", "user name", required=True, example="mirror",
+           refuses=(":", "has a colon, which HTTP Basic cannot carry in a user name")),
+        _F("password", "text", "password or access token", required=True, secret=True, example="${MIRROR_PASSWORD}"),
     ),
     "defaults": _INHERITED,
     "mapping": (
@@ -216,8 +221,8 @@ SECTIONS: Mapping[str, tuple[Field, ...]] = MappingProxyType({
            empty="omit it to take every tag", example='["3.*", "latest"]'),
         _F("exclude", "one_or_texts", "tags that are never wanted", check=check_glob, example='["*-rc*"]'),
         _F("semver", "text", "version range", check=_range, example=">=1.2,<2"),
-        _F("semver_prerelease", "text", "what becomes of pre-releases",
-           choices=("include", "exclude", "only"), default="exclude"),
+        _F("semver_prerelease", "text", "what becomes of pre-releases", choices=("include", "exclude", "only"),
+           default="exclude"),
         _F("sort", "text", "order, highest first", choices=("semver", "alpha")),
         _F("latest", "count", "keep the N highest", least=1, needs=("sort", "semver"), example="5"),
         _F("min_tags", "count", "keep at least N, whatever `semver` and `latest` drop", example="3"),
@@ -226,18 +231,69 @@ SECTIONS: Mapping[str, tuple[Field, ...]] = MappingProxyType({
     ),
     "artifacts": (
         _F("enabled", "flag", "copy referrers with their image", default="true"),
-        _F("include", "texts", "artifact types wanted; empty: all", default="[]",
-           example='["application/spdx+json"]'),
+        _F("include", "texts", "artifact types wanted; empty: all", default="[]", example='["application/spdx+json"]'),
         _F("exclude", "texts", "artifact types not wanted", default="[]"),
         _F("require_artifacts", "flag", "fail images without referrers", default="false"),
     ),
     "global": (
         _F("max_concurrent_transfers", "count", "images at a time", least=1, default="50"),
-        _F("cache_dir", "path", "state and staging; relative to the file", default=".regsync"),
         _F("cache_ttl", "amount", "age at which facts expire; 0: never", parse=parse_duration, default="12h",
            example="1h30m"),
+        _F("cache_dir", "path", "state and staging; relative to the file", default=".regsync"),
         _F("staging_size_limit", "amount", "disk for blobs of several targets; 0: none; absent: no limit",
            parse=parse_size, example="20 GB"),
     ),
 })
 # fmt: on
+
+
+def schema() -> dict[str, Any]:
+    """Return the JSON Schema of the document; what fields say against each other is for `validate` alone."""
+    head = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "regsync configuration"}
+    return {**head, **_section("config"), "$defs": {of: _section(of) for of in SECTIONS if of != "config"}}
+
+
+def _section(name: str) -> dict[str, Any]:
+    return {
+        "type": "object",
+        "properties": {row.name: _property(row) for row in SECTIONS[name]},
+        "required": [row.name for row in SECTIONS[name] if row.required],
+        "additionalProperties": False,
+    }
+
+
+def _property(row: Field) -> dict[str, Any]:
+    text, section = {"type": "string", "minLength": 1}, {"$ref": f"#/$defs/{row.of}"}
+    # What is one variable wholly may become anything.
+    variable = {"type": "string", "pattern": r"^\$\{[^{}]*\}$"}
+    texts: dict[str, Any] = {"type": "array", "items": text, **({"minItems": 1} if row.empty else {})}
+    aliases: dict[str, Any] = {"type": "array", "items": text, "minItems": 1}
+    shapes: dict[str, list[dict[str, Any]]] = {
+        "flag": [{"type": "boolean"}, variable],
+        "count": [{"type": "integer", "minimum": row.least, "maximum": 999_999_999}, variable],
+        "amount": [text, {"type": "number", "minimum": 0}],
+        "texts": [texts],
+        "one_or_texts": [text, texts],
+        "targets": [text, aliases],
+        "section": [section],
+        "list": [{"type": "array", "items": section}],
+        "names": [{"type": "object", "additionalProperties": section if row.of else aliases}],
+    }
+    choices: list[dict[str, Any]] = [{"enum": list(row.choices)}, {"type": "string", "pattern": r"\$\{"}]
+    taken = choices if row.choices else shapes.get(row.type, [text])
+    if not row.required:
+        taken = [*taken, {"type": "null"}]
+    shown: dict[str, Any] = {"anyOf": taken} if len(taken) > 1 else taken[0]
+    default = {"default": value_of(row.default)} if row.default else {}
+    examples = {"examples": [value_of(row.example)]} if row.example else {}
+    return {"description": row.meaning, **default, **examples, **shown}
+
+
+def value_of(written: str) -> Any:
+    """Return what a default or an example of the table is as JSON: most are texts."""
+    import json
+
+    try:
+        return json.loads(written)
+    except ValueError:
+        return written

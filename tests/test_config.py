@@ -624,15 +624,6 @@ def test_an_alias_of_a_mapping_repeats_it() -> None:
     assert ": mappings[1]: copies nothing" in found
 
 
-def test_two_sources_for_one_tag_are_told() -> None:
-    tags = "tags: {glob: [latest, a]}"
-    text = f"{REGISTRIES}mappings:\n- {{from: a, to: x, source: one, targets: two, {tags}}}\n"
-    (found,) = doubts(text + "- {from: b, to: x, source: one, targets: two, tags: {glob: [a, b]}}\n")
-    assert ": mappings[1]: fails: mappings[0] writes the same tags there from another source" in found
-    assert not doubts(text + "- {from: b, to: x, source: one, targets: two, tags: {glob: [b]}}\n")
-    assert not doubts(text + "- {from: b, to: x, source: one, targets: two}\n"), "its tags are not known"
-
-
 BASIC = "auth_type: basic, credentials: {username: u, password: '${P}'}"
 
 
@@ -818,7 +809,7 @@ def by_pyyaml(text: str) -> Any:
 
 
 def by_lines(text: str) -> document.Node | None:
-    return document._Ordinary(yaml.SafeLoader.yaml_implicit_resolvers).read(text)
+    return document._Ordinary(yaml.SafeLoader(text)).read(text)
 
 
 def test_the_ordinary_is_read_without_pyyaml_and_to_the_same_nodes() -> None:

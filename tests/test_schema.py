@@ -13,11 +13,10 @@ from hypothesis import HealthCheck, given, settings
 
 from _regsync import config
 from _regsync.errors import ConfigError
-from _regsync.fields import SECTIONS
-from _regsync.schema import config_schema
+from _regsync.fields import SECTIONS, schema
 from tests import test_config, test_expand
 
-SCHEMA = config_schema()
+SCHEMA = schema()
 VALIDATOR = jsonschema.Draft202012Validator(SCHEMA)
 
 
