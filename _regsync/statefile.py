@@ -144,9 +144,10 @@ def _lock(descriptor: int) -> None:
 def _content(path: str) -> bytes | None:
     try:
         with open(path, "rb") as stream:
-            found = stream.read(_LARGEST + 1)
+            # `read` makes room for as much as it is asked for.
+            size = os.fstat(stream.fileno()).st_size
+            if size > _LARGEST:
+                raise Damaged(f"it is larger than {_LARGEST} bytes")
+            return stream.read(size)
     except FileNotFoundError:
         return None
-    if len(found) > _LARGEST:
-        raise Damaged(f"it is larger than {_LARGEST} bytes")
-    return found
