@@ -1,0 +1,468 @@
+"""The request discipline (design.md section 6), counted on the wire: what a path costs, and what it must not.
+
+Rules 1 (no ping, one bare request), 2 (tokens) and 3 (pages) have their files: test_auth, test_sync, test_bad_input.
+Rule 15 (referrers) and the resumption of rule 16 have no tests here: the program does not do them yet. What a
+lost answer costs is in test_faults, a full disk in test_errors_told. Every run is audited besides
+(`tests.ends`), so that no request of a kind that was known to be unnecessary goes unnoticed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conformance.app import App
+from conformance.images import Image, Seed
+from conformance.messages import Answer, Request, Response
+from conformance.server import Server
+from tests.ends import Ran, Start, document, held, run_regsync, tags
+
+Held = Mapping[str, Mapping[str, Image]]
+
+# More than goes in one request.
+LARGE = 70_000
+
+
+def sync(directory: Path, registries: Mapping[str, Any], *mappings: Mapping[str, Any], **top: Any) -> Ran:
+    """Run mappings from a file, so that there is state beside it."""
+    file = directory / "mirror.yaml"
+    file.write_text(document(registries, *mappings, **top))
+    return run_regsync("sync", "--json", "-q", "-c", str(file))
+
+
+def app(server: Server) -> App:
+    assert isinstance(server.app, App)
+    return server.app
+
+
+def load(server: Server, images: Held) -> None:
+    for repository, tagged in images.items():
+        for tag, image in tagged.items():
+            image.load_into(app(server), repository, tag=tag)
+
+
+def clear(*servers: Server) -> None:
+    for server in servers:
+        server.journal.clear()
+
+
+def drop_state(directory: Path) -> None:
+    for each in (directory / ".regsync").iterdir():
+        each.unlink()
+
+
+# What a run costs: shapes of images x registries, cold, warm, and warm without the cache.
+
+
+def single(seed: Seed) -> Held:
+    return {"app": {"v1": seed.image(sizes=(LARGE, LARGE))}}
+
+
+def multi(seed: Seed) -> Held:
+    base = seed.layer(LARGE)
+    children = [seed.image(layers=[base, seed.layer(LARGE)], architecture=name) for name in ("amd64", "arm64", "s390x")]
+    return {"app": {"v1": seed.index(children)}}
+
+
+def aliases(seed: Seed) -> Held:
+    image = seed.image(sizes=(LARGE,))
+    return {"app": {"v1.0": image, "v1": image, "latest": image}}
+
+
+def several(seed: Seed) -> Held:
+    base = seed.layer(LARGE)
+    return {
+        f"team/app-{number}": {f"v{tag}": seed.image(layers=[base, seed.layer(LARGE)]) for tag in range(2)}
+        for number in range(4)
+    }
+
+
+def repeated(seed: Seed) -> Held:
+    layer = seed.layer(LARGE)
+    return {"app": {"v1": seed.image(layers=[layer, layer, layer]), "v2": seed.image(layers=[layer])}}
+
+
+SHAPES = {"single": single, "multi-arch": multi, "aliases": aliases, "repositories": several, "repeated": repeated}
+REGISTRIES: Mapping[str, Mapping[str, Any]] = {
+    "single POST": {},
+    "no single POST": {"single_post": False},
+    "no mounts": {"mounts": False, "single_post": False},
+    "no referrers": {"referrers_api": False, "single_post": False},
+}
+
+
+def blobs(images: Held) -> tuple[set[str], set[tuple[str, str]]]:
+    """Return all digests, and all places (repository, digest)."""
+    places = {(name, digest) for name, tagged in images.items() for image in tagged.values() for digest in image.blobs}
+    return {digest for _, digest in places}, places
+
+
+def manifests(images: Held) -> tuple[int, int]:
+    """Return how many tags there are, and how many children, once for each repository."""
+    children = {
+        (name, digest)
+        for name, tagged in images.items()
+        for image in tagged.values()
+        for digest in image.manifests
+        if digest != image.top
+    }
+    return sum(map(len, images.values())), len(children)
+
+
+@pytest.mark.parametrize("registry", REGISTRIES)
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("targets", [1, 3], ids=["one target", "three targets"])
+def test_a_cold_run_costs_its_lower_bound_and_the_next_ones_a_question_each(
+    tmp_path: Path, serve: Start, shape: str, registry: str, targets: int
+) -> None:
+    source, others = serve(), [serve(**REGISTRIES[registry]) for _ in range(targets)]
+    images = SHAPES[shape](Seed(5))
+    load(source, images)
+    ends = {"source": source, **{f"t{number}": each for number, each in enumerate(others)}}
+    mappings = [{"from": name, "tags": tags("*")} for name in images]
+    ran = sync(tmp_path, ends, *mappings)
+    assert (ran.status, ran.failed) == (0, [])
+    once, places = blobs(images)
+    tagged, children = manifests(images)
+    mounts = REGISTRIES[registry].get("mounts", True)
+    listed = [name for name in images if len(images[name]) > 1]
+    journal = source.journal
+    assert {name: n for name, n in journal.summary().items() if name != "GET blob"} == {
+        "GET manifest": tagged + children, "GET tag_list": len(images)
+    }  # fmt: skip
+    if mounts or targets > 1:
+        journal.matching("GET", "blob").exactly(len(once))
+    else:
+        journal.matching("GET", "blob").at_least(len(once)).at_most(len(places))
+    for target in others:
+        journal = target.journal
+        journal.matching("GET", "tag_list").exactly(len(listed))
+        journal.matching("HEAD", "manifest").exactly(tagged if not listed else 0)
+        journal.matching("PUT", "manifest", status=201).exactly(tagged + children)
+        journal.matching("POST", "upload_start").exactly(len(places))
+        journal.matching("HEAD GET", "blob").none()
+        uploads = len(once) if mounts else len(places)
+        if registry != "single POST":
+            journal.matching("PUT", "upload", status=201).exactly(uploads)
+        journal.matching("PATCH").none()
+        assert len(journal.entries) == len(listed) + (0 if listed else tagged) + tagged + children + len(places) + len(
+            journal.matching("PUT", "upload")
+        )
+    assert all(held(target, name, each) for target in others for name in images for each in images[name].values())
+
+    clear(source, *others)
+    assert set(sync(tmp_path, ends, *mappings).statuses()) == {"skipped"}
+    assert source.journal.summary() == {"GET tag_list": len(images), "HEAD manifest": tagged}
+    assert [target.journal.summary() for target in others] == [{"HEAD manifest": tagged}] * targets
+
+    clear(source, *others)
+    drop_state(tmp_path)
+    assert set(sync(tmp_path, ends, *mappings).statuses()) == {"skipped"}
+    assert source.journal.summary() == {"GET tag_list": len(images), "GET manifest": tagged}
+    lists = {"GET tag_list": len(listed)} if listed else {}
+    assert [target.journal.summary() for target in others] == [{**lists, "HEAD manifest": tagged}] * targets
+
+
+def test_two_aliases_of_one_host_are_asked_and_filled_once(tmp_path: Path, serve: Start) -> None:
+    source, target = serve(), serve(single_post=False)
+    images = several(Seed(6))
+    load(source, images)
+    ends = {"source": source, "one": target, "two": target}
+    mappings = [
+        {"from": name, "tags": tags("*"), "targets": [alias]}
+        for name, alias in zip(images, ["one", "two"] * 2, strict=True)
+    ]
+    assert sync(tmp_path, ends, *mappings).status == 0
+    once, places = blobs(images)
+    source.journal.matching("GET", "blob").exactly(len(once))
+    target.journal.matching("PUT", "upload").exactly(len(once))
+    target.journal.matching("POST", "upload_start", status=201).exactly(len(places) - len(once))
+    clear(source, target)
+    assert sync(tmp_path, ends, *mappings).status == 0
+    assert target.journal.summary() == {"HEAD manifest": 8}
+    assert source.journal.summary() == {"GET tag_list": 4, "HEAD manifest": 8}
+
+
+# Rules 4, 7 and 8: tags that moved, trimmed indexes, children.
+
+
+def test_of_a_moved_index_only_the_new_child_moves(tmp_path: Path, serve: Start) -> None:
+    source, target = serve(), serve(single_post=False)
+    seed = Seed(7)
+    kept, old, new = (seed.image(architecture=name) for name in ("amd64", "arm64", "arm64"))
+    load(source, {"app": {"v1": seed.index([kept, old])}})
+    ends, mapping = {"source": source, "target": target}, {"from": "app", "tags": tags("v1")}
+    assert sync(tmp_path, ends, mapping).status == 0
+    moved = seed.index([kept, new])
+    load(source, {"app": {"v1": moved}})
+    clear(source, target)
+    assert sync(tmp_path, ends, mapping).statuses() == ["synced"]
+    assert held(target, "app", moved)
+    assert source.journal.summary() == {"HEAD manifest": 1, "GET manifest": 2, "GET blob": 3}
+    source.journal.matching(reference=kept.top).none()
+    target.journal.matching(reference=kept.top).none()
+    target.journal.matching("PUT", "manifest").exactly(2)
+    target.journal.matching("PUT", "upload").exactly(3)
+
+
+def test_a_trimmed_index_costs_one_question_at_each_side_when_warm(tmp_path: Path, serve: Start) -> None:
+    source, target = serve(), serve()
+    load(source, {"app": {"v1": Seed(8).index()}})
+    ends = {"source": source, "target": target}
+    mapping = {"from": "app", "tags": tags("v1"), "platforms": ["linux/amd64"]}
+    assert sync(tmp_path, ends, mapping).statuses() == ["synced"]
+    clear(source, target)
+    assert sync(tmp_path, ends, mapping).statuses() == ["skipped"]
+    assert source.journal.summary() == target.journal.summary() == {"HEAD manifest": 1}
+    # Another filter is another image.
+    clear(source, target)
+    assert sync(tmp_path, ends, {**mapping, "platforms": ["linux/arm/v7"]}).statuses() == ["synced"]
+    source.journal.matching("HEAD", "manifest").none()
+    source.journal.matching("GET", "manifest", reference="v1").exactly(1)
+
+
+def test_a_tag_that_vanished_behind_its_head_is_resolved_again_once(tmp_path: Path, serve: Start) -> None:
+    source, target = serve(), serve()
+    seed = Seed(9)
+    load(source, {"app": {"v1": seed.image()}})
+    ends, mapping = {"source": source, "target": target}, {"from": "app", "tags": tags("v1")}
+    assert sync(tmp_path, ends, mapping).status == 0
+    between, last = seed.image(), seed.image()
+    load(source, {"app": {"v1": between}})
+    clear(source, target)
+
+    def amend(request: Request, answer: Answer) -> Answer:
+        if request.method == "HEAD" and between.top in app(source).repositories["app"].manifests:
+            del app(source).repositories["app"].manifests[between.top]
+            last.load_into(app(source), "app", tag="v1")
+        return answer
+
+    source.app.amend = amend
+    assert sync(tmp_path, ends, mapping).statuses() == ["synced"]
+    assert held(target, "app", last)
+    source.journal.matching("GET", "manifest", reference=between.top, status=404).exactly(1)
+    source.journal.matching("GET", "manifest", reference="v1").exactly(1)
+
+
+# Rule 6 and immutable tags: per target.
+
+
+def test_a_tag_that_never_moves_costs_nothing_at_the_targets_that_have_it(tmp_path: Path, serve: Start) -> None:
+    source, full, partial = serve(), serve(), serve()
+    seed = Seed(10)
+    images = {f"v{number}": seed.image(sizes=(900,)) for number in range(12)}
+    load(source, {"app": images})
+    load(full, {"app": images})
+    load(partial, {"app": {tag: images[tag] for tag in list(images)[:10]}})
+    ends = {"source": source, "full": full, "partial": partial}
+    ran = sync(tmp_path, ends, {"from": "app", "tags": tags("*", immutable_tags="v*")})
+    assert (ran.status, ran.statuses().count("skipped"), ran.statuses().count("synced")) == (0, 22, 2)
+    assert full.journal.summary() == {"GET tag_list": 1}
+    source.journal.matching("GET", "tag_list").exactly(1)
+    source.journal.matching("GET HEAD", "manifest").exactly(2)
+    partial.journal.matching("GET", "tag_list").exactly(1)
+    partial.journal.matching("HEAD", "manifest").none()
+    partial.journal.matching("PUT", "manifest").exactly(2)
+
+
+# Rules 9 and 10: mounts, also from earlier runs.
+
+
+def test_what_an_earlier_run_brought_is_mounted_and_not_read_again(tmp_path: Path, serve: Start) -> None:
+    source, target = serve(), serve(single_post=False)
+    image = Seed(11).image(sizes=(LARGE, LARGE))
+    load(source, {"one": {"v1": image}, "two": {"v1": image}})
+    ends = {"source": source, "target": target}
+    assert sync(tmp_path, ends, {"from": "one", "tags": tags("v1")}).status == 0
+    clear(source, target)
+    assert sync(tmp_path, ends, {"from": "two", "tags": tags("v1")}).statuses() == ["synced"]
+    assert source.journal.summary() == {"GET manifest": 1}
+    target.journal.matching("POST", "upload_start", status=201, query={"from": "one"}).exactly(3)
+    assert target.journal.summary() == {"HEAD manifest": 1, "POST upload_start": 3, "PUT manifest": 1}
+
+
+def test_a_registry_that_never_mounts_is_asked_once_and_not_by_the_next_run(tmp_path: Path, serve: Start) -> None:
+    source, target = serve(), serve(single_post=False, mounts=False)
+    images = several(Seed(12))
+    load(source, images)
+    ends = {"source": source, "target": target}
+    first, *rest = ({"from": name, "tags": tags("*")} for name in images)
+    assert sync(tmp_path, ends, first, rest[0]).status == 0
+    tried = [each for each in target.journal.matching("POST", "upload_start") if each.query.get("from") in images]
+    others = [each for each in tried if each.query["from"] != each.repository]
+    assert len(others) == 1
+    clear(source, target)
+    assert sync(tmp_path, ends, *rest[1:]).status == 0
+    tried = [each for each in target.journal.matching("POST", "upload_start") if each.query.get("from") in images]
+    assert [each for each in tried if each.query["from"] != each.repository] == []
+    target.journal.matching("PUT", "upload").exactly(len(target.journal.matching("POST", "upload_start")))
+
+
+@pytest.mark.provokes("mount_uncommitted")
+def test_a_refused_mount_that_rested_on_the_state_is_followed_by_one_head_and_its_own_session(
+    tmp_path: Path, serve: Start
+) -> None:
+    source, target = serve(), serve(single_post=False)
+    image = Seed(13).image(layers=[Seed(14).layer(LARGE)])
+    load(source, {"one": {"v1": image}, "two": {"v1": image}})
+    ends = {"source": source, "target": target}
+    assert sync(tmp_path, ends, {"from": "one", "tags": tags("v1")}).status == 0
+    del app(target).repositories["one"]
+    clear(source, target)
+    assert sync(tmp_path, ends, {"from": "two", "tags": tags("v1")}).statuses() == ["synced"]
+    assert held(target, "two", image)
+    for digest in image.blobs:
+        target.journal.matching("POST", "upload_start", query={"mount": digest}).at_most(1)
+        target.journal.matching("HEAD", "blob", reference=digest).at_most(1)
+    # No session was opened and left: each POST has its PUT.
+    target.journal.matching("POST", "upload_start", status=202).exactly(2)
+    target.journal.matching("PUT", "upload", status=201).exactly(2)
+    target.journal.matching("HEAD", "blob", status=404).at_least(1)
+
+
+# Rule 11: existence and upload start in one request, where that was seen to work.
+
+
+def test_a_probe_that_was_seen_to_work_replaces_the_heads_of_the_next_run(tmp_path: Path, serve: Start) -> None:
+    source, target = serve(), serve(single_post=False)
+    seed = Seed(15)
+    there = [seed.layer(LARGE) for _ in range(3)]
+    load(source, {"app": {"v1": seed.image(layers=there)}})
+    # Somebody else's images: the repository is not empty, and holds one of the layers.
+    load(target, {"app": {"other": seed.image(layers=there[:1])}})
+    ends = {"source": source, "target": target}
+    assert sync(tmp_path, ends, {"from": "app", "tags": tags("v1")}).status == 0
+    source.journal.matching("GET", "blob").exactly(3)
+    # The first 201 is confirmed by a HEAD, once.
+    target.journal.matching("HEAD", "blob").exactly(1)
+    new = [seed.layer(LARGE) for _ in range(2)]
+    image = seed.image(layers=[*there, *new])
+    load(source, {"app": {"v2": image}})
+    clear(source, target)
+    assert sync(tmp_path, ends, {"from": "app", "tags": tags("v2")}).statuses() == ["synced"]
+    assert held(target, "app", image)
+    source.journal.matching("GET", "blob").exactly(3)
+    target.journal.matching("HEAD", "blob").none()
+    target.journal.matching("POST", "upload_start", status=202, query={"mount": "*", "from": "app"}).exactly(3)
+    target.journal.matching("PUT", "upload").exactly(3)
+
+
+def test_an_empty_repository_is_asked_for_no_blob(tmp_path: Path, serve: Start) -> None:
+    """An interrupted run's blobs are found by the POST that would start the upload."""
+    source, target = serve(), serve(single_post=False)
+    seed = Seed(16)
+    images = {f"v{number}": seed.image(sizes=(LARGE,)) for number in range(2)}
+    load(source, {"app": images})
+    left = images["v0"].document["layers"][0]["digest"]
+    app(target).add_blob("app", images["v0"].blobs[left])
+    ran = sync(tmp_path, {"source": source, "target": target}, {"from": "app", "tags": tags("*")})
+    assert ran.status == 0
+    source.journal.matching("GET", "blob", reference=left).none()
+    source.journal.matching("GET", "blob").exactly(3)
+    # One HEAD confirms the first 201 (rule 11).
+    target.journal.matching("HEAD", "blob").exactly(1)
+    target.journal.matching("POST", "upload_start").exactly(4)
+    target.journal.matching("PUT", "upload").exactly(3)
+
+
+# Rule 12: one request for small blobs; the answer is kept for the next run.
+
+
+def two_tags(seed: Seed, *sizes: int) -> Mapping[str, Image]:
+    """Make the images of a repository that is listed, so that it is known to be empty."""
+    return {f"v{number}": seed.image(sizes=(*sizes, LARGE)) for number in range(2)}
+
+
+def test_one_request_uploads_are_learnt_and_remembered(tmp_path: Path, serve: Start) -> None:
+    source, target = serve(), serve()
+    seed = Seed(17)
+    load(source, {"app": two_tags(seed), "new": two_tags(seed, 500)})
+    ends, limits = {"source": source, "target": target}, {"global": {"max_concurrent_transfers": 1}}
+    assert sync(tmp_path, ends, {"from": "app", "tags": tags("*")}, **limits).status == 0
+    target.journal.matching("PUT", "upload").exactly(2)
+    target.journal.matching("POST", "upload_start", status=201, query={"digest": "*"}).exactly(2)
+    clear(source, target)
+    assert sync(tmp_path, ends, {"from": "new", "tags": tags("*")}, **limits).status == 0
+    # Of the first image too: what one repository takes the next one does.
+    target.journal.matching("POST", "upload_start", status=201, query={"digest": "*"}).exactly(4)
+    target.journal.matching("PUT", "upload").exactly(2)
+    target.journal.matching("POST", "upload_start").exactly(6)
+
+
+def test_a_registry_without_one_request_uploads_is_sent_one_body_twice_and_no_other(
+    tmp_path: Path, serve: Start
+) -> None:
+    source, target = serve(), serve(single_post=False)
+    seed = Seed(18)
+    images = {"app": two_tags(seed), "new": two_tags(seed, 500)}
+    load(source, images)
+    ends, limits = {"source": source, "target": target}, {"global": {"max_concurrent_transfers": 1}}
+    assert sync(tmp_path, ends, {"from": "app", "tags": tags("*")}, **limits).status == 0
+    # The answer to such a POST is a session, which is used.
+    target.journal.matching("POST", "upload_start", status=202).exactly(4)
+    target.journal.matching("PUT", "upload").exactly(4)
+    target.journal.matching("POST", "upload_start", query={"digest": "*"}).exactly(1)
+    clear(source, target)
+    assert sync(tmp_path, ends, {"from": "new", "tags": tags("*")}, **limits).status == 0
+    target.journal.matching("POST", "upload_start", query={"digest": "*"}).none()
+    sizes = [len(body) for image in images["new"].values() for body in image.contents().values()]
+    assert target.journal.bytes_in() == sum(sizes)
+
+
+# Healing (section 7, I5), in the same run.
+
+
+def saying(server: Server, code: str) -> None:
+    """Let a registry say no more than a code when it refuses a manifest."""
+
+    def amend(request: Request, answer: Answer) -> Answer:
+        refused = isinstance(answer, Response) and answer.status == 400 and request.kind == "manifest"
+        if refused and request.method == "PUT" and code != "MANIFEST_BLOB_UNKNOWN":
+            return Response(400, [], b'{"errors": [{"code": "%s"}]}' % code.encode())
+        return answer
+
+    server.app.amend = amend
+
+
+SAYS = pytest.mark.parametrize("says", ["MANIFEST_BLOB_UNKNOWN", "MANIFEST_INVALID"])
+
+
+@SAYS
+@pytest.mark.provokes("manifest_names_absent")
+def test_a_target_that_lost_a_child_gets_it_again_with_what_it_names(tmp_path: Path, serve: Start, says: str) -> None:
+    source, target = serve(), serve()
+    seed = Seed(19)
+    lost, other, new = (seed.image(architecture=name) for name in ("amd64", "arm64", "s390x"))
+    load(source, {"app": {"v1": seed.index([lost, other]), "v2": (image := seed.index([lost, new]))}})
+    ends = {"source": source, "target": target}
+    assert sync(tmp_path, ends, {"from": "app", "tags": tags("v1")}).status == 0
+    there = app(target).repositories["app"]
+    del there.manifests[lost.top], there.blobs[lost.document["layers"][0]["digest"]]
+    saying(target, says)
+    clear(source, target)
+    ran = sync(tmp_path, ends, {"from": "app", "tags": tags("v2")})
+    assert (ran.status, ran.statuses()) == (0, ["synced"]), ran.err
+    assert held(target, "app", image)
+    target.journal.matching("PUT", "manifest", reference=lost.top, status=201).exactly(1)
+    target.journal.matching("PUT", "manifest", reference="v2", status=201).exactly(1)
+
+
+@SAYS
+@pytest.mark.provokes("manifest_names_absent", "mount_uncommitted")
+def test_a_target_that_lost_all_blobs_of_all_repositories_is_whole_again(
+    tmp_path: Path, serve: Start, says: str
+) -> None:
+    source, target = serve(), serve()
+    images = several(Seed(20))
+    load(source, images)
+    ends = {"source": source, "target": target}
+    assert sync(tmp_path, ends, *({"from": name, "tags": tags("v0")} for name in images)).status == 0
+    for each in app(target).repositories.values():
+        each.blobs.clear()
+    saying(target, says)
+    ran = sync(tmp_path, ends, *({"from": name, "tags": tags("v1")} for name in images))
+    assert (ran.status, ran.failed) == (0, [])
+    assert all(held(target, name, tagged["v1"]) for name, tagged in images.items())
