@@ -24,9 +24,10 @@ from _regsync.errors import RegistryError, RegsyncError, Side, SyncError
 from _regsync.oci import Manifest
 from _regsync.plan import Tree
 from _regsync.registry import Repository
+from _regsync.rehearsal import Rehearsal
 from _regsync.state import Knowledge, RepositoryKey
 from _regsync.store import SMALL_BLOB
-from _regsync.transfer import Moves
+from _regsync.transfer import Mover
 
 __all__ = ["Execution", "Image", "Progress"]
 
@@ -87,7 +88,7 @@ class Execution:
 
     def __init__(
         self,
-        mover: Moves,
+        mover: Mover | Rehearsal,
         knowledge: Knowledge,
         discovery: Discovery,
         progress: Progress,

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from contextlib import nullcontext, suppress
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import anyio
 import anyio.lowlevel
@@ -29,7 +29,7 @@ from _regsync.state import Knowledge, RepositoryKey
 from _regsync.store import MemoryPieces, NoRoom, Reader, Staging, StagingFailed, read_whole
 from _regsync.transport import Transport
 
-__all__ = ["Brought", "Mover", "Moves", "Relay", "known_body"]
+__all__ = ["Brought", "Mover", "Relay", "known_body"]
 
 # design.md section 6 rule 16: a blob starts again at most twice; a lost answer is asked for so often.
 _BLOB_STARTS = 3
@@ -44,23 +44,6 @@ class Brought(NamedTuple):
     uploaded: bool = False
     mounted: bool = False
     bytes: int = 0
-
-
-class Moves(Protocol):
-    """What an execution asks for: `Mover` does it, `rehearsal.Rehearsal` only says what it would come to."""
-
-    async def bring(
-        self, step: Step, source: Repository, target: Repository, *, fan_out: bool, disk: bool = True
-    ) -> Brought:
-        """Bring one blob to its place."""
-
-    async def put(
-        self, tree: Tree, work: Work, target: Repository, reference: str, arrived: Callable[[Manifest], None]
-    ) -> None:
-        """Put an image's manifests."""
-
-    async def absent(self, tree: Tree, target: Repository) -> frozenset[str]:
-        """Return which blobs and children of an image a target lacks."""
 
 
 class Relay:
@@ -152,6 +135,7 @@ class Mover:
             try:
                 return await self._bring_once(upload, step, source, fan_out, disk)
             except _Unanswered as lost:
+                await upload.let_go()
                 error: SyncError = lost.args[0]
                 if await self._arrived(target, blob):
                     return Brought(uploaded=True, bytes=blob.size)
@@ -202,8 +186,7 @@ class Mover:
         write = Want(host, "write", large)
         if known is None and not fan_out:
             async with self._admitted((Want(source.host.key, "read", large), write), rank):
-                begun = await self._begin(upload, step)
-                if begun is not None:
+                if begun := await self._begin(upload, step):
                     return begun
                 async with source.open_blob(blob) as response:
                     return await self._send(upload, Relay(source, blob, response, self._moved))
