@@ -1,0 +1,296 @@
+"""The request discipline where time matters: the age of the state, providers by their names, who waits for whom.
+
+Registries and the program share one loop on a clock that jumps (`ends.virtual`), so that a day costs nothing
+and the order of things is the same each time. What needs no clock is in test_discipline.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+from conformance.app import App
+from conformance.images import Image, Part, Seed, compose
+from conformance.memory import Link, Place
+from conformance.messages import Answer, Request, Response
+from tests.ends import Ran, Virtual, document, held, tags, virtual
+
+pytestmark = [pytest.mark.anyio, pytest.mark.virtual_time]
+
+LARGE = 70_000
+HOUR = 3600.0
+
+
+@pytest.fixture
+def seed() -> Seed:
+    return Seed(61)
+
+
+async def sync(
+    world: Virtual, directory: Path, registries: Mapping[str, Any], *mappings: Mapping[str, Any], **top: Any
+) -> Ran:
+    """Run mappings from a file, so that there is state beside it."""
+    file = directory / "mirror.yaml"
+    file.write_text(document(registries, *mappings, **top))
+    return await world.run("sync", "--json", "-q", "-c", str(file))
+
+
+def app(place: Place) -> App:
+    assert isinstance(place.app, App)
+    return place.app
+
+
+def clear(*places: Place) -> None:
+    for place in places:
+        place.journal.clear()
+
+
+# How old the state is.
+
+
+@pytest.mark.parametrize(("ttl", "hours", "warm"), [("12h", 11, True), ("12h", 13, False), (0, 10_000, True)])
+async def test_what_is_older_than_cache_ttl_is_asked_again(
+    seed: Seed, tmp_path: Path, ttl: str | int, hours: float, warm: bool
+) -> None:
+    async with virtual() as world:
+        source, target = world.registry("source.test"), world.registry("target.test")
+        for number in range(2):
+            seed.image().load_into(app(source), "app", tag=f"v{number}")
+        ends, mapping = {"source": source, "target": target}, {"from": "app", "tags": tags("*")}
+        assert (await sync(world, tmp_path, ends, mapping, **{"global": {"cache_ttl": ttl}})).status == 0
+        await anyio.sleep(hours * HOUR)
+        clear(source, target)
+        ran = await sync(world, tmp_path, ends, mapping, **{"global": {"cache_ttl": ttl}})
+        assert ran.statuses() == ["skipped"] * 2
+        how = "HEAD manifest" if warm else "GET manifest"
+        assert source.journal.summary() == {"GET tag_list": 1, how: 2}
+        lists = {} if warm else {"GET tag_list": 1}
+        assert target.journal.summary() == {**lists, "HEAD manifest": 2}
+
+
+async def test_an_unchanged_tag_keeps_its_snapshot_alive(seed: Seed, tmp_path: Path) -> None:
+    """Each run that finds a tag unchanged confirms it: only what no run has seen for `cache_ttl` is old."""
+    async with virtual() as world:
+        source, target = world.registry("source.test"), world.registry("target.test")
+        seed.image().load_into(app(source), "app", tag="v1")
+        ends, mapping = {"source": source, "target": target}, {"from": "app", "tags": tags("v1")}
+        await sync(world, tmp_path, ends, mapping)
+        for _ in range(5):
+            await anyio.sleep(8 * HOUR)
+            clear(source, target)
+            await sync(world, tmp_path, ends, mapping)
+            assert source.journal.summary() == target.journal.summary() == {"HEAD manifest": 1}
+
+
+# Whether the state is believed (design.md section 7, "Vouching").
+
+
+def artifact(seed: Seed, *layers: bytes) -> Image:
+    """Make an image of which no registry looks at the layers: its config is none that it knows."""
+    config = Part("application/vnd.acme.config.v1+json", seed.blob(60))
+    return compose(config, [Part("application/vnd.acme.part", each) for each in layers])
+
+
+@pytest.mark.parametrize(("minutes", "asked"), [(20, 0), (40, 1)])
+async def test_a_weak_entry_of_an_artifact_is_checked_when_it_is_not_fresh(
+    seed: Seed, tmp_path: Path, minutes: int, asked: int
+) -> None:
+    """A registry that looks at no blobs lost one: nothing but a question can tell."""
+    async with virtual() as world:
+        source, target = world.registry("source.test"), world.registry("target.test", require_blobs=False)
+        lost = seed.blob(LARGE)
+        artifact(seed, lost).load_into(app(source), "app", tag="v1")
+        then = artifact(seed, lost, seed.blob(LARGE)).load_into(app(source), "app", tag="v2")
+        ends = {"source": source, "target": target}
+        assert (await sync(world, tmp_path, ends, {"from": "app", "tags": tags("v1")})).status == 0
+        digest = next(digest for digest, data in then.blobs.items() if data == lost)
+        if asked:
+            del app(target).repositories["app"].blobs[digest]
+        await anyio.sleep(60 * minutes)
+        clear(source, target)
+        assert (await sync(world, tmp_path, ends, {"from": "app", "tags": tags("v2")})).status == 0
+        assert held(target, "app", then)
+        assert any(digest in each.target for each in target.journal.entries) == bool(asked)
+        source.journal.matching("GET", "blob", reference=digest).exactly(asked)
+
+
+@pytest.mark.parametrize("how", ["tag gone", "repository gone"])
+async def test_an_answer_against_the_state_makes_it_ask_before_it_believes(
+    seed: Seed, tmp_path: Path, how: str
+) -> None:
+    async with virtual() as world:
+        source, target = world.registry("source.test"), world.registry("target.test")
+        image = seed.image(sizes=(LARGE, LARGE)).load_into(app(source), "app", tag="v1")
+        ends, mapping = {"source": source, "target": target}, {"from": "app", "tags": tags("v1")}
+        assert (await sync(world, tmp_path, ends, mapping)).status == 0
+        held_there = app(target).repositories["app"]
+        if how == "repository gone":
+            del app(target).repositories["app"]
+        else:
+            held_there.tags.clear()
+            held_there.manifests.clear()
+            del held_there.blobs[image.document["layers"][0]["digest"]]
+        await anyio.sleep(40 * 60)
+        clear(source, target)
+        assert (await sync(world, tmp_path, ends, mapping)).statuses() == ["synced"]
+        assert held(target, "app", image)
+        # Nothing was believed that was not there: the manifest was right at once, and only what lacked was sent.
+        target.journal.matching("PUT", "manifest").exactly(1)
+        source.journal.matching("GET", "blob").exactly(3 if how == "repository gone" else 1)
+
+
+async def test_strong_entries_are_believed_however_old(seed: Seed, tmp_path: Path) -> None:
+    """A manifest that the target's tag answers with in this run vouches for the blobs that it names."""
+    async with virtual() as world:
+        source, target = world.registry("source.test"), world.registry("target.test")
+        base = seed.blob(LARGE)
+        artifact(seed, base).load_into(app(source), "app", tag="v1")
+        ends = {"source": source, "target": target}
+        assert (await sync(world, tmp_path, ends, {"from": "app", "tags": tags("v1")})).status == 0
+        await anyio.sleep(5 * HOUR)
+        then = artifact(seed, base, seed.blob(LARGE)).load_into(app(source), "app", tag="v2")
+        clear(source, target)
+        # One look-up at a time, so that v1 has vouched when v2 is brought.
+        ran = await sync(
+            world, tmp_path, ends, {"from": "app", "tags": tags("v1")}, {"from": "app", "tags": tags("v2")}
+        )
+        assert (ran.status, sorted(ran.statuses())) == (0, ["skipped", "synced"])
+        assert held(target, "app", then)
+        digest = next(digest for digest, data in then.blobs.items() if data == base)
+        source.journal.matching("GET", "blob", reference=digest).none()
+        target.journal.matching("PUT", "upload", query={"digest": digest}).none()
+
+
+# Providers by their names.
+
+
+async def test_docker_hub_is_asked_by_head_for_tags_that_the_target_lists(seed: Seed, tmp_path: Path) -> None:
+    """A GET counts against the quota, a HEAD does not (protocol-facts.md section 7.2), also without state."""
+    async with virtual() as world:
+        hub, target = world.persona("dockerhub"), world.registry("target.test")
+        images = {f"v{number}": seed.index() for number in range(3)}
+        for tag, image in images.items():
+            image.load_into(hub, "library/alpine", tag=tag)
+            if tag != "v2":
+                image.load_into(app(target), "alpine", tag=tag)
+        text = document({"source": "docker.io", "t": target}, {"from": "alpine", "tags": tags("*")})
+        ran = await world.run("sync", "--json", "-q", "-c", "-", stdin=text)
+        assert (ran.status, ran.statuses()) == (0, ["skipped", "skipped", "synced"])
+        hub.journal.matching("HEAD", "manifest", status=200).exactly(2)
+        hub.journal.matching("GET", "manifest", reference="v0").none()
+        hub.journal.matching("GET", "manifest", reference="v1").none()
+        # The new one: its index and four children.
+        hub.journal.matching("GET", "manifest", status=200).exactly(5)
+
+
+def with_digests(request: Request, answer: Answer) -> Answer:
+    """List as the Google registries do: with the digest that each tag names (protocol-facts.md section 5.5)."""
+    if request.kind != "tag_list" or not isinstance(answer, Response) or answer.status != 200:
+        return answer
+    listing = json.loads(b"".join(map(bytes, answer.pieces())))
+    named: dict[str, list[str]] = {}
+    for tag in listing["tags"]:
+        if tag != "left-out":
+            named.setdefault(REGISTRIES[request.header("host")].tags(request.repository)[tag], []).append(tag)
+    listing["manifest"] = {digest: {"tag": found} for digest, found in named.items()}
+    headers = [(name, value) for name, value in answer.headers if name.lower() != "content-length"]
+    return Response(200, headers, json.dumps(listing).encode())
+
+
+REGISTRIES: dict[str, App] = {}
+
+
+def google(world: Virtual, host: str) -> Place:
+    registry = REGISTRIES[host] = App()
+    registry.amend = with_digests
+    return world.listen(registry, host, scheme="https")
+
+
+async def test_a_listing_with_digests_replaces_the_heads_of_both_sides(seed: Seed, tmp_path: Path) -> None:
+    async with virtual() as world:
+        source, target = google(world, "europe-docker.pkg.dev"), google(world, "us-docker.pkg.dev")
+        for number in range(4):
+            seed.image().load_into(app(source), "p/app", tag=f"v{number}")
+        seed.image().load_into(app(source), "p/app", tag="left-out")
+        ends = {"source": "europe-docker.pkg.dev", "t": "us-docker.pkg.dev"}
+        ran = await world.sync(ends, {"from": "p/app", "tags": tags("*")})
+        assert (ran.status, ran.statuses()) == (0, ["synced"] * 5)
+        source.journal.matching("GET", "tag_list", query={"n": "10000"}).exactly(1)
+        source.journal.matching("HEAD", "manifest").none()
+        source.journal.matching("GET", "manifest").exactly(5)
+        clear(source, target)
+        ran = await world.sync(ends, {"from": "p/app", "tags": tags("*")})
+        assert ran.statuses() == ["skipped"] * 5
+        # A tag that the map leaves out is asked for by itself.
+        target.journal.matching("HEAD", "manifest", reference="left-out").exactly(1)
+        assert target.journal.summary() == {"GET tag_list": 1, "HEAD manifest": 1}
+        assert source.journal.summary() == {"GET tag_list": 1, "GET manifest": 1}
+        source.journal.matching("GET", "manifest", reference="left-out").exactly(1)
+
+
+# Who waits for whom.
+
+
+async def test_the_first_upload_starts_before_the_last_tag_is_discovered(seed: Seed) -> None:
+    async with virtual() as world:
+        source = world.registry("source.test", up=Link(latency=0.05), down=Link(latency=0.05))
+        target = world.registry("target.test", up=Link(latency=0.05), down=Link(latency=0.05))
+        base = seed.layer(LARGE)
+        for number in range(80):
+            seed.image(layers=[base, seed.layer(900)]).load_into(app(source), "app", tag=f"v{number}")
+        ran = await world.sync({"source": source, "target": target}, {"from": "app", "tags": tags("*")})
+        assert (ran.status, len(ran.images)) == (0, 80)
+        first = min(each.begun for each in target.journal.matching("POST", "upload_start"))
+        asked = [each.begun for each in source.journal.matching("GET", "manifest")]
+        assert sum(begun > first for begun in asked) > 16
+
+
+@pytest.mark.parametrize("how", ["slow", "rationed"])
+async def test_a_source_that_gives_little_stalls_nobody_who_reads_elsewhere(seed: Seed, how: str) -> None:
+    """Images of the hard source were found first and hold as many slots as there are, and yet."""
+    async with virtual() as world:
+        slow = Link(bandwidth=2000) if how == "slow" else Link()
+        hard, easy = world.registry("hard.test", down=slow), world.registry("easy.test")
+        target = world.registry("target.test")
+        for number in range(4):
+            seed.image(sizes=(LARGE,)).load_into(app(hard), "hard", tag=f"v{number}")
+            seed.image(sizes=(LARGE,)).load_into(app(easy), "easy", tag=f"v{number}")
+        if how == "rationed":
+            wait = {"Retry-After": "60"}
+            hard.app.faults.on("GET", "blob").first(8).status(429, error="TOOMANYREQUESTS", headers=wait)
+        began = anyio.current_time()
+        ran = await world.sync(
+            {"source": hard, "easy": easy, "target": target},
+            {"from": "hard", "tags": tags("*"), "targets": ["target"]},
+            {"from": "easy", "tags": tags("*"), "source": "easy", "targets": ["target"]},
+        )
+        assert (ran.status, ran.failed) == (0, [])
+        easily = [each.time - began for each in target.journal.matching("PUT", "manifest", "easy")]
+        hardly = [each.time - began for each in target.journal.matching("PUT", "manifest", "hard")]
+        assert max(easily) < 10 < 59 < max(hardly)
+
+
+@pytest.mark.parametrize("how", ["slow", "failing"])
+async def test_a_target_in_trouble_holds_back_no_other(seed: Seed, tmp_path: Path, how: str) -> None:
+    async with virtual() as world:
+        source, well = world.registry("source.test"), world.registry("well.test")
+        ill = world.registry("ill.test", up=Link(bandwidth=5000) if how == "slow" else Link())
+        images = [seed.image(sizes=(LARGE, 1_100_000)) for _ in range(2)]
+        for number, image in enumerate(images):
+            image.load_into(app(source), "app", tag=f"v{number}")
+        if how == "failing":
+            ill.app.faults.on("POST PUT").status(503)
+        ends, began = {"source": source, "ill": ill, "well": well}, anyio.current_time()
+        ran = await sync(world, tmp_path, ends, {"from": "app", "tags": tags("*")})
+        assert ran.status == (0 if how == "slow" else 1)
+        assert all(held(well, "app", image) for image in images)
+        assert max(each.time - began for each in well.journal.matching("PUT", "manifest", status=201)) < 10
+        # One read of the source serves both.
+        source.journal.matching("GET", "blob").exactly(6)
+        if how == "slow":
+            assert min(each.time - began for each in ill.journal.matching("PUT", "manifest")) > 100
