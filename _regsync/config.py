@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from operator import itemgetter
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
@@ -97,6 +98,7 @@ class Config(NamedTuple):
     warnings: tuple[str, ...] = ()
 
 
+_Environ = Mapping[str, str]
 # What scalars of a type may be in YAML, and what their users call them; all others are text.
 _SCALARS = MappingProxyType({
     "flag": (("bool",), "true or false without quotes"), "count": (("int",), "a whole number without quotes"),
@@ -104,14 +106,11 @@ _SCALARS = MappingProxyType({
 })  # fmt: skip
 # Fields that stand in no section: the document itself, and items of lists and of named things.
 _DOCUMENT, _MAPPING, _REGISTRY = (Field("", "section", "", of=of) for of in ("config", "mapping", "registry"))
-_ALIASES = Field("", "alias", "", empty="name one registry at least")
+_ALIAS = Field("", "alias", "", empty="name one registry at least")
+_PLACE = itemgetter(1, 2)
 _MASK = "********"
 # An expanded configuration is written and read again by people and programs; aliases could fill the memory.
 _MOST_EXPANDED = 1_000_000
-
-
-def _place(problem: Problem) -> tuple[int, int]:
-    return problem.line, problem.column
 
 
 class _Section(NamedTuple):
@@ -130,9 +129,7 @@ class _Reader:
     a section, whose fields are read then.
     """
 
-    def __init__(
-        self, name: str, environ: Mapping[str, str], base_dir: str | None, home: str | None, lint: bool = False
-    ) -> None:
+    def __init__(self, name: str, environ: _Environ, base_dir: str | None, home: str | None, lint: bool) -> None:
         self.name, self.environ, self.base_dir, self.home, self.lint = name, environ, base_dir, home, lint
         self.problems: list[Problem] = []
         self.warnings: list[Problem] = []
@@ -154,7 +151,7 @@ class _Reader:
         except Unreadable as error:
             self.note(Node("", "", *error.place), "", str(error))
         if self.problems:
-            problems = tuple(sorted(self.problems, key=_place))
+            problems = tuple(sorted(self.problems, key=_PLACE))
             more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
             raise ConfigError(f"{problems[0]}{more}", problems=problems)
         if self.lint:
@@ -234,25 +231,22 @@ class _Reader:
                 registry = self.value(value, _REGISTRY, inner)
                 self.registries[name] = registry and registry._replace(alias=name)
             else:
-                self.groups[name] = self.read_texts(value, _ALIASES, inner)
+                self.groups[name] = self.read_texts(value, _ALIAS, inner)
 
     def read_texts(self, node: Node, field: Field, path: str) -> tuple[Any, ...] | None:
+        if node.tag != "seq" and field.type in ("one_or_texts", "targets"):
+            one = self.scalar(node, field, path)
+            return one if one is None or field.type == "targets" else (one,)
         if not self.is_a(node, "seq", path):
             return None
+        field = _ALIAS if field.type == "targets" else field
         if not node.value and field.empty:
             self.note(node, path, f"an empty list: {field.empty}")
             return None
         found = [self.scalar(item, field, f"{path}[{index}]") for index, item in enumerate(node.value)]
         return None if None in found else tuple(dict.fromkeys(found))
 
-    def read_one_or_texts(self, node: Node, field: Field, path: str) -> tuple[Any, ...] | None:
-        if node.tag == "seq":
-            return self.read_texts(node, field, path)
-        one = self.scalar(node, field, path)
-        return None if one is None else (one,)
-
-    def read_targets(self, node: Node, field: Field, path: str) -> Any:
-        return self.read_texts(node, _ALIASES, path) if node.tag == "seq" else self.scalar(node, field, path)
+    read_one_or_texts = read_targets = read_texts
 
     def scalar(self, node: Node, field: Field, path: str) -> Any:
         tags, wanted = _SCALARS.get(field.type, (("str",), "text"))
@@ -361,17 +355,16 @@ class _Reader:
 
     def build_mapping(self, section: _Section) -> MappingRule | None:
         """Resolve one mapping: what it does not say itself comes from the defaults, field by whole field."""
-        nodes, values = {**self.defaults.nodes, **section.nodes}, {**self.defaults.values, **section.values}
+        values: dict[str, Any] = {"platforms": None, "tags": TagRule(), "artifacts": ArtifactRule()}
+        values |= {**self.defaults.values, **section.values}
         for name in ("source", "targets"):
-            if name not in nodes:
+            if name not in section.nodes and name not in self.defaults.nodes:
                 self.note(section.node, f"{section.path}.{name}", "required, here or in `defaults`")
         if len(section.values) < len(section.nodes) or not {"from", "source", "targets"} <= values.keys():
             return None
-        source, targets, repositories = values["source"], values["targets"], [values["from"]]
-        repositories.append(values.get("to", values["from"]))
-        rest = values.get("tags", TagRule()), values.get("platforms"), values.get("artifacts", ArtifactRule())
-        rule = MappingRule(0, source, repositories[0], targets, repositories[1], *rest)
-        if any(target.origin == source.origin for target in targets):
+        order = ("source", "from", "targets", "to", "tags", "platforms", "artifacts")
+        rule = MappingRule(0, *({"to": values["from"], **values}[name] for name in order))
+        if any(target.origin == rule.source.origin for target in rule.targets):
             self.check_self_copy(section, rule)
         return rule
 
@@ -431,18 +424,18 @@ class _Expansion(_Reader):
             _, user, host = masked(written, "").rpartition("@")
             return scheme + (f"{_MASK}@{host}" if user else masked(written[len(scheme) :], _MASK))
         value = self.meaning(text, field)
-        return (
-            value if field.type in ("flag", "count") else (value if field.type == "path" else text).replace("$", "$$")
-        )
+        if field.type in ("flag", "count"):
+            return value
+        return (value if field.type == "path" else text).replace("$", "$$")
 
 
 def load(
-    text: bytes, *, name: str, environ: Mapping[str, str], base_dir: str | None, home: str | None, lint: bool = False
+    text: bytes, *, name: str, environ: _Environ, base_dir: str | None, home: str | None, lint: bool = False
 ) -> Config:
     """Read a configuration; ConfigError carries every problem in it, in the order of the file.
 
-    Messages call the file `name`; `base_dir` is its absolute directory, None for standard input. With
-    `lint` the warnings tell also what is allowed and can hardly be meant.
+    Messages call the file `name`; `base_dir` is its absolute directory, None for standard input. With `lint` the
+    warnings tell also what is allowed and can hardly be meant.
     """
     reader = _Reader(name, environ, base_dir, home, lint)
     document = reader.read(text)
@@ -452,19 +445,13 @@ def load(
     return Config(
         registries=MappingProxyType({k: v for k, v in reader.registries.items() if v is not None}),
         mappings=tuple(document.values["mappings"]),
-        warnings=tuple(map(str, sorted(reader.warnings, key=_place))),
+        warnings=tuple(map(str, sorted(reader.warnings, key=_PLACE))),
         **{**settings, "cache_dir": where},
     )
 
 
 def expand(
-    text: bytes,
-    *,
-    name: str,
-    environ: Mapping[str, str],
-    base_dir: str | None,
-    home: str | None,
-    show_secrets: bool = False,
+    text: bytes, *, name: str, environ: _Environ, base_dir: str | None, home: str | None, show_secrets: bool = False
 ) -> str:
     """Return a configuration as it is understood, as YAML that loads again; ConfigError as `load`.
 
@@ -472,7 +459,7 @@ def expand(
     to be shown, secrets stay the variables that they came from, or become asterisks where they are written
     out, and so does all else that a variable gave which gives a secret too.
     """
-    reader = _Expansion(name, environ, base_dir, home)
+    reader = _Expansion(name, environ, base_dir, home, lint=False)
     reader.show_secrets = show_secrets
     return dump(reader.plain(reader.read(text).node, _DOCUMENT))
 

@@ -9,7 +9,7 @@ a value never changes the document's structure. Follows design.md section 3; YAM
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -108,22 +108,14 @@ def _pattern(ends: str) -> str:
 
 
 _BLOCK, _FLOW = _pattern(""), _pattern(r",?\[\]{}")
-# By the groups of the pattern; marks name themselves.
-_BLOCK_KINDS, _FLOW_KINDS = ("", "-", ":", "text", "text", "plain", ""), ("", "-", "key", "text", "text", "plain", "")
+# By the groups of the pattern: what a token is, where its own text does not say it.
+_IN_BLOCK, _IN_FLOW = ("", "-", ":", "str", "str", None, ""), ("", "-", "key", "str", "str", None, "")
 # A pattern remembers hundreds of bytes for each word that it may have to give back.
 _LONGEST_LINE = 10_000
-# Columns of block collections, levels of flow ones: they bound recursion.
-_FARTHEST, _MOST_NESTED = 64, 8
-
-
-class _Token(NamedTuple):
-    line: int
-    column: int
-    kind: str
-    text: str
-
-
-_TOP, _END = _Token(0, -1, "-", ""), _Token(-1, 0, "", "")
+# Columns of block collections, levels of flow ones: together no deeper than `_DEEPEST`.
+_FARTHEST, _MOST_NESTED = 22, 8
+_HELD = frozenset({"[", "{", *_KINDS})
+_TOP, _END = Node("-", "", 0, -1), Node("", "", -1, 0)
 
 
 class _Unusual(Exception):
@@ -133,6 +125,7 @@ class _Unusual(Exception):
 class _Ordinary:
     """Reads what nearly all configurations consist of, several times as fast as PyYAML and to the same nodes:
     block mappings and lists, flow ones that end on their line, scalars of one line without escapes.
+    Its tokens are the scalars' nodes, and nodes with an indicator or bracket for a tag.
     """
 
     def __init__(self, loader: Any) -> None:
@@ -148,71 +141,68 @@ class _Ordinary:
             return None
         return root if self.token is _END else None
 
-    def split(self, text: str) -> Iterator[_Token]:
-        block, flow = (re.compile(_BLOCK), _BLOCK_KINDS), (re.compile(_FLOW), _FLOW_KINDS)
+    def split(self, text: str) -> Iterator[Node]:
+        block, flow = (re.compile(_BLOCK), _IN_BLOCK), (re.compile(_FLOW), _IN_FLOW)
         for number, line in enumerate(text.split("\n"), 1):
             if len(line) > _LONGEST_LINE or re.search("[\t\r\x85\u2028\u2029\ufeff]", line):
                 raise _Unusual
             place, level = 3 if number == 1 and line == "---" else 0, 0
             while level <= _MOST_NESTED:
-                pattern, kinds = flow if level else block
+                pattern, tags = flow if level else block
                 if not (match := pattern.match(line, place)):
                     raise _Unusual
                 if not (group := match.lastindex):
                     break
-                kind, place = kinds[group] or match[group], match.end()
-                level += (kind in ("[", "{")) - (kind in ("]", "}"))
+                tag, place = tags[group], match.end()
+                tag = _tag(self.loader, match[group]) if tag is None else tag or match[group]
+                level += (tag in ("[", "{")) - (tag in ("]", "}"))
                 # The column of a quoted text is that of its quote.
-                yield _Token(number, match.start(group) + (kind != "text"), kind, match[group])
+                yield Node(tag, match[group], number, match.start(group) + (tags[group] != "str"))
             if level:
                 raise _Unusual
 
-    def take(self, *kinds: str) -> _Token:
+    def take(self, tags: Container[str]) -> Node:
         token = self.token
-        if token.kind not in kinds:
+        if token.tag not in tags:
             raise _Unusual
         self.token = next(self.tokens, _END)
         return token
 
-    def value(self, above: _Token) -> Node:
+    def value(self, above: Node) -> Node:
         """Return what a dash, a key or a bracket holds."""
-        line, column, kind, _ = self.token
-        in_flow = above.kind in ("[", "key")
+        tag, _, line, column = self.token
+        in_flow = above.tag in ("[", "key")
         # A list may stand at the column of its key.
-        if not in_flow and column < above.column + ((kind, above.kind) != ("-", ":")):
-            return Node("null", "", above.line, above.column + len(above.text) + (above.kind == ":"))
-        if kind in ("-", ":"):
-            if in_flow or (line == above.line and above.kind == ":") or column > _FARTHEST:
+        if not in_flow and column < above.column + ((tag, above.tag) != ("-", ":")):
+            return Node("null", "", above.line, above.column + len(above.value) + (above.tag == ":"))
+        if tag in ("-", ":"):
+            if in_flow or (line == above.line and above.tag == ":") or column > _FARTHEST:
                 raise _Unusual
             return self.collection(self.token)
-        token = self.take("text", "plain", "[", "{")
-        node = self.collection(token) if kind in ("[", "{") else self.scalar(token)
+        token = self.take(_HELD)
+        node = self.collection(token) if tag in ("[", "{") else token
         if not in_flow and (line != above.line or self.token.line == line):
             raise _Unusual
         return node
 
-    def collection(self, first: _Token) -> Node:
+    def collection(self, first: Node) -> Node:
         """Return what begins with an indicator or an opening bracket."""
-        is_list, end = first.kind in ("-", "["), {"[": "]", "{": "}"}.get(first.kind)
-        node = Node("seq" if is_list else "map", [] if is_list else {}, first.line, first.column)
-        while self.token.kind != end if end else self.token[1:3] == first[1:3]:
-            key = first if first.kind == "[" else self.take("key" if end else first.kind)
+        end = {"[": "]", "{": "}"}.get(first.tag)
+        node = Node(*(("seq", []) if first.tag in ("-", "[") else ("map", {})), first.line, first.column)
+        while self.token.tag != end if end else (self.token.tag, self.token.column) == (first.tag, first.column):
+            key = first if first.tag == "[" else self.take({"key" if end else first.tag})
             value = self.value(key)
-            if is_list:
+            if node.tag == "seq":
                 node.value.append(value)
-            elif key.text in node.value:
+            elif key.value in node.value:
                 raise _Unusual
             else:
-                node.value[key.text] = self.scalar(key), value
-            if end and self.token.kind != end:
-                self.take(",")
+                node.value[key.value] = key._replace(tag=_tag(self.loader, key.value)), value
+            if end and self.token.tag != end:
+                self.take({","})
         if end:
-            self.take(end)
+            self.take({end})
         return node
-
-    def scalar(self, token: _Token) -> Node:
-        tag = "str" if token.kind == "text" else _tag(self.loader, token.text)
-        return Node(tag, token.text, token.line, token.column)
 
 
 class _Composer:

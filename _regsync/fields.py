@@ -171,7 +171,7 @@ _F = Field
 _INHERITED = (
     _F("source", "alias", "source registry; required here or in `defaults`", example="hub"),
     _F("targets", "targets", "a group or alias, or a list of aliases; required here or in `defaults`",
-       example='["mine"]'),
+       empty="name one registry at least", example='["mine"]'),
     _F("tags", "section", "which tags", of="tags"),
     _F("platforms", "texts", "only these platforms of an index, each `os/arch[/variant]`", parse=parse_platform,
        refuses=("^all$", "'all' is no platform: omit the field to copy every platform"),
@@ -182,7 +182,8 @@ _INHERITED = (
 SECTIONS: Mapping[str, tuple[Field, ...]] = MappingProxyType({
     "config": (
         _F("registries", "names", "named registries", of="registry", default="{}"),
-        _F("target_groups", "names", "named lists of registries", default="{}", example='{"all": ["mine"]}'),
+        _F("target_groups", "names", "named lists of registries", default="{}", empty="name one registry at least",
+           example='{"all": ["mine"]}'),
         _F("defaults", "section", "what a mapping takes over where it says nothing itself", of="defaults"),
         _F("mappings", "list", "what is copied", of="mapping", required=True),
         _F("global", "section", "settings of the whole run", of="global"),
@@ -249,17 +250,13 @@ SECTIONS: Mapping[str, tuple[Field, ...]] = MappingProxyType({
 
 def schema() -> dict[str, Any]:
     """Return the JSON Schema of the document; what fields say against each other is for `validate` alone."""
+    sections: dict[str, Any] = {}
+    for name, rows in SECTIONS.items():
+        required = [row.name for row in rows if row.required]
+        sections[name] = {"type": "object", "properties": {row.name: _property(row) for row in rows}}
+        sections[name] |= {"required": required, "additionalProperties": False}
     head = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "regsync configuration"}
-    return {**head, **_section("config"), "$defs": {of: _section(of) for of in SECTIONS if of != "config"}}
-
-
-def _section(name: str) -> dict[str, Any]:
-    return {
-        "type": "object",
-        "properties": {row.name: _property(row) for row in SECTIONS[name]},
-        "required": [row.name for row in SECTIONS[name] if row.required],
-        "additionalProperties": False,
-    }
+    return {**head, **sections.pop("config"), "$defs": sections}
 
 
 def _property(row: Field) -> dict[str, Any]:
@@ -267,17 +264,16 @@ def _property(row: Field) -> dict[str, Any]:
     # What is one variable wholly may become anything.
     variable = {"type": "string", "pattern": r"^\$\{[^{}]*\}$"}
     texts: dict[str, Any] = {"type": "array", "items": text, **({"minItems": 1} if row.empty else {})}
-    aliases: dict[str, Any] = {"type": "array", "items": text, "minItems": 1}
     shapes: dict[str, list[dict[str, Any]]] = {
         "flag": [{"type": "boolean"}, variable],
         "count": [{"type": "integer", "minimum": row.least, "maximum": 999_999_999}, variable],
         "amount": [text, {"type": "number", "minimum": 0}],
         "texts": [texts],
         "one_or_texts": [text, texts],
-        "targets": [text, aliases],
+        "targets": [text, texts],
         "section": [section],
         "list": [{"type": "array", "items": section}],
-        "names": [{"type": "object", "additionalProperties": section if row.of else aliases}],
+        "names": [{"type": "object", "additionalProperties": section if row.of else texts}],
     }
     choices: list[dict[str, Any]] = [{"enum": list(row.choices)}, {"type": "string", "pattern": r"\$\{"}]
     taken = choices if row.choices else shapes.get(row.type, [text])

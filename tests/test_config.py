@@ -832,6 +832,15 @@ def test_the_unusual_is_left_to_pyyaml(text: str) -> None:
     assert by_lines(text) is None
 
 
+@pytest.mark.parametrize("levels", range(1, 40))
+def test_both_readers_of_yaml_agree_on_the_deepest(levels: int) -> None:
+    maps = "".join(f"{' ' * level}a:\n" for level in range(levels))
+    lists = "".join(f"{'  ' * level}- a:\n{'  ' * level}  - b\n" for level in range(levels))
+    for text in (maps, lists, maps[:-1] + " " + "[" * 8 + "x" + "]" * 8):
+        found = by_lines(text)
+        assert found is None or found == by_pyyaml(text)
+
+
 PIECES = st.sampled_from([
     "a", "b:", "key: ", "- ", "-", " ", "  ", "    ", "\n", "\n  ", "\n- ", "\n    ", "[", "]", "{", "}",
     ",", ", ", "'x'", '"y z"', "'", '"', "#c", " # c", ":", "http://x:5", ".", "---", "1.20", "yes", "~",
