@@ -112,6 +112,7 @@ def manifests(images: Held) -> tuple[int, int]:
     return sum(map(len, images.values())), len(children)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("registry", REGISTRIES)
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("targets", [1, 3], ids=["one target", "three targets"])
