@@ -189,12 +189,26 @@ class Authenticator:
             self.advice = f"no credentials are in use: {self.login}; or check the name, absent may look private"
         self._refresh_token = self._credential.identity_token
         self._challenge: Challenge | None = None
+        self._seen = False  # in this run; a challenge from the state may be out of date
         self._one_scope = False  # whether each request needs a token for exactly itself
         self._declared: dict[str, str] = {}
         # What the registry calls a scope where our wording would not do; None is for all repositories.
         self._worded: dict[Pair | None, str] = {}
         self._tokens: dict[frozenset[Pair], _Token] = {}
         self._pending: list[_Token] = []
+
+    @property
+    def learnt(self) -> list[Any]:
+        """What the state keeps (JSON): the challenge, and whether a token may cover one request only."""
+        return [self._challenge and list(self._challenge), self._one_scope]
+
+    def recall(self, challenge: Iterable[str] | None, one_scope: bool) -> None:
+        """Take back what an earlier run learnt: it saves the bare request. The realm is checked at use."""
+        known = None if challenge is None else Challenge(*challenge)
+        # Basic over http only after this run was asked for it (protocol-facts.md section 2.6).
+        usable = known is not None and (known.scheme == "bearer" or self._scheme == "https")
+        self._challenge = self._challenge or (known if usable else None)
+        self._one_scope = self._one_scope or one_scope
 
     def redact(self, text: str) -> str:
         """Take the secrets out of a text that a server sent."""
@@ -221,7 +235,14 @@ class Authenticator:
         needed = {repository: actions}
         for name, rights in extra:
             needed[name] = _union(needed.get(name, rights), rights)
-        return f"Bearer {await self._token(needed, before_body)}"
+        try:
+            return f"Bearer {await self._token(needed, before_body)}"
+        except (AuthError, RegistryError) as error:
+            if error.retryable or self._seen:
+                raise
+        # The state led to a place that no longer serves: go bare, and be told the way again.
+        self._challenge = None
+        return None
 
     async def refused(self, challenges: Iterable[str], used: str | None, repository: str, actions: str) -> bool:
         """Take in a 401 to a request that carried `used`: whether to repeat it once, AuthError if no use."""
@@ -248,7 +269,7 @@ class Authenticator:
         else:
             check_realm(chosen.realm, self._scheme, self._host, not self.anonymous)
             self._learn(chosen, used, repository, actions)
-        self._challenge = chosen._replace(scope="", error="")
+        self._challenge, self._seen = chosen._replace(scope="", error=""), True
         return True
 
     def forbidden(self, used: str | None) -> bool:

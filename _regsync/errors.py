@@ -120,6 +120,13 @@ class Disconnected(WireError):
     """The connection ended in the middle of an exchange."""
 
 
+class LoginExpired(SyncError):
+    """A body was refused for its login, and there is a new one: what was sent begins again."""
+
+    code = "AUTH_ERROR"
+    retryable = True
+
+
 class ProtocolBroken(WireError):
     """The peer's bytes are not the HTTP that was agreed on; asking again would give the same."""
 

@@ -15,7 +15,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager
 
 from _regsync import oci, transport
-from _regsync.errors import AuthError, ContentError, Disconnected, ProtocolBroken, RegistryError, Side, SyncError, clean
+from _regsync.errors import AuthError, ContentError, LoginExpired, ProtocolBroken, RegistryError, Side, SyncError, clean
 from _regsync.http1 import Lease, Pieces, Request, Response
 from _regsync.oci import Descriptor, Manifest
 from _regsync.providers import ROWS, api_repository
@@ -146,6 +146,9 @@ class Repository:
         with self.located("push manifest", self.reference(reference)):
             answer = await self._transport.request(self.host, call, ok=(201, 200))
             self.compare(answer, manifest.digest)
+            stored = answer.status == 201 or answer.headers.get("docker-content-digest")
+            if not stored and await self.head_manifest(reference) is None:
+                raise ProtocolBroken("the registry answered 200 and does not hold the manifest")
 
     def compare(self, answer: Answer | Response, digest: str) -> None:
         """Refuse an answer that names another digest than the one that was pushed."""
@@ -269,7 +272,7 @@ class Upload:
                 body = await response.read(transport.ERROR_BODY)
                 await self._transport.relearn(host, call, used, Answer(401, response.headers, body))
                 # The transfer begins the blob again, with the new token.
-                raise Disconnected("the login expired during the upload")
+                raise LoginExpired("the login expired during the upload")
             await repository.expect(response, 201, 204)
             repository.compare(response, self.blob.digest)
             return not response.early
@@ -308,8 +311,8 @@ def _tags_of(body: bytes, with_digests: bool) -> dict[str, str | None]:
     """Read one page of a listing (section 1.11): nulls and digests are left out, other nonsense fails."""
     try:
         document = json.loads(body)
-        tags = document["tags"] if document.get("tags") is not None else []
-    except (ValueError, KeyError, AttributeError, RecursionError) as error:
+        tags = [] if document["tags"] is None else document["tags"]
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         began = clean(body[:60].decode("utf-8", "replace"))
         raise ContentError(f"the tag listing is not what the specification says: {began}") from error
     if not isinstance(tags, list):

@@ -130,6 +130,7 @@ class Run:
         finally:
             self._tasks = None
             self._staging.close(sweep=self._report.exit_status() == 0 and not self._execution.draining)
+            self._discovery.keep_logins()
             self._state.save(self._knowledge.encoded() if self._state.is_kept else None)
             self._state.close()
         # A question that the deadline cut off stands in no queue any more.

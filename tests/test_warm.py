@@ -11,6 +11,7 @@ import pytest
 from conformance.app import App
 from conformance.images import Image, Seed
 from conformance.server import Server
+from conformance.tokens import TokenService
 from tests.ends import Ran, Start, document, held, run_regsync, tags
 
 
@@ -163,3 +164,20 @@ def test_a_refused_upload_teaches_nothing_about_uploads_in_one_request(tmp_path:
     clear(source, target)
     assert sync(tmp_path, ends, {"from": "app", "to": "other", "tags": tags("v0", "v1")}).status == 0
     assert target.journal.count("POST", "upload_start", status=201) > 0
+
+
+def test_the_way_to_a_login_is_remembered(tmp_path: Path, serve: Start) -> None:
+    users = {"me": "secret-word"}
+    source, target = serve(auth=TokenService(users)), serve(auth=TokenService(users))
+    load(source, "app", 2)
+    login = {"auth_type": "basic", "credentials": {"username": "me", "password": "secret-word"}}
+    ends = {"source": {"url": source.url, **login}, "target": {"url": target.url, **login}}
+    mapping = {"from": "app", "tags": tags("v0", "v1")}
+    assert sync(tmp_path, ends, mapping).status == 0
+    before = [len(server.journal.entries) for server in (source, target)]
+    assert {*sync(tmp_path, ends, mapping).statuses()} == {"skipped"}
+    for server, first in zip((source, target), before, strict=True):
+        assert server.journal.count(status=401) == 1
+        kinds = [f"{each.method} {each.kind}" for each in server.journal.entries[first:]]
+        assert sorted(kinds) == ["GET token", "HEAD manifest", "HEAD manifest"]
+    assert b"secret-word" not in (tmp_path / ".regsync" / "state.bin").read_bytes()
