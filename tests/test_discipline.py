@@ -413,6 +413,28 @@ def test_a_registry_without_one_request_uploads_is_sent_one_body_twice_and_no_ot
     assert target.journal.bytes_in() == sum(sizes)
 
 
+# What contradicts the state (section 7, "Vouching").
+
+
+def test_a_listing_without_tags_makes_the_state_of_its_repository_weak(tmp_path: Path, serve: Start) -> None:
+    source, target = serve(), serve(single_post=False)
+    seed = Seed(22)
+    base = seed.layer(LARGE)
+    images = {f"v{number}": seed.image(layers=[base, seed.layer(LARGE)]) for number in range(3)}
+    load(source, {"app": images})
+    ends = {"source": source, "target": target}
+    assert sync(tmp_path, ends, {"from": "app", "tags": tags("v0")}).status == 0
+    del app(target).repositories["app"]
+    clear(source, target)
+    assert sync(tmp_path, ends, {"from": "app", "tags": tags("v1", "v2")}).statuses() == ["synced"] * 2
+    assert all(held(target, "app", images[tag]) for tag in ("v1", "v2"))
+    target.journal.matching("GET", "tag_list", status=404).exactly(1)
+    # The base is asked for by the POST that would start its upload, not believed: no manifest is refused.
+    target.journal.matching("PUT", "manifest").exactly(2)
+    target.journal.matching("HEAD", "manifest").none()
+    target.journal.matching("PUT", "upload").exactly(5)
+
+
 # Healing (section 7, I5), in the same run.
 
 

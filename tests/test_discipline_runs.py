@@ -9,6 +9,7 @@ import os
 import random
 import signal
 import subprocess
+import tracemalloc
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from _regsync.statefile import StateFile
 from conformance.app import App
 from conformance.images import Image, Seed
 from conformance.messages import Answer, Request, error
@@ -134,6 +136,20 @@ def test_a_kill_before_the_last_manifest_loses_nothing(tmp_path: Path, serve: St
     assert held(target, "app", image)
     assert source.journal.summary() == {"GET manifest": 1}
     assert target.journal.summary() == {"HEAD manifest": 1, "PUT manifest": 1}
+
+
+def test_reading_the_state_takes_no_more_memory_than_there_is_to_read(tmp_path: Path, serve: Start) -> None:
+    source, target = serve(), serve()
+    Seed(36).image().load_into(app(source), "app", tag="v1")
+    file = written(tmp_path, {"source": source, "target": target}, {"from": "app", "tags": tags("v1")})
+    assert sync(file).status == 0
+    tracemalloc.start()
+    try:
+        assert StateFile(str(tmp_path / ".regsync"), print).load(keep=False).repositories
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 1 << 20
 
 
 # Two processes at once.
