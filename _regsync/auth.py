@@ -220,9 +220,8 @@ class Authenticator:
         """Say that this run uses a repository; tokens will cover it as far as rule 2 allows."""
         self._declared[repository] = _union(self._declared.get(repository, actions), actions)
 
-    async def authorization(
-        self, repository: str, actions: str, *, extra: Iterable[Pair] = (), before_body: bool = False
-    ) -> str | None:
+    async def authorization(self, repository: str, actions: str, *, extra: Iterable[Pair] = (),
+            before_body: bool = False) -> str | None:
         """Return the Authorization header for a request, None to send it bare; any SyncError when there is no token.
 
         `extra` are further repositories that it touches (a mount's source); `before_body`: its body goes only once.

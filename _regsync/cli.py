@@ -44,18 +44,12 @@ _CONFIG = ("-c --config FILE", "take registries and global settings from it; - r
 _NEEDED = ("-c --config FILE", "the configuration; - reads standard input")
 _FILE = ("FILE", "the configuration; - reads standard input")
 _JSON = ("--json", "one JSON document on standard output")
-_EVERYWHERE = (
-    ("-v", "show decisions; -vv: every request too"),
-    ("-q", "only results and failures"),
-    ("--log-format text|json", "form of standard error's lines (text)"),
-    ("--no-progress", "no progress display"),
-)
+_EVERYWHERE = (("-v", "show decisions; -vv: every request too"), ("-q", "only results and failures"),
+    ("--log-format text|json", "form of standard error's lines (text)"), ("--no-progress", "no progress display"))
 _METAVARS = {"count": "N", "text": "RANGE", "texts": "OS/ARCH[/VARIANT]", "one_or_texts": "PATTERN"}
-_LATER = {
-    "watch": "run `regsync sync` from a scheduler",
+_LATER = {"watch": "run `regsync sync` from a scheduler",
     "auth": "`regsync tags` asks with a registry's credentials and changes nothing",
-    "--shard": "split the mappings into several configurations",
-}
+    "--shard": "split the mappings into several configurations"}
 
 
 class _Command(NamedTuple):
@@ -117,14 +111,10 @@ def _parser(name: str | None) -> argparse.ArgumentParser:
         parser.add_argument("--version", action="version", version=f"regsync {__version__}")
     for field in _fields(name):
         many = field.type in ("texts", "one_or_texts")
-        parser.add_argument(
-            "--platform" if name == "copy" else f"--{field.name.replace('_', '-')}",
-            action="append" if many else "store",
-            metavar="|".join(field.choices) or _METAVARS.get(field.type),
-            type=partial(_parse_value, field),
-            default=[] if many else None,
-            help=field.meaning + ("; may be repeated" if many else ""),
-        )
+        parser.add_argument("--platform" if name == "copy" else f"--{field.name.replace('_', '-')}", action="append"
+            if many else "store", metavar="|".join(field.choices) or _METAVARS.get(field.type),
+            type=partial(_parse_value, field), default=[] if many else None,
+            help=field.meaning + ("; may be repeated" if many else ""))
     for form, text in (*(_COMMANDS[name].arguments if name else ()), *_EVERYWHERE):
         *names, last = form.split()
         if not form.startswith("-"):
@@ -240,10 +230,8 @@ def _read_mappings(name: str, console: Console, *, lint: bool = False) -> Config
     for warning in found.warnings:
         console.log("warning", "config", warning)
     if any(mapping.artifacts.require_artifacts for mapping in found.mappings):
-        raise ConfigError(
-            "artifacts.require_artifacts cannot be kept: this version does not copy referrers yet",
-            hint="leave require_artifacts out, or use a version that copies referrers",
-        )
+        raise ConfigError("artifacts.require_artifacts cannot be kept: this version does not copy referrers yet",
+            hint="leave require_artifacts out, or use a version that copies referrers")
     return found
 
 
@@ -289,11 +277,8 @@ def _tags(arguments: argparse.Namespace, console: Console) -> int:
     if where.tag or where.digest:
         hint = "leave out the tag or digest; --glob chooses tags"
         raise ConfigError(f"reference {str(where)!r}: a repository is needed", hint=hint)
-    given_rule: dict[str, Any] = {
-        name: tuple(value) if isinstance(value, list) else value
-        for name, value in vars(arguments).items()
-        if name in tags.TagRule._fields
-    }
+    given_rule: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value
+        in vars(arguments).items() if name in tags.TagRule._fields}
     rule = tags.TagRule(**given_rule)
     try:
         tags.select((), rule)
@@ -321,25 +306,15 @@ def _copy(arguments: argparse.Namespace, console: Console) -> int:
     if source.digest is None and source.tag is None:
         console.log("info", "default_tag", f"{source}: no tag given, taking latest")
     if target.digest is not None and (target.digest != source.digest or platforms):
-        raise ConfigError(
-            "the digest of the target must be that of the source, given as a digest, without --platform",
-            hint="name a tag at the target, or leave the digest out",
-        )
-    mapping = config.MappingRule(
-        index=0,
-        source=config.registry_for(source.host, given),
-        source_repository=source.repository,
-        targets=(config.registry_for(target.host, given),),
-        target_repository=target.repository,
-        tags=tags.TagRule(),
-        platforms=platforms or None,
-        artifacts=config.ArtifactRule(enabled=not arguments.no_artifacts),
-    )
+        raise ConfigError("the digest of the target must be that of the source, given as a digest, without --platform",
+            hint="name a tag at the target, or leave the digest out")
+    mapping = config.MappingRule(index=0, source=config.registry_for(source.host, given),
+        source_repository=source.repository, targets=(config.registry_for(target.host, given),),
+        target_repository=target.repository, tags=tags.TagRule(), platforms=platforms or None,
+        artifacts=config.ArtifactRule(enabled=not arguments.no_artifacts))
     if mapping.source.origin == mapping.targets[0].origin and mapping.source.max_concurrent == 1:
-        raise ConfigError(
-            f"a copy reads and writes {mapping.source.authority}, whose max_concurrent is 1",
-            hint="allow 2 at least: one request reads while the other writes",
-        )
+        raise ConfigError(f"a copy reads and writes {mapping.source.authority}, whose max_concurrent is 1",
+            hint="allow 2 at least: one request reads while the other writes")
     one = given._replace(mappings=(mapping,))
     wanted = (mapping, reference, target.digest or target.tag or reference)
     return _run(session.run, one, console, wanted)

@@ -429,9 +429,8 @@ class _Expansion(_Reader):
         return (value if field.type == "path" else text).replace("$", "$$")
 
 
-def load(
-    text: bytes, *, name: str, environ: _Environ, base_dir: str | None, home: str | None, lint: bool = False
-) -> Config:
+def load(text: bytes, *, name: str, environ: _Environ, base_dir: str | None, home: str | None,
+        lint: bool = False) -> Config:
     """Read a configuration; ConfigError carries every problem in it, in the order of the file.
 
     Messages call the file `name`; `base_dir` is its absolute directory, None for standard input. With `lint` the
@@ -442,17 +441,13 @@ def load(
     settings = document.values["global"].values if "global" in document.values else {}
     # Standard input has no directory of its own, and no state.
     where = None if base_dir is None else settings.get("cache_dir") or reader.find_path(".regsync")
-    return Config(
-        registries=MappingProxyType({k: v for k, v in reader.registries.items() if v is not None}),
-        mappings=tuple(document.values["mappings"]),
-        warnings=tuple(map(str, sorted(reader.warnings, key=_PLACE))),
-        **{**settings, "cache_dir": where},
-    )
+    return Config(registries=MappingProxyType({k: v for k, v in reader.registries.items() if v is not None}),
+        mappings=tuple(document.values["mappings"]), warnings=tuple(map(str, sorted(reader.warnings, key=_PLACE))),
+        **{**settings, "cache_dir": where})
 
 
-def expand(
-    text: bytes, *, name: str, environ: _Environ, base_dir: str | None, home: str | None, show_secrets: bool = False
-) -> str:
+def expand(text: bytes, *, name: str, environ: _Environ, base_dir: str | None, home: str | None,
+        show_secrets: bool = False) -> str:
     """Return a configuration as it is understood, as YAML that loads again; ConfigError as `load`.
 
     Variables are replaced, mappings are whole, paths absolute, groups and `defaults` gone. Unless they are

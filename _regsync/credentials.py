@@ -51,9 +51,8 @@ class Credential(NamedTuple):
         return text
 
 
-def find_credential(
-    registry: Registry, *, environ: Environ, home: str | None, read: Read, repository: str | None = None
-) -> tuple[Credential | None, list[str]]:
+def find_credential(registry: Registry, *, environ: Environ, home: str | None, read: Read,
+        repository: str | None = None) -> tuple[Credential | None, list[str]]:
     """Find what to log in with (None: anonymous), and the places that were looked at.
 
     Raise AuthError when a source that the configuration names yields nothing, or a file cannot be used.
@@ -97,13 +96,11 @@ def _files(environ: Environ, home: str | None, read: Read) -> Iterator[tuple[str
     yield "the environment variable DOCKER_AUTH_CONFIG", inline.encode() if inline else None
     # Only this directory has no `containers` below it.
     alone = f"/run/containers/{getattr(os, 'getuid', int)()}/auth.json"
-    for path in (
-        environ.get("REGISTRY_AUTH_FILE"),
-        below(environ.get("DOCKER_CONFIG") or below(home, ".docker"), "config.json"),
-        below(environ.get("XDG_RUNTIME_DIR"), "containers", "auth.json") or alone,
-        below(environ.get("XDG_CONFIG_HOME") or below(home, ".config"), "containers", "auth.json"),
-        below(home, ".dockercfg"),
-    ):
+    for path in (environ.get("REGISTRY_AUTH_FILE"),
+            below(environ.get("DOCKER_CONFIG") or below(home, ".docker"), "config.json"),
+            below(environ.get("XDG_RUNTIME_DIR"), "containers", "auth.json") or alone,
+            below(environ.get("XDG_CONFIG_HOME") or below(home, ".config"), "containers", "auth.json"),
+            below(home, ".dockercfg")):
         try:
             if path:
                 yield path, read(path)
@@ -146,9 +143,7 @@ def _look_up(place: str, text: bytes, registry: Registry, repository: str | None
     raise AuthError(
         f"{place} delegates {registry.authority} to the {helper}, and this program starts no other programs",
         hint="use auth_type: basic with credentials, or write an auths entry to a separate file and point "
-        "DOCKER_CONFIG at its directory; for public images use auth_type: anonymous",
-        fatal=True,
-    )
+        "DOCKER_CONFIG at its directory; for public images use auth_type: anonymous", fatal=True)
 
 
 def _read_entry(place: str, entry: object, registry: Registry) -> Credential | None:

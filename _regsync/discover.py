@@ -115,9 +115,8 @@ class _End:
 class Discovery:
     """The questions of one run."""
 
-    def __init__(
-        self, transport: Transport, knowledge: Knowledge, *, reads_only: bool = False, whole: bool = False
-    ) -> None:
+    def __init__(self, transport: Transport, knowledge: Knowledge, *, reads_only: bool = False,
+            whole: bool = False) -> None:
         """Ask for a run; one that `reads_only` changes nothing, `whole` has every image's tree."""
         self._transport, self._knowledge = transport, knowledge
         self._reads_only, self._whole = reads_only, whole
@@ -192,16 +191,14 @@ class Discovery:
         once = self._held.get(target.key)
         return once.answer[0] if once and once.answer else None
 
-    def snapshot_name(
-        self, mapping: MappingRule, source: Repository, target: Repository, reference: str, target_reference: str
-    ) -> bytes:
+    def snapshot_name(self, mapping: MappingRule, source: Repository, target: Repository, reference: str,
+            target_reference: str) -> bytes:
         """Name what the state keeps of a tag: where from and to, and under which rules it is trimmed."""
         rules = "" if mapping.platforms is None else ",".join(sorted(map(str, mapping.platforms)))
         return named(*source.key, reference, *target.key, target_reference, rules, oci.TRIM_RULE)
 
-    async def look_up(
-        self, mapping: MappingRule, reference: str, target_reference: str, targets: tuple[Repository, ...]
-    ) -> Sighting:
+    async def look_up(self, mapping: MappingRule, reference: str, target_reference: str,
+            targets: tuple[Repository, ...]) -> Sighting:
         """Find out what a source reference names and which targets lack it (rules 4 to 6 and 8).
 
         Raises what the source says; what a target says is in its verdict.
@@ -226,9 +223,8 @@ class Discovery:
             found = await self._moved_on(source, found, reference)
         return await self._planned(mapping, source, ends, found)
 
-    async def _first_look(
-        self, mapping: MappingRule, source: Repository, reference: str, target_reference: str, ends: list[_End]
-    ) -> str | Manifest:
+    async def _first_look(self, mapping: MappingRule, source: Repository, reference: str, target_reference: str,
+            ends: list[_End]) -> str | Manifest:
         """Ask the source what a tag names: its digest where that is likely to be enough (rules 4 and 5)."""
         if self._whole:
             return await self._manifest(source, reference)
@@ -319,9 +315,8 @@ class Discovery:
             self._manifests.pop(oldest, None)
         return manifest
 
-    async def _children(
-        self, source: Repository, top: str, entries: Iterable[oci.Descriptor], below: dict[str, Manifest]
-    ) -> tuple[Manifest, ...]:
+    async def _children(self, source: Repository, top: str, entries: Iterable[oci.Descriptor],
+            below: dict[str, Manifest]) -> tuple[Manifest, ...]:
         """Fetch entries of an index into `below`, which holds what is there of the image already."""
         wanted = {entry.digest: entry for entry in entries if entry.digest not in below}
         size = sum(each.size for each in wanted.values()) + sum(each.size for each in below.values())
@@ -344,9 +339,8 @@ class Discovery:
             raise errors[0]
         return tuple(below[digest] for digest in wanted)
 
-    async def _root(
-        self, mapping: MappingRule, source: Repository, top: Manifest
-    ) -> tuple[Manifest, dict[str, Manifest]]:
+    async def _root(self, mapping: MappingRule, source: Repository, top: Manifest) -> tuple[Manifest,
+            dict[str, Manifest]]:
         """Apply the platform filter (specification section 1.1): the root to push, trimmed indexes below."""
         if not mapping.platforms:
             return top, {}
@@ -363,14 +357,8 @@ class Discovery:
             self._say_platforms(mapping.platforms, source, trimmed)
         return trimmed.manifest, {each.manifest.digest: each.manifest for each in trimmed.nested.values()}
 
-    async def _tree(
-        self,
-        source: Repository,
-        top: str,
-        root: Manifest,
-        fetched: dict[str, Manifest],
-        is_there: Callable[[str], bool],
-    ) -> plan.Tree:
+    async def _tree(self, source: Repository, top: str, root: Manifest, fetched: dict[str, Manifest],
+            is_there: Callable[[str], bool]) -> plan.Tree:
         """Fetch everything below the root that is not at hand yet nor at every target, level by level."""
         level = (root, *fetched.values())
         for _ in range(oci.MAX_INDEX_DEPTH + 1):

@@ -21,10 +21,9 @@ _DEEPEST = 32
 _MOST_MERGED = 1_000_000
 
 _TAG_PREFIX = "tag:yaml.org,2002:"
-_KINDS = MappingProxyType(
-    {"map": "a mapping", "seq": "a list", "str": "text", "int": "a whole number", "float": "a decimal number"}
-    | {"bool": "a truth value", "null": "empty", "timestamp": "a date", "merge": "a merge key"}
-)
+_KINDS = MappingProxyType({"map": "a mapping", "seq": "a list", "str": "text", "int": "a whole number",
+    "float": "a decimal number"} | {"bool": "a truth value", "null": "empty", "timestamp": "a date",
+    "merge": "a merge key"})
 
 
 class Node(NamedTuple):

@@ -144,26 +144,17 @@ class AuthError(SyncError):
         self.fatal = fatal
 
 
-_REMEDIES = {
-    (404, Side.SOURCE): "check the name: `regsync tags {repository}` shows what is there",
+_REMEDIES = {(404, Side.SOURCE): "check the name: `regsync tags {repository}` shows what is there",
     (404, Side.TARGET): "create the repository, or the project that it is in, there first{command}",
     (405, Side.TARGET): "is it read-only, or a pull-through cache? name the registry that takes pushes",
-    (413, Side.TARGET): "the registry or a proxy before it limits requests (nginx: client_max_body_size)",
-}
+    (413, Side.TARGET): "the registry or a proxy before it limits requests (nginx: client_max_body_size)"}
 
 
 class RegistryError(SyncError):
     """A registry answered with an error status; `codes` and `digests` are its body's, `retry_after` is seconds."""
 
-    def __init__(
-        self,
-        message: str,
-        *,
-        status: int,
-        codes: tuple[str, ...] = (),
-        digests: frozenset[str] = frozenset(),
-        retry_after: float | None = None,
-    ) -> None:
+    def __init__(self, message: str, *, status: int, codes: tuple[str, ...] = (), digests: frozenset[str] = frozenset(),
+            retry_after: float | None = None) -> None:
         super().__init__(message)
         self.status, self.codes, self.digests, self.retry_after = status, codes, digests, retry_after
 

@@ -86,19 +86,9 @@ class Execution:
     `start` starts a task, `ask` queues a question for a source, `ended` is told of an image's status.
     """
 
-    def __init__(
-        self,
-        mover: Mover | Rehearsal,
-        knowledge: Knowledge,
-        discovery: Discovery,
-        progress: Progress,
-        *,
-        slots: int,
-        start: Callable[..., None],
-        ask: Callable[[str, Callable[[], Awaitable[None]]], None],
-        ended: Callable[[Image, str], None],
-        log: Callable[..., None],
-    ) -> None:
+    def __init__(self, mover: Mover | Rehearsal, knowledge: Knowledge, discovery: Discovery, progress: Progress, *,
+            slots: int, start: Callable[..., None], ask: Callable[[str, Callable[[], Awaitable[None]]], None],
+            ended: Callable[[Image, str], None], log: Callable[..., None]) -> None:
         self._mover, self._knowledge, self._discovery, self._progress = mover, knowledge, discovery, progress
         self._most_slots, self._start_task, self._ask, self._ended, self._log = slots, start, ask, ended, log
         self._claims = Claims(knowledge, anyio.current_time)

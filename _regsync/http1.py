@@ -412,9 +412,8 @@ async def _tunnel(stream: Stream, origin: Origin, proxy: Proxy, timeouts: Timeou
         raise ProtocolBroken(f"the proxy {proxy} sent bytes before the tunnel was used")
 
 
-async def open_stream(
-    origin: Origin, *, context: Any, timeouts: Timeouts, proxy: Proxy | None = None, proxy_context: Any = None
-) -> Stream:
+async def open_stream(origin: Origin, *, context: Any, timeouts: Timeouts, proxy: Proxy | None = None,
+        proxy_context: Any = None) -> Stream:
     """Connect to `origin`, through `proxy` if given; `context` is for https only. ConnectFailed leaves no socket."""
     first = origin if proxy is None else Origin(proxy.scheme, proxy.host, proxy.port)
     stream: Stream = await connect(first.host, first.port, timeouts)

@@ -18,10 +18,8 @@ __all__ = ["of_tags", "shadowed"]
 # Simple enough that one pattern can be matched against the text of another.
 _SIMPLE = r"[A-Za-z0-9._*-]+"
 # By custom: names, and versions that leave something out.
-_MOVING = (
-    r"(?:latest|current|stable|lts|mainline|main|master|trunk|head|edge|nightly|canary|rolling|snapshot"
-    r"|dev|develop|testing|unstable|next|v?[0-9]{1,3}(?:\.[0-9]{1,3})?)(?:-[a-z]+)*"
-)
+_MOVING = (r"(?:latest|current|stable|lts|mainline|main|master|trunk|head|edge|nightly|canary|rolling|snapshot"
+    r"|dev|develop|testing|unstable|next|v?[0-9]{1,3}(?:\.[0-9]{1,3})?)(?:-[a-z]+)*")
 # A mapping is compared with so many before it: lists of thousands stay linear.
 _MOST_COMPARED = 50
 
@@ -101,10 +99,7 @@ def shadowed(routes: Sequence[tuple[Sequence[object], TagRule]]) -> Iterator[tup
 
 def _leaves_nothing(first: TagRule, rule: TagRule) -> bool:
     wide, narrow = first._replace(immutable_tags=None), rule._replace(immutable_tags=None)
-    return wide == narrow or (
-        wide.latest is None
-        and not narrow.min_tags
+    return wide == narrow or (wide.latest is None and not narrow.min_tags
         and all(any(_covers(a, b) for a in wide.glob or ("*",)) for b in narrow.glob or ("*",))
-        and set(wide.exclude) <= set(narrow.exclude)
-        and (wide.semver, wide.semver_prerelease) in ((None, None), (narrow.semver, narrow.semver_prerelease))
-    )
+        and set(wide.exclude) <= set(narrow.exclude) and (wide.semver, wide.semver_prerelease)
+        in ((None, None), (narrow.semver, narrow.semver_prerelease)))

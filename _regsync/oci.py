@@ -226,9 +226,8 @@ class Manifest(NamedTuple):
         return (*self.blobs, *self.children)
 
 
-def parse_manifest(
-    body: bytes, *, content_type: str | None, digest: str | None = None, expected: Descriptor | None = None
-) -> Manifest:
+def parse_manifest(body: bytes, *, content_type: str | None, digest: str | None = None,
+        expected: Descriptor | None = None) -> Manifest:
     """Verify and read a manifest or index, asked for by `digest` or the index entry `expected`; else ContentError."""
     stated = (content_type or "").partition(";")[0].strip().lower()
     beginning = f"beginning {clean(body[:60].decode('utf-8', 'replace'))!r}" if body else "no body"
@@ -349,9 +348,8 @@ def _field(document: dict[str, Any], key: str, kind: type[_T]) -> _T:
 
 def _load(body: bytes, received: str, fraction: Callable[[str], Any] | None = None) -> dict[str, Any]:
     try:
-        document = json.loads(
-            body.decode(), object_pairs_hook=_object, parse_int=_integer, parse_float=fraction, parse_constant=_refuse
-        )
+        document = json.loads(body.decode(), object_pairs_hook=_object, parse_int=_integer, parse_float=fraction,
+            parse_constant=_refuse)
         deep = _nests_deeper(document, _MAX_JSON_DEPTH)
     except ValueError as error:
         raise ContentError(f"not JSON ({clean(str(error), 80)}); {received}") from error

@@ -18,10 +18,8 @@ __all__ = ["Proxy", "proxy_for"]
 
 # Metadata services hand out credentials of this machine and live on it or beside it; a proxy that sees
 # their answers could use them (protocol-facts.md sections 8.1 and 9.2, R20).
-_ALWAYS_DIRECT = (
-    "localhost,127.0.0.0/8,::1,metadata.google.internal,169.254.169.254,169.254.170.2,169.254.170.23,"
-    "fd00:ec2::23,fd00:ec2::254"
-)
+_ALWAYS_DIRECT = ("localhost,127.0.0.0/8,::1,metadata.google.internal,169.254.169.254,169.254.170.2,169.254.170.23,"
+    "fd00:ec2::23,fd00:ec2::254")
 
 
 class Proxy(NamedTuple):
@@ -38,9 +36,8 @@ class Proxy(NamedTuple):
         return f"{self.scheme}://{host}:{self.port}"
 
 
-def proxy_for(
-    scheme: str, host: str, port: int, environ: Mapping[str, str], override: str | None = None
-) -> tuple[Proxy | None, str]:
+def proxy_for(scheme: str, host: str, port: int, environ: Mapping[str, str],
+        override: str | None = None) -> tuple[Proxy | None, str]:
     """Return the proxy for an origin (None: go direct), and what decided that; ConfigError for a bad value.
 
     `override`, the registry's own `proxy` field, beats every variable and the always-direct list.

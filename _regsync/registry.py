@@ -228,9 +228,8 @@ class Upload:
                 raise
             return False
 
-    async def _post(
-        self, query: str, *headers: tuple[str, str], body: bytes = b"", also: tuple[tuple[str, str], ...] = ()
-    ) -> bool:
+    async def _post(self, query: str, *headers: tuple[str, str], body: bytes = b"",
+            also: tuple[tuple[str, str], ...] = ()) -> bool:
         """Say whether the answer is that the blob is there; else it opens a session."""
         repository = self.repository
         call = repository.call("upload_start", "POST", f"blobs/uploads/{query}", *headers, body=body)

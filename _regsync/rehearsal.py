@@ -56,9 +56,8 @@ class Rehearsal:
         for digest in blobs:
             self._places[digest].add(where)
 
-    async def bring(
-        self, step: Step, source: Repository, target: Repository, *, fan_out: bool, disk: bool = True
-    ) -> Brought:
+    async def bring(self, step: Step, source: Repository, target: Repository, *, fan_out: bool,
+            disk: bool = True) -> Brought:
         """Say how a blob would come to its place; a repository that may hold it is asked."""
         blob, host = step.blob, target.host.key
         if step.mount_from is not None:
@@ -81,9 +80,8 @@ class Rehearsal:
         self._moved[host] += blob.size
         return Brought(uploaded=True, bytes=blob.size)
 
-    async def put(
-        self, tree: Tree, work: Work, target: Repository, reference: str, arrived: Callable[[Manifest], None]
-    ) -> None:
+    async def put(self, tree: Tree, work: Work, target: Repository, reference: str,
+            arrived: Callable[[Manifest], None]) -> None:
         """Count the manifests that would be put."""
         own = [child for child in tree.children if child.digest in work.own_children]
         self._expected[target.host.key]["manifest_put"] += len(own) + 1
@@ -112,23 +110,14 @@ class Rehearsal:
                 targets[host].update(bytes=self._sizes[digest], mounts_possible=repositories - 1)
         layers = sorted(self._sizes.items(), key=lambda each: (-each[1], each[0]))
         images = sorted(self._images.values(), key=lambda each: (-each[1], each[0]))
-        return {
-            "schema": 1,
-            "images": len(self._images),
-            "blobs": {
-                "unique": len(self._sizes),
-                "unique_bytes": sum(self._sizes.values()),
-                "shared": len(shared),
-                "shared_bytes": sum(self._sizes[digest] for digest in shared),
-            },
+        return {"schema": 1, "images": len(self._images),
+            "blobs": {"unique": len(self._sizes), "unique_bytes": sum(self._sizes.values()), "shared": len(shared),
+            "shared_bytes": sum(self._sizes[digest] for digest in shared)},
             "bytes": {"image_by_image": self._plain, "each_blob_once": sum(each["bytes"] for each in targets.values())},
             "targets": {host: {**each, "to_move": self._moved[host]} for host, each in sorted(targets.items())},
-            "requests": self.expected(),
-            "largest_images": [{"image": name, "bytes": size} for name, size in images[:_LARGEST]],
-            "largest_layers": [
-                {"digest": digest, "bytes": size, "images": self._uses[digest]} for digest, size in layers[:_LARGEST]
-            ],
-        }
+            "requests": self.expected(), "largest_images": [{"image": name, "bytes": size} for name, size
+            in images[:_LARGEST]], "largest_layers": [{"digest": digest, "bytes": size, "images": self._uses[digest]}
+            for digest, size in layers[:_LARGEST]]}
 
 
 def lines(found: Mapping[str, Any]) -> list[str]:
@@ -136,11 +125,9 @@ def lines(found: Mapping[str, Any]) -> list[str]:
     blobs, plain, once = found["blobs"], found["bytes"]["image_by_image"], found["bytes"]["each_blob_once"]
     every, shared = size_text(blobs["unique_bytes"]), size_text(blobs["shared_bytes"])
     saved = f"with each blob once, {size_text(plain - once)} saved"
-    told = [
-        f"Images: {found['images']}",
+    told = [f"Images: {found['images']}",
         f"Blobs: {blobs['unique']} unique ({every}), {blobs['shared']} of them shared ({shared})",
-        f"Data: {size_text(plain)} image by image, {size_text(once)} {saved}",
-    ]
+        f"Data: {size_text(plain)} image by image, {size_text(once)} {saved}"]
     for host, target in found["targets"].items():
         moved = f"{size_text(target['to_move'])} to move of {size_text(target['bytes'])}"
         told.append(f"Target {host}: {moved}, {target['mounts_possible']} mounts possible")

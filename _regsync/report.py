@@ -69,25 +69,12 @@ class Outcome(NamedTuple):
         """Return its object in the JSON report."""
         differs, error = self.source_digest not in (None, self.digest), self.error
         side = getattr(error, "side", None)
-        cause = error and {
-            "code": error.code,
-            "message": str(error),
-            "status": getattr(error, "status", None),
-            "side": side and side.value,
-            "retries": getattr(error, "retries", 0),
-        }
-        return {
-            "source": self.source,
-            "target": self.target,
-            "digest": self.digest,
-            **({"source_digest": self.source_digest} if differs else {}),
-            "status": self.status,
-            "reason": self.reason,
-            "error": cause,
-            "bytes": self.bytes,
-            "duration_s": round(self.duration, 3),
-            "blobs": {"transferred": len(self.transferred), "mounted": self.mounted, "skipped": self.skipped},
-        }
+        cause = error and {"code": error.code, "message": str(error), "status": getattr(error, "status", None),
+            "side": side and side.value, "retries": getattr(error, "retries", 0)}
+        return {"source": self.source, "target": self.target, "digest": self.digest,
+            **({"source_digest": self.source_digest} if differs else {}), "status": self.status, "reason": self.reason,
+            "error": cause, "bytes": self.bytes, "duration_s": round(self.duration, 3),
+            "blobs": {"transferred": len(self.transferred), "mounted": self.mounted, "skipped": self.skipped}}
 
 
 class Report:
@@ -107,11 +94,9 @@ class Report:
         ends = Counter(outcome.status.replace("would_sync", "synced") for outcome in self.outcomes)
         uploads = [digest for outcome in self.outcomes for digest in outcome.transferred]
         counts = {name: sum(getattr(outcome, name) for outcome in self.outcomes) for name in ("mounted", "skipped")}
-        return {
-            "images": {status: ends[status] for status in ("synced", "skipped", "failed")},
+        return {"images": {status: ends[status] for status in ("synced", "skipped", "failed")},
             "layers": {"transferred": len(uploads), "unique": len(set(uploads)), **counts},
-            "bytes": sum(outcome.bytes for outcome in self.outcomes),
-        }
+            "bytes": sum(outcome.bytes for outcome in self.outcomes)}
 
     def exit_status(self) -> int:
         """Return 0, 1, 2 or 4 as design.md section 2 orders them; 3 and signals are the caller's."""
@@ -134,13 +119,10 @@ class Report:
     def summary(self, elapsed: float) -> list[str]:
         """Return the summary block of specification section 6."""
         images, layers, size = self.totals().values()
-        return [
-            f"Images: {images['synced']} synced, {images['skipped']} skipped, {images['failed']} failed",
+        return [f"Images: {images['synced']} synced, {images['skipped']} skipped, {images['failed']} failed",
             f"Layers: {layers['transferred']} transferred ({layers['unique']} unique references), "
-            f"{layers['mounted']} mounted",
-            f"Data: {size_text(size)} transferred",
-            f"Time: {duration_text(elapsed)} elapsed",
-        ]
+            f"{layers['mounted']} mounted", f"Data: {size_text(size)} transferred",
+            f"Time: {duration_text(elapsed)} elapsed"]
 
     def plan(self) -> list[str]:
         """Return what a dry run says: each mapping's selection, what each image would come to, the sum."""
@@ -156,38 +138,27 @@ class Report:
             if each.status != "failed":
                 told.append(f"would {verb} {each.source} -> {each.target} ({detail})")
         images, layers, size = self.totals().values()
-        return [
-            *told,
+        return [*told,
             f"Images: {images['synced']} would be synced, {images['skipped']} skipped, {images['failed']} failed",
             f"Layers: {layers['transferred']} to transfer, {layers['mounted']} to mount",
-            f"Data: {size_text(size)} to transfer",
-        ]
+            f"Data: {size_text(size)} to transfer"]
 
-    def as_json(
-        self, *, run_id: str, started_at: str, elapsed: float, requests: _Requests, throttled: Mapping[str, int]
-    ) -> dict[str, Any]:
+    def as_json(self, *, run_id: str, started_at: str, elapsed: float, requests: _Requests,
+            throttled: Mapping[str, int]) -> dict[str, Any]:
         """Return the JSON report, schema 1 of design.md section 10."""
         asked = {host: dict(sorted(actions.items())) for host, actions in sorted(requests.items())}
-        return {
-            "schema": 1,
-            "run_id": run_id,
-            "started_at": started_at,
-            "duration_s": round(elapsed, 3),
-            "interrupted": self.interrupted,
-            "dry_run": False,
+        return {"schema": 1, "run_id": run_id, "started_at": started_at, "duration_s": round(elapsed, 3),
+            "interrupted": self.interrupted, "dry_run": False,
             "images": [outcome.as_json() for outcome in self.outcomes],
             "mappings": [found for _, found in sorted(self.mappings.items())],
-            "totals": {**self.totals(), "requests": asked, "throttled": dict(sorted(throttled.items()))},
-        }
+            "totals": {**self.totals(), "requests": asked, "throttled": dict(sorted(throttled.items()))}}
 
 
 # What `--json` writes, one shape by name: `name name: type`, `?` where it may be absent; a type is a JSON
 # type, another shape, `=value|value`, `type|type`, `[items]`, or `{values}` under any name.
 _CODE = "=CONFIG_ERROR|AUTH_ERROR|SOURCE_ERROR|TARGET_ERROR|NETWORK_ERROR|CONTENT_ERROR|INTERNAL_ERROR"
-_SHAPES = {
-    "report": "schema: =1; run_id started_at: string; duration_s: number; interrupted dry_run: boolean; "
-    "images: [image]; mappings: [mapping]; totals: totals",
-    "error": "schema: =1; error: failure; problems: [problem]",
+_SHAPES = {"report": "schema: =1; run_id started_at: string; duration_s: number; interrupted dry_run: boolean; "
+    "images: [image]; mappings: [mapping]; totals: totals", "error": "schema: =1; error: failure; problems: [problem]",
     "analysis": "schema: =1; images: integer; blobs: sharing; bytes: sums; targets: {place}; requests: {{integer}}; "
     "largest_images: [large_image]; largest_layers: [large_layer]",
     "tags": "repository: string; tags: [string]; dropped: {string}",
@@ -199,16 +170,12 @@ _SHAPES = {
     "blobs": "transferred mounted skipped: integer",
     "mapping": "from to: string; selected: integer; dropped: {integer}",
     "totals": "images: images; layers: layers; bytes: integer; requests: {{integer}}; throttled: {integer}",
-    "images": "synced skipped failed: integer",
-    "layers": "transferred unique mounted skipped: integer",
+    "images": "synced skipped failed: integer", "layers": "transferred unique mounted skipped: integer",
     "failure": f"code: {_CODE}; message: string; hint: string|null",
-    "sharing": "unique unique_bytes shared shared_bytes: integer",
-    "sums": "image_by_image each_blob_once: integer",
-    "place": "bytes to_move mounts_possible: integer",
-    "large_image": "image: string; bytes: integer",
+    "sharing": "unique unique_bytes shared shared_bytes: integer", "sums": "image_by_image each_blob_once: integer",
+    "place": "bytes to_move mounts_possible: integer", "large_image": "image: string; bytes: integer",
     "large_layer": "digest: string; bytes images: integer",
-    "problem": "file path message: string; line column: integer",
-}
+    "problem": "file path message: string; line column: integer"}
 
 
 def schema() -> dict[str, Any]:
@@ -216,12 +183,10 @@ def schema() -> dict[str, Any]:
 
     Its objects are open: fields may be added within schema 1, none changes its meaning.
     """
-    return {
-        "$schema": "https://json-schema.org/draft/2020-12/schema",
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "what regsync --json writes to standard output",
         "anyOf": [_type(name) for name in ("report", "error", "analysis", "tags", "version")],
-        "$defs": {name: _object(text) for name, text in _SHAPES.items()},
-    }
+        "$defs": {name: _object(text) for name, text in _SHAPES.items()}}
 
 
 def _object(text: str) -> dict[str, Any]:

@@ -32,12 +32,8 @@ __all__ = ["list_tags", "run"]
 _LARGEST_CREDENTIAL_FILE = 4 * 1024 * 1024
 
 
-async def run(
-    found: Config,
-    console: Console,
-    one: tuple[MappingRule, str, str] | None = None,
-    rehearse: Literal["plan", "analysis"] | None = None,
-) -> int:
+async def run(found: Config, console: Console, one: tuple[MappingRule, str, str] | None = None,
+        rehearse: Literal["plan", "analysis"] | None = None) -> int:
     """Run a configuration's mappings, or copy `one` image; tell how it ended, return the exit status."""
     began, started = anyio.current_time(), time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     report, connected, run_id = Report(), _transport(console), os.urandom(8).hex()
@@ -60,9 +56,8 @@ async def run(
         connected.close()
     report.interrupted = report.interrupted or len(signals) > 1
     elapsed = anyio.current_time() - began
-    document = report.as_json(
-        run_id=run_id, started_at=started, elapsed=elapsed, requests=connected.requests, throttled=connected.throttled
-    )
+    document = report.as_json(run_id=run_id, started_at=started, elapsed=elapsed, requests=connected.requests,
+        throttled=connected.throttled)
     if work.rehearsal is not None:
         document = work.rehearsal.analysis() if rehearse == "analysis" else {**document, "dry_run": True}
         if not console.as_json:
@@ -105,15 +100,9 @@ def _transport(console: Console) -> Transport:
     gc.freeze()  # start-up is over (`regsync.main` says why it was off), and what is there never becomes garbage
     gc.enable()
     home = os.path.expanduser("~")  # itself where nobody knows it
-    edge = transport.Edge(
-        environ=os.environ,
-        home=None if home == "~" else home,
-        read=_read_file,
-        chance=lambda: int.from_bytes(os.urandom(6), "big") / 2**48,
-        wall=time.time,
-        log=console.log,
-        open_files=_raise_file_limit(),
-    )
+    edge = transport.Edge(environ=os.environ, home=None if home == "~" else home, read=_read_file,
+        chance=lambda: int.from_bytes(os.urandom(6), "big") / 2**48, wall=time.time, log=console.log,
+        open_files=_raise_file_limit())
     return Transport(edge)
 
 

@@ -35,14 +35,8 @@ class Knowledge:
     without it nothing is kept for a later run.
     """
 
-    def __init__(
-        self,
-        archive: Archive = EMPTY,
-        *,
-        now: Callable[[], float] = float,
-        ttl: float = 0.0,
-        note: Callable[[bytes], None] | None = None,
-    ) -> None:
+    def __init__(self, archive: Archive = EMPTY, *, now: Callable[[], float] = float, ttl: float = 0.0,
+            note: Callable[[bytes], None] | None = None) -> None:
         self._blobs: defaultdict[RepositoryKey, set[str]] = defaultdict(set)
         self._manifests: defaultdict[RepositoryKey, set[str]] = defaultdict(set)
         # Per host and blob, the repositories with a committed manifest that names it, oldest first.
@@ -295,18 +289,10 @@ class Knowledge:
             return None
         for where in tuple(self._vouched) if due else ():
             self._strengths(where)
-        return encode(
-            old,
-            Fresh(
-                rows=self._rows,
-                repositories=list(self._numbers)[len(old.repositories) :],
-                facts=self._facts,
-                oldest=moment - int(self._ttl) if self._ttl else 0,
-                forgotten=frozenset(self._forgotten),
-                renewed=frozenset().union(*self._strong.values()) if due else frozenset(),
-                moment=moment if due or not old.renewed else old.renewed,
-            ),
-        )
+        return encode(old, Fresh(rows=self._rows, repositories=list(self._numbers)[len(old.repositories) :],
+            facts=self._facts, oldest=moment - int(self._ttl) if self._ttl else 0, forgotten=frozenset(self._forgotten),
+            renewed=frozenset().union(*self._strong.values()) if due else frozenset(), moment=moment if due
+            or not old.renewed else old.renewed))
 
 
 def _area(where: RepositoryKey) -> str:

@@ -198,10 +198,8 @@ class TlsInsideStream:
 
 def _interleave(found: list[Any]) -> list[tuple[int, Any]]:
     """Order addresses by family in turn, IPv6 first, as RFC 8305 section 4 asks."""
-    families = [
-        [(family, address) for family, _, _, _, address in found if family == wanted]
-        for wanted in (socket.AF_INET6, socket.AF_INET)
-    ]
+    families = [[(family, address) for family, _, _, _, address in found if family == wanted] for wanted
+        in (socket.AF_INET6, socket.AF_INET)]
     return list(dict.fromkeys(each for turn in itertools.zip_longest(*families) for each in turn if each))
 
 

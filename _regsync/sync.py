@@ -44,14 +44,8 @@ _LOOK_UPS_PER_SOURCE = 16
 class Run:
     """One run over a configuration's mappings, or over one image."""
 
-    def __init__(
-        self,
-        transport: Transport,
-        config: Config,
-        emit: Callable[[Outcome], None],
-        report: Report,
-        rehearse: Literal["plan", "analysis"] | None = None,
-    ) -> None:
+    def __init__(self, transport: Transport, config: Config, emit: Callable[[Outcome], None], report: Report,
+            rehearse: Literal["plan", "analysis"] | None = None) -> None:
         """Prepare a run, or its rehearsal: `plan` asks what it would ask, `analysis` reads every image."""
         self._transport, self._config, self._emit, self._report = transport, config, emit, report
         self.progress = Progress(transport.paused)
@@ -65,17 +59,9 @@ class Run:
         self._staging = Staging(config.cache_dir, config.staging_size_limit)
         self.rehearsal = Rehearsal(transport, self._knowledge) if rehearse else None
         mover = self.rehearsal or Mover(transport, self._knowledge, self._staging, self._count_bytes)
-        self._execution = Execution(
-            mover,
-            self._knowledge,
-            self._discovery,
-            self.progress,
-            slots=config.max_concurrent_transfers,
-            start=self._start,
-            ask=self._ask,
-            ended=self._end_image,
-            log=self._log,
-        )
+        self._execution = Execution(mover, self._knowledge, self._discovery, self.progress,
+            slots=config.max_concurrent_transfers, start=self._start, ask=self._ask, ended=self._end_image,
+            log=self._log)
         self._questions: dict[str, deque[Callable[[], Awaitable[None]]]] = {}
         self._workers: Counter[str] = Counter()
         self._globs = cache(compile_glob)
@@ -108,12 +94,9 @@ class Run:
             for registry in (mapping.source, *mapping.targets):
                 self._transport.prepare(registry)
         if any(mapping.artifacts.enabled for mapping in mappings):
-            self._log(
-                "warning",
-                "referrers_stay",
+            self._log("warning", "referrers_stay",
                 "this version does not copy referrers: signatures, SBOMs and attestations stay behind "
-                "(artifacts.enabled: false, or --no-artifacts, says that this is meant)",
-            )
+                "(artifacts.enabled: false, or --no-artifacts, says that this is meant)")
 
     async def _conduct(self, stop: anyio.Event, items: list[tuple[str, Callable[[], Awaitable[None]]]]) -> None:
         execution = anyio.CancelScope()
@@ -203,12 +186,8 @@ class Run:
             self._log("warning", "min_tags", f"{source}: {kept} tags were found, min_tags asks for {floor}")
         if not selection.kept:
             self._log("warning", "nothing_selected", f"{source}: the mapping selects no tag")
-        self._report.mappings[mapping.index] = {
-            "from": str(source),
-            "to": mapping.target_repository,
-            "selected": len(selection.kept),
-            "dropped": dict(sorted(Counter(selection.dropped.values()).items())),
-        }
+        self._report.mappings[mapping.index] = {"from": str(source), "to": mapping.target_repository,
+            "selected": len(selection.kept), "dropped": dict(sorted(Counter(selection.dropped.values()).items()))}
         return tuple(selection.kept)
 
     async def _list_targets(self, wanted: tuple[Wanted, ...]) -> None:
@@ -274,9 +253,8 @@ class Run:
             blobs = [blob.digest for blob in manifest.blobs]
             self._execution.references.update(blobs)
             digests.update(blobs)
-            if manifest.digest in sighting.at_source and any(
-                each.target.host.key == source.host.key for each in sighting.verdicts
-            ):
+            if manifest.digest in sighting.at_source and any(each.target.host.key == source.host.key for each
+                    in sighting.verdicts):
                 # Where source and target share a host, the source is the first to mount from.
                 self._execution.commit(source.key, manifest)
         for target, snapshot, reason, error in sighting.verdicts:
@@ -291,9 +269,8 @@ class Run:
                 self._end(source_name, name, "skipped", reason=reason, digest=digest, source_digest=told)
             elif tree is not None:
                 found = frozenset(digests)
-                self._execution.add(
-                    Image(source, target, tree, source_name, reference, snapshot, fan_out, began, found)
-                )
+                self._execution.add(Image(source, target, tree, source_name, reference, snapshot, fan_out, began,
+                    found))
         self._execution.advance()
 
     def _end(self, source: str, target: str, status: str, **details: Any) -> None:
@@ -309,16 +286,8 @@ class Run:
 
     def _end_image(self, image: Image, status: str) -> None:
         root = image.tree.root
-        self._end(
-            image.source_name,
-            image.target.reference(image.reference),
-            "would_sync" if self.rehearsal is not None and status == "synced" else status,
-            digest=root.digest if status == "synced" else None,
-            source_digest=image.tree.source_digest,
-            error=image.error,
-            bytes=image.bytes,
-            duration=anyio.current_time() - image.began,
-            transferred=tuple(image.transferred),
-            mounted=image.mounted,
-            skipped=image.present + image.work.skipped,
-        )
+        self._end(image.source_name, image.target.reference(image.reference), "would_sync" if self.rehearsal is not None
+            and status == "synced" else status, digest=root.digest if status == "synced" else None,
+            source_digest=image.tree.source_digest, error=image.error, bytes=image.bytes,
+            duration=anyio.current_time() - image.began, transferred=tuple(image.transferred), mounted=image.mounted,
+            skipped=image.present + image.work.skipped)

@@ -22,18 +22,12 @@ Environ = Mapping[str, str]
 
 # Where truststore 0.10.5 looks when OpenSSL's own defaults are absent, in its order (interpreters built
 # elsewhere carry the builder's paths): Alpine, Arch and RHEL 9-10; Fedora 44; older RHEL; Debian; SUSE.
-_BUNDLES = (
-    "/etc/ssl/cert.pem",
-    "/etc/pki/ca-trust/extracted/pem/tls-ca-bundle.pem",
-    "/etc/pki/tls/cert.pem",
-    "/etc/ssl/certs/ca-certificates.crt",
-    "/etc/ssl/ca-bundle.pem",
-)
+_BUNDLES = ("/etc/ssl/cert.pem", "/etc/pki/ca-trust/extracted/pem/tls-ca-bundle.pem", "/etc/pki/tls/cert.pem",
+    "/etc/ssl/certs/ca-certificates.crt", "/etc/ssl/ca-bundle.pem")
 
 
-def make_context(
-    *, environ: Environ, ca_file: str | None = None, client_cert: str | None = None, client_key: str | None = None
-) -> ssl.SSLContext:
+def make_context(*, environ: Environ, ca_file: str | None = None, client_cert: str | None = None,
+        client_key: str | None = None) -> ssl.SSLContext:
     """Build a client context that trusts what the system does and `ca_file`; ConfigError names what fails."""
     if sys.platform not in ("darwin", "win32"):
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)

@@ -99,9 +99,8 @@ class _Unanswered(Exception):
 class Mover:
     """Moves blobs and manifests; what it learns goes into `knowledge`."""
 
-    def __init__(
-        self, transport: Transport, knowledge: Knowledge, staging: Staging, moved: Callable[[int], None]
-    ) -> None:
+    def __init__(self, transport: Transport, knowledge: Knowledge, staging: Staging,
+            moved: Callable[[int], None]) -> None:
         self._transport, self._knowledge, self._staging, self._moved = transport, knowledge, staging, moved
         self._admitted, self._disk_works = transport.gate.admitted, True
         # Repositories that have accepted an upload (set), or where the first one is being started.
@@ -109,9 +108,8 @@ class Mover:
         # Hosts that were asked, in this run, whether they take a blob in one request.
         self._tried: set[str] = set()
 
-    async def bring(
-        self, step: Step, source: Repository, target: Repository, *, fan_out: bool, disk: bool = True
-    ) -> Brought:
+    async def bring(self, step: Step, source: Repository, target: Repository, *, fan_out: bool,
+            disk: bool = True) -> Brought:
         """Bring one blob to the target; SyncError, located, when it cannot be done.
 
         `fan_out` says that several places want it: it is then pulled once, into memory, or to disk where
@@ -333,9 +331,8 @@ class Mover:
         children = [child.digest for child in tree.children if await target.head_manifest(child.digest) is None]
         return frozenset(lost + children)
 
-    async def put(
-        self, tree: Tree, work: Work, target: Repository, reference: str, arrived: Callable[[Manifest], None]
-    ) -> None:
+    async def put(self, tree: Tree, work: Work, target: Repository, reference: str,
+            arrived: Callable[[Manifest], None]) -> None:
         """Put an image's manifests: the children that it has to bring, level by level, the root last (I2)."""
         failures: list[SyncError] = []
 

@@ -132,9 +132,8 @@ class Host:
         self.registry, self.key = registry, registry.authority
         self.origin = Origin(registry.scheme, api_host(registry.host), registry.port)
         fetch, wall = partial(transport.fetch, self), transport.edge.wall
-        self.authenticator = auth.Authenticator(
-            origin=self.origin, credential=credential, fetch=fetch, now=anyio.current_time, wall=wall
-        )
+        self.authenticator = auth.Authenticator(origin=self.origin, credential=credential, fetch=fetch,
+            now=anyio.current_time, wall=wall)
         self.requests = transport.requests.setdefault(self.key, Counter())
         # Set for good when the registry as a whole is beyond use (design.md section 9, circuit breaker).
         self.stopped: SyncError | None = None
@@ -203,13 +202,10 @@ def registry_error(answer: Answer, wall: float, redact: Callable[[str], str]) ->
     words = [" ".join(text for text in pair if isinstance(text, str) and text) for pair in told]
     said = redact(clean("; ".join(dict.fromkeys(word for word in words if word)), ERROR_BODY))
     said = clean(re.sub(r"(://[^\s?]*\?)\S+", r"\1...", said))
-    return RegistryError(
-        f"status {status}" + (f": {said}" if said else ""),
-        status=status,
+    return RegistryError(f"status {status}" + (f": {said}" if said else ""), status=status,
         codes=tuple(code for code, _ in told if isinstance(code, str)),
         digests=frozenset(re.findall("sha(?:256|512):[0-9a-f]{64,128}", body.decode("latin-1"))),
-        retry_after=pacing.parse_retry_after(headers.get("retry-after"), wall),
-    )
+        retry_after=pacing.parse_retry_after(headers.get("retry-after"), wall))
 
 
 class Transport:
@@ -249,9 +245,8 @@ class Transport:
         """
         edge, stopped, credential = self.edge, None, None
         try:
-            credential, _ = find_credential(
-                registry, environ=edge.environ, home=edge.home, read=self._read, repository=repository
-            )
+            credential, _ = find_credential(registry, environ=edge.environ, home=edge.home, read=self._read,
+                repository=repository)
         except AuthError as error:
             stopped = error
         key = (registry.authority, stopped.message if stopped else credential)
@@ -346,9 +341,8 @@ class Transport:
                 return Answer(response.status, response.headers, await response.read(limit))
 
     @asynccontextmanager
-    async def opened(
-        self, host: Host, call: Call, *, wants: tuple[Want, ...] = (), lease: Lease | None = None
-    ) -> AsyncIterator[Response]:
+    async def opened(self, host: Host, call: Call, *, wants: tuple[Want, ...] = (),
+            lease: Lease | None = None) -> AsyncIterator[Response]:
         """Do one exchange, logging in and following redirects, and give its answer with the body unread.
 
         `wants` are the permits to take; none when the caller holds them. With `lease` the exchange stays
@@ -365,9 +359,8 @@ class Transport:
         raise self.refusal(host, refused)
 
     @asynccontextmanager
-    async def _followed(
-        self, host: Host, call: Call, used: str | None, lease: Lease | None
-    ) -> AsyncIterator[tuple[Response, bool]]:
+    async def _followed(self, host: Host, call: Call, used: str | None,
+            lease: Lease | None) -> AsyncIterator[tuple[Response, bool]]:
         """Give the answer at the end of the redirects of a GET or HEAD (R1, R4), and whether there were any."""
         base, moved, left = host.origin, False, False
         for _ in range(_MOST_REDIRECTS + 1):
@@ -397,9 +390,8 @@ class Transport:
         if call.origin is not None and call.origin != host.origin:
             return None
         with host.judged():
-            return await host.authenticator.authorization(
-                call.repository, call.rights, extra=call.also, before_body=before_body
-            )
+            return await host.authenticator.authorization(call.repository, call.rights, extra=call.also,
+                before_body=before_body)
 
     async def relearn(self, host: Host, call: Call, used: str | None, refused: Answer) -> None:
         """Take in a 401 or 403: return when a new login may do better, else raise the error that it is."""

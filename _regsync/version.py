@@ -23,13 +23,9 @@ def show(*, as_json: bool) -> int:
         openssl = "no OpenSSL"
     # platform.python_implementation() gives the same word and imports re, subprocess and more.
     implementation = {"cpython": "CPython", "pypy": "PyPy"}.get(sys.implementation.name, sys.implementation.name)
-    told = {
-        "version": __version__,
-        "build": "fips" if FIPS_BUILD else "nofips",
-        "python": f"{implementation} {'.'.join(map(str, sys.version_info[:3]))}",
-        "openssl": openssl,
-        "gate": fips.gate_state(),
-    }
+    told = {"version": __version__, "build": "fips" if FIPS_BUILD else "nofips",
+        "python": f"{implementation} {'.'.join(map(str, sys.version_info[:3]))}", "openssl": openssl,
+        "gate": fips.gate_state()}
     text = "regsync {version} ({gate}), {python}, {openssl}".format(**told)
     if as_json:
         import json

@@ -126,12 +126,7 @@ CHECKS: list[Check] = []
 
 
 def check(
-    workflow: Workflow,
-    api: str,
-    what: str,
-    cites: str,
-    data: str | Sequence[str] = "",
-    needs: str | Sequence[str] = (),
+    workflow: Workflow, api: str, what: str, cites: str, data: str | Sequence[str] = "", needs: str | Sequence[str] = ()
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Enter a function into the table: once, or once per kind of data, which it then takes as argument."""
 
@@ -473,9 +468,7 @@ def counted(rows: Sequence[Row]) -> str:
 
 def matrix(rows: Sequence[Row]) -> str:
     """Write the table API x data of each workflow: in a cell the worst outcome, and how many have it."""
-    tables = [
-        _table(workflow, [row for row in rows if row.check.workflow == workflow]) for workflow in WORKFLOWS
-    ]
+    tables = [_table(workflow, [row for row in rows if row.check.workflow == workflow]) for workflow in WORKFLOWS]
     return "\n\n".join(filter(None, tables))
 
 

@@ -89,13 +89,7 @@ class Wire:
         return connection
 
     def _exchange(
-        self,
-        key: tuple[str, str],
-        method: str,
-        url: str,
-        target: str,
-        headers: Mapping[str, str],
-        body: bytes | None,
+        self, key: tuple[str, str], method: str, url: str, target: str, headers: Mapping[str, str], body: bytes | None
     ) -> Reply:
         connection = self._connection(key)
         try:

@@ -110,9 +110,7 @@ def _page(run: Run, query: str, wanted: Sequence[str], most: int) -> None:
         raise Failed(f"{reply} with {_some(listed, run)}, not {_some(expected, run)}")
 
 
-@check(
-    "discovery", "GET tags/list n", "half of the tags", f"{_TAGS}: MUST include n results (end-8b)", "tags"
-)
+@check("discovery", "GET tags/list n", "half of the tags", f"{_TAGS}: MUST include n results (end-8b)", "tags")
 def half_of_tags(run: Run) -> None:
     _tagged(run)
     listed = tags_of(run)
@@ -183,9 +181,7 @@ def referrers(run: Run, digest: str, query: str = "") -> list[Mapping[str, Any]]
     return [entry for page in pages for entry in _entries(page, run)]
 
 
-_SBOM, _SIGNED, _OLD = (
-    f"application/vnd.example.{name}" for name in ("sbom.v1+json", "signature.v1", "old.v1")
-)
+_SBOM, _SIGNED, _OLD = (f"application/vnd.example.{name}" for name in ("sbom.v1+json", "signature.v1", "old.v1"))
 
 
 class _Family:
@@ -200,9 +196,7 @@ class _Family:
         run.push(self.subject)
         children = [seed.image(sizes=())]
         self.second = run.push(seed.artifact(self.subject, _SBOM))
-        self.typed_index = run.push(
-            seed.index(children, subject=self.subject, artifact_type=_SIGNED, annotations=note)
-        )
+        self.typed_index = run.push(seed.index(children, subject=self.subject, artifact_type=_SIGNED, annotations=note))
         self.bare_index = run.push(seed.index(children, subject=self.subject))
         self.stranger = run.push(seed.artifact(self.by_type, _SBOM))
 
@@ -224,9 +218,7 @@ def _found(run: Run, member: Image) -> Mapping[str, Any]:
     return found[0]
 
 
-@check(
-    "discovery", "GET referrers", "an empty list", f"{_REFERRERS}: an empty list MUST be returned", "absent"
-)
+@check("discovery", "GET referrers", "an empty list", f"{_REFERRERS}: an empty list MUST be returned", "absent")
 def no_referrers(run: Run) -> None:
     _tagged(run)
     reply = run.ask("GET", f"referrers/{NOWHERE}")
@@ -236,9 +228,7 @@ def no_referrers(run: Run) -> None:
         raise Failed(f"{reply} with referrers of a digest that nobody has")
 
 
-@check(
-    "discovery", "GET referrers", "400", f"{_REFERRERS}: invalid syntax MUST be 400", "malformed", REFERRERS
-)
+@check("discovery", "GET referrers", "400", f"{_REFERRERS}: invalid syntax MUST be 400", "malformed", REFERRERS)
 def malformed_referrers(run: Run) -> None:
     run.need(run.ask("GET", "referrers/sha256:totallywrong"), 400)
 
@@ -292,9 +282,7 @@ def described(run: Run, kind: str) -> None:
             raise Failed(f"{key} is {entry.get(key)!r}, not {value!r}")
 
 
-@check(
-    "discovery", "GET referrers", "artifactType", f"{_REFERRERS}: MUST, as to artifactType", _KINDS, REFERRERS
-)
+@check("discovery", "GET referrers", "artifactType", f"{_REFERRERS}: MUST, as to artifactType", _KINDS, REFERRERS)
 def typed(run: Run, kind: str) -> None:
     wanted = {"artifact": _SBOM, "config type": _OLD, "index": _SIGNED, "bare index": None}[kind]
     entry = _found(run, _ENTRIES[kind](_family(run)))
@@ -302,9 +290,7 @@ def typed(run: Run, kind: str) -> None:
         raise Failed(f"artifactType is {entry.get('artifactType')!r}, not {wanted!r}")
 
 
-@check(
-    "discovery", "GET referrers", "annotations", f"{_REFERRERS}: MUST include annotations", _KINDS, REFERRERS
-)
+@check("discovery", "GET referrers", "annotations", f"{_REFERRERS}: MUST include annotations", _KINDS, REFERRERS)
 def annotated(run: Run, kind: str) -> None:
     member = _ENTRIES[kind](_family(run))
     entry, wanted = _found(run, member), member.document.get("annotations", {})

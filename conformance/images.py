@@ -111,18 +111,14 @@ class Image:
         app.repositories[repository].blobs.update(self.streams)
         for digest, (media_type, body) in self.manifests.items():
             app.add_manifest(repository, body, media_type, digest=digest)
-        app.add_manifest(
-            repository, self.body, self.media_type, *tags, *([tag] if tag else ()), digest=self.top
-        )
+        app.add_manifest(repository, self.body, self.media_type, *tags, *([tag] if tag else ()), digest=self.top)
         return self
 
     def with_manifest(self, body: bytes, media_type: str, algorithm: str = "sha256") -> Image:
         """Return this graph with other bytes on top (the old top is dropped)."""
         digest = digest_of(body, algorithm)
         kept = {key: value for key, value in self.manifests.items() if key != self.top}
-        return replace(
-            self, top=digest, media_type=media_type, manifests={**kept, digest: (media_type, body)}
-        )
+        return replace(self, top=digest, media_type=media_type, manifests={**kept, digest: (media_type, body)})
 
 
 def encode(document: Document, spacing: Literal["plain", "indent", "odd"] = "plain") -> bytes:
@@ -215,9 +211,7 @@ class Seed:
             "os": os,
             "config": {"Labels": {"seed": f"{self._number}/{self._drawn}"}},
             "rootfs": {"type": "layers", "diff_ids": [_unpacked(layer) for layer in held]},
-            "history": [
-                {"created": "1970-01-01T00:00:00Z", "created_by": f"layer {n}"} for n in range(len(held))
-            ],
+            "history": [{"created": "1970-01-01T00:00:00Z", "created_by": f"layer {n}"} for n in range(len(held))],
         }
         if variant:
             config_document["variant"] = variant
@@ -335,9 +329,7 @@ class Seed:
     def attestation(self, child: Image) -> Image:
         """Build the manifest that buildkit attaches to an image inside an index."""
         statement = encode({"_type": "https://in-toto.io/Statement/v0.1", "subject": [child.top]})
-        config = encode(
-            {"architecture": "unknown", "os": "unknown", "rootfs": {"type": "layers"}, "for": child.top}
-        )
+        config = encode({"architecture": "unknown", "os": "unknown", "rootfs": {"type": "layers"}, "for": child.top})
         document: Document = {
             "schemaVersion": 2,
             "mediaType": OCI_MANIFEST,
@@ -453,10 +445,7 @@ def _platform(child: Image) -> Document | None:
 
 
 def _decorate(
-    document: Document,
-    subject: Image | None,
-    annotations: Mapping[str, str] | None,
-    extra: Mapping[str, Any] | None,
+    document: Document, subject: Image | None, annotations: Mapping[str, str] | None, extra: Mapping[str, Any] | None
 ) -> None:
     if subject is not None:
         document["subject"] = subject.descriptor()

@@ -63,9 +63,7 @@ def delete_tag_listed(run: Run) -> None:
 
 @check("management", "DELETE tag", "404", "Endpoints: 404 (end-9)", "absent", DELETES_TAG)
 def delete_absent_tag(run: Run) -> None:
-    coded(
-        run.need(run.ask("DELETE", f"manifests/{run.identity}-none"), 404), "MANIFEST_UNKNOWN", "NAME_UNKNOWN"
-    )
+    coded(run.need(run.ask("DELETE", f"manifests/{run.identity}-none"), 404), "MANIFEST_UNKNOWN", "NAME_UNKNOWN")
 
 
 @check(
@@ -100,9 +98,7 @@ def delete_manifest_listed(run: Run) -> None:
         raise Failed(f"still listed: {sorted(left)}")
 
 
-@check(
-    "management", "DELETE manifest", "its children stay", f"{_MANIFESTS} (end-9)", "index", DELETES_MANIFEST
-)
+@check("management", "DELETE manifest", "its children stay", f"{_MANIFESTS} (end-9)", "index", DELETES_MANIFEST)
 def delete_index(run: Run) -> None:
     child = _fresh(run, "child")
     index = run.push(run.seed.index([child]))
@@ -129,14 +125,7 @@ def delete_referrer(run: Run) -> None:
         raise Failed("after one of two referrers was deleted, the other one is not what is listed")
 
 
-@check(
-    "management",
-    "DELETE manifest",
-    "404",
-    f"{_MANIFESTS}: 404 (end-9)",
-    "absent",
-    DELETES_MANIFEST,
-)
+@check("management", "DELETE manifest", "404", f"{_MANIFESTS}: 404 (end-9)", "absent", DELETES_MANIFEST)
 def delete_absent_manifest(run: Run) -> None:
     coded(run.need(run.ask("DELETE", f"manifests/{NOWHERE}"), 404), "MANIFEST_UNKNOWN", "NAME_UNKNOWN")
 
@@ -189,9 +178,7 @@ def delete_absent_blob(run: Run) -> None:
     coded(run.need(run.ask("DELETE", f"blobs/{NOWHERE}"), 404), "BLOB_UNKNOWN", "NAME_UNKNOWN")
 
 
-@check(
-    "management", "DELETE blob", "it can be pushed again", "Pushing blobs: MUST be 201", "blob", DELETES_BLOB
-)
+@check("management", "DELETE blob", "it can be pushed again", "Pushing blobs: MUST be 201", "blob", DELETES_BLOB)
 def upload_again(run: Run) -> None:
     data = run.seed.blob(100)
     digest = digest_of(data)

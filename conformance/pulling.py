@@ -56,9 +56,7 @@ def get_blob(run: Run, kind: str) -> None:
     same(run.need(run.ask("GET", f"blobs/{digest}"), 200), data)
 
 
-@check(
-    "pull", "GET blob", "its digest in a header", f"{_PULLING_BLOBS}: SHOULD, if present MUST", tuple(BLOBS)
-)
+@check("pull", "GET blob", "its digest in a header", f"{_PULLING_BLOBS}: SHOULD, if present MUST", tuple(BLOBS))
 def get_blob_digest(run: Run, kind: str) -> None:
     digest, data = run.held_blob(kind)
     reply = run.need(run.ask("GET", f"blobs/{digest}"), 200)

@@ -51,11 +51,7 @@ def _put(run: Run, image: Image, reference: str) -> None:
 
 
 @check(
-    "push",
-    "PUT manifest",
-    "its digest in a header",
-    f"{_MANIFESTS}: MUST be equal to the client's",
-    tuple(MANIFESTS),
+    "push", "PUT manifest", "its digest in a header", f"{_MANIFESTS}: MUST be equal to the client's", tuple(MANIFESTS)
 )
 def put_says_digest(run: Run, kind: str) -> None:
     image = run.held(kind)
@@ -69,14 +65,8 @@ _SHAPES: dict[str, tuple[str, Callable[[Run], Image]]] = {
         lambda run: _edited(run, mediaType=None),
     ),
     "an empty index": ("Image Index: manifests MAY be empty", lambda run: run.seed.index([])),
-    "one layer three times": (
-        "Image Manifest: layers",
-        lambda run: run.seed.image(layers=[run.seed.layer(50)] * 3),
-    ),
-    "annotations": (
-        "Image Manifest: annotations",
-        lambda run: run.seed.image(annotations={"org.example": "ü"}),
-    ),
+    "one layer three times": ("Image Manifest: layers", lambda run: run.seed.image(layers=[run.seed.layer(50)] * 3)),
+    "annotations": ("Image Manifest: annotations", lambda run: run.seed.image(annotations={"org.example": "ü"})),
 }
 
 
@@ -102,13 +92,7 @@ for _shape, (_cites, _build) in _SHAPES.items():
     _enter_shape(_shape, _cites, _build)
 
 
-@check(
-    "push",
-    "PUT manifest",
-    "Content-Type with a parameter",
-    f"{_MANIFESTS}: SHOULD ignore parameters",
-    "image",
-)
+@check("push", "PUT manifest", "Content-Type with a parameter", f"{_MANIFESTS}: SHOULD ignore parameters", "image")
 def put_with_parameter(run: Run) -> None:
     image = run.seed.image(sizes=(60,))
     run.once(f"parts of {image.top}", lambda: run.upload_parts(image))
@@ -135,13 +119,7 @@ def tag_moves(run: Run) -> None:
     same(run.need(run.ask("GET", f"manifests/{first.top}", ACCEPT), 200), first.body)
 
 
-@check(
-    "push",
-    "PUT manifest",
-    "a subject that is not there",
-    "Push: MUST initially accept",
-    ("artifact", "index"),
-)
+@check("push", "PUT manifest", "a subject that is not there", "Push: MUST initially accept", ("artifact", "index"))
 def put_before_subject(run: Run, kind: str) -> None:
     subject = run.seed.image(sizes=(60,))
     run.push(run.seed.artifact(subject) if kind == "artifact" else run.seed.index([], subject=subject))
@@ -179,9 +157,7 @@ def put_under_other_digest(run: Run) -> None:
     run.need(run.ask("GET", f"manifests/{wrong}", ACCEPT), 404)
 
 
-@check(
-    "push", "PUT manifest", "what is no JSON", "Error Codes: MANIFEST_INVALID (code-6)", ("image", "index")
-)
+@check("push", "PUT manifest", "what is no JSON", "Error Codes: MANIFEST_INVALID (code-6)", ("image", "index"))
 def put_no_json(run: Run, kind: str) -> None:
     media_type = OCI_MANIFEST if kind == "image" else OCI_INDEX
     tag = f"{run.identity}-no-json"
@@ -210,12 +186,7 @@ def put_too_large(run: Run) -> None:
     run.need(run.optional(reply, 201, 400), 413)
 
 
-@check(
-    "push",
-    "errors",
-    "their form",
-    "Error Codes: if JSON, MUST have the format; code MUST be one of the table",
-)
+@check("push", "errors", "their form", "Error Codes: if JSON, MUST have the format; code MUST be one of the table")
 def error_bodies(run: Run) -> None:
     for target in (f"blobs/{NOWHERE}", f"manifests/{NOWHERE}", "blobs/sha256:totallywrong"):
         run.ask("GET", target, ACCEPT)

@@ -20,16 +20,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Literal, NamedTuple
 
-__all__ = [
-    "DISTRIBUTION_2_8_GAPS",
-    "HTPASSWD",
-    "PASSWORD",
-    "USER",
-    "Gap",
-    "Missing",
-    "docker_registry",
-    "skopeo",
-]
+__all__ = ["DISTRIBUTION_2_8_GAPS", "HTPASSWD", "PASSWORD", "USER", "Gap", "Missing", "docker_registry", "skopeo"]
 
 USER, PASSWORD = "captain", "open sesame"
 # bcrypt of PASSWORD at its lowest cost; docker-registry reads no other kind of line.
@@ -125,9 +116,7 @@ def docker_registry(
     try:
         address = said.get(timeout=_START)
         if address is None:
-            raise RuntimeError(
-                f"docker-registry did not start:\n{(home / 'registry.log').read_text()[-2000:]}"
-            )
+            raise RuntimeError(f"docker-registry did not start:\n{(home / 'registry.log').read_text()[-2000:]}")
         _ask(address, secure=tls is not None)
         yield address
     finally:

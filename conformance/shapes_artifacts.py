@@ -47,9 +47,7 @@ def _signature_payload(image: Image) -> bytes:
 
 def _signed_layer(seed: Seed, image: Image) -> Part:
     signature = base64.b64encode(seed.blob(70)).decode()
-    more = {
-        "annotations": {"dev.cosignproject.cosign/signature": signature, "dev.sigstore.cosign/bundle": "{}"}
-    }
+    more = {"annotations": {"dev.cosignproject.cosign/signature": signature, "dev.sigstore.cosign/bundle": "{}"}}
     return Part("application/vnd.dev.cosign.simplesigning.v1+json", _signature_payload(image), more)
 
 
@@ -59,9 +57,7 @@ def _cosign(seed: Seed, image: Image, kind: str) -> Image:
     if kind == "sig":
         return compose(config, [_signed_layer(seed, image), _signed_layer(seed, image)])
     if kind == "att":
-        more = {
-            "annotations": {"dev.cosignproject.cosign/signature": "", "predicateType": "https://slsa.dev/x"}
-        }
+        more = {"annotations": {"dev.cosignproject.cosign/signature": "", "predicateType": "https://slsa.dev/x"}}
         return compose(config, [Part("application/vnd.dsse.envelope.v1+json", seed.blob(500), more)])
     return compose(config, [Part("text/spdx+json", encode({"spdxVersion": "SPDX-2.3", "of": image.top}))])
 
@@ -93,9 +89,7 @@ def _fallback(seed: Seed) -> Sample:
 def _chain(seed: Seed) -> Sample:
     """Attach an SBOM, a signature of the SBOM, and a time stamp of the signature."""
     image = seed.image()
-    bill = _referring(
-        seed, image, "application/spdx+json", annotations={"org.opencontainers.image.title": "b"}
-    )
+    bill = _referring(seed, image, "application/spdx+json", annotations={"org.opencontainers.image.title": "b"})
     signature = _referring(seed, bill, NOTARY)
     stamp = _referring(seed, signature, "application/vnd.example.timestamp")
     return Sample(image, (bill, signature, stamp))
@@ -117,9 +111,7 @@ def _many(seed: Seed) -> Sample:
 
 def _index_attached(seed: Seed) -> Sample:
     image = seed.image()
-    typed = seed.index(
-        [seed.artifact(), seed.artifact()], subject=image, artifact_type="application/vnd.example"
-    )
+    typed = seed.index([seed.artifact(), seed.artifact()], subject=image, artifact_type="application/vnd.example")
     return Sample(image, (typed, seed.index([seed.artifact()], subject=image)))
 
 
@@ -162,10 +154,7 @@ def _attested(seed: Seed) -> Image:
     kind = "application/vnd.docker.attestation.manifest.v1+json"
     notes = {"annotations": {"in-toto.io/predicate-type": "https://slsa.dev/provenance/v1"}}
     proof = _referring(seed, image, kind, Part("application/vnd.in-toto+json", seed.blob(300), notes))
-    reference = {
-        "vnd.docker.reference.digest": image.top,
-        "vnd.docker.reference.type": "attestation-manifest",
-    }
+    reference = {"vnd.docker.reference.digest": image.top, "vnd.docker.reference.type": "attestation-manifest"}
     platform = {"platform": {"architecture": "amd64", "os": "linux"}}
     return compose_index([(image, platform), (proof, {**UNKNOWN, "annotations": reference})])
 
@@ -173,9 +162,7 @@ def _attested(seed: Seed) -> Image:
 def _cache(seed: Seed) -> Image:
     """Build buildkit's older cache: an index whose entries are blobs."""
     parts = [Part(TYPES["oci"]["layer"], seed.layer(200)), Part(TYPES["oci"]["layer"], seed.layer(300))]
-    parts.append(
-        Part("application/vnd.buildkit.cacheconfig.v0", encode({"layers": [], "seed": seed.blob(4).hex()}))
-    )
+    parts.append(Part("application/vnd.buildkit.cacheconfig.v0", encode({"layers": [], "seed": seed.blob(4).hex()})))
     index = compose_index([], manifests=[part.descriptor() for part in parts])
     return Image(index.top, index.media_type, index.manifests, {part.digest: part.data for part in parts})
 

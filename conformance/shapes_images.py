@@ -36,9 +36,7 @@ def base(seed: Seed, *, held: bool = True) -> tuple[Part, list[Part]]:
 def layer_of(seed: Seed, media_type: str = LAYER_TYPE, data: bytes | None = None, **more: Any) -> Image:
     """Build an image with an ordinary layer and one of another kind over it."""
     config, (first, second) = base(seed)
-    return compose(
-        config, [first, second._replace(media_type=media_type, data=data or second.data, more=more)]
-    )
+    return compose(config, [first, second._replace(media_type=media_type, data=data or second.data, more=more)])
 
 
 def rewritten(image: Image, write: Callable[[dict[str, Any]], bytes]) -> Image:
@@ -141,18 +139,14 @@ def _inline(seed: Seed) -> Image:
 def _unknown_fields(seed: Seed) -> Image:
     config, (first, second) = base(seed)
     odd: dict[str, Any] = {"x-list": [1, -2.5, 10**30, None, True, {"deep": [[]]}], "x-empty": {}}
-    second = second._replace(
-        more={"x-in-a-descriptor": odd, "artifactType": "application/x", "annotations": {}}
-    )
+    second = second._replace(more={"x-in-a-descriptor": odd, "artifactType": "application/x", "annotations": {}})
     fields: dict[str, Any] = {"x-top": odd, "annotations": {}}
     return compose(config, [first, second], **fields)
 
 
 def _sha512(seed: Seed) -> Image:
     config, layers = base(seed)
-    return compose(
-        config._replace(algorithm="sha512"), [each._replace(algorithm="sha512") for each in layers]
-    )
+    return compose(config._replace(algorithm="sha512"), [each._replace(algorithm="sha512") for each in layers])
 
 
 def _sha512_child(seed: Seed) -> Image:

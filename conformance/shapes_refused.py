@@ -42,9 +42,7 @@ def _schema_1(seed: Seed, *, signed: bool, media_type: str) -> Image:
     return image.with_manifest(json.dumps(document, indent=3).encode(), media_type)
 
 
-def _edited(
-    name: str, sentence: str, reference: str, reason: str, edit: Edit, found: Found = "document"
-) -> Shape:
+def _edited(name: str, sentence: str, reference: str, reason: str, edit: Edit, found: Found = "document") -> Shape:
     """Make a shape of an ordinary image whose manifest was edited in place."""
 
     def build(seed: Seed) -> Image:

@@ -55,9 +55,7 @@ def _new(run: Run, size: int = 500) -> tuple[str, bytes]:
 # Whole blobs.
 
 
-@check(
-    "push", "POST upload", "a session", f"{_TWO_STEPS}: MUST be 202 Accepted with Location (end-4a)", "blob"
-)
+@check("push", "POST upload", "a session", f"{_TWO_STEPS}: MUST be 202 Accepted with Location (end-4a)", "blob")
 def start(run: Run) -> None:
     _start(run)
 
@@ -68,13 +66,7 @@ def sessions(run: Run) -> None:
         raise Failed("two sessions have one Location")
 
 
-@check(
-    "push",
-    "PUT upload",
-    "a whole blob",
-    f"{_TWO_STEPS}: MUST be 201 Created with Location (end-6)",
-    tuple(BLOBS),
-)
+@check("push", "PUT upload", "a whole blob", f"{_TWO_STEPS}: MUST be 201 Created with Location (end-6)", tuple(BLOBS))
 def post_and_put(run: Run, kind: str) -> None:
     digest, data = run.blob(kind)
     reply = _finish(run, run.location(_start(run)), digest, data)
@@ -107,13 +99,7 @@ def put_other_bytes(run: Run) -> None:
         run.need(run.ask("GET", f"blobs/{name}"), 404)
 
 
-@check(
-    "push",
-    "PUT upload",
-    "without digest, 400",
-    f"{_CHUNKS}: MUST include the digest; 400 (end-6)",
-    "malformed",
-)
+@check("push", "PUT upload", "without digest, 400", f"{_CHUNKS}: MUST include the digest; 400 (end-6)", "malformed")
 def put_without_digest(run: Run) -> None:
     _refused(run, run.ask("PUT", run.location(_start(run)), OCTETS, _new(run)[1]), 400)
 
@@ -213,13 +199,7 @@ class _Session:
         return used
 
 
-@check(
-    "push",
-    "PATCH upload",
-    "a stream without Content-Range",
-    f"{_CHUNKS}: MUST be 202 (end-5), then 201",
-    "blob",
-)
+@check("push", "PATCH upload", "a stream without Content-Range", f"{_CHUNKS}: MUST be 202 (end-5), then 201", "blob")
 def streamed(run: Run) -> None:
     session = _Session(run)
     where = run.location(run.need(_patch(run, session.where, session.data), 202))
@@ -227,13 +207,7 @@ def streamed(run: Run) -> None:
     _stored(run, session.digest, session.data)
 
 
-@check(
-    "push",
-    "PATCH upload",
-    "chunks in order",
-    f"{_CHUNKS}: MUST be 202 with Location and Range (end-5)",
-    "blob",
-)
+@check("push", "PATCH upload", "chunks in order", f"{_CHUNKS}: MUST be 202 with Location and Range (end-5)", "blob")
 def chunked(run: Run) -> None:
     session = _Session(run)
     session.first(run)
@@ -298,9 +272,7 @@ def status_of_upload(run: Run) -> None:
     _stored(run, session.digest, session.data)
 
 
-@check(
-    "push", "GET upload", "by an old Location", f"{_CHUNKS}: the Location of any preceding request", "blob"
-)
+@check("push", "GET upload", "by an old Location", f"{_CHUNKS}: the Location of any preceding request", "blob")
 def status_by_old_location(run: Run) -> None:
     session = _Session(run)
     used = session.first(run)
@@ -309,13 +281,7 @@ def status_by_old_location(run: Run) -> None:
     _stored(run, session.digest, session.data)
 
 
-@check(
-    "push",
-    "GET upload",
-    "after a 416 it goes on",
-    f"{_CHUNKS}: to get the current status after a 416",
-    "blob",
-)
+@check("push", "GET upload", "after a 416 it goes on", f"{_CHUNKS}: to get the current status after a 416", "blob")
 def resumed(run: Run) -> None:
     session = _Session(run)
     used = session.first(run)
@@ -326,9 +292,7 @@ def resumed(run: Run) -> None:
     _stored(run, session.digest, session.data)
 
 
-@check(
-    "push", "GET upload", "of a closed session, 404", f"{_CHUNKS}: closed with PUT; 404 (end-13)", "absent"
-)
+@check("push", "GET upload", "of a closed session, 404", f"{_CHUNKS}: closed with PUT; 404 (end-13)", "absent")
 def closed(run: Run) -> None:
     digest, data = _new(run)
     where = run.location(_start(run))
@@ -348,9 +312,7 @@ def patch_closed(run: Run) -> None:
 
 
 def _mount(run: Run, digest: str, **source: str) -> Reply:
-    return run.ask(
-        "POST", with_query("blobs/uploads/", mount=digest, **source), None, b"", repository=run.mounting
-    )
+    return run.ask("POST", with_query("blobs/uploads/", mount=digest, **source), None, b"", repository=run.mounting)
 
 
 def _goes_on(run: Run, reply: Reply, digest: str, data: bytes) -> None:
@@ -391,21 +353,13 @@ def mounted_from_anywhere(run: Run) -> None:
     return _stored(run, digest, data, run.mounting)
 
 
-@check(
-    "push", "POST upload mount", "202 where the source has it not", f"{_MOUNT}: SHOULD return a 202", "absent"
-)
+@check("push", "POST upload mount", "202 where the source has it not", f"{_MOUNT}: SHOULD return a 202", "absent")
 def mounted_from_a_place_without_it(run: Run) -> None:
     digest, data = _new(run)
     _goes_on(run, _mount(run, digest, **{"from": run.repository}), digest, data)
 
 
-@check(
-    "push",
-    "POST upload mount",
-    "202 without from where nobody has it",
-    f"{_MOUNT}: SHOULD return a 202",
-    "absent",
-)
+@check("push", "POST upload mount", "202 without from where nobody has it", f"{_MOUNT}: SHOULD return a 202", "absent")
 def mounted_from_nowhere(run: Run) -> None:
     digest, data = _new(run)
     _goes_on(run, _mount(run, digest), digest, data)

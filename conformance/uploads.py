@@ -46,9 +46,7 @@ class Uploads(Site):
         self.repositories: defaultdict[str, Repository] = defaultdict(Repository)
         self._sessions = 0
 
-    def _wrong(
-        self, request: Request, status: int, code: str, message: str, detail: object = None
-    ) -> Response:
+    def _wrong(self, request: Request, status: int, code: str, message: str, detail: object = None) -> Response:
         """Refuse, and note that no correct client sends this."""
         self.journal.violations.append(f"{request.method} {request.target}: {message}")
         return error(status, code, message, detail)
@@ -150,9 +148,7 @@ class Uploads(Site):
             return None
         span = _CONTENT_RANGE.match(declared)
         if span is None:
-            return self._wrong(
-                request, 400, "BLOB_UPLOAD_INVALID", f"Content-Range {declared!r} is not <start>-<end>"
-            )
+            return self._wrong(request, 400, "BLOB_UPLOAD_INVALID", f"Content-Range {declared!r} is not <start>-<end>")
         first, last = int(span[1]), int(span[2])
         if first != upload.content.size or first > last:
             return self._out_of_order(request, upload, f"the next byte is {upload.content.size}")

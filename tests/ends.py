@@ -92,10 +92,7 @@ class Ran:
 
 
 def run_regsync(
-    *arguments: str,
-    env: Mapping[str, str] | None = None,
-    stdin: str | bytes = b"",
-    timeouts: Timeouts = QUICK,
+    *arguments: str, env: Mapping[str, str] | None = None, stdin: str | bytes = b"", timeouts: Timeouts = QUICK
 ) -> Ran:
     """Call the program in this process, with this environment on top, and return what it did.
 
@@ -152,9 +149,7 @@ class Virtual:
         self._chance = chance
         self._places: list[Place] = []
 
-    def registry(
-        self, name: str, *, up: Link | None = None, down: Link | None = None, **options: Any
-    ) -> Place:
+    def registry(self, name: str, *, up: Link | None = None, down: Link | None = None, **options: Any) -> Place:
         """Start a strict registry, `http://NAME`; options are App's."""
         return self.listen(App(**options), name, up=up, down=down)
 
@@ -270,11 +265,7 @@ def started(*arguments: str, **options: Any) -> subprocess.Popen[str]:
 
 
 def copy(
-    source: Server | Running,
-    target: Server | Running,
-    reference: str = "app:v1",
-    to: str | None = None,
-    *more: str,
+    source: Server | Running, target: Server | Running, reference: str = "app:v1", to: str | None = None, *more: str
 ) -> Ran:
     """Copy one image between two registries and report in JSON."""
     where = [f"{source.address}/{reference}", f"{target.address}/{to or reference}"]
@@ -282,9 +273,7 @@ def copy(
 
 
 def document(
-    registries: Mapping[str, Server | Running | str | Mapping[str, Any]],
-    *mappings: Mapping[str, Any],
-    **top: Any,
+    registries: Mapping[str, Server | Running | str | Mapping[str, Any]], *mappings: Mapping[str, Any], **top: Any
 ) -> str:
     """Write a configuration: the alias `source` is the source, all others are the targets."""
     entries = {
@@ -295,11 +284,7 @@ def document(
         else dict(each)
         for alias, each in registries.items()
     }
-    defaults = {
-        "source": "source",
-        "targets": sorted({*registries} - {"source"}),
-        "artifacts": {"enabled": False},
-    }
+    defaults = {"source": "source", "targets": sorted({*registries} - {"source"}), "artifacts": {"enabled": False}}
     defaults = {**defaults, **top.pop("defaults", {})}
     return json.dumps({"registries": entries, "defaults": defaults, "mappings": list(mappings), **top})
 
@@ -310,9 +295,7 @@ def tags(*names: str, **rule: Any) -> dict[str, Any]:
 
 
 def sync(
-    registries: Mapping[str, Server | Running | str | Mapping[str, Any]],
-    *mappings: Mapping[str, Any],
-    **top: Any,
+    registries: Mapping[str, Server | Running | str | Mapping[str, Any]], *mappings: Mapping[str, Any], **top: Any
 ) -> Ran:
     """Run mappings once, quietly, and report in JSON."""
     return run_regsync("sync", "--json", "-q", "-c", "-", stdin=document(registries, *mappings, **top))

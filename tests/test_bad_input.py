@@ -339,9 +339,7 @@ ROWS: dict[str, tuple[str, str, str, Callable[[World], None]]] = {
         at(
             "source",
             MANIFEST,
-            lambda w: Response(
-                200, [("Content-Type", OCI_MANIFEST), ("Docker-Content-Digest", NOWHERE)], w.image.body
-            ),
+            lambda w: Response(200, [("Content-Type", OCI_MANIFEST), ("Docker-Content-Digest", NOWHERE)], w.image.body),
         ),
     ),
     "a digest header that is no digest": (
@@ -352,9 +350,7 @@ ROWS: dict[str, tuple[str, str, str, Callable[[World], None]]] = {
             "source",
             MANIFEST,
             lambda w: Response(
-                200,
-                [("Content-Type", OCI_MANIFEST), ("Docker-Content-Digest", "sha256:../../etc")],
-                w.image.body,
+                200, [("Content-Type", OCI_MANIFEST), ("Docker-Content-Digest", "sha256:../../etc")], w.image.body
             ),
         ),
     ),
@@ -374,11 +370,7 @@ ROWS: dict[str, tuple[str, str, str, Callable[[World], None]]] = {
         "source",
         CONTENT,
         "not JSON",
-        at(
-            "source",
-            MANIFEST,
-            lambda w: raw("200 OK", w.image.body, Content_Length="99", Content_Type=OCI_MANIFEST),
-        ),
+        at("source", MANIFEST, lambda w: raw("200 OK", w.image.body, Content_Length="99", Content_Type=OCI_MANIFEST)),
     ),
     "ten megabytes of manifest": (
         "source",
@@ -442,22 +434,14 @@ ROWS: dict[str, tuple[str, str, str, Callable[[World], None]]] = {
         "source",
         CONTENT,
         "blake3",
-        manifest(
-            lambda document: {
-                **document,
-                "layers": [{**document["layers"][0], "digest": "blake3:" + "0" * 64}],
-            }
-        ),
+        manifest(lambda document: {**document, "layers": [{**document["layers"][0], "digest": "blake3:" + "0" * 64}]}),
     ),
     "one digest with two sizes": (
         "source",
         CONTENT,
         "two sizes",
         manifest(
-            lambda document: {
-                **document,
-                "layers": [document["layers"][0], {**document["layers"][0], "size": 7}],
-            }
+            lambda document: {**document, "layers": [document["layers"][0], {**document["layers"][0], "size": 7}]}
         ),
     ),
     "an error with control characters": (
@@ -466,12 +450,7 @@ ROWS: dict[str, tuple[str, str, str, Callable[[World], None]]] = {
         "red",
         at("source", MANIFEST, error(404, "MANIFEST_\x1b[1mUNKNOWN", UGLY)),
     ),
-    "an error page": (
-        "source",
-        SOURCE,
-        "status 404",
-        at("source", MANIFEST, dataclasses.replace(HTML, status=404)),
-    ),
+    "an error page": ("source", SOURCE, "status 404", at("source", MANIFEST, dataclasses.replace(HTML, status=404))),
     "an error page without end": (
         "source",
         SOURCE,
@@ -531,38 +510,18 @@ ROWS: dict[str, tuple[str, str, str, Callable[[World], None]]] = {
         "longer than the",
         unframed_blob(lambda data: bytes(len(data)) + data),
     ),
-    "a shorter blob without a length": (
-        "source",
-        NETWORK,
-        "ended after",
-        unframed_blob(lambda data: data[:-1]),
-    ),
+    "a shorter blob without a length": ("source", NETWORK, "ended after", unframed_blob(lambda data: data[:-1])),
     "a page in the place of a blob": ("source", CONTENT, "its descriptor says", at("source", BLOB, HTML)),
-    "no such blob": (
-        "source",
-        SOURCE,
-        "status 404",
-        at("source", BLOB, error(404, "BLOB_UNKNOWN", "unknown")),
-    ),
+    "no such blob": ("source", SOURCE, "status 404", at("source", BLOB, error(404, "BLOB_UNKNOWN", "unknown"))),
     "a manifest that lies about a size": (
         "source",
         CONTENT,
         "its descriptor says",
         manifest(lambda document: {**document, "layers": [{**document["layers"][0], "size": 7}]}),
     ),
-    "a blob that breaks every time": (
-        "source",
-        NETWORK,
-        "bytes too early",
-        cut_blob,
-    ),
+    "a blob that breaks every time": ("source", NETWORK, "bytes too early", cut_blob),
     # Children.
-    "a child that is not there": (
-        "source",
-        SOURCE,
-        "status 404",
-        index_with(lambda entry: entry, drop=True),
-    ),
+    "a child that is not there": ("source", SOURCE, "status 404", index_with(lambda entry: entry, drop=True)),
     "a child of another size": (
         "source",
         CONTENT,
@@ -596,9 +555,7 @@ ROWS: dict[str, tuple[str, str, str, Callable[[World], None]]] = {
         "source",
         NETWORK,
         "another origin",
-        listing(
-            Response(200, [("Link", '<http://localhost:1/v2/app/tags/list>; rel="next"')], b'{"tags":["a"]}')
-        ),
+        listing(Response(200, [("Link", '<http://localhost:1/v2/app/tags/list>; rel="next"')], b'{"tags":["a"]}')),
     ),
     "a next page of another repository": (
         "source",
@@ -620,12 +577,7 @@ ROWS: dict[str, tuple[str, str, str, Callable[[World], None]]] = {
         "head of the answer",
         peer(endless(b"HTTP/1.1 200 OK\r\n", b"X-A: y\r\n" * 99)),
     ),
-    "interim answers without end": (
-        "source",
-        NETWORK,
-        "no answer",
-        floods,
-    ),
+    "interim answers without end": ("source", NETWORK, "no answer", floods),
     "a banner": ("source", NETWORK, "does not speak HTTP/1.1", peer(says(b"SSH-2.0-OpenSSH_9.2\r\n\r\n"))),
     "bytes": ("source", NETWORK, "does not speak HTTP/1.1", peer(says(bytes(range(256)) * 9))),
     "a line that closes": ("source", NETWORK, "ended", peer(says(b""))),
@@ -655,20 +607,10 @@ ROWS: dict[str, tuple[str, str, str, Callable[[World], None]]] = {
         peer(says(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n")),
     ),
     "silence": ("source", NETWORK, "no answer", silent(b"")),
-    "silence in a body": (
-        "source",
-        NETWORK,
-        "moved nothing",
-        silent(b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n{"),
-    ),
+    "silence in a body": ("source", NETWORK, "moved nothing", silent(b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n{")),
     # Logins.
     "a login without a challenge": ("source", AUTH, "status 401", at("source", MANIFEST, Response(401))),
-    "a login that nobody knows": (
-        "source",
-        AUTH,
-        "negotiate",
-        at("source", MANIFEST, challenge("Negotiate")),
-    ),
+    "a login that nobody knows": ("source", AUTH, "negotiate", at("source", MANIFEST, challenge("Negotiate"))),
     "a password refused": (
         "source",
         AUTH,
@@ -694,12 +636,7 @@ ROWS: dict[str, tuple[str, str, str, Callable[[World], None]]] = {
         at("source", MANIFEST, challenge('Bearer realm="https://a:b@evil.example/token"')),
     ),
     # Targets.
-    "a target that is closed for repairs": (
-        "target",
-        TARGET,
-        "status 503",
-        at("target", HEAD, Response(503)),
-    ),
+    "a target that is closed for repairs": ("target", TARGET, "status 503", at("target", HEAD, Response(503))),
     "a target that does not tell digests": (
         "target",
         CONTENT,
@@ -712,12 +649,7 @@ ROWS: dict[str, tuple[str, str, str, Callable[[World], None]]] = {
         "is not a digest",
         at("target", HEAD, Response(200, [("Docker-Content-Digest", "x\x7f")])),
     ),
-    "an upload without a location": (
-        "target",
-        NETWORK,
-        "without a Location",
-        at("target", START, Response(202)),
-    ),
+    "an upload without a location": ("target", NETWORK, "without a Location", at("target", START, Response(202))),
     "an upload to a file": (
         "target",
         NETWORK,
@@ -731,24 +663,9 @@ ROWS: dict[str, tuple[str, str, str, Callable[[World], None]]] = {
         at("target", START, Response(202, [("Location", "/v2/a b")])),
     ),
     "a page in the place of a session": ("target", TARGET, "status 200", at("target", START, HTML)),
-    "a target without uploads": (
-        "target",
-        TARGET,
-        "status 404",
-        at("target", START, error(404, "NAME_UNKNOWN", "no")),
-    ),
-    "an upload redirected": (
-        "target",
-        TARGET,
-        "status 307",
-        at("target", BODY, Response(307, [("Location", "/x")])),
-    ),
-    "a target that forbids": (
-        "target",
-        AUTH,
-        "DENIED",
-        at("target", START, error(403, "DENIED", "not yours")),
-    ),
+    "a target without uploads": ("target", TARGET, "status 404", at("target", START, error(404, "NAME_UNKNOWN", "no"))),
+    "an upload redirected": ("target", TARGET, "status 307", at("target", BODY, Response(307, [("Location", "/x")]))),
+    "a target that forbids": ("target", AUTH, "DENIED", at("target", START, error(403, "DENIED", "not yours"))),
     "a blob stored as another": (
         "target",
         CONTENT,
@@ -759,9 +676,7 @@ ROWS: dict[str, tuple[str, str, str, Callable[[World], None]]] = {
         "target",
         TARGET,
         "SIZE_INVALID",
-        big_layer(
-            at("target", BODY, dataclasses.replace(error(413, "SIZE_INVALID", "too large"), early=True))
-        ),
+        big_layer(at("target", BODY, dataclasses.replace(error(413, "SIZE_INVALID", "too large"), early=True))),
     ),
     "a blob refused in its middle without a word": (
         "target",
@@ -794,12 +709,7 @@ ROWS: dict[str, tuple[str, str, str, Callable[[World], None]]] = {
         "instead of",
         at("target", PUT, Response(201, [("Docker-Content-Digest", NOWHERE)])),
     ),
-    "a manifest redirected": (
-        "target",
-        TARGET,
-        "status 307",
-        at("target", PUT, Response(307, [("Location", "/x")])),
-    ),
+    "a manifest redirected": ("target", TARGET, "status 307", at("target", PUT, Response(307, [("Location", "/x")]))),
     "a page in the place of a thank you": ("target", TARGET, "status 204", at("target", PUT, Response(204))),
 }
 
@@ -1180,9 +1090,7 @@ def test_a_token_service_that_is_broken_ends_in_one_line(serve: Start, target: S
     assert len(asked) <= (5 if name == "out of order" else 1)
 
 
-def test_credentials_go_to_the_token_service_and_tokens_to_the_registry_only(
-    serve: Start, target: Server
-) -> None:
+def test_credentials_go_to_the_token_service_and_tokens_to_the_registry_only(serve: Start, target: Server) -> None:
     source = serve(auth=TokenService({USER: SECRET}, anonymous=False))
     image = Seed(5).image().load_into(source.app, "app", tag="v1")
     text = json.dumps({"registries": {"a": {"url": source.url, **LOGIN}}, "mappings": []})

@@ -65,13 +65,9 @@ def became(rows: Iterable[Row], *outcomes: str) -> set[str]:
 NAMES = [entry.name for entry in chosen()]
 
 
-@pytest.mark.parametrize(
-    "text", ['299 - "your token will expire"', '299 - "say \\"no\\"", 299 - "deprecated, soon"']
-)
+@pytest.mark.parametrize("text", ['299 - "your token will expire"', '299 - "say \\"no\\"", 299 - "deprecated, soon"'])
 def test_warnings_in_their_form_are_no_failure(text: str) -> None:
-    assert became(judge(amended(warned(text))(), ["warnings: their form"]), "pass") == {
-        "warnings: their form"
-    }
+    assert became(judge(amended(warned(text))(), ["warnings: their form"]), "pass") == {"warnings: their form"}
 
 
 def test_a_name_is_one_check() -> None:
@@ -91,11 +87,7 @@ def test_the_harness_passes_every_check() -> None:
 
 # What the specification leaves open: passed in another way, or skipped with the reason; never failed.
 
-REFERRERS = [
-    "GET referrers*",
-    "PUT manifest: OCI-Subject*",
-    "DELETE manifest: it is listed as a referrer no more*",
-]
+REFERRERS = ["GET referrers*", "PUT manifest: OCI-Subject*", "DELETE manifest: it is listed as a referrer no more*"]
 
 
 @pytest.mark.slow
@@ -180,9 +172,7 @@ def saying(name: str, value: Callable[[str], str], statuses: Sequence[int] = (20
         if answer.status not in statuses:
             return answer
         return Response(
-            answer.status,
-            [*without(name)(request, answer).headers, (name, value(answer.header(name)))],
-            answer.body,
+            answer.status, [*without(name)(request, answer).headers, (name, value(answer.header(name)))], answer.body
         )
 
     return change
@@ -289,9 +279,7 @@ class MountsNothing(App):
 class Rewriting(App):
     """Stores manifests in another spelling, which has the same meaning."""
 
-    def _put_manifest_body(
-        self, request: Request, media_type: str, content: Content, received: int
-    ) -> Response:
+    def _put_manifest_body(self, request: Request, media_type: str, content: Content, received: int) -> Response:
         answer = super()._put_manifest_body(request, media_type, content, received)
         if answer.status == 201:
             held = self.repositories[request.repository].manifests
@@ -304,9 +292,7 @@ class Rewriting(App):
 class StuckTags(App):
     """Never moves a tag."""
 
-    def _put_manifest_body(
-        self, request: Request, media_type: str, content: Content, received: int
-    ) -> Response:
+    def _put_manifest_body(self, request: Request, media_type: str, content: Content, received: int) -> Response:
         before = self.tags(request.repository).get(request.reference)
         answer = super()._put_manifest_body(request, media_type, content, received)
         if before is not None:
@@ -317,9 +303,7 @@ class StuckTags(App):
 class Trusting(App):
     """Looks at no manifest: neither at its form nor at its digest."""
 
-    def _put_manifest_body(
-        self, request: Request, media_type: str, content: Content, received: int
-    ) -> Response:
+    def _put_manifest_body(self, request: Request, media_type: str, content: Content, received: int) -> Response:
         body = bytes(content)
         named = request.reference if ":" in request.reference else digest_of(body)
         self.add_manifest(
@@ -348,9 +332,7 @@ class Picky(App):
         super().__init__()
         self._refuses, self._code = refuses, code
 
-    def _put_manifest_body(
-        self, request: Request, media_type: str, content: Content, received: int
-    ) -> Response:
+    def _put_manifest_body(self, request: Request, media_type: str, content: Content, received: int) -> Response:
         if self._refuses(request, json.loads(bytes(content))):
             return error(409, self._code, "not that one")
         return super()._put_manifest_body(request, media_type, content, received)
@@ -374,9 +356,7 @@ class FallbackListed(App):
         if kept is None:
             return answer
         document = answer.json()
-        return self._json(
-            {**document, "manifests": [*document["manifests"], kept.descriptor()]}, [], OCI_INDEX
-        )
+        return self._json({**document, "manifests": [*document["manifests"], kept.descriptor()]}, [], OCI_INDEX)
 
 
 class Deleting(App):
@@ -452,9 +432,7 @@ def longer(request: Request, answer: Response) -> Response:
 
 def other_range(request: Request, answer: Response) -> Response:
     """Serve a range as if it began one byte later."""
-    return (
-        Response(answer.status, answer.headers, answer.data[1:] + b"\0") if answer.status == 206 else answer
-    )
+    return Response(answer.status, answer.headers, answer.data[1:] + b"\0") if answer.status == 206 else answer
 
 
 def first_page_again(request: Request, answer: Response) -> Response:
@@ -497,15 +475,9 @@ BREAKAGES = [
     Breakage("no registry at the root", amended(turned(200, 404), "GET", "ping"), ["GET /v2/: *"]),
     # Pull.
     Breakage("blobs with a wrong byte", amended(flipped, "GET", "blob"), ["GET blob: its bytes (blob)"]),
-    Breakage(
-        "an empty blob with a byte", amended(longer, "GET", "blob"), ["GET blob: its bytes (empty blob)"]
-    ),
-    Breakage(
-        "blobs answered with 203", amended(turned(200, 203), "GET", "blob"), ["GET blob: its bytes " + ALL]
-    ),
-    Breakage(
-        "HEAD of blobs is 204", amended(turned(200, 204), "HEAD", "blob"), ["HEAD blob: is there " + ALL]
-    ),
+    Breakage("an empty blob with a byte", amended(longer, "GET", "blob"), ["GET blob: its bytes (empty blob)"]),
+    Breakage("blobs answered with 203", amended(turned(200, 203), "GET", "blob"), ["GET blob: its bytes " + ALL]),
+    Breakage("HEAD of blobs is 204", amended(turned(200, 204), "HEAD", "blob"), ["HEAD blob: is there " + ALL]),
     Breakage(
         "blobs with another digest in the header",
         amended(saying("Docker-Content-Digest", wrong_digest), "*", "blob"),
@@ -542,9 +514,7 @@ BREAKAGES = [
             "GET *: 404 where the repository is not *",
         ],
     ),
-    Breakage(
-        "no borders between repositories", OneStore, ["GET blob: 404 in a repository that has it not *"]
-    ),
+    Breakage("no borders between repositories", OneStore, ["GET blob: 404 in a repository that has it not *"]),
     Breakage(
         "410 for digests that are none",
         amended(turned(400, 410), "GET", "*"),
@@ -588,10 +558,7 @@ BREAKAGES = [
     Breakage(
         "manifests are all application/json",
         amended(saying("Content-Type", lambda value: "application/json"), "GET", "manifest"),
-        [
-            "GET manifest: Content-Type as it was pushed " + ALL,
-            "PUT manifest: Content-Type with a parameter *",
-        ],
+        ["GET manifest: Content-Type as it was pushed " + ALL, "PUT manifest: Content-Type with a parameter *"],
     ),
     Breakage(
         "manifests with parameters of their type",
@@ -619,11 +586,7 @@ BREAKAGES = [
             "DELETE blob: 404 *",
         ],
     ),
-    Breakage(
-        "warnings with a date",
-        amended(warned('299 - "old" "Sat, 25 Aug 2012 23:34:45 GMT"')),
-        ["warnings: *"],
-    ),
+    Breakage("warnings with a date", amended(warned('299 - "old" "Sat, 25 Aug 2012 23:34:45 GMT"')), ["warnings: *"]),
     Breakage("warnings of another agent", amended(warned('110 anderson/1.3.37 "stale"')), ["warnings: *"]),
     Breakage("warnings without end", amended(warned(f'299 - "{"x" * 4096}"')), ["warnings: *"]),
     # Push: blobs.
@@ -639,9 +602,7 @@ BREAKAGES = [
     ),
     Breakage(
         "one session for all",
-        amended(
-            saying("Location", lambda value: "/v2/team/app/blobs/uploads/x?_state=1"), "POST", "upload_start"
-        ),
+        amended(saying("Location", lambda value: "/v2/team/app/blobs/uploads/x?_state=1"), "POST", "upload_start"),
         ["POST upload: each its own session *"],
     ),
     Breakage(
@@ -721,9 +682,7 @@ BREAKAGES = [
     ),
     Breakage(
         "chunks with a Range that counts bytes",
-        amended(
-            saying("Range", lambda value: f"0-{int(value.partition('-')[2]) + 1}"), "[GP][EA]T*", "upload"
-        ),
+        amended(saying("Range", lambda value: f"0-{int(value.partition('-')[2]) + 1}"), "[GP][EA]T*", "upload"),
         ["PATCH upload: chunks in order *", "GET upload: by an old Location *"],
     ),
     Breakage(
@@ -742,27 +701,17 @@ BREAKAGES = [
         ["GET upload: where it stands*", "GET upload: by an old*", "GET upload: after a 416*"],
     ),
     Breakage("status by the newest Location only", NewestLocationOnly, ["GET upload: by an old Location *"]),
-    Breakage(
-        "mounts that give other bytes",
-        MountsNothing,
-        ["POST upload mount: *"],
-    ),
+    Breakage("mounts that give other bytes", MountsNothing, ["POST upload mount: *"]),
     Breakage(
         "404 for what cannot be mounted",
         amended(
             lambda request, answer: (
-                error(404, "BLOB_UNKNOWN", "no")
-                if request.parameter("mount") and answer.status == 202
-                else answer
+                error(404, "BLOB_UNKNOWN", "no") if request.parameter("mount") and answer.status == 202 else answer
             ),
             "POST",
             "upload_start",
         ),
-        [
-            "POST upload mount: 202 where *",
-            "POST upload mount: 202 without *",
-            "POST upload mount: without *",
-        ],
+        ["POST upload mount: 202 where *", "POST upload mount: 202 without *", "POST upload mount: without *"],
     ),
     # Push: manifests.
     Breakage(
@@ -789,9 +738,7 @@ BREAKAGES = [
         Trusting,
         ["PUT manifest: bytes of another digest *", "PUT manifest: what is no JSON " + ALL],
     ),
-    Breakage(
-        "subjects that have to be there", StrictSubjects, ["PUT manifest: a subject that is not there " + ALL]
-    ),
+    Breakage("subjects that have to be there", StrictSubjects, ["PUT manifest: a subject that is not there " + ALL]),
     Breakage(
         "manifests that need layers",
         lambda: Picky(lambda request, document: not document.get("layers", True)),
@@ -804,9 +751,7 @@ BREAKAGES = [
     ),
     Breakage(
         "indexes that need an entry",
-        lambda: Picky(
-            lambda request, document: document.get("manifests") == [] and "subject" not in document
-        ),
+        lambda: Picky(lambda request, document: document.get("manifests") == [] and "subject" not in document),
         ["PUT manifest: an empty index *"],
     ),
     Breakage(
@@ -823,9 +768,7 @@ BREAKAGES = [
         "absent parts refused without their code",
         amended(
             lambda request, answer: Response(
-                answer.status,
-                answer.headers,
-                answer.data.replace(b"MANIFEST_BLOB_UNKNOWN", b"MANIFEST_INVALID"),
+                answer.status, answer.headers, answer.data.replace(b"MANIFEST_BLOB_UNKNOWN", b"MANIFEST_INVALID")
             ),
             "PUT",
             "manifest",
@@ -861,9 +804,7 @@ BREAKAGES = [
     Breakage(
         "an empty list where there is no repository",
         amended(
-            lambda request, answer: (
-                answer if answer.status != 404 else Response(200, [], b'{"name": "x", "tags": []}')
-            ),
+            lambda request, answer: answer if answer.status != 404 else Response(200, [], b'{"name": "x", "tags": []}'),
             "GET",
             "tag_list",
         ),
@@ -950,9 +891,7 @@ BREAKAGES = [
         amended(listing(lambda d: {**d, "manifests": d["manifests"][1:]}), "GET", "referrers"),
         ["GET referrers: each once, *", "GET referrers: before *", "GET referrers: of a referrer *"],
     ),
-    Breakage(
-        "referrers of what is there only", LateReferrers, ["GET referrers: before the subject is there *"]
-    ),
+    Breakage("referrers of what is there only", LateReferrers, ["GET referrers: before the subject is there *"]),
     Breakage(
         "referrers as application/json",
         amended(saying("Content-Type", lambda value: "application/json"), "GET", "referrers"),
@@ -960,21 +899,14 @@ BREAKAGES = [
     ),
     Breakage(
         "something that nobody put refers to everything",
-        amended(
-            listing(lambda d: {**d, "manifests": [*d["manifests"], {"digest": ZERO}]}), "GET", "referrers"
-        ),
+        amended(listing(lambda d: {**d, "manifests": [*d["manifests"], {"digest": ZERO}]}), "GET", "referrers"),
         ["GET referrers: an empty list (absent)"],
     ),
-    Breakage(
-        "a list kept under a tag as a referrer", FallbackListed, ["GET referrers: a list that was kept *"]
-    ),
+    Breakage("a list kept under a tag as a referrer", FallbackListed, ["GET referrers: a list that was kept *"]),
     Breakage(
         "a filter that is said and not applied",
         amended(
-            saying("OCI-Filters-Applied", lambda value: "artifactType"),
-            "GET",
-            "referrers",
-            referrers_filter=False,
+            saying("OCI-Filters-Applied", lambda value: "artifactType"), "GET", "referrers", referrers_filter=False
         ),
         ["GET referrers artifactType: *"],
     ),
@@ -997,18 +929,10 @@ BREAKAGES = [
     Breakage(
         "deletions that do nothing",
         lambda: Deleting("nothing"),
-        [
-            "DELETE tag: it is gone*",
-            "DELETE manifest: it is gone*",
-            "DELETE blob: it is gone *",
-        ],
+        ["DELETE tag: it is gone*", "DELETE manifest: it is gone*", "DELETE blob: it is gone *"],
     ),
-    Breakage(
-        "a tag takes its manifest with it", lambda: Deleting("tag with manifest"), ["DELETE tag: it is gone*"]
-    ),
-    Breakage(
-        "a tag takes other tags with it", lambda: Deleting("other tags too"), ["DELETE tag: it is gone*"]
-    ),
+    Breakage("a tag takes its manifest with it", lambda: Deleting("tag with manifest"), ["DELETE tag: it is gone*"]),
+    Breakage("a tag takes other tags with it", lambda: Deleting("other tags too"), ["DELETE tag: it is gone*"]),
     Breakage(
         "tags of nothing stay",
         lambda: Deleting("manifest without tags"),
@@ -1126,9 +1050,7 @@ def test_a_failure_is_a_line_with_what_is_cited(capsys: pytest.CaptureFixture[st
     assert "3 failed, 0 skipped" in out.splitlines()[-1]
 
 
-def test_workflows_are_chosen_and_written_for_programs(
-    address: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_workflows_are_chosen_and_written_for_programs(address: str, capsys: pytest.CaptureFixture[str]) -> None:
     url = f"http://{address}/team/app"
     status, out, _ = verdict(capsys, url, "--json", "--workflow", "discovery", "--workflow", "management")
     document = json.loads(out)
@@ -1149,9 +1071,7 @@ AUTHS: dict[str, Callable[[], Any]] = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("auth", AUTHS)
-def test_credentials_are_given_where_they_are_asked_for(
-    auth: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_credentials_are_given_where_they_are_asked_for(auth: str, capsys: pytest.CaptureFixture[str]) -> None:
     with run_in_thread(App(auth=AUTHS[auth]())) as server:
         url = f"http://{server.address}/team/app"
         status, out, err = verdict(capsys, url)
@@ -1161,16 +1081,11 @@ def test_credentials_are_given_where_they_are_asked_for(
         assert status == 2
         assert "are these the credentials?" in err
         status, out, _ = verdict(capsys, url, "--user", f"{USER}:{PASSWORD}")
-        assert (status, out.splitlines()[-1]) == (
-            0,
-            f"{len(NAMES)} checks: {len(NAMES)} passed, 0 failed, 0 skipped",
-        )
+        assert (status, out.splitlines()[-1]) == (0, f"{len(NAMES)} checks: {len(NAMES)} passed, 0 failed, 0 skipped")
 
 
 @pytest.mark.slow
-def test_certificates_are_verified(
-    ca: trustme.CA, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_certificates_are_verified(ca: trustme.CA, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     ca.issue_cert("127.0.0.1").configure_cert(context)
     ca.cert_pem.write_to_path(tmp_path / "ca.pem")
@@ -1222,9 +1137,7 @@ def test_a_missing_file_of_certificates_is_2(capsys: pytest.CaptureFixture[str],
 @pytest.mark.parametrize(
     ("answer", "said"),
     [
-        pytest.param(
-            error(403, "DENIED", "no"), "nothing can be pushed there: it wants credentials", id="denied"
-        ),
+        pytest.param(error(403, "DENIED", "no"), "nothing can be pushed there: it wants credentials", id="denied"),
         pytest.param(error(405, "UNSUPPORTED", "no"), "nothing can be pushed there\n", id="read only"),
     ],
 )
@@ -1331,9 +1244,7 @@ def test_the_real_registry_has_the_known_gaps_and_no_other(tmp_path: Path) -> No
         rows = checks.check_registry(url, credentials=(USER, PASSWORD), keep=True)
     gaps = {(row.outcome, row.check.name) for row in rows if row.outcome != "pass"}
     known = {
-        (gap.outcome, name)
-        for gap in registries.DISTRIBUTION_2_8_GAPS
-        for name in fnmatch.filter(NAMES, gap.checks)
+        (gap.outcome, name) for gap in registries.DISTRIBUTION_2_8_GAPS for name in fnmatch.filter(NAMES, gap.checks)
     }
     assert gaps == known
     assert all(fnmatch.filter(NAMES, gap.checks) for gap in registries.DISTRIBUTION_2_8_GAPS)

@@ -246,9 +246,7 @@ def refuse(server: Server, status: int, *references: str) -> None:
         pytest.param({403: ["v1", "v2"]}, 4, id="all were refused"),
     ],
 )
-def test_exit_statuses_of_a_run(
-    source: Server, target: Server, refusals: dict[int, list[str]], status: int
-) -> None:
+def test_exit_statuses_of_a_run(source: Server, target: Server, refusals: dict[int, list[str]], status: int) -> None:
     for tag in ("v1", "v2"):
         Seed(1).image().load_into(source.app, "app", tag=tag)
     for code, names in refusals.items():
@@ -461,9 +459,7 @@ def test_what_does_not_end_in_time_after_a_signal_is_left(
 
 @pytest.mark.skipif(not hasattr(os, "pipe2"), reason="needs pipes")
 @pytest.mark.parametrize("more", [[], ["--json"]], ids=["text", "json"])
-def test_a_reader_that_left_is_no_traceback(
-    source: Server, target: Server, image: Image, more: list[str]
-) -> None:
+def test_a_reader_that_left_is_no_traceback(source: Server, target: Server, image: Image, more: list[str]) -> None:
     reading, writing = os.pipe()
     os.close(reading)
     where = [f"{source.address}/app:v1", f"{target.address}/app"]
@@ -493,9 +489,7 @@ def test_a_terminal_without_utf_8_gets_its_lines(source: Server, target: Server)
 
 
 @pytest.mark.slow
-def test_the_built_program_copies_from_any_directory(
-    source: Server, target: Server, image: Image, pyz: Path
-) -> None:
+def test_the_built_program_copies_from_any_directory(source: Server, target: Server, image: Image, pyz: Path) -> None:
     where = [f"{source.address}/app:v1", f"{target.address}/app"]
     command = [sys.executable, "-I", "-S", str(pyz), "copy", "--no-artifacts", *where]
     done = subprocess.run(command, cwd="/", capture_output=True, text=True, check=False, timeout=60)

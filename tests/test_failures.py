@@ -77,9 +77,7 @@ def test_a_registry_that_takes_connections_and_never_answers_stops_for_itself_on
     assert len(asked) == 3
 
 
-def test_a_registry_that_asks_for_hours_is_not_asked_again(
-    source: Server, target: Server, image: Image
-) -> None:
+def test_a_registry_that_asks_for_hours_is_not_asked_again(source: Server, target: Server, image: Image) -> None:
     image.load_into(source.app, "app", "v2", "v3")
     source.app.faults.on().status(429, "TOOMANYREQUESTS", "quota used up", retry_after=7200)
     # The first contact is one request that the others wait for.
@@ -104,9 +102,7 @@ def test_a_lost_answer_is_asked_for_until_the_registry_is_well_again(
     assert target.journal.count("PUT", "upload", status=201) == len(image.blobs) - 1, "none arrived twice"
 
 
-def test_an_upload_start_has_the_attempts_that_every_request_has(
-    source: Server, target: Server, image: Image
-) -> None:
+def test_an_upload_start_has_the_attempts_that_every_request_has(source: Server, target: Server, image: Image) -> None:
     target.app.faults.on("POST", "upload_start").first(4).status(503)
     single = Seed(12).image(sizes=()).load_into(source.app, "small", tag="v1")
     assert copy(source, target, "small:v1").status == 0
@@ -117,9 +113,7 @@ def test_a_copy_within_a_registry_that_allows_one_request_is_refused(
     source: Server, image: Image, tmp_path: Path
 ) -> None:
     config = tmp_path / "one.yaml"
-    config.write_text(
-        json.dumps({"registries": {"r": {"url": source.url, "max_concurrent": 1}}, "mappings": []})
-    )
+    config.write_text(json.dumps({"registries": {"r": {"url": source.url, "max_concurrent": 1}}, "mappings": []}))
     where = [f"{source.address}/app:v1", f"{source.address}/other:v1"]
     ran = run_regsync("copy", "--no-artifacts", "-c", str(config), *where)
     assert ran.status == 3

@@ -94,12 +94,7 @@ def test_the_program_brings_a_family_and_then_what_changed(serve: Start) -> None
     source, target = serve(), serve()
     assert isinstance(source.app, App)
     mapping = [{"from": name, "tags": tags("*")} for name in SMALL.images()]
-    for family, fresh in (
-        (replace(SMALL, left_out=1), 11),
-        (SMALL, 1),
-        (replace(SMALL, moved=25), 3),
-        (SMALL, 3),
-    ):
+    for family, fresh in ((replace(SMALL, left_out=1), 11), (SMALL, 1), (replace(SMALL, moved=25), 3), (SMALL, 3)):
         family.load_into(source.app)
         ran = sync({"source": source, "target": target}, *mapping)
         assert ran.status == 0, ran.err
@@ -120,14 +115,7 @@ def test_a_stream_is_the_same_bytes_however_it_is_read(size: int) -> None:
     assert len(whole) == size == stream.size
     assert stream.digest() == digest_of(whole)
     assert stream.digest("sha512") == digest_of(whole, "sha512")
-    for start, stop in (
-        (0, 1),
-        (5, 40),
-        (31, 33),
-        (1 << 20, (1 << 20) + 33),
-        ((1 << 20) - 1, None),
-        (7, 9 << 20),
-    ):
+    for start, stop in ((0, 1), (5, 40), (31, 33), (1 << 20, (1 << 20) + 33), ((1 << 20) - 1, None), (7, 9 << 20)):
         assert b"".join(stream.pieces(start, stop)) == whole[start:stop]
 
 

@@ -30,8 +30,7 @@ def gate_of(**caps: int) -> Gate:
 
 def is_idle(gate: Gate) -> bool:
     return all(
-        (limit.in_use, limit.bodies, limit.large) == (0, 0, {"read": 0, "write": 0})
-        for limit in gate.limits.values()
+        (limit.in_use, limit.bodies, limit.large) == (0, 0, {"read": 0, "write": 0}) for limit in gate.limits.values()
     ) and not any(gate._queues.values())
 
 
@@ -258,9 +257,7 @@ WANTS = st.sampled_from(
 @settings(max_examples=60, deadline=None)
 @given(
     caps=st.tuples(st.integers(2, 3), st.integers(1, 3)),
-    askers=st.lists(
-        st.tuples(WANTS, st.integers(0, 3), st.integers(0, 3), st.booleans()), min_size=1, max_size=40
-    ),
+    askers=st.lists(st.tuples(WANTS, st.integers(0, 3), st.integers(0, 3), st.booleans()), min_size=1, max_size=40),
 )
 async def test_small_limits_never_deadlock(
     caps: tuple[int, int], askers: list[tuple[tuple[Want, ...], int, int, bool]]

@@ -50,18 +50,14 @@ def test_an_index_of_too_much_is_refused_before_its_children_are_fetched(
     assert source.journal.count("GET", "manifest") == 1
 
 
-def test_an_image_of_too_many_blobs_is_refused(
-    source: Server, target: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_image_of_too_many_blobs_is_refused(source: Server, target: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plan, "_MOST_BLOBS", 3)
     Seed(1).image(sizes=(10, 11, 12)).load_into(source.app, "app", tag="v1")
     assert "more than 3 blobs" in only(copy(source, target).failed)
     assert not target.journal.count("POST")
 
 
-def test_a_listing_of_too_many_tags_is_refused(
-    source: Server, target: Server, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_listing_of_too_many_tags_is_refused(source: Server, target: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "_MOST_TAGS", 20)
 
     def pages(request: Request) -> Answer | None:
@@ -69,9 +65,7 @@ def test_a_listing_of_too_many_tags_is_refused(
             return None
         page = int(request.parameter("last") or 0) + 1
         link = f'</v2/app/tags/list?last={page}>; rel="next"'
-        return Response(
-            200, [("Link", link)], json.dumps({"tags": [f"{page}-{n}" for n in range(9)]}).encode()
-        )
+        return Response(200, [("Link", link)], json.dumps({"tags": [f"{page}-{n}" for n in range(9)]}).encode())
 
     source.app.intercept = pages
     ran = sync({"source": source, "t": target}, {"from": "app", "tags": tags("*")})
@@ -193,9 +187,7 @@ def test_a_client_certificate_is_shown_to_nobody_whom_another_registry_names(
 
 
 @pytest.mark.parametrize("form", ["json", "text"])
-def test_a_registry_that_repeats_the_request_repeats_no_secret(
-    serve: Start, target: Server, form: str
-) -> None:
+def test_a_registry_that_repeats_the_request_repeats_no_secret(serve: Start, target: Server, form: str) -> None:
     source = serve(auth=BasicAuth({USER: SECRET}))
     Seed(1).image().load_into(source.app, "app", tag="v1")
 

@@ -111,9 +111,7 @@ def strict() -> Iterator[dict[bool, tuple[Server, Server]]]:
 
 
 @pytest.fixture
-def ends(
-    strict: dict[bool, tuple[Server, Server]], request: pytest.FixtureRequest
-) -> Iterator[tuple[Server, Server]]:
+def ends(strict: dict[bool, tuple[Server, Server]], request: pytest.FixtureRequest) -> Iterator[tuple[Server, Server]]:
     """The source and the target for the test's shape; both have seen nothing that no correct client sends."""
     shape = shapes()[request.getfixturevalue("name")]
     pair = strict[bool(shape.options)]
@@ -137,17 +135,13 @@ def everything(server: Server, repository: str) -> dict[str, bytes]:
 def test_a_strict_registry_takes_every_valid_shape(name: str, ends: tuple[Server, Server]) -> None:
     sample, (server, _) = VALID[name].build(), ends
     for reference, image in sample.parts().items():
-        push_http(
-            image, server.address, f"pushed/{name}", *((reference or "v1",) if ":" not in reference else ())
-        )
+        push_http(image, server.address, f"pushed/{name}", *((reference or "v1",) if ":" not in reference else ()))
     expected = {key: data for image in sample.parts().values() for key, data in image.contents().items()}
     assert identical(everything(server, f"pushed/{name}"), expected)
 
 
 # What the program does not do yet: each entry fails as soon as it does.
-DEFECTS = {
-    "buildkit-cache-index": "entries of an index that are blobs are asked for as manifests only",
-}
+DEFECTS = {"buildkit-cache-index": "entries of an index that are blobs are asked for as manifests only"}
 # What a registry serves by a type that the harness's own client does not ask for.
 OTHER_TYPES = ("unknown-child", "buildkit-cache-index", "oras-manifest", "artifact-manifest")
 

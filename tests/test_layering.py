@@ -37,18 +37,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "plan",
         "report",
     ),
-    (
-        "tls",
-        "streams",
-        "http1",
-        "credentials",
-        "auth",
-        "clouds",
-        "transport",
-        "registry",
-        "store",
-        "statefile",
-    ),
+    ("tls", "streams", "http1", "credentials", "auth", "clouds", "transport", "registry", "store", "statefile"),
     ("discover", "transfer", "rehearsal", "execution", "sync"),
     ("version", "output", "session", "watch", "cli"),
 )
@@ -141,9 +130,7 @@ def imports(node: ast.AST) -> Iterator[str]:
         yield from (f"{package}.{alias.name}" for alias in node.names)
 
 
-def import_breaches(
-    name: str, imported: str, node: ast.AST, parents: dict[ast.AST, ast.AST]
-) -> Iterator[str]:
+def import_breaches(name: str, imported: str, node: ast.AST, parents: dict[ast.AST, ast.AST]) -> Iterator[str]:
     top, _, rest = imported.partition(".")
     if top == "regsync":
         yield "the program imports its own face"
@@ -185,9 +172,7 @@ def for_types_only(node: ast.AST, parents: dict[ast.AST, ast.AST]) -> bool:
 def guarded(node: ast.AST, parents: dict[ast.AST, ast.AST]) -> bool:
     """Tell whether an import is tried (`except ImportError`) or made on a named platform only."""
     for up in ancestors(node, parents):
-        if isinstance(up, ast.If) and (
-            "platform" in ast.unparse(up.test) or "os.name" in ast.unparse(up.test)
-        ):
+        if isinstance(up, ast.If) and ("platform" in ast.unparse(up.test) or "os.name" in ast.unparse(up.test)):
             return True
         if isinstance(up, ast.Try) and any("Import" in caught(handler) for handler in up.handlers):
             return True
@@ -214,9 +199,7 @@ def use_breaches(name: str, node: ast.AST, parents: dict[ast.AST, ast.AST]) -> I
             yield from word_breaches(name, alias.name, node, parents)
     elif isinstance(node, ast.Constant) and node.value == "DELETE" and not is_compared(node, parents):
         functions = [
-            up.name
-            for up in ancestors(node, parents)
-            if isinstance(up, (ast.FunctionDef, ast.AsyncFunctionDef))
+            up.name for up in ancestors(node, parents) if isinstance(up, (ast.FunctionDef, ast.AsyncFunctionDef))
         ]
         if name != "registry" or not any("upload" in function for function in functions):
             yield "DELETE is sent for upload sessions only, by registry, in a function that says upload"
@@ -293,11 +276,7 @@ BREACHES = [
     ("transfer", "def late():\n    from . import sync", "transfer may not import sync"),
     ("transfer", "from .sync import run", "transfer may not import sync"),
     ("fips", "from _regsync.errors import FipsError", "fips may not import errors"),
-    (
-        "oci",
-        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from _regsync import cli",
-        "may not import cli",
-    ),
+    ("oci", "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from _regsync import cli", "may not import cli"),
     ("helpers", "", "in no layer"),
     ("cli", "import regsync", "its own face"),
     ("transport", "import requests", "requests is not a run-time package"),
@@ -316,11 +295,7 @@ BREACHES = [
     ("auth", "import os\nos.system('true')", "system runs another program"),
     ("auth", "from os import execvp", "execvp runs another program"),
     ("auth", "import os\nstart = os.posix_spawn", "posix_spawn runs another program"),
-    (
-        "auth",
-        "import anyio\nasync def f():\n    await anyio.run_process([])",
-        "run_process runs another program",
-    ),
+    ("auth", "import anyio\nasync def f():\n    await anyio.run_process([])", "run_process runs another program"),
     ("auth", "__import__('subprocess')", "__import__ runs another program"),
     ("store", "import fcntl", "fcntl is imported without a guard"),
     ("cli", "def limit():\n    import resource", "resource is imported without a guard"),
@@ -340,11 +315,7 @@ BREACHES = [
     ("sync", "try: pass\nexcept (OSError, Exception): pass", "except Exception is for cli alone"),
     ("cli", "try: pass\nexcept BaseException: pass", "ends with a bare raise"),
     ("cli", "try: pass\nexcept: pass", "ends with a bare raise"),
-    (
-        "registry",
-        "import anyio\nasync def f():\n    async with anyio.create_task_group(): pass",
-        "task groups",
-    ),
+    ("registry", "import anyio\nasync def f():\n    async with anyio.create_task_group(): pass", "task groups"),
     ("store", "from anyio import create_task_group as group", "may not create task groups"),
     (
         "sync",
@@ -371,10 +342,7 @@ ALLOWED = [
     ("cli", "try: pass\nexcept Exception: pass"),
     ("http1", "try: pass\nexcept BaseException:\n    close()\n    raise"),
     ("tls", "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import ssl"),
-    (
-        "sync",
-        "import anyio\nasync def f():\n    async def g():\n        yield 1\n    with fail_after(1): pass",
-    ),
+    ("sync", "import anyio\nasync def f():\n    async def g():\n        yield 1\n    with fail_after(1): pass"),
     (
         "http1",
         "import anyio\nfrom contextlib import asynccontextmanager\n@asynccontextmanager\n"

@@ -44,10 +44,7 @@ def child(number: int, platform: str | None, media_type: str = MANIFEST, **field
 
 
 def attestation(number: int, of: int) -> dict[str, Any]:
-    annotations = {
-        "vnd.docker.reference.digest": digest(of),
-        "vnd.docker.reference.type": "attestation-manifest",
-    }
+    annotations = {"vnd.docker.reference.digest": digest(of), "vnd.docker.reference.type": "attestation-manifest"}
     return child(number, "unknown/unknown", annotations=annotations)
 
 
@@ -134,9 +131,7 @@ def test_referrer_tag_is_known(end: str) -> None:
     assert oci.is_referrer_tag(f"sha256-{HEX}{end}")
 
 
-@pytest.mark.parametrize(
-    "tag", ["sha256-abc", f"sha256-{HEX}.txt", f"v1-sha256-{HEX}", f"sha256-{HEX.upper()}"]
-)
+@pytest.mark.parametrize("tag", ["sha256-abc", f"sha256-{HEX}.txt", f"v1-sha256-{HEX}", f"sha256-{HEX.upper()}"])
 def test_image_tag_is_no_referrer_tag(tag: str) -> None:
     assert not oci.is_referrer_tag(tag)
 
@@ -166,9 +161,7 @@ REFERENCES = [
 @pytest.mark.parametrize(
     ("text", "host", "repository", "tag", "digest"), REFERENCES, ids=[row[0][:40] for row in REFERENCES]
 )
-def test_reference_is_read(
-    text: str, host: str, repository: str, tag: str | None, digest: str | None
-) -> None:
+def test_reference_is_read(text: str, host: str, repository: str, tag: str | None, digest: str | None) -> None:
     reference = oci.parse_reference(text)
     assert reference == oci.Reference(host, repository, tag, digest)
     assert oci.parse_reference(str(reference)) == reference
@@ -260,9 +253,7 @@ def test_platform_is_read_and_lower_cased(text: str, shown: str) -> None:
     assert str(oci.parse_platform(text)) == shown
 
 
-@pytest.mark.parametrize(
-    "text", ["", "all", "linux", "linux/", "/amd64", "a/b/", "a/b/c/d", "a b/c", "a/b\n"]
-)
+@pytest.mark.parametrize("text", ["", "all", "linux", "linux/", "/amd64", "a/b/", "a/b/c/d", "a b/c", "a/b\n"])
 def test_platform_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"OS/ARCH\[/VARIANT\]"):
         oci.parse_platform(text)
@@ -294,9 +285,7 @@ def test_platform_matches(wanted: str, have: str, matches: bool) -> None:
 # --- manifests
 
 
-@pytest.mark.parametrize(
-    "content_type", [None, "", "application/json", "text/plain", "application/octet-stream"]
-)
+@pytest.mark.parametrize("content_type", [None, "", "application/json", "text/plain", "application/octet-stream"])
 @pytest.mark.parametrize(
     ("document", "media_type"),
     [
@@ -374,9 +363,7 @@ def test_layer_is_foreign_by_type_whatever_its_urls(media_type: str, foreign: bo
 
 def test_old_artifact_manifest_has_blobs() -> None:
     media_type = "application/vnd.cncf.oras.artifact.manifest.v1+json"
-    manifest = parse(
-        {"mediaType": media_type, "blobs": [entry(1)], "subject": entry(2, MANIFEST)}, media_type
-    )
+    manifest = parse({"mediaType": media_type, "blobs": [entry(1)], "subject": entry(2, MANIFEST)}, media_type)
     assert [blob.digest for blob in manifest.blobs] == [digest(1)]
 
 
@@ -386,9 +373,7 @@ def test_unknown_things_are_tolerated() -> None:
     assert parse({"mediaType": "application/x", "layers": [entry(1)]}).layers[0].size == 1
 
 
-@pytest.mark.parametrize(
-    "platform", [None, {}, {"os": "", "architecture": ""}, {"os": "a b", "architecture": "c"}]
-)
+@pytest.mark.parametrize("platform", [None, {}, {"os": "", "architecture": ""}, {"os": "a b", "architecture": "c"}])
 def test_platform_that_nobody_can_ask_for_is_none(platform: object) -> None:
     assert parse(index(entry(1, MANIFEST, platform=platform))).children[0].platform is None
 
@@ -460,17 +445,13 @@ def test_document_is_refused(document: object, words: str) -> None:
 @pytest.mark.parametrize(
     ("content_type", "document", "words"),
     [
-        pytest.param(
-            MANIFEST, index(), f"different types ({INDEX}, {MANIFEST}); received {MANIFEST}", id="other"
-        ),
+        pytest.param(MANIFEST, index(), f"different types ({INDEX}, {MANIFEST}); received {MANIFEST}", id="other"),
         pytest.param(MANIFEST, {"manifests": []}, "does not have the fields", id="index-as-image"),
         pytest.param(INDEX, image(), "does not have the fields", id="image-as-index"),
         pytest.param(INDEX, {}, "does not have the fields", id="empty-as-index"),
         pytest.param("text/html", image(), "neither a manifest nor an index; received text/html", id="html"),
         pytest.param("application/a\x1b[2J", image(), "received application/a[2j", id="control-characters"),
-        pytest.param(
-            "application/vnd.docker.distribution.manifest.v1+prettyjws", {}, "schema 1", id="prettyjws"
-        ),
+        pytest.param("application/vnd.docker.distribution.manifest.v1+prettyjws", {}, "schema 1", id="prettyjws"),
         pytest.param("application/vnd.docker.distribution.manifest.v1+json", {}, "schema 1", id="schema-1"),
     ],
 )
@@ -496,9 +477,7 @@ def test_deep_nesting_is_refused(opening: bytes, closed: bool) -> None:
 
 
 def test_nesting_of_64_passes_whatever_strings_hold() -> None:
-    deep = (
-        '{"mediaType":"application/x","[[\\"[[\\\\":' + "[" * 63 + "]" * 63 + ', "b": "' + "[{" * 100 + '"}'
-    )
+    deep = '{"mediaType":"application/x","[[\\"[[\\\\":' + "[" * 63 + "]" * 63 + ', "b": "' + "[{" * 100 + '"}'
     assert parse(deep.encode()).media_type == "application/x"
     assert "nests deeper" in refused(deep.replace("]", "]]", 1).replace(":[", ":[[", 1).encode())
 
@@ -511,9 +490,7 @@ def test_manifest_is_held_against_the_index_entry() -> None:
     assert "got sha256:" in refused(
         body + b" ", expected=Descriptor(media_type=DOCKER, digest=good.digest, size=good.size + 1)
     )
-    assert "the index says 1" in refused(
-        body, expected=Descriptor(media_type=DOCKER, digest=good.digest, size=1)
-    )
+    assert "the index says 1" in refused(body, expected=Descriptor(media_type=DOCKER, digest=good.digest, size=1))
 
 
 JSON = st.recursive(
@@ -521,9 +498,7 @@ JSON = st.recursive(
     lambda inner: (
         st.lists(inner, max_size=3)
         | st.dictionaries(
-            st.sampled_from(
-                ["config", "layers", "manifests", "mediaType", "digest", "size", "platform", "data", "x"]
-            ),
+            st.sampled_from(["config", "layers", "manifests", "mediaType", "digest", "size", "platform", "data", "x"]),
             inner,
             max_size=4,
         )
@@ -532,10 +507,7 @@ JSON = st.recursive(
 )
 
 
-@given(
-    st.binary(max_size=200) | JSON.map(lambda value: json.dumps(value).encode()),
-    st.none() | st.text(max_size=30),
-)
+@given(st.binary(max_size=200) | JSON.map(lambda value: json.dumps(value).encode()), st.none() | st.text(max_size=30))
 @example(b"{", "\ud800")
 def test_any_bytes_are_a_manifest_or_a_content_error(body: bytes, content_type: str | None) -> None:
     try:
@@ -629,13 +601,7 @@ def parent(*indexes: Manifest, **fields: object) -> Manifest:
     return parse(
         index(
             *(
-                {
-                    "mediaType": each.media_type,
-                    "digest": each.digest,
-                    "size": each.size,
-                    "x": number,
-                    **fields,
-                }
+                {"mediaType": each.media_type, "digest": each.digest, "size": each.size, "x": number, **fields}
                 for number, each in enumerate(indexes)
             )
         )
@@ -701,9 +667,7 @@ PLATFORMS = ["linux/amd64", "linux/arm64", "linux/arm64/v8", "linux/arm", "linux
 def test_trimmed_index_reads_back_as_what_was_kept(
     platforms: list[str | None], wanted: list[Platform], extra: dict[str, Any]
 ) -> None:
-    entries = [
-        each for n, text in enumerate(platforms) for each in (child(n, text), attestation(n + 9, of=n))
-    ]
+    entries = [each for n, text in enumerate(platforms) for each in (child(n, text), attestation(n + 9, of=n))]
     source = parse({"extra": extra, **index(*entries)})
     trimmed = oci.trim_index(source, wanted, {})
     again = oci.parse_manifest(trimmed.manifest.body, content_type=INDEX, digest=trimmed.manifest.digest)

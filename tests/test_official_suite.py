@@ -60,12 +60,7 @@ class Content:
         self.seed = seed
         self.layer = seed.layer(60)
         configs = (
-            {
-                "author": seed.blob(8).hex(),
-                "architecture": "amd64",
-                "os": "linux",
-                "rootfs": {"type": "layers"},
-            }
+            {"author": seed.blob(8).hex(), "architecture": "amd64", "os": "linux", "rootfs": {"type": "layers"}}
             for _ in range(5)
         )
         self.configs = [write(document) for document in configs]
@@ -89,9 +84,7 @@ class Content:
             }
         )
 
-    def _manifest(
-        self, config: bytes, layers: list[dict[str, Any]], mediaType: str | None = OCI_MANIFEST
-    ) -> bytes:
+    def _manifest(self, config: bytes, layers: list[dict[str, Any]], mediaType: str | None = OCI_MANIFEST) -> bytes:
         data = {"data": base64.b64encode(config).decode(), "newUnspecifiedField": "aGVsbG8gd29ybGQ="}
         document = {
             "schemaVersion": 2,
@@ -251,9 +244,7 @@ def push(suite: Suite) -> None:
     mounts(suite, digest_of(streamed))
 
     manifest = suite.content.manifests[1]
-    suite.ask(
-        "GET", f"manifests/{NO_NAME}", (404,), "GET manifest: by a name that no tag can have, 404 (malformed)"
-    )
+    suite.ask("GET", f"manifests/{NO_NAME}", (404,), "GET manifest: by a name that no tag can have, 404 (malformed)")
     for number in range(4):
         reply = suite.put(f"test{number}", manifest, "PUT manifest: many tags for one (image)")
         assert reply.status == 201
@@ -317,11 +308,7 @@ def discovery(suite: Suite) -> None:
         suite.put(f"test{number}", content.manifests[2], "PUT manifest: many tags for one (image)")
     suite.upload(b"{}")
     suite.upload(content.blobs[0])
-    early = [
-        (content.by_config[0], OCI_MANIFEST),
-        (content.by_type[0], OCI_MANIFEST),
-        (content.index, OCI_INDEX),
-    ]
+    early = [(content.by_config[0], OCI_MANIFEST), (content.by_type[0], OCI_MANIFEST), (content.index, OCI_INDEX)]
     for body, kind in early:
         assert suite.put(digest_of(body), body, SEEN, kind).header("OCI-Subject") == subject
     for data in (content.configs[4], content.layer):
@@ -367,13 +354,7 @@ def discovery(suite: Suite) -> None:
     _, found = referrers(later, "GET referrers: before the subject is there (referrers)")
     assert [entry["digest"] for entry in found] == [digest_of(content.late)]
 
-    several = [
-        content.index,
-        content.manifests[2],
-        content.manifests[4],
-        *content.by_config,
-        *content.by_type,
-    ]
+    several = [content.index, content.manifests[2], content.manifests[4], *content.by_config, *content.by_type]
     suite.delete([content.configs[2], content.layer], [*several, content.late])
     suite.ask("DELETE", "manifests/tagtest0", WELL_DELETED, "DELETE tag: 404 (absent)")
     rest = [content.configs[4], b"{}", *content.blobs]

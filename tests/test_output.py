@@ -73,10 +73,7 @@ def test_what_was_synced_is_a_result_and_what_failed_is_not() -> None:
     screen = Screen()
     for each in (outcome("synced", bytes=1000), outcome("skipped"), outcome("failed", REFUSED)):
         screen.console.outcome(each)
-    assert screen.texts == (
-        "synced s/app:1 -> t/app:1 (1.0 KB, 0.0s)\n",
-        f"{FAILED}hint: look at the source\n",
-    )
+    assert screen.texts == ("synced s/app:1 -> t/app:1 (1.0 KB, 0.0s)\n", f"{FAILED}hint: look at the source\n")
 
 
 def test_with_json_standard_output_holds_one_document_whatever_is_said() -> None:
@@ -91,8 +88,7 @@ def test_with_json_standard_output_holds_one_document_whatever_is_said() -> None
     screen.console.document({"schema": 1})
     assert screen.out.getvalue() == '{"schema": 1}\n'
     assert screen.err.getvalue() == (
-        f"{FAILED}hint: look at the source\ntrace: GET /v2/\n"
-        "still running: 1 of 2 images, 0 B of 0 B, 0 B/s, 1.0s\n"
+        f"{FAILED}hint: look at the source\ntrace: GET /v2/\nstill running: 1 of 2 images, 0 B of 0 B, 0 B/s, 1.0s\n"
     )
 
 
@@ -123,16 +119,9 @@ def test_quiet_silences_neither_results_nor_failures() -> None:
 
 @pytest.mark.parametrize(
     ("status", "terminal", "shown"),
-    [
-        ("synced", False, True),
-        ("failed", False, True),
-        ("skipped", False, False),
-        ("skipped", True, True),
-    ],
+    [("synced", False, True), ("failed", False, True), ("skipped", False, False), ("skipped", True, True)],
 )
-def test_the_summary_shows_when_there_is_something_or_somebody(
-    status: str, terminal: bool, shown: bool
-) -> None:
+def test_the_summary_shows_when_there_is_something_or_somebody(status: str, terminal: bool, shown: bool) -> None:
     screen, report = Screen(terminal=terminal), Report()
     report.outcomes.append(outcome(status, REFUSED if status == "failed" else None))
     screen.console.summary(report, 1.0)
@@ -167,13 +156,7 @@ def test_an_error_with_json_is_the_published_document_and_still_lines_for_people
         "schema": 1,
         "error": {"code": "CONFIG_ERROR", "message": "2 problems", "hint": None},
         "problems": [
-            {
-                "file": "mirror.yaml",
-                "line": 3,
-                "column": 5,
-                "path": "mappings[0].from",
-                "message": "is missing",
-            },
+            {"file": "mirror.yaml", "line": 3, "column": 5, "path": "mappings[0].from", "message": "is missing"},
             {"file": "mirror.yaml", "line": 0, "column": 0, "path": "", "message": "is empty"},
         ],
     }
@@ -206,11 +189,7 @@ def test_json_log_lines_are_objects_with_their_events_fields(monkeypatch: pytest
         "message": "too few",
         "kept": 1,
     }
-    assert (failed["level"], failed["event"], failed["error"]["code"]) == (
-        "error",
-        "image_failed",
-        "CONTENT_ERROR",
-    )
+    assert (failed["level"], failed["event"], failed["error"]["code"]) == ("error", "image_failed", "CONTENT_ERROR")
     assert (ended["event"], ended["code"], ended["hint"]) == ("run_failed", "CONFIG_ERROR", "give -c a file")
     del running["ts"]
     assert running == {
@@ -271,10 +250,7 @@ def test_a_stream_without_utf8_still_gets_every_line(encoding: str) -> None:
     console, out, err = narrow(encoding)
     console.line("caf\u00e9 \u2192 and so on\u2026")
     console.log("warning", "event", "\u2192")
-    assert (out.getvalue(), err.getvalue()) == (
-        b"caf\\xe9 \\u2192 and so on...\n",
-        b"warning: \\u2192\n",
-    )
+    assert (out.getvalue(), err.getvalue()) == (b"caf\\xe9 \\u2192 and so on...\n", b"warning: \\u2192\n")
 
 
 def test_a_document_is_json_on_a_stream_of_any_encoding() -> None:
@@ -319,11 +295,7 @@ BUSY = Snapshot(12, 40, 31_500_000, 1_200_000_000, 5_200_000.0, 65.0, "copying d
             BUSY,
             40,
             "#-",
-            [
-                "images 12 of 40",
-                "data   31.5 MB of 1.2 GB, 5.2 MB/s",
-                "1m05s  copying docker.io/library/nginx~",
-            ],
+            ["images 12 of 40", "data   31.5 MB of 1.2 GB, 5.2 MB/s", "1m05s  copying docker.io/library/nginx~"],
             id="no room for bars",
         ),
         pytest.param(BUSY, 10, "#-", ["images 1~", "data   3~", "1m05s  c~"], id="hardly any room"),
@@ -339,11 +311,7 @@ BUSY = Snapshot(12, 40, 31_500_000, 1_200_000_000, 5_200_000.0, 65.0, "copying d
             Snapshot(1, 1, 3000, 2000, 0.0, 7200.0, ""),
             60,
             "#-",
-            [
-                "images #################### 1 of 1",
-                "data   #################### 3.0 KB of 3.0 KB, 0 B/s",
-                "2h00m",
-            ],
+            ["images #################### 1 of 1", "data   #################### 3.0 KB of 3.0 KB, 0 B/s", "2h00m"],
             id="read again: more bytes than expected",
         ),
     ],
@@ -404,9 +372,7 @@ def test_a_terminal_made_narrower_has_wrapped_what_is_cleared(monkeypatch: pytes
 
 
 @pytest.mark.parametrize(("rows", "lines"), [(24, 3), (3, 2), (1, 1), (0, 3)])
-def test_the_live_display_is_lower_than_the_terminal(
-    monkeypatch: pytest.MonkeyPatch, rows: int, lines: int
-) -> None:
+def test_the_live_display_is_lower_than_the_terminal(monkeypatch: pytest.MonkeyPatch, rows: int, lines: int) -> None:
     """What has scrolled away cannot be cleared. Some say that they have neither rows nor columns."""
     screen = Screen(terminal=True, progress=True)
     at(screen, monkeypatch, 0, rows)
@@ -541,12 +507,7 @@ async def test_what_a_run_waits_for_is_named(
     ],
 )
 def test_colours_are_for_terminals_that_want_them(
-    monkeypatch: pytest.MonkeyPatch,
-    terminal: bool,
-    term: str,
-    no_color: str | None,
-    json_log: bool,
-    coloured: bool,
+    monkeypatch: pytest.MonkeyPatch, terminal: bool, term: str, no_color: str | None, json_log: bool, coloured: bool
 ) -> None:
     monkeypatch.setenv("TERM", term)
     if no_color is not None:

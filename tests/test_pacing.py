@@ -88,9 +88,7 @@ WANTS = st.sampled_from(
 
 
 @given(st.integers(1, 60), st.integers(1, 60), st.lists(st.tuples(WANTS, st.booleans()), max_size=150))
-def test_no_sequence_of_admissions_breaks_a_limit(
-    a: int, b: int, steps: list[tuple[tuple[Want, ...], bool]]
-) -> None:
+def test_no_sequence_of_admissions_breaks_a_limit(a: int, b: int, steps: list[tuple[tuple[Want, ...], bool]]) -> None:
     held, inside = limits(a=a, b=b), list[tuple[Want, ...]]()
     for wants, leave in steps:
         if leave and inside:

@@ -91,9 +91,7 @@ def test_other_hosts_are_only_lower_cased() -> None:
         ("quay.io", "alpine", "alpine"),
     ],
 )
-def test_library_goes_before_one_segment_names_of_docker_hub_only(
-    host: str, repository: str, requested: str
-) -> None:
+def test_library_goes_before_one_segment_names_of_docker_hub_only(host: str, repository: str, requested: str) -> None:
     assert providers.api_repository(host, repository) == requested
 
 

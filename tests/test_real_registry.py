@@ -74,9 +74,7 @@ def test_an_index_arrives_whole_and_a_second_run_moves_nothing(
 
 
 @pytest.mark.slow
-def test_a_sync_selects_trims_mounts_and_settles(
-    docker_registries: Registries, seed: Seed, tmp_path: Path
-) -> None:
+def test_a_sync_selects_trims_mounts_and_settles(docker_registries: Registries, seed: Seed, tmp_path: Path) -> None:
     source, target = docker_registries(), docker_registries()
     shared = seed.layer(OCTETS)
     one, two = seed.image(layers=[shared, seed.layer(7)]), seed.image(layers=[shared, seed.layer(8)])
@@ -187,9 +185,7 @@ def test_tls_with_an_authority_of_ones_own(
     image = seed.image(sizes=(OCTETS, 12))
     push_http(image, source, "app", "v1", context=context)
     more = {"ca_file": str(bundle)} if trust == "ca_file" else {}
-    registries = {
-        name: {"url": f"https://{address}", **more} for name, address in (("s", source), ("t", target))
-    }
+    registries = {name: {"url": f"https://{address}", **more} for name, address in (("s", source), ("t", target))}
     text = json.dumps({"registries": registries, "mappings": []})
     environment = {"SSL_CERT_FILE": str(bundle)} if trust == "SSL_CERT_FILE" else {}
     ran = copy(source, target, "-c", "-", stdin=text, env=environment)

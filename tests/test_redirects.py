@@ -26,9 +26,7 @@ def transport_of(wires: dict[Origin, list[Wire]]) -> Transport:
     def log(*_: object, **__: object) -> None:
         pass
 
-    made = Transport(
-        Edge(environ={}, home=None, read=lambda path: None, chance=lambda: 0.5, wall=lambda: 0.0, log=log)
-    )
+    made = Transport(Edge(environ={}, home=None, read=lambda path: None, chance=lambda: 0.5, wall=lambda: 0.0, log=log))
 
     async def dial(by: str, origin: Origin) -> Stream:
         await anyio.lowlevel.checkpoint()
@@ -41,13 +39,7 @@ def transport_of(wires: dict[Origin, list[Wire]]) -> Transport:
 
 def registry() -> Registry:
     return Registry(
-        alias="r",
-        scheme="http",
-        host="registry.test",
-        port=80,
-        kind="unknown",
-        auth_type="anonymous",
-        max_concurrent=2,
+        alias="r", scheme="http", host="registry.test", port=80, kind="unknown", auth_type="anonymous", max_concurrent=2
     )
 
 

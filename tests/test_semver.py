@@ -163,9 +163,7 @@ def test_a_malformed_range_says_the_remedy(text: str, remedy: str) -> None:
 
 
 NUMBERS = st.integers(0, 12)
-IDENTIFIERS = st.lists(
-    st.one_of(NUMBERS.map(str), st.text("abR-", min_size=1, max_size=3)), min_size=1, max_size=3
-)
+IDENTIFIERS = st.lists(st.one_of(NUMBERS.map(str), st.text("abR-", min_size=1, max_size=3)), min_size=1, max_size=3)
 TAGS = st.builds(
     lambda numbers, pre: ".".join(map(str, numbers)) + (f"-{'.'.join(pre)}" if pre else ""),
     st.lists(NUMBERS, min_size=1, max_size=3),

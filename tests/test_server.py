@@ -88,9 +88,7 @@ def test_no_piece_at_any_place_is_read_otherwise_than_by_h11() -> None:
     assert taken > 100
 
 
-@pytest.mark.parametrize(
-    "data", [GO, CURL, DOUBLED, GO + b"12345" + CURL], ids=["go", "curl", "twice", "more"]
-)
+@pytest.mark.parametrize("data", [GO, CURL, DOUBLED, GO + b"12345" + CURL], ids=["go", "curl", "twice", "more"])
 def test_heads_of_clients_are_read_at_once(data: bytes) -> None:
     assert read_head(data) == by_h11(data) is not None
 

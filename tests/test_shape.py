@@ -115,9 +115,7 @@ def changing(value: ast.expr) -> bool:
         return not value.elts
     if isinstance(value, ast.Call):
         made = ast.unparse(value.func).rpartition(".")[2]
-        return made in _CHANGING or (
-            made in {"dict", "list", "set"} and not value.args and not value.keywords
-        )
+        return made in _CHANGING or (made in {"dict", "list", "set"} and not value.args and not value.keywords)
     return False
 
 
@@ -145,9 +143,7 @@ def is_local(name: str, tree: ast.Module) -> bool:
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
             arguments = [*node.args.args, *node.args.kwonlyargs, *node.args.posonlyargs]
             stored = [
-                inner.id
-                for inner in ast.walk(node)
-                if isinstance(inner, ast.Name) and isinstance(inner.ctx, ast.Store)
+                inner.id for inner in ast.walk(node) if isinstance(inner, ast.Name) and isinstance(inner.ctx, ast.Store)
             ]
             if name in stored or name in [argument.arg for argument in arguments]:
                 return True
@@ -169,9 +165,7 @@ def opening_breaches(tree: ast.Module) -> Iterator[tuple[int, str]]:
     """Ask for what each module opens with (style.md section 5.7)."""
     if not ast.get_docstring(tree):
         yield 1, "no docstring says what the module owns"
-    imported = [
-        node for node in tree.body if isinstance(node, ast.ImportFrom) and node.module == "__future__"
-    ]
+    imported = [node for node in tree.body if isinstance(node, ast.ImportFrom) and node.module == "__future__"]
     if not any(alias.name == "annotations" for node in imported for alias in node.names):
         yield 1, "no 'from __future__ import annotations'"
     if not any(target == "__all__" for node in tree.body for target, _ in assignments(node)):

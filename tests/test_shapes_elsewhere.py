@@ -74,9 +74,7 @@ def test_docker_registry_takes_every_valid_shape_but_those_in_the_table(docker_r
         except AssertionError as problem:
             refused[name] = str(problem)
         else:
-            if (
-                name != "buildkit-cache-index"
-            ):  # its entries are no manifests, which this client takes them for
+            if name != "buildkit-cache-index":  # its entries are no manifests, which this client takes them for
                 got = fetch_http(docker_registry, f"shapes/{name}", "v1")
                 assert identical(got, sample.image.contents())
     assert refused.keys() == DOCKER_REGISTRY.keys(), refused

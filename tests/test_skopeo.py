@@ -83,9 +83,7 @@ def test_one_platform_of_an_index_is_copied_alone(format: Any, tmp_path: Path) -
     one, other = App(), App()
     index.load_into(one, "a/b", tag="v1")
     with registries(one, other) as (source, target):
-        skopeo(
-            "--override-arch=arm64", "copy", *PLAIN, place(source, "a/b"), place(target, "a/b"), home=tmp_path
-        )
+        skopeo("--override-arch=arm64", "copy", *PLAIN, place(source, "a/b"), place(target, "a/b"), home=tmp_path)
     child = index.document["manifests"][1]
     assert child["platform"]["architecture"] == "arm64"
     assert other.tags("a/b") == {"v1": child["digest"]}

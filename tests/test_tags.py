@@ -113,9 +113,7 @@ def test_what_tags_have_in_common_is_looked_at_once() -> None:
         return look
 
     matches = tags._machine([(mark, accepts and counting(accepts)) for mark, accepts in tokens])
-    listing = [
-        f"{major}.{minor}-{end}" for major in range(10) for minor in range(10) for end in ("alpine", "s")
-    ]
+    listing = [f"{major}.{minor}-{end}" for major in range(10) for minor in range(10) for end in ("alpine", "s")]
     assert sum(map(matches, listing)) == 100
     first = looks
     assert sum(map(matches, listing * 10)) == 1000
@@ -159,9 +157,9 @@ SIMPLE: st.SearchStrategy[object] = st.one_of(
 )
 PATTERNS = st.recursive(
     st.lists(SIMPLE, max_size=4).map(tuple),
-    lambda inner: st.lists(
-        st.one_of(SIMPLE, st.lists(inner, min_size=1, max_size=3).map(tuple)), max_size=4
-    ).map(tuple),
+    lambda inner: st.lists(st.one_of(SIMPLE, st.lists(inner, min_size=1, max_size=3).map(tuple)), max_size=4).map(
+        tuple
+    ),
     max_leaves=6,
 )
 
@@ -205,9 +203,7 @@ LITERALS = [
 
 
 @pytest.mark.parametrize(("rule", "names"), LITERALS, ids=range(len(LITERALS)))
-def test_only_literals_that_nothing_narrows_need_no_listing(
-    rule: TagRule, names: tuple[str, ...] | None
-) -> None:
+def test_only_literals_that_nothing_narrows_need_no_listing(rule: TagRule, names: tuple[str, ...] | None) -> None:
     selection = select_literals(rule)
     assert (selection and selection.kept) == names
     assert selection is None or not selection.dropped
@@ -351,9 +347,7 @@ def test_selection_agrees_with_the_sentences_of_design_section_5(listing: list[s
         tiers.setdefault(reason, []).append(tag)
     ranked = sorted(tiers.get(None, []), key=height, reverse=True)
     cut = ranked[rule.latest :] if rule.latest else []
-    spare = [
-        tag for tag in tiers.get("semver", []) + tiers.get("prerelease", []) if not fits(tag, rule.exclude)
-    ]
+    spare = [tag for tag in tiers.get("semver", []) + tiers.get("prerelease", []) if not fits(tag, rule.exclude)]
     wanted = ranked[: len(ranked) - len(cut)]
     for tag in [*cut, *sorted(spare, key=height, reverse=True)]:
         if len(wanted) < (rule.min_tags or 0):

@@ -69,9 +69,7 @@ def list_tags(server: Server, *options: str, repository: str = "app", **more: st
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
 )
-def test_kept_tags_are_printed_in_order_for_one_request(
-    source: Server, options: list[str], kept: str
-) -> None:
+def test_kept_tags_are_printed_in_order_for_one_request(source: Server, options: list[str], kept: str) -> None:
     ran = list_tags(source, *options)
     assert (ran.status, ran.out.split("\n"), ran.err) == (0, [*kept.split(), ""], "")
     assert source.journal.summary() == {"GET tag_list": 1}
@@ -102,12 +100,7 @@ def test_json_is_what_its_schema_says(source: Server) -> None:
     assert told == {
         "repository": f"{source.address}/app",
         "tags": ["1.1.0", "1.0.0"],
-        "dropped": {
-            "1.2.0-rc.1": "prerelease",
-            "2.0.0": "semver",
-            "edge": "semver",
-            SIGNATURE: "referrer_tag",
-        },
+        "dropped": {"1.2.0-rc.1": "prerelease", "2.0.0": "semver", "edge": "semver", SIGNATURE: "referrer_tag"},
     }
     published = report.schema()["$defs"]["tags"]
     assert sorted(published["required"]) == sorted(told)
@@ -435,9 +428,7 @@ def test_what_comes_later_is_said_to(arguments: list[str], as_json: bool) -> Non
     assert (ran.out == "") is not as_json
 
 
-@pytest.mark.parametrize(
-    ("arguments", "near"), [(["snyc"], "sync"), (["tag", "x"], "tags"), (["x" * 5000], "")]
-)
+@pytest.mark.parametrize(("arguments", "near"), [(["snyc"], "sync"), (["tag", "x"], "tags"), (["x" * 5000], "")])
 def test_an_unknown_command_names_the_nearest(arguments: list[str], near: str) -> None:
     ran = run_regsync(*arguments)
     assert ran.status == 3
@@ -476,8 +467,7 @@ def test_what_is_wrong_with_a_command_line_is_logged_as_it_asks(spelled: list[st
 
 
 @pytest.mark.parametrize(
-    "arguments",
-    [[b"copy", b"\xff/a:1", b"b"], [b"sync", b"-c", b"/\xff.yaml"], [b"\xff"], [b"tags", b"a\xff"]],
+    "arguments", [[b"copy", b"\xff/a:1", b"b"], [b"sync", b"-c", b"/\xff.yaml"], [b"\xff"], [b"tags", b"a\xff"]]
 )
 def test_arguments_that_are_no_text_are_status_3(arguments: list[bytes]) -> None:
     with started(*arguments) as process:  # type: ignore[arg-type]
@@ -486,13 +476,7 @@ def test_arguments_that_are_no_text_are_status_3(arguments: list[bytes]) -> None
     assert err.startswith("error: CONFIG_ERROR: ")
 
 
-FILES = [
-    ["sync", "-c"],
-    ["validate"],
-    ["expand"],
-    ["tags", "a.test/b", "-c"],
-    ["copy", "a.test/b", "a.test/c", "-c"],
-]
+FILES = [["sync", "-c"], ["validate"], ["expand"], ["tags", "a.test/b", "-c"], ["copy", "a.test/b", "a.test/c", "-c"]]
 
 
 @pytest.mark.parametrize("command", FILES, ids=lambda words: words[0])

@@ -25,12 +25,7 @@ COSTLY = {"anyio", "argparse", "asyncio", "json", "logging", "re", "ssl", "subpr
 def run(*command: object, cwd: str = "/", **variables: str) -> subprocess.CompletedProcess[str]:
     kept = {name: os.environ[name] for name in ("PATH", "HOME", "LD_LIBRARY_PATH") if name in os.environ}
     return subprocess.run(
-        [str(part) for part in command],
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=cwd,
-        env={**kept, **variables},
+        [str(part) for part in command], capture_output=True, text=True, check=False, cwd=cwd, env={**kept, **variables}
     )
 
 
@@ -80,9 +75,7 @@ def test_builds_differ_in_one_constant(pyz: Path) -> None:
         differing = {name for name in fips.namelist() if fips.read(name) != nofips.read(name)}
         assert differing == {f"{tree}_regsync/__init__.{end}" for tree, end in DIFFERING}
         assert b"FIPS_BUILD = True\n" in fips.read("_regsync/__init__.py")
-        assert fips.read("_regsync/__init__.py").replace(b"= True", b"= False") == nofips.read(
-            "_regsync/__init__.py"
-        )
+        assert fips.read("_regsync/__init__.py").replace(b"= True", b"= False") == nofips.read("_regsync/__init__.py")
 
 
 DIFFERING = [("", "py"), (f"{TREE}/", "py"), (f"{TREE}/", "pyc")]
@@ -94,9 +87,7 @@ def test_both_builds_say_which_they_are(pyz: Path) -> None:
     assert json.loads(default.stdout)["build"] == "fips"
 
 
-@pytest.mark.parametrize(
-    "options", [[], ["-I"], ["-S"], ["-OO"], ["-I", "-S", "-OO"], ["-W", "error"]], ids="".join
-)
+@pytest.mark.parametrize("options", [[], ["-I"], ["-S"], ["-OO"], ["-I", "-S", "-OO"], ["-W", "error"]], ids="".join)
 def test_runs_from_the_root_directory(pyz: Path, options: list[str]) -> None:
     done = run(sys.executable, *options, pyz, "version")
     assert (done.returncode, done.stderr) == (0, "")
@@ -278,13 +269,7 @@ class TestRefusals:
 
     def build(self, *options: object) -> str:
         done = run(
-            sys.executable,
-            "-m",
-            "tools.build_zipapp",
-            *options,
-            cwd=str(ROOT),
-            PIP_NO_INDEX="1",
-            HOME="/nonexistent",
+            sys.executable, "-m", "tools.build_zipapp", *options, cwd=str(ROOT), PIP_NO_INDEX="1", HOME="/nonexistent"
         )
         assert done.returncode == 1
         assert done.stdout == ""
@@ -320,7 +305,4 @@ def test_pip_reasons_become_one_line() -> None:
     offline = "WARNING: Retrying after connection broken by 'NewConnectionError(...)'\nERROR: No matching\n"
     assert "cannot be reached" in reason(offline)
     assert "another sha256" in reason("ERROR: THESE PACKAGES DO NOT MATCH THE HASHES FROM ...")
-    assert (
-        reason("x\nERROR: No matching distribution found for h11\n")
-        == "No matching distribution found for h11"
-    )
+    assert reason("x\nERROR: No matching distribution found for h11\n") == "No matching distribution found for h11"

@@ -152,9 +152,7 @@ class Bench:
     def peer(self, *arguments: str) -> Iterator[subprocess.Popen[str]]:
         """Run one of tools/bench_peers.py; its first line is still to be read."""
         command = [sys.executable, "-m", "tools.bench_peers", *arguments]
-        with subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT
-        ) as running:
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT) as running:
             try:
                 yield running
             finally:
@@ -325,9 +323,7 @@ def case_latency(bench: Bench) -> Iterator[Figure]:
 # ---------------------------------------------------------------- many images
 
 
-def write_config(
-    path: Path, pairs: Sequence[tuple[str, str]], mappings: Sequence[Mapping[str, object]]
-) -> None:
+def write_config(path: Path, pairs: Sequence[tuple[str, str]], mappings: Sequence[Mapping[str, object]]) -> None:
     """Write a configuration with sources a0, a1, ... and targets b0, b1, ... (JSON is YAML)."""
     registries: dict[str, object] = {}
     for number, (source, target) in enumerate(pairs):
@@ -366,9 +362,7 @@ def case_many(bench: Bench) -> Iterator[Figure]:
     for name, (mine, other), goal in (("first sync", rounds, 2.5), ("no-op sync", again, 1.5)):
         factor = median(other, "wall") / median(mine, "wall")
         cpu = f"CPU {spread(mine, 'cpu')} and {spread(other, 'cpu')} s"
-        yield Figure(
-            f"{name} speed", factor, "x skopeo", goal, True, f"{against(mine, other, 'wall')}; {cpu}"
-        )
+        yield Figure(f"{name} speed", factor, "x skopeo", goal, True, f"{against(mine, other, 'wall')}; {cpu}")
 
 
 # ---------------------------------------------------------------- memory and the event loop
@@ -388,10 +382,7 @@ def case_slow(bench: Bench) -> Iterator[Figure]:
         write_config(
             config,
             list(zip(addresses[:pairs], addresses[pairs:], strict=True)),
-            [
-                {"from": f"r{n}", "source": f"a{n}", "targets": [f"b{n}"], "tags": {"glob": names}}
-                for n in range(pairs)
-            ],
+            [{"from": f"r{n}", "source": f"a{n}", "targets": [f"b{n}"], "tags": {"glob": names}} for n in range(pairs)],
         )
         log = stack.enter_context(open(bench.work / "client.log", "w+", encoding="utf-8"))
         client = subprocess.Popen(
@@ -543,9 +534,7 @@ def measure(options: argparse.Namespace) -> None:
         bench = Bench(work, python, pyz, options.rounds)
         for line in versions(bench):
             print(line)
-        print(
-            f"{python}; medians of {options.rounds} rounds; load {os.getloadavg()[0]:.1f} before", flush=True
-        )
+        print(f"{python}; medians of {options.rounds} rounds; load {os.getloadavg()[0]:.1f} before", flush=True)
         for name in options.cases or CASES:
             print(f"{name}: {_title(CASES[name])}", flush=True)
             for figure in CASES[name](bench):

@@ -348,9 +348,7 @@ def timed(peer: Peer, run: Run, seconds: float) -> Round:
     """Run once and count what both sides spent."""
     wall, server, client = time.perf_counter(), peer.cpu(), time.process_time()
     amount = run(seconds)
-    return Round(
-        amount, time.perf_counter() - wall, peer.cpu() - server, max(time.process_time() - client, 1e-9)
-    )
+    return Round(amount, time.perf_counter() - wall, peer.cpu() - server, max(time.process_time() - client, 1e-9))
 
 
 def line(name: str, rounds: Sequence[Round], *, small: bool) -> str:
@@ -395,9 +393,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def measure(options: argparse.Namespace, work: Path) -> None:
     """Run the chosen cases and print each figure as soon as it is known."""
-    print(
-        f"medians of {options.rounds} rounds of {options.seconds:g} s; load {os.getloadavg()[0]:.1f} before"
-    )
+    print(f"medians of {options.rounds} rounds of {options.seconds:g} s; load {os.getloadavg()[0]:.1f} before")
     for name in options.cases or CASES:
         case, small = CASES[name]
         with serving(options.python, work, tls=options.tls) as peer:

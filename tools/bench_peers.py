@@ -51,9 +51,7 @@ async def _listen(serve: Serve) -> tuple[asyncio.AbstractServer, str]:
 # ---------------------------------------------------------------- a line with a length
 
 
-async def _carry(
-    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, opened: float, delay: float
-) -> None:
+async def _carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, opened: float, delay: float) -> None:
     """Pass bytes on `delay` after they came, none of them earlier than `delay` after `opened`."""
     loop = asyncio.get_running_loop()
     under_way: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue()
@@ -88,9 +86,7 @@ async def delay(seconds: float, address: str) -> None:
         opened = asyncio.get_running_loop().time() + 2 * seconds
         far_reader, far_writer = await asyncio.open_connection(host, int(port))
         try:
-            await asyncio.gather(
-                _carry(reader, far_writer, opened, seconds), _carry(far_reader, writer, 0.0, seconds)
-            )
+            await asyncio.gather(_carry(reader, far_writer, opened, seconds), _carry(far_reader, writer, 0.0, seconds))
         finally:
             far_writer.close()
 
@@ -165,9 +161,7 @@ class _Slow:
         await asyncio.sleep(3600)
 
 
-async def _answer(
-    writer: asyncio.StreamWriter, status: str, body: bytes, *headers: str, head: bool = False
-) -> None:
+async def _answer(writer: asyncio.StreamWriter, status: str, body: bytes, *headers: str, head: bool = False) -> None:
     lines = [f"HTTP/1.1 {status}", f"Content-Length: {len(body)}", *headers, "", ""]
     writer.write("\r\n".join(lines).encode() + (b"" if head else body))
     await writer.drain()

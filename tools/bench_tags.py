@@ -43,9 +43,7 @@ def main() -> int:
     for name, rule in _RULES:
         began = time.process_time()
         kept = len(select(listing, rule).kept)
-        print(
-            f"{name:<15} {time.process_time() - began:5.2f} s  {kept} of {len(set(listing))} kept", flush=True
-        )
+        print(f"{name:<15} {time.process_time() - began:5.2f} s  {kept} of {len(set(listing))} kept", flush=True)
     return 0
 
 

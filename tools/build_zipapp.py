@@ -71,12 +71,7 @@ BUNDLE = (
         "4.16.0",
         "anyio-4.16.0-py3-none-any.whl",
         "c66ae634e0b8228396b801741beb3294326d4b6102f7bba4041c0dfb58c29026",
-        (
-            "anyio/_backends/_trio.py",
-            "anyio/pytest_plugin.py",
-            "anyio/to_interpreter.py",
-            "anyio/to_process.py",
-        ),
+        ("anyio/_backends/_trio.py", "anyio/pytest_plugin.py", "anyio/to_interpreter.py", "anyio/to_process.py"),
     ),
     Wheel(
         "h11",
@@ -288,9 +283,7 @@ CONSTANTS = "_regsync/__init__.py"
 def our_sources() -> dict[str, bytes]:
     """Read `regsync.py` and the modules of `_regsync`."""
     names = ["regsync.py"]
-    names += [
-        f"_regsync/{name}" for name in os.listdir(os.path.join(ROOT, "_regsync")) if name.endswith(".py")
-    ]
+    names += [f"_regsync/{name}" for name in os.listdir(os.path.join(ROOT, "_regsync")) if name.endswith(".py")]
     sources = {}
     for name in names:
         with open(os.path.join(ROOT, name), "rb") as file:
@@ -345,13 +338,7 @@ def run_isolated(executable: str, code: str, given: str = "") -> str:
     with tempfile.TemporaryDirectory() as empty:
         try:
             done = subprocess.run(
-                command,
-                input=given,
-                capture_output=True,
-                encoding="utf-8",
-                env=environment,
-                cwd=empty,
-                check=False,
+                command, input=given, capture_output=True, encoding="utf-8", env=environment, cwd=empty, check=False
             )
         except OSError as error:
             raise BuildError(f"cannot run {executable}: {error.strerror}") from None
@@ -369,9 +356,7 @@ def probe(executable: str) -> Interpreter:
         raise BuildError(f"{executable} does not answer like a Python") from None
     if name != "cpython" or tuple(version[:2]) < OLDEST_PYTHON or version[3] != "final":
         shown = ".".join(map(str, version[:3]))
-        raise BuildError(
-            f"{executable} is {name} {shown} ({version[3]}); a released CPython 3.10 or newer is needed"
-        )
+        raise BuildError(f"{executable} is {name} {shown} ({version[3]}); a released CPython 3.10 or newer is needed")
     return Interpreter(executable, (version[0], version[1], version[2]), bytes.fromhex(magic))
 
 

@@ -50,6 +50,7 @@ def main(argv: Sequence[str]) -> int:
     for title, command in (
         ("ruff check", ["ruff", "check", "."]),
         ("ruff format", ["ruff", "format", "--check", "."]),
+        ("layout", ["tools.layout", "--check"]),
         ("mypy", ["mypy", "--strict", *checked]),
         ("pytest", ["pytest", *argv]),
     ):
@@ -111,9 +112,7 @@ def ready_programs() -> None:
     """Install the programs that tests drive, where that is possible and needed."""
     missing = [name for name in PROGRAMS if shutil.which(name) is None]
     if missing and not installed_by_apt(*missing):
-        raise CheckError(
-            f"missing: {', '.join(missing)}: install them (Debian: apt-get install {' '.join(missing)})"
-        )
+        raise CheckError(f"missing: {', '.join(missing)}: install them (Debian: apt-get install {' '.join(missing)})")
 
 
 def installed_by_apt(*packages: str) -> bool:

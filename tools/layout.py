@@ -1,0 +1,169 @@
+#!/usr/bin/env python3
+"""Lay out `_regsync`: as `ruff format` does, then with what brackets hold filled into as few lines as it takes.
+
+The program is bounded in lines (tests/test_shape.py), and a call that fits into two of them need not take
+eight. Statements with comments inside stay as they are. The syntax tree is compared before a file is written.
+
+    python3 tools/layout.py           writes
+    python3 tools/layout.py --check   says which files are laid out otherwise; exit status 1 if any
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import io
+import subprocess
+import sys
+import tokenize
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+__all__ = ["fill", "main"]
+
+ROOT = Path(__file__).resolve().parent.parent
+WIDTH = 120
+_BLOCKS = ("def ", "async def ", "if ", "elif ", "while ", "for ", "with ", "class ", "async with ", "async for ")
+_BEFORE = {"for", "if", "else", "and", "or", "not in", "in", "async"}
+
+
+class Piece(NamedTuple):
+    """One token with the space before it, and how willingly a line is broken there: depth, 0 never."""
+
+    text: str
+    space: str
+    depth: int
+
+
+def statements(source: str) -> Iterator[list[tokenize.TokenInfo]]:
+    """Give the tokens of each logical line."""
+    found: list[tokenize.TokenInfo] = []
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type in (tokenize.INDENT, tokenize.DEDENT):
+            continue
+        if token.type == tokenize.NEWLINE:
+            yield found
+            found = []
+        elif token.type == tokenize.COMMENT and not found:
+            continue
+        elif token.type != tokenize.NL:
+            found.append(token)
+
+
+def pieces(tokens: Sequence[tokenize.TokenInfo]) -> list[Piece]:
+    """Return a statement as one line would have it, without commas before closing brackets."""
+    found: list[Piece] = []
+    depth = 0
+    for index, token in enumerate(tokens):
+        before = tokens[index - 1] if index else None
+        closes = token.string in (")", "]", "}")
+        single = found and token.string == ")" and found[-1].text == "," and _is_tuple(found)
+        if closes:
+            depth -= 1
+            if found and found[-1].text == "," and not single:
+                found.pop()
+        space, breaks = "", 0
+        if before is not None:
+            split = before.end[0] != token.start[0]
+            if not split:
+                space = " " * (token.start[1] - before.end[1])
+            elif before.string not in ("(", "[", "{") and not closes:
+                space = " "
+            strings = before.type == tokenize.STRING == token.type
+            if before.string == "," or strings or (token.string in _BEFORE and space and depth):
+                breaks = depth
+            elif before.string in ("(", "[", "{") and split:
+                # Only where nothing inside lets the line be broken sooner.
+                breaks = depth + 50
+        found.append(Piece(token.string, space, breaks))
+        depth += token.string in ("(", "[", "{")
+    return found
+
+
+def _is_tuple(found: Sequence[Piece]) -> bool:
+    """Say whether the comma before `)` makes a tuple of one."""
+    depth = commas = 0
+    for piece in reversed(found):
+        if piece.text in (")", "]", "}"):
+            depth += 1
+        elif piece.text in ("(", "[", "{"):
+            if not depth:
+                index = next(i for i, each in enumerate(found) if each is piece)
+                called = index and (found[index - 1].text.isidentifier() or found[index - 1].text in (")", "]"))
+                keyword = index and found[index - 1].text in ("in", "return", "and", "or", "else", "if", "yield", "=")
+                return commas == 1 and (not called or bool(keyword))
+            depth -= 1
+        commas += piece.text == "," and not depth
+    return False
+
+
+def wrapped(found: Sequence[Piece], indent: int) -> list[str]:
+    """Return a statement's lines: broken where the brackets are fewest, as late as fits."""
+    text = "".join(piece.space + piece.text for piece in found)
+    inner = indent + (8 if text.startswith(_BLOCKS) else 4)
+    lines: list[str] = []
+    rest, margin = list(found), indent
+    while rest:
+        whole = "".join(piece.space + piece.text for piece in rest).lstrip()
+        if margin + len(whole) <= WIDTH:
+            lines.append(" " * margin + whole)
+            break
+        best: tuple[int, int] | None = None
+        length = margin
+        for index, piece in enumerate(rest):
+            if index and piece.depth and length <= WIDTH:
+                late = length > margin + (WIDTH - margin) // 3
+                rank = piece.depth if late else piece.depth + 20
+                if best is None or rank <= best[0]:
+                    best = (rank, index)
+            length += len(piece.space) * bool(index) + len(piece.text)
+            if length > WIDTH:
+                break
+        if best is None:
+            return []
+        cut = best[1]
+        lines.append(" " * margin + "".join(piece.space + piece.text for piece in rest[:cut]).strip())
+        rest, margin = rest[cut:], inner
+    return lines
+
+
+def fill(source: str) -> str:
+    """Return a module with its statements filled."""
+    lines = source.split("\n")
+    for tokens in reversed(list(statements(source))):
+        first, last = tokens[0].start[0] - 1, tokens[-1].end[0] - 1
+        untouched = any(
+            token.type == tokenize.COMMENT or (token.type == tokenize.STRING and token.start[0] != token.end[0])
+            for token in tokens
+        )
+        if first == last or untouched:
+            continue
+        found = wrapped(pieces(tokens), tokens[0].start[1])
+        if found and len(found) < last - first + 1:
+            lines[first : last + 1] = found
+    return "\n".join(lines)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description="Lay out the modules of _regsync.")
+    parser.add_argument("--check", action="store_true", help="write nothing; exit status 1 if something would change")
+    given = parser.parse_args(argv)
+    changed = 0
+    for path in sorted((ROOT / "_regsync").glob("*.py")):
+        source = path.read_text(encoding="utf-8")
+        command = [sys.executable, "-m", "ruff", "format", "--stdin-filename", str(path), "-"]
+        formatted = subprocess.run(command, input=source, capture_output=True, text=True, check=True, cwd=ROOT).stdout
+        laid_out = fill(formatted)
+        if ast.dump(ast.parse(laid_out)) != ast.dump(ast.parse(source)):
+            raise SystemExit(f"{path.name} would mean something else: a defect of this tool")
+        if laid_out != source:
+            changed += 1
+            print(f"{'would lay out' if given.check else 'laid out'} {path.name}")
+            if not given.check:
+                path.write_text(laid_out, encoding="utf-8")
+    return 1 if given.check and changed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
