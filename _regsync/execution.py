@@ -1,16 +1,15 @@
 """Bring what discovery found: promote images, start their steps, put their manifests, end each in one way.
 
-Owns: what is pending, the image slots, the promotion of images, the healing of a state that was wrong. May
-not know: tags, mappings, how anything is asked or moved. Invariants: I8 (a waiting image has no task and no
-slot), I9, I10, I5 "Healing". Decisions about who brings what are `claims.Claims`'; this module starts what
-they return. Follows specification section 1.1 "Pipeline", design.md sections 6, 7 and 9.
+Owns: what is pending, the image slots, the healing of a state that was wrong. May not know: tags, mappings, how
+anything is asked or moved. Invariants: I8 (a waiting image has no task and no slot), I9, I10, I5 "Healing"; who brings
+what is `claims.Claims`' to decide. Follows specification 1.1 "Pipeline", design.md sections 6, 7, 9.
 """
 
 from __future__ import annotations
 
 import heapq
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
@@ -35,8 +34,7 @@ __all__ = ["Execution", "Image", "Progress"]
 _MOST_PENDING, _HEAVIEST_PENDING = 512, 64 * 1024 * 1024
 # A manifest refused for what this run has brought is put again after these (design.md section 7, I5).
 _ABSENT_PAUSES = (0.5, 1.0, 2.0)
-# A blob that another image is to have on the same host is waited for as long as this, then uploaded: a
-# leader may crawl, and its followers must not.
+# A blob that another image is to have on the same host is waited for so long: a leader may crawl.
 _MOUNT_PATIENCE = 600.0
 
 
@@ -144,8 +142,7 @@ class Execution:
         """Start whatever may start: steps of promoted images first, then the next image."""
         while self._slots < self._most_slots:
             if self._ready:
-                _, _, image = heapq.heappop(self._ready)
-                self._start(image)
+                self._start(heapq.heappop(self._ready)[2])
             elif self._pending and not self.draining:
                 image = self._pending.pop(self._election.take())
                 self._pending_bytes -= image.tree.size
@@ -164,21 +161,16 @@ class Execution:
         where = image.target.key
         try:
             blobs, children = image.tree.needs(lambda digest: self._knowledge.is_committed(where, digest))
-        except plan.NotAtHand:
-            # Forgotten since it was looked up.
-            self._ask(image.source.host.key, partial(self._complete, image))
-            return
+        except plan.NotAtHand:  # forgotten since it was looked up
+            return self._ask(image.source.host.key, partial(self._complete, image))
         except SyncError as error:
             image.error = error.located(Side.SOURCE, "read", image.source_name)
-            self._ended(image, "failed")
-            return
-        ordered = plan.order_blobs(blobs, self.references)
-        lacking = tuple(child.digest for child in children)
+            return self._ended(image, "failed")
+        ordered, lacking = plan.order_blobs(blobs, self.references), tuple(child.digest for child in children)
         image.work = Work(where, ordered, lacking, image.tree.root.digest, careful=not image.tree.is_image)
         self.images[image.work] = image
-        self._queue(self._claims.promote(image.work))
-        if image.work.is_ready():
-            self._make_ready(image)
+        steps = self._claims.promote(image.work)
+        return self._queue(steps, [image.work] if image.work.is_ready() else ())
 
     async def _complete(self, image: Image) -> None:
         """Fetch what an image lacks of its manifests, and let it wait for its turn again, before others."""
@@ -191,22 +183,17 @@ class Execution:
             self.add(image)
         self.advance()
 
-    def _queue(self, steps: list[Step]) -> None:
+    def _queue(self, steps: Sequence[Step], ready: Sequence[Work] = ()) -> None:
+        """Let images with something to do have a slot: at once if they hold one, else in their turn."""
         for step in steps:
-            image = self.images[step.work]
-            image.queue.append(step)
-            self._schedule(image)
-
-    def _make_ready(self, image: Image) -> None:
-        image.finishing = True
-        self._schedule(image)
-
-    def _schedule(self, image: Image) -> None:
-        """Let an image with something to do have a slot: at once if it holds one, else in its turn."""
-        if image.running:
-            self._start(image)
-        else:
-            heapq.heappush(self._ready, (image.work.order, id(image), image))
+            self.images[step.work].queue.append(step)
+        for work in ready:
+            self.images[work].finishing = True
+        for image in [self.images[work] for work in dict.fromkeys((*(step.work for step in steps), *ready))]:
+            if image.running:
+                self._start(image)
+            else:
+                heapq.heappush(self._ready, (image.work.order, id(image), image))
 
     def _start(self, image: Image) -> None:
         steps, image.queue = image.queue, []
@@ -242,11 +229,10 @@ class Execution:
             image.mounted += mounted
             image.present += not (mounted or brought.uploaded)
             if brought.uploaded:
-                image.transferred.append(step.blob.digest)
+                image.transferred.append(blob.digest)
             else:
                 self._progress.expected -= blob.size * reads
-            for work in self._claims.arrived(step.work, step.blob.digest):
-                self._make_ready(self.images[work])
+            self._queue((), self._claims.arrived(step.work, blob.digest))
         if step.mount_from is not None:
             self._queue(self._claims.mount_ended(image.target.host.key, mounted=mounted))
         self._settle(image)
@@ -265,27 +251,18 @@ class Execution:
                 self._queue(self._claims.committed(work))
                 self._ended(image, "synced")
             else:
-                self._give_up(work)
+                self._queue(*self._claims.failed(work))
                 self._ask(image.source.host.key, partial(self._complete, image))
         self._settle(image)
-
-    def _give_up(self, work: Work) -> None:
-        """Pass on what an image owned."""
-        steps, ready = self._claims.failed(work)
-        self._queue(steps)
-        for each in ready:
-            self._make_ready(self.images[each])
 
     async def _put(self, image: Image, work: Work) -> bool:
         """Put the manifests; False when the target lost what was believed there: it is forgotten now (I5)."""
 
         def arrived(child: Manifest) -> None:
             self.commit(work.where, child)
-            for ready in self._claims.arrived(work, child.digest):
-                self._make_ready(self.images[ready])
+            self._queue((), self._claims.arrived(work, child.digest))
 
-        pauses = iter(_ABSENT_PAUSES)
-        while True:
+        for pause in (*_ABSENT_PAUSES, None):
             try:
                 await self._mover.put(image.tree, work, image.target, image.reference, arrived)
                 break
@@ -293,26 +270,22 @@ class Execution:
                 if image.healed or not plan.may_be_stale(error):
                     raise
                 lost = self._believed(image.tree, work.where, error)
-                if not lost:
+                if not lost and plan.names_absence(error):
                     # All of it was confirmed in this run. A registry that is late to see it gets some time.
-                    if not plan.names_absence(error):
-                        raise
-                    pause = next(pauses, None)
                     if pause is not None:
                         await anyio.sleep(pause)
                         continue
                     lost = await self._mover.absent(image.tree, image.target)
-                    if not lost:
-                        raise
+                if not lost:
+                    raise
                 self._log("debug", "healing", f"{error}; what was believed to be there is checked")
                 for digest in image.tree.above(lost):
                     self._knowledge.forget(work.where, digest)
                 image.healed = True
                 return False
-        root = image.tree.root
-        self.commit(work.where, root)
-        if root.digest in work.own_children:
-            arrived(root)
+        self.commit(work.where, image.tree.root)
+        if image.tree.root.digest in work.own_children:
+            arrived(image.tree.root)
         return True
 
     def _believed(self, tree: Tree, where: RepositoryKey, error: RegistryError) -> frozenset[str]:
@@ -327,5 +300,5 @@ class Execution:
             self._slots -= 1
             if image.error is not None and self.images.pop(image.work, None) is not None:
                 self._ended(image, "failed")
-                self._give_up(image.work)
+                self._queue(*self._claims.failed(image.work))
         self.advance()
