@@ -1,13 +1,13 @@
 """Who brings which blob where, and who waits for whom.
 
-Owns: the claims of design.md section 6 rules 9 and 10. May not know: clocks, sockets, tasks, what is on
-disk. Invariants: I4 (skip beats mount, mount beats upload); rule 9: claims are made in promotion order,
-so an owner was always promoted before those who wait for it and no cycle can form.
+Owns: the claims of design.md section 6, rules 9 and 10. May not know: clocks, sockets, tasks, the disk. Invariants: I4
+(skip beats mount, mount beats upload); claims are made in promotion order, so an owner was always promoted before those
+who wait for it and no cycle can form.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
@@ -23,10 +23,7 @@ PlaceKey = tuple[RepositoryKey, str, bool]
 
 @dataclass(eq=False, repr=False)
 class Work:
-    """One image on its way to one repository, as far as claims are concerned.
-
-    `missing` counts the blobs, and the children that another image brings, which are not there yet.
-    """
+    """One image on its way to one repository; `missing` counts blobs, and children of others, that are not there."""
 
     where: RepositoryKey
     blobs: tuple[Descriptor, ...]
@@ -154,23 +151,16 @@ class Claims:
     def arrived(self, work: Work, digest: str) -> list[Work]:
         """Note that what `work` owned is in its repository; return the images that are now ready."""
         # A digest wanted as blob and as child arrives as blob first: children are put after all blobs.
-        place = work.owned.pop((work.where, digest, False), None)
-        if place is not None:
-            self.knowledge.add_blob(work.where, digest)
-            relieved = [work, *place.waiters]
-            for waiter in place.waiters:
-                waiter.skipped += 1
-        else:
-            place = work.owned.pop((work.where, digest, True))
-            relieved = place.waiters
+        is_manifest = (work.where, digest, False) not in work.owned
+        place = work.owned.pop((work.where, digest, is_manifest))
         del self._places[place.key]
-        for each in relieved:
+        if not is_manifest:
+            self.knowledge.add_blob(work.where, digest)
+            work.missing -= 1
+        for each in place.waiters:
             each.missing -= 1
-        return [each for each in relieved if each.is_ready()]
-
-    def committed(self, work: Work) -> list[Step]:
-        """Note that the image is complete: whoever waits for one of its blobs may mount it."""
-        return self._release(work, [])
+            each.skipped += not is_manifest
+        return [each for each in ([] if is_manifest else [work]) + place.waiters if each.is_ready()]
 
     def mount_ended(self, host: str, *, mounted: bool) -> list[Step]:
         """Take in how a mount ended: nobody waits for the first one any more, or for one that is refused."""
@@ -214,19 +204,19 @@ class Claims:
         work.owned.clear()
         # Its own places may have waited for its own first mount.
         moved = {place.key: place for place in orphans if place.owner is not work}
-        return self._release(work, list(moved.values())), ready
+        return self.released(work, list(moved.values())), ready
 
-    def _release(self, work: Work, places: list[Place]) -> list[Step]:
-        """Move `places`, and those that followed a leader of what `work` brought or will not bring."""
+    def released(self, work: Work, places: Sequence[Place] = ()) -> list[Step]:
+        """Take in that an image is complete, or will not be: whoever waits for its blobs may go on, as `places`."""
+        moved = list(places)
         for blob in work.blobs:
             key = (work.where[0], blob.digest)
             lead = self._leads.get(key)
-            if lead is None or (work.failed and lead.work is not work):
-                continue
-            if lead.work is work:
-                del self._leads[key]
-            places = places + lead.followers
-        return self._move_all(places)
+            if lead is not None and not (work.failed and lead.work is not work):
+                moved += lead.followers
+                if lead.work is work:
+                    del self._leads[key]
+        return self._move_all(moved)
 
     def _move_all(self, places: list[Place]) -> list[Step]:
         # In promotion order, so that whoever leads was promoted before those who follow (rule 9).

@@ -248,7 +248,7 @@ class Execution:
             del self.images[work]
             if whole:
                 self._knowledge.take_snapshot(image.snapshot, image.tree.source_digest, image.tree.root.digest)
-                self._queue(self._claims.committed(work))
+                self._queue(self._claims.released(work))
                 self._ended(image, "synced")
             else:
                 self._queue(*self._claims.failed(work))

@@ -1,9 +1,8 @@
 """What is known about blobs, manifests and tags at registries: by this run, and by earlier ones.
 
-Owns: the hot tier and the judgement of the warm one (specification section 1.1, three-step look-up), what
-was learnt about hosts. May not know: clocks, sockets, tasks, files. Invariant I5: an entry exists only
-because a registry answered; what an earlier run left is believed as far as design.md section 7,
-"Vouching", allows, and wrong state costs requests, never a wrong image.
+Owns: the hot tier and the judgement of the warm one (specification 1.1, three-step look-up), what was learnt of hosts.
+May not know: clocks, sockets, tasks, files. Invariant I5: an entry exists only because a registry answered; what an
+earlier run left is believed as far as design.md section 7, "Vouching", allows, and wrong state costs requests only.
 """
 
 from __future__ import annotations
@@ -29,11 +28,7 @@ Snapshot = tuple[bytes, bytes]
 
 
 class Knowledge:
-    """The hot tier over the warm one.
-
-    `now` is the wall clock, `ttl` in seconds (0: for ever); `note` writes one record to the journal, and
-    without it nothing is kept for a later run.
-    """
+    """The hot tier over the warm one; `now` is the wall clock, `ttl` seconds (0: for ever), `note` the journal."""
 
     def __init__(self, archive: Archive = EMPTY, *, now: Callable[[], float] = float, ttl: float = 0.0,
             note: Callable[[bytes], None] | None = None) -> None:
@@ -60,13 +55,8 @@ class Knowledge:
         young = self._now() - _FACTS_SECONDS
         self._facts = {name: fact for name, fact in archive.facts.items() if fact[1] >= young}
 
-    # --- blobs and manifests ------------------------------------------------------------------
-
     def has_blob(self, where: RepositoryKey, digest: str, *, careful: bool = False) -> bool:
-        """Say whether a blob is known to be in a repository.
-
-        `careful` is for an image whose registry would not miss it: its config is no image config.
-        """
+        """Say whether a blob is known to be in a repository; `careful` where the registry would not miss it."""
         return digest in self._blobs[where] or self._believed("B", where, digest, careful)
 
     def is_confirmed(self, where: RepositoryKey, digest: str) -> bool:
@@ -99,10 +89,7 @@ class Knowledge:
             self._append("E", manifest + key_of(name))
 
     def forget(self, where: RepositoryKey, digest: str) -> None:
-        """Drop what was believed of a digest in a repository, and of what it names as a manifest.
-
-        A registry has answered otherwise, or a refusal was about it.
-        """
+        """Drop what was believed of a digest and of what it names: a registry answered otherwise, or refused it."""
         identity = self._identity(where, digest)
         self._blobs[where].discard(digest)
         self._manifests[where].discard(digest)
@@ -194,8 +181,6 @@ class Knowledge:
                 strong.update(each for each in named if not self._archive.row("M", each))
         return strong
 
-    # --- mounts -------------------------------------------------------------------------------
-
     def mount_source(self, where: RepositoryKey, digest: str) -> str | None:
         """Return a repository of the same host from which a blob may be mounted."""
         holders = (each for each in self._holders_of(where[0], digest) if each != where[1])
@@ -231,8 +216,6 @@ class Knowledge:
         """Note that this host mounts: every refusal, also an earlier one, then says something of its pair."""
         self.learn(f"mounts {host}", True)
 
-    # --- existence by the POST that starts an upload (rule 11) ----------------------------------
-
     def may_probe(self, where: RepositoryKey, allowed: bool) -> bool:
         """Say whether the POST that starts an upload asks for an unknown blob too, not a HEAD (rule 11)."""
         return allowed and (not self._populated.get(where) or self._probed(where) == (True, True))
@@ -251,8 +234,6 @@ class Knowledge:
         absent, present = self.fact(f"probes {_area(where)}") or (False, False)
         return absent, present
 
-    # --- tags ---------------------------------------------------------------------------------
-
     def snapshot(self, name: bytes) -> Snapshot | None:
         """Return what a tag (`archive.named`) was when its target last held it."""
         row = self._archive.row("S", name)
@@ -268,8 +249,6 @@ class Knowledge:
         # An unchanged tag is written anew from time to time only: a run without changes writes nothing.
         if row is None or row[36:] != keys or (self._ttl and moment - moment_of("S", row) > self._ttl / 4):
             self._append("S", name + moment.to_bytes(4, "big") + keys)
-
-    # --- facts and the save ---------------------------------------------------------------------
 
     def fact(self, name: str) -> Any:
         """Return what was learnt under a name (JSON's types), None where nothing was."""
@@ -291,8 +270,8 @@ class Knowledge:
             self._strengths(where)
         return encode(old, Fresh(rows=self._rows, repositories=list(self._numbers)[len(old.repositories) :],
             facts=self._facts, oldest=moment - int(self._ttl) if self._ttl else 0, forgotten=frozenset(self._forgotten),
-            renewed=frozenset().union(*self._strong.values()) if due else frozenset(), moment=moment if due
-            or not old.renewed else old.renewed))
+            renewed=frozenset().union(*self._strong.values()) if due else frozenset(),
+            moment=moment if due or not old.renewed else old.renewed))
 
 
 def _area(where: RepositoryKey) -> str:

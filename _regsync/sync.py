@@ -1,9 +1,8 @@
 """Conduct one run: listings, look-ups and transfers at the same time, every image to one outcome.
 
-Owns: the queues of questions, the isolation of failures, the drain, the state's load and save. May not
-know: how anything is asked, moved or printed, nor in which order images are brought. Invariants: I10;
-every selected image ends in exactly one outcome unless the run is interrupted. Follows specification
-sections 1.1 "Pipeline", 1.6 and 3; design.md section 9.
+Owns: the queues of questions, the isolation of failures, the drain, the state's load and save. May not know: how
+anything is asked, moved or printed, nor in which order images are brought. Invariants: I10; every selected image ends
+in exactly one outcome unless the run is interrupted. Follows specification 1.1 "Pipeline", 1.6 and 3; design.md 9.
 """
 
 from __future__ import annotations
@@ -34,9 +33,8 @@ from _regsync.transport import Transport
 
 __all__ = ["DRAIN_SECONDS", "Progress", "Run"]
 
-# Specification section 1.6.
-DRAIN_SECONDS = 25.0
-_HURRY_SECONDS = 30.0
+# Specification section 1.6; how often those who wait for a mount are looked at.
+DRAIN_SECONDS, _HURRY_SECONDS = 25.0, 30.0
 # Enough to hide a round trip of 100 ms at 160 tags a second; a fixed number, whatever the tags.
 _LOOK_UPS_PER_SOURCE = 16
 
@@ -73,8 +71,6 @@ class Run:
     def _start(self, task: Callable[..., Coroutine[Any, Any, None]], *arguments: Any) -> None:
         assert self._tasks is not None
         self._tasks.start_soon(task, *arguments)
-
-    # --- the run ------------------------------------------------------------------------------
 
     async def sync(self, stop: anyio.Event) -> None:
         """Run every mapping once."""
@@ -118,14 +114,12 @@ class Run:
             self._state.close()
         # A question that the deadline cut off stands in no queue any more.
         draining = self._execution.draining
-        self._report.interrupted = draining and (execution.cancelled_caught or self._left_undone())
+        undone = not self._execution.is_idle() or any(self._questions.values())
+        self._report.interrupted = draining and (execution.cancelled_caught or undone)
         for image in () if draining else list(self._execution.images.values()):
             # Cannot happen while rule 9 holds; if it does, the image must not be lost silently.
             image.error = RegsyncError("the run ended while this image waited for another one")
             self._end_image(image, "failed")
-
-    def _left_undone(self) -> bool:
-        return not self._execution.is_idle() or any(self._questions.values())
 
     async def _drain(self, stop: anyio.Event, execution: anyio.CancelScope) -> None:
         await stop.wait()
@@ -152,8 +146,6 @@ class Run:
             await queue.popleft()()
             await self._execution.wait_for_room()
         self._workers[source] -= 1
-
-    # --- discovery ----------------------------------------------------------------------------
 
     async def _list(self, group: list[MappingRule]) -> None:
         """List and select for mappings that write a common repository, then ask for each tag (I10)."""
@@ -286,8 +278,8 @@ class Run:
 
     def _end_image(self, image: Image, status: str) -> None:
         root = image.tree.root
-        self._end(image.source_name, image.target.reference(image.reference), "would_sync" if self.rehearsal is not None
-            and status == "synced" else status, digest=root.digest if status == "synced" else None,
-            source_digest=image.tree.source_digest, error=image.error, bytes=image.bytes,
-            duration=anyio.current_time() - image.began, transferred=tuple(image.transferred), mounted=image.mounted,
-            skipped=image.present + image.work.skipped)
+        self._end(image.source_name, image.target.reference(image.reference),
+            "would_sync" if self.rehearsal is not None and status == "synced" else status,
+            digest=root.digest if status == "synced" else None, source_digest=image.tree.source_digest,
+            error=image.error, bytes=image.bytes, duration=anyio.current_time() - image.began,
+            transferred=tuple(image.transferred), mounted=image.mounted, skipped=image.present + image.work.skipped)

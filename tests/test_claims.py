@@ -172,7 +172,7 @@ class World:
             named = tuple(each.digest for each in image.work.blobs)
             self._must_hold(where, named, image.work.children)
             self._put(where, image.root, named)
-            self._queue(self.claims.committed(image.work))
+            self._queue(self.claims.released(image.work))
             image.ended = "synced"
             del self.images[image.work]
         self._settle(image)
@@ -351,7 +351,7 @@ def finish(claims: Claims, done: Work) -> list[Step]:
     for _, digest, _ in list(done.owned):
         claims.arrived(done, digest)
     claims.knowledge.commit(done.where, f"sha256:{'f':0<32}{done.order:032x}", [each.digest for each in done.blobs])
-    return claims.committed(done)
+    return claims.released(done)
 
 
 def shown(steps: list[Step]) -> list[tuple[RepositoryKey, str, str | None]]:

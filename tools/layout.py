@@ -29,11 +29,11 @@ _BEFORE = {"for", "if", "else", "and", "or", "not in", "in", "async"}
 
 
 class Piece(NamedTuple):
-    """One token with the space before it, and how willingly a line is broken there: depth, 0 never."""
+    """One token with the space before it, and how unwillingly a line is broken there: 0 is never, not 1."""
 
     text: str
     space: str
-    depth: int
+    rank: int
 
 
 def statements(source: str) -> Iterator[list[tokenize.TokenInfo]]:
@@ -71,11 +71,13 @@ def pieces(tokens: Sequence[tokenize.TokenInfo]) -> list[Piece]:
             elif before.string not in ("(", "[", "{") and not closes:
                 space = " "
             strings = before.type == tokenize.STRING == token.type
-            if before.string == "," or strings or (token.string in _BEFORE and space and depth):
-                breaks = depth
+            if before.string == "," or strings:
+                breaks = 2 * depth
+            elif token.string in _BEFORE and space and depth:
+                breaks = 2 * depth + 1
             elif before.string in ("(", "[", "{") and split:
                 # Only where nothing inside lets the line be broken sooner.
-                breaks = depth + 50
+                breaks = 2 * depth + 100
         found.append(Piece(token.string, space, breaks))
         depth += token.string in ("(", "[", "{")
     return found
@@ -112,9 +114,9 @@ def wrapped(found: Sequence[Piece], indent: int) -> list[str]:
         best: tuple[int, int] | None = None
         length = margin
         for index, piece in enumerate(rest):
-            if index and piece.depth and length <= WIDTH:
+            if index and piece.rank and length <= WIDTH:
                 late = length > margin + (WIDTH - margin) // 3
-                rank = piece.depth if late else piece.depth + 20
+                rank = piece.rank if late else piece.rank + 40
                 if best is None or rank <= best[0]:
                     best = (rank, index)
             length += len(piece.space) * bool(index) + len(piece.text)
