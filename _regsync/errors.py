@@ -1,8 +1,8 @@
 """Every error that a user can see, and the one way to make foreign text safe to print.
 
-Owns: the exception tree, the error codes of design.md section 2, `Side`. May not know: any other module of the
-program, so that every one may import it. Invariant: a message never holds a credential, a signed URL or a whole
-body; text from a registry passes `clean` first (protocol-facts.md section 9.2, R10 and R18).
+Owns: the exception tree, the codes of design.md section 2, `Side`. May not know: any other module, so that all import
+it. Invariant: a message never holds a credential, a signed URL or a whole body; text from a registry passes `clean`
+first. Follows protocol-facts.md section 9.2, R10 and R18.
 """
 
 from __future__ import annotations
@@ -10,18 +10,16 @@ from __future__ import annotations
 import enum
 from typing import NamedTuple
 
-__all__ = [
-    "AuthError", "ConfigError", "ConnectFailed", "ContentError", "Disconnected", "MappingConflict", "Problem",
-    "ProtocolBroken", "RegistryError", "RegsyncError", "Side", "SyncError", "TimedOut", "WireError", "clean",
-]  # fmt: skip
+__all__ = ["AuthError", "ConfigError", "ConnectFailed", "ContentError", "Disconnected", "LoginExpired",
+    "MappingConflict", "Problem", "ProtocolBroken", "RegistryError", "RegsyncError", "Side", "SyncError", "TimedOut",
+    "WireError", "clean"]
 
 # Bidirectional controls and line separators that reorder or break a terminal line (R18).
 _INVISIBLE = {*range(0x00, 0x20), *range(0x7F, 0xA0), 0x2028, 0x2029, *range(0x202A, 0x202F), *range(0x2066, 0x206A)}
 _CLEANING = dict.fromkeys(_INVISIBLE, "") | dict.fromkeys((0x09, 0x0A, 0x0D, 0x2028, 0x2029), " ")
-_LONGEST_TEXT = 500
 
 
-def clean(text: str, limit: int = _LONGEST_TEXT) -> str:
+def clean(text: str, limit: int = 500) -> str:
     """Return `text` on one line, without control characters, at most `limit` characters long."""
     shown = text[: 4 * limit].translate(_CLEANING).strip()
     return shown if len(shown) <= limit else shown[: limit - 1] + "…"
@@ -71,10 +69,7 @@ class ConfigError(RegsyncError):
 
 
 class SyncError(RegsyncError):
-    """Something failed while talking to a registry; `retryable`: the same exchange may succeed when repeated.
-
-    Lower layers raise it bare; `located` adds, once, which side, operation and reference it belongs to.
-    """
+    """Something failed at a registry, raised bare, then `located`; `retryable`: the same exchange may succeed again."""
 
     retryable = False
     side: Side | None = None
@@ -84,8 +79,7 @@ class SyncError(RegsyncError):
 
     def located(self, side: Side | None, operation: str, reference: str) -> SyncError:
         """Fill in what is not known yet, and return the same error."""
-        self.side = self.side or side
-        self.operation = self.operation or operation
+        self.side, self.operation = self.side or side, self.operation or operation
         self.reference = self.reference or reference
         return self
 
@@ -96,7 +90,7 @@ class SyncError(RegsyncError):
         return twin
 
     def __str__(self) -> str:
-        place = " ".join(part for part in (self.operation, self.reference) if part)
+        place = " ".join(filter(None, (self.operation, self.reference)))
         often = f" (tried {self.retries + 1} times)" if self.retries else ""
         return (f"{place}: {self.message}" if place else self.message) + often
 
@@ -172,9 +166,8 @@ class RegistryError(SyncError):
 
     @property
     def code(self) -> str:  # type: ignore[override]
-        if self.status in (401, 403):
-            return "AUTH_ERROR"
-        return "TARGET_ERROR" if self.side is Side.TARGET else "SOURCE_ERROR"
+        end = "TARGET_ERROR" if self.side is Side.TARGET else "SOURCE_ERROR"
+        return "AUTH_ERROR" if self.status in (401, 403) else end
 
     @property
     def retryable(self) -> bool:  # type: ignore[override]

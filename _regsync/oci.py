@@ -1,9 +1,9 @@
 """The vocabulary of the OCI specifications: names, references, digests, descriptors, manifests, platforms.
 
-Owns: every grammar of a registry's nouns, what counts as a readable manifest, which entries of an index a platform
-filter keeps. May not know: registries, configuration, HTTP. Invariant: `trim_index` alone changes a manifest's bytes,
-when an entry drops; no digest, tag, name or media type leaves unchecked, as each may become part of a URL, a header or
-a file name (protocol-facts.md section 9.2, R11 to R14). Follows protocol-facts.md section 1, design.md sections 2, 4.
+Owns: the grammar of a registry's nouns, what a readable manifest is, which entries of an index a platform filter keeps.
+May not know: registries, configuration, HTTP. Invariant: `trim_index` alone changes a manifest's bytes; no digest, tag,
+name or media type leaves unchecked: each may become part of a URL, header or file name (protocol-facts.md section 9.2,
+R11 to R14). Follows protocol-facts.md section 1, design.md sections 2, 4.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from typing import Any, NamedTuple, NoReturn, TypeVar
 from _regsync import fips
 from _regsync.errors import ConfigError, ContentError, clean
 
-__all__ = [
-    "ACCEPT_MANIFESTS", "IMAGE_CONFIGS", "MAX_INDEX_DEPTH", "TRIM_RULE", "Descriptor", "Manifest", "Platform",
+__all__ = ["ACCEPT_MANIFESTS", "IMAGE_CONFIGS", "MAX_INDEX_DEPTH", "TRIM_RULE", "Descriptor", "Manifest", "Platform",
     "Reference", "Trimmed", "check_digest", "digest_of", "is_referrer_tag", "is_repository", "is_tag", "nested_indexes",
     "parse_manifest", "parse_platform", "parse_reference", "platform_matches", "referrers_tag", "split_digest",
-    "trim_index",
-]  # fmt: skip
+    "trim_index"]
 
+_T = TypeVar("_T")
+_KINDS: Mapping[type, str] = {str: "a string", list: "a list", dict: "an object"}
 # protocol-facts.md section 1.3: OCI's, then Docker's.
 _INDEX_TYPES = ("application/vnd.oci.image.index.v1+json", "application/vnd.docker.distribution.manifest.list.v2+json")
 _IMAGE_TYPES = ("application/vnd.oci.image.manifest.v1+json", "application/vnd.docker.distribution.manifest.v2+json")
@@ -39,8 +39,8 @@ _FOREIGN = ("application/vnd.oci.image.layer.nondistributable.", "application/vn
 
 _MAX_DESCRIPTORS = 10_000  # 4 MiB hold about 30,000; so many have not been seen
 _MAX_JSON_DEPTH = 64  # design.md section 4
-# Indexes within indexes, the top one counted (protocol-facts.md section 1.5).
-MAX_INDEX_DEPTH = 4
+MAX_INDEX_DEPTH = 4  # indexes within indexes, the top one counted (protocol-facts.md section 1.5)
+TRIM_RULE = "1"  # part of the key of what the state keeps of trimmed indexes: another rule, another number
 # protocol-facts.md section 1.1. `re` compiles a pattern when it is first used: a start pays for what it needs.
 _NAME_PART = r"[a-z0-9]+(?:(?:\.|__?|-+)[a-z0-9]+)*"
 _REPOSITORY = rf"{_NAME_PART}(?:/{_NAME_PART})*"
@@ -87,8 +87,7 @@ def digest_of(body: bytes, algorithm: str = "sha256") -> str:
 
 def referrers_tag(digest: str) -> str:
     """Return the fallback tag that lists a digest's referrers (protocol-facts.md section 1.10)."""
-    algorithm, encoded = split_digest(digest)
-    return f"{algorithm[:32]}-{encoded[:64]}"
+    return "-".join(part[:64] for part in split_digest(digest))
 
 
 def is_referrer_tag(tag: str) -> bool:
@@ -110,22 +109,17 @@ class Reference(NamedTuple):
 
 
 def parse_reference(text: str) -> Reference:
-    """Read `HOST[:PORT]/REPO[:TAG|@DIGEST]`; no tag is implied. ConfigError, with the remedy, otherwise.
-
-    A first segment without `.`, `:` and other than `localhost` belongs to Docker Hub; a host's shape alone counts.
-    """
+    """Read `[HOST[:PORT]/]REPO[:TAG|@DIGEST]`, no host being Docker Hub, no tag none; ConfigError with a remedy."""
     name, at, digest = text.partition("@")
-    if "/" in digest:
-        # Not shown: what stands before the @ may be a password.
+    if "/" in digest:  # not shown: what stands before the @ may be a password
         raise ConfigError("a reference holds no user name or password; give credentials in the configuration")
     try:
         scheme, mark, _ = name.partition("://")
         if mark:
             raise ValueError(f"leave out {scheme + mark!r}, write HOST/REPOSITORY[:TAG]")
-        host = "docker.io"
-        first, slash, rest = name.partition("/")
-        label = first.partition(":")[0]
-        if "." in label or label.lower() == "localhost" or (slash and ":" in first):
+        host, (first, slash, rest) = "docker.io", name.partition("/")
+        label, port, _ = first.partition(":")
+        if "." in label or label.lower() == "localhost" or (slash and port):
             host, name = first.lower(), rest
         if not re.fullmatch(_HOST, host):
             raise ValueError(f"{host!r} is not a host; write NAME[:PORT] or [IPV6][:PORT]")
@@ -245,7 +239,7 @@ def parse_manifest(body: bytes, *, content_type: str | None, digest: str | None 
     if wanted and found != wanted:
         raise ContentError(f"asked for {wanted}, got {found}; {received}")
     told = (inside, "" if stated in _GENERIC_TYPES else stated, expected.media_type if expected else "")
-    return _collect(document, _settle_type(document, [name for name in told if name], received), found, body)
+    return _collect(document, _settle_type(document, list(filter(None, told)), received), found, body)
 
 
 def _settle_type(document: dict[str, Any], names: Sequence[str], received: str) -> str:
@@ -260,7 +254,7 @@ def _settle_type(document: dict[str, Any], names: Sequence[str], received: str) 
     media_type = names[0] if names else _INDEX_TYPES[0] if is_index else _IMAGE_TYPES[0] if is_image else ""
     if not (media_type.startswith("application/") and re.fullmatch(_MEDIA_TYPE, media_type)):
         raise ContentError(f"neither a manifest nor an index; {received}")
-    no_index = is_image or "manifests" not in document  # there as null, too, is an empty list to Go
+    no_index = is_image or "manifests" not in document  # null is an empty list to Go
     no_image = is_index or document.get("config") is None
     if (media_type in _INDEX_TYPES and no_index) or (media_type in _IMAGE_TYPES and no_image):
         raise ContentError(f"the document does not have the fields of {media_type}; {received}")
@@ -268,7 +262,6 @@ def _settle_type(document: dict[str, Any], names: Sequence[str], received: str) 
 
 
 def _collect(document: dict[str, Any], media_type: str, digest: str, body: bytes) -> Manifest:
-    """Read the descriptors of a document whose type is settled."""
     entries = [(key, document[key]) for key in ("config", "subject") if document.get(key) is not None]
     for key in ("layers", "blobs", "manifests"):
         entries += [(f"{key}[{number}]", each) for number, each in enumerate(_field(document, key, list))]
@@ -279,13 +272,13 @@ def _collect(document: dict[str, Any], media_type: str, digest: str, body: bytes
     for entry in read.values():
         if sizes.setdefault(entry.digest, entry.size) != entry.size:
             raise ContentError(f"the document gives two sizes for {entry.digest}")
-    config, subject, annotations = read.get("config"), read.get("subject"), _annotations(document)
+    config = read.get("config")
     # `blobs` are the layers of the old ORAS artifact manifest.
     layers = tuple(entry for where, entry in read.items() if where.startswith(("layers", "blobs")))
     children = tuple(entry for where, entry in read.items() if where.startswith("manifests"))
-    is_index = media_type in _INDEX_TYPES or bool(children)
-    artifact_type = _field(document, "artifactType", str) or (config.media_type if config else None)
-    return Manifest(media_type, digest, body, is_index, config, layers, children, subject, artifact_type, annotations)
+    return Manifest(media_type, digest, body, media_type in _INDEX_TYPES or bool(children), config, layers, children,
+        read.get("subject"), _field(document, "artifactType", str) or (config.media_type if config else None),
+        _annotations(document))
 
 
 def _descriptor(value: object, where: str) -> Descriptor:
@@ -296,8 +289,7 @@ def _descriptor(value: object, where: str) -> Descriptor:
         if not re.fullmatch(_MEDIA_TYPE, media_type):
             raise ContentError(f"{clean(media_type, 100)!r} is not a media type")
         size = value.get("size")
-        # A bool is an int in Python; sizes are int64 in the specification.
-        if not isinstance(size, int) or isinstance(size, bool) or not 0 <= size < 2**63:
+        if not isinstance(size, int) or isinstance(size, bool) or not 0 <= size < 2**63:  # int64; a bool is an int
             raise ContentError(f"{clean(repr(size), 40)} is not a size")
         digest, platform = check_digest(_field(value, "digest", str)), _platform(_field(value, "platform", dict))
         annotations, artifact_type = _annotations(value), _field(value, "artifactType", str) or None
@@ -318,8 +310,7 @@ def _platform(value: dict[str, Any]) -> Platform | None:
 
 def _annotations(document: dict[str, Any]) -> dict[str, str]:
     # Nulls occur, and mean nothing to a copy.
-    found = _field(document, "annotations", dict)
-    return {key: value for key, value in found.items() if isinstance(value, str)}
+    return {key: value for key, value in _field(document, "annotations", dict).items() if isinstance(value, str)}
 
 
 def _data(text: str, digest: str, size: int) -> bytes | None:
@@ -330,10 +321,6 @@ def _data(text: str, digest: str, size: int) -> bytes | None:
         return None
     same = text and len(content) == size and digest_of(content, split_digest(digest)[0]) == digest
     return content if same else None
-
-
-_T = TypeVar("_T")
-_KINDS: Mapping[type, str] = {str: "a string", list: "a list", dict: "an object"}
 
 
 def _field(document: dict[str, Any], key: str, kind: type[_T]) -> _T:
@@ -350,13 +337,12 @@ def _load(body: bytes, received: str, fraction: Callable[[str], Any] | None = No
     try:
         document = json.loads(body.decode(), object_pairs_hook=_object, parse_int=_integer, parse_float=fraction,
             parse_constant=_refuse)
-        deep = _nests_deeper(document, _MAX_JSON_DEPTH)
+        if _nests_deeper(document, _MAX_JSON_DEPTH):
+            raise RecursionError
     except ValueError as error:
         raise ContentError(f"not JSON ({clean(str(error), 80)}); {received}") from error
-    except RecursionError:
-        deep = True
-    if deep:
-        raise ContentError(f"the document nests deeper than {_MAX_JSON_DEPTH}; {received}")
+    except RecursionError as error:
+        raise ContentError(f"the document nests deeper than {_MAX_JSON_DEPTH}; {received}") from error
     if not isinstance(document, dict):
         raise ContentError(f"JSON, but not an object; {received}")
     return document
@@ -387,10 +373,7 @@ def _refuse(text: str) -> NoReturn:
 
 
 class Trimmed(NamedTuple):
-    """An index as a platform filter leaves it; with `matched` empty nothing is kept or may be pushed.
-
-    `nested`: what the kept indexes below, at any depth, became, by their original digests.
-    """
+    """What a platform filter leaves: nothing if `matched` is empty; `nested`: the indexes below, by original digest."""
 
     manifest: Manifest
     changed: bool
@@ -404,36 +387,23 @@ def nested_indexes(index: Manifest) -> tuple[Descriptor, ...]:
     return tuple({child.digest: child for child in index.children if child.is_index}.values())
 
 
-# Part of the key of what the state keeps of trimmed indexes: another rule, another number.
-TRIM_RULE = "1"
-
-
 def trim_index(index: Manifest, wanted: Sequence[Platform], nested: Mapping[str, Manifest]) -> Trimmed:
-    """Keep the entries of `index` that `wanted` asks for, by the rules of design.md section 4.
-
-    `nested` holds every index below, at any depth, by digest. ContentError where writing anew would change more.
-    """
-    done: dict[str, Trimmed] = {}
-
-    def trim(above: Manifest, depth: int) -> Trimmed:
-        if depth > MAX_INDEX_DEPTH:
-            raise ContentError(f"indexes are nested more than {MAX_INDEX_DEPTH} deep")
-        for child in nested_indexes(above):
-            if child.digest not in done:
-                done[child.digest] = trim(nested[child.digest], depth + 1)
-        return _trim(above, wanted, done)
-
-    return trim(index, 1)
+    """Keep what `wanted` asks for (design.md section 4), `nested` being all indexes below; ContentError if it cannot."""
+    return _trim(index, wanted, nested, {}, 1)
 
 
-def _trim(index: Manifest, wanted: Sequence[Platform], done: Mapping[str, Trimmed]) -> Trimmed:
-    """Choose among the entries of one index; `done` holds what became of the indexes below it."""
+def _trim(index: Manifest, wanted: Sequence[Platform], nested: Mapping[str, Manifest], done: dict[str, Trimmed],
+        depth: int) -> Trimmed:
+    if depth > MAX_INDEX_DEPTH:
+        raise ContentError(f"indexes are nested more than {MAX_INDEX_DEPTH} deep")
     kept: list[Descriptor | None] = []
     matched: set[Platform] = set()
     available: dict[str, None] = {}
     for child in index.children:
         keep, hits = child, frozenset[Platform]()
         if child.is_index:
+            if child.digest not in done:
+                done[child.digest] = _trim(nested[child.digest], wanted, nested, done, depth + 1)
             below = done[child.digest]
             hits = below.matched
             available |= dict.fromkeys(below.available)
@@ -448,12 +418,11 @@ def _trim(index: Manifest, wanted: Sequence[Platform], done: Mapping[str, Trimme
     kept = [child if child.attests in held else keep for child, keep in zip(index.children, kept, strict=True)]
     changed = tuple(kept) != index.children
     manifest = _rewritten(index, kept) if changed and matched else index
-    nested = {digest: trimmed for digest, trimmed in done.items() if trimmed.matched}
-    return Trimmed(manifest, changed, nested, frozenset(matched), tuple(available))
+    below_it = {digest: trimmed for digest, trimmed in done.items() if trimmed.matched}
+    return Trimmed(manifest, changed, below_it, frozenset(matched), tuple(available))
 
 
 def _rewritten(index: Manifest, chosen: Sequence[Descriptor | None]) -> Manifest:
-    """Write the index anew with the chosen entries; the order and all other fields stay."""
     document = _load(index.body, "the index cannot be trimmed", _refuse)
     kept = [(entry, keep) for entry, keep in zip(document["manifests"], chosen, strict=True) if keep]
     for entry, keep in kept:

@@ -1,8 +1,8 @@
 """What has to be copied for one image, and which mapping writes which tag.
 
-Owns: the tree of an image in the order in which it may be put, the order of its blobs, the election of leaders, the
-assignment of target tags to mappings. May not know: how anything is asked or moved. Invariants: I2 (children before
-their index), I10 (on a conflict the earlier mapping wins). Follows design.md sections 3, 6, 7, specification 1.1.
+Owns: the tree of an image in put order, the order of its blobs, the election of leaders, which mapping gets which tag.
+May not know: how anything is asked or moved. Invariants: I2 (children before their index), I10 (on a conflict the
+earlier mapping wins). Follows design.md sections 3, 6, 7, specification 1.1.
 """
 
 from __future__ import annotations
@@ -16,10 +16,8 @@ from _regsync.errors import ContentError, RegistryError
 from _regsync.oci import IMAGE_CONFIGS, MAX_INDEX_DEPTH, Descriptor, Manifest
 from _regsync.providers import api_repository
 
-__all__ = [
-    "Assignment", "Election", "NotAtHand", "Tree", "Wanted", "assign", "grow", "may_be_stale", "names_absence",
-    "order_blobs", "target_groups",
-]  # fmt: skip
+__all__ = ["Assignment", "Election", "NotAtHand", "Tree", "Wanted", "assign", "grow", "may_be_stale", "names_absence",
+    "order_blobs", "target_groups"]
 
 _MOST_BLOBS = 10_000  # of one image; real ones name hundreds, and a hostile index hundreds of thousands
 _Place = tuple[str, int, str]
@@ -50,8 +48,7 @@ class Tree(NamedTuple):
         """Return what has to be brought again where `lost` is gone: that, and each manifest that names it."""
         found = set(lost)
         for manifest in (*self.children, self.root):
-            if any(each.digest in found for each in manifest.names):
-                found.add(manifest.digest)
+            found |= {manifest.digest for each in manifest.names if each.digest in found}
         return frozenset(found)
 
     @property
@@ -63,8 +60,7 @@ class Tree(NamedTuple):
         """Return the unique blobs and the children that the target lacks; a committed child stands for all below it."""
         if is_committed(self.root.digest):
             return (), ()
-        by_digest = {child.digest: child for child in self.children}
-        blobs: dict[str, Descriptor] = {}
+        by_digest, blobs = {child.digest: child for child in self.children}, dict[str, Descriptor]()
         lacking, pending = {self.root.digest}, [self.root]
         for manifest in pending:
             for blob in manifest.blobs:
@@ -104,8 +100,7 @@ def grow(root: Manifest, fetched: Mapping[str, Manifest], source_digest: str) ->
         if manifest.is_index and depth > MAX_INDEX_DEPTH:
             raise ContentError(f"indexes are nested more than {MAX_INDEX_DEPTH} deep")
         for entry in manifest.children:
-            child = fetched.get(entry.digest)
-            if child is not None and entry.digest not in ordered:
+            if (child := fetched.get(entry.digest)) and entry.digest not in ordered:
                 visit(child, depth + 1)
                 ordered[entry.digest] = child
 
@@ -119,10 +114,9 @@ def order_blobs(blobs: Iterable[Descriptor], references: Mapping[str, int]) -> t
 
 
 class Election:
-    """Which pending image to promote next: the greedy set cover of specification section 1.1, step by step.
+    """Which pending image to promote next: the greedy set cover of specification section 1.1, near-linear over a run.
 
-    An image's gain is how many of its blobs others on its host wait for too while nobody brings them yet; the highest
-    gain goes next, the lowest number on a tie. Kept up to date as images come and go: near-linear over a run.
+    Its gain is how many of its blobs others on its host wait for while nobody brings them; the lowest number on a tie.
     """
 
     def __init__(self) -> None:
@@ -166,8 +160,7 @@ def _place(registry: Registry, repository: str) -> _Place:
 
 def target_groups(mappings: Iterable[MappingRule]) -> list[list[MappingRule]]:
     """Group mappings that write a common repository: these are listed together (I10)."""
-    groups: dict[int, list[MappingRule]] = {}
-    home: dict[_Place, int] = {}
+    groups, home = dict[int, list[MappingRule]](), dict[_Place, int]()
     for mapping in mappings:
         keys = [_place(target, mapping.target_repository) for target in mapping.targets]
         group, *joined = sorted({home[key] for key in keys if key in home}) or [mapping.index]
@@ -198,8 +191,7 @@ class Assignment(NamedTuple):
 def assign(selected: Iterable[tuple[MappingRule, Iterable[str]]]) -> Assignment:
     """Give each target tag to the first mapping that names it, once; design.md section 3."""
     owners: dict[tuple[_Place, str], MappingRule] = {}
-    wanted: list[Wanted] = []
-    conflicts: list[tuple[Wanted, MappingRule]] = []
+    wanted, conflicts = list[Wanted](), list[tuple[Wanted, MappingRule]]()
     for mapping, tags in selected:
         # Among tags of one digest, the version is put before the name that floats (I2).
         for tag in sorted(tags, key=lambda tag: not tag.removeprefix("v")[:1].isdigit()):
@@ -217,6 +209,4 @@ def assign(selected: Iterable[tuple[MappingRule, Iterable[str]]]) -> Assignment:
 
 
 def _content_of(mapping: MappingRule) -> object:
-    """Return what decides which image a tag of the mapping is."""
-    platforms = None if mapping.platforms is None else frozenset(mapping.platforms)
-    return _place(mapping.source, mapping.source_repository), platforms
+    return _place(mapping.source, mapping.source_repository), mapping.platforms and frozenset(mapping.platforms)

@@ -1,38 +1,32 @@
 """The ledger of registry facts: which kind a host is, and what is known of each kind.
 
-Owns: the anchored host patterns, Docker Hub's several names, one row of facts per kind. May not know: configuration,
-credentials, HTTP. Invariant: a kind is decided by the whole host name, never by a suffix alone, because cloud tokens
-follow the kind (CVE-2026-105769; protocol-facts.md section 9.2, R8). Follows design.md sections 3 ("Kind") and 9;
-each row names the sections of protocol-facts.md it rests on.
+Owns: the anchored host patterns, Docker Hub's names, one row of facts per kind. May not know: configuration, HTTP,
+credentials. Invariant: a kind is decided by the whole host name, never by a suffix, as cloud tokens follow the kind
+(CVE-2026-105769; protocol-facts.md section 9.2, R8). Follows design.md sections 3, 9; a row names what it rests on.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from itertools import chain
 from types import MappingProxyType
 from typing import Literal, NamedTuple
 
 __all__ = ["ROWS", "Kind", "Probe", "Row", "UploadStyle", "api_host", "api_repository", "canonical_host", "kind_of"]
 
 Kind = Literal["ecr", "ecr_public", "dockerhub", "gar", "gcr", "ghcr", "acr", "unknown"]
-
-# put: POST, then one PUT with the body. patch: POST, one PATCH without Content-Range, an empty PUT.
-# chunks: POST, PATCHes with `Content-Range: start-end`, an empty PUT.
+# After a POST, put: one PUT with the body; patch: one PATCH without Content-Range, an empty PUT; chunks: PATCHes with
+# `Content-Range: start-end`, an empty PUT.
 UploadStyle = Literal["put", "patch", "chunks"]
-
-# How one POST may ask whether a blob is already in the repository and start its upload when it is
-# not (design.md section 6, rule 11). from: `mount=<digest>&from=<same repository>`; bare: `mount` alone.
-Probe = Literal["from", "bare"]
+# How one POST asks whether a blob is in the repository and else starts its upload (design.md section 6, rule 11).
+Probe = Literal["from", "bare"]  # `mount=<digest>&from=<same repository>`; `mount` alone
 
 # protocol-facts.md section 7.2: the name known here, then others; the last one answers requests.
 _DOCKER_HUB = ("docker.io", "index.docker.io", "registry-1.docker.io")
-
-# protocol-facts.md section 4.1, "partitions". The dual-stack names are under on.aws only; China's
-# dual-stack registry name is not verified and therefore unknown here.
+# protocol-facts.md section 4.1, "partitions". Dual-stack names are under on.aws only; China's is not verified.
 _AWS_SUFFIXES = r"amazonaws\.(?:com(?:\.cn)?|eu)|c2s\.ic\.gov|sc2s\.sgov\.gov|cloud\.adc-e\.uk|csp\.hci\.ic\.gov"
-_ECR_HOSTS = (
-    rf"[0-9]{{12}}\.(?:dkr\.ecr(?:-fips)?\.[a-z0-9-]+\.(?:{_AWS_SUFFIXES})|dkr-ecr(?:-fips)?\.[a-z0-9-]+\.on\.aws)")
+_ECR = rf"[0-9]{{12}}\.(?:dkr\.ecr(?:-fips)?\.[a-z0-9-]+\.(?:{_AWS_SUFFIXES})|dkr-ecr(?:-fips)?\.[a-z0-9-]+\.on\.aws)"
 
 
 class Row(NamedTuple):
@@ -56,26 +50,21 @@ class Row(NamedTuple):
 _ECR_SOURCE = "protocol-facts.md sections 4.1 (hosts), 4.9 (mounts), 7.9 (upload)"
 _GOOGLE_SOURCE = "protocol-facts.md sections 5.1 (hosts), 5.5 (upload, listing), 1.8 (bare mount)"
 ROWS: Mapping[Kind, Row] = MappingProxyType({
-    # A mount is answered 201 only for a source with a committed manifest (4.9), so it says nothing about the
-    # repository itself.
-    "ecr": Row(_ECR_HOSTS, _ECR_SOURCE, auth="ecr", probe=None),
+    # A mount is answered 201 only for a source with a committed manifest (4.9): no word about the repository itself.
+    "ecr": Row(_ECR, _ECR_SOURCE, auth="ecr", probe=None),
     # The dual-stack name in section 4.1 is not verified and therefore left out.
     "ecr_public": Row(r"public\.ecr\.aws", _ECR_SOURCE, auth="ecr", probe=None),
-    "dockerhub": Row(
-        "|".join(map(re.escape, _DOCKER_HUB)), "protocol-facts.md sections 7.2 (names), 1.8 (mounts), 7.9 (upload)"
-    ),
+    "dockerhub": Row("|".join(map(re.escape, _DOCKER_HUB)),
+        "protocol-facts.md sections 7.2 (names), 1.8 (mounts), 7.9 (upload)"),
     # Other package types live under *.pkg.dev too: only the -docker names are registries.
-    "gar": Row(
-        r"[a-z0-9-]+-docker\.pkg\.dev", _GOOGLE_SOURCE, "gar", probe="bare", page_size=10000, listing_has_digests=True
-    ),
+    "gar": Row(r"[a-z0-9-]+-docker\.pkg\.dev", _GOOGLE_SOURCE, "gar", probe="bare", page_size=10000,
+        listing_has_digests=True),
     "gcr": Row(r"(?:[a-z]+\.)?gcr\.io", _GOOGLE_SOURCE, "gcr", probe="bare", page_size=10000, listing_has_digests=True),
     # Three reports of its chunked PATCH contradict each other; a whole body is safe by all.
     "ghcr": Row(r"ghcr\.io", "protocol-facts.md section 7.1 (host, upload)", auth="ghcr", fallback="patch"),
     # A whole PUT above about 20 MB is answered 413 or reset.
-    "acr": Row(
-        r"[a-z0-9-]+\.azurecr\.(?:io|cn|us)", "protocol-facts.md sections 6.1 (hosts), 6.5 (upload)",
-        auth="acr", put_limit=16 * 1024 * 1024,
-    ),
+    "acr": Row(r"[a-z0-9-]+\.azurecr\.(?:io|cn|us)", "protocol-facts.md sections 6.1 (hosts), 6.5 (upload)",
+        auth="acr", put_limit=16 * 1024 * 1024),
     "unknown": Row(None, "protocol-facts.md sections 7.9 (upload), 1.8 (mounts)", fallback="patch"),
 })  # fmt: skip
 
@@ -85,22 +74,19 @@ def kind_of(host: str, auth_type: str | None = None) -> Kind:
     name = host.lower()
     if not any(letter.isalpha() for letter in name):
         return "unknown"  # an address is nobody's; the patterns need not even be compiled
-    for kind, row in ROWS.items():
-        if row.hosts is not None and re.fullmatch(row.hosts, name):
-            return kind
-    return next((kind for kind, row in ROWS.items() if auth_type == row.auth is not None), "unknown")
+    by_name = (kind for kind, row in ROWS.items() if row.hosts is not None and re.fullmatch(row.hosts, name))
+    by_login = (kind for kind, row in ROWS.items() if auth_type == row.auth is not None)
+    return next(chain(by_name, by_login), "unknown")
 
 
 def canonical_host(host: str) -> str:
     """Return the name by which a host is known here: lower case, one name for Docker Hub."""
-    name = host.lower()
-    return _DOCKER_HUB[0] if name in _DOCKER_HUB else name
+    return _DOCKER_HUB[0] if host.lower() in _DOCKER_HUB else host.lower()
 
 
 def api_host(host: str) -> str:
     """Return the host that answers the requests."""
-    name = host.lower()
-    return _DOCKER_HUB[-1] if name in _DOCKER_HUB else name
+    return _DOCKER_HUB[-1] if host.lower() in _DOCKER_HUB else host.lower()
 
 
 def api_repository(host: str, repository: str) -> str:

@@ -8,6 +8,7 @@ says what to write instead. Follows SemVer 2.0.0 section 11, node-semver (operat
 from __future__ import annotations
 
 import re
+from itertools import takewhile
 from typing import Literal, NamedTuple
 
 __all__ = ["Prerelease", "Range", "Version", "parse_range", "parse_version"]
@@ -19,8 +20,7 @@ _VERSION = rf"v?([0-9]+)(?:\.([0-9]+))?(?:\.([0-9]+))?{_SUFFIX}"
 _PART = r"([0-9]+|[xX*])"
 _COMPARATOR = rf"(==|!=|>=|<=|[=<>^~])?[ \t]*v?{_PART}(?:\.{_PART})?(?:\.{_PART})?{_SUFFIX}"
 _HYPHEN_RANGE = r"([^ \t]+)[ \t]+-[ \t]+([^ \t]+)"
-# A tag has at most 128 characters and a range is written by hand; int() refuses far longer ones in its own way.
-_LONGEST = 1024
+_LONGEST = 1024  # of a tag (128 at most) or a range; int() refuses far longer numbers in its own way
 
 
 class Version(NamedTuple):
@@ -41,23 +41,18 @@ class Version(NamedTuple):
 def parse_version(tag: str) -> Version | None:
     """Return the version that a tag spells, or None when it spells none."""
     match = re.fullmatch(_VERSION, tag) if len(tag) <= _LONGEST else None
-    if match is None:
-        return None
-    major, minor, patch, prerelease = match.groups()
-    return _version([int(major), int(minor or 0), int(patch or 0)], prerelease)
+    return _version([int(part or 0) for part in match.groups()[:3]], match[4]) if match else None
 
 
 def _version(numbers: list[int], prerelease: str | None = None) -> Version:
     major, minor, patch = (*numbers, 0, 0, 0)[:3]
-    if prerelease is None:
-        return Version((major, minor, patch))
-    parts = prerelease.split(".")
-    return Version((major, minor, patch), 0, tuple((0, int(p), "") if p.isdigit() else (1, 0, p) for p in parts))
+    parts = prerelease.split(".") if prerelease else []
+    identifiers = tuple((0, int(part), "") if part.isdigit() else (1, 0, part) for part in parts)
+    return Version((major, minor, patch), 0 if parts else 1, identifiers)
 
 
 # Below and above all versions that tags can spell.
-_LOWEST = Version((0, 0, 0), 0)
-_HIGHEST = Version((10**_LONGEST, 0, 0))
+_LOWEST, _HIGHEST = Version((0, 0, 0), 0), Version((10**_LONGEST, 0, 0))
 
 
 class _Comparator(NamedTuple):
@@ -77,12 +72,11 @@ class Range(NamedTuple):
     def admits(self, version: Version, prerelease: Prerelease = "exclude") -> bool:
         """Say whether the range, under the rule for pre-releases, takes a version.
 
-        Where a set names a pre-release of the same M.m.p, pre-releases of it are compared in full;
-        elsewhere M.m.p is compared in their place (`include`, `only`) or they are refused (`exclude`).
+        Where a set names a pre-release of the same M.m.p, those of it are compared in full; elsewhere M.m.p is compared
+        in their place (`include`, `only`) or they are refused (`exclude`).
         """
-        if prerelease == "only" and not version.is_prerelease:
-            return False
-        return any(_all_admit(comparators, version, prerelease) for comparators in self.sets)
+        wrong = prerelease == "only" and not version.is_prerelease
+        return not wrong and any(_all_admit(comparators, version, prerelease) for comparators in self.sets)
 
 
 def _all_admit(comparators: tuple[_Comparator, ...], version: Version, prerelease: Prerelease) -> bool:
@@ -93,11 +87,8 @@ def _all_admit(comparators: tuple[_Comparator, ...], version: Version, prereleas
         if prerelease == "exclude" and not in_full:
             return False
         release = Version(version.release)
-    for low, high, takes_inside, named in comparators:
-        compared = version if in_full or named == version.release else release
-        if (low <= compared < high) is not takes_inside:
-            return False
-    return True
+    return all((low <= (version if in_full or named == version.release else release) < high) is takes_inside for low,
+        high, takes_inside, named in comparators)
 
 
 def parse_range(text: str) -> Range:
@@ -117,8 +108,7 @@ def _comparator(word: str) -> _Comparator:
         raise ValueError(f"{word!r} is no comparator: {forms}; join comparators with a comma")
     operator, *parts, prerelease = match.groups()
     # As in node-semver, nothing counts after the first part that is open.
-    first_open = next((i for i, part in enumerate(parts) if part is None or part in "xX*"), 3)
-    numbers = [int(part) for part in parts[:first_open]]
+    numbers = [int(part) for part in takewhile(lambda part: part and part not in "xX*", parts)]
     if prerelease is not None and len(numbers) < 3:
         raise ValueError(f"{word!r} names a pre-release of a partial version: write all three numbers")
     version = _version(numbers, prerelease)

@@ -26,18 +26,15 @@ _Order = Literal["semver", "alpha"]
 _TOKEN = r"\\.|\[(?P<not>!?)(?P<set>(?:\\.|[^\]\\])*)\]|(?P<unfinished>[\[\\])|(?P<mark>[*?{},])|."
 _SET_MEMBER = r"(\\.|.)(?:-(\\.|.))?"
 _Accepts = Callable[[str], bool]
-# What is written and its test of one character; marks have none: `*`, `{`, `,` and `}`.
-_Token = tuple[str, "_Accepts | None"]
+_Token = tuple[str, "_Accepts | None"]  # what is written, its test of one character; the marks `*{,}` have none
 
 
-# A configuration repeats a few patterns in many mappings.
-@lru_cache(256)
+@lru_cache(256)  # a configuration repeats a few patterns in many mappings
 def _tokens(pattern: str) -> tuple[tuple[_Token, ...], str | None]:
     """Return a pattern's tokens, and the only tag that it matches when it has no wildcards."""
     if not pattern:
         raise ValueError("an empty pattern matches nothing: remove it, or write '*' for every tag")
-    tokens: list[_Token] = []
-    depth, is_literal = 0, True
+    tokens, depth, is_literal = list[_Token](), 0, True
     for match in re.finditer(_TOKEN, pattern, re.DOTALL):
         kind, text = match.lastgroup, match[0][-1]
         if kind == "unfinished":
@@ -55,8 +52,7 @@ def _tokens(pattern: str) -> tuple[tuple[_Token, ...], str | None]:
     if depth:
         raise ValueError(f"{pattern!r} has a '{{' without '}}'")
     literal = "".join(text for text, _ in tokens) if is_literal else None
-    # It will stand in a request as it is (design.md section 5), so it has to be a tag.
-    if literal is not None and not is_tag(literal):
+    if literal is not None and not is_tag(literal):  # it will stand in a request as it is (design.md section 5)
         raise ValueError(f"{literal!r} can never be a tag: letters, digits and . _ - only, 128 at most")
     return tuple(tokens), literal
 
@@ -67,9 +63,8 @@ def _character_set(pattern: str, members: str, negated: bool) -> _Accepts:
     if members[0] == "^" and not negated:
         raise ValueError(f"{pattern!r}: a set is negated by '!', as in [!a-z]")
     ranges = [(low[-1], (high or low)[-1]) for low, high in re.findall(_SET_MEMBER, members, re.DOTALL)]
-    for low, high in ranges:
-        if low > high:
-            raise ValueError(f"{pattern!r}: the range {low}-{high} is the wrong way round")
+    if turned := [f"{low}-{high}" for low, high in ranges if low > high]:
+        raise ValueError(f"{pattern!r}: the range {turned[0]} is the wrong way round")
     return lambda character: any(low <= character <= high for low, high in ranges) is not negated
 
 
@@ -172,8 +167,7 @@ def select(tags: Iterable[str], rule: TagRule) -> Selection:
     """Apply a rule to a listing, in the order of design.md section 5; ValueError for a rule that is wrong."""
     wanted, excluded = compile_glob(*rule.glob or ("*",)), compile_glob(*rule.exclude)
     referrers_are_images = any(pattern.startswith("sha256-") for pattern in rule.glob)
-    version_of = cache(_version_of)
-    allowed, prerelease = None, rule.semver_prerelease or "exclude"
+    version_of, allowed, prerelease = cache(_version_of), None, rule.semver_prerelease or "exclude"
     if rule.chooses_versions:
         from _regsync.semver import parse_range
 
@@ -215,10 +209,8 @@ def _version_of(tag: str) -> Version | None:
 
 def _ordered(tags: Sequence[str], order: _Order | None, version_of: Callable[[str], Version | None]) -> tuple[str, ...]:
     """Return tags highest first; ties of versions, and what is no version, by descending code points."""
-    if order is None:
-        return tuple(tags)
-    by_text = sorted(tags, reverse=True)
+    by_text = sorted(tags, reverse=True) if order else tags
     if order == "semver":
         # The sort is stable. No version is below the empty tuple, which stands for what is none.
-        by_text.sort(key=lambda tag: version_of(tag) or (), reverse=True)
+        by_text = sorted(by_text, key=lambda tag: version_of(tag) or (), reverse=True)
     return tuple(by_text)
