@@ -1,16 +1,16 @@
 """The configuration: YAML bytes and the environment in, frozen values out.
 
-Owns: reading by the table of fields, where each problem is, inheritance, the model that the rest of the program reads,
-what may be shown where it is written out again. May not know: files, the process environment, how a value is used.
-Invariant: any input gives a `Config` or one `ConfigError` with every problem found, what aliases repeat is read once,
-and no message shows a secret. Follows the specification's section 2 and design.md sections 3 and 4.
+Owns: reading by the table of fields, places of problems, inheritance, the model, what may be shown of it, doubts. May
+not know: files, the process environment, how a value is used. Invariant: any input gives a `Config` or a `ConfigError`
+with every problem, aliases are read once, no message shows a secret; a doubt speaks only where no registry's content
+could prove it wrong, but for tags that move by custom and ranges without an end. Follows design.md sections 3 and 4.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from operator import itemgetter
+from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
@@ -19,7 +19,7 @@ from _regsync.document import Node, Unreadable, compose, dump, masked, substitut
 from _regsync.errors import ConfigError, Problem, clean
 from _regsync.fields import DEFAULT_PORTS, SECTIONS, Field, is_loopback, parse_registry_url
 from _regsync.oci import Platform
-from _regsync.tags import TagRule
+from _regsync.tags import TagRule, check_glob, compile_glob, select
 
 __all__ = ["ArtifactRule", "Config", "MappingRule", "Registry", "expand", "load", "registry_for"]
 
@@ -49,8 +49,7 @@ class Registry(NamedTuple):
         return self.origin, providers.api_repository(self.host, repository)
 
     def __repr__(self) -> str:
-        # Without password, token and proxy, whatever prints it.
-        return f"<Registry {self.alias}: {self.scheme}://{self.authority}>"
+        return f"<Registry {self.alias}: {self.scheme}://{self.authority}>"  # no secret, whatever prints it
 
     @property
     def origin(self) -> tuple[str, int]:
@@ -98,19 +97,18 @@ class Config(NamedTuple):
     warnings: tuple[str, ...] = ()
 
 
-_Environ = Mapping[str, str]
 # What scalars of a type may be in YAML, and what their users call them; all others are text.
-_SCALARS = MappingProxyType({
-    "flag": (("bool",), "true or false without quotes"), "count": (("int",), "a whole number without quotes"),
-    "amount": (("str", "int", "float"), "text"),
-})  # fmt: skip
+_SCALARS = {"flag": (("bool",), "true or false without quotes"), "count": (("int",), "a whole number without quotes"),
+    "amount": (("str", "int", "float"), "text")}
 # Fields that stand in no section: the document itself, and items of lists and of named things.
 _DOCUMENT, _MAPPING, _REGISTRY = (Field("", "section", "", of=of) for of in ("config", "mapping", "registry"))
 _ALIAS = Field("", "alias", "", empty="name one registry at least")
-_PLACE = itemgetter(1, 2)
 _MASK = "********"
-# An expanded configuration is written and read again by people and programs; aliases could fill the memory.
-_MOST_EXPANDED = 1_000_000
+_MOST_EXPANDED = 1_000_000  # values; aliases could fill the memory
+_SIMPLE = r"[A-Za-z0-9._*-]+"  # one such glob can be matched against the text of another
+# Tags that move by custom: names, and versions that leave something out.
+_MOVING = (r"(?:latest|current|stable|lts|mainline|main|master|trunk|head|edge|nightly|canary|rolling|snapshot"
+    r"|dev|develop|testing|unstable|next|v?[0-9]{1,3}(?:\.[0-9]{1,3})?)(?:-[a-z]+)*")
 
 
 class _Section(NamedTuple):
@@ -123,22 +121,19 @@ class _Section(NamedTuple):
 
 
 class _Reader:
-    """Reads nodes by the table. A value that is wrong is noted and read as None; reading goes on.
-
-    Methods are found by name: `read_` and a type of fields, `find_` and a type of scalars, `build_` and
-    a section, whose fields are read then.
+    """Reads nodes by the table. A value that is wrong is noted and read as None; reading goes on. Methods are found by
+    name: `read_` and a type of fields, `find_` and a type of scalars, `build_` and a section with its fields read.
     """
 
-    def __init__(self, name: str, environ: _Environ, base_dir: str | None, home: str | None, lint: bool) -> None:
+    def __init__(self, name: str, environ: Mapping[str, str], base_dir: str | None, home: str | None,
+            lint: bool) -> None:
         self.name, self.environ, self.base_dir, self.home, self.lint = name, environ, base_dir, home, lint
         self.problems: list[Problem] = []
         self.warnings: list[Problem] = []
-        # None: there is one by that name, but it is wrong.
-        self.registries: dict[str, Registry | None] = {}
+        self.registries: dict[str, Registry | None] = {}  # None: there is one by that name, but it is wrong
         self.groups: dict[str, tuple[Registry, ...] | None] = {}
         self.defaults = _Section(Node("map", {}, 0, 0), "", {}, {})
-        # Variables that gave a secret.
-        self.secret_names: set[str] = set()
+        self.secret_names: set[str] = set()  # variables that gave a secret
         self.read_before: dict[tuple[int, int], Any] = {}
 
     def read(self, text: bytes) -> _Section:
@@ -149,9 +144,10 @@ class _Reader:
                 raise Unreadable(1, 1, "the document is empty: `mappings` is required, and may be []")
             document: _Section = self.value(root, _DOCUMENT, "")
         except Unreadable as error:
-            self.note(Node("", "", *error.place), "", str(error))
+            line, column, message = error.args
+            self.note(Node("", "", line, column), "", message)
         if self.problems:
-            problems = tuple(sorted(self.problems, key=_PLACE))
+            problems = tuple(sorted(self.problems, key=lambda problem: problem[1:3]))
             more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
             raise ConfigError(f"{problems[0]}{more}", problems=problems)
         if self.lint:
@@ -159,22 +155,18 @@ class _Reader:
         return document
 
     def doubt(self, document: _Section) -> None:
-        """Warn of what is wrong only beside the rest of the document."""
-        from _regsync.lint import shadowed
-
         rules, routes = document.values["mappings"], []
         for rule in rules:
             content = rule.source.place(rule.source_repository), rule.platforms and frozenset(rule.platforms)
             routes.append(([(content, each.place(rule.target_repository)) for each in rule.targets], rule.tags))
-        for index, first in shadowed(routes):
+        for index, first in _shadowed(routes):
             message = f"copies nothing: mappings[{first}] copies all of it to the same place"
             self.note(document.nodes["mappings"].value[index], f"mappings[{index}]", message, self.warnings)
         used = {registry.alias for rule in rules for registry in (rule.source, *rule.targets)}
         for name, registry in self.registries.items() if rules else ():
             if name not in used and registry and (registry.password or registry.token):
-                key, _ = document.nodes["registries"].value[name]
-                message = "its credentials are never used: no mapping names it"
-                self.note(key, f"registries.{name[:64]}", message, self.warnings)
+                self.note(document.nodes["registries"].value[name][0], f"registries.{name[:64]}",
+                    "its credentials are never used: no mapping names it", self.warnings)
 
     def note(self, node: Node, path: str, message: str, into: list[Problem] | None = None) -> None:
         problem = Problem(self.name, node.line, node.column, clean(path, 200), clean(message))
@@ -197,19 +189,18 @@ class _Reader:
     def read_section(self, node: Node, field: Field, path: str) -> Any:
         if not self.is_a(node, "map", path):
             return None
-        section, inner = _Section(node, path, {}, {}), f"{path}." if path else ""
         names = [known.name for known in SECTIONS[field.of]]
+        nodes = {name: value for name, (_, value) in node.value.items() if name in names and value.tag != "null"}
+        section, inner = _Section(node, path, nodes, {}), f"{path}." if path else ""
         for name, (key, _) in node.value.items():
             if name not in names:
                 self.note(key, f"{inner}{name[:64]}", f"unknown key{self.nearest(name, names)}")
-        # In the order of the table names come before their uses, and a field after what it needs.
+        # In the order of the table names come before their uses.
         for known in SECTIONS[field.of]:
-            _, value = node.value.get(known.name, (None, None))
-            if value is not None and value.tag != "null":
-                section.nodes[known.name] = value
-                if (read := self.value(value, known, f"{inner}{known.name}")) is not None:
+            if known.name in nodes:
+                if (read := self.value(nodes[known.name], known, f"{inner}{known.name}")) is not None:
                     section.values[known.name] = read
-                if known.needs and not section.nodes.keys() & set(known.needs):
+                if known.needs and nodes.keys().isdisjoint(known.needs):
                     self.refuse(section, known.name, f"needs `{'` or `'.join(known.needs)}`")
             elif known.required:
                 self.note(node, f"{inner}{known.name}", f"required: {known.meaning}")
@@ -288,7 +279,6 @@ class _Reader:
         return self.registries[text]
 
     def find_path(self, text: str) -> str:
-        """Return a path relative to the file; as it is where there is no file."""
         if text == "~" or text.startswith(("~/", "~\\")):
             return text if self.home is None else self.home + text[1:]
         if self.base_dir is None or text.startswith(("/", "\\")) or text[1:3] in (":/", ":\\"):
@@ -296,26 +286,21 @@ class _Reader:
         return f"{self.base_dir.rstrip('/')}/{text}"
 
     def nearest(self, text: str, known: list[str]) -> str:
-        # Bounded, because comparing is slow: a file that is wrong all over needs no more suggestions.
-        if len(self.problems) > 100:
+        if len(self.problems) > 100:  # comparing is slow
             return ""
         import difflib
 
         near = difflib.get_close_matches(text[:64], known[:500], n=1)
         return f": did you mean {near[0]!r}?" if near else ""
 
-    # Where one field is wrong the whole configuration is: builders only look for what fields say against
-    # each other, and need not know whether one is missing because it was wrong.
-
+    # Where one field is wrong the whole configuration is: builders only look for what fields say against each other.
     def build_defaults(self, section: _Section) -> None:
         self.defaults = section
 
     def build_tags(self, section: _Section) -> TagRule:
         rule = TagRule(**section.values)
         if self.lint and len(section.values) == len(section.nodes):
-            from _regsync.lint import of_tags
-
-            for name, message in of_tags(rule):
+            for name, message in _doubts_of(rule):
                 self.refuse(section, name, message, self.warnings)
         return rule
 
@@ -324,8 +309,7 @@ class _Reader:
         if not rule.enabled:
             if rule.require_artifacts:
                 self.refuse(section, "require_artifacts", "contradicts `enabled: false`: remove one of them")
-            message = "is false: signatures and SBOMs are stripped at targets"
-            self.refuse(section, "enabled", message, self.warnings)
+            self.refuse(section, "enabled", "is false: signatures and SBOMs are stripped at targets", self.warnings)
         if self.lint and rule.include and set(rule.include) <= set(rule.exclude):
             self.refuse(section, "exclude", "drops every type that `include` takes", self.warnings)
         return rule
@@ -354,9 +338,8 @@ class _Reader:
         return found
 
     def build_mapping(self, section: _Section) -> MappingRule | None:
-        """Resolve one mapping: what it does not say itself comes from the defaults, field by whole field."""
         values: dict[str, Any] = {"platforms": None, "tags": TagRule(), "artifacts": ArtifactRule()}
-        values |= {**self.defaults.values, **section.values}
+        values |= self.defaults.values | section.values
         for name in ("source", "targets"):
             if name not in section.nodes and name not in self.defaults.nodes:
                 self.note(section.node, f"{section.path}.{name}", "required, here or in `defaults`")
@@ -364,12 +347,9 @@ class _Reader:
             return None
         order = ("source", "from", "targets", "to", "tags", "platforms", "artifacts")
         rule = MappingRule(0, *({"to": values["from"], **values}[name] for name in order))
-        if any(target.origin == rule.source.origin for target in rule.targets):
-            self.check_self_copy(section, rule)
-        return rule
-
-    def check_self_copy(self, section: _Section, rule: MappingRule) -> None:
         source, where = rule.source, rule.source.authority
+        if all(target.origin != source.origin for target in rule.targets):
+            return rule
         if source.place(rule.source_repository) == source.place(rule.target_repository):
             name = "to" if "to" in section.nodes else "from"
             self.refuse(section, name, f"source and target are the same repository of {where}: give another `to`")
@@ -377,6 +357,78 @@ class _Reader:
         if any(one.max_concurrent == 1 for one in self.registries.values() if one and one.origin == source.origin):
             message = f"reads and writes {where}, whose max_concurrent is 1: allow 2 at least"
             self.note(section.node, section.path, message)
+        return rule
+
+
+@lru_cache(256)  # large configurations repeat a few rules
+def _doubts_of(rule: TagRule) -> Sequence[tuple[str, str]]:
+    found: list[tuple[str, str]] = []
+    immutable = rule.immutable_tags or ""
+    for field, patterns in (("glob", rule.glob), ("exclude", rule.exclude), ("immutable_tags", [immutable])):
+        why = "matches no tag: tags are letters, digits, _ . - and begin with no . or -"
+        found += [(field, f"{pattern!r} {why}") for pattern in patterns if _matches_nothing(pattern)]
+    literals = [tag for pattern in rule.glob if (tag := check_glob(pattern)) is not None]
+    if literals and (rule.exclude or rule.chooses_versions):
+        dropped = select(literals, rule._replace(latest=None, min_tags=None)).dropped.items()
+        lost = [(tag, reason) for tag, reason in dropped if reason == "exclude" or not rule.min_tags]
+        found += [("glob", f"{tag!r} is never copied: the {reason} rule drops it") for tag, reason in lost]
+    for pattern in rule.glob or ("*",):
+        if check_glob(pattern) is None and any(_covers(wide, pattern) for wide in rule.exclude):
+            found.append(("exclude", f"drops every tag that the glob {pattern!r} takes: narrow it"))
+    if rule.semver is not None:
+        from _regsync.semver import Version, parse_range
+
+        versions = parse_range(rule.semver)
+        # Where anything is admitted, then something at a bound or right after it.
+        bounds = {bound for one in versions.sets for each in one for bound in (each.low, each.high)}
+        releases = {(major, minor, patch + more) for (major, minor, patch), *_ in bounds for more in (0, 1)}
+        near = {bound for bound in bounds if bound.is_prerelease} | {Version(each) for each in releases | {(0, 0, 0)}}
+        if not any(versions.admits(version, "include") for version in near):
+            found.append(("semver", f"{rule.semver!r} admits no version: its comparators exclude each other"))
+        elif rule.latest is None and set(rule.glob) <= {"*", "v*"} and versions.admits(Version((10**9, 0, 0))):
+            remedy = "add `latest`, or an upper bound such as '<2'"
+            found.append(("semver", f"{rule.semver!r} has no end, so that all versions are copied for ever: {remedy}"))
+    if immutable:
+        single = check_glob(immutable)
+        moving = [tag for tag in ([single] if single else literals) if re.fullmatch(_MOVING, tag)]
+        why = "moves as a rule, and would never be copied again: leave it out"
+        found += [("immutable_tags", f"{tag!r} {why}") for tag in filter(compile_glob(immutable), moving)]
+    return found
+
+
+def _matches_nothing(pattern: str) -> bool:
+    """Say whether a pattern asks for a character that tags cannot have, outside of braces and sets."""
+    bare = re.sub(r"\{.*\}|\[(?:\\.|[^\]\\])*\]", "*", pattern, flags=re.DOTALL).replace("\\", "")
+    return re.fullmatch(r"(?:[A-Za-z0-9_*?][A-Za-z0-9_.*?-]*)?", bare) is None
+
+
+def _covers(wide: str, narrow: str) -> bool:
+    if wide in (narrow, "*"):
+        return not narrow.startswith("sha256-") or wide == narrow
+    return bool(re.fullmatch(_SIMPLE, wide) and re.fullmatch(_SIMPLE, narrow)) and compile_glob(wide)(narrow)
+
+
+def _shadowed(routes: Sequence[tuple[Sequence[object], TagRule]]) -> Iterator[tuple[int, int]]:
+    """Give mappings that earlier ones leave nothing to do, and the first of those. A route is pairs of content and
+    place, and tags.
+    """
+    earlier: dict[object, list[tuple[int, TagRule]]] = {}
+    for index, (keys, tags) in enumerate(routes):
+        before = [earlier.setdefault(key, []) for key in keys]
+        owners = [next((i for i, wide in each if _leaves_nothing(wide, tags)), None) for each in before]
+        if owners[0] is not None and None not in owners:
+            yield index, owners[0]
+        for each in before:
+            if len(each) < 50:  # lists of thousands of mappings stay linear
+                each.append((index, tags))
+
+
+def _leaves_nothing(first: TagRule, rule: TagRule) -> bool:
+    wide, narrow = first._replace(immutable_tags=None), rule._replace(immutable_tags=None)
+    return wide == narrow or (wide.latest is None and not narrow.min_tags
+        and all(any(_covers(a, b) for a in wide.glob or ("*",)) for b in narrow.glob or ("*",))
+        and set(wide.exclude) <= set(narrow.exclude) and (wide.semver, wide.semver_prerelease)
+        in ((None, None), (narrow.semver, narrow.semver_prerelease)))
 
 
 class _Expansion(_Reader):
@@ -420,7 +472,7 @@ class _Expansion(_Reader):
             if not secret or field.name != "proxy":
                 return masked(written, _MASK if secret else "")
             # Only who uses a proxy is a secret, where that can be told.
-            scheme = written[: written.find("//") + 2] if re.match(r"\w+://", written) else ""
+            scheme = match[0] if (match := re.match(r"\w+://", written)) else ""
             _, user, host = masked(written, "").rpartition("@")
             return scheme + (f"{_MASK}@{host}" if user else masked(written[len(scheme) :], _MASK))
         value = self.meaning(text, field)
@@ -429,12 +481,10 @@ class _Expansion(_Reader):
         return (value if field.type == "path" else text).replace("$", "$$")
 
 
-def load(text: bytes, *, name: str, environ: _Environ, base_dir: str | None, home: str | None,
+def load(text: bytes, *, name: str, environ: Mapping[str, str], base_dir: str | None, home: str | None,
         lint: bool = False) -> Config:
-    """Read a configuration; ConfigError carries every problem in it, in the order of the file.
-
-    Messages call the file `name`; `base_dir` is its absolute directory, None for standard input. With `lint` the
-    warnings tell also what is allowed and can hardly be meant.
+    """Read a configuration, which messages call `name`; ConfigError carries every problem, in the order of the file.
+    `base_dir` is its absolute directory, None for standard input. `lint` warns also of what can hardly be meant.
     """
     reader = _Reader(name, environ, base_dir, home, lint)
     document = reader.read(text)
@@ -442,17 +492,15 @@ def load(text: bytes, *, name: str, environ: _Environ, base_dir: str | None, hom
     # Standard input has no directory of its own, and no state.
     where = None if base_dir is None else settings.get("cache_dir") or reader.find_path(".regsync")
     return Config(registries=MappingProxyType({k: v for k, v in reader.registries.items() if v is not None}),
-        mappings=tuple(document.values["mappings"]), warnings=tuple(map(str, sorted(reader.warnings, key=_PLACE))),
+        mappings=tuple(document.values["mappings"]),
+        warnings=tuple(map(str, sorted(reader.warnings, key=lambda problem: problem[1:3]))),
         **{**settings, "cache_dir": where})
 
 
-def expand(text: bytes, *, name: str, environ: _Environ, base_dir: str | None, home: str | None,
+def expand(text: bytes, *, name: str, environ: Mapping[str, str], base_dir: str | None, home: str | None,
         show_secrets: bool = False) -> str:
-    """Return a configuration as it is understood, as YAML that loads again; ConfigError as `load`.
-
-    Variables are replaced, mappings are whole, paths absolute, groups and `defaults` gone. Unless they are
-    to be shown, secrets stay the variables that they came from, or become asterisks where they are written
-    out, and so does all else that a variable gave which gives a secret too.
+    """Return a configuration as YAML that loads again, without variables, groups and `defaults`; ConfigError as `load`.
+    Unless shown, secrets stay variables or become asterisks; so does all else from a variable that gives a secret too.
     """
     reader = _Expansion(name, environ, base_dir, home, lint=False)
     reader.show_secrets = show_secrets
@@ -460,17 +508,13 @@ def expand(text: bytes, *, name: str, environ: _Environ, base_dir: str | None, h
 
 
 def registry_for(host: str, config: Config | None) -> Registry:
-    """Return the first configured registry for `HOST[:PORT]` of a reference, else an unconfigured one.
-
-    A host without port means what the scheme says: 443, or 80 where `http://` is configured for it.
-    """
+    """Return the first configured registry for `HOST[:PORT]`, PORT being the scheme's own, else an unconfigured one."""
     try:
         scheme, name, port = parse_registry_url(host)
     except ValueError as error:
         raise ConfigError(f"{host!r}: {error}") from error
-    explicit = re.search(r":[0-9]+$", host) is not None
+    explicit = re.search(r":[0-9]+$", host)
     for registry in config.registries.values() if config is not None else ():
-        usual = DEFAULT_PORTS[registry.scheme]
-        if registry.host == name and registry.port == (port if explicit else usual):
+        if registry.host == name and registry.port == (port if explicit else DEFAULT_PORTS[registry.scheme]):
             return registry
     return Registry(alias=host, scheme=scheme, host=name, port=port, kind=providers.kind_of(name))

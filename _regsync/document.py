@@ -1,35 +1,28 @@
 """A YAML document as nodes that know their place, and the environment's part in its texts.
 
-Owns: decoding, composition, duplicate and merged keys, `${NAME}`. May not know: which fields exist.
-Two ways lead to the same nodes: a short one for ordinary text, and PyYAML's events for all the rest.
-Invariant: work and memory are bounded by the length of the input, whatever it nests, repeats or refers to;
-a value never changes the document's structure. Follows design.md section 3; YAML as PyYAML resolves it.
+Owns: decoding, composition, duplicate and merged keys, `${NAME}`. May not know: which fields exist. Invariant: work and
+memory are bounded by the length of the input, whatever it nests, repeats or refers to; a value never changes the
+document's structure; the short way for ordinary text and PyYAML's events lead to the same nodes. Follows design.md 3.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Container, Iterator, Mapping
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 __all__ = ["Node", "Unreadable", "compose", "dump", "masked", "substitute", "variables"]
 
-# The deepest legitimate document has 6 levels.
-_DEEPEST = 32
-# What `<<` repeats is read again each time; this is some 60,000 mappings.
-_MOST_MERGED = 1_000_000
-
+_DEEPEST = 32  # levels; legitimate documents have 6
+_MOST_MERGED = 1_000_000  # what `<<` repeats is read again each time; this is some 60,000 mappings
 _TAG_PREFIX = "tag:yaml.org,2002:"
-_KINDS = MappingProxyType({"map": "a mapping", "seq": "a list", "str": "text", "int": "a whole number",
-    "float": "a decimal number"} | {"bool": "a truth value", "null": "empty", "timestamp": "a date",
-    "merge": "a merge key"})
+_KINDS = {"map": "a mapping", "seq": "a list", "str": "text", "int": "a whole number", "float": "a decimal number",
+    "bool": "a truth value", "null": "empty", "timestamp": "a date", "merge": "a merge key"}
 
 
 class Node(NamedTuple):
-    """A YAML node with its place; `value` is text, a list of nodes, or key and value nodes by key.
-
-    `tag` is the last word of the YAML tag. Where an alias stands, stands the very node of its anchor.
+    """A YAML node with its place; `value` is text, a list of nodes, or key and value nodes by key, `tag` the last word
+    of the YAML tag. Where an alias stands, stands the very node of its anchor.
     """
 
     tag: str
@@ -43,11 +36,7 @@ class Node(NamedTuple):
 
 
 class Unreadable(Exception):
-    """The document cannot be read on."""
-
-    def __init__(self, line: int, column: int, message: str) -> None:
-        super().__init__(message)
-        self.place = line, column
+    """The document cannot be read on; its arguments are line, column and message."""
 
 
 def compose(text: bytes, note: Callable[[Node, str, str], None]) -> Node | None:
@@ -56,19 +45,14 @@ def compose(text: bytes, note: Callable[[Node, str, str], None]) -> Node | None:
 
     try:
         decoded = text.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise _after(error.object[: error.start].decode(), "not UTF-8: save the file as UTF-8") from None
-    try:
         loader: Any = yaml.SafeLoader(decoded)  # looks for control characters
         if root := _Ordinary(loader).read(decoded):
             return root
-        # PyYAML asks ten times a token, and where no key can begin no more are needed: a sixth of all time.
-        more = loader.need_more_tokens
-        loader.need_more_tokens = lambda: not (loader.tokens and not loader.possible_simple_keys) and more()
         return _Composer(loader, yaml, note).document()
+    except UnicodeDecodeError as error:
+        raise _after(error.object[: error.start].decode(), "not UTF-8: save the file as UTF-8") from None
     except yaml.reader.ReaderError as error:
-        message = f"control character U+{error.character:04X}: remove it"
-        raise _after(decoded[: error.position], message) from None
+        raise _after(decoded[: error.position], f"control character U+{error.character:04X}: remove it") from None
     except yaml.MarkedYAMLError as error:
         message = error.problem or "cannot be parsed"
         if "'\\t'" in message:
@@ -92,10 +76,9 @@ def _after(before: str, message: str) -> Unreadable:
 
 
 def _tag(loader: Any, text: str) -> str:
-    """Return the tag of a plain text. PyYAML has one of its own for "="."""
     rules = loader.yaml_implicit_resolvers.get(text[:1], ())
     tag: str = next((tag for tag, pattern in rules if pattern.match(text)), "str")
-    return tag.removeprefix(_TAG_PREFIX).replace("value", "str")
+    return tag.removeprefix(_TAG_PREFIX).replace("value", "str")  # PyYAML has a tag of its own for "="
 
 
 def _pattern(ends: str) -> str:
@@ -109,10 +92,8 @@ def _pattern(ends: str) -> str:
 _BLOCK, _FLOW = _pattern(""), _pattern(r",?\[\]{}")
 # By the groups of the pattern: what a token is, where its own text does not say it.
 _IN_BLOCK, _IN_FLOW = ("", "-", ":", "str", "str", None, ""), ("", "-", "key", "str", "str", None, "")
-# A pattern remembers hundreds of bytes for each word that it may have to give back.
-_LONGEST_LINE = 10_000
-# Columns of block collections, levels of flow ones: together no deeper than `_DEEPEST`.
-_FARTHEST, _MOST_NESTED = 22, 8
+_LONGEST_LINE = 10_000  # a pattern remembers hundreds of bytes for each word that it may have to give back
+_FARTHEST, _MOST_NESTED = 22, 8  # columns of block collections, levels of flow ones: no deeper than `_DEEPEST`
 _HELD = frozenset({"[", "{", *_KINDS})
 _TOP, _END = Node("-", "", 0, -1), Node("", "", -1, 0)
 
@@ -122,9 +103,8 @@ class _Unusual(Exception):
 
 
 class _Ordinary:
-    """Reads what nearly all configurations consist of, several times as fast as PyYAML and to the same nodes:
-    block mappings and lists, flow ones that end on their line, scalars of one line without escapes.
-    Its tokens are the scalars' nodes, and nodes with an indicator or bracket for a tag.
+    """Reads block collections, flow ones that end on their line and scalars of one line without escapes, several times
+    as fast as PyYAML. Its tokens are the scalars' nodes, and nodes with an indicator or bracket for a tag.
     """
 
     def __init__(self, loader: Any) -> None:
@@ -208,14 +188,11 @@ class _Composer:
     """One pass over the parser's events. PyYAML's own would not bound depth, nor name repeated keys."""
 
     def __init__(self, loader: Any, yaml: Any, note: Callable[[Node, str, str], None]) -> None:
-        self.loader = loader
-        self.yaml = yaml
-        self.note = note
+        self.loader, self.yaml, self.note = loader, yaml, note
         self.anchors: dict[str, Node] = {}
         self.merged = 0
 
     def until(self, end: type) -> Iterator[Any]:
-        """Give the events before one of a kind."""
         while not isinstance(event := self.loader.get_event(), end):
             yield event
 
@@ -230,8 +207,7 @@ class _Composer:
 
     def node(self, event: Any, path: str, depth: int) -> Node:
         if isinstance(event, self.yaml.AliasEvent):
-            # An anchor counts from the end of its node: nothing holds itself.
-            if event.anchor not in self.anchors:
+            if event.anchor not in self.anchors:  # it counts from the end of its node: nothing holds itself
                 raise _at(event.start_mark, f"no anchor &{event.anchor} above: quote text beginning with '*'")
             return self.anchors[event.anchor]
         if depth > _DEEPEST:

@@ -2,8 +2,7 @@
 
 Owns: names, types, defaults and meaning of all fields (the reader, the schema and the README's reference use the same
 rows), durations, sizes, registry addresses. May not know: YAML, places, the model. Invariant: a grammar gives a value,
-or a ValueError that names the remedy and shows no secret; the schema takes whatever `validate` takes. Follows the
-specification's section 2, design.md sections 3 and 4, JSON Schema 2020-12.
+or a ValueError with the remedy and no secret; the schema takes whatever `validate` takes. Follows JSON Schema 2020-12.
 """
 
 from __future__ import annotations
@@ -18,31 +17,25 @@ from _regsync.errors import ConfigError
 from _regsync.oci import is_repository, parse_platform
 from _regsync.tags import check_glob
 
-__all__ = [
-    "DEFAULT_PORTS", "SECTIONS", "Field", "is_loopback", "parse_duration", "parse_registry_url", "parse_size", "schema",
-    "value_of",
-]  # fmt: skip
+__all__ = ["DEFAULT_PORTS", "SECTIONS", "Field", "is_loopback", "parse_duration", "parse_registry_url", "parse_size",
+    "schema", "value_of"]
 
 DEFAULT_PORTS: Mapping[str, int] = MappingProxyType({"https": 443, "http": 80})
-
-_DURATION = r"[0-9]{1,9}|(?:[0-9]{1,9}[smhd])+"
 _SECONDS = MappingProxyType({"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400})
-_SIZE = r"0|([0-9]{1,15}(?:\.[0-9]{1,15})?) *([kmgt]i?|)b"
 _LABEL = r"[A-Za-z0-9](?:[A-Za-z0-9-]*[A-Za-z0-9])?"
 _URL = rf"(?:([A-Za-z][A-Za-z0-9+.-]*)://)?(\[[0-9A-Fa-f:.]+\]|{_LABEL}(?:\.{_LABEL})*)(?::([0-9]{{1,5}}))?"
-_LONGEST_URL = 300
 
 
 def parse_duration(text: str) -> float:
     """Return seconds; ValueError shows the grammar."""
-    if not re.fullmatch(_DURATION, text):
+    if not re.fullmatch("[0-9]{1,9}|(?:[0-9]{1,9}[smhd])+", text):
         raise ValueError(f"{text!r} is no duration: write 0, seconds (90), or numbers with s, m, h, d (1h30m)")
     return float(sum(int(n) * _SECONDS[unit] for n, unit in re.findall(r"([0-9]+)([smhd]?)", text)))
 
 
 def parse_size(text: str) -> int:
     """Return bytes; ValueError shows the grammar."""
-    match = re.fullmatch(_SIZE, text.strip().lower())
+    match = re.fullmatch(r"0|([0-9]{1,15}(?:\.[0-9]{1,15})?) *([kmgt]i?|)b", text.strip().lower())
     if match is None:
         raise ValueError(f"{text!r} is no size: write 0, or a number with B, KB, MB, GB, TB or KiB, MiB, GiB, TiB")
     number, prefix = match.groups("")
@@ -59,7 +52,7 @@ def parse_registry_url(text: str) -> tuple[Literal["https", "http"], str, int]:
     if "@" in text:
         # Not shown: what stands before the @ is a secret.
         raise ValueError("no user or password here: use auth_type and credentials")
-    match = re.fullmatch(_URL, text) if len(text) <= _LONGEST_URL else None
+    match = re.fullmatch(_URL, text) if len(text) <= 300 else None
     if match is None:
         path = re.search("[/?]", text.rpartition("://")[2])
         why = "remove the path and query" if path else "write HOST, HOST:PORT or http://HOST"
@@ -85,12 +78,10 @@ def parse_registry_url(text: str) -> tuple[Literal["https", "http"], str, int]:
 
 class Field(NamedTuple):
     """One field as users write it; what `schema`, the reference in the README and the reader need.
-
     `type` is text, texts, one_or_texts, flag, count, amount (text that may be an unquoted number), path, alias,
-    targets, section, list or names; `of` names the section of a section, of a list's items and of the values of names.
-    `parse` turns text into a value, `check` lets it be; both raise ValueError. `refuses` is a pattern of what cannot
-    stand in a text, and why. `empty` is the remedy where an empty list is an error. `auth` is the one `auth_type` that
-    a field goes with, `needs` names others of which one has to be there.
+    targets, section, list or names; `of` names the section of one, of a list's items and of the values of names.
+    `parse` gives a value, `check` lets the text be; both raise ValueError. `refuses` is a pattern of what cannot be in
+    a text, and why. `empty` is the remedy for an empty list, `auth` the one `auth_type` that has the field.
     """
 
     name: str
@@ -118,8 +109,7 @@ class Field(NamedTuple):
         """Return what a text means here; ValueError says what is wrong with it."""
         if not text:
             raise ValueError("must not be empty")
-        if not text.isprintable():
-            # It would break a line, a header or a path; a trailing line break is a common slip.
+        if not text.isprintable():  # it would break a line, a header or a path
             raise ValueError("has a line break or another control character: remove it")
         if self.choices and text not in self.choices:
             raise ValueError(f"{text!r} is none of {', '.join(self.choices)}")
@@ -225,19 +215,16 @@ SECTIONS: Mapping[str, tuple[Field, ...]] = MappingProxyType({"config": (_F("reg
 
 def schema() -> dict[str, Any]:
     """Return the JSON Schema of the document; what fields say against each other is for `validate` alone."""
-    sections: dict[str, Any] = {}
-    for name, rows in SECTIONS.items():
-        required = [row.name for row in rows if row.required]
-        sections[name] = {"type": "object", "properties": {row.name: _property(row) for row in rows}}
-        sections[name] |= {"required": required, "additionalProperties": False}
+    sections = {name: {"type": "object", "properties": {row.name: _property(row) for row in rows},
+        "required": [row.name for row in rows if row.required], "additionalProperties": False} for name,
+        rows in SECTIONS.items()}
     head = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "regsync configuration"}
     return {**head, **sections.pop("config"), "$defs": sections}
 
 
 def _property(row: Field) -> dict[str, Any]:
     text, section = {"type": "string", "minLength": 1}, {"$ref": f"#/$defs/{row.of}"}
-    # What is one variable wholly may become anything.
-    variable = {"type": "string", "pattern": r"^\$\{[^{}]*\}$"}
+    variable = {"type": "string", "pattern": r"^\$\{[^{}]*\}$"}  # may become anything
     texts: dict[str, Any] = {"type": "array", "items": text, **({"minItems": 1} if row.empty else {})}
     shapes: dict[str, list[dict[str, Any]]] = {"flag": [{"type": "boolean"}, variable],
         "count": [{"type": "integer", "minimum": row.least, "maximum": 999_999_999}, variable],
@@ -245,9 +232,7 @@ def _property(row: Field) -> dict[str, Any]:
         "targets": [text, texts], "section": [section], "list": [{"type": "array", "items": section}],
         "names": [{"type": "object", "additionalProperties": section if row.of else texts}]}
     choices: list[dict[str, Any]] = [{"enum": list(row.choices)}, {"type": "string", "pattern": r"\$\{"}]
-    taken = choices if row.choices else shapes.get(row.type, [text])
-    if not row.required:
-        taken = [*taken, {"type": "null"}]
+    taken = (choices if row.choices else shapes.get(row.type, [text])) + ([] if row.required else [{"type": "null"}])
     shown: dict[str, Any] = {"anyOf": taken} if len(taken) > 1 else taken[0]
     default = {"default": value_of(row.default)} if row.default else {}
     examples = {"examples": [value_of(row.example)]} if row.example else {}

@@ -28,7 +28,6 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "tags",
         "document",
         "fields",
-        "lint",
         "config",
         "pacing",
         "archive",
