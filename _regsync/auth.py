@@ -1,15 +1,15 @@
 """What has to be sent to a registry so that it lets us in.
 
-Owns: challenges, the rules for realms, tokens with their scopes and lifetimes. May not know: sockets, permits,
-retries, manifests, files. Invariant: a secret goes to its own registry and to a realm that `check_realm` let pass,
-nowhere else, never into a message or a log (I6). Follows design.md sections 6 (rules 1 and 2) and 9 (circuit
-breaker), protocol-facts.md sections 2 and 9.2 (R2, R18).
+Owns: challenges, the rules for realms, tokens with their scopes and lifetimes. May not know: sockets, permits, retries,
+manifests, files. Invariant: a secret goes to its own registry and to a realm that `check_realm` let pass, nowhere else,
+never into a message or a log (I6). Follows design.md sections 6 and 9, protocol-facts.md sections 2 and 9.2 (R2, R18).
 """
 
 from __future__ import annotations
 
 import json
 import re
+from base64 import urlsafe_b64decode
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
@@ -28,8 +28,7 @@ Pair = tuple[str, str]
 Answer = tuple[int, Mapping[str, str], bytes]
 Fetch = Callable[[str, str, list[Pair], bytes], Awaitable[Answer]]
 Clock = Callable[[], float]
-# Repository -> actions ("pull" or "pull,push"), the one needed now first.
-Scopes = Mapping[str, str]
+Scopes = Mapping[str, str]  # repository -> actions ("pull" or "pull,push"), the one needed now first
 
 # design.md section 6, rule 2. Eight scopes of the longest names stay below any server's limit on a URL.
 _MOST_REPOSITORIES, _UNKNOWN_LIFE_BEFORE_BODY, _REFRESH_AT = 8, 60.0, 0.9
@@ -51,10 +50,7 @@ _WORD = r"""(?s)([!#$%&'*+.^_`|~0-9A-Za-z-]+)(?:[ \t]*=[ \t]*(?:"((?:[^"\\]|\\.)
 
 
 def parse_challenges(values: Iterable[str]) -> list[Challenge]:
-    """Read WWW-Authenticate lines, forgiving what is seen in the wild (protocol-facts.md section 2.1).
-
-    A word without `=` opens a challenge, so commas, spaces or nothing may separate what follows.
-    """
+    """Read WWW-Authenticate lines as seen in the wild (protocol-facts.md 2.1): a word without `=` opens a challenge."""
     found: list[dict[str, str]] = []
     for value in values:
         inside: dict[str, str] = {}
@@ -97,18 +93,13 @@ def is_private(host: str) -> bool:
     return not address.is_global or address.is_multicast
 
 
-def _is_kin(realm_host: str, registry_host: str) -> bool:
-    """Say whether a realm is below the registry's own name, or below that name's unshared parent."""
-    parent = registry_host.partition(".")[2]
-    domains = [registry_host] if re.fullmatch(_SHARED, parent) else [registry_host, parent]
-    return any("." in name and f".{realm_host}".endswith(f".{name}") for name in domains)
-
-
 def check_realm(realm: str, scheme: str, registry: str, has_credentials: bool) -> None:
     """Raise AuthError unless the host `registry` may send us to `realm` (protocol-facts.md section 2.7)."""
     from urllib.parse import urlsplit
 
-    hint = None
+    hint, parent = None, registry.partition(".")[2]
+    # A realm of the same owner is below the registry's own name, or below that name's unshared parent.
+    kin = [registry] if re.fullmatch(_SHARED, parent) else [registry, parent]
     try:
         parts = urlsplit(realm)
         host, _ = (parts.hostname or "").rstrip("."), parts.port
@@ -121,11 +112,10 @@ def check_realm(realm: str, scheme: str, registry: str, has_credentials: bool) -
     elif parts.scheme not in ("https", scheme):
         trouble, hint = "which is not https", "the registry's operator has to correct its realm"
     elif host == registry or (is_loopback(host) and is_loopback(registry)):
-        # One machine with several ports, as in a test set-up, has several names for itself.
-        return
+        return  # one machine with several ports, as in a test set-up, has several names for itself
     elif is_private(host):
         trouble = "a private address, refused"
-    elif has_credentials and not _is_kin(host, registry):
+    elif has_credentials and not any("." in name and f".{host}".endswith(f".{name}") for name in kin):
         trouble = "a host that may have another owner: the credentials are not sent"
         hint = "use auth_type: anonymous if the images are public"
     else:
@@ -139,10 +129,9 @@ class _Token:
 
     def __init__(self, scopes: Scopes, wide: bool, born: float) -> None:
         self.scopes, self.wide, self.born = scopes, wide, born
-        self.value = ""
+        self.value, self.done = "", anyio.Event()
         self.expires: float | None = None
         self.error: SyncError | None = None
-        self.done = anyio.Event()
 
 
 def _union(*actions: str) -> str:
@@ -163,13 +152,10 @@ def parsed(body: bytes) -> tuple[dict[str, Any] | None, list[dict[str, Any]]]:
 
 def _lifetime(answer: Mapping[str, object], token: str, wall: float) -> float | None:
     """Return for how many seconds a token serves, None when neither the answer nor the token says so."""
-    from base64 import urlsafe_b64decode
-
     try:
         if (told := answer.get("expires_in")) is None:
             claims = json.loads(urlsafe_b64decode(token.split(".")[1] + "=="))
-            # By the issuer's own clock where it tells; ours may be wrong.
-            told = float(claims["exp"]) - float(claims.get("iat", wall))
+            told = float(claims["exp"]) - float(claims.get("iat", wall))  # the issuer's own clock; ours may be wrong
         return max(_SHORTEST_LIFE, float(str(told)))
     except (ValueError, TypeError, LookupError, OverflowError, RecursionError):
         return None
@@ -192,8 +178,7 @@ class Authenticator:
         self._seen = False  # in this run; a challenge from the state may be out of date
         self._one_scope = False  # whether each request needs a token for exactly itself
         self._declared: dict[str, str] = {}
-        # What the registry calls a scope where our wording would not do; None is for all repositories.
-        self._worded: dict[Pair | None, str] = {}
+        self._worded: dict[Pair | None, str] = {}  # the registry's words for a scope where ours fail; None: for all
         self._tokens: dict[frozenset[Pair], _Token] = {}
         self._pending: list[_Token] = []
 
@@ -206,8 +191,8 @@ class Authenticator:
         """Take back what an earlier run learnt: it saves the bare request. The realm is checked at use."""
         known = None if challenge is None else Challenge(*challenge)
         # Basic over http only after this run was asked for it (protocol-facts.md section 2.6).
-        usable = known is not None and (known.scheme == "bearer" or self._scheme == "https")
-        self._challenge = self._challenge or (known if usable else None)
+        if known and (known.scheme == "bearer" or self._scheme == "https"):
+            self._challenge = self._challenge or known
         self._one_scope = self._one_scope or one_scope
 
     def redact(self, text: str) -> str:
@@ -222,10 +207,7 @@ class Authenticator:
 
     async def authorization(self, repository: str, actions: str, *, extra: Iterable[Pair] = (),
             before_body: bool = False) -> str | None:
-        """Return the Authorization header for a request, None to send it bare; any SyncError when there is no token.
-
-        `extra` are further repositories that it touches (a mount's source); `before_body`: its body goes only once.
-        """
+        """Return a request's Authorization header, None: none; SyncError for no token. It touches `extra` as well."""
         challenge, fixed = self._challenge, self._credential.registry_token
         if fixed and (challenge is not None or self._scheme == "https"):
             return f"Bearer {fixed}"
@@ -239,16 +221,15 @@ class Authenticator:
         except (AuthError, RegistryError) as error:
             if error.retryable or self._seen:
                 raise
-        # The state led to a place that no longer serves: go bare, and be told the way again.
-        self._challenge = None
+        self._challenge = None  # the state led to a place that no longer serves: be told the way again
         return None
 
     async def refused(self, challenges: Iterable[str], used: str | None, repository: str, actions: str) -> bool:
         """Take in a 401 to a request that carried `used`: whether to repeat it once, AuthError if no use."""
         offered = parse_challenges(challenges)
         usable = [each for each in offered if each.scheme == "basic" or (each.scheme == "bearer" and each.realm)]
-        known = self._challenge if used is not None else None
         # Bearer first: its tokens are narrow and short-lived, a password is neither (Quay offers both).
+        known = self._challenge if used is not None else None
         chosen = max(usable, key=lambda each: each.scheme == "bearer", default=known)
         if chosen is None:
             if not offered:
@@ -277,8 +258,7 @@ class Authenticator:
             return False
         held = self._held_as(used)
         self._one_scope = self._one_scope or (held is not None and held.wide)
-        # One that is no longer held has been replaced because of another request's answer.
-        return held is None or held.wide
+        return held is None or held.wide  # one no longer held was replaced because of another request's answer
 
     def _refusal(self, who: str, *, fatal: bool = True) -> AuthError:
         hint = "check the user name, and whether the password or token has expired or is too narrow"
@@ -316,13 +296,12 @@ class Authenticator:
         return None in self._worded or all(covers)
 
     async def _token(self, needed: Scopes, before_body: bool) -> str:
-        """Return a token that is held, or wait for one under way, or ask for one."""
         while True:
             # With one scope each there may be thousands, and only the exact one can serve.
             keys = [frozenset(needed.items())] if self._one_scope else [*self._tokens]
             held = [self._tokens[key] for key in keys if key in self._tokens] + self._pending
             able = (each for each in held if self._serves(each, needed) and self._is_live(each, before_body))
-            token = next(able, None) or await self._ask(self._compose(needed, before_body))
+            token = next(able, None) or await self._ask(needed, before_body)
             if token.value:
                 return token.value
             if not token.done.is_set():
@@ -331,29 +310,8 @@ class Authenticator:
             if token.error is not None and self._serves(token, needed):
                 raise token.error.again() from token.error
 
-    async def _ask(self, token: _Token) -> _Token:
-        """Have a token filled in, or its error, for all who wait for it."""
-        self._pending.append(token)
-        try:
-            answer = await self._exchange(token.scopes)
-            # One repository out of bounds may spoil the request for all (ghcr answers 403 to the whole). Not
-            # asked again after a 401 to a password: wrong ones are counted, and accounts locked.
-            spoilt = answer[0] in (400, 403, 404, 413, 414, 431) or (answer[0] == 401 and self.anonymous)
-            if spoilt and token.wide:
-                self._one_scope = True
-            else:
-                self._read(answer, token)
-                live = {key: held for key, held in self._tokens.items() if self._is_live(held, False)}
-                self._tokens = live | {frozenset(token.scopes.items()): token}
-        except SyncError as error:
-            token.error = error
-        finally:
-            self._pending.remove(token)
-            token.done.set()
-        return token
-
-    def _compose(self, needed: Scopes, before_body: bool) -> _Token:
-        """Choose what one token request covers: what is needed, then what this run will need next."""
+    async def _ask(self, needed: Scopes, before_body: bool) -> _Token:
+        """Ask for a token, for all who wait for it, that covers what is needed, then what this run will need next."""
         chosen = {**needed}
         if not self._one_scope and None not in self._worded:
             chosen = {name: _union(held, self._declared.get(name, held)) for name, held in needed.items()}
@@ -362,7 +320,23 @@ class Authenticator:
             for pair in self._declared.items():
                 if len(chosen) < _MOST_REPOSITORIES and pair not in covered:
                     chosen.setdefault(*pair)
-        return _Token(chosen, chosen != needed, self._now())
+        self._pending.append(token := _Token(chosen, chosen != needed, self._now()))
+        try:
+            answer = await self._exchange(token.scopes)
+            # One repository may spoil it for all (ghcr: 403). Not again after a 401 to a password: accounts get locked.
+            spoilt = answer[0] in (400, 403, 404, 413, 414, 431) or (answer[0] == 401 and self.anonymous)
+            if spoilt and token.wide:
+                self._one_scope = True
+            else:
+                self._read(answer, token)
+                kept = {key: held for key, held in self._tokens.items() if self._is_live(held, False)}
+                self._tokens = kept | {frozenset(token.scopes.items()): token}
+        except SyncError as error:
+            token.error = error
+        finally:
+            self._pending.remove(token)
+            token.done.set()
+        return token
 
     async def _exchange(self, scopes: Scopes) -> Answer:
         """Do one token request; protocol-facts.md sections 2.3 (GET) and 2.4 (POST, identity tokens)."""
@@ -390,16 +364,13 @@ class Authenticator:
         return answer
 
     def _read(self, answer: Answer, token: _Token) -> None:
-        """Take in a token server's answer: fill `token`, or raise what the answer means."""
         status, headers, body = answer
-        who, own = f"the token service of {self._name}", self._credential
-        parts, entries = parsed(body)
+        who, (parts, entries) = f"the token service of {self._name}", parsed(body)
         document = parts or {}
-        # protocol-facts.md section 1.12 has the shapes of what a token server says.
-        first = entries[0] if entries else document
+        first = entries[0] if entries else document  # protocol-facts.md section 1.12 has the shapes
         texts = (first.get(name) for name in ("message", "error_description", "details", "error"))
         said = next((f": {text}" for text in texts if isinstance(text, str) and text), "")
-        said = clean(own.redact(said), 200)
+        said = clean(self._credential.redact(said), 200)
         if status == 401 and not self.anonymous:
             raise self._refusal(who)
         if status in (408, 429) or status >= 500:
@@ -407,7 +378,7 @@ class Authenticator:
             raise RegistryError(f"{who} answered {status}{said}", status=status, retry_after=wait)
         if not 200 <= status < 300:
             asked = ", ".join(f"{name} ({actions})" for name, actions in [*token.scopes.items()][:2])
-            login = "without credentials" if self.anonymous else f"to the credentials from {own.origin}"
+            login = "without credentials" if self.anonymous else f"to the credentials from {self._credential.origin}"
             message = f"{who} gives no token for {asked} {login}: status {status}{said}"
             raise AuthError(message, hint=self.advice)
         value = document.get("token") or document.get("access_token")

@@ -1,9 +1,9 @@
 """Where the credential for one registry comes from.
 
-Owns: the order of the sources, the credential files of container clients, `Credential`. May not know: challenges,
-tokens, sockets; files and variables come in as arguments. Invariant: a credential is taken for exactly one host; a
-source that is named or broken is an error, never a reason to try another one or to go anonymous; secrets are in no
-`repr` and no message. Follows design.md section 3 ("Kind"), protocol-facts.md sections 3 and 9.2 (R8, R9, R19).
+Owns: the order of the sources, the files of container clients. May not know: challenges, tokens, sockets; files and
+variables are arguments. Invariant: a credential is for one host; a source that is named or broken is an error, never a
+reason to try another or go anonymous; no `repr`, no message shows a secret. Follows design.md section 3 ("Kind"),
+protocol-facts.md sections 3 and 9.2 (R8, R9, R19).
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from _regsync.fields import is_loopback
 
 __all__ = ["Credential", "find_credential"]
 
-Environ = Mapping[str, str]
 Read = Callable[[str], bytes | None]
 
 
@@ -51,14 +50,10 @@ class Credential(NamedTuple):
         return text
 
 
-def find_credential(registry: Registry, *, environ: Environ, home: str | None, read: Read,
+def find_credential(registry: Registry, *, environ: Mapping[str, str], home: str | None, read: Read,
         repository: str | None = None) -> tuple[Credential | None, list[str]]:
-    """Find what to log in with (None: anonymous), and the places that were looked at.
-
-    Raise AuthError when a source that the configuration names yields nothing, or a file cannot be used.
-    """
-    method, where = registry.auth_type, f"registry {registry.alias!r}"
-    looked: list[str] = []
+    """Find what to log in with (None: anonymous), and where it looked; AuthError for a source that cannot be used."""
+    method, where, looked = registry.auth_type, f"registry {registry.alias!r}", list[str]()
     if method == "anonymous":
         return None, looked
     if method == "basic":
@@ -81,12 +76,11 @@ def find_credential(registry: Registry, *, environ: Environ, home: str | None, r
             return found, looked
     if method is None:
         return None, looked
-    hint = "log in with a container client, or use auth_type: basic with credentials"
-    places = ", ".join(looked)
+    hint, places = "log in with a container client, or use auth_type: basic with credentials", ", ".join(looked)
     raise AuthError(f"{where}: no credentials for {registry.authority}; looked at {places}", hint=hint, fatal=True)
 
 
-def _files(environ: Environ, home: str | None, read: Read) -> Iterator[tuple[str, bytes | None]]:
+def _files(environ: Mapping[str, str], home: str | None, read: Read) -> Iterator[tuple[str, bytes | None]]:
     """Yield the places of protocol-facts.md section 3.1 with what they hold, docker's before podman's."""
 
     def below(directory: str | None, *names: str) -> str | None:
@@ -94,8 +88,7 @@ def _files(environ: Environ, home: str | None, read: Read) -> Iterator[tuple[str
 
     inline = environ.get("DOCKER_AUTH_CONFIG")
     yield "the environment variable DOCKER_AUTH_CONFIG", inline.encode() if inline else None
-    # Only this directory has no `containers` below it.
-    alone = f"/run/containers/{getattr(os, 'getuid', int)()}/auth.json"
+    alone = f"/run/containers/{getattr(os, 'getuid', int)()}/auth.json"  # no further `containers` below it
     for path in (environ.get("REGISTRY_AUTH_FILE"),
             below(environ.get("DOCKER_CONFIG") or below(home, ".docker"), "config.json"),
             below(environ.get("XDG_RUNTIME_DIR"), "containers", "auth.json") or alone,
@@ -116,8 +109,7 @@ def _look_up(place: str, text: bytes, registry: Registry, repository: str | None
         document = {"auths": json.loads(text)} if legacy else json.loads(text)
         auths, programs = document.get("auths") or {}, document.get("credHelpers") or {}
     except (ValueError, RecursionError, AttributeError):
-        # Without the parser's own error, which carries the whole document.
-        raise unusable from None
+        raise unusable from None  # the parser's own error carries the whole document
     if not isinstance(auths, dict) or not isinstance(programs, dict):
         raise unusable
     names = [registry.authority, f"{registry.host}:{registry.port}"]
@@ -134,8 +126,7 @@ def _look_up(place: str, text: bytes, registry: Registry, repository: str | None
         for key in keys:
             if (found := _read_entry(place, auths[key], registry)) is not None:
                 return found
-        # `docker login` leaves an empty entry for what it gave to the store. With no entry at all the store
-        # has nothing for this host, and an open registry stays usable (docker/cli, nativeStore.Store).
+        # `docker login` leaves an empty entry for what the store has; without one, it has nothing (nativeStore.Store).
         section, program = "credsStore", document.get("credsStore")
         if not program or not (keys or registry.auth_type is not None):
             return None
@@ -155,14 +146,12 @@ def _read_entry(place: str, entry: object, registry: Registry) -> Credential | N
     auth, username, password, identity_token, registry_token = (entry.get(name) or "" for name in names)
     if auth:
         try:
-            username, colon, password = b64decode(auth, validate=True).decode().partition(":")
+            username, password = b64decode(auth, validate=True).decode().rstrip("\0").split(":", 1)  # old dockers pad
         except ValueError:
             raise broken from None
-        if not username or not colon:
+        if not username:
             raise broken
-        password = password.rstrip("\0")  # docker does; old versions padded
-    if username == "<token>":
-        identity_token = identity_token or password
+    identity_token = identity_token or (password if username == "<token>" else "")
     if not (registry_token or identity_token or (username and password)):
         return None
     return Credential(username, "" if identity_token else password, identity_token, registry_token, place)

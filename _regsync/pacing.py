@@ -1,8 +1,7 @@
 """When a request may go: permits per registry, the pause before a repetition, what a peer asks us to wait.
 
-Owns: the arithmetic of waiting. May not know: clocks, sockets, tasks; `now` and chance are arguments.
-Invariant I8: a request is admitted by one synchronous decision that takes everything it needs or nothing.
-Follows design.md section 9; the windows and buckets of specification section 8.1 join the same decision.
+Owns: the arithmetic of waiting. May not know: clocks, sockets, tasks; `now` and chance are arguments. Invariant I8: a
+request is admitted by one synchronous decision that takes everything it needs or nothing. Follows design.md section 9.
 """
 
 from __future__ import annotations
@@ -16,8 +15,7 @@ DEFAULT_CONCURRENCY = 50  # specification section 2.2: `max_concurrent` when uns
 # Bodies from here on count as streams (design.md section 9): few fill a link, more only make every image end late.
 LARGE_BODY, _LARGE_STREAMS = 1024 * 1024, 8
 # design.md section 9: 5 attempts, exponential from 0.5 s, full jitter, cap 30 s.
-ATTEMPTS = 5
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 30.0
+ATTEMPTS, _FIRST_PAUSE, _LONGEST_PAUSE = 5, 0.5, 30.0
 # A request gives up after so long of 429s; a longer Retry-After than the second is not waited for.
 THROTTLED_FOR, LONGEST_RETRY_AFTER = 600.0, 300.0
 
@@ -40,8 +38,7 @@ class Limit:
     def fits(self, wants: Sequence[Want]) -> bool:
         """Say whether all of `wants`, of this registry, can be taken now."""
         bodies = [want for want in wants if want.body is not None]
-        # A fifth, at least two, stays for short requests, so that bodies never starve discovery; but a transfer
-        # inside one registry takes two permits at once and must fit an otherwise idle limit.
+        # A fifth, at least two, stays for discovery; but a transfer inside one registry (two permits) fits when idle.
         most = max(1, self.cap - max(2, self.cap // 5))
         if self.in_use + len(wants) > self.cap or (bodies and self.bodies and self.bodies + len(bodies) > most):
             return False
@@ -97,9 +94,8 @@ def backoff(attempt: int, chance: float) -> float:
 
 def parse_retry_after(value: str | None, wall_now: float) -> float | None:
     """Return seconds from a Retry-After header (RFC 9110 section 10.2.3: a number or a date)."""
-    if value is None:
+    if not (value := (value or "").strip()):
         return None
-    value = value.strip()
     if value.isascii() and value.isdigit():
         return float(value[:9])
     from email.utils import parsedate_to_datetime

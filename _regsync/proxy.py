@@ -1,9 +1,8 @@
 """Which proxy, if any, a request goes through.
 
-Owns: the proxy variables, the NO_PROXY grammar, the list of addresses that never see a proxy. May not know: sockets,
-CONNECT, the process environment (it is an argument). Invariant: neither the text of a `Proxy` nor an error ever shows
-user name or password. Follows protocol-facts.md section 8.1: Go's `httpproxy` rules, because container clients on the
-same host read the same variables; lower case before upper case, and empty is unset, as curl and Python have it.
+Owns: the proxy variables, the NO_PROXY grammar. May not know: sockets, CONNECT, the process environment (an argument).
+Invariant: no text of a `Proxy` and no error shows user name or password. Follows protocol-facts.md section 8.1: Go's
+`httpproxy` rules, as container clients have them; lower case first, and empty is unset, as curl and Python have it.
 """
 
 from __future__ import annotations
@@ -16,8 +15,7 @@ from _regsync.errors import ConfigError
 
 __all__ = ["Proxy", "proxy_for"]
 
-# Metadata services hand out credentials of this machine and live on it or beside it; a proxy that sees
-# their answers could use them (protocol-facts.md sections 8.1 and 9.2, R20).
+# Metadata services hand out this machine's credentials: no proxy is to see them (protocol-facts.md 8.1 and 9.2, R20).
 _ALWAYS_DIRECT = ("localhost,127.0.0.0/8,::1,metadata.google.internal,169.254.169.254,169.254.170.2,169.254.170.23,"
     "fd00:ec2::23,fd00:ec2::254")
 
@@ -38,10 +36,7 @@ class Proxy(NamedTuple):
 
 def proxy_for(scheme: str, host: str, port: int, environ: Mapping[str, str],
         override: str | None = None) -> tuple[Proxy | None, str]:
-    """Return the proxy for an origin (None: go direct), and what decided that; ConfigError for a bad value.
-
-    `override`, the registry's own `proxy` field, beats every variable and the always-direct list.
-    """
+    """Return an origin's proxy (None: none), and what decided; `override` beats all lists; ConfigError if unusable."""
     if override:
         return _parse(override, where := "proxy in the configuration"), where
     name, value = _variable(environ, f"{scheme}_proxy")
@@ -55,7 +50,6 @@ def proxy_for(scheme: str, host: str, port: int, environ: Mapping[str, str],
 
 
 def _variable(environ: Mapping[str, str], lower: str) -> tuple[str, str]:
-    """Return the spelling that is set, and its value; ("http_proxy", "") when neither is."""
     for name in (lower, lower.upper()):
         value = environ.get(name, "").strip()
         # In a CGI program the client's "Proxy:" header arrives as HTTP_PROXY (CVE-2016-1000110).

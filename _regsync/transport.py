@@ -1,9 +1,8 @@
 """One authenticated, admitted, repeated exchange with a registry.
 
-Owns: the `Host` of each registry (origin, login, permits, counts), admission, redirects, the repetition of requests
-that can be repeated, how an answer becomes an error. May not know: what a manifest or a blob is. Invariants: I6 (a
-credential is attached hop by hop, to its own origin only, never again once redirects have left it), I7 and I8 (nothing
-is held while waiting; a request admitted together with a blob transfer is not repeated here: the transfer owns that).
+Owns: each registry's `Host`, admission, redirects, repetition (not of what goes with a blob: the transfer does that),
+how an answer becomes an error. May not know: what a manifest or a blob is. Invariants: I6 (a credential is attached hop
+by hop, to its own origin only, never again once redirects have left it), I7 and I8 (nothing is held while waiting).
 Follows design.md sections 6, 7 and 9, protocol-facts.md sections 1.12, 1.13 and 9.2 (R1-R4, R10, R14).
 """
 
@@ -32,8 +31,7 @@ from _regsync.streams import Origin, Stream, Timeouts
 
 __all__ = ["ERROR_BODY", "Answer", "Call", "Edge", "Gate", "Host", "Transport", "check_foreign", "resolve_location"]
 
-_REDIRECTS = (301, 302, 303, 307, 308)
-_MOST_REDIRECTS, _UNREACHABLE_AFTER = 10, 3
+_REDIRECTS, _MOST_REDIRECTS, _UNREACHABLE_AFTER = (301, 302, 303, 307, 308), 10, 3
 # R14: an error body is read this far; a manifest, a listing or a token has its own limit.
 ERROR_BODY, _TOKEN_BODY = 64 * 1024, 1024 * 1024
 
@@ -61,10 +59,8 @@ class Call(NamedTuple):
     rights: str = "pull"
     headers: tuple[tuple[str, str], ...] = ()
     body: bytes = b""
-    # Other repositories that the token must cover: (name, rights).
-    also: tuple[tuple[str, str], ...] = ()
-    # Where the request goes when it is not the registry itself: an upload's Location.
-    origin: Origin | None = None
+    also: tuple[tuple[str, str], ...] = ()  # other repositories that the token must cover: (name, rights)
+    origin: Origin | None = None  # where it goes when not to the registry itself: an upload's Location
 
     def request(self, authorization: str | None) -> Request:
         """Return what goes over the wire; content is never asked for in a coding (R15)."""
@@ -131,12 +127,10 @@ class Host:
     def __init__(self, transport: Transport, registry: Registry, credential: Credential | None) -> None:
         self.registry, self.key = registry, registry.authority
         self.origin = Origin(registry.scheme, api_host(registry.host), registry.port)
-        fetch, wall = partial(transport.fetch, self), transport.edge.wall
-        self.authenticator = auth.Authenticator(origin=self.origin, credential=credential, fetch=fetch,
-            now=anyio.current_time, wall=wall)
+        self.authenticator = auth.Authenticator(origin=self.origin, credential=credential,
+            fetch=partial(transport.fetch, self), now=anyio.current_time, wall=transport.edge.wall)
         self.requests = transport.requests.setdefault(self.key, Counter())
-        # Set for good when the registry as a whole is beyond use (design.md section 9, circuit breaker).
-        self.stopped: SyncError | None = None
+        self.stopped: SyncError | None = None  # for good: circuit breaker (design.md section 9)
         self.known, self.connect_failures, self.first_contact = False, 0, anyio.Lock()
         self.secure = f"if it serves HTTPS, write {self.origin._replace(scheme='https')} as its url"
         self.secure = self.secure if registry.scheme == "http" else ""
@@ -153,11 +147,7 @@ class Host:
 
 
 def resolve_location(base: Origin, path: str, location: str) -> tuple[Origin, str]:
-    """Resolve a Location against the request that it answers; ProtocolBroken when it cannot be used.
-
-    What it asks for is kept byte for byte: upload locations are signed (protocol-facts.md section 1.7). Foreign
-    origins are allowed here; `check_foreign` judges them.
-    """
+    """Resolve a Location, kept byte for byte (they are signed: protocol-facts.md 1.7); ProtocolBroken if unusable."""
     from urllib.parse import urljoin, urlsplit
 
     try:
@@ -186,35 +176,12 @@ def check_foreign(base: Origin, origin: Origin) -> None:
         raise ProtocolBroken(f"the registry sends us to a private address ({clean(origin.host, 100)}), refused")
 
 
-def registry_error(answer: Answer, wall: float, redact: Callable[[str], str]) -> RegistryError:
-    """Turn an answer into an error that shows the registry's own words, cleaned (R18).
-
-    Some servers repeat the request: `redact` takes our secrets out, and what follows a URL's `?` goes (R10).
-    """
-    status, headers, body = answer
-    document, entries = auth.parsed(body)
-    told = [(entry.get("code"), entry.get("message")) for entry in entries]
-    if document is None:
-        # A page for people says nothing in one line.
-        told = [] if b"<" in body[:2000] else [(None, body[:2000].decode("utf-8", "replace"))]
-    elif not told:
-        told = [(None, document.get("details"))]
-    words = [" ".join(text for text in pair if isinstance(text, str) and text) for pair in told]
-    said = redact(clean("; ".join(dict.fromkeys(word for word in words if word)), ERROR_BODY))
-    said = clean(re.sub(r"(://[^\s?]*\?)\S+", r"\1...", said))
-    return RegistryError(f"status {status}" + (f": {said}" if said else ""), status=status,
-        codes=tuple(code for code, _ in told if isinstance(code, str)),
-        digests=frozenset(re.findall("sha(?:256|512):[0-9a-f]{64,128}", body.decode("latin-1"))),
-        retry_after=pacing.parse_retry_after(headers.get("retry-after"), wall))
-
-
 class Transport:
     """Every exchange of a run passes here."""
 
     def __init__(self, edge: Edge) -> None:
         self.edge, self.gate = edge, Gate()
-        # By host:port: how many requests of each action went there, and how often it answered 429; until when
-        # such a request waits, for the progress display.
+        # By host:port: requests of each action, 429s, and until when such a request waits, for the display.
         self.requests: dict[str, Counter[str]] = {}
         self.throttled, self.paused = Counter[str](), dict[str, float]()
         self._hosts: dict[tuple[str, object], Host] = {}
@@ -222,8 +189,7 @@ class Transport:
         # A file is read once a run, and one TLS context serves all who trust and show the same.
         self._read, self._contexts = cache(edge.read), cache(partial(tls.make_context, environ=edge.environ))
         self.pool = Pool(self._dial, edge.timeouts)
-        # Connections on which one registry chose what is asked of another host, which may be another one
-        # of ours: it is to take us for a stranger (I6), so no client certificate, and nothing is shared.
+        # Where a registry sends us is to take us for a stranger (I6), even one of ours: no client certificate.
         self.abroad = Pool(partial(self._dial, abroad=True), edge.timeouts)
 
     def close(self) -> None:
@@ -238,18 +204,14 @@ class Transport:
         proxy_for(registry.scheme, api_host(registry.host), registry.port, self.edge.environ, registry.proxy)
 
     def host(self, registry: Registry, repository: str | None = None) -> Host:
-        """Return what this run knows of a registry under the credential that fits a repository.
-
-        One per host:port and credential: an alias never gets a token made with another's. A credential that cannot
-        be used stops its own host only; every request to it then raises.
-        """
+        """Return what is known of a registry under a repository's credential; a useless one stops this host only."""
         edge, stopped, credential = self.edge, None, None
         try:
             credential, _ = find_credential(registry, environ=edge.environ, home=edge.home, read=self._read,
                 repository=repository)
         except AuthError as error:
             stopped = error
-        key = (registry.authority, stopped.message if stopped else credential)
+        key = (registry.authority, stopped.message if stopped else credential)  # never another's token
         if key not in self._hosts:
             self._hosts[key] = host = Host(self, registry, credential)
             host.stopped = stopped
@@ -266,14 +228,13 @@ class Transport:
         return self._contexts(**{name: getattr(registry, name, None) for name in names})
 
     async def _dial(self, origin: Origin, *, abroad: bool = False) -> Stream:
-        registry, environ = self._registries.get(origin), self.edge.environ
-        proxy, decided = proxy_for(*origin, environ, registry.proxy if registry else None)
+        registry, timeouts = self._registries.get(origin), self.edge.timeouts
+        proxy, decided = proxy_for(*origin, self.edge.environ, registry.proxy if registry else None)
         through = f" through {proxy} ({decided})" if proxy else ""
         self.edge.log("debug", "connect", f"connecting to {origin}{through}")
         shown = registry._replace(client_cert=None, client_key=None) if registry and abroad else registry
         context = self._context(shown) if origin.scheme == "https" else None
         around = self._context(None) if proxy and proxy.scheme == "https" else None
-        timeouts = self.edge.timeouts
         try:
             return await open_stream(origin, context=context, timeouts=timeouts, proxy=proxy, proxy_context=around)
         except ConnectFailed as error:
@@ -313,15 +274,13 @@ class Transport:
     def pause_after(self, error: SyncError, patience: Patience, *hosts: Host) -> float:
         """Return the seconds to wait before what failed is repeated; raise the error when it is not to be."""
         error.retries = patience.repeated
-        throttled, asked = False, 0.0
-        if isinstance(error, RegistryError):
-            throttled, asked = error.status == 429, error.retry_after or 0.0
+        throttled = isinstance(error, RegistryError) and error.status == 429
+        asked = (isinstance(error, RegistryError) and error.retry_after) or 0.0
         now, host = anyio.current_time(), hosts[-1 if error.side is errors.Side.TARGET else 0]
         pause = patience.pause(now, self.edge.chance(), throttled=throttled, asked=asked)
         if error.retryable and asked > pacing.LONGEST_RETRY_AFTER:
-            # Nobody else is to ask before that time either (design.md section 9).
             error.message += f" (asks to wait {duration_text(asked)}, longer than a run waits)"
-            host.stopped = error.again()
+            host.stopped = error.again()  # nobody else is to ask before that time either (design.md section 9)
         if pause is None or not error.retryable or any(each.stopped for each in hosts):
             raise error
         if throttled:
@@ -343,11 +302,7 @@ class Transport:
     @asynccontextmanager
     async def opened(self, host: Host, call: Call, *, wants: tuple[Want, ...] = (),
             lease: Lease | None = None) -> AsyncIterator[Response]:
-        """Do one exchange, logging in and following redirects, and give its answer with the body unread.
-
-        `wants` are the permits to take; none when the caller holds them. With `lease` the exchange stays
-        on that lease: an upload's POST, whose PUT follows on the same connection.
-        """
+        """Do one exchange, with login and redirects, and give its answer unread; `wants` are the permits to take."""
         for _ in range(2):
             used = await self.login(host, call)
             async with self.gate.admitted(wants), self._followed(host, call, used, lease) as (response, moved):
@@ -372,8 +327,7 @@ class Transport:
                     yield response, moved
                     return
             # That connection serves others meanwhile.
-            location = response.headers.get("location")
-            if location is None:
+            if (location := response.headers.get("location")) is None:
                 raise ProtocolBroken(f"status {response.status} without a Location")
             origin, path = resolve_location(base, call.path, location)
             check_foreign(host.origin, origin)
@@ -395,25 +349,38 @@ class Transport:
 
     async def relearn(self, host: Host, call: Call, used: str | None, refused: Answer) -> None:
         """Take in a 401 or 403: return when a new login may do better, else raise the error that it is."""
-        login, wanted = host.authenticator, (call.repository, call.rights)
-        ways = refused.headers.all("www-authenticate")
+        login, ways = host.authenticator, refused.headers.all("www-authenticate")
         with host.judged():
-            again = await login.refused(ways, used, *wanted) if refused.status == 401 else login.forbidden(used)
+            again = (await login.refused(ways, used, call.repository, call.rights) if refused.status == 401
+                else login.forbidden(used))
         if not again:
             raise self.refusal(host, refused)
 
     def refusal(self, host: Host, answer: Answer) -> RegistryError:
-        """Turn an answer that was not hoped for into its error, and count what is throttled."""
-        login = host.authenticator
-        error = registry_error(answer, self.edge.wall(), login.redact)
-        if answer.status == 429:
+        """Turn an answer into an error with the registry's own words, cleaned (R18), and count what is throttled."""
+        login, (status, headers, body) = host.authenticator, answer
+        document, entries = auth.parsed(body)
+        told = [(entry.get("code"), entry.get("message")) for entry in entries]
+        if document is None:
+            # A page for people says nothing in one line.
+            told = [] if b"<" in body[:2000] else [(None, body[:2000].decode("utf-8", "replace"))]
+        elif not told:
+            told = [(None, document.get("details"))]
+        words = [" ".join(text for text in pair if isinstance(text, str) and text) for pair in told]
+        # Some servers repeat the request: our secrets go, and what follows a URL's `?` (R10).
+        said = login.redact(clean("; ".join(dict.fromkeys(word for word in words if word)), ERROR_BODY))
+        said = clean(re.sub(r"(://[^\s?]*\?)\S+", r"\1...", said))
+        error = RegistryError(f"status {status}" + (f": {said}" if said else ""), status=status,
+            codes=tuple(code for code, _ in told if isinstance(code, str)),
+            digests=frozenset(re.findall("sha(?:256|512):[0-9a-f]{64,128}", body.decode("latin-1"))),
+            retry_after=pacing.parse_retry_after(headers.get("retry-after"), self.edge.wall()))
+        if status == 429:
             self.throttled[host.key] += 1
             error.hint = f"who logs in may ask more often: {login.login}" if login.anonymous else None
-        elif answer.status in (401, 403):
+        elif status in (401, 403):
             error.hint = login.advice
-        elif answer.status == 400 and b"HTTPS" in (answer.body or b"HTTPS"):
-            # As Go and nginx word it; the answer to a HEAD has no words.
-            error.hint = host.secure or None
+        elif status == 400 and b"HTTPS" in (body or b"HTTPS"):
+            error.hint = host.secure or None  # as Go and nginx word it; the answer to a HEAD has no words
         return error
 
     async def _send(self, host: Host, call: Call, lease: Lease, used: str | None) -> Response:
@@ -437,5 +404,5 @@ class Transport:
         return response
 
     def kept(self, host: Host, origin: Origin, lease: Lease | None = None) -> AbstractAsyncContextManager[Lease]:
-        """Give the caller's own lease, which outlives this exchange, or a new one for where `host` sends us."""
+        """Give the caller's own lease, which outlives this exchange (a POST before its PUT), or one for `origin`."""
         return nullcontext(lease) if lease else (self.pool if origin == host.origin else self.abroad).lease(origin)

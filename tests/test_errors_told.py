@@ -674,7 +674,7 @@ def test_a_defect_shows_no_traceback_unless_it_is_asked_for(scene: Scene, monkey
     def broken(*_: Any, **__: Any) -> None:
         raise ZeroDivisionError("of our own")
 
-    monkeypatch.setattr("_regsync.transport.registry_error", broken)
+    monkeypatch.setattr("_regsync.transport.Transport.refusal", broken)
     for more, shown in (((), False), (("-v",), False), (("-vv",), True)):
         ran = scene.copy(*more, source=scene.serve().address)
         assert ran.status == 2
