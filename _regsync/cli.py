@@ -1,9 +1,8 @@
 """The command line: arguments, the files that they name, errors, exit status.
 
 Owns: what each command takes, its help, and what its end means for the shell. May not know: how anything is asked or
-copied. Invariants: every error ends in one line and one exit status of design.md section 2; no traceback without
-`-vv`; what is costly to import is imported by the command that needs it, and the parser of that command alone is
-built (throughput.md section 5).
+copied. Invariants: every error ends in one line and one exit status of design.md section 2; no traceback without `-vv`;
+costly imports are made by the command that needs them, whose parser alone is built (throughput.md section 5).
 """
 
 from __future__ import annotations
@@ -19,11 +18,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from _regsync import __version__
 from _regsync.errors import AuthError, ConfigError, RegsyncError, clean
+from _regsync.output import Console
 
 if TYPE_CHECKING:
     from _regsync.config import Config
     from _regsync.fields import Field
-    from _regsync.output import Console
 
 __all__ = ["main"]
 
@@ -53,21 +52,17 @@ _LATER = {"watch": "run `regsync sync` from a scheduler",
 
 
 class _Command(NamedTuple):
-    """A command in one line; arguments as a usage line has them, with their help; see `_STATUSES`."""
-
     text: str
     run: Callable[[argparse.Namespace, Console], int]
     statuses: str
-    arguments: tuple[tuple[str, str], ...]
+    arguments: tuple[tuple[str, str], ...]  # as a usage line has them, with their help
     examples: str
 
 
 def _parse(argv: Sequence[str]) -> argparse.Namespace:
-    """Read a command line; ConfigError when it is wrong. Options may stand before the command too."""
-    rest, before = list(argv), ["", *argv]
-    taken = ("--log-format", "-c", "--config")
-    places = [at for at, word in enumerate(argv) if not word.startswith("-") and before[at] not in taken]
-    name = rest.pop(places[0]) if places else None
+    rest, valued = list(argv), ("--log-format", "-c", "--config")
+    places = [at for at, word in enumerate(argv) if word[:1] != "-" and not (at and argv[at - 1] in valued)]
+    name = rest.pop(places[0]) if places else None  # options may stand before the command
     for word in (name or "", *(word.partition("=")[0] for word in rest if word.startswith("--"))):
         if word in _LATER:
             raise ConfigError(f"{word} is not part of this version", hint=_LATER[word])
@@ -77,10 +72,9 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
         near = difflib.get_close_matches(name[:64], _COMMANDS, n=1)
         hint = f"did you mean {near[0]!r}?" if near else "see `regsync --help`"
         raise ConfigError(f"there is no command {name!r}", hint=hint)
-    parser = _parser(name)
-    arguments = parser.parse_args(rest, argparse.Namespace(command=name))
+    arguments = _parser(name).parse_args(rest, argparse.Namespace(command=name))
     if name is None:
-        parser.error("a command is needed")
+        raise ConfigError("a command is needed", hint="see `regsync --help`")
     return arguments
 
 
@@ -90,7 +84,6 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _parser(name: str | None) -> argparse.ArgumentParser:
-    """Return the parser of what follows a command's name, or of a command line without one."""
     heading, *statuses = _STATUSES.splitlines()
     if name is None:
         told = ["commands (`regsync COMMAND --help` says more):"]
@@ -98,21 +91,24 @@ def _parser(name: str | None) -> argparse.ArgumentParser:
     else:
         told = ["examples:", *(f"  {line}".rstrip() for line in _COMMANDS[name].examples.splitlines())]
         statuses = [line for line in statuses if line.split()[0] in _COMMANDS[name].statuses.split()]
-    parser = _Parser(
-        prog=f"regsync {name}" if name else "regsync",
-        usage=None if name else "regsync COMMAND ...",
+    # Each argument makes a formatter, which asks shutil for the terminal's width: 2 ms of a start. An abbreviation,
+    # as `--jso`, would be taken for --json here and for something else by `main`.
+    parser = _Parser(prog=f"regsync {name}" if name else "regsync", usage=None if name else "regsync COMMAND ...",
         description=_COMMANDS[name].text if name else "copy container images between OCI registries",
-        epilog="\n".join([*told, "", heading, *statuses]),
-        # Each argument makes a formatter, which asks shutil for the terminal's width: 2 ms of a start.
-        formatter_class=partial(argparse.HelpFormatter, width=80),
-        allow_abbrev=False,  # `--jso` would be taken for --json here and for something else by `main`
-    )
+        epilog="\n".join([*told, "", heading, *statuses]), allow_abbrev=False,
+        formatter_class=partial(argparse.HelpFormatter, width=80))
     if name is None:
         parser.add_argument("--version", action="version", version=f"regsync {__version__}")
-    for field in _fields(name):
+    fields: list[Field] = []
+    if name in ("copy", "tags"):
+        from _regsync.fields import SECTIONS
+
+        fields = [field for field in SECTIONS["mapping" if name == "copy" else "tags"]
+            if (field.name == "platforms" if name == "copy" else field.name != "immutable_tags")]
+    for field in fields:
         many = field.type in ("texts", "one_or_texts")
-        parser.add_argument("--platform" if name == "copy" else f"--{field.name.replace('_', '-')}", action="append"
-            if many else "store", metavar="|".join(field.choices) or _METAVARS.get(field.type),
+        parser.add_argument("--platform" if name == "copy" else f"--{field.name.replace('_', '-')}",
+            action="append" if many else "store", metavar="|".join(field.choices) or _METAVARS.get(field.type),
             type=partial(_parse_value, field), default=[] if many else None,
             help=field.meaning + ("; may be repeated" if many else ""))
     for form, text in (*(_COMMANDS[name].arguments if name else ()), *_EVERYWHERE):
@@ -121,22 +117,11 @@ def _parser(name: str | None) -> argparse.ArgumentParser:
             parser.add_argument(form.lower(), metavar=form, help=text)
         elif names:
             choices = last.split("|") if "|" in last else None
-            needed = name in ("sync", "analyze") and "-c" in names
-            parser.add_argument(*names, metavar=last, help=text, choices=choices, required=needed)
+            parser.add_argument(*names, metavar=last, help=text, choices=choices, required=(form, text) == _NEEDED)
         else:
             parser.add_argument(form, action="count" if form == "-v" else "store_true", help=text)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     return parser
-
-
-def _fields(name: str | None) -> list[Field]:
-    if name not in ("copy", "tags"):
-        return []
-    from _regsync.fields import SECTIONS
-
-    if name == "copy":
-        return [field for field in SECTIONS["mapping"] if field.name == "platforms"]
-    return [field for field in SECTIONS["tags"] if field.name != "immutable_tags"]
 
 
 def _parse_value(field: Field, text: str) -> Any:
@@ -148,8 +133,6 @@ def _parse_value(field: Field, text: str) -> Any:
 
 def main(argv: Sequence[str]) -> int:
     """Run one command and return its exit status."""
-    from _regsync.output import Console
-
     # Before the arguments are known to be right: also what is wrong with them is told as they ask.
     json_log = "--log-format json" in " ".join(argv).replace("=", " ")
     make = partial(Console, sys.stdout, sys.stderr, as_json="--json" in argv, json_log=json_log)
@@ -178,7 +161,6 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _tell(console: Console, error: BaseException) -> int:
-    """Show why the command ended; return its exit status, which holds even where nobody can be told."""
     while inner := getattr(error, "exceptions", None):
         error = inner[0]  # task groups wrap what a task raises
     if isinstance(error, RegsyncError):
@@ -197,8 +179,8 @@ def _tell(console: Console, error: BaseException) -> int:
     return AuthError.exit_status if told.code == AuthError.code else told.exit_status
 
 
-def _read(name: str) -> tuple[bytes, dict[str, Any]]:
-    """Return a configuration's bytes, and what `config.load` and `config.expand` want to know of it."""
+def _read(name: str) -> dict[str, Any]:
+    """Return a configuration's bytes with what `config.load` and `config.expand` want to know of it."""
     try:
         if name == "-":
             text = sys.stdin.buffer.read(_LARGEST_CONFIG + 1)
@@ -210,22 +192,17 @@ def _read(name: str) -> tuple[bytes, dict[str, Any]]:
         raise ConfigError(f"{shown} cannot be read: {clean(error.strerror or str(error))}") from error
     if len(text) > _LARGEST_CONFIG:
         raise ConfigError(f"{clean(name)} is larger than {_LARGEST_CONFIG} bytes")
-    base_dir = None if name == "-" else os.path.dirname(os.path.abspath(name))
-    shown = "standard input" if name == "-" else name
-    return text, {"name": shown, "environ": os.environ, "base_dir": base_dir, "home": os.path.expanduser("~")}
+    shown, base_dir = ("standard input", None) if name == "-" else (name, os.path.dirname(os.path.abspath(name)))
+    return {"text": text, "name": shown, "environ": os.environ, "base_dir": base_dir, "home": os.path.expanduser("~")}
 
 
 def _read_config(name: str | None, *, lint: bool = False) -> Config:
     from _regsync import config
 
-    if name is None:
-        return config.Config({}, ())
-    text, where = _read(name)
-    return config.load(text, **where, lint=lint)
+    return config.Config({}, ()) if name is None else config.load(**_read(name), lint=lint)
 
 
 def _read_mappings(name: str, console: Console, *, lint: bool = False) -> Config:
-    """Read a configuration whose mappings are to be run; say what it warns of, refuse what is not kept."""
     found = _read_config(name, lint=lint)
     for warning in found.warnings:
         console.log("warning", "config", warning)
@@ -246,21 +223,15 @@ def _version(arguments: argparse.Namespace, console: Console) -> int:
     return version.show(as_json=arguments.json)
 
 
-def _expand(arguments: argparse.Namespace, console: Console) -> int:
-    from _regsync import config
+def _show(arguments: argparse.Namespace, console: Console) -> int:
+    if arguments.command == "expand":
+        from _regsync import config
 
-    text, where = _read(arguments.file)
-    return _print(config.expand(text, **where, show_secrets=arguments.show_secrets))
+        text = config.expand(**_read(arguments.file), show_secrets=arguments.show_secrets)
+    else:
+        from _regsync import fields, report
 
-
-def _schema(arguments: argparse.Namespace, console: Console) -> int:
-    from _regsync import fields, report
-
-    document = report.schema() if arguments.report else fields.schema()
-    return _print(json.dumps(document, indent=2) + "\n")
-
-
-def _print(text: str) -> int:
+        text = json.dumps(report.schema() if arguments.report else fields.schema(), indent=2) + "\n"
     try:
         sys.stdout.write(text)
     except UnicodeEncodeError:  # YAML is UTF-8, whatever a terminal is
@@ -275,17 +246,16 @@ def _tags(arguments: argparse.Namespace, console: Console) -> int:
     given = _read_config(arguments.config)
     where = oci.parse_reference(arguments.repo)
     if where.tag or where.digest:
-        hint = "leave out the tag or digest; --glob chooses tags"
-        raise ConfigError(f"reference {str(where)!r}: a repository is needed", hint=hint)
-    given_rule: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value
-        in vars(arguments).items() if name in tags.TagRule._fields}
+        raise ConfigError(f"reference {str(where)!r}: a repository is needed",
+            hint="leave out the tag or digest; --glob chooses tags")
+    given_rule: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name,
+        value in vars(arguments).items() if name in tags.TagRule._fields}
     rule = tags.TagRule(**given_rule)
     try:
         tags.select((), rule)
     except ValueError as error:
         raise ConfigError(str(error), hint="see `regsync tags --help`") from error
-    registry = config.registry_for(where.host, given)
-    return _run(session.list_tags, registry, where.repository, rule, console)
+    return _run(session.list_tags, config.registry_for(where.host, given), where.repository, rule, console)
 
 
 def _sync(arguments: argparse.Namespace, console: Console) -> int:
@@ -301,8 +271,7 @@ def _copy(arguments: argparse.Namespace, console: Console) -> int:
 
     given = _read_config(arguments.config)
     source, target = oci.parse_reference(arguments.src), oci.parse_reference(arguments.dst)
-    platforms = tuple(arguments.platform)
-    reference = source.digest or source.tag or "latest"
+    platforms, reference = tuple(arguments.platform), source.digest or source.tag or "latest"
     if source.digest is None and source.tag is None:
         console.log("info", "default_tag", f"{source}: no tag given, taking latest")
     if target.digest is not None and (target.digest != source.digest or platforms):
@@ -315,9 +284,8 @@ def _copy(arguments: argparse.Namespace, console: Console) -> int:
     if mapping.source.origin == mapping.targets[0].origin and mapping.source.max_concurrent == 1:
         raise ConfigError(f"a copy reads and writes {mapping.source.authority}, whose max_concurrent is 1",
             hint="allow 2 at least: one request reads while the other writes")
-    one = given._replace(mappings=(mapping,))
-    wanted = (mapping, reference, target.digest or target.tag or reference)
-    return _run(session.run, one, console, wanted)
+    one = (mapping, reference, target.digest or target.tag or reference)
+    return _run(session.run, given._replace(mappings=(mapping,)), console, one)
 
 
 def _run(work: Callable[..., Awaitable[int]], *arguments: Any) -> int:
@@ -340,8 +308,8 @@ A reference is HOST[:PORT]/REPO[:TAG|@DIGEST]; without a host it is Docker Hub's
 regsync sync -c mirror.yaml
 regsync sync -c mirror.yaml --dry-run
 regsync sync -c - --json <mirror.yaml >report.json"""),
-    "analyze": _Command("say what images share, and what a run would cost", _sync, "0 1 2 3 4 130", (
-        _NEEDED, _JSON), """\
+    "analyze": _Command("say what images share, and what a run would cost", _sync, "0 1 2 3 4 130",
+        (_NEEDED, _JSON), """\
 regsync analyze -c mirror.yaml
 
 Every selected image's manifests are read, at the source only; nothing is changed."""),
@@ -355,9 +323,9 @@ The rules are those of `tags` in a configuration. -v says why the other tags are
     "validate": _Command("say all that is wrong with a configuration", _validate, "0 3", (_FILE,), """\
 regsync validate mirror.yaml
 regsync validate - <mirror.yaml"""),
-    "expand": _Command("print a configuration with variables and defaults filled in", _expand, "0 3", (
+    "expand": _Command("print a configuration with variables and defaults filled in", _show, "0 3", (
         _FILE, ("--show-secrets", "write passwords and tokens out")), "regsync expand mirror.yaml"),
-    "schema": _Command("print the JSON Schema of the configuration", _schema, "0 3", (
+    "schema": _Command("print the JSON Schema of the configuration", _show, "0 3", (
         ("--report", "that of what --json writes instead"),), """\
 regsync schema >regsync.schema.json
 

@@ -1,8 +1,8 @@
 """What the user sees: results, log lines, progress, the JSON document.
 
-Owns: the two output streams and how values become lines on them. May not know: what a run does. Invariant:
-standard output holds results only, and with `--json` exactly one document; everything else goes to standard error;
-no control character of foreign text reaches either. Follows specification section 6, design.md sections 2 and 10.
+Owns: the two output streams and how values become lines on them. May not know: what a run does. Invariant: standard
+output holds results only, with `--json` exactly one document; everything else goes to standard error; no control
+character of foreign text reaches either. Follows specification section 6, design.md sections 2 and 10.
 """
 
 from __future__ import annotations
@@ -20,11 +20,9 @@ __all__ = ["Console", "Snapshot", "progress_lines", "show_progress"]
 
 _LEVELS = {"trace": 5, "debug": 10, "info": 20, "warning": 30, "error": 40}
 _TICK, _HEARTBEAT = 0.25, 30.0
-# The rate shown is that of the last seconds: an average over hours hides that nothing moves now.
-_RATE_SECONDS = 5.0
+_RATE_SECONDS = 5.0  # an average over hours hides that nothing moves now
 _LONGEST_LINE = 2000  # an image's holds two references and a cause that was cut before
 _COLOURS = {"error": "\x1b[31m", "warning": "\x1b[33m"}
-_WIDEST_BAR = 24
 
 
 class Snapshot(NamedTuple):
@@ -44,8 +42,7 @@ class Snapshot(NamedTuple):
 
     @property
     def data(self) -> str:
-        """The bytes in words; a blob that is read again makes more of them than were expected."""
-        whole = size_text(max(self.bytes, self.expected))
+        whole = size_text(max(self.bytes, self.expected))  # a blob that is read again makes more than were expected
         return f"{size_text(self.bytes)} of {whole}, {size_text(int(self.rate))}/s"
 
 
@@ -54,8 +51,7 @@ def progress_lines(now: Snapshot, columns: int, marks: str = "#-") -> list[str]:
     rows = [("images", now.done, now.known, f"{now.done} of {now.known}")]
     if now.expected or now.bytes:
         rows.append(("data", now.bytes, max(now.bytes, now.expected), now.data))
-    # With room for the longest usual text, so that bars do not move.
-    width = min(_WIDEST_BAR, columns - 10 - max(30, *(len(text) for *_, text in rows)))
+    width = min(24, columns - 10 - max(30, *(len(text) for *_, text in rows)))  # usual texts do not move the bars
     lines = []
     for name, part, whole, text in rows:
         full = width * part // max(whole, 1)
@@ -85,7 +81,6 @@ class Console:
             self._say(f"{level}: {message}", level, event, message, **fields)
 
     def _say(self, text: str, level: str, event: str, message: str, **fields: Any) -> None:
-        """Write `text` to standard error, or with `--log-format json` an object in its place."""
         text = clean(text, _LONGEST_LINE)
         if self._json_log:
             seconds, rest = divmod(time.time_ns(), 1_000_000_000)
@@ -96,21 +91,18 @@ class Console:
             word, *more = text.split(" ", 1)
             text = " ".join([f"{colour}{word}\x1b[0m", *more])
         self._line(self._err, text)
+        hint = fields.get("hint")
+        if hint and hint not in self._hinted and not self._json_log:  # once for all that it helps
+            self._hinted.add(hint)
+            self._line(self._err, clean(f"hint: {hint}", _LONGEST_LINE))
 
     def outcome(self, outcome: Outcome) -> None:
         """Show one image: what was done on standard output, what failed on standard error."""
         if outcome.error is not None:
-            line, hint = outcome.line(), outcome.error.hint
-            self._say(line, "error", "image_failed", line, **outcome.as_json(), hint=hint)
-            self._hint(hint)
+            line = outcome.line()
+            self._say(line, "error", "image_failed", line, **outcome.as_json(), hint=outcome.error.hint)
         elif outcome.status == "synced" and not self.as_json:
             self.line(outcome.line())
-
-    def _hint(self, hint: str | None) -> None:
-        """Say what may help, once for all that it helps."""
-        if hint and hint not in self._hinted and not self._json_log:
-            self._hinted.add(hint)
-            self._line(self._err, clean(f"hint: {hint}", _LONGEST_LINE))
 
     def error(self, error: RegsyncError) -> None:
         """Show why the command as a whole ended."""
@@ -118,7 +110,6 @@ class Console:
         code, hint = error.code, error.hint
         for line in map(str, problems or [error]):
             self._say(f"error: {code}: {line}", "error", "run_failed", line, code=code, hint=hint)
-        self._hint(hint)
         if self.as_json:
             told = {"code": code, "message": str(error), "hint": hint}
             self.document({"schema": 1, "error": told, "problems": [each._asdict() for each in problems]})
@@ -173,8 +164,7 @@ class Console:
         self.clear()
         try:
             self._write(stream, text + "\n")
-        except UnicodeEncodeError:
-            # A terminal or pipe without UTF-8 still gets its line.
+        except UnicodeEncodeError:  # a terminal or pipe without UTF-8 still gets its line
             text = text.replace("…", "...").encode("ascii", "backslashreplace").decode("ascii")
             self._write(stream, text + "\n")
 
@@ -202,14 +192,13 @@ async def show_progress(console: Console, progress: Any) -> None:
                 past.popleft()
             rate = (progress.bytes - past[0][1]) / (now - past[0][0])
             past.append((now, progress.bytes))
-            numbers = (progress.done, progress.known, progress.bytes, progress.expected)
-            console.progress(Snapshot(*numbers, rate, now - began, _waiting(progress, now)))
+            console.progress(Snapshot(progress.done, progress.known, progress.bytes, progress.expected, rate,
+                now - began, _waiting(progress, now)))
     finally:
         console.clear()
 
 
 def _waiting(progress: Any, now: float) -> str:
-    """Say what a run waits for: a registry that asked for a pause, else the oldest of what is under way."""
     for host, until in progress.paused.items():
         if until > now:
             return f"{host} is throttled (429), next try in {duration_text(until - now)}"

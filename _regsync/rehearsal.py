@@ -1,9 +1,8 @@
 """A run that changes nothing: what would be moved, and what it would cost.
 
-Owns: the part of `transfer.Mover` in a dry run, and the numbers of `analyze`. May not know: which image is
-next. Invariant: GET and HEAD only; what it says of requests and bytes is what a run would do whose answers
-are those of this one, since the same discovery, claims and execution lead to it. Follows design.md
-sections 6 and 10 ("Dry run").
+Owns: the part of `transfer.Mover` in a dry run, and the numbers of `analyze`. May not know: which image is next.
+Invariant: GET and HEAD only; its requests and bytes are those of a run that gets the same answers, since the same
+discovery, claims and execution lead to it. Follows design.md sections 6 and 10 ("Dry run").
 """
 
 from __future__ import annotations
@@ -12,20 +11,15 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from _regsync.claims import Step, Work
-from _regsync.oci import Manifest
-from _regsync.pacing import Want
+from _regsync import claims, oci, pacing, providers, transfer
 from _regsync.plan import Tree
-from _regsync.providers import ROWS
 from _regsync.registry import Repository
 from _regsync.report import size_text
 from _regsync.state import Knowledge, RepositoryKey
-from _regsync.transfer import Brought, known_body
+from _regsync.transfer import Brought
 from _regsync.transport import Transport
 
-__all__ = ["Rehearsal"]
-
-_LARGEST = 10
+__all__ = ["Rehearsal", "lines"]
 
 
 class Rehearsal:
@@ -33,11 +27,10 @@ class Rehearsal:
 
     def __init__(self, transport: Transport, knowledge: Knowledge) -> None:
         self._transport, self._knowledge = transport, knowledge
+        # By host and action, beside what is asked here; HEADs that the upload starts of a run spare count below zero.
         self._expected: defaultdict[str, Counter[str]] = defaultdict(Counter)
-        # HEADs that a run would spare, since its upload starts ask the same.
-        self._spared: Counter[str] = Counter()
         self._read: set[tuple[str, str]] = set()
-        # Blobs of all images that were looked at: sizes, in how many images, and where they go.
+        # Of all images that were looked at: blobs' sizes, in how many images, and where they go.
         self._sizes: dict[str, int] = {}
         self._images: dict[str, tuple[str, int]] = {}
         self._uses: Counter[str] = Counter()
@@ -56,7 +49,7 @@ class Rehearsal:
         for digest in blobs:
             self._places[digest].add(where)
 
-    async def bring(self, step: Step, source: Repository, target: Repository, *, fan_out: bool,
+    async def bring(self, step: claims.Step, source: Repository, target: Repository, *, fan_out: bool,
             disk: bool = True) -> Brought:
         """Say how a blob would come to its place; a repository that may hold it is asked."""
         blob, host = step.blob, target.host.key
@@ -65,23 +58,23 @@ class Rehearsal:
             self._expected[host]["upload_start"] += 1
             return Brought(mounted=True)
         if not self._knowledge.is_empty(target.key):
-            async with self._transport.gate.admitted((Want(host),), float(step.work.order)):
+            async with self._transport.gate.admitted((pacing.Want(host),), float(step.work.order)):
                 present = await target.has_blob(blob)
-            probes = self._knowledge.may_probe(target.key, ROWS[target.host.registry.kind].probe is not None)
-            self._spared[host] += probes
+            probes = self._knowledge.may_probe(target.key, providers.ROWS[target.host.registry.kind].probe is not None)
+            self._expected[host]["blob_head"] -= probes
             if present:
                 self._expected[host]["upload_start"] += probes
                 return Brought()
         read = (source.host.key, blob.digest)
-        if known_body(blob) is None and not (fan_out and read in self._read):
+        if transfer.known_body(blob) is None and not (fan_out and read in self._read):
             self._expected[source.host.key]["blob_get"] += 1
         self._read.add(read)
         self._expected[host].update({"upload_start": 1, "upload_body": 1})
         self._moved[host] += blob.size
         return Brought(uploaded=True, bytes=blob.size)
 
-    async def put(self, tree: Tree, work: Work, target: Repository, reference: str,
-            arrived: Callable[[Manifest], None]) -> None:
+    async def put(self, tree: Tree, work: claims.Work, target: Repository, reference: str,
+            arrived: Callable[[oci.Manifest], None]) -> None:
         """Count the manifests that would be put."""
         own = [child for child in tree.children if child.digest in work.own_children]
         self._expected[target.host.key]["manifest_put"] += len(own) + 1
@@ -97,8 +90,6 @@ class Rehearsal:
         counted = {host: Counter(actions) for host, actions in self._transport.requests.items()}
         for host, actions in self._expected.items():
             counted.setdefault(host, Counter()).update(actions)
-        for host, spared in self._spared.items():
-            counted[host]["blob_head"] -= spared
         return {host: dict(sorted((+actions).items())) for host, actions in sorted(counted.items())}
 
     def analysis(self) -> dict[str, Any]:
@@ -108,26 +99,26 @@ class Rehearsal:
         for digest, places in self._places.items():
             for host, repositories in Counter(host for host, _ in places).items():
                 targets[host].update(bytes=self._sizes[digest], mounts_possible=repositories - 1)
-        layers = sorted(self._sizes.items(), key=lambda each: (-each[1], each[0]))
-        images = sorted(self._images.values(), key=lambda each: (-each[1], each[0]))
+        layers, images = (sorted(found, key=lambda each: (-each[1], each[0]))[:10] for found
+            in (self._sizes.items(), self._images.values()))
         return {"schema": 1, "images": len(self._images),
             "blobs": {"unique": len(self._sizes), "unique_bytes": sum(self._sizes.values()), "shared": len(shared),
             "shared_bytes": sum(self._sizes[digest] for digest in shared)},
             "bytes": {"image_by_image": self._plain, "each_blob_once": sum(each["bytes"] for each in targets.values())},
             "targets": {host: {**each, "to_move": self._moved[host]} for host, each in sorted(targets.items())},
-            "requests": self.expected(), "largest_images": [{"image": name, "bytes": size} for name, size
-            in images[:_LARGEST]], "largest_layers": [{"digest": digest, "bytes": size, "images": self._uses[digest]}
-            for digest, size in layers[:_LARGEST]]}
+            "requests": self.expected(), "largest_images": [{"image": name, "bytes": size} for name, size in images],
+            "largest_layers": [{"digest": digest, "bytes": size, "images": self._uses[digest]} for digest,
+            size in layers]}
 
 
 def lines(found: Mapping[str, Any]) -> list[str]:
     """Return an analysis as text."""
-    blobs, plain, once = found["blobs"], found["bytes"]["image_by_image"], found["bytes"]["each_blob_once"]
+    blobs, (plain, once) = found["blobs"], found["bytes"].values()
     every, shared = size_text(blobs["unique_bytes"]), size_text(blobs["shared_bytes"])
-    saved = f"with each blob once, {size_text(plain - once)} saved"
     told = [f"Images: {found['images']}",
         f"Blobs: {blobs['unique']} unique ({every}), {blobs['shared']} of them shared ({shared})",
-        f"Data: {size_text(plain)} image by image, {size_text(once)} {saved}"]
+        f"Data: {size_text(plain)} image by image, {size_text(once)} with each blob once, "
+        f"{size_text(plain - once)} saved"]
     for host, target in found["targets"].items():
         moved = f"{size_text(target['to_move'])} to move of {size_text(target['bytes'])}"
         told.append(f"Target {host}: {moved}, {target['mounts_possible']} mounts possible")
@@ -135,6 +126,5 @@ def lines(found: Mapping[str, Any]) -> list[str]:
         counts = ", ".join(f"{count} {action}" for action, count in actions.items())
         told.append(f"Requests {host}: {sum(actions.values())} ({counts})")
     told += [f"Image {size_text(each['bytes']):>10} {each['image']}" for each in found["largest_images"]]
-    for each in found["largest_layers"]:
-        told.append(f"Layer {size_text(each['bytes']):>10} {each['digest']} in {each['images']} images")
-    return told
+    return told + [f"Layer {size_text(each['bytes']):>10} {each['digest']} in {each['images']} images" for each
+        in found["largest_layers"]]

@@ -1,8 +1,8 @@
 """What happened in a run: outcomes, totals, exit status, and the words for sizes and times.
 
-Owns: the fold of outcomes into the report of design.md section 10, the JSON Schema of every document on standard
-output, and the exit statuses of design.md section 2. May not know: terminals, files, clocks. Invariant: every
-image that was selected has exactly one outcome. Follows specification sections 3, 6, 7.
+Owns: the fold of outcomes into the report of design.md section 10, the JSON Schema of all documents on standard output,
+the exit statuses of design.md section 2. May not know: terminals, files, clocks. Invariant: every image that was
+selected has exactly one outcome. Follows specification sections 3, 6, 7.
 """
 
 from __future__ import annotations
@@ -16,19 +16,13 @@ from _regsync.errors import RegsyncError
 
 __all__ = ["Outcome", "Report", "duration_text", "schema", "size_text"]
 
-_Requests = Mapping[str, Mapping[str, int]]  # by host and action
-
 
 def size_text(count: int) -> str:
     """Return a size in SI units: `0 B`, `512 B`, `31.5 MB`."""
     if count < 1000:
         return f"{count} B"
-    value = count / 1000
-    for unit in ("KB", "MB", "GB"):
-        if value < 999.95:  # more would be shown as 1000.0
-            return f"{value:.1f} {unit}"
-        value /= 1000
-    return f"{value:.1f} TB"
+    power = next((power for power in (1, 2, 3) if count / 1000**power < 999.95), 4)  # more would be shown as 1000.0
+    return f"{count / 1000**power:.1f} {'BKMGT'[power]}B"
 
 
 def duration_text(seconds: float) -> str:
@@ -53,15 +47,13 @@ class Outcome(NamedTuple):
     error: RegsyncError | None = None
     bytes: int = 0
     duration: float = 0.0
-    # Blobs of this image: uploaded digests, and how many were mounted or already there.
-    transferred: tuple[str, ...] = ()
+    transferred: tuple[str, ...] = ()  # digests of uploaded blobs; the others were mounted or already there
     mounted: int = 0
     skipped: int = 0
 
     def line(self) -> str:
         """Return the one line that a user sees for it (specification section 6)."""
-        if self.status == "failed":
-            assert self.error is not None
+        if self.error is not None:
             return f"failed {self.source} -> {self.target}: {self.error.code}: {self.error}"
         return f"synced {self.source} -> {self.target} ({size_text(self.bytes)}, {duration_text(self.duration)})"
 
@@ -81,16 +73,11 @@ class Report:
     """The fold over a run's outcomes."""
 
     def __init__(self) -> None:
-        self.outcomes: list[Outcome] = []
-        # By the number of the mapping: from, to, selected, dropped reasons.
-        self.mappings: dict[int, dict[str, Any]] = {}
-        self.interrupted = False
+        self.outcomes, self.interrupted = list[Outcome](), False
+        self.mappings = dict[int, dict[str, Any]]()  # by number: from, to, selected, dropped reasons
 
     def totals(self) -> dict[str, Any]:
-        """Return how images ended, what became of blobs, and the blob bytes that were sent to targets.
-
-        Among uploads `unique` are distinct digests; a blob that was skipped was there already.
-        """
+        """Return how images ended, what became of blobs (`unique`: distinct digests), and the bytes sent to targets."""
         ends = Counter(outcome.status.replace("would_sync", "synced") for outcome in self.outcomes)
         uploads = [digest for outcome in self.outcomes for digest in outcome.transferred]
         counts = {name: sum(getattr(outcome, name) for outcome in self.outcomes) for name in ("mounted", "skipped")}
@@ -108,7 +95,7 @@ class Report:
     def causes(self) -> list[tuple[int, str]]:
         """Return the causes that several images share, the most frequent first: how many, code and cause."""
         found: Counter[str] = Counter()
-        for error in (outcome.error for outcome in self.outcomes if outcome.error is not None):
+        for error in filter(None, (outcome.error for outcome in self.outcomes)):
             # Some registries name the repository: that does not tell causes apart.
             host, _, rest = (getattr(error, "reference", None) or "").partition("/")
             name = re.escape(re.split("[@:]", rest)[0])
@@ -129,12 +116,12 @@ class Report:
         told: list[str] = []
         for _, mapping in sorted(self.mappings.items()):
             why = ", ".join(f"{count} {reason}" for reason, count in mapping["dropped"].items())
-            selected = f"{mapping['selected']} tags" + (f" (dropped: {why})" if why else "")
-            told.append(f"select {mapping['from']} -> {mapping['to']}: {selected}")
+            line = f"select {mapping['from']} -> {mapping['to']}: {mapping['selected']} tags"
+            told.append(f"{line} (dropped: {why})" if why else line)
         for each in sorted(self.outcomes, key=lambda outcome: outcome[:2]):
-            moved = f"{len(each.transferred)} blobs, {size_text(each.bytes)}, {each.mounted} mounted"
-            skipped = each.status == "skipped"
-            verb, detail = ("skip", each.reason or "") if skipped else ("sync", f"{moved}, {each.skipped} there")
+            detail = (
+                f"{len(each.transferred)} blobs, {size_text(each.bytes)}, {each.mounted} mounted, {each.skipped} there")
+            verb, detail = ("skip", each.reason or "") if each.status == "skipped" else ("sync", detail)
             if each.status != "failed":
                 told.append(f"would {verb} {each.source} -> {each.target} ({detail})")
         images, layers, size = self.totals().values()
@@ -143,7 +130,7 @@ class Report:
             f"Layers: {layers['transferred']} to transfer, {layers['mounted']} to mount",
             f"Data: {size_text(size)} to transfer"]
 
-    def as_json(self, *, run_id: str, started_at: str, elapsed: float, requests: _Requests,
+    def as_json(self, run_id: str, started_at: str, elapsed: float, requests: Mapping[str, Mapping[str, int]],
             throttled: Mapping[str, int]) -> dict[str, Any]:
         """Return the JSON report, schema 1 of design.md section 10."""
         asked = {host: dict(sorted(actions.items())) for host, actions in sorted(requests.items())}
@@ -179,10 +166,7 @@ _SHAPES = {"report": "schema: =1; run_id started_at: string; duration_s: number;
 
 
 def schema() -> dict[str, Any]:
-    """Return the JSON Schema of what `--json` writes: a run's report, an error, `analyze`, `tags`, `version`.
-
-    Its objects are open: fields may be added within schema 1, none changes its meaning.
-    """
+    """Return the JSON Schema of what `--json` writes; fields may be added within schema 1, none changes its meaning."""
     return {"$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "what regsync --json writes to standard output",
         "anyOf": [_type(name) for name in ("report", "error", "analysis", "tags", "version")],
@@ -190,8 +174,7 @@ def schema() -> dict[str, Any]:
 
 
 def _object(text: str) -> dict[str, Any]:
-    fields = re.findall("([^:;]+): ([^;]+)", text)
-    kinds = {name: _type(kind) for names, kind in fields for name in names.split()}
+    kinds = {name: _type(kind) for names, kind in re.findall("([^:;]+): ([^;]+)", text) for name in names.split()}
     properties = {name.rstrip("?"): kind for name, kind in kinds.items()}
     return {"type": "object", "properties": properties, "required": [name for name in kinds if name[-1] != "?"]}
 

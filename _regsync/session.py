@@ -1,8 +1,8 @@
 """A command at work: what the process gives to it, signals, and how its end is told.
 
-Owns: the edge to the process (environment, files, clock, chance) and the wiring of a run, or of a listing. May not
-know: arguments, configuration files, how anything is asked or copied. Invariant: connections are closed however a
-command ends. Follows specification section 1.6 and design.md sections 2, 5 and 9.
+Owns: the edge to the process (environment, files, clock, chance) and the wiring of a run or a listing. May not know:
+arguments, configuration files, how anything is asked or copied. Invariant: connections are closed however a command
+ends. Follows specification section 1.6 and design.md sections 2, 5 and 9.
 """
 
 from __future__ import annotations
@@ -16,20 +16,13 @@ from typing import Any, Literal
 
 import anyio
 
-from _regsync import rehearsal, transport
+from _regsync import discover, rehearsal, state, sync, tags, transport
 from _regsync.config import Config, MappingRule, Registry
-from _regsync.discover import Discovery
 from _regsync.errors import ConfigError, Side, clean
 from _regsync.output import Console, show_progress
 from _regsync.report import Report
-from _regsync.state import Knowledge
-from _regsync.sync import Run
-from _regsync.tags import TagRule
-from _regsync.transport import Transport
 
 __all__ = ["list_tags", "run"]
-
-_LARGEST_CREDENTIAL_FILE = 4 * 1024 * 1024
 
 
 async def run(found: Config, console: Console, one: tuple[MappingRule, str, str] | None = None,
@@ -40,11 +33,9 @@ async def run(found: Config, console: Console, one: tuple[MappingRule, str, str]
 
     def emit(outcome: Any) -> None:
         report.outcomes.append(outcome)
-        if rehearse is None or outcome.status == "failed":
-            console.outcome(outcome)
+        console.outcome(outcome)
 
-    work = Run(connected, found, emit, report, rehearse)
-    signals, stop = list[int](), anyio.Event()
+    work, signals, stop = sync.Run(connected, found, emit, report, rehearse), list[int](), anyio.Event()
     try:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(_listen_for_signals, stop, signals, tasks.cancel_scope)
@@ -56,8 +47,7 @@ async def run(found: Config, console: Console, one: tuple[MappingRule, str, str]
         connected.close()
     report.interrupted = report.interrupted or len(signals) > 1
     elapsed = anyio.current_time() - began
-    document = report.as_json(run_id=run_id, started_at=started, elapsed=elapsed, requests=connected.requests,
-        throttled=connected.throttled)
+    document = report.as_json(run_id, started, elapsed, connected.requests, connected.throttled)
     if work.rehearsal is not None:
         document = work.rehearsal.analysis() if rehearse == "analysis" else {**document, "dry_run": True}
         if not console.as_json:
@@ -70,46 +60,44 @@ async def run(found: Config, console: Console, one: tuple[MappingRule, str, str]
     return 128 + signals[0] if report.interrupted else report.exit_status()
 
 
-async def list_tags(registry: Registry, repository: str, rule: TagRule, console: Console) -> int:
+async def list_tags(registry: Registry, repository: str, rule: tags.TagRule, console: Console) -> int:
     """List a repository, show what a rule selects of it and why not the others; return the exit status."""
     connected = _transport(console)
     try:
         connected.prepare(registry)
-        discovery = Discovery(connected, Knowledge())
+        discovery = discover.Discovery(connected, state.Knowledge())
         source = discovery.repository(registry, repository, Side.SOURCE)
-        selection = await discovery.select_listed(rule, source)
+        kept, dropped, floor = await discovery.select_listed(rule, source)
     finally:
         connected.close()
-    kept, dropped = selection.kept, selection.dropped
     for tag, reason in dropped.items():
         console.log("info", "tag_dropped", f"dropped, {reason:<12}  {tag}", tag=tag, reason=reason)
     reasons = ", ".join(f"{count} {reason}" for reason, count in Counter(dropped.values()).most_common())
-    why = f" (dropped: {reasons})" if reasons else ""
-    told = f"{source}: {len(kept)} of {len(kept) + len(dropped)} tags are selected{why}"
-    console.log("info" if kept else "warning", "selected" if kept else "nothing_selected", told)
-    if len(kept) < selection.floor:
-        console.log("warning", "min_tags", f"{source}: min_tags asks for {selection.floor}, not {len(kept)}")
-    for tag in () if console.as_json else kept:
-        console.line(tag)
+    told = f"{source}: {len(kept)} of {len(kept) + len(dropped)} tags are selected"
+    level, event = ("info", "selected") if kept else ("warning", "nothing_selected")
+    console.log(level, event, f"{told} (dropped: {reasons})" if reasons else told)
+    if len(kept) < floor:
+        console.log("warning", "min_tags", f"{source}: min_tags asks for {floor}, not {len(kept)}")
     if console.as_json:
         console.document({"repository": str(source), "tags": kept, "dropped": dict(dropped)})
+    for tag in () if console.as_json else kept:
+        console.line(tag)
     return 0
 
 
-def _transport(console: Console) -> Transport:
+def _transport(console: Console) -> transport.Transport:
     gc.freeze()  # start-up is over (`regsync.main` says why it was off), and what is there never becomes garbage
     gc.enable()
     home = os.path.expanduser("~")  # itself where nobody knows it
-    edge = transport.Edge(environ=os.environ, home=None if home == "~" else home, read=_read_file,
+    return transport.Transport(transport.Edge(environ=os.environ, home=None if home == "~" else home, read=_read_file,
         chance=lambda: int.from_bytes(os.urandom(6), "big") / 2**48, wall=time.time, log=console.log,
-        open_files=_raise_file_limit())
-    return Transport(edge)
+        open_files=_raise_file_limit()))
 
 
 def _read_file(path: str) -> bytes | None:
     try:
         with open(path, "rb") as stream:
-            return stream.read(_LARGEST_CREDENTIAL_FILE)
+            return stream.read(4 * 1024 * 1024)  # more than any file of credentials has
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
@@ -117,14 +105,13 @@ def _read_file(path: str) -> bytes | None:
 
 
 async def _listen_for_signals(stop: anyio.Event, signals: list[int], scope: anyio.CancelScope) -> None:
-    """First signal: take nothing new and drain. Second: stop at once."""
     try:
         with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as received:
             async for number in received:
                 signals.append(int(number))
+                stop.set()  # take nothing new, and drain
                 if len(signals) > 1:
                     scope.cancel()
-                stop.set()
     except NotImplementedError:
         return  # the event loop of Windows takes no signal handlers; an interrupt then ends the program at once
 
