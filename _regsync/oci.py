@@ -34,34 +34,28 @@ IMAGE_CONFIGS = ("application/vnd.oci.image.config.v1+json", "application/vnd.do
 ACCEPT_MANIFESTS = ", ".join(_INDEX_TYPES + _IMAGE_TYPES)
 # Sent by servers that do not know what they hold; the document decides then.
 _GENERIC_TYPES = ("", "application/json", "application/octet-stream", "text/plain")
-# protocol-facts.md section 1.6: by media type, never by the presence of `urls`.
+# Layers that are not to be pushed (protocol-facts.md section 1.6): by media type, never by the presence of `urls`.
 _FOREIGN = ("application/vnd.oci.image.layer.nondistributable.", "application/vnd.docker.image.rootfs.foreign.")
-
 _MAX_DESCRIPTORS = 10_000  # 4 MiB hold about 30,000; so many have not been seen
 _MAX_JSON_DEPTH = 64  # design.md section 4
 MAX_INDEX_DEPTH = 4  # indexes within indexes, the top one counted (protocol-facts.md section 1.5)
 TRIM_RULE = "1"  # part of the key of what the state keeps of trimmed indexes: another rule, another number
 # protocol-facts.md section 1.1. `re` compiles a pattern when it is first used: a start pays for what it needs.
 _NAME_PART = r"[a-z0-9]+(?:(?:\.|__?|-+)[a-z0-9]+)*"
-_REPOSITORY = rf"{_NAME_PART}(?:/{_NAME_PART})*"
-_TAG = r"[a-zA-Z0-9_][a-zA-Z0-9._-]{0,127}"
-_DIGEST = r"[a-z0-9]+(?:[+._-][a-z0-9]+)*:[a-zA-Z0-9=_-]+"
-_REFERRER_TAG = r"sha256-[a-f0-9]{64}(?:\.(?:sig|att|sbom))?"
 # RFC 6838 section 4.2; a parameter is forgiven: some push files as `text/plain; charset=utf-8`.
 _TYPE_NAME = r"[a-zA-Z0-9][a-zA-Z0-9!#$&^_.+-]{0,126}"
 _MEDIA_TYPE = rf"{_TYPE_NAME}/{_TYPE_NAME}(?: ?;[ -~]{{0,99}})?"
-_PLATFORM = r"[a-z0-9][a-z0-9._-]{0,63}(?:/[a-z0-9][a-z0-9._-]{0,63}){1,2}"
 _HOST = r"(?:\[[0-9a-f:.]+\]|[a-z0-9](?:[a-z0-9.-]*[a-z0-9])?)(?::[0-9]{1,5})?"
 
 
 def is_repository(text: str) -> bool:
     """Tell whether `text` is a repository name, without host, tag or digest."""
-    return len(text) <= 255 and re.fullmatch(_REPOSITORY, text) is not None
+    return len(text) <= 255 and re.fullmatch(rf"{_NAME_PART}(?:/{_NAME_PART})*", text) is not None
 
 
 def is_tag(text: str) -> bool:
     """Tell whether `text` is a tag."""
-    return re.fullmatch(_TAG, text) is not None
+    return re.fullmatch(r"[a-zA-Z0-9_][a-zA-Z0-9._-]{0,127}", text) is not None
 
 
 def check_digest(text: str) -> str:
@@ -70,7 +64,7 @@ def check_digest(text: str) -> str:
     length = fips.DIGEST_HEX_LENGTHS.get(algorithm)
     if length and re.fullmatch(f"[a-f0-9]{{{length}}}", encoded):
         return text
-    if length is None and re.fullmatch(_DIGEST, text):
+    if length is None and re.fullmatch(r"[a-z0-9]+(?:[+._-][a-z0-9]+)*:[a-zA-Z0-9=_-]+", text):
         raise ContentError(f"digests of {clean(algorithm, 40)} cannot be verified here, only sha256 and sha512 can")
     raise ContentError(f"{clean(text, 140)!r} is not a digest (sha256: and 64 lower-case hex digits)")
 
@@ -92,7 +86,7 @@ def referrers_tag(digest: str) -> str:
 
 def is_referrer_tag(tag: str) -> bool:
     """Tell whether a tag names referrers or cosign's attachments, not an image (design.md section 5)."""
-    return re.fullmatch(_REFERRER_TAG, tag) is not None
+    return re.fullmatch(r"sha256-[a-f0-9]{64}(?:\.(?:sig|att|sbom))?", tag) is not None
 
 
 class Reference(NamedTuple):
@@ -114,9 +108,8 @@ def parse_reference(text: str) -> Reference:
     if "/" in digest:  # not shown: what stands before the @ may be a password
         raise ConfigError("a reference holds no user name or password; give credentials in the configuration")
     try:
-        scheme, mark, _ = name.partition("://")
-        if mark:
-            raise ValueError(f"leave out {scheme + mark!r}, write HOST/REPOSITORY[:TAG]")
+        if scheme := re.match(r".*?://", name, re.DOTALL):
+            raise ValueError(f"leave out {scheme[0]!r}, write HOST/REPOSITORY[:TAG]")
         host, (first, slash, rest) = "docker.io", name.partition("/")
         label, port, _ = first.partition(":")
         if "." in label or label.lower() == "localhost" or (slash and port):
@@ -149,7 +142,7 @@ class Platform(NamedTuple):
 
 def parse_platform(text: str) -> Platform:
     """Read `os/arch[/variant]`, lower-casing it; ValueError when it is something else."""
-    if not re.fullmatch(_PLATFORM, text.lower()):
+    if not re.fullmatch(r"[a-z0-9][a-z0-9._-]{0,63}(?:/[a-z0-9][a-z0-9._-]{0,63}){1,2}", text.lower()):
         raise ValueError(f"{clean(text, 100)!r} is not OS/ARCH[/VARIANT], as in linux/arm64")
     return Platform(*text.lower().split("/"))
 
@@ -173,7 +166,6 @@ class Descriptor(NamedTuple):
 
     @property
     def is_foreign(self) -> bool:
-        """Whether this is a layer that is not to be pushed (protocol-facts.md section 1.6)."""
         return self.media_type.startswith(_FOREIGN)
 
     @property
@@ -388,7 +380,7 @@ def nested_indexes(index: Manifest) -> tuple[Descriptor, ...]:
 
 
 def trim_index(index: Manifest, wanted: Sequence[Platform], nested: Mapping[str, Manifest]) -> Trimmed:
-    """Keep what `wanted` asks for (design.md section 4), `nested` being all indexes below; ContentError if it cannot."""
+    """Keep what `wanted` asks for (design.md section 4), `nested` being all indexes below; ContentError if unable."""
     return _trim(index, wanted, nested, {}, 1)
 
 

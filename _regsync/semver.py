@@ -19,15 +19,11 @@ _SUFFIX = r"(?:-([0-9A-Za-z-]+(?:\.[0-9A-Za-z-]+)*))?(?:[+_][0-9A-Za-z._+-]+)?"
 _VERSION = rf"v?([0-9]+)(?:\.([0-9]+))?(?:\.([0-9]+))?{_SUFFIX}"
 _PART = r"([0-9]+|[xX*])"
 _COMPARATOR = rf"(==|!=|>=|<=|[=<>^~])?[ \t]*v?{_PART}(?:\.{_PART})?(?:\.{_PART})?{_SUFFIX}"
-_HYPHEN_RANGE = r"([^ \t]+)[ \t]+-[ \t]+([^ \t]+)"
 _LONGEST = 1024  # of a tag (128 at most) or a range; int() refuses far longer numbers in its own way
 
 
 class Version(NamedTuple):
-    """A version as far as precedence goes: spelling and build metadata are not part of it.
-
-    `stage` is 1 for a release and 0 for its pre-releases; `identifiers` are (0, number, "") or (1, 0, word).
-    """
+    """What precedence sees of a version; `stage` 0: a pre-release, `identifiers` (0, number, "") or (1, 0, word)."""
 
     release: tuple[int, int, int]
     stage: int = 1
@@ -75,20 +71,21 @@ class Range(NamedTuple):
         Where a set names a pre-release of the same M.m.p, those of it are compared in full; elsewhere M.m.p is compared
         in their place (`include`, `only`) or they are refused (`exclude`).
         """
-        wrong = prerelease == "only" and not version.is_prerelease
-        return not wrong and any(_all_admit(comparators, version, prerelease) for comparators in self.sets)
+        is_wanted = version.is_prerelease or prerelease != "only"
+        return is_wanted and any(_all_admit(comparators, version, prerelease) for comparators in self.sets)
 
 
 def _all_admit(comparators: tuple[_Comparator, ...], version: Version, prerelease: Prerelease) -> bool:
-    in_full, release = True, version
-    if version.is_prerelease:
-        # `!=1.0.0-rc.1` says what is unwanted: it invites no other pre-release of 1.0.0.
-        in_full = any(named == version.release and takes_inside for _, _, takes_inside, named in comparators)
-        if prerelease == "exclude" and not in_full:
+    # `!=1.0.0-rc.1` says what is unwanted: it invites no other pre-release of 1.0.0.
+    in_full = not version.is_prerelease or any(each.named == version.release and each.takes_inside for each
+        in comparators)
+    if prerelease == "exclude" and not in_full:
+        return False
+    release = version if in_full else Version(version.release)
+    for low, high, takes_inside, named in comparators:
+        if (low <= (version if named == version.release else release) < high) is not takes_inside:
             return False
-        release = Version(version.release)
-    return all((low <= (version if in_full or named == version.release else release) < high) is takes_inside for low,
-        high, takes_inside, named in comparators)
+    return True
 
 
 def parse_range(text: str) -> Range:
@@ -102,7 +99,7 @@ def parse_range(text: str) -> Range:
 def _comparator(word: str) -> _Comparator:
     match = re.fullmatch(_COMPARATOR, word)
     if match is None:
-        if hyphen := re.fullmatch(_HYPHEN_RANGE, word):
+        if hyphen := re.fullmatch(r"([^ \t]+)[ \t]+-[ \t]+([^ \t]+)", word):
             raise ValueError(f"hyphen ranges are not supported: write '>={hyphen[1]},<={hyphen[2]}'")
         forms = "write '*', 1.x, 1.2 or 1.2.3, if need be after = == != > >= < <= ^ ~"
         raise ValueError(f"{word!r} is no comparator: {forms}; join comparators with a comma")

@@ -22,9 +22,7 @@ __all__ = ["Reason", "Selection", "TagRule", "check_glob", "compile_glob", "sele
 
 Reason = Literal["glob", "semver", "prerelease", "exclude", "latest", "referrer_tag"]
 _Order = Literal["semver", "alpha"]
-
 _TOKEN = r"\\.|\[(?P<not>!?)(?P<set>(?:\\.|[^\]\\])*)\]|(?P<unfinished>[\[\\])|(?P<mark>[*?{},])|."
-_SET_MEMBER = r"(\\.|.)(?:-(\\.|.))?"
 _Accepts = Callable[[str], bool]
 _Token = tuple[str, "_Accepts | None"]  # what is written, its test of one character; the marks `*{,}` have none
 
@@ -62,7 +60,7 @@ def _character_set(pattern: str, members: str, negated: bool) -> _Accepts:
         raise ValueError(f"{pattern!r} has an empty set of characters")
     if members[0] == "^" and not negated:
         raise ValueError(f"{pattern!r}: a set is negated by '!', as in [!a-z]")
-    ranges = [(low[-1], (high or low)[-1]) for low, high in re.findall(_SET_MEMBER, members, re.DOTALL)]
+    ranges = [(low[-1], (high or low)[-1]) for low, high in re.findall(r"(\\.|.)(?:-(\\.|.))?", members, re.DOTALL)]
     if turned := [f"{low}-{high}" for low, high in ranges if low > high]:
         raise ValueError(f"{pattern!r}: the range {turned[0]} is the wrong way round")
     return lambda character: any(low <= character <= high for low, high in ranges) is not negated
@@ -82,8 +80,7 @@ def _machine(tokens: Sequence[_Token]) -> _Accepts:
             leads[braces[-1][0]].append(i + 1)
             braces[-1].append(i)
         elif tokens[i][0] == "}":
-            for comma in braces.pop()[1:]:
-                leads[comma] = [i + 1]
+            leads |= {comma: [i + 1] for comma in braces.pop()[1:]}
 
     @lru_cache(1024)  # many tags begin and go on alike
     def follow(places: frozenset[int], character: str) -> frozenset[int]:
