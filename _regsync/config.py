@@ -315,7 +315,8 @@ class _Reader:
         return rule
 
     def build_registry(self, section: _Section) -> Registry | None:
-        nodes, values = section.nodes, dict(section.values)
+        nodes = section.nodes
+        values = {"cloud_profile" if name == "aws_profile" else name: value for name, value in section.values.items()}
         auth = values.get("auth_type")
         for field in SECTIONS["registry"] if auth or "auth_type" not in nodes else ():
             if field.auth != auth and field.auth and field.name in nodes:
@@ -327,8 +328,6 @@ class _Reader:
         if "url" not in values:
             return None
         scheme, host, port = values.pop("url")
-        if "aws_profile" in values:
-            values["cloud_profile"] = values.pop("aws_profile")
         if "credentials" in values:
             values |= values.pop("credentials").values
         found = Registry("", scheme, host, port, providers.kind_of(host, auth), **values)
@@ -409,9 +408,7 @@ def _covers(wide: str, narrow: str) -> bool:
 
 
 def _shadowed(routes: Sequence[tuple[Sequence[object], TagRule]]) -> Iterator[tuple[int, int]]:
-    """Give mappings that earlier ones leave nothing to do, and the first of those. A route is pairs of content and
-    place, and tags.
-    """
+    """Give mappings that earlier ones leave nothing to do, each with the first of those, by keys of what goes where."""
     earlier: dict[object, list[tuple[int, TagRule]]] = {}
     for index, (keys, tags) in enumerate(routes):
         before = [earlier.setdefault(key, []) for key in keys]
@@ -434,8 +431,7 @@ def _leaves_nothing(first: TagRule, rule: TagRule) -> bool:
 class _Expansion(_Reader):
     """Makes plain values of nodes that were read without a problem."""
 
-    expanded = 0
-    show_secrets = False
+    expanded, show_secrets = 0, False
 
     def plain(self, node: Node, field: Field) -> Any:
         self.expanded += 1
@@ -475,10 +471,8 @@ class _Expansion(_Reader):
             scheme = match[0] if (match := re.match(r"\w+://", written)) else ""
             _, user, host = masked(written, "").rpartition("@")
             return scheme + (f"{_MASK}@{host}" if user else masked(written[len(scheme) :], _MASK))
-        value = self.meaning(text, field)
-        if field.type in ("flag", "count"):
-            return value
-        return (value if field.type == "path" else text).replace("$", "$$")
+        value = self.meaning(text, field) if field.type in ("flag", "count", "path") else text
+        return value.replace("$", "$$") if isinstance(value, str) else value
 
 
 def load(text: bytes, *, name: str, environ: Mapping[str, str], base_dir: str | None, home: str | None,

@@ -16,6 +16,8 @@ __all__ = ["Node", "Unreadable", "compose", "dump", "masked", "substitute", "var
 _DEEPEST = 32  # levels; legitimate documents have 6
 _MOST_MERGED = 1_000_000  # what `<<` repeats is read again each time; this is some 60,000 mappings
 _TAG_PREFIX = "tag:yaml.org,2002:"
+# `${` that nothing closes properly is matched alone. Each character is looked at once.
+_VARIABLE = r"\$\$|\$\{(?:([A-Za-z_][A-Za-z0-9_]*)(?::([-?])((?:[^$}]|\$(?!\{))*))?\})?"
 _KINDS = {"map": "a mapping", "seq": "a list", "str": "text", "int": "a whole number", "float": "a decimal number",
     "bool": "a truth value", "null": "empty", "timestamp": "a date", "merge": "a merge key"}
 
@@ -46,9 +48,7 @@ def compose(text: bytes, note: Callable[[Node, str, str], None]) -> Node | None:
     try:
         decoded = text.decode("utf-8-sig")
         loader: Any = yaml.SafeLoader(decoded)  # looks for control characters
-        if root := _Ordinary(loader).read(decoded):
-            return root
-        return _Composer(loader, yaml, note).document()
+        return _Ordinary(loader).read(decoded) or _Composer(loader, yaml, note).document()
     except UnicodeDecodeError as error:
         raise _after(error.object[: error.start].decode(), "not UTF-8: save the file as UTF-8") from None
     except yaml.reader.ReaderError as error:
@@ -254,10 +254,6 @@ class _Composer:
             for name, pair in source.value.items():
                 pairs.setdefault(name, pair)
         return pairs
-
-
-# `${` that nothing closes properly is matched alone. Each character is looked at once.
-_VARIABLE = r"\$\$|\$\{(?:([A-Za-z_][A-Za-z0-9_]*)(?::([-?])((?:[^$}]|\$(?!\{))*))?\})?"
 
 
 def dump(value: object) -> str:

@@ -22,6 +22,7 @@ __all__ = ["DEFAULT_PORTS", "SECTIONS", "Field", "is_loopback", "parse_duration"
 
 DEFAULT_PORTS: Mapping[str, int] = MappingProxyType({"https": 443, "http": 80})
 _SECONDS = MappingProxyType({"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400})
+_TRUTH = MappingProxyType({"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False})
 _LABEL = r"[A-Za-z0-9](?:[A-Za-z0-9-]*[A-Za-z0-9])?"
 _URL = rf"(?:([A-Za-z][A-Za-z0-9+.-]*)://)?(\[[0-9A-Fa-f:.]+\]|{_LABEL}(?:\.{_LABEL})*)(?::([0-9]{{1,5}}))?"
 
@@ -126,9 +127,6 @@ class Field(NamedTuple):
                 raise ValueError(f"a whole number from {self.least} to 999999999 is needed")
             return int(text)
         return self.parse(text) if self.parse else text
-
-
-_TRUTH = MappingProxyType({"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False})
 
 
 def _repository(text: str) -> None:
