@@ -1,10 +1,8 @@
 """HTTP/1.1 exchanges over streams: heads and framing by h11, bodies with the fewest copies.
 
-Owns: connections, tunnels, keep-alive, the pool, time-outs of an exchange, answers in the middle of an upload. May
-not know: registries, authentication, redirects, retries (but an idle connection found dead is replaced: no answer
-was lost). Invariants: I7 (a body that cannot begin again is sent once), I9 (a connection in any other state than
-"one whole exchange done" is closed). Follows RFC 9112, design.md section 9 "Body path", throughput.md section 8.
-"""
+Owns: connections, tunnels, pool, time-outs, answers in the middle of an upload. May not know: registries, logins,
+redirects, retries (but an idle connection found dead is replaced). Invariants: I7 (a body that cannot begin again is
+sent once), I9 (kept only after a whole exchange). Follows RFC 9112, design.md section 9, throughput.md section 8."""
 
 from __future__ import annotations
 
@@ -13,7 +11,6 @@ from base64 import b64encode
 from collections.abc import Awaitable, Callable
 from typing import Any, NamedTuple, Protocol
 
-import anyio
 import anyio.lowlevel
 import h11
 
@@ -26,14 +23,10 @@ __all__ = ["PIECE", "Connection", "Headers", "Lease", "Pieces", "Pool", "Request
 
 # One piece of a body. throughput.md section 1: 64 KiB costs 12 % more CPU, 1 MiB four times the memory.
 PIECE = 256 * 1024
-# Signed redirect locations and fat challenges exceed h11's 16 KiB (protocol-facts.md section 2.5).
-_LONGEST_HEAD = 64 * 1024
-# To read more than this, or for longer, so that a connection can be kept, costs more than a new one.
-_WORTH_DRAINING, _WORTH_WAITING = 64 * 1024, 1.0
-# How long a peer's refusal may still be in flight after our write failed.
-_LAST_WORDS = 2.0
-# A registry may send us to another host for each blob.
-_IDLE_PER_ORIGIN, _IDLE_IN_ALL = 64, 256
+_LONGEST_HEAD = 64 * 1024  # signed locations and fat challenges exceed h11's 16 KiB (protocol-facts.md section 2.5)
+_WORTH_DRAINING, _WORTH_WAITING = 64 * 1024, 1.0  # to keep a connection by more than this costs more than a new one
+_LAST_WORDS = 2.0  # how long a peer's refusal may still be in flight after our write failed
+_IDLE_PER_ORIGIN, _IDLE_IN_ALL = 64, 256  # a registry may send us to another host for each blob
 
 
 class Headers(list[tuple[str, str]]):
@@ -58,11 +51,8 @@ class Request(NamedTuple):
 
 
 class Pieces(Protocol):
-    """The body of an upload, `length` bytes in all.
-
-    `next` returns its next piece, valid until the next call, empty at the end, or refuses by raising; `rewind` begins
-    again with the first one, if that is still possible.
-    """
+    """The body of an upload, `length` bytes in all: `next` returns a piece, valid until the next call, empty at the
+    end, or refuses by raising; `rewind` begins again with the first one, if that is still possible."""
 
     length: int
 
@@ -76,16 +66,14 @@ class Response:
     def __init__(self, connection: Connection, head: h11.Response, method: str) -> None:
         self._connection, self._tail, self.status = connection, memoryview(b""), head.status_code
         self.headers = Headers((name.decode("latin-1"), value.decode("latin-1")) for name, value in head.headers)
-        # Whether it came before the whole body of its request was sent.
-        self.early = False
+        self.early = False  # whether it came before the whole body of its request was sent
         declared, coded = self.headers.get("content-length"), self.headers.get("transfer-encoding")
         # What the body is said to be long; a transfer coding overrides it (RFC 9112 section 6.3).
         self.length = int(declared) if declared and not coded and method != "HEAD" else None
         closing = "close" in ",".join(self.headers.all("connection")).lower()
         # Both framings at once is a smuggling shape: use the one that h11 uses, then close (R17).
         self.reusable = head.http_version == b"1.1" and not closing and not (coded and declared)
-        # The bytes still to come, None while h11 frames the body.
-        self.left = self.length if self.status in (200, 206) else None
+        self.left = self.length if self.status in (200, 206) else None  # still to come; None: h11 frames the body
         if self.left is not None:
             trailing, closed = connection.framing.trailing_data
             self._tail = memoryview(trailing)[: self.left]
@@ -100,8 +88,7 @@ class Response:
             if isinstance(event, h11.Data):
                 self._tail = memoryview(event.data)
             else:
-                self.left = 0
-                self.reusable = self.reusable and not self._connection.framing.trailing_data[0]
+                self.left, self.reusable = 0, self.reusable and not self._connection.framing.trailing_data[0]
         if self.left and not self._tail:
             count = await self._connection.fill(buffer[: self.left])
             if not count:
@@ -147,8 +134,7 @@ class Connection:
 
     def __init__(self, origin: Origin, stream: Stream, timeouts: Timeouts) -> None:
         self.origin, self.timeouts, self.idle_since = origin, timeouts, 0.0
-        self._stream, self.close = stream, stream.close
-        self._scratch = memoryview(bytearray(16 * 1024))
+        self._stream, self.close, self._scratch = stream, stream.close, memoryview(bytearray(16 * 1024))
 
     def _head(self, request: Request, length: int) -> bytes:
         host = request.target if request.method == "CONNECT" else self.origin.authority
@@ -157,26 +143,21 @@ class Connection:
             headers.append(("Content-Length", str(length)))
         try:
             head = self.framing.send(h11.Request(method=request.method, target=request.target, headers=headers))
-            # h11 is told the whole body at once and asks for its length only: a call for each piece costs
-            # 9 % of a copy's CPU. That the pieces come to that length is for `_take_off` to see.
+            # h11 asks for the length only: a call per piece costs 9 % of a copy's CPU; `_take_off` checks the pieces.
             self.framing.send_with_data_passthrough(h11.Data(data=range(length)))  # type: ignore[arg-type]
             self.framing.send(h11.EndOfMessage())
             return head or b""
-        except (h11.LocalProtocolError, UnicodeError):
-            # h11 shows the header in its error: it may be a credential (I6).
+        except (h11.LocalProtocolError, UnicodeError):  # h11 shows the header: it may be a credential (I6)
             raise ProtocolBroken("a request cannot be written: its URL or a header is malformed") from None
 
     async def exchange(self, request: Request, first: memoryview, pieces: Pieces | None, seconds: float) -> Response:
-        """Send a request, whose body begins with `first`, and return its final answer with the body unread.
-
-        An error of `pieces` is raised as it is, a failed write only when the peer says nothing about it.
-        """
+        """Send a request, whose body begins with `first`, and return its final answer with the body unread. An error
+        of `pieces` is raised as it is, a failed write only when the peer says nothing about it."""
         self.framing = h11.Connection(h11.CLIENT, max_incomplete_event_size=_LONGEST_HEAD)
         # Whether the peer has said anything; of both bodies: bytes, and seconds spent waiting for this peer.
         self.heard, self._moved, self._waited = False, 0, 0.0
-        # The wait for the answer gets its deadline when nothing more is sent; why that came too early.
-        self._answering = anyio.CancelScope()
-        self._failed: SyncError | None = None
+        self._answering = anyio.CancelScope()  # it gets its deadline when nothing more is sent
+        self._failed: SyncError | None = None  # why that came too early
         # What is offered to the stream next, and how many bytes of the body follow it.
         self._left = length = len(first) if pieces is None else pieces.length
         self._piece = memoryview(self._head(request, length) + self._take_off(first))
@@ -198,7 +179,6 @@ class Connection:
         raise self._failed or answer
 
     def _take_off(self, piece: memoryview) -> memoryview:
-        """Take a piece off what is left; ContentError when the body is not as long as declared."""
         if len(piece) > self._left or (self._left and not piece):
             raise ContentError("the body does not have its declared length")
         self._left -= len(piece)
@@ -210,7 +190,6 @@ class Connection:
         self._answering.deadline = anyio.current_time() + seconds
 
     async def _send(self, pieces: Pieces | None, seconds: float) -> None:
-        """Send what is left, the same memory again after each wait."""
         while True:
             try:
                 while self._piece:
@@ -244,16 +223,14 @@ class Connection:
 
     def is_alive(self) -> bool:
         """Ask the socket, without waiting, whether an idle peer has left or spoken out of turn."""
-        # A fresh TLS 1.3 connection is readable because of its session tickets: only reading tells.
-        try:
+        try:  # a fresh TLS 1.3 connection is readable because of its session tickets: only reading tells
             return self._stream.recv_into(self._scratch[:1]) in (WANT_READ, WANT_WRITE)
         except WireError:
             return False
 
     async def _wait(self, want: int, seconds: float | None) -> None:
         """Wait for the stream, in a body at most `seconds`; a head's wait (None) is bounded elsewhere."""
-        # A body is too slow by the time waited for this peer alone.
-        if seconds is not None and self._waited >= self.timeouts.slow_window:
+        if seconds is not None and self._waited >= self.timeouts.slow_window:  # waited for this peer alone
             if self._moved < self._waited * self.timeouts.slowest_bytes_per_second:
                 raise TimedOut(f"the body moved only {self._moved} bytes in {self._waited:.0f} s")
             self._moved, self._waited = 0, 0.0
@@ -306,13 +283,11 @@ class Pool:
 
     def __init__(self, dial: Callable[[Origin], Awaitable[Stream]], timeouts: Timeouts) -> None:
         self.dial, self.timeouts = dial, timeouts
-        # The one used last is at the end.
-        self._idle: list[Connection] = []
+        self._idle: list[Connection] = []  # the one used last is at the end
 
     def take(self, origin: Origin) -> Connection | None:
         """Take the idle connection that was used last and still lives; close those that do not."""
-        # At every origin: nobody may ever ask for the others again.
-        self.close(anyio.current_time() - self.timeouts.idle_connection)
+        self.close(anyio.current_time() - self.timeouts.idle_connection)  # nobody may ever ask for the others again
         while connection := next((each for each in reversed(self._idle) if each.origin == origin), None):
             self._idle.remove(connection)
             if connection.is_alive():
@@ -370,23 +345,20 @@ class Lease:
         lost: Disconnected | None = None
         while True:
             first = memoryview(request.body) if pieces is None else await pieces.next()
-            # What came back last is taken first: a PUT goes on the connection that answered its POST.
-            await self.settle()
+            await self.settle()  # what came back last is taken first: a PUT goes where its POST was answered
             used = self._pool.take(self.origin) if lost is None else None
             connection = used or Connection(self.origin, await self._pool.dial(self.origin), self._pool.timeouts)
             self._connection = connection
             try:
                 self._response = await connection.exchange(request, first, pieces, seconds)
             except Disconnected as error:
-                # An error of the body's own source has a side.
-                dead = used is not None and not connection.heard and error.side is None
+                dead = used is not None and not connection.heard and error.side is None  # the body's source has a side
                 if not dead or (pieces is not None and not pieces.rewind()):
                     raise
                 lost = error
             else:
                 if lost is not None and pieces is not None and self._response.status == 404:
-                    # The first body may have arrived and closed its upload session: only asking tells.
-                    raise lost
+                    raise lost  # the first body may have arrived and closed its upload session: only asking tells
                 return self._response
 
 
@@ -397,11 +369,10 @@ async def _tunnel(stream: Stream, origin: Origin, proxy: Proxy, timeouts: Timeou
     headers = () if proxy.username is None else (("Proxy-Authorization", f"Basic {login}"),)
     connection = Connection(Origin(proxy.scheme, proxy.host, proxy.port), stream, timeouts)
     try:
-        request = Request("CONNECT", target, headers)
-        status = (await connection.exchange(request, memoryview(b""), None, timeouts.head)).status
+        answer = await connection.exchange(Request("CONNECT", target, headers), memoryview(b""), None, timeouts.head)
     except WireError as error:
         raise errors.ConnectFailed(f"the proxy {proxy} did not open a tunnel: {error.message}") from error
-    if not 200 <= status < 300:
+    if not 200 <= (status := answer.status) < 300:
         lacking = "put user and password into the proxy's URL, percent-encoded"
         wrong = "check the user and password in the proxy's URL"
         hint = (wrong if proxy.username else lacking) if status == 407 else None

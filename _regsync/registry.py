@@ -1,11 +1,8 @@
 """The distribution specification from the client's side: one method per endpoint.
 
-Owns: paths, headers, success statuses and the reading of answers for manifests, blobs, uploads and
-tags. May not know: what is copied where, or why. Invariants: I3 (a manifest is what its digest says;
-a registry that answers with another digest than ours is in error), I6 (a Location of another origin
-gets no credentials), every error names side, operation and reference. Follows OCI distribution-spec
-1.1, protocol-facts.md section 1.
-"""
+Owns: paths, headers, statuses, the reading of answers. May not know: what is copied where, or why. Invariants: I3 (a
+manifest is what its digest says, or the registry is in error), I6 (a Location elsewhere gets no credentials), an error
+names side, operation, reference. Follows OCI distribution-spec 1.1, protocol-facts.md section 1 (numbers below)."""
 
 from __future__ import annotations
 
@@ -16,20 +13,15 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontext
 
 from _regsync import oci, transport
 from _regsync.errors import AuthError, ContentError, LoginExpired, ProtocolBroken, RegistryError, Side, SyncError, clean
-from _regsync.http1 import Lease, Pieces, Request, Response
-from _regsync.oci import Descriptor, Manifest
+from _regsync.http1 import Lease, Pieces, Response
 from _regsync.providers import ROWS, api_repository
-from _regsync.streams import Origin
 from _regsync.transport import Answer, Call, Host, Transport
 
 __all__ = ["Repository", "Upload"]
 
-_MANIFEST_LIMIT = 4 * 1024 * 1024
-_TAGS_LIMIT = 8 * 1024 * 1024
-_MOST_PAGES = 10_000
+_MANIFEST_LIMIT, _TAGS_LIMIT = 4 * 1024 * 1024, 8 * 1024 * 1024
 # A listing is in memory; the largest known repositories have some 100,000 tags.
-_MOST_TAGS = 1_000_000
-_PULL_PUSH = "pull,push"
+_MOST_PAGES, _MOST_TAGS = 10_000, 1_000_000
 _OCTETS = ("Content-Type", "application/octet-stream")
 # RFC 8288: <target>; parameters, where a quoted text may hold what separates.
 # `<` cannot stand in a target: 64 KiB of them must not cost their square.
@@ -41,14 +33,10 @@ class Repository:
     """One repository of one host, seen from one side of a copy."""
 
     def __init__(self, transport: Transport, host: Host, name: str, side: Side, *, reads_only: bool = False) -> None:
-        self.host, self.name, self.side = host, name, side
-        # Quay makes a repository of whoever asks for push.
-        self.rights = "pull" if reads_only or side is Side.SOURCE else _PULL_PUSH
-        self._transport = transport
-        # Docker Hub's one-segment names have `library/` in front on the wire only.
-        self.api_name = api_repository(host.registry.host, name)
-        self.key = (host.key, self.api_name)
-        self._base = f"/v2/{self.api_name}"
+        self._transport, self.host, self.name, self.side = transport, host, name, side
+        self.rights = "pull" if reads_only or side is Side.SOURCE else "pull,push"  # asking to push creates it on Quay
+        self.api_name = api_repository(host.registry.host, name)  # Docker Hub's `library/` is on the wire only
+        self.key, self._base = (host.key, self.api_name), f"/v2/{self.api_name}"
 
     def __str__(self) -> str:
         return f"{self.host.key}/{self.name}"
@@ -71,10 +59,7 @@ class Repository:
         return Call(action, method, f"{self._base}/{path}", self.api_name, self.rights, headers, body)
 
     async def list_tags(self) -> dict[str, str | None] | None:
-        """Return every tag, or None where the registry knows no such repository (or no manifest in it).
-
-        The Google registries say which digest a tag names; elsewhere it is None.
-        """
+        """Return every tag, with its digest where the listing has it (Google's); None where no repository is known."""
         row = ROWS[self.host.registry.kind]
         size, tags, asked = row.page_size, dict[str, str | None](), set[str]()
         call = self.call("tag_list", "GET", f"tags/list?n={size}")
@@ -88,9 +73,7 @@ class Repository:
                         return None
                     if "PAGINATION_NUMBER_INVALID" not in error.codes or size <= 100:
                         raise
-                    # Older distributions refuse a page above their maximum (section 1.11).
-                    size = 100
-                    call = self.call("tag_list", "GET", f"tags/list?n={size}")
+                    size, call = 100, self.call("tag_list", "GET", "tags/list?n=100")  # an older maximum (section 1.11)
                     continue
                 found = _tags_of(answer.body, row.listing_has_digests)
                 fresh = [tag for tag in found if tag not in tags]
@@ -98,8 +81,7 @@ class Repository:
                 if len(tags) > _MOST_TAGS:
                     raise ContentError(f"the listing has more than {_MOST_TAGS} tags")
                 following = self._linked(call, answer)
-                if following is None and fresh and len(found) == size:
-                    # Some registries page without a Link (section 1.11).
+                if following is None and fresh and len(found) == size:  # some page without a Link (section 1.11)
                     following = f"{self._base}/tags/list?n={size}&last={fresh[-1]}"
                 if following is None or following in asked:
                     return tags
@@ -107,7 +89,6 @@ class Repository:
             raise ProtocolBroken(f"the listing has more than {_MOST_PAGES} pages")
 
     def _linked(self, call: Call, answer: Answer) -> str | None:
-        """Return the path of the next page where the answer names one (RFC 8288)."""
         for target, parameters in _LINK.findall(", ".join(answer.headers.all("link"))):
             if _NEXT.search(parameters):
                 origin, path = transport.resolve_location(self.host.origin, call.path, target)
@@ -124,11 +105,8 @@ class Repository:
             told = answer.headers.get("docker-content-digest") or ""
             return None if answer.status == 404 else told and oci.check_digest(told)
 
-    async def get_manifest(self, reference: str, *, expected: Descriptor | None = None) -> Manifest:
-        """Fetch a manifest by tag or digest; it is verified (I3). RegistryError 404 when absent.
-
-        `expected` is the index entry that names it: its media type is asked for, and all it says compared.
-        """
+    async def get_manifest(self, reference: str, *, expected: oci.Descriptor | None = None) -> oci.Manifest:
+        """Fetch and verify (I3) a manifest, also against `expected`, the index entry; RegistryError 404 when absent."""
         accept = oci.ACCEPT_MANIFESTS
         if expected is not None and expected.media_type not in accept:
             accept = f"{accept}, {expected.media_type}"
@@ -139,7 +117,7 @@ class Repository:
             content_type = answer.headers.get("content-type")
             return oci.parse_manifest(answer.body, content_type=content_type, digest=told, expected=expected)
 
-    async def put_manifest(self, reference: str, manifest: Manifest) -> None:
+    async def put_manifest(self, reference: str, manifest: oci.Manifest) -> None:
         """Put a manifest's bytes under a tag or its digest."""
         content_type = ("Content-Type", manifest.media_type)
         call = self.call("manifest_put", "PUT", f"manifests/{reference}", content_type, body=manifest.body)
@@ -157,7 +135,7 @@ class Repository:
         if told and told.partition(":")[0] == digest.partition(":")[0] and told != digest:
             raise ContentError(f"the registry says that it stored {clean(told, 100)} instead of {digest}")
 
-    async def has_blob(self, blob: Descriptor) -> bool:
+    async def has_blob(self, blob: oci.Descriptor) -> bool:
         """Ask whether a blob is here; the caller holds the permit."""
         call = self.call("blob_head", "HEAD", f"blobs/{blob.digest}")
         with self.located("look up blob", self.reference(blob.digest)):
@@ -165,14 +143,13 @@ class Repository:
                 async with self._transport.opened(self.host, call) as answer:
                     await self.expect(answer, 200, 404)
             except RegistryError as error:
-                if error.status in (401, 403):
-                    # Several registries hide what is there: the upload decides (design.md section 9).
-                    return False
-                raise
+                if error.status not in (401, 403):
+                    raise
+                return False  # several registries hide what is there: the upload decides (design.md section 9)
         return answer.status == 200 and answer.headers.get("content-length") in (None, str(blob.size))
 
     @asynccontextmanager
-    async def open_blob(self, blob: Descriptor) -> AsyncIterator[Response]:
+    async def open_blob(self, blob: oci.Descriptor) -> AsyncIterator[Response]:
         """Open a blob for reading; the caller holds the permit, hashes and counts (I3)."""
         call = self.call("blob_get", "GET", f"blobs/{blob.digest}")
         async with AsyncExitStack() as stack:
@@ -191,31 +168,23 @@ class Repository:
 
 
 class Upload:
-    """One blob on its way into a repository: `start`, then `put` unless the start made it unnecessary.
+    """One blob on its way into a repository: `start`, then `put` unless that is unnecessary. The caller holds permits
+    and lease (all goes over one connection); `session` is the path of the open upload session, empty without one."""
 
-    The caller holds the permits, and the lease: all goes over one connection. `session` is the path of the upload
-    session that waits for its body, empty where there is none.
-    """
-
-    def __init__(self, repository: Repository, transport: Transport, lease: Lease, blob: Descriptor) -> None:
+    def __init__(self, repository: Repository, transport: Transport, lease: Lease, blob: oci.Descriptor) -> None:
         self.repository, self._transport, self._lease, self.blob = repository, transport, lease, blob
-        self._origin: Origin = repository.host.origin
-        self.session = ""
+        self._origin, self.session = repository.host.origin, ""
 
     async def start(self, mount_from: str | None = None) -> bool:
-        """Open an upload session, or mount from another repository of the host: True when now present.
-
-        An empty `mount_from` names none: the Google registries look everywhere. A refused mount (202) is an
-        upload session like any other (section 1.8); an error that is not passing is a refused mount too,
-        and a plain POST follows.
-        """
+        """Open an upload session, or mount from another repository (empty: any, at Google's): True when now present.
+        A refused mount is a session (202) like any other (section 1.8); an error not passing leads to a plain POST."""
         if mount_from is not None:
             query = f"?mount={self.blob.digest}" + (f"&from={mount_from}" if mount_from else "")
-            also = () if mount_from in ("", self.repository.api_name) else ((mount_from, "pull"),)
             try:
-                return await self._post(query, also=also)
+                return await self._post(query, reads="" if mount_from == self.repository.api_name else mount_from)
             except (AuthError, RegistryError) as error:
-                if not _refuses_mount(error):
+                fatal = error.fatal if isinstance(error, AuthError) else error.retryable and error.status != 500
+                if fatal:  # otherwise the other repository may be closed to us while this one is open
                     raise
         return await self._post("")
 
@@ -228,12 +197,11 @@ class Upload:
                 raise
             return False
 
-    async def _post(self, query: str, *headers: tuple[str, str], body: bytes = b"",
-            also: tuple[tuple[str, str], ...] = ()) -> bool:
+    async def _post(self, query: str, *headers: tuple[str, str], body: bytes = b"", reads: str = "") -> bool:
         """Say whether the answer is that the blob is there; else it opens a session."""
         repository = self.repository
         call = repository.call("upload_start", "POST", f"blobs/uploads/{query}", *headers, body=body)
-        call = call._replace(also=also)
+        call = call._replace(also=((reads, "pull"),) if reads else ())
         async with self._transport.opened(repository.host, call, lease=self._lease) as response:
             if response.status == 201 and query and not response.early:
                 repository.compare(response, self.blob.digest)
@@ -244,8 +212,7 @@ class Upload:
                 raise ProtocolBroken("the upload was accepted without a Location")
             origin, path = transport.resolve_location(repository.host.origin, call.path, location)
             transport.check_foreign(repository.host.origin, origin)
-            # Only now: a session that is refused is not cancelled either.
-            self._origin, self.session = origin, path
+            self._origin, self.session = origin, path  # only now: a session that is refused is not cancelled either
             return False
 
     async def let_go(self) -> None:
@@ -253,25 +220,20 @@ class Upload:
         await self._lease.settle()
 
     async def put(self, pieces: Pieces) -> bool:
-        """Stream the blob and close the session; False when only a HEAD can tell whether it arrived.
-
-        Raises what the source raises, RegistryError when refused, WireError when the line broke.
-        """
+        """Stream the blob and close the session; False when only a HEAD can tell whether it arrived. Raises what the
+        source raises, RegistryError when refused, WireError when the line broke."""
         host, repository = self.repository.host, self.repository
         join = "&" if "?" in self.session else "?"
         call = self._call("upload_body", "PUT", f"{join}digest={self.blob.digest}", _OCTETS)
         timeouts = self._transport.edge.timeouts
         seconds = timeouts.finish + self.blob.size / timeouts.finish_bytes_per_second
         used = await self._transport.login(host, call, before_body=True)
-        # Whatever happens to the body, this session takes no other.
-        self.session = ""
-        async with self._kept() as lease:
-            response = await lease.exchange(self._request(call, used), seconds, pieces)
+        async with self._kept(call) as lease:
+            response = await lease.exchange(call.request(used), seconds, pieces)
             if response.status == 401 and self._origin == host.origin:
                 body = await response.read(transport.ERROR_BODY)
                 await self._transport.relearn(host, call, used, Answer(401, response.headers, body))
-                # The transfer begins the blob again, with the new token.
-                raise LoginExpired("the login expired during the upload")
+                raise LoginExpired("the login expired during the upload")  # the transfer begins the blob again
             await repository.expect(response, 201, 204)
             repository.compare(response, self.blob.digest)
             return not response.early
@@ -280,30 +242,18 @@ class Upload:
         """End the session, which gets no body (section 1.9): one request, whose answer says nothing."""
         call = self._call("upload_finish", "DELETE", "")
         used = await self._transport.login(self.repository.host, call)
-        self.session = ""
-        async with self._kept() as lease:
-            await lease.exchange(self._request(call, used))
+        async with self._kept(call) as lease:
+            await lease.exchange(call.request(used))
 
     def _call(self, action: str, method: str, query: str, *headers: tuple[str, str]) -> Call:
-        """Return a request to the session's Location."""
         call = self.repository.call(action, method, "", *headers)
         return call._replace(path=self.session + query, origin=self._origin)
 
-    def _request(self, call: Call, used: str | None) -> Request:
-        self.repository.host.requests[call.action] += 1
-        return call.request(used)
-
-    def _kept(self) -> AbstractAsyncContextManager[Lease]:
-        host = self.repository.host
+    def _kept(self, call: Call) -> AbstractAsyncContextManager[Lease]:
+        """Give the session's last request, which is counted, its connection."""
+        host, self.session = self.repository.host, ""  # whatever happens to a body, its session takes no other
+        host.requests[call.action] += 1
         return self._transport.kept(host, self._origin, self._lease if self._origin == host.origin else None)
-
-
-def _refuses_mount(error: AuthError | RegistryError) -> bool:
-    """Say whether a mount failed in a way that leaves a plain upload possible (section 1.8)."""
-    if isinstance(error, AuthError):
-        # The other repository may be closed to us while this one is open.
-        return not error.fatal
-    return not error.retryable or error.status == 500
 
 
 def _tags_of(body: bytes, with_digests: bool) -> dict[str, str | None]:
@@ -316,13 +266,10 @@ def _tags_of(body: bytes, with_digests: bool) -> dict[str, str | None]:
         raise ContentError(f"the tag listing is not what the specification says: {began}") from error
     if not isinstance(tags, list):
         raise ContentError("the tag listing is not a list")
-    found: dict[str, str | None] = {}
-    for tag in tags:
-        if not tag or (isinstance(tag, str) and ":" in tag):
-            continue
-        if not isinstance(tag, str) or not oci.is_tag(tag):
-            raise ContentError(f"the tag listing holds a name that no tag can have: {clean(str(tag), 60)}")
-        found[tag] = None
+    named = [tag for tag in tags if tag and not (isinstance(tag, str) and ":" in tag)]
+    if wrong := [tag for tag in named if not isinstance(tag, str) or not oci.is_tag(tag)]:
+        raise ContentError(f"the tag listing holds a name that no tag can have: {clean(str(wrong[0]), 60)}")
+    found: dict[str, str | None] = dict.fromkeys(named)
     manifests = document.get("manifest") if with_digests else None
     for digest, about in manifests.items() if isinstance(manifests, dict) else ():
         names = about.get("tag") if isinstance(about, dict) else None

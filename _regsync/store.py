@@ -1,10 +1,8 @@
 """Disk: staged blobs, for images that go to more than one target; small ones stay in memory.
 
-Owns: files under a staging directory, named by digest only (R16). May not know: registries, HTTP.
-Invariants: a staged file that is visible under its digest was hashed and is whole, whoever else stages in the
-same directory; what a killed or failed run left is used when it still verifies, and a run that ends well leaves
-nothing. Follows specification section 1.1 "Streaming", design.md sections 6 (rule 13) and 8.
-"""
+Owns: files named by digest only (R16). May not know: registries, HTTP. Invariants: a file visible under its digest was
+hashed and is whole, whoever else stages in the same directory; what a killed or failed run left is used when it still
+verifies, a run that ends well leaves nothing. Follows specification 1.1 "Streaming", design.md 6 (rule 13) and 8."""
 
 from __future__ import annotations
 
@@ -16,7 +14,6 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
 from io import FileIO
 
-import anyio
 import anyio.to_thread
 
 from _regsync.errors import SyncError, clean
@@ -26,13 +23,9 @@ from _regsync.oci import Descriptor, split_digest
 
 __all__ = ["SMALL_BLOB", "FilePieces", "MemoryPieces", "NoRoom", "Reader", "Staging", "StagingFailed", "read_whole"]
 
-# design.md section 6 rule 13.
-SMALL_BLOB = 1024 * 1024
-_MEMORY_BUDGET = 48 * 1024 * 1024
+SMALL_BLOB, _MEMORY_BUDGET = 1024 * 1024, 48 * 1024 * 1024  # design.md section 6 rule 13
 _PARTIAL = ".partial"
-# A partial file is a killed run's after this: a living one's is written to all the time.
-_ABANDONED_SECONDS = 24 * 3600.0
-
+_ABANDONED_SECONDS = 24 * 3600.0  # a partial file is a killed run's then: a living one's is written to all the time
 # Something that reads a blob from its source to the end, verified, piece by piece.
 Reader = Callable[[Descriptor, Callable[[memoryview], Awaitable[None]]], Awaitable[None]]
 
@@ -77,8 +70,7 @@ class MemoryPieces:
     """A body that is in memory."""
 
     def __init__(self, body: bytes) -> None:
-        self.length = len(body)
-        self._body, self._given = memoryview(body), False
+        self.length, self._body, self._given = len(body), memoryview(body), False
 
     async def next(self) -> memoryview:
         given, self._given = self._given, True
@@ -93,8 +85,7 @@ class FilePieces:
     """A body read from a staged file."""
 
     def __init__(self, staged: FileIO, length: int) -> None:
-        self.length = length
-        self._file = staged
+        self.length, self._file = length, staged
         self._buffer = memoryview(bytearray(min(PIECE, max(length, 1))))
 
     async def next(self) -> memoryview:
@@ -123,20 +114,17 @@ def _is_whole(path: str, blob: Descriptor) -> bool:
 
 
 class Staging:
-    """Blobs pulled once for several targets: small ones in memory, the others in files."""
+    """Blobs pulled once for several targets: small ones in memory, the others, at most `limit` bytes, in files."""
 
     def __init__(self, cache_dir: str | None, limit: int | None = None) -> None:
-        """Stage in `cache_dir`, or in a directory of the run's own; at most `limit` bytes of files."""
-        self._limit = limit
-        self._directory = "" if cache_dir is None else os.path.join(cache_dir, "blobs")
-        self._cleanup = contextlib.ExitStack()
+        self._limit, self._cleanup = limit, contextlib.ExitStack()
+        self._directory = "" if cache_dir is None else os.path.join(cache_dir, "blobs")  # if empty, made when needed
         self._folders: set[str] = set()
         self._pulling: dict[str, anyio.Lock] = {}
         self._memory: dict[str, bytes] = {}
         self._memory_size = self._pulled_size = 0
-        # Path and size, the least recently used first; how many read a file now.
-        self._files: dict[str, tuple[str, int]] = {}
-        self._readers: Counter[str] = Counter()
+        self._files: dict[str, tuple[str, int]] = {}  # path and size, the least recently used first
+        self._readers: Counter[str] = Counter()  # how many read a file now
         self._failed: StagingFailed | None = None
 
     def _folder(self, algorithm: str) -> str:
@@ -156,10 +144,8 @@ class Staging:
         return folder
 
     async def ensure(self, blob: Descriptor, read: Reader, *, disk: bool = True) -> None:
-        """Have a blob here, pulled once whoever asks; one asker's failure or cancellation is its own.
-
-        NoRoom where the limit, or memory alone without `disk`, has no place for it.
-        """
+        """Have a blob here, pulled once whoever asks; one asker's failure or cancellation is its own. NoRoom where the
+        limit, or memory alone without `disk`, has no place for it."""
         async with self._pulling.setdefault(blob.digest, anyio.Lock()):
             if blob.digest in self._memory or blob.digest in self._files:
                 return
@@ -223,18 +209,14 @@ class Staging:
     @contextlib.contextmanager
     def opened(self, blob: Descriptor) -> Iterator[Pieces | None]:
         """Give a blob that `ensure` has brought; None when it had to go since, and is to be brought again."""
-        body = self._memory.get(blob.digest)
-        if body is not None:
+        if (body := self._memory.get(blob.digest)) is not None:
             yield MemoryPieces(body)
             return
-        with _disk():
-            try:
-                staged = FileIO(self._files[blob.digest][0])
-            except (KeyError, FileNotFoundError):
-                # Another run in this directory has ended, and took the file with it.
-                self._files.pop(blob.digest, None)
-                staged = None
+        staged = None
+        with _disk(), contextlib.suppress(KeyError, FileNotFoundError):
+            staged = FileIO(self._files[blob.digest][0])
         if staged is None:
+            self._files.pop(blob.digest, None)  # another run in this directory has ended, and took the file with it
             yield None
             return
         self._files[blob.digest] = self._files.pop(blob.digest)
@@ -248,8 +230,7 @@ class Staging:
     def close(self, *, sweep: bool = True) -> None:
         """Remove what is staged; without `sweep` whole files stay for the next run: this one has failed."""
         for folder in self._folders if sweep else ():
-            with contextlib.suppress(OSError):
-                # Another run's partial files are being written; what has no digest's name is not ours.
+            with contextlib.suppress(OSError):  # another's partial files stay; what has no digest's name is not ours
                 for name in filter(re.compile("[0-9a-f]{64,128}").fullmatch, os.listdir(folder)):
                     _remove(os.path.join(folder, name))
         self._files.clear()

@@ -1,11 +1,8 @@
 """Byte streams to a peer: own non-blocking sockets, plain or TLS, TLS inside TLS.
 
-Owns: name resolution, the race between addresses, handshakes, and what a read or a write may answer. May not know:
-HTTP, registries, credentials. Invariants: whoever waits on a socket is told before it is closed, it is never
-half-closed, and nobody waits for a close_notify; after WANT_WRITE the caller offers exactly the same memory again.
-Follows design.md section 9 "Body path"; throughput.md sections 2, 3 and traps 1, 4, 7 and 8 say why sockets are
-ours and why TLS never goes through a MemoryBIO except inside a TLS proxy.
-"""
+Owns: name resolution, the race between addresses, handshakes. May not know: HTTP, registries, credentials. Invariants:
+who waits on a socket is told before it is closed, it is never half-closed, nobody waits for a close_notify; after
+WANT_WRITE the same memory comes again. Follows design.md section 9; throughput.md sections 2, 3, traps 1, 4, 7, 8."""
 
 from __future__ import annotations
 
@@ -18,7 +15,6 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple, Protocol
 
-import anyio
 import anyio.to_thread
 
 from _regsync import tls
@@ -26,13 +22,10 @@ from _regsync.errors import ConnectFailed, Disconnected, clean
 
 __all__ = ["WANT_READ", "WANT_WRITE", "Origin", "Stream", "Timeouts", "connect", "start_tls"]
 
-# What `recv_into` and `send` answer instead of a count when nothing can move now.
-WANT_READ, WANT_WRITE = -1, -2
+WANT_READ, WANT_WRITE = -1, -2  # what `recv_into` and `send` answer instead of a count when nothing can move now
 _WANTS: dict[type[OSError], int] = {ssl.SSLWantReadError: WANT_READ, ssl.SSLWantWriteError: WANT_WRITE}
-# RFC 8305 section 5 recommends 250 ms between attempts.
-_ATTEMPT_DELAY = 0.25
-# How much of a piece is encrypted before a TLS proxy has taken what was encrypted before.
-_TLS_PORTION = 64 * 1024
+_ATTEMPT_DELAY = 0.25  # between attempts, as RFC 8305 section 5 recommends
+_TLS_PORTION = 64 * 1024  # how much is encrypted before a TLS proxy has taken what was encrypted before
 
 
 class Timeouts(NamedTuple):
@@ -68,11 +61,8 @@ class Origin(NamedTuple):
 
 
 class Stream(Protocol):
-    """Two directions of bytes that never block; only `wait` sleeps, until what it is to wait for is possible.
-
-    `recv_into` and `send` return the bytes moved (none read: the end), WANT_READ or WANT_WRITE, and raise Disconnected
-    when the connection is broken. `close` is at once, and whoever waits on the stream gets Disconnected.
-    """
+    """Two directions of bytes; only `wait` sleeps. `recv_into` and `send` return the bytes moved (none read: the end),
+    WANT_READ or WANT_WRITE, or raise Disconnected. `close` is at once; whoever waits gets Disconnected."""
 
     def recv_into(self, buffer: memoryview) -> int: ...
     def send(self, data: memoryview) -> int: ...
@@ -85,8 +75,7 @@ def _answer(error: OSError, blocked: int) -> int:
     if isinstance(error, BlockingIOError) or type(error) in _WANTS:
         return _WANTS.get(type(error), blocked)
     if blocked == WANT_READ and isinstance(error, (ssl.SSLZeroReturnError, ssl.SSLEOFError)):
-        # Common without close_notify: lengths and digests decide whether anything is missing.
-        return 0
+        return 0  # common without close_notify: lengths and digests decide whether anything is missing
     raise Disconnected(f"the connection broke: {clean(error.strerror or type(error).__name__, 100)}") from error
 
 
@@ -121,8 +110,7 @@ class SocketStream:
         try:
             await (anyio.wait_readable if want == WANT_READ else anyio.wait_writable)(self._socket)
         except anyio.BusyResourceError:
-            # Both directions of TLS may want the same (a key update): the caller looks again soon.
-            await anyio.sleep(0.01)
+            await anyio.sleep(0.01)  # both directions of TLS may want the same (a key update): look again soon
         except (anyio.ClosedResourceError, ValueError) as error:
             raise Disconnected("the connection was closed") from error
 
@@ -133,11 +121,7 @@ class SocketStream:
 
 
 class TlsInsideStream:
-    """TLS over another stream, for a registry behind a TLS proxy: the one place that needs memory BIOs.
-
-    One task may read while another sends: only `send` waits for room, only `recv_into` for bytes, so a
-    peer that has stopped reading is still heard.
-    """
+    """TLS inside a TLS proxy's; only `send` waits for room, only `recv_into` for bytes, so both may go on at once."""
 
     def __init__(self, inner: Stream, context: Any, server_hostname: str) -> None:
         self._inner, self.wait, self.close = inner, inner.wait, inner.close
@@ -156,17 +140,15 @@ class TlsInsideStream:
         return 0
 
     def _turn(self, step: Callable[[], int | None]) -> int:
-        """Run one TLS operation as far as the inner stream's bytes let it."""
+
         while True:
             try:
                 return step() or 0
             except ssl.SSLWantReadError:
                 try:
-                    # What has no room now goes with the next `send`.
-                    self._flush()
+                    self._flush()  # what has no room now goes with the next `send`
                 except Disconnected:
-                    # What the peer said before it left is still to be read; the next `send` fails.
-                    pass
+                    pass  # what the peer said before it left is still to be read; the next `send` fails
                 if (got := self._inner.recv_into(self._scratch)) < 0:
                     return got
                 if got:
@@ -190,8 +172,7 @@ class TlsInsideStream:
         except OSError as error:
             return _answer(error, WANT_WRITE)
         if (blocked := self._flush()) < 0:
-            # Encrypted already: the same memory comes again, and is not encrypted twice.
-            return blocked
+            return blocked  # the same memory comes again, and is not encrypted twice
         sent, self._encrypted = self._encrypted, 0
         return sent
 
@@ -206,8 +187,7 @@ def _interleave(found: list[Any]) -> list[tuple[int, Any]]:
 async def _resolve(host: str, port: int) -> list[tuple[int, Any]]:
     look_up = partial(socket.getaddrinfo, host, port, type=socket.SOCK_STREAM)
     try:
-        # In a thread of its own: behind a few names whose servers are silent, all others would wait.
-        own = anyio.CapacityLimiter(1)
+        own = anyio.CapacityLimiter(1)  # one thread each: behind names whose servers are silent all others would wait
         return _interleave(await anyio.to_thread.run_sync(look_up, abandon_on_cancel=True, limiter=own))
     except (OSError, ValueError) as error:
         reason = clean(getattr(error, "strerror", None) or str(error), 100)
@@ -216,7 +196,6 @@ async def _resolve(host: str, port: int) -> list[tuple[int, Any]]:
 
 
 async def _connect_one(family: int, address: Any) -> SocketStream:
-    """Connect one address; OSError when refused. The socket is closed when this is cancelled."""
     own = socket.socket(family, socket.SOCK_STREAM)
     attempt = SocketStream(own)
     try:
@@ -257,8 +236,7 @@ async def _race(addresses: list[tuple[int, Any]]) -> SocketStream:
         if not connected:
             raise refused
         return connected.pop(0)
-    finally:
-        # Two may connect in the same turn of the loop; none may stay when this is cancelled.
+    finally:  # two may connect in the same turn of the loop; none may stay when this is cancelled
         for loser in connected:
             loser.close()
 
@@ -269,9 +247,8 @@ async def connect(host: str, port: int, timeouts: Timeouts) -> SocketStream:
         with anyio.fail_after(timeouts.connect):
             return await _race(await _resolve(host, port))
     except OSError as error:
-        cause = f": {clean(error.strerror or str(error), 100).lower()}"
-        if isinstance(error, TimeoutError):
-            cause = f" within {timeouts.connect:g} s"
+        said = clean(error.strerror or str(error), 100).lower()
+        cause = f" within {timeouts.connect:g} s" if isinstance(error, TimeoutError) else f": {said}"
         hint = "check host and port; does a firewall stand in between, or is HTTPS_PROXY needed?"
         raise ConnectFailed(f"no connection to {Origin('', host, port).authority}{cause}", hint=hint) from error
 

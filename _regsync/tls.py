@@ -1,10 +1,8 @@
 """The only place where a TLS context is made, and where its failures are put into words.
 
-Owns: which certificate authorities are trusted, client certificates, the lowest TLS version. May not know: sockets,
-registries, how many contexts there are (the caller shares them: a bundle takes 30 ms to parse). Invariant: a name
-that the user gave and that leads to nothing is an error, never a silent fall-back to other trust. Follows design.md
-section 9 ("CA"), protocol-facts.md section 8.2.
-"""
+Owns: trusted authorities, client certificates, the lowest TLS version. May not know: sockets, registries, how many
+contexts there are (the caller shares them: a bundle takes 30 ms). Invariant: a name that the user gave and that leads
+to nothing is an error, never a silent fall-back. Follows design.md section 9 ("CA"), protocol-facts.md section 8.2."""
 
 from __future__ import annotations
 
@@ -18,15 +16,13 @@ from _regsync.errors import ConfigError, clean
 
 __all__ = ["explain", "make_context"]
 
-Environ = Mapping[str, str]
 
-# Where truststore 0.10.5 looks when OpenSSL's own defaults are absent, in its order (interpreters built
-# elsewhere carry the builder's paths): Alpine, Arch and RHEL 9-10; Fedora 44; older RHEL; Debian; SUSE.
+# Where truststore 0.10.5 looks without OpenSSL's defaults: Alpine, Arch, RHEL 9-10; Fedora; older RHEL; Debian; SUSE.
 _BUNDLES = ("/etc/ssl/cert.pem", "/etc/pki/ca-trust/extracted/pem/tls-ca-bundle.pem", "/etc/pki/tls/cert.pem",
     "/etc/ssl/certs/ca-certificates.crt", "/etc/ssl/ca-bundle.pem")
 
 
-def make_context(*, environ: Environ, ca_file: str | None = None, client_cert: str | None = None,
+def make_context(*, environ: Mapping[str, str], ca_file: str | None = None, client_cert: str | None = None,
         client_key: str | None = None) -> ssl.SSLContext:
     """Build a client context that trusts what the system does and `ca_file`; ConfigError names what fails."""
     if sys.platform not in ("darwin", "win32"):
@@ -48,10 +44,8 @@ def make_context(*, environ: Environ, ca_file: str | None = None, client_cert: s
         context.load_verify_locations(capath=directory)
     if ca_file is not None:
         _load(f"ca_file {ca_file}", context.load_verify_locations, ca_file)
-    # A stricter minimum of the host's own policy stays.
-    context.minimum_version = max(context.minimum_version, ssl.TLSVersion.TLSv1_2)
-    # An intermediate given as ca_file anchors a chain, as it does for Go's clients and for Python 3.13.
-    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+    context.minimum_version = max(context.minimum_version, ssl.TLSVersion.TLSv1_2)  # a stricter policy stays
+    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # an intermediate may be the anchor, as in Go and Python 3.13
     if client_cert is not None:
         what = f"client_cert {client_cert} with client_key {client_key or client_cert}"
         # Without a password OpenSSL would ask for one on the terminal.
@@ -61,23 +55,21 @@ def make_context(*, environ: Environ, ca_file: str | None = None, client_cert: s
     return context
 
 
-def _system_trust(environ: Environ, defaults: ssl.DefaultVerifyPaths) -> tuple[str | None, list[str]]:
+def _system_trust(environ: Mapping[str, str], defaults: ssl.DefaultVerifyPaths) -> tuple[str | None, list[str]]:
     """Return the bundle file, if any, and the hashed directories to trust."""
-    # Each variable replaces its own default only, as in OpenSSL; where neither is set one default is enough,
-    # first the hashed directory: it costs nothing until a certificate is looked up.
+    # Each variable replaces its own default only, as in OpenSSL; of the defaults one is enough, first the directory:
+    # it costs nothing until a certificate is looked up.
     bundle, named = environ.get("SSL_CERT_FILE"), environ.get("SSL_CERT_DIR")
     given = named.split(os.pathsep) if named else []
     if missing := [each for each in given if not os.path.isdir(each)]:
         raise ConfigError(f"SSL_CERT_DIR names {missing[0]!r}, which is not a directory")
     directories = list(filter(_is_hashed, given or [defaults.openssl_capath]))
-    # An empty directory beside SSL_CERT_FILE is how the whole store is replaced.
-    if named and not directories and not bundle:
+    if named and not directories and not bundle:  # beside SSL_CERT_FILE an empty one replaces the whole store
         hint = "run `openssl rehash` on the directory, or unset SSL_CERT_DIR"
         raise ConfigError(f"SSL_CERT_DIR={named} holds no hashed certificate names", hint=hint)
-    if bundle or (directories and not named):
-        return bundle, directories
-    candidates = (defaults.openssl_cafile, *(() if directories else _BUNDLES))
-    return next(filter(os.path.isfile, candidates), None), directories
+    if not bundle and (named or not directories):
+        bundle = next(filter(os.path.isfile, (defaults.openssl_cafile, *(() if directories else _BUNDLES))), None)
+    return bundle, directories
 
 
 def _is_hashed(directory: str) -> bool:
@@ -105,8 +97,7 @@ _AUTHORITY = "give the authority's PEM file as `ca_file` of the registry, or in 
 _NAME = "use a name in the certificate, or have it reissued"
 _PLAIN = "if it serves plain HTTP, its url in the configuration has to begin with http://"
 _CLIENT = "check client_cert and client_key of the registry"
-# A pattern for the number in OpenSSL's x509_vfy.h or the error's name, what failed, the remedy.
-_FAILURES = (
+_FAILURES = (  # a pattern for the number in OpenSSL's x509_vfy.h or the error's name, what failed, the remedy
     ("9", "is not trusted: its certificate is not valid yet", _CLOCK),
     ("10", "is not trusted: its certificate has expired", _CLOCK),
     ("18", "is not trusted: its certificate is self-signed", _AUTHORITY),
