@@ -66,12 +66,11 @@ def parse_challenges(values: Iterable[str]) -> list[Challenge]:
 # Parents below which strangers have names (protocol-facts.md section 2.7), and ends of addresses. Not the
 # public suffix list; what it protects is already at the mercy of the registry that names the realm.
 _SHARED = r"""(?x)(?:.*\.)?(?:
-    amazonaws\.(?:com(?:\.cn)?|eu) | on\.aws | awsapprunner\.com | cloudfront\.net | azurecr\.(?:io|cn|us)
-    | azurewebsites\.net | azure\.com | windows\.net | cloudapp\.net | pkg\.dev | gcr\.io | run\.app | web\.app
-    | appspot\.com | googleapis\.com | github\.(?:io|dev) | gitlab\.io | (?:pages|workers|r2|fly)\.dev | ngrok\.io
-    | (?:vercel|netlify|ngrok|ngrok-free|railway|ondigitalocean)\.app | digitaloceanspaces\.com | herokuapp\.com
-    | onrender\.com | aliyuncs\.com | myqcloud\.com | ocir\.io | oraclecloud\.com | scw\.cloud | jfrog\.io
-    | (?:nip|sslip)\.io | duckdns\.org | dyndns\.org | ts\.net
+    amazonaws\.(?:com(?:\.cn)?|eu) | on\.aws | awsapprunner\.com | cloudfront\.net | azurecr\.(?:io|cn|us) | azure\.com
+    | azurewebsites\.net | windows\.net | cloudapp\.net | (?:pkg|pages|workers|r2|fly)\.dev | googleapis\.com
+    | github\.(?:io|dev) | (?:gcr|gitlab|ngrok|ocir|jfrog|nip|sslip)\.io | appspot\.com | digitaloceanspaces\.com
+    | (?:run|web|vercel|netlify|ngrok|ngrok-free|railway|ondigitalocean)\.app | herokuapp\.com | onrender\.com
+    | aliyuncs\.com | myqcloud\.com | oraclecloud\.com | scw\.cloud | duckdns\.org | dyndns\.org | ts\.net
     ) |  (?:ac|co|com|edu|go|gob|gov|ltd|me|mil|ne|net|nhs|nom|or|org|plc|sch)\.[a-z]{2} | [0-9.]+"""
 
 
@@ -84,8 +83,7 @@ def is_private(host: str) -> bool:
         address = ip_address(host)
     except ValueError:
         # `127.1`, `2130706433` and `0x7f.1` are addresses to the resolver, whatever they name.
-        named = r"(?:.*\.)?(?:[0-9]+|0x[0-9a-f]*|localhost)|metadata\.google\.internal"
-        return re.fullmatch(named, host) is not None
+        return bool(re.fullmatch(r"(?:.*\.)?(?:[0-9]+|0x[0-9a-f]*|localhost)|metadata\.google\.internal", host))
     if isinstance(address, IPv6Address):
         # The IPv4 address inside: mapped, 6to4, or behind a NAT64 gateway (RFC 6052 section 2.1).
         nat64 = IPv4Address(int(address) & 0xFFFFFFFF) if address in IPv6Network("64:ff9b::/96") else None
@@ -125,10 +123,8 @@ def check_realm(realm: str, scheme: str, registry: str, has_credentials: bool) -
 
 
 class _Token:
-    """A token, from the request for it on; `wide` when it covers more than one request needed."""
-
     def __init__(self, scopes: Scopes, wide: bool, born: float) -> None:
-        self.scopes, self.wide, self.born = scopes, wide, born
+        self.scopes, self.wide, self.born = scopes, wide, born  # asked for when; wide: for more than one request needed
         self.value, self.done = "", anyio.Event()
         self.expires: float | None = None
         self.error: SyncError | None = None
@@ -148,17 +144,6 @@ def parsed(body: bytes) -> tuple[dict[str, Any] | None, list[dict[str, Any]]]:
     document = document if isinstance(document, dict) else {}
     entries = document.get("errors")
     return document, [entry for entry in entries if isinstance(entry, dict)] if isinstance(entries, list) else []
-
-
-def _lifetime(answer: Mapping[str, object], token: str, wall: float) -> float | None:
-    """Return for how many seconds a token serves, None when neither the answer nor the token says so."""
-    try:
-        if (told := answer.get("expires_in")) is None:
-            claims = json.loads(urlsafe_b64decode(token.split(".")[1] + "=="))
-            told = float(claims["exp"]) - float(claims.get("iat", wall))  # the issuer's own clock; ours may be wrong
-        return max(_SHORTEST_LIFE, float(str(told)))
-    except (ValueError, TypeError, LookupError, OverflowError, RecursionError):
-        return None
 
 
 class Authenticator:
@@ -387,5 +372,12 @@ class Authenticator:
         renewed = document.get("refresh_token")
         if self._refresh_token and isinstance(renewed, str) and renewed:
             self._refresh_token = renewed
-        life = _lifetime(document, value, self._wall())
-        token.value, token.expires = value, None if life is None else token.born + life * _REFRESH_AT
+        try:
+            if (life := document.get("expires_in")) is None:
+                claims = json.loads(urlsafe_b64decode(value.split(".")[1] + "=="))
+                # By the issuer's own clock where it tells; ours may be wrong.
+                life = float(claims["exp"]) - float(claims.get("iat", self._wall()))
+            token.expires = token.born + max(_SHORTEST_LIFE, float(str(life))) * _REFRESH_AT
+        except (ValueError, TypeError, LookupError, OverflowError, RecursionError):
+            token.expires = None  # neither the answer nor the token says
+        token.value = value

@@ -86,8 +86,7 @@ def _files(environ: Mapping[str, str], home: str | None, read: Read) -> Iterator
     def below(directory: str | None, *names: str) -> str | None:
         return os.path.join(directory, *names) if directory else None
 
-    inline = environ.get("DOCKER_AUTH_CONFIG")
-    yield "the environment variable DOCKER_AUTH_CONFIG", inline.encode() if inline else None
+    yield "the environment variable DOCKER_AUTH_CONFIG", environ.get("DOCKER_AUTH_CONFIG", "").encode() or None
     alone = f"/run/containers/{getattr(os, 'getuid', int)()}/auth.json"  # no further `containers` below it
     for path in (environ.get("REGISTRY_AUTH_FILE"),
             below(environ.get("DOCKER_CONFIG") or below(home, ".docker"), "config.json"),

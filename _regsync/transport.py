@@ -23,7 +23,6 @@ from _regsync.config import Registry
 from _regsync.credentials import Credential, find_credential
 from _regsync.errors import AuthError, ConnectFailed, ProtocolBroken, RegistryError, SyncError, WireError, clean
 from _regsync.http1 import Headers, Lease, Pool, Request, Response, open_stream
-from _regsync.pacing import Patience, Want
 from _regsync.providers import api_host
 from _regsync.proxy import proxy_for
 from _regsync.report import duration_text
@@ -83,11 +82,11 @@ class Gate:
     def __init__(self) -> None:
         self.limits: dict[str, pacing.Limit] = {}
         # Those who wait for the same fit or not together: only the first of each heap is ever asked.
-        self._queues: dict[tuple[Want, ...], list[tuple[float, int, anyio.Event]]] = {}
+        self._queues: dict[tuple[pacing.Want, ...], list[tuple[float, int, anyio.Event]]] = {}
         self._arrivals = 0
 
     @asynccontextmanager
-    async def admitted(self, wants: tuple[Want, ...], rank: float = 0.0) -> AsyncIterator[None]:
+    async def admitted(self, wants: tuple[pacing.Want, ...], rank: float = 0.0) -> AsyncIterator[None]:
         """Hold the permits for `wants` inside the block; the lowest `rank` goes first."""
         turn = anyio.Event()
         # Whoever waits did not fit when a permit was last returned, so nobody is overtaken here.
@@ -217,8 +216,7 @@ class Transport:
             host.stopped = stopped
             self._registries.setdefault(host.origin, registry)
         # A quarter for each side, since more registries than two may be in use; some files are ours.
-        files = max(2, (edge.open_files - 24) // 4)
-        cap = min(registry.max_concurrent or pacing.DEFAULT_CONCURRENCY, files)
+        cap = min(registry.max_concurrent or pacing.DEFAULT_CONCURRENCY, max(2, (edge.open_files - 24) // 4))
         limit = self.gate.limits.setdefault(registry.authority, pacing.Limit(cap))
         limit.cap = min(limit.cap, cap) if registry.max_concurrent else limit.cap
         return self._hosts[key]
@@ -259,7 +257,7 @@ class Transport:
 
     async def request(self, host: Host, call: Call, *, ok: tuple[int, ...], limit: int = ERROR_BODY) -> Answer:
         """Do a short exchange, repeated as design.md section 9 allows; SyncError when its status is none of `ok`."""
-        patience = Patience(pacing.ATTEMPTS)
+        patience = pacing.Patience(pacing.ATTEMPTS)
         while True:
             try:
                 answer = await self._attempt(host, call, limit)
@@ -271,7 +269,7 @@ class Transport:
                 self.edge.log("debug", "retry", f"{call.method} {host.key}{call.path.partition('?')[0]}: {error}")
             await anyio.sleep(pause)
 
-    def pause_after(self, error: SyncError, patience: Patience, *hosts: Host) -> float:
+    def pause_after(self, error: SyncError, patience: pacing.Patience, *hosts: Host) -> float:
         """Return the seconds to wait before what failed is repeated; raise the error when it is not to be."""
         error.retries = patience.repeated
         throttled = isinstance(error, RegistryError) and error.status == 429
@@ -294,13 +292,13 @@ class Transport:
                 await first.enter_async_context(host.first_contact)
                 if host.known:
                     await first.aclose()
-            async with self.opened(host, call, wants=(Want(host.key),)) as response:
+            async with self.opened(host, call, wants=(pacing.Want(host.key),)) as response:
                 if response.early and response.status < 300:
                     raise errors.Disconnected("the registry answered before the request was sent")
                 return Answer(response.status, response.headers, await response.read(limit))
 
     @asynccontextmanager
-    async def opened(self, host: Host, call: Call, *, wants: tuple[Want, ...] = (),
+    async def opened(self, host: Host, call: Call, *, wants: tuple[pacing.Want, ...] = (),
             lease: Lease | None = None) -> AsyncIterator[Response]:
         """Do one exchange, with login and redirects, and give its answer unread; `wants` are the permits to take."""
         for _ in range(2):
