@@ -299,9 +299,8 @@ class _Reader:
 
     def build_tags(self, section: _Section) -> TagRule:
         rule = TagRule(**section.values)
-        if self.lint and len(section.values) == len(section.nodes):
-            for name, message in _doubts_of(rule):
-                self.refuse(section, name, message, self.warnings)
+        for name, message in _doubts_of(rule) if self.lint and len(section.values) == len(section.nodes) else ():
+            self.refuse(section, name, message, self.warnings)
         return rule
 
     def build_artifacts(self, section: _Section) -> ArtifactRule:
