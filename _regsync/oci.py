@@ -108,11 +108,11 @@ def parse_reference(text: str) -> Reference:
     if "/" in digest:  # not shown: what stands before the @ may be a password
         raise ConfigError("a reference holds no user name or password; give credentials in the configuration")
     try:
-        if scheme := re.match(r".*?://", name, re.DOTALL):
-            raise ValueError(f"leave out {scheme[0]!r}, write HOST/REPOSITORY[:TAG]")
+        if "://" in name:
+            raise ValueError(f"leave out {name[: name.index('://') + 3]!r}, write HOST/REPOSITORY[:TAG]")
         host, (first, slash, rest) = "docker.io", name.partition("/")
-        label, port, _ = first.partition(":")
-        if "." in label or label.lower() == "localhost" or (slash and port):
+        label, colon, _ = first.partition(":")
+        if "." in label or label.lower() == "localhost" or (slash and colon):
             host, name = first.lower(), rest
         if not re.fullmatch(_HOST, host):
             raise ValueError(f"{host!r} is not a host; write NAME[:PORT] or [IPV6][:PORT]")

@@ -36,7 +36,6 @@ class Tree(NamedTuple):
 
     @property
     def size(self) -> int:
-        """The bytes of its manifests."""
         return sum(each.size for each in (self.root, *self.children))
 
     @property

@@ -21,28 +21,23 @@ Kind = Literal["ecr", "ecr_public", "dockerhub", "gar", "gcr", "ghcr", "acr", "u
 UploadStyle = Literal["put", "patch", "chunks"]
 # How one POST asks whether a blob is in the repository and else starts its upload (design.md section 6, rule 11).
 Probe = Literal["from", "bare"]  # `mount=<digest>&from=<same repository>`; `mount` alone
-
 # protocol-facts.md section 7.2: the name known here, then others; the last one answers requests.
 _DOCKER_HUB = ("docker.io", "index.docker.io", "registry-1.docker.io")
-# protocol-facts.md section 4.1, "partitions". Dual-stack names are under on.aws only; China's is not verified.
+# protocol-facts.md section 4.1. Dual-stack names are under on.aws only; China's and ecr_public's are not verified.
 _AWS_SUFFIXES = r"amazonaws\.(?:com(?:\.cn)?|eu)|c2s\.ic\.gov|sc2s\.sgov\.gov|cloud\.adc-e\.uk|csp\.hci\.ic\.gov"
 _ECR = rf"[0-9]{{12}}\.(?:dkr\.ecr(?:-fips)?\.[a-z0-9-]+\.(?:{_AWS_SUFFIXES})|dkr-ecr(?:-fips)?\.[a-z0-9-]+\.on\.aws)"
 
 
 class Row(NamedTuple):
-    """What is known of one kind of registry. Mounts are tried on every kind (design.md section 6, rule 10).
-
-    `auth` is the `auth_type` that speaks the kind's own scheme. Bodies above `put_limit` go by `chunks` of at most that
-    size; `fallback` is tried when `upload` is refused or reset. `probe` None: an unknown blob is asked for by HEAD.
-    """
+    """What is known of one kind of registry. Mounts are tried on every kind (design.md section 6, rule 10)."""
 
     hosts: str | None
     source: str
-    auth: str | None = None
+    auth: str | None = None  # the `auth_type` that speaks the kind's own scheme
     upload: UploadStyle = "put"
-    fallback: UploadStyle | None = None
-    put_limit: int | None = None
-    probe: Probe | None = "from"
+    fallback: UploadStyle | None = None  # tried when `upload` is refused or reset
+    put_limit: int | None = None  # bodies above it go by `chunks` of at most that size
+    probe: Probe | None = "from"  # None: an unknown blob is asked for by HEAD
     page_size: int = 1000
     listing_has_digests: bool = False
 
@@ -52,7 +47,6 @@ _GOOGLE_SOURCE = "protocol-facts.md sections 5.1 (hosts), 5.5 (upload, listing),
 ROWS: Mapping[Kind, Row] = MappingProxyType({
     # A mount is answered 201 only for a source with a committed manifest (4.9): no word about the repository itself.
     "ecr": Row(_ECR, _ECR_SOURCE, auth="ecr", probe=None),
-    # The dual-stack name in section 4.1 is not verified and therefore left out.
     "ecr_public": Row(r"public\.ecr\.aws", _ECR_SOURCE, auth="ecr", probe=None),
     "dockerhub": Row("|".join(map(re.escape, _DOCKER_HUB)),
         "protocol-facts.md sections 7.2 (names), 1.8 (mounts), 7.9 (upload)"),

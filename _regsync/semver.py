@@ -14,7 +14,6 @@ from typing import Literal, NamedTuple
 __all__ = ["Prerelease", "Range", "Version", "parse_range", "parse_version"]
 
 Prerelease = Literal["include", "exclude", "only"]
-
 _SUFFIX = r"(?:-([0-9A-Za-z-]+(?:\.[0-9A-Za-z-]+)*))?(?:[+_][0-9A-Za-z._+-]+)?"
 _VERSION = rf"v?([0-9]+)(?:\.([0-9]+))?(?:\.([0-9]+))?{_SUFFIX}"
 _PART = r"([0-9]+|[xX*])"
@@ -47,8 +46,7 @@ def _version(numbers: list[int], prerelease: str | None = None) -> Version:
     return Version((major, minor, patch), 0 if parts else 1, identifiers)
 
 
-# Below and above all versions that tags can spell.
-_LOWEST, _HIGHEST = Version((0, 0, 0), 0), Version((10**_LONGEST, 0, 0))
+_LOWEST, _HIGHEST = Version((0, 0, 0), 0), Version((10**_LONGEST, 0, 0))  # below and above what tags can spell
 
 
 class _Comparator(NamedTuple):
@@ -66,16 +64,13 @@ class Range(NamedTuple):
     sets: tuple[tuple[_Comparator, ...], ...]
 
     def admits(self, version: Version, prerelease: Prerelease = "exclude") -> bool:
-        """Say whether the range, under the rule for pre-releases, takes a version.
-
-        Where a set names a pre-release of the same M.m.p, those of it are compared in full; elsewhere M.m.p is compared
-        in their place (`include`, `only`) or they are refused (`exclude`).
-        """
+        """Say whether the range, under the rule for pre-releases, takes a version."""
         is_wanted = version.is_prerelease or prerelease != "only"
         return is_wanted and any(_all_admit(comparators, version, prerelease) for comparators in self.sets)
 
 
 def _all_admit(comparators: tuple[_Comparator, ...], version: Version, prerelease: Prerelease) -> bool:
+    # In full where one of the same M.m.p is named; elsewhere by M.m.p (`include`, `only`), or refused (`exclude`).
     # `!=1.0.0-rc.1` says what is unwanted: it invites no other pre-release of 1.0.0.
     in_full = not version.is_prerelease or any(each.named == version.release and each.takes_inside for each
         in comparators)
