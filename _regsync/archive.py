@@ -1,9 +1,8 @@
 """The warm tier as bytes: the format of `state.bin` and of the journal beside it (design.md section 8).
 
-Owns: the tables of what earlier runs confirmed, looked up in place by bisection, their merge with what
-this run confirmed, the framing of the journal. May not know: files, clocks, what a row is believed to
-mean (`state.Knowledge` judges). Invariant I5: bytes that are not whole, not ours or of another version
-are `Damaged`, never half read; what cannot be found costs requests, never a wrong image.
+Owns: the tables of what earlier runs confirmed, looked up in place by bisection, their merge with what this run
+confirmed, the framing of the journal. May not know: files, clocks, what a row means (`state.Knowledge` judges).
+Invariant I5: bytes that are not whole, not ours or of another version are `Damaged`, never half read.
 """
 
 from __future__ import annotations
@@ -12,32 +11,28 @@ import json
 import struct
 import zlib
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from heapq import merge
 from itertools import accumulate, groupby, pairwise
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 from _regsync import fips
 from _regsync.oci import split_digest
 
-__all__ = [
-    "EMPTY", "Archive", "Damaged", "Fresh", "encode", "entry", "folded", "frame", "key_of", "moment_of", "named",
-    "unframe",
-]  # fmt: skip
+__all__ = ["EMPTY", "Archive", "Damaged", "Fresh", "encode", "entry", "folded", "frame", "key_of", "moment_of", "named",
+    "unframe"]
 
 _MAGIC, _VERSION = b"regsync\n", 1
-_HEAD = struct.Struct(">8sHI6I")
-_CRC = struct.Struct(">I")
-_FRAME = struct.Struct(">cH")
+_HEAD, _CRC, _FRAME = struct.Struct(">8sHI6I"), struct.Struct(">I"), struct.Struct(">cH")
 _ALGORITHMS = {"sha256": b"\1", "sha512": b"\2"}
 
-# A table is rows of one width in ascending order, so 600,000 of them are loaded by reading the file and found
-# in 20 steps each; objects of Python would take ten times the memory. A row begins with its identity: a digest
-# (one byte for the algorithm, then 32; of sha512 the first 256 bits, which are as hard to meet) and the number
-# of a repository. Table: width of a row, of its identity, and where its time of confirmation stands (0: it has none).
-# B blobs and M manifests of a repository: key, repository, time, flag (a blob may be mounted from there; a
-# manifest has an image config). E: a manifest's key and repository, then the key of one thing it names.
-# S: identity of a tag's snapshot, time, then the keys of the source's digest and of the pushed one.
+# A table is rows of one width in ascending order: 600,000 are loaded by reading the file and found in 20 steps each;
+# objects of Python would take ten times the memory. A row begins with its identity: a digest's key (a byte for the
+# algorithm, then 32; of sha512 the first 256 bits, which are as hard to meet) and the number of a repository.
+# Table: width of a row, of its identity, and where its time of confirmation stands (0: it has none).
+# B blobs, M manifests of a repository: key, repository, time, flag (a blob may be mounted from there). E: a manifest's
+# key and repository, then the key of one thing it names. S: a snapshot's identity, time, the source's key, the pushed.
 _LAYOUTS = {"B": (42, 37, 37), "M": (42, 37, 37), "E": (70, 70, 0), "S": (102, 32, 32)}
 
 
@@ -67,24 +62,21 @@ class Archive:
     def __init__(self, image: bytes | None = None) -> None:
         """Read a whole state file; Damaged where it is none."""
         self.repositories: list[tuple[str, str]] = []
-        # By name: what was learnt of a host, and when.
-        self.facts: dict[str, tuple[Any, int]] = {}
-        self.renewed = 0
-        self._tables = dict.fromkeys(_LAYOUTS, memoryview(b""))
+        self.facts: dict[str, tuple[Any, int]] = {}  # by name: what was learnt of a host, and when
+        self.renewed, self._tables = 0, dict.fromkeys(_LAYOUTS, memoryview(b""))
         if image is None:
             return
         rest = memoryview(image)[: -_CRC.size]
         try:
             magic, version, self.renewed, *sizes = _HEAD.unpack_from(image)
-            (told,) = _CRC.unpack_from(image, len(rest))
         except struct.error as error:
             raise Damaged("it is cut short") from error
         if (magic, version) != (_MAGIC, _VERSION):
             raise Damaged("it is no state file of this version")
-        if len(rest) != _HEAD.size + sum(sizes) or zlib.crc32(rest) != told:
+        if len(rest) != _HEAD.size + sum(sizes) or image[len(rest) :] != _CRC.pack(zlib.crc32(rest)):
             raise Damaged("its checksum is wrong")
-        ends = accumulate(sizes, initial=_HEAD.size)
-        first, second, *tables = (rest[start:end] for start, end in pairwise(ends))
+        parts = pairwise(accumulate(sizes, initial=_HEAD.size))
+        first, second, *tables = (rest[start:end] for start, end in parts)
         try:
             self.repositories = [(str(host), str(name)) for host, name in json.loads(bytes(first))]
             facts = json.loads(bytes(second)).items()
@@ -97,12 +89,9 @@ class Archive:
         """Give the rows of a table that begin with `identity`, in order."""
         rows, width, size = self._tables[table], _LAYOUTS[table][0], len(identity)
         count = len(rows) // width
-
-        def beginning(index: int) -> bytes:
-            return bytes(rows[index * width : index * width + size])
-
-        for index in range(bisect_left(range(count), identity, key=beginning), count):
-            row = bytes(rows[index * width : (index + 1) * width])
+        first = bisect_left(range(count), identity, key=lambda index: bytes(rows[index * width : index * width + size]))
+        for start in range(first * width, count * width, width):
+            row = bytes(rows[start : start + width])
             if not row.startswith(identity):
                 return
             yield row
@@ -127,11 +116,9 @@ class Fresh(NamedTuple):
     rows: Mapping[str, list[bytes]]
     repositories: list[tuple[str, str]]
     facts: Mapping[str, Any]
-    # Rows confirmed before this moment are dropped, and those of tables B and M that were forgotten.
-    oldest: int = 0
-    forgotten: frozenset[bytes] = frozenset()
-    # Identities in B and M that this run confirmed for free, and when.
-    renewed: frozenset[bytes] = frozenset()
+    oldest: int = 0  # rows confirmed before this moment are dropped
+    forgotten: frozenset[bytes] = frozenset()  # so are these of tables B and M
+    renewed: frozenset[bytes] = frozenset()  # identities in B and M that this run confirmed for free, at `moment`
     moment: int = 0
 
 
@@ -139,11 +126,15 @@ def encode(old: Archive, fresh: Fresh) -> bytes:
     """Merge an archive with what a run found out into a state file; of an identity the newest row stays."""
     dropped: set[bytes] = set()
 
-    def kept(table: str, row: bytes) -> bytes:
-        _, size, at = _LAYOUTS[table]
-        identity = row[:size]
+    def kept(table: str, identity: bytes, rows: Sequence[bytes]) -> bytes:
+        row, at = (
+            rows[-1],
+            _LAYOUTS[table][2],
+        )  # the last is the newest: the time stands behind the identity, big-endian
         if table == "E":
             return b"" if row[:37] in dropped else row
+        if table == "B":
+            row = row[:-1] + max(each[-1:] for each in rows)  # what could be mounted from there once still can
         if table != "S" and identity in fresh.renewed:
             row = row[:at] + _CRC.pack(fresh.moment) + row[at + 4 :]
         if moment_of(table, row) >= fresh.oldest and (table == "S" or identity not in fresh.forgotten):
@@ -153,21 +144,11 @@ def encode(old: Archive, fresh: Fresh) -> bytes:
         return b""
 
     parts = [json.dumps(each).encode() for each in ([*old.repositories, *fresh.repositories], fresh.facts)]
-    for table in _LAYOUTS:
-        newest = _newest(table, merge(old.rows(table), sorted(fresh.rows.get(table, []))))
-        parts.append(b"".join(kept(table, row) for row in newest))
+    for table, (_, size, _) in _LAYOUTS.items():
+        rows = groupby(merge(old.rows(table), sorted(fresh.rows.get(table, []))), itemgetter(slice(size)))
+        parts.append(b"".join(kept(table, identity, [*group]) for identity, group in rows))
     whole = b"".join([_HEAD.pack(_MAGIC, _VERSION, fresh.moment, *map(len, parts)), *parts])
     return whole + _CRC.pack(zlib.crc32(whole))
-
-
-def _newest(table: str, rows: Iterable[bytes]) -> Iterator[bytes]:
-    """Give one row of each identity."""
-    size = _LAYOUTS[table][1]
-    for _, group in groupby(rows, lambda row: row[:size]):
-        # Behind the identity stands the time, big-endian: the last of a group is the newest.
-        *older, row = group
-        # What could be mounted from there once still can.
-        yield row[:-1] + max(each[-1:] for each in (*older, row)) if table == "B" else row
 
 
 def frame(kind: str, payload: bytes) -> bytes:
@@ -178,8 +159,7 @@ def frame(kind: str, payload: bytes) -> bytes:
 
 def unframe(journal: bytes) -> tuple[list[tuple[str, bytes]], int]:
     """Return the whole records of a journal up to the first that is torn, and where that begins."""
-    records: list[tuple[str, bytes]] = []
-    at = 0
+    records, at = list[tuple[str, bytes]](), 0
     while at + _FRAME.size <= len(journal):
         kind, size = _FRAME.unpack_from(journal, at)
         end = at + _FRAME.size + size

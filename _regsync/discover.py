@@ -1,16 +1,15 @@
 """Ask registries what there is: listings, what a tag names at both ends, the tree of an image.
 
-Owns: which questions are asked, in which order, and each only once a run (design.md section 6 rules 3
-to 8). May not know: what is transferred when. Invariant: an answer already held is not asked for again;
-concurrent askers share one question. Follows specification section 1.1 "Tag skip decision",
-"head_first" and "Platform filtering".
+Owns: which questions are asked, in which order, and each only once a run (design.md section 6 rules 3 to 8). May not
+know: what is transferred when. Invariant: an answer already held is not asked for again; concurrent askers share one
+question. Follows specification section 1.1 "Tag skip decision", "head_first" and "Platform filtering".
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import Generic, NamedTuple, TypeVar
 
 import anyio
@@ -22,7 +21,6 @@ from _regsync.errors import ContentError, RegistryError, Side, SyncError, clean
 from _regsync.oci import Manifest
 from _regsync.registry import Repository
 from _regsync.state import Knowledge, Snapshot
-from _regsync.tags import Selection, TagRule
 from _regsync.transport import Transport
 
 __all__ = ["Discovery", "Sighting", "Verdict"]
@@ -31,20 +29,15 @@ T = TypeVar("T")
 # design.md section 6 rule 13: 32 MiB, at 8 KB and more for a manifest and what it was parsed into.
 _MANIFEST_BUDGET, _LIGHTEST_MANIFEST = 32 * 1024 * 1024, 8192
 _NOT_SAYING = (401, 403)
-# Of one image, all levels together; entries name further indexes of 4 MiB each.
-_MOST_BELOW = 10_000
-_LARGEST_TREE = 32 * 1024 * 1024
+_MOST_BELOW, _LARGEST_TREE = 10_000, 32 * 1024 * 1024  # of one image, all levels; entries name indexes of 4 MiB each
 
 
 class _Once(Generic[T]):
     """One question asked once: later askers wait for the answer; a cancelled asker hands the asking on."""
 
-    __slots__ = ("_error", "_lock", "answer")
-
     def __init__(self, *answer: T) -> None:
+        self.answer = answer  # when there is one
         self._lock = anyio.Lock()
-        # The answer, when there is one.
-        self.answer = answer
         self._error: SyncError | None = None
 
     async def get(self, ask: Callable[[], Awaitable[T]]) -> T:
@@ -67,13 +60,10 @@ async def _or_error(asking: Awaitable[T]) -> T | SyncError:
 
 
 class Verdict(NamedTuple):
-    """What one target needs: nothing (`reason`), the tree, or nothing can be said (`error`).
-
-    `snapshot` is the name of this tag's snapshot (`archive.named`).
-    """
+    """What one target needs: nothing (`reason`), the tree, or nothing can be said (`error`)."""
 
     target: Repository
-    snapshot: bytes
+    snapshot: bytes  # the name of this tag's (`archive.named`)
     reason: str | None = None
     error: SyncError | None = None
 
@@ -86,8 +76,7 @@ class Sighting(NamedTuple):
     digest: str
     source_digest: str
     verdicts: tuple[Verdict, ...]
-    # What of the tree the source itself holds: all but trimmed indexes.
-    at_source: frozenset[str] = frozenset()
+    at_source: frozenset[str] = frozenset()  # what of the tree the source itself holds: all but trimmed indexes
 
 
 @dataclass
@@ -106,10 +95,8 @@ class _End:
         return self.known == (key_of(told), key_of(self.held)) if trims else self.held == told
 
     def verdict(self, digest: str) -> Verdict:
-        """Judge it by the digest that it should hold."""
-        if isinstance(self.held, SyncError):
-            return Verdict(self.target, self.snapshot, error=self.held)
-        return Verdict(self.target, self.snapshot, "unchanged" if self.held == digest else None)
+        error = self.held if isinstance(self.held, SyncError) else None
+        return Verdict(self.target, self.snapshot, "unchanged" if self.held == digest else None, error)
 
 
 class Discovery:
@@ -118,17 +105,15 @@ class Discovery:
     def __init__(self, transport: Transport, knowledge: Knowledge, *, reads_only: bool = False,
             whole: bool = False) -> None:
         """Ask for a run; one that `reads_only` changes nothing, `whole` has every image's tree."""
-        self._transport, self._knowledge = transport, knowledge
-        self._reads_only, self._whole = reads_only, whole
-        self._log = transport.edge.log
+        self._transport, self._knowledge, self._reads_only, self._whole = transport, knowledge, reads_only, whole
+        self._say = cache(transport.edge.log)  # once what would be said for every tag of a repository
         self._repositories: dict[tuple[str, str, str, Side], Repository] = {}
         self._listings: dict[tuple[str, str], _Once[Mapping[str, str | None] | None]] = {}
         self._held: dict[tuple[str, str], _Once[Collection[str] | None]] = {}
         self._manifests: dict[tuple[str, str, str], _Once[Manifest]] = {}
-        # Weights of those that are answered, the one that nobody has asked for longest first.
+        # Weights of those that are answered, the one that nobody has asked for longest first, and their sum.
         self._recent: dict[tuple[str, str, str], int] = {}
         self._kept_bytes = 0
-        self._said: set[str] = set()
 
     def repository(self, registry: Registry, name: str, side: Side) -> Repository:
         """Return the one object of a repository and side."""
@@ -137,9 +122,8 @@ class Discovery:
             host = self._transport.host(registry, name)
             # Rule 1: what an earlier run was asked for saves the bare request.
             host.authenticator.recall(*(self._knowledge.fact(f"login {host.key}") or (None, False)))
-            found = Repository(self._transport, host, name, side, reads_only=self._reads_only)
-            found.host.authenticator.declare(found.api_name, found.rights)
-            self._repositories[key] = found
+            found = self._repositories[key] = Repository(self._transport, host, name, side, reads_only=self._reads_only)
+            host.authenticator.declare(found.api_name, found.rights)
         return self._repositories[key]
 
     def keep_logins(self) -> None:
@@ -152,11 +136,11 @@ class Discovery:
         """List a repository, once per run (rule 3), as `Repository.list_tags` does."""
         return await self._listings.setdefault(repository.key, _Once()).get(repository.list_tags)
 
-    async def select(self, mapping: MappingRule, source: Repository) -> Selection:
+    async def select(self, mapping: MappingRule, source: Repository) -> tags.Selection:
         """Choose a mapping's tags; literal names need no listing."""
         return tags.select_literals(mapping.tags) or await self.select_listed(mapping.tags, source)
 
-    async def select_listed(self, rule: TagRule, source: Repository) -> Selection:
+    async def select_listed(self, rule: tags.TagRule, source: Repository) -> tags.Selection:
         """Choose among the tags that the source has."""
         listed = await self.list_tags(source)
         if listed is None:
@@ -165,9 +149,8 @@ class Discovery:
         return tags.select(listed, rule)
 
     def _listed_digest(self, repository: Repository, reference: str) -> str | None:
-        listing = self._listings.get(repository.key)
-        tags = listing.answer[0] if listing and listing.answer else None
-        return tags.get(reference) if tags else None
+        once = self._listings.get(repository.key)
+        return (once.answer[0] or {}).get(reference) if once and once.answer else None
 
     async def target_tags(self, target: Repository) -> Collection[str] | None:
         """Return the tags of a target by its listing, None where it does not say (rule 6)."""
@@ -176,10 +159,9 @@ class Discovery:
             try:
                 listed = await self.list_tags(target)
             except RegistryError as error:
-                if error.status in _NOT_SAYING:
-                    # Several registries hide repositories so: the first write decides (section 9).
-                    return None
-                raise
+                if error.status not in _NOT_SAYING:
+                    raise
+                return None  # several registries hide repositories so: the first write decides (section 9)
             note = self._knowledge.set_populated if listed else self._knowledge.set_empty
             note(target.key)
             return listed or ()
@@ -199,10 +181,7 @@ class Discovery:
 
     async def look_up(self, mapping: MappingRule, reference: str, target_reference: str,
             targets: tuple[Repository, ...]) -> Sighting:
-        """Find out what a source reference names and which targets lack it (rules 4 to 6 and 8).
-
-        Raises what the source says; what a target says is in its verdict.
-        """
+        """Say what a reference names, which targets lack it (rules 4 to 6, 8); raises what the source says."""
         source = self.repository(mapping.source, mapping.source_repository, Side.SOURCE)
         names = [self.snapshot_name(mapping, source, each, reference, target_reference) for each in targets]
         ends = [_End(*each, self._knowledge.snapshot(each[1])) for each in zip(targets, names, strict=True)]
@@ -220,7 +199,12 @@ class Discovery:
             if all(end.meets(found, trims=bool(mapping.platforms)) for end in ends):
                 digest = next((end.held for end in ends if isinstance(end.held, str)), found)
                 return Sighting(source, None, digest, found, tuple(end.verdict(digest) for end in ends))
-            found = await self._moved_on(source, found, reference)
+            try:
+                found = await self._manifest(source, found)
+            except RegistryError as error:
+                if error.status != 404:  # what the HEAD told of is gone by now: what the tag names instead (rule 4)
+                    raise
+                found = await self._manifest(source, reference)
         return await self._planned(mapping, source, ends, found)
 
     async def _first_look(self, mapping: MappingRule, source: Repository, reference: str, target_reference: str,
@@ -242,17 +226,7 @@ class Discovery:
             raise missing.located(Side.SOURCE, "look up", source.reference(reference))
         return told or await self._manifest(source, reference)
 
-    async def _moved_on(self, source: Repository, told: str, reference: str) -> Manifest:
-        """Fetch what a HEAD told of; where it is gone by now, what the tag names instead (rule 4)."""
-        try:
-            return await self._manifest(source, told)
-        except RegistryError as error:
-            if error.status != 404:
-                raise
-            return await self._manifest(source, reference)
-
     async def _planned(self, mapping: MappingRule, source: Repository, ends: list[_End], top: Manifest) -> Sighting:
-        """Plan the image that the source's manifest is the top of, for the targets that lack it."""
         root, fetched = await self._root(mapping, source, top)
         verdicts = tuple(end.verdict(root.digest) for end in ends)
         lacking = [each.target.key for each in verdicts if each.reason is None and each.error is None]
@@ -278,23 +252,19 @@ class Discovery:
         if ":" not in reference and target.key in self._held:
             listed, held = await self.target_tags(target), self._listed_digest(target, reference)
         if held is None and (listed is None or reference in listed):
-            held = await self._head(target, reference)
+            try:
+                held = await target.head_manifest(reference)
+            except RegistryError as error:
+                if error.status not in _NOT_SAYING:
+                    raise
+            if held is not None:
+                self._knowledge.set_populated(target.key)
+            held = (await target.get_manifest(reference)).digest if held == "" else held
         if held is not None:
             self._knowledge.vouch(target.key, held)
         elif known is not None:
             self._knowledge.contradict(target.key)
         return held
-
-    async def _head(self, target: Repository, reference: str) -> str | None:
-        try:
-            held = await target.head_manifest(reference)
-        except RegistryError as error:
-            if error.status in _NOT_SAYING:
-                return None
-            raise
-        if held is not None:
-            self._knowledge.set_populated(target.key)
-        return (await target.get_manifest(reference)).digest if held == "" else held
 
     async def _manifest(self, source: Repository, reference: str, expected: oci.Descriptor | None = None) -> Manifest:
         """Fetch a manifest, by digest once as long as the budget holds it (rules 7, 8 and 13)."""
@@ -326,11 +296,10 @@ class Discovery:
         errors: list[SyncError] = []
 
         async def fetch(entry: oci.Descriptor) -> None:
-            found = await _or_error(self._manifest(source, entry.digest, entry))
-            if isinstance(found, SyncError):
-                errors.append(found)
-            else:
-                below[entry.digest] = found
+            try:
+                below[entry.digest] = await self._manifest(source, entry.digest, entry)
+            except SyncError as error:
+                errors.append(error)
 
         async with anyio.create_task_group() as group:
             for entry in wanted.values():
@@ -342,19 +311,26 @@ class Discovery:
     async def _root(self, mapping: MappingRule, source: Repository, top: Manifest) -> tuple[Manifest,
             dict[str, Manifest]]:
         """Apply the platform filter (specification section 1.1): the root to push, trimmed indexes below."""
-        if not mapping.platforms:
-            return top, {}
-        if not top.is_index:
-            self._say("debug", "no_index", f"{source}: not an index, copied whatever the platform filter")
-            return top, {}
-        nested: dict[str, Manifest] = {}
+        wanted, nested = mapping.platforms, dict[str, Manifest]()
+        if not wanted or not top.is_index:
+            if wanted:
+                self._say("debug", "no_index", f"{source}: not an index, copied whatever the platform filter")
+            return top, nested
         pending = oci.nested_indexes(top)
         for _ in range(oci.MAX_INDEX_DEPTH):
             found = await self._children(source, top.digest, pending, nested)
             pending = tuple(entry for each in found for entry in oci.nested_indexes(each))
         with source.located("filter platforms of", source.reference(top.digest)):
-            trimmed = oci.trim_index(top, mapping.platforms, nested)
-            self._say_platforms(mapping.platforms, source, trimmed)
+            trimmed = oci.trim_index(top, wanted, nested)
+            if not trimmed.matched:
+                had, asked = clean(", ".join(trimmed.available)) or "none", ", ".join(map(str, wanted))
+                raise RegistryError(f"no platform matches the filter {asked}; the source has {had}", status=404)
+        if lacking := ", ".join(str(each) for each in wanted if each not in trimmed.matched):
+            self._say("warning", "platform_missing",
+                f"{source}: no {lacking} in the source index, the others are copied")
+        if trimmed.changed:
+            text = f"{source}: the index is trimmed to its platforms, its digest at the target is "
+            self._say("info", "index_trimmed", text + trimmed.manifest.digest)
         return trimmed.manifest, {each.manifest.digest: each.manifest for each in trimmed.nested.values()}
 
     async def _tree(self, source: Repository, top: str, root: Manifest, fetched: dict[str, Manifest],
@@ -367,21 +343,3 @@ class Discovery:
             level = await self._children(source, top, lacking, fetched)
         with source.located("read", source.reference(top)):
             return plan.grow(root, fetched, top)
-
-    def _say(self, level: str, event: str, message: str) -> None:
-        """Log once what would be said for every tag of a repository."""
-        if message not in self._said:
-            self._said.add(message)
-            self._log(level, event, message)
-
-    def _say_platforms(self, wanted: Sequence[oci.Platform], source: Repository, trimmed: oci.Trimmed) -> None:
-        if not trimmed.matched:
-            had = clean(", ".join(trimmed.available)) or "none"
-            asked = ", ".join(map(str, wanted))
-            raise RegistryError(f"no platform matches the filter {asked}; the source has {had}", status=404)
-        if lacking := ", ".join(str(each) for each in wanted if each not in trimmed.matched):
-            text = f"{source}: no {lacking} in the source index, the others are copied"
-            self._say("warning", "platform_missing", text)
-        if trimmed.changed:
-            text = f"{source}: the index is trimmed to its platforms, its digest at the target is "
-            self._say("info", "index_trimmed", text + trimmed.manifest.digest)

@@ -1,9 +1,8 @@
 """Disk: the state of earlier runs, its journal and its lock.
 
-Owns: `state.bin`, `state.journal` and `state.lock` in the cache directory. May not know: what is in them.
-Invariants: nothing here fails a run (one warning, and the run goes on without state); `state.bin` is
-replaced whole or not at all; a journal counts only for the very file that it was begun beside, so a crash
-between two steps of a save loses or repeats nothing. Follows design.md section 8.
+Owns: `state.bin`, `state.journal` and `state.lock` in the cache directory. May not know: what is in them. Invariants:
+nothing here fails a run (one warning, and it goes on without state); `state.bin` is replaced whole or not at all; a
+journal counts only for the very file that it was begun beside: no crash loses or repeats anything. Follows design.md 8.
 """
 
 from __future__ import annotations
@@ -24,19 +23,14 @@ _WRITE = os.O_WRONLY | os.O_CREAT | getattr(os, "O_BINARY", 0) | getattr(os, "O_
 
 
 class StateFile:
-    """The state on disk between `load` and `close`; `warn(event, message)` says what is wrong with it.
-
-    After `save` nothing more may be noted: what comes then would belong to the new file.
-    """
+    """The state on disk between `load` and `close`, nothing noted after `save`; `warn(event, message)` tells of it."""
 
     def __init__(self, cache_dir: str | None, warn: Callable[[str, str], None]) -> None:
         self._directory, self._warn, self._shown = cache_dir, warn, clean(cache_dir or "")
-        self._path = os.path.join(cache_dir or "", "state.bin")
-        self._journal_path = os.path.join(cache_dir or "", "state.journal")
+        self._path, self._journal_path = (os.path.join(cache_dir or "", f"state.{end}") for end in ("bin", "journal"))
         self._lock: int | None = None
         self._journal: int | None = None
-        # What our journal begins with, and where the whole records of an earlier one end.
-        self._header, self._end = b"", 0
+        self._header, self._end = b"", 0  # what our journal begins with, where an earlier one's whole records end
 
     @property
     def is_kept(self) -> bool:
@@ -73,14 +67,11 @@ class StateFile:
     def _read(self) -> Archive:
         whole = _content(self._path)
         self._header = _JOURNAL + zlib.crc32(whole or b"").to_bytes(4, "big")
-        base = EMPTY if whole is None else Archive(whole)
-        journal = _content(self._journal_path) or b""
-        if not journal.startswith(self._header):
-            return base
-        records, end = unframe(journal[len(self._header) :])
-        archive = folded(base, records)
-        self._end = len(self._header) + end
-        return archive
+        base, journal = Archive(whole), _content(self._journal_path) or b""
+        if journal.startswith(self._header):
+            records, end = unframe(journal[len(self._header) :])
+            base, self._end = folded(base, records), len(self._header) + end
+        return base
 
     def note(self, record: bytes) -> None:
         """Append one record to the journal: after a `kill -9` it is all that is left."""
@@ -142,12 +133,9 @@ def _lock(descriptor: int) -> None:
 
 
 def _content(path: str) -> bytes | None:
-    try:
-        with open(path, "rb") as stream:
-            # `read` makes room for as much as it is asked for.
-            size = os.fstat(stream.fileno()).st_size
-            if size > _LARGEST:
-                raise Damaged(f"it is larger than {_LARGEST} bytes")
-            return stream.read(size)
-    except FileNotFoundError:
-        return None
+    with contextlib.suppress(FileNotFoundError), open(path, "rb") as stream:
+        size = os.fstat(stream.fileno()).st_size  # `read` makes room for as much as it is asked for
+        if size > _LARGEST:
+            raise Damaged(f"it is larger than {_LARGEST} bytes")
+        return stream.read(size)
+    return None

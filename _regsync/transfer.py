@@ -1,26 +1,24 @@
 """Bring blobs and manifests of one image to one target.
 
-Owns: the movement of one blob (look up, mount, upload, relay, verification) and of an image's manifests; the
-repetition of a blob that broke. May not know: which image is next, what other images need. Invariants: I1, I2
-(children first, awaited), I3 (the last piece is withheld until count and hash agree), I7, I8 (all that a transfer
-will use is admitted in one step; pauses hold nothing). Follows specification section 1.1, design.md sections 6, 7, 9.
+Owns: the way of one blob (look up, mount, upload, relay, check, repetition) and of an image's manifests. May not know:
+which image is next. Invariants: I1, I2 (children first, awaited), I3 (the last piece is withheld until count and hash
+agree), I7, I8 (all of a transfer is admitted in one step; pauses hold nothing). Follows design.md sections 6, 7, 9.
 """
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from contextlib import nullcontext, suppress
+from functools import partial
 from typing import NamedTuple
 
-import anyio
 import anyio.lowlevel
 
-from _regsync import pacing
+from _regsync import oci, pacing
 from _regsync.claims import Step, Work
 from _regsync.errors import ContentError, Disconnected, RegistryError, Side, SyncError, WireError
 from _regsync.fips import hash_hex, new_hash
 from _regsync.http1 import PIECE, Pieces, Response
-from _regsync.oci import IMAGE_CONFIGS, Descriptor, Manifest, split_digest
 from _regsync.pacing import LARGE_BODY, Want
 from _regsync.plan import Tree
 from _regsync.providers import ROWS
@@ -32,10 +30,8 @@ from _regsync.transport import Transport
 __all__ = ["Brought", "Mover", "Relay", "known_body"]
 
 # design.md section 6 rule 16: a blob starts again at most twice; a lost answer is asked for so often.
-_BLOB_STARTS = 3
-_LOST_ANSWER_PAUSES = (0.0, 1.0, 3.0)
-# Rule 12: up to this a blob goes in one request where the registry takes it so.
-_WHOLE_BLOB = 64 * 1024
+_BLOB_STARTS, _LOST_ANSWER_PAUSES = 3, (0.0, 1.0, 3.0)
+_WHOLE_BLOB = 64 * 1024  # rule 12: up to this a blob goes in one request where the registry takes it so
 
 
 class Brought(NamedTuple):
@@ -49,14 +45,13 @@ class Brought(NamedTuple):
 class Relay:
     """A blob on its way from a source's answer: counted, hashed, its last piece withheld until both agree."""
 
-    def __init__(self, source: Repository, blob: Descriptor, response: Response, moved: Callable[[int], None]) -> None:
-        self.length = blob.size
-        self.complete = False
+    def __init__(self, source: Repository, blob: oci.Descriptor, response: Response,
+            moved: Callable[[int], None]) -> None:
+        self.length, self.complete = blob.size, False
         self._source, self._blob, self._response, self._moved = source, blob, response, moved
-        algorithm, self._expected = split_digest(blob.digest)
+        algorithm, self._expected = oci.split_digest(blob.digest)
         self._hash, self._count, self._pieces, self._given = new_hash(algorithm), 0, 0, 0
-        self._first = memoryview(b"")
-        self._buffer = memoryview(bytearray(min(PIECE, blob.size + 1)))
+        self._first, self._buffer = memoryview(b""), memoryview(bytearray(min(PIECE, blob.size + 1)))
 
     async def next(self) -> memoryview:
         """Return the next verified piece; ContentError when the source lies, WireError when it breaks."""
@@ -64,24 +59,19 @@ class Relay:
             self._given += 1
             return self._first
         with self._source.located("fetch blob", self._source.reference(self._blob.digest)):
-            return self._verified(await self._response.read_into(self._buffer))
-
-    def _verified(self, count: int) -> memoryview:
-        piece = self._buffer[:count]
-        self._hash.update(piece)
-        self._count += count
-        self._pieces += 1
-        self._given = self._pieces
-        if self._pieces == 1:
-            self._first = piece
-        if self._count > self.length:
-            raise ContentError(f"the blob is longer than the {self.length} bytes of its descriptor")
-        if self._count == self.length:
-            if self._hash.hexdigest() != self._expected:
+            count = await self._response.read_into(self._buffer)
+            piece = self._buffer[:count]
+            self._hash.update(piece)
+            self._count += count
+            self._given = self._pieces = self._pieces + 1
+            self._first = piece if self._pieces == 1 else self._first
+            if self._count > self.length:
+                raise ContentError(f"the blob is longer than the {self.length} bytes of its descriptor")
+            if self._count < self.length and not count:
+                raise Disconnected(f"the blob ended after {self._count} of {self.length} bytes")
+            if self._count == self.length and self._hash.hexdigest() != self._expected:
                 raise ContentError("the blob's bytes do not match its digest")
-            self.complete = True
-        elif not count:
-            raise Disconnected(f"the blob ended after {self._count} of {self.length} bytes")
+            self.complete = self._count == self.length
         self._moved(count)
         return piece
 
@@ -93,7 +83,7 @@ class Relay:
 
 
 class _Unanswered(Exception):
-    """A whole body was sent, or a success came too early: a HEAD decides (rule 16), else it is its argument."""
+    """A whole body was sent, or a success came too early: a HEAD decides (rule 16), else the argument is raised."""
 
 
 class Mover:
@@ -103,25 +93,20 @@ class Mover:
             moved: Callable[[int], None]) -> None:
         self._transport, self._knowledge, self._staging, self._moved = transport, knowledge, staging, moved
         self._admitted, self._disk_works = transport.gate.admitted, True
-        # Repositories that have accepted an upload (set), or where the first one is being started.
+        # Repositories that have accepted an upload (set), or where the first one is being started; hosts that this run
+        # has asked (set), or is asking, whether they take a blob in one request.
         self._accepted: dict[RepositoryKey, anyio.Event] = {}
-        # Hosts that were asked, in this run, whether they take a blob in one request.
-        self._tried: set[str] = set()
+        self._tried: dict[str, anyio.Event] = {}
 
     async def bring(self, step: Step, source: Repository, target: Repository, *, fan_out: bool,
             disk: bool = True) -> Brought:
-        """Bring one blob to the target; SyncError, located, when it cannot be done.
-
-        `fan_out` says that several places want it: it is then pulled once, into memory, or to disk where
-        `disk` allows it.
-        """
+        """Bring one blob, for several targets (`fan_out`) pulled once, also to `disk`; raises SyncError, located."""
         async with self._transport.pool.lease(target.host.origin) as lease:
             upload = Upload(target, self._transport, lease, step.blob)
             try:
                 return await self._bring(upload, step, source, fan_out and self._disk_works, disk)
             finally:
-                if upload.session:
-                    # No body follows: the source has refused it, or a HEAD has found it there.
+                if upload.session:  # and no body follows: the source has refused it, or a HEAD has found it there
                     with anyio.move_on_after(self._transport.edge.timeouts.head), suppress(SyncError):
                         async with self._admitted((Want(target.host.key),)):
                             await upload.cancel_upload()
@@ -137,8 +122,7 @@ class Mover:
                 error: SyncError = lost.args[0]
                 if await self._arrived(target, blob):
                     return Brought(uploaded=True, bytes=blob.size)
-            except StagingFailed as caught:
-                # A full disk fails nothing: each target reads for itself (design.md section 8).
+            except StagingFailed as caught:  # a full disk fails nothing: each target reads for itself (design.md 8)
                 failed, fan_out = not isinstance(caught, NoRoom), False
                 level = "warning" if failed and self._disk_works else "debug"
                 log(level, "staging", f"{caught}; each target reads for itself")
@@ -147,8 +131,7 @@ class Mover:
             except SyncError as caught:
                 error = caught
             error.located(Side.TARGET, "push blob", target.reference(blob.digest))
-            # Whatever went wrong with a mount, an upload does not depend on it.
-            step = step._replace(mount_from=None)
+            step = step._replace(mount_from=None)  # whatever went wrong with it, an upload does not depend on it
             pause = self._transport.pause_after(error, patience, source.host, target.host)
             broken += isinstance(error, WireError)
             if broken == _BLOB_STARTS:
@@ -157,7 +140,7 @@ class Mover:
             await upload.let_go()
             await anyio.sleep(pause)
 
-    async def _arrived(self, target: Repository, blob: Descriptor) -> bool:
+    async def _arrived(self, target: Repository, blob: oci.Descriptor) -> bool:
         """Ask, with nothing held in between, whether a blob whose answer was lost has arrived."""
         for pause in _LOST_ANSWER_PAUSES:
             await anyio.sleep(pause)
@@ -166,24 +149,30 @@ class Mover:
                     if await target.has_blob(blob):
                         return True
             except SyncError as error:
-                # A registry that has just dropped an answer may not be well yet.
-                if not error.retryable:
+                if not error.retryable:  # a registry that has just dropped an answer may not be well yet
                     raise
         return False
 
     async def _bring_once(self, upload: Upload, step: Step, source: Repository, fan_out: bool, disk: bool) -> Brought:
         blob, host, rank = upload.blob, upload.repository.host.key, float(step.work.order)
-        large, known, read = blob.size >= LARGE_BODY, known_body(blob), self._reader(source, rank)
+        large, known = blob.size >= LARGE_BODY, known_body(blob)
+        reading, write = Want(source.host.key, "read", large), Want(host, "write", large)
+
+        async def read(wanted: oci.Descriptor, sink: Callable[[memoryview], Awaitable[None]]) -> None:
+            """Read the blob from its source to the end, under a permit of its own."""
+            async with self._admitted((reading,), rank), source.open_blob(wanted) as response:
+                relay = Relay(source, wanted, response, self._moved)
+                while not relay.complete:
+                    await sink(await relay.next())
+
         if not upload.session and await self._goes_whole(upload, step, known):
-            if not self._knowledge.is_empty(upload.repository.key):
-                async with self._admitted((Want(host),), rank):
-                    if await self._is_there(upload):
-                        return Brought()
-            body = await self._whole_body(blob, read, fan_out, disk) if known is None else known
-            return await self._send_whole(upload, body, rank)
-        write = Want(host, "write", large)
+            try:
+                return await self._bring_whole(upload, known, read, rank, fan_out, disk)
+            finally:
+                if host in self._tried:
+                    self._tried[host].set()
         if known is None and not fan_out:
-            async with self._admitted((Want(source.host.key, "read", large), write), rank):
+            async with self._admitted((reading, write), rank):
                 if begun := await self._begin(upload, step):
                     return begun
                 async with source.open_blob(blob) as response:
@@ -200,31 +189,37 @@ class Mover:
         return begun
 
     async def _goes_whole(self, upload: Upload, step: Step, known: bytes | None) -> bool:
-        """Say whether a small blob goes in one request (rule 12); the first config at a host finds out."""
-        target, knowledge, fact = upload.repository, self._knowledge, f"whole {upload.repository.host.key}"
+        """Say whether a small blob goes in one request (rule 12); the first config at a host finds out, others wait."""
+        target, blob, host = upload.repository, upload.blob, upload.repository.host.key
+        takes = partial(self._knowledge.fact, f"whole {host}")
         # Elsewhere the POST that asks and starts costs no more than a HEAD, and may save the bytes.
-        asks = not knowledge.is_empty(target.key) and self._may_probe(target)
-        if step.mount_from is not None or upload.blob.size > _WHOLE_BLOB or asks or knowledge.fact(fact) is False:
+        asks = not self._knowledge.is_empty(target.key) and self._may_probe(target)
+        if step.mount_from is not None or blob.size > _WHOLE_BLOB or asks or takes() is False:
             return False
         if known is None and not await self._accepts(target.key):
             return False
-        if knowledge.fact(fact) is None and fact not in self._tried and upload.blob.media_type in IMAGE_CONFIGS:
-            self._tried.add(fact)
+        if blob.media_type not in oci.IMAGE_CONFIGS:
+            await anyio.lowlevel.checkpoint()  # a config that waited for the same acceptance finds out
+        elif takes() is None and host not in self._tried:
+            self._tried[host] = anyio.Event()
             return True
-        return knowledge.fact(fact) is True
+        if host in self._tried:
+            await self._tried[host].wait()
+        return takes() is True
 
-    async def _whole_body(self, blob: Descriptor, read: Reader, fan_out: bool, disk: bool) -> bytes:
-        while fan_out:
+    async def _bring_whole(self, upload: Upload, body: bytes | None, read: Reader, rank: float, fan_out: bool,
+            disk: bool) -> Brought:
+        """Upload a small blob in one request, or as the registry answers that (rule 12)."""
+        blob, host = upload.blob, upload.repository.host.key
+        if not self._knowledge.is_empty(upload.repository.key):
+            async with self._admitted((Want(host),), rank):
+                if await self._is_there(upload):
+                    return Brought()
+        while body is None and fan_out:
             await self._staging.ensure(blob, read, disk=disk)
             with self._staging.opened(blob) as pieces:
-                if pieces is not None:
-                    # A blob of this size is one piece.
-                    return bytes(await pieces.next())
-        return await read_whole(blob, read)
-
-    async def _send_whole(self, upload: Upload, body: bytes, rank: float) -> Brought:
-        """Upload a small blob in one request, or as the registry answers that (rule 12)."""
-        host = upload.repository.host.key
+                body = None if pieces is None else bytes(await pieces.next())  # of this size it is one piece
+        body = await read_whole(blob, read) if body is None else body
         async with self._admitted((Want(host, "write"),), rank):
             done = await upload.whole(body)
             if not done and not upload.session:
@@ -233,15 +228,13 @@ class Mover:
             return Brought(uploaded=True, bytes=len(body)) if done else await self._send(upload, MemoryPieces(body))
 
     def _may_probe(self, target: Repository) -> bool:
-        # On some kinds a mount from the repository itself says nothing.
         return self._knowledge.may_probe(target.key, ROWS[target.host.registry.kind].probe is not None)
 
     async def _accepts(self, where: RepositoryKey) -> bool:
         """Say whether a repository has accepted an upload; wait for the one that finds out (rule 14)."""
         if self._knowledge.was_used(where):
             return True
-        # The image's large blobs, which cannot go in one request, find out first.
-        await anyio.lowlevel.checkpoint()
+        await anyio.lowlevel.checkpoint()  # the image's large blobs, which cannot go in one request, find out first
         while (accepted := self._accepted.get(where)) is not None and not accepted.is_set():
             await accepted.wait()
         return accepted is not None
@@ -270,8 +263,7 @@ class Mover:
         holder = (where[0], mount_from)
         if knowledge.is_confirmed(holder, digest):
             return None
-        # The mount rested on an earlier run: specification section 7 wants a fresh HEAD.
-        knowledge.forget(holder, digest)
+        knowledge.forget(holder, digest)  # it rested on an earlier run: specification section 7 wants a fresh HEAD
         return Brought() if await upload.repository.has_blob(upload.blob) else None
 
     async def _there(self, upload: Upload) -> Brought | None:
@@ -283,8 +275,7 @@ class Mover:
         if not await upload.start({"from": target.api_name, "bare": ""}.get(probe or "")):
             knowledge.learn_probe(target.key, absent=absent)
             return None
-        if not knowledge.probe_is_trusted(target.key):
-            # A registry that answers 201 to anything must not make us skip a blob (rule 11).
+        if not knowledge.probe_is_trusted(target.key):  # who answers 201 to anything must not make us skip (rule 11)
             if absent or not await target.has_blob(upload.blob):
                 await upload.start()
                 return None
@@ -297,18 +288,6 @@ class Mover:
             self._knowledge.miss(upload.repository.key, upload.blob.digest)
         return found
 
-    def _reader(self, source: Repository, rank: float) -> Reader:
-        """Return what reads a blob from its source to the end, under a permit of its own."""
-
-        async def read(wanted: Descriptor, sink: Callable[[memoryview], Awaitable[None]]) -> None:
-            want = Want(source.host.key, "read", wanted.size >= LARGE_BODY)
-            async with self._admitted((want,), rank), source.open_blob(wanted) as response:
-                relay = Relay(source, wanted, response, self._moved)
-                while not relay.complete:
-                    await sink(await relay.next())
-
-        return read
-
     @staticmethod
     async def _send(upload: Upload, pieces: Pieces) -> Brought:
         """Stream the body; _Unanswered when only asking can tell whether a whole body arrived."""
@@ -316,9 +295,8 @@ class Mover:
             if await upload.put(pieces):
                 return Brought(uploaded=True, bytes=pieces.length)
         except (WireError, RegistryError) as error:
-            lost = isinstance(error, WireError) or error.status >= 500
-            sent = not isinstance(pieces, Relay) or pieces.complete
-            if error.side is not Side.SOURCE and lost and sent:
+            lost = error.side is not Side.SOURCE and (isinstance(error, WireError) or error.status >= 500)
+            if lost and (not isinstance(pieces, Relay) or pieces.complete):
                 raise _Unanswered(error) from error
             raise
         raise _Unanswered(Disconnected("the registry answered before the blob was sent"))
@@ -332,36 +310,31 @@ class Mover:
         return frozenset(lost + children)
 
     async def put(self, tree: Tree, work: Work, target: Repository, reference: str,
-            arrived: Callable[[Manifest], None]) -> None:
+            arrived: Callable[[oci.Manifest], None]) -> None:
         """Put an image's manifests: the children that it has to bring, level by level, the root last (I2)."""
         failures: list[SyncError] = []
 
-        async def put(child: Manifest) -> None:
+        async def put(child: oci.Manifest) -> None:
             try:
                 await target.put_manifest(child.digest, child)
+                arrived(child)
             except SyncError as error:
                 failures.append(error)
-            else:
-                arrived(child)
 
-        own = work.own_children
-        waiting = {child.digest: child for child in tree.children if child.digest in own}
+        waiting = {child.digest: child for child in tree.children if child.digest in work.own_children}
         while waiting:
             level = [each for each in waiting.values() if not any(entry.digest in waiting for entry in each.children)]
             async with anyio.create_task_group() as group:
                 for child in level:
                     group.start_soon(put, child)
+                    del waiting[child.digest]
             if failures:
                 raise failures[0]
-            for child in level:
-                del waiting[child.digest]
         await target.put_manifest(reference, tree.root)
 
 
-def known_body(blob: Descriptor) -> bytes | None:
+def known_body(blob: oci.Descriptor) -> bytes | None:
     """Return the body where no source has to be asked for it (rule 13)."""
-    algorithm, encoded = split_digest(blob.digest)
-    for body in (blob.data, b"{}", b""):
-        if body is not None and len(body) == blob.size and hash_hex(algorithm, body) == encoded:
-            return body
-    return None
+    algorithm, encoded = oci.split_digest(blob.digest)
+    likely = (body for body in (blob.data, b"{}", b"") if body is not None and len(body) == blob.size)
+    return next((body for body in likely if hash_hex(algorithm, body) == encoded), None)

@@ -393,6 +393,15 @@ def test_one_request_uploads_are_learnt_and_remembered(tmp_path: Path, serve: St
     target.journal.matching("POST", "upload_start").exactly(6)
 
 
+def test_small_blobs_wait_for_the_first_one_request_upload_at_their_registry(tmp_path: Path, serve: Start) -> None:
+    source, target = serve(), serve()
+    load(source, {"app": two_tags(Seed(19), 500, 600, 700)})
+    assert sync(tmp_path, {"source": source, "target": target}, {"from": "app", "tags": tags("*")}).status == 0
+    # Only what is too large for it goes in two requests, although all are brought at the same time.
+    target.journal.matching("PUT", "upload").exactly(2)
+    target.journal.matching("POST", "upload_start", status=201, query={"digest": "*"}).exactly(8)
+
+
 def test_a_registry_without_one_request_uploads_is_sent_one_body_twice_and_no_other(
     tmp_path: Path, serve: Start
 ) -> None:
