@@ -1,9 +1,8 @@
 """Where the credential for one registry comes from.
 
-Owns: the order of the sources, the files of container clients. May not know: challenges, tokens, sockets; files and
-variables are arguments. Invariant: a credential is for one host; a source that is named or broken is an error, never a
-reason to try another or go anonymous; no `repr`, no message shows a secret. Follows design.md section 3 ("Kind"),
-protocol-facts.md sections 3 and 9.2 (R8, R9, R19).
+Owns: the order of the sources, the files of container clients. May not know: challenges, sockets; files are arguments.
+Invariant: a credential is for one host; a source that is named or broken is an error, never a reason to try another or
+go anonymous; no `repr`, no message shows a secret. Follows design.md 3, protocol-facts.md 3 and 9.2 (R8, R9, R19).
 """
 
 from __future__ import annotations

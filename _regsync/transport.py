@@ -157,10 +157,9 @@ def resolve_location(base: Origin, path: str, location: str) -> tuple[Origin, st
         raise ProtocolBroken("the Location of the answer is not a URL") from error
     if parts.scheme not in ("http", "https") or not host or parts.username is not None:
         raise ProtocolBroken("the Location of the answer is not an http or https URL")
-    origin = Origin(parts.scheme, host, port)
     # A registry behind a TLS proxy may not know its own scheme (I6).
-    if (base.scheme, parts.scheme, base.host) == ("https", "http", host) and parts.port in (None, base.port):
-        origin = base
+    own = (base.scheme, parts.scheme, base.host) == ("https", "http", host) and parts.port in (None, base.port)
+    origin = base if own else Origin(parts.scheme, host, port)
     target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
     if any(not "!" <= letter <= "~" for letter in host + target):
         raise ProtocolBroken("the Location of the answer holds characters that no URL may have")
