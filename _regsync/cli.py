@@ -31,7 +31,6 @@ _LARGEST_CONFIG = 32 * 1024 * 1024
 _LOST_OUTPUT = frozenset({errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})
 
 _STATUSES = """\
-exit status:
   0    nothing failed (everything skipped, and nothing to do, included)
   1    something failed, something did not
   2    everything failed, or an unexpected error
@@ -84,7 +83,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _parser(name: str | None) -> argparse.ArgumentParser:
-    heading, *statuses = _STATUSES.splitlines()
+    statuses = _STATUSES.splitlines()
     if name is None:
         told = ["commands (`regsync COMMAND --help` says more):"]
         told += [f"  {each:<9} {command.text}" for each, command in _COMMANDS.items()]
@@ -95,7 +94,7 @@ def _parser(name: str | None) -> argparse.ArgumentParser:
     # as `--jso`, would be taken for --json here and for something else by `main`.
     parser = _Parser(prog=f"regsync {name}" if name else "regsync", usage=None if name else "regsync COMMAND ...",
         description=_COMMANDS[name].text if name else "copy container images between OCI registries",
-        epilog="\n".join([*told, "", heading, *statuses]), allow_abbrev=False,
+        epilog="\n".join([*told, "", "exit status:", *statuses]), allow_abbrev=False,
         formatter_class=partial(argparse.HelpFormatter, width=80))
     if name is None:
         parser.add_argument("--version", action="version", version=f"regsync {__version__}")
@@ -147,9 +146,7 @@ def main(argv: Sequence[str]) -> int:
         return 130
     except Exception as error:  # the one place
         if verbose > 1:
-            import traceback
-
-            traceback.print_exc()
+            sys.excepthook(type(error), error, error.__traceback__)
         return _tell(console, error)
     finally:
         # What a stream could not take goes nowhere, or the interpreter's last flush complains.
@@ -180,7 +177,6 @@ def _tell(console: Console, error: BaseException) -> int:
 
 
 def _read(name: str) -> dict[str, Any]:
-    """Return a configuration's bytes with what `config.load` and `config.expand` want to know of it."""
     try:
         if name == "-":
             text = sys.stdin.buffer.read(_LARGEST_CONFIG + 1)

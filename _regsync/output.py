@@ -10,17 +10,14 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections import deque
 from typing import Any, NamedTuple, TextIO
 
-from _regsync.errors import ConfigError, RegsyncError, clean
+from _regsync.errors import RegsyncError, clean
 from _regsync.report import Outcome, Report, duration_text, size_text
 
-__all__ = ["Console", "Snapshot", "progress_lines", "show_progress"]
+__all__ = ["Console", "Snapshot", "progress_lines"]
 
 _LEVELS = {"trace": 5, "debug": 10, "info": 20, "warning": 30, "error": 40}
-_TICK, _HEARTBEAT = 0.25, 30.0
-_RATE_SECONDS = 5.0  # an average over hours hides that nothing moves now
 _LONGEST_LINE = 2000  # an image's holds two references and a cause that was cut before
 _COLOURS = {"error": "\x1b[31m", "warning": "\x1b[33m"}
 
@@ -85,8 +82,7 @@ class Console:
         if self._json_log:
             seconds, rest = divmod(time.time_ns(), 1_000_000_000)
             stamp = f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(seconds))}.{rest // 1_000_000:03d}Z"
-            entry = {"ts": stamp, "level": level, "event": event, "message": message, **fields}
-            text = json.dumps(entry, default=str)
+            text = json.dumps({"ts": stamp, "level": level, "event": event, "message": message, **fields}, default=str)
         elif colour := self._colours.get(level):
             word, *more = text.split(" ", 1)
             text = " ".join([f"{colour}{word}\x1b[0m", *more])
@@ -106,8 +102,7 @@ class Console:
 
     def error(self, error: RegsyncError) -> None:
         """Show why the command as a whole ended."""
-        problems = error.problems if isinstance(error, ConfigError) else ()
-        code, hint = error.code, error.hint
+        problems, code, hint = getattr(error, "problems", ()), error.code, error.hint
         for line in map(str, problems or [error]):
             self._say(f"error: {code}: {line}", "error", "run_failed", line, code=code, hint=hint)
         if self.as_json:
@@ -119,8 +114,7 @@ class Console:
         for count, cause in report.causes():
             text = f"Failed: {count} x {cause}"
             self._say(text, "error", "failed_alike", text, count=count, cause=cause)
-        eventful = any(outcome.status != "skipped" for outcome in report.outcomes)
-        if not self.as_json and (eventful or self._out.isatty()):
+        if not self.as_json and (self._out.isatty() or any(each.status != "skipped" for each in report.outcomes)):
             for line in report.summary(elapsed):
                 self.line(line)
 
@@ -176,33 +170,3 @@ class Console:
             self.lost = True
             if stream is not self._err:  # a full log disk must not stop a mirror; lost results must
                 raise
-
-
-async def show_progress(console: Console, progress: Any) -> None:
-    """Keep the live display, or a heartbeat every 30 s, until cancelled; `progress` is `sync.Progress`."""
-    import anyio
-
-    began = anyio.current_time()
-    past = deque([(began, 0)])
-    try:
-        while True:
-            await anyio.sleep(_TICK if console.live else _HEARTBEAT)
-            now = anyio.current_time()
-            while len(past) > 1 and past[1][0] <= now - _RATE_SECONDS:
-                past.popleft()
-            rate = (progress.bytes - past[0][1]) / (now - past[0][0])
-            past.append((now, progress.bytes))
-            console.progress(Snapshot(progress.done, progress.known, progress.bytes, progress.expected, rate,
-                now - began, _waiting(progress, now)))
-    finally:
-        console.clear()
-
-
-def _waiting(progress: Any, now: float) -> str:
-    for host, until in progress.paused.items():
-        if until > now:
-            return f"{host} is throttled (429), next try in {duration_text(until - now)}"
-    names = progress.under_way()
-    if not names:
-        return "asking what there is" if progress.done == progress.known else "comparing tags"
-    return f"copying {names[0]}" if len(names) == 1 else f"{len(names)} under way, first {names[0]}"

@@ -11,12 +11,8 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from _regsync import claims, oci, pacing, providers, transfer
-from _regsync.plan import Tree
-from _regsync.registry import Repository
+from _regsync import claims, oci, pacing, plan, providers, registry, state, transfer
 from _regsync.report import size_text
-from _regsync.state import Knowledge, RepositoryKey
-from _regsync.transfer import Brought
 from _regsync.transport import Transport
 
 __all__ = ["Rehearsal", "lines"]
@@ -25,20 +21,16 @@ __all__ = ["Rehearsal", "lines"]
 class Rehearsal:
     """Stands where the mover stands."""
 
-    def __init__(self, transport: Transport, knowledge: Knowledge) -> None:
+    def __init__(self, transport: Transport, knowledge: state.Knowledge) -> None:
         self._transport, self._knowledge = transport, knowledge
         # By host and action, beside what is asked here; HEADs that the upload starts of a run spare count below zero.
-        self._expected: defaultdict[str, Counter[str]] = defaultdict(Counter)
-        self._read: set[tuple[str, str]] = set()
+        self._expected = defaultdict[str, Counter[str]](Counter)
+        self._read, self._moved = set[tuple[str, str]](), Counter[str]()
         # Of all images that were looked at: blobs' sizes, in how many images, and where they go.
-        self._sizes: dict[str, int] = {}
-        self._images: dict[str, tuple[str, int]] = {}
-        self._uses: Counter[str] = Counter()
-        self._places: defaultdict[str, set[RepositoryKey]] = defaultdict(set)
-        self._moved: Counter[str] = Counter()
-        self._plain = 0
+        self._sizes, self._images = dict[str, int](), dict[str, tuple[str, int]]()
+        self._uses, self._places, self._plain = Counter[str](), defaultdict[str, set[state.RepositoryKey]](set), 0
 
-    def look_at(self, name: str, tree: Tree, where: RepositoryKey) -> None:
+    def look_at(self, name: str, tree: plan.Tree, where: state.RepositoryKey) -> None:
         """Take in one image on its way to one repository, also one that is there already."""
         blobs = {blob.digest: blob.size for each in (tree.root, *tree.children) for blob in each.blobs}
         self._sizes.update(blobs)
@@ -49,14 +41,14 @@ class Rehearsal:
         for digest in blobs:
             self._places[digest].add(where)
 
-    async def bring(self, step: claims.Step, source: Repository, target: Repository, *, fan_out: bool,
-            disk: bool = True) -> Brought:
+    async def bring(self, step: claims.Step, source: registry.Repository, target: registry.Repository, *, fan_out: bool,
+            disk: bool = True) -> transfer.Brought:
         """Say how a blob would come to its place; a repository that may hold it is asked."""
         blob, host = step.blob, target.host.key
         if step.mount_from is not None:
             self._knowledge.accept_mount(host)
             self._expected[host]["upload_start"] += 1
-            return Brought(mounted=True)
+            return transfer.Brought(mounted=True)
         if not self._knowledge.is_empty(target.key):
             async with self._transport.gate.admitted((pacing.Want(host),), float(step.work.order)):
                 present = await target.has_blob(blob)
@@ -64,16 +56,16 @@ class Rehearsal:
             self._expected[host]["blob_head"] -= probes
             if present:
                 self._expected[host]["upload_start"] += probes
-                return Brought()
+                return transfer.Brought()
         read = (source.host.key, blob.digest)
         if transfer.known_body(blob) is None and not (fan_out and read in self._read):
             self._expected[source.host.key]["blob_get"] += 1
         self._read.add(read)
         self._expected[host].update({"upload_start": 1, "upload_body": 1})
         self._moved[host] += blob.size
-        return Brought(uploaded=True, bytes=blob.size)
+        return transfer.Brought(uploaded=True, bytes=blob.size)
 
-    async def put(self, tree: Tree, work: claims.Work, target: Repository, reference: str,
+    async def put(self, tree: plan.Tree, work: claims.Work, target: registry.Repository, reference: str,
             arrived: Callable[[oci.Manifest], None]) -> None:
         """Count the manifests that would be put."""
         own = [child for child in tree.children if child.digest in work.own_children]
@@ -81,7 +73,7 @@ class Rehearsal:
         for child in own:
             arrived(child)
 
-    async def absent(self, tree: Tree, target: Repository) -> frozenset[str]:
+    async def absent(self, tree: plan.Tree, target: registry.Repository) -> frozenset[str]:
         """Nothing is put, so nothing is refused."""
         return frozenset()
 

@@ -1,4 +1,4 @@
-"""A command at work: what the process gives to it, signals, and how its end is told.
+"""A command at work: what the process gives to it, signals, and how its progress and its end are told.
 
 Owns: the edge to the process (environment, files, clock, chance) and the wiring of a run or a listing. May not know:
 arguments, configuration files, how anything is asked or copied. Invariant: connections are closed however a command
@@ -11,7 +11,7 @@ import gc
 import os
 import signal
 import time
-from collections import Counter
+from collections import Counter, deque
 from typing import Any, Literal
 
 import anyio
@@ -19,10 +19,13 @@ import anyio
 from _regsync import discover, rehearsal, state, sync, tags, transport
 from _regsync.config import Config, MappingRule, Registry
 from _regsync.errors import ConfigError, Side, clean
-from _regsync.output import Console, show_progress
-from _regsync.report import Report
+from _regsync.output import Console, Snapshot
+from _regsync.report import Report, duration_text
 
-__all__ = ["list_tags", "run"]
+__all__ = ["list_tags", "run", "show_progress"]
+
+_TICK, _HEARTBEAT = 0.25, 30.0
+_RATE_SECONDS = 5.0  # an average over hours hides that nothing moves now
 
 
 async def run(found: Config, console: Console, one: tuple[MappingRule, str, str] | None = None,
@@ -85,6 +88,34 @@ async def list_tags(registry: Registry, repository: str, rule: tags.TagRule, con
     return 0
 
 
+async def show_progress(console: Console, progress: sync.Progress) -> None:
+    """Keep the live display, or a heartbeat every 30 s, until cancelled."""
+    began = anyio.current_time()
+    past = deque([(began, 0)])
+    try:
+        while True:
+            await anyio.sleep(_TICK if console.live else _HEARTBEAT)
+            now = anyio.current_time()
+            while len(past) > 1 and past[1][0] <= now - _RATE_SECONDS:
+                past.popleft()
+            rate = (progress.bytes - past[0][1]) / (now - past[0][0])
+            past.append((now, progress.bytes))
+            console.progress(Snapshot(progress.done, progress.known, progress.bytes, progress.expected, rate,
+                now - began, _waiting(progress, now)))
+    finally:
+        console.clear()
+
+
+def _waiting(progress: sync.Progress, now: float) -> str:
+    for host, until in progress.paused.items():
+        if until > now:
+            return f"{host} is throttled (429), next try in {duration_text(until - now)}"
+    names = progress.under_way()
+    if not names:
+        return "asking what there is" if progress.done == progress.known else "comparing tags"
+    return f"copying {names[0]}" if len(names) == 1 else f"{len(names)} under way, first {names[0]}"
+
+
 def _transport(console: Console) -> transport.Transport:
     gc.freeze()  # start-up is over (`regsync.main` says why it was off), and what is there never becomes garbage
     gc.enable()
@@ -117,8 +148,7 @@ async def _listen_for_signals(stop: anyio.Event, signals: list[int], scope: anyi
 
 
 def _raise_file_limit() -> int:
-    """Allow as many open files as the system lets us, and return how many (design.md section 9)."""
-    most = 65536
+    most = 65536  # or as many as the system lets us open (design.md section 9)
     try:
         import resource
     except ImportError:

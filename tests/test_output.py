@@ -11,8 +11,9 @@ import anyio
 import pytest
 
 from _regsync.errors import ConfigError, ContentError, Problem, RegsyncError, Side
-from _regsync.output import Console, Snapshot, progress_lines, show_progress
+from _regsync.output import Console, Snapshot, progress_lines
 from _regsync.report import Outcome, Report
+from _regsync.session import show_progress
 
 HOSTILE = "a\x1b[2Jb\x9b31mc\rd\ne\u202ef\x00g\x7fh\u2028i"
 CLEAR = "\r\x1b[1A\x1b[J"
