@@ -115,7 +115,7 @@ def order_blobs(blobs: Iterable[Descriptor], references: Mapping[str, int]) -> t
 class Election:
     """Which pending image to promote next: the greedy set cover of specification section 1.1, near-linear over a run.
 
-    Its gain is how many of its blobs others on its host wait for while nobody brings them; the lowest number on a tie.
+    The highest gain goes next, then the lowest number: how many blobs others on its host want and nobody brings yet.
     """
 
     def __init__(self) -> None:
