@@ -244,8 +244,8 @@ def _tags(arguments: argparse.Namespace, console: Console) -> int:
     if where.tag or where.digest:
         raise ConfigError(f"reference {str(where)!r}: a repository is needed",
             hint="leave out the tag or digest; --glob chooses tags")
-    given_rule: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name,
-        value in vars(arguments).items() if name in tags.TagRule._fields}
+    given_rule: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value
+        in vars(arguments).items() if name in tags.TagRule._fields}
     rule = tags.TagRule(**given_rule)
     try:
         tags.select((), rule)

@@ -156,66 +156,91 @@ def _proxy(text: str) -> None:
 _AUTH_TYPES = ("ecr", "gar", "gcr", "acr", "ghcr", "anonymous", "basic", "static_token", "docker_config")
 _F = Field
 # fmt: off
-_INHERITED = (_F("source", "alias", "source registry; required here or in `defaults`", example="hub"),
+_INHERITED = (
+    _F("source", "alias", "source registry; required here or in `defaults`", example="hub"),
     _F("targets", "targets", "a group or alias, or a list of aliases; required here or in `defaults`",
-    empty="name one registry at least", example='["mine"]'), _F("tags", "section", "which tags", of="tags"),
+       empty="name one registry at least", example='["mine"]'),
+    _F("tags", "section", "which tags", of="tags"),
     _F("platforms", "texts", "only these platforms of an index, each `os/arch[/variant]`", parse=parse_platform,
-    refuses=("^all$", "'all' is no platform: omit the field to copy every platform"),
-    empty="omit it to copy all platforms", example='["linux/amd64", "linux/arm/v7"]'),
-    _F("artifacts", "section", "what happens to referrers: signatures, SBOMs, attestations", of="artifacts"))
+       refuses=("^all$", "'all' is no platform: omit the field to copy every platform"),
+       empty="omit it to copy all platforms", example='["linux/amd64", "linux/arm/v7"]'),
+    _F("artifacts", "section", "what happens to referrers: signatures, SBOMs, attestations", of="artifacts"),
+)
 # "config" stands in the order in which it is read: names before their uses.
-SECTIONS: Mapping[str, tuple[Field, ...]] = MappingProxyType({"config": (_F("registries", "names", "named registries",
-    of="registry", default="{}"), _F("target_groups", "names", "named lists of registries", default="{}",
-    empty="name one registry at least", example='{"all": ["mine"]}'),
-    _F("defaults", "section", "what a mapping takes over where it says nothing itself", of="defaults"),
-    _F("mappings", "list", "what is copied", of="mapping", required=True),
-    _F("global", "section", "settings of the whole run", of="global")),
-    "registry": (_F("url", "text", "`[http://|https://]HOST[:PORT]`; loopback addresses alone mean http",
-    parse=parse_registry_url, required=True, example="registry.example.com:5000"),
-    _F("auth_type", "text", "authentication; absent: detected", choices=_AUTH_TYPES),
-    _F("credentials", "section", "for `auth_type: basic`", of="credentials", auth="basic"),
-    _F("token", "text", "bearer token, for `auth_type: static_token`", secret=True, auth="static_token",
-    refuses=("[^!-~]", "has a blank or a character outside ASCII, which no token has"), example="${REGISTRY_TOKEN}"),
-    _F("cloud_profile", "text", "named profile, with explicit `auth_type: ecr`", auth="ecr"),
-    _F("aws_profile", "text", "another name of `cloud_profile`", auth="ecr"),
-    _F("head_first", "flag", "HEAD all targets before the source GET", default="false"),
-    _F("max_concurrent", "count", "requests in flight at most", least=1, default="50"),
-    _F("ca_file", "path", "PEM bundle added to the system's trust", example="ca.pem"),
-    _F("client_cert", "path", "PEM client certificate", example="client.pem"),
-    _F("client_key", "path", "PEM key of `client_cert`, where not in that file", needs=("client_cert",)),
-    _F("proxy", "text", "proxy URL; absent: the environment's", check=_proxy, secret=True,
-    example="http://proxy.example.com:3128")),
-    "credentials": (_F("username", "text", "user name", required=True, example="mirror",
-    refuses=(":", "has a colon, which HTTP Basic cannot carry in a user name")),
-    _F("password", "text", "password or access token", required=True, secret=True, example="${MIRROR_PASSWORD}")),
-    "defaults": _INHERITED, "mapping": (_F("from", "text", "source repository", check=_repository, required=True,
-    example="library/alpine"), _F("to", "text", "target repository; absent: as `from`", check=_repository,
-    example="base/alpine"), *_INHERITED), "tags": (_F("glob", "one_or_texts", "tags that match any pattern",
-    check=check_glob, default="*", empty="omit it to take every tag", example='["3.*", "latest"]'),
-    _F("exclude", "one_or_texts", "tags that are never wanted", check=check_glob, example='["*-rc*"]'),
-    _F("semver", "text", "version range", check=_range, example=">=1.2,<2"),
-    _F("semver_prerelease", "text", "what becomes of pre-releases", choices=("include", "exclude", "only"),
-    default="exclude"), _F("sort", "text", "order, highest first", choices=("semver", "alpha")),
-    _F("latest", "count", "keep the N highest", least=1, needs=("sort", "semver"), example="5"),
-    _F("min_tags", "count", "keep at least N, whatever `semver` and `latest` drop", example="3"),
-    _F("immutable_tags", "text", "skip these where the target's listing shows them", check=check_glob, example="v*.*.*")
-    ), "artifacts": (_F("enabled", "flag", "copy referrers with their image", default="true"),
-    _F("include", "texts", "artifact types wanted; empty: all", default="[]", example='["application/spdx+json"]'),
-    _F("exclude", "texts", "artifact types not wanted", default="[]"),
-    _F("require_artifacts", "flag", "fail images without referrers", default="false")),
-    "global": (_F("max_concurrent_transfers", "count", "images at a time", least=1, default="50"),
-    _F("cache_ttl", "amount", "age at which facts expire; 0: never", parse=parse_duration, default="12h",
-    example="1h30m"), _F("cache_dir", "path", "state and staging; relative to the file", default=".regsync"),
-    _F("staging_size_limit", "amount", "disk for blobs of several targets; 0: none; absent: no limit", parse=parse_size,
-    example="20 GB"))})
+SECTIONS: Mapping[str, tuple[Field, ...]] = MappingProxyType({
+    "config": (
+        _F("registries", "names", "named registries", of="registry", default="{}"),
+        _F("target_groups", "names", "named lists of registries", default="{}", empty="name one registry at least",
+           example='{"all": ["mine"]}'),
+        _F("defaults", "section", "what a mapping takes over where it says nothing itself", of="defaults"),
+        _F("mappings", "list", "what is copied", of="mapping", required=True),
+        _F("global", "section", "settings of the whole run", of="global"),
+    ),
+    "registry": (
+        _F("url", "text", "`[http://|https://]HOST[:PORT]`; loopback addresses alone mean http",
+           parse=parse_registry_url, required=True, example="registry.example.com:5000"),
+        _F("auth_type", "text", "authentication; absent: detected", choices=_AUTH_TYPES),
+        _F("credentials", "section", "for `auth_type: basic`", of="credentials", auth="basic"),
+        _F("token", "text", "bearer token, for `auth_type: static_token`", secret=True, auth="static_token",
+           refuses=("[^!-~]", "has a blank or a character outside ASCII, which no token has"),
+           example="${REGISTRY_TOKEN}"),
+        _F("cloud_profile", "text", "named profile, with explicit `auth_type: ecr`", auth="ecr"),
+        _F("aws_profile", "text", "another name of `cloud_profile`", auth="ecr"),
+        _F("head_first", "flag", "HEAD all targets before the source GET", default="false"),
+        _F("max_concurrent", "count", "requests in flight at most", least=1, default="50"),
+        _F("ca_file", "path", "PEM bundle added to the system's trust", example="ca.pem"),
+        _F("client_cert", "path", "PEM client certificate", example="client.pem"),
+        _F("client_key", "path", "PEM key of `client_cert`, where not in that file", needs=("client_cert",)),
+        _F("proxy", "text", "proxy URL; absent: the environment's", check=_proxy, secret=True,
+           example="http://proxy.example.com:3128"),
+    ),
+    "credentials": (
+        _F("username", "text", "user name", required=True, example="mirror",
+           refuses=(":", "has a colon, which HTTP Basic cannot carry in a user name")),
+        _F("password", "text", "password or access token", required=True, secret=True, example="${MIRROR_PASSWORD}"),
+    ),
+    "defaults": _INHERITED,
+    "mapping": (
+        _F("from", "text", "source repository", check=_repository, required=True, example="library/alpine"),
+        _F("to", "text", "target repository; absent: as `from`", check=_repository, example="base/alpine"),
+        *_INHERITED,
+    ),
+    "tags": (
+        _F("glob", "one_or_texts", "tags that match any pattern", check=check_glob, default="*",
+           empty="omit it to take every tag", example='["3.*", "latest"]'),
+        _F("exclude", "one_or_texts", "tags that are never wanted", check=check_glob, example='["*-rc*"]'),
+        _F("semver", "text", "version range", check=_range, example=">=1.2,<2"),
+        _F("semver_prerelease", "text", "what becomes of pre-releases", choices=("include", "exclude", "only"),
+           default="exclude"),
+        _F("sort", "text", "order, highest first", choices=("semver", "alpha")),
+        _F("latest", "count", "keep the N highest", least=1, needs=("sort", "semver"), example="5"),
+        _F("min_tags", "count", "keep at least N, whatever `semver` and `latest` drop", example="3"),
+        _F("immutable_tags", "text", "skip these where the target's listing shows them", check=check_glob,
+           example="v*.*.*"),
+    ),
+    "artifacts": (
+        _F("enabled", "flag", "copy referrers with their image", default="true"),
+        _F("include", "texts", "artifact types wanted; empty: all", default="[]", example='["application/spdx+json"]'),
+        _F("exclude", "texts", "artifact types not wanted", default="[]"),
+        _F("require_artifacts", "flag", "fail images without referrers", default="false"),
+    ),
+    "global": (
+        _F("max_concurrent_transfers", "count", "images at a time", least=1, default="50"),
+        _F("cache_ttl", "amount", "age at which facts expire; 0: never", parse=parse_duration, default="12h",
+           example="1h30m"),
+        _F("cache_dir", "path", "state and staging; relative to the file", default=".regsync"),
+        _F("staging_size_limit", "amount", "disk for blobs of several targets; 0: none; absent: no limit",
+           parse=parse_size, example="20 GB"),
+    ),
+})
 # fmt: on
 
 
 def schema() -> dict[str, Any]:
     """Return the JSON Schema of the document; what fields say against each other is for `validate` alone."""
     sections = {name: {"type": "object", "properties": {row.name: _property(row) for row in rows},
-        "required": [row.name for row in rows if row.required], "additionalProperties": False} for name,
-        rows in SECTIONS.items()}
+        "required": [row.name for row in rows if row.required], "additionalProperties": False
+        } for name, rows in SECTIONS.items()}
     head = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "regsync configuration"}
     return {**head, **sections.pop("config"), "$defs": sections}
 

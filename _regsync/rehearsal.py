@@ -99,8 +99,8 @@ class Rehearsal:
             "bytes": {"image_by_image": self._plain, "each_blob_once": sum(each["bytes"] for each in targets.values())},
             "targets": {host: {**each, "to_move": self._moved[host]} for host, each in sorted(targets.items())},
             "requests": self.expected(), "largest_images": [{"image": name, "bytes": size} for name, size in images],
-            "largest_layers": [{"digest": digest, "bytes": size, "images": self._uses[digest]} for digest,
-            size in layers]}
+            "largest_layers": [{"digest": digest, "bytes": size, "images": self._uses[digest]} for digest, size
+            in layers]}
 
 
 def lines(found: Mapping[str, Any]) -> list[str]:

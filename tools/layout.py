@@ -54,7 +54,7 @@ def statements(source: str) -> Iterator[list[tokenize.TokenInfo]]:
 def pieces(tokens: Sequence[tokenize.TokenInfo]) -> list[Piece]:
     """Return a statement as one line would have it, without commas before closing brackets."""
     found: list[Piece] = []
-    depth = 0
+    depth = named = 0
     for index, token in enumerate(tokens):
         before = tokens[index - 1] if index else None
         closes = token.string in (")", "]", "}")
@@ -71,7 +71,7 @@ def pieces(tokens: Sequence[tokenize.TokenInfo]) -> list[Piece]:
             elif before.string not in ("(", "[", "{") and not closes:
                 space = " "
             strings = before.type == tokenize.STRING == token.type
-            if before.string == "," or strings:
+            if (before.string == "," or strings) and not named:
                 breaks = 2 * depth
             elif token.string in _BEFORE and space and depth:
                 breaks = 2 * depth + 1
@@ -80,6 +80,8 @@ def pieces(tokens: Sequence[tokenize.TokenInfo]) -> list[Piece]:
                 breaks = 2 * depth + 100
         found.append(Piece(token.string, space, breaks))
         depth += token.string in ("(", "[", "{")
+        # What a comprehension names is not torn apart.
+        named = depth if token.string == "for" else 0 if token.string == "in" else named
     return found
 
 
@@ -133,9 +135,13 @@ def wrapped(found: Sequence[Piece], indent: int) -> list[str]:
 def fill(source: str) -> str:
     """Return a module with its statements filled."""
     lines = source.split("\n")
+    tables, off = set[int](), False
+    for number, line in enumerate(lines):
+        off = (off or line.strip() == "# fmt: off") and line.strip() != "# fmt: on"
+        tables |= {number} if off else set()
     for tokens in reversed(list(statements(source))):
         first, last = tokens[0].start[0] - 1, tokens[-1].end[0] - 1
-        untouched = any(
+        untouched = first in tables or any(
             token.type == tokenize.COMMENT or (token.type == tokenize.STRING and token.start[0] != token.end[0])
             for token in tokens
         )
