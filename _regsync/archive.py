@@ -27,12 +27,11 @@ _MAGIC, _VERSION = b"regsync\n", 1
 _HEAD, _CRC, _FRAME = struct.Struct(">8sHI6I"), struct.Struct(">I"), struct.Struct(">cH")
 _ALGORITHMS = {"sha256": b"\1", "sha512": b"\2"}
 
-# A table is rows of one width in ascending order: 600,000 are loaded by reading the file and found in 20 steps each;
-# objects of Python would take ten times the memory. A row begins with its identity: a digest's key (a byte for the
-# algorithm, then 32; of sha512 the first 256 bits, which are as hard to meet) and the number of a repository.
-# Table: width of a row, of its identity, and where its time of confirmation stands (0: it has none).
-# B blobs, M manifests of a repository: key, repository, time, flag (a blob may be mounted from there). E: a manifest's
-# key and repository, then the key of one thing it names. S: a snapshot's identity, time, the source's key, the pushed.
+# A table is rows of one width in ascending order: 600,000 load as the file is read, in a tenth of what objects take,
+# and are found in 20 steps each. A row begins with its identity: a digest's key (a byte for the algorithm, then 32; of
+# sha512 the first 256 bits, as hard to meet) and a repository's number. Table: width of a row, of its identity, where
+# its time of confirmation stands (0: none). B blobs, M manifests: identity, time, flag (a blob: mountable).
+# E: a manifest's identity, the key of a thing it names. S: a snapshot (`named`), time, keys of the source's and pushed.
 _LAYOUTS = {"B": (42, 37, 37), "M": (42, 37, 37), "E": (70, 70, 0), "S": (102, 32, 32)}
 
 

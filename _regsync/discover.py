@@ -142,8 +142,7 @@ class Discovery:
 
     async def select_listed(self, rule: tags.TagRule, source: Repository) -> tags.Selection:
         """Choose among the tags that the source has."""
-        listed = await self.list_tags(source)
-        if listed is None:
+        if (listed := await self.list_tags(source)) is None:
             missing = RegistryError("the registry knows no such repository", status=404)
             raise missing.located(Side.SOURCE, "list tags of", str(source))
         return tags.select(listed, rule)
@@ -205,7 +204,19 @@ class Discovery:
                 if error.status != 404:  # what the HEAD told of is gone by now: what the tag names instead (rule 4)
                     raise
                 found = await self._manifest(source, reference)
-        return await self._planned(mapping, source, ends, found)
+        root, fetched = await self._root(mapping, source, found)
+        verdicts = tuple(end.verdict(root.digest) for end in ends)
+        lacking = [each.target.key for each in verdicts if each.reason is None and each.error is None]
+        tree = plan.Tree(root, (), found.digest) if lacking else None
+
+        def is_there(digest: str) -> bool:
+            return not self._whole and all(self._knowledge.is_committed(where, digest) for where in lacking)
+
+        if not is_there(root.digest):
+            tree = await self._tree(source, found.digest, root, fetched, is_there)
+        whole = (root, *tree.children) if tree is not None else ()
+        at_source = frozenset(each.digest for each in whole if (*source.key, each.digest) in self._manifests)
+        return Sighting(source, tree, root.digest, found.digest, verdicts, at_source)
 
     async def _first_look(self, mapping: MappingRule, source: Repository, reference: str, target_reference: str,
             ends: list[_End]) -> str | Manifest:
@@ -220,26 +231,10 @@ class Discovery:
         likely = (mapping.source.head_first or metered) and not mapping.platforms
         if not likely and not all(end.known for end in ends):
             return await self._manifest(source, reference)
-        told = await source.head_manifest(reference)
-        if told is None:
+        if (told := await source.head_manifest(reference)) is None:
             missing = RegistryError("no such tag or manifest", status=404)
             raise missing.located(Side.SOURCE, "look up", source.reference(reference))
         return told or await self._manifest(source, reference)
-
-    async def _planned(self, mapping: MappingRule, source: Repository, ends: list[_End], top: Manifest) -> Sighting:
-        root, fetched = await self._root(mapping, source, top)
-        verdicts = tuple(end.verdict(root.digest) for end in ends)
-        lacking = [each.target.key for each in verdicts if each.reason is None and each.error is None]
-        tree = plan.Tree(root, (), top.digest) if lacking else None
-
-        def is_there(digest: str) -> bool:
-            return not self._whole and all(self._knowledge.is_committed(where, digest) for where in lacking)
-
-        if not is_there(root.digest):
-            tree = await self._tree(source, top.digest, root, fetched, is_there)
-        whole = (root, *tree.children) if tree is not None else ()
-        at_source = frozenset(each.digest for each in whole if (*source.key, each.digest) in self._manifests)
-        return Sighting(source, tree, root.digest, top.digest, verdicts, at_source)
 
     async def completed(self, source: Repository, tree: plan.Tree) -> plan.Tree:
         """Fetch what a tree left out because its target seemed to hold it."""

@@ -17,8 +17,7 @@ from _regsync.errors import clean
 
 __all__ = ["StateFile"]
 
-_JOURNAL = b"regsyncj"
-_LARGEST = 1 << 30
+_JOURNAL, _LARGEST = b"regsyncj", 1 << 30
 _WRITE = os.O_WRONLY | os.O_CREAT | getattr(os, "O_BINARY", 0) | getattr(os, "O_NOFOLLOW", 0)
 
 

@@ -93,8 +93,7 @@ class Mover:
             moved: Callable[[int], None]) -> None:
         self._transport, self._knowledge, self._staging, self._moved = transport, knowledge, staging, moved
         self._admitted, self._disk_works = transport.gate.admitted, True
-        # Repositories that have accepted an upload (set), or where the first one is being started; hosts that this run
-        # has asked (set), or is asking, whether they take a blob in one request.
+        # Where an upload was accepted, and hosts that answered one in one request: unset while the first is under way.
         self._accepted: dict[RepositoryKey, anyio.Event] = {}
         self._tried: dict[str, anyio.Event] = {}
 
@@ -123,10 +122,9 @@ class Mover:
                 if await self._arrived(target, blob):
                     return Brought(uploaded=True, bytes=blob.size)
             except StagingFailed as caught:  # a full disk fails nothing: each target reads for itself (design.md 8)
-                failed, fan_out = not isinstance(caught, NoRoom), False
-                level = "warning" if failed and self._disk_works else "debug"
-                log(level, "staging", f"{caught}; each target reads for itself")
-                self._disk_works = self._disk_works and not failed
+                news, fan_out = self._disk_works and not isinstance(caught, NoRoom), False
+                log("warning" if news else "debug", "staging", f"{caught}; each target reads for itself")
+                self._disk_works = self._disk_works and not news
                 continue
             except SyncError as caught:
                 error = caught
@@ -159,7 +157,6 @@ class Mover:
         reading, write = Want(source.host.key, "read", large), Want(host, "write", large)
 
         async def read(wanted: oci.Descriptor, sink: Callable[[memoryview], Awaitable[None]]) -> None:
-            """Read the blob from its source to the end, under a permit of its own."""
             async with self._admitted((reading,), rank), source.open_blob(wanted) as response:
                 relay = Relay(source, wanted, response, self._moved)
                 while not relay.complete:
@@ -194,9 +191,8 @@ class Mover:
         takes = partial(self._knowledge.fact, f"whole {host}")
         # Elsewhere the POST that asks and starts costs no more than a HEAD, and may save the bytes.
         asks = not self._knowledge.is_empty(target.key) and self._may_probe(target)
-        if step.mount_from is not None or blob.size > _WHOLE_BLOB or asks or takes() is False:
-            return False
-        if known is None and not await self._accepts(target.key):
+        small = step.mount_from is None and blob.size <= _WHOLE_BLOB
+        if not small or asks or takes() is False or (known is None and not await self._accepts(target.key)):
             return False
         if blob.media_type not in oci.IMAGE_CONFIGS:
             await anyio.lowlevel.checkpoint()  # a config that waited for the same acceptance finds out
@@ -283,8 +279,7 @@ class Mover:
         return Brought()
 
     async def _is_there(self, upload: Upload) -> bool:
-        found = await upload.repository.has_blob(upload.blob)
-        if not found:
+        if not (found := await upload.repository.has_blob(upload.blob)):
             self._knowledge.miss(upload.repository.key, upload.blob.digest)
         return found
 
