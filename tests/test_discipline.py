@@ -127,6 +127,9 @@ def test_a_cold_run_costs_its_lower_bound_and_the_next_ones_a_question_each(
     ran = sync(tmp_path, ends, *mappings)
     assert (ran.status, ran.failed) == (0, [])
     once, places = blobs(images)
+    contents = {
+        digest: data for each in images.values() for image in each.values() for digest, data in image.blobs.items()
+    }
     tagged, children = manifests(images)
     mounts = REGISTRIES[registry].get("mounts", True)
     listed = [name for name in images if len(images[name]) > 1]
@@ -146,8 +149,10 @@ def test_a_cold_run_costs_its_lower_bound_and_the_next_ones_a_question_each(
         journal.matching("POST", "upload_start").exactly(len(places))
         journal.matching("HEAD GET", "blob").none()
         uploads = len(once) if mounts else len(places)
-        if registry != "single POST":
-            journal.matching("PUT", "upload", status=201).exactly(uploads)
+        # Small blobs go in one request where that is taken and the repository is known to be empty.
+        small = [digest for digest in once if len(contents[digest]) < LARGE] if listed else []
+        uploads -= len(small) if registry == "single POST" else 0
+        journal.matching("PUT", "upload", status=201).exactly(uploads)
         journal.matching("PATCH").none()
         assert len(journal.entries) == len(listed) + (0 if listed else tagged) + tagged + children + len(places) + len(
             journal.matching("PUT", "upload")
