@@ -168,6 +168,7 @@ class Mover:
             finally:
                 if host in self._tried:
                     self._tried[host].set()
+        self._accepted.setdefault(upload.repository.key, anyio.Event())
         if known is None and not fan_out:
             async with self._admitted((reading, write), rank):
                 if begun := await self._begin(upload, step):
@@ -216,6 +217,8 @@ class Mover:
             with self._staging.opened(blob) as pieces:
                 body = None if pieces is None else bytes(await pieces.next())  # of this size it is one piece
         body = await read_whole(blob, read) if body is None else body
+        upload.blob = blob._replace(data=body)  # what is sent again is not read again
+        rank = -1.0 if self._knowledge.fact(f"whole {host}") is None else rank  # others wait for this answer
         async with self._admitted((Want(host, "write"),), rank):
             done = await upload.whole(body)
             if not done and not upload.session:
@@ -228,7 +231,7 @@ class Mover:
 
     async def _accepts(self, where: RepositoryKey) -> bool:
         """Say whether a repository has accepted an upload; wait for the one that finds out (rule 14)."""
-        if self._knowledge.was_used(where):
+        if self._knowledge.was_used(where) and not self._knowledge.is_empty(where):
             return True
         await anyio.lowlevel.checkpoint()  # the image's large blobs, which cannot go in one request, find out first
         while (accepted := self._accepted.get(where)) is not None and not accepted.is_set():
