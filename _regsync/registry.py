@@ -125,7 +125,7 @@ class Repository:
             answer = await self._transport.request(self.host, call, ok=(201, 200))
             self.compare(answer, manifest.digest)
             stored = answer.status == 201 or answer.headers.get("docker-content-digest")
-            if not stored and await self.head_manifest(reference) is None:
+            if not stored and await self.head_manifest(reference) not in (manifest.digest, ""):
                 raise ProtocolBroken("the registry answered 200 and does not hold the manifest")
 
     def compare(self, answer: Answer | Response, digest: str) -> None:

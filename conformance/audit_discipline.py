@@ -56,6 +56,9 @@ def absent_tag_asked(run: Run) -> Iterator[tuple[Act, ...]]:
             continue
         if _FALLBACK.match(act.entry.reference):
             continue
+        puts = [each for each in run.select("PUT", "manifest") if each.place == act.place and each.before(act)]
+        if any(each.entry.target == act.entry.target for each in puts):
+            continue  # whether what was put is there, whatever the answer to it was
         listings = [
             each
             for each in run.select("GET", "tag_list")
