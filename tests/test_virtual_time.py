@@ -323,7 +323,8 @@ async def test_an_outage_of_ten_minutes_costs_one_run_and_the_next_moves_only_th
             assert first.seconds < 600, "a run does not wait for a registry that is gone"
         assert first.status != 0
         there = set(target.app.tags("app"))
-        assert there == {each["target"].rpartition(":")[2] for each in first.images if each["status"] == "synced"}
+        # A tag whose answer the outage swallowed is there too.
+        assert there >= {each["target"].rpartition(":")[2] for each in first.images if each["status"] == "synced"}
         assert 0 < len(there) < 8
         assert set(first.statuses()) == {"synced", "failed"}
         target.journal.clear()
