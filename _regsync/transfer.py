@@ -240,10 +240,11 @@ class Mover:
 
     async def _begin(self, upload: Upload, step: Step) -> Brought | None:
         """Find the blob there, mount it, or open an upload session (then None) unless one is open."""
-        if upload.session:
-            return None
         where = upload.repository.key
         accepted = self._accepted.setdefault(where, anyio.Event())
+        if upload.session:
+            accepted.set()  # by this very session, whatever became of another one's start meanwhile
+            return None
         try:
             return await (self._mounted(upload, step.mount_from) if step.mount_from else self._there(upload))
         except SyncError:
