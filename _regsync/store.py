@@ -17,7 +17,7 @@ from io import FileIO
 import anyio.to_thread
 
 from _regsync.errors import SyncError, clean
-from _regsync.fips import new_hash
+from _regsync.fips import DIGEST_HEX_LENGTHS, new_hash
 from _regsync.http1 import PIECE, Pieces
 from _regsync.oci import Descriptor, split_digest
 
@@ -227,12 +227,15 @@ class Staging:
         finally:
             self._readers[blob.digest] -= 1
 
-    def close(self, *, sweep: bool = True) -> None:
-        """Remove what is staged; without `sweep` whole files stay for the next run: this one has failed."""
-        for folder in self._folders if sweep else ():
+    def close(self, *, sweep: bool = True, leftovers: bool = True) -> None:
+        """Remove what this run staged, and what earlier ones left; without `sweep` whole files stay for the next."""
+        paths = [path for path, _ in self._files.values()]
+        for folder in (os.path.join(self._directory, name) for name in DIGEST_HEX_LENGTHS if leftovers):
             with contextlib.suppress(OSError):  # another's partial files stay; what has no digest's name is not ours
-                for name in filter(re.compile("[0-9a-f]{64,128}").fullmatch, os.listdir(folder)):
-                    _remove(os.path.join(folder, name))
+                names = filter(re.compile("[0-9a-f]{64,128}").fullmatch, os.listdir(folder) if self._directory else ())
+                paths += [os.path.join(folder, name) for name in names]
+        for path in paths if sweep else ():
+            _remove(path)
         self._files.clear()
         self._memory.clear()
         self._cleanup.close()

@@ -108,7 +108,9 @@ class Run:
                 outer.cancel_scope.cancel()
         finally:
             self._tasks = None
-            self._staging.close(sweep=self._report.exit_status() == 0 and not self._execution.draining)
+            well = self._report.exit_status() == 0 and not self._execution.draining
+            # Without the lock, what is there beside our own may be another run's that is at work.
+            self._staging.close(sweep=well, leftovers=self._state.is_kept)
             self._discovery.keep_logins()
             self._state.save(self._knowledge.encoded() if self._state.is_kept else None)
             self._state.close()

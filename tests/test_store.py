@@ -476,3 +476,25 @@ async def test_what_is_kept_for_one_target_only_never_goes_to_disk(
     with pytest.raises(NoRoom):
         await staging.ensure(described(SMALL), source, disk=False)
     assert (source.reads, files(tmp_path)) == (0, [])
+
+
+async def test_what_a_failed_run_left_goes_with_the_next_one_that_ends_well(tmp_path: Path) -> None:
+    failed = Staging(str(tmp_path))
+    await failed.ensure(described(LARGE), Source(LARGE))
+    failed.close(sweep=False)
+    (left,) = files(tmp_path)
+    for options in ({"sweep": False}, {"leftovers": False}):
+        Staging(str(tmp_path)).close(**options)
+        assert files(tmp_path) == [left]
+    Staging(str(tmp_path)).close()
+    assert files(tmp_path) == []
+
+
+async def test_without_the_lock_only_what_this_run_staged_goes(tmp_path: Path) -> None:
+    other, own = b"x" * (SMALL_BLOB + 5), Staging(str(tmp_path))
+    another = Staging(str(tmp_path))
+    await another.ensure(described(other), Source(other))
+    await own.ensure(described(LARGE), Source(LARGE))
+    own.close(leftovers=False)
+    assert files(tmp_path) == [f"blobs/sha256/{described(other).digest[7:]}"]
+    another.close()
