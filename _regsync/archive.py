@@ -126,10 +126,8 @@ def encode(old: Archive, fresh: Fresh) -> bytes:
     dropped: set[bytes] = set()
 
     def kept(table: str, identity: bytes, rows: Sequence[bytes]) -> bytes:
-        row, at = (
-            rows[-1],
-            _LAYOUTS[table][2],
-        )  # the last is the newest: the time stands behind the identity, big-endian
+        # The last is the newest: the time stands behind the identity, big-endian.
+        row, at = rows[-1], _LAYOUTS[table][2]
         if table == "E":
             return b"" if row[:37] in dropped else row
         if table == "B":

@@ -55,6 +55,7 @@ class StateFile:
         try:
             return self._read()
         except Damaged as error:
+            self._header = b""  # what this run notes counts repositories anew: it belongs to no file that is there
             self._warn("state", f"the state in {self._shown} is not used: {error}")
         except OSError as error:
             self._say(f"{self._shown} cannot be read", error)

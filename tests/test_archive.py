@@ -263,3 +263,26 @@ def test_a_full_disk_fails_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     other.close()
     assert len(warned) == 2
     assert not list(tmp_path.glob("*.partial"))
+
+
+def test_what_follows_a_damaged_journal_is_no_part_of_the_file_beside_it(tmp_path: Path) -> None:
+    """Its repositories are numbered from nothing: read with the old ones they would be others."""
+    first = StateFile(str(tmp_path), Warned())
+    first.load()
+    first.save(encode(EMPTY, table(entry(key_of(DIGESTS[0]), 1, 3, True))))
+    first.close()
+    second = StateFile(str(tmp_path), Warned())
+    second.load()
+    second.note(frame("B", b"no row"))
+    second.close()
+    third = StateFile(str(tmp_path), warned := Warned())
+    assert third.load() is EMPTY
+    third.note(frame("R", b"host\0third"))
+    third.note(frame("B", entry(key_of(DIGESTS[1]), 0, 3, True)))
+    third.close()
+    assert len(warned) == 1
+    killed = StateFile(str(tmp_path), Warned())
+    archive = killed.load()
+    assert archive.repositories == [("host", "repo"), ("host", "other")]
+    assert [row[:37] for row in archive.rows("B")] == [identity(DIGESTS[0], 1)]
+    killed.close()
