@@ -34,26 +34,21 @@ _ALGORITHMS = {"sha256": b"\1", "sha512": b"\2"}
 # E: a manifest's identity, the key of a thing it names. S: a snapshot (`named`), time, keys of the source's and pushed.
 _LAYOUTS = {"B": (42, 37, 37), "M": (42, 37, 37), "E": (70, 70, 0), "S": (102, 32, 32)}
 
-
 class Damaged(ValueError):
     """These bytes are not a state file that this version can read."""
-
 
 def key_of(digest: str) -> bytes:
     """Return the 33 bytes that stand for a digest."""
     algorithm, encoded = split_digest(digest)
     return _ALGORITHMS[algorithm] + bytes.fromhex(encoded[:64])
 
-
 def named(*words: str) -> bytes:
     """Return the 32 bytes that identify a snapshot: of which tag, where from and to, under which rules."""
     return bytes.fromhex(fips.hash_hex("sha256", "\0".join(words).encode()))
 
-
 def entry(key: bytes, number: int, moment: int, flag: bool) -> bytes:
     """Return a row of table B or M."""
     return key + _CRC.pack(number) + _CRC.pack(moment) + bytes([flag])
-
 
 class Archive:
     """What earlier runs left, read only."""
@@ -63,13 +58,11 @@ class Archive:
         self.repositories: list[tuple[str, str]] = []
         self.facts: dict[str, tuple[Any, int]] = {}  # by name: what was learnt of a host, and when
         self.renewed, self._tables = 0, dict.fromkeys(_LAYOUTS, memoryview(b""))
-        if image is None:
-            return
+        if image is None: return
         rest = memoryview(image)[: -_CRC.size]
         try:
             magic, version, self.renewed, *sizes = _HEAD.unpack_from(image)
-        except struct.error as error:
-            raise Damaged("it is cut short") from error
+        except struct.error as error: raise Damaged("it is cut short") from error
         if (magic, version) != (_MAGIC, _VERSION):
             raise Damaged("it is no state file of this version")
         if len(rest) != _HEAD.size + sum(sizes) or image[len(rest) :] != _CRC.pack(zlib.crc32(rest)):
@@ -91,23 +84,19 @@ class Archive:
         first = bisect_left(range(count), identity, key=lambda index: bytes(rows[index * width : index * width + size]))
         for start in range(first * width, count * width, width):
             row = bytes(rows[start : start + width])
-            if not row.startswith(identity):
-                return
+            if not row.startswith(identity): return
             yield row
 
     def row(self, table: str, identity: bytes) -> bytes | None:
         """Return the row of that identity."""
         return next(self.rows(table, identity), None)
 
-
 EMPTY = Archive()
-
 
 def moment_of(table: str, row: bytes) -> int:
     """Return when a row was confirmed, in seconds of the wall clock."""
     at = _LAYOUTS[table][2]
     return int.from_bytes(row[at : at + 4], "big")
-
 
 class Fresh(NamedTuple):
     """What a save adds to an archive: rows, repositories after the archive's own, facts, what to drop."""
@@ -120,7 +109,6 @@ class Fresh(NamedTuple):
     renewed: frozenset[bytes] = frozenset()  # identities in B and M that this run confirmed for free, at `moment`
     moment: int = 0
 
-
 def encode(old: Archive, fresh: Fresh) -> bytes:
     """Merge an archive with what a run found out into a state file; of an identity the newest row stays."""
     dropped: set[bytes] = set()
@@ -128,16 +116,14 @@ def encode(old: Archive, fresh: Fresh) -> bytes:
     def kept(table: str, identity: bytes, rows: Sequence[bytes]) -> bytes:
         # The last is the newest: the time stands behind the identity, big-endian.
         row, at = rows[-1], _LAYOUTS[table][2]
-        if table == "E":
-            return b"" if row[:37] in dropped else row
+        if table == "E": return b"" if row[:37] in dropped else row
         if table == "B":
             row = row[:-1] + max(each[-1:] for each in rows)  # what could be mounted from there once still can
         if table != "S" and identity in fresh.renewed:
             row = row[:at] + _CRC.pack(fresh.moment) + row[at + 4 :]
         if moment_of(table, row) >= fresh.oldest and (table == "S" or identity not in fresh.forgotten):
             return row
-        if table == "M":
-            dropped.add(identity)
+        if table == "M": dropped.add(identity)
         return b""
 
     parts = [json.dumps(each).encode() for each in ([*old.repositories, *fresh.repositories], fresh.facts)]
@@ -147,12 +133,10 @@ def encode(old: Archive, fresh: Fresh) -> bytes:
     whole = b"".join([_HEAD.pack(_MAGIC, _VERSION, fresh.moment, *map(len, parts)), *parts])
     return whole + _CRC.pack(zlib.crc32(whole))
 
-
 def frame(kind: str, payload: bytes) -> bytes:
     """Return one record of the journal, with a checksum of its own."""
     record = _FRAME.pack(kind.encode(), len(payload)) + payload
     return record + _CRC.pack(zlib.crc32(record))
-
 
 def unframe(journal: bytes) -> tuple[list[tuple[str, bytes]], int]:
     """Return the whole records of a journal up to the first that is torn, and where that begins."""
@@ -160,12 +144,10 @@ def unframe(journal: bytes) -> tuple[list[tuple[str, bytes]], int]:
     while at + _FRAME.size <= len(journal):
         kind, size = _FRAME.unpack_from(journal, at)
         end = at + _FRAME.size + size
-        if journal[end : end + 4] != _CRC.pack(zlib.crc32(journal[at:end])):
-            break
+        if journal[end : end + 4] != _CRC.pack(zlib.crc32(journal[at:end])): break
         records.append((kind.decode("latin-1"), journal[end - size : end]))
         at = end + 4
     return records, at
-
 
 def folded(base: Archive, records: Iterable[tuple[str, bytes]]) -> Archive:
     """Return an archive with a journal's records in it; Damaged where they are none."""

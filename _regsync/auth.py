@@ -34,7 +34,6 @@ Scopes = Mapping[str, str]  # repository -> actions ("pull" or "pull,push"), the
 _MOST_REPOSITORIES, _UNKNOWN_LIFE_BEFORE_BODY, _REFRESH_AT = 8, 60.0, 0.9
 _SHORTEST_LIFE = 60.0  # the token specification's minimum, as which shorter ones are read (protocol-facts.md 2.5)
 
-
 class Challenge(NamedTuple):
     """One way in that a 401 offers; `scheme` is lower case, what is missing is empty."""
 
@@ -44,10 +43,8 @@ class Challenge(NamedTuple):
     scope: str = ""
     error: str = ""
 
-
 # A word, and its value when `=` follows: quoted (the closing quote may be missing) or bare.
 _WORD = r"""(?s)([!#$%&'*+.^_`|~0-9A-Za-z-]+)(?:[ \t]*=[ \t]*(?:"((?:[^"\\]|\\.)*)"?|([^\s,"]*)))?"""
-
 
 def parse_challenges(values: Iterable[str]) -> list[Challenge]:
     """Read WWW-Authenticate lines as seen in the wild (protocol-facts.md 2.1): a word without `=` opens a challenge."""
@@ -62,7 +59,6 @@ def parse_challenges(values: Iterable[str]) -> list[Challenge]:
                 inside.setdefault(name, bare if quoted is None else re.sub(r"(?s)\\(.)", r"\1", quoted))
     return [Challenge(*(given.get(name, "") for name in Challenge._fields)) for given in found]
 
-
 # Parents below which strangers have names (protocol-facts.md section 2.7), and ends of addresses. Not the
 # public suffix list; what it protects is already at the mercy of the registry that names the realm.
 _SHARED = r"""(?x)(?:.*\.)?(?:
@@ -72,7 +68,6 @@ _SHARED = r"""(?x)(?:.*\.)?(?:
     | (?:run|web|vercel|netlify|ngrok|ngrok-free|railway|ondigitalocean)\.app | herokuapp\.com | onrender\.com
     | aliyuncs\.com | myqcloud\.com | oraclecloud\.com | scw\.cloud | duckdns\.org | dyndns\.org | ts\.net
     ) |  (?:ac|co|com|edu|go|gob|gov|ltd|me|mil|ne|net|nhs|nom|or|org|plc|sch)\.[a-z]{2} | [0-9.]+"""
-
 
 def is_private(host: str) -> bool:
     """Say whether a host is an address, or a name for one, that a stranger must not send us to."""
@@ -90,7 +85,6 @@ def is_private(host: str) -> bool:
         address = address.ipv4_mapped or address.sixtofour or nat64 or address
     return not address.is_global or address.is_multicast
 
-
 def check_realm(realm: str, scheme: str, registry: str, has_credentials: bool) -> None:
     """Raise AuthError unless the host `registry` may send us to `realm` (protocol-facts.md section 2.7)."""
     from urllib.parse import urlsplit
@@ -101,8 +95,7 @@ def check_realm(realm: str, scheme: str, registry: str, has_credentials: bool) -
     try:
         parts = urlsplit(realm)
         host, _ = (parts.hostname or "").rstrip("."), parts.port
-    except ValueError:
-        host = ""
+    except ValueError: host = ""
     if not host or not realm.isascii() or not realm.isprintable() or " " in realm:
         trouble = "which is not a URL"
     elif "@" in parts.netloc or "#" in realm:
@@ -121,7 +114,6 @@ def check_realm(realm: str, scheme: str, registry: str, has_credentials: bool) -
     shown = clean(realm.partition("?")[0].rpartition("@")[2], 100)
     raise AuthError(f"{registry} asks for a login at {shown!r}, {trouble}", hint=hint)
 
-
 class _Token:
     def __init__(self, scopes: Scopes, wide: bool, born: float) -> None:
         self.scopes, self.wide, self.born = scopes, wide, born  # asked for when; wide: for more than one request needed
@@ -129,22 +121,18 @@ class _Token:
         self.expires: float | None = None
         self.error: SyncError | None = None
 
-
 def _union(*actions: str) -> str:
     # Sorted is `pull,push`: registries compare literally (protocol-facts.md section 2.2).
     return ",".join(sorted({action for text in actions for action in text.split(",")}))
-
 
 def parsed(body: bytes) -> tuple[dict[str, Any] | None, list[dict[str, Any]]]:
     """Return a server's JSON object (empty for other JSON, None for what is none), and the entries of its `errors`."""
     try:
         document = json.loads(body)
-    except (ValueError, RecursionError):
-        return None, []
+    except (ValueError, RecursionError): return None, []
     document = document if isinstance(document, dict) else {}
     entries = document.get("errors")
     return document, [entry for entry in entries if isinstance(entry, dict)] if isinstance(entries, list) else []
-
 
 class Authenticator:
     """What is sent to one registry with one credential; its methods may run at once, and be cancelled."""
@@ -182,8 +170,7 @@ class Authenticator:
 
     def redact(self, text: str) -> str:
         """Take the secrets out of a text that a server sent."""
-        for token in self._tokens.values():
-            text = text.replace(token.value, "***")
+        for token in self._tokens.values(): text = text.replace(token.value, "***")
         return self._credential.redact(text)
 
     def declare(self, repository: str, actions: str) -> None:
@@ -194,18 +181,15 @@ class Authenticator:
             before_body: bool = False) -> str | None:
         """Return a request's Authorization header, None: none; SyncError for no token. It touches `extra` as well."""
         challenge, fixed = self._challenge, self._credential.registry_token
-        if fixed and (challenge is not None or self._scheme == "https"):
-            return f"Bearer {fixed}"
+        if fixed and (challenge is not None or self._scheme == "https"): return f"Bearer {fixed}"
         if challenge is None or challenge.scheme == "basic":
             return self._credential.basic if challenge else None
         needed = {repository: actions}
-        for name, rights in extra:
-            needed[name] = _union(needed.get(name, rights), rights)
+        for name, rights in extra: needed[name] = _union(needed.get(name, rights), rights)
         try:
             return f"Bearer {await self._token(needed, before_body)}"
         except (AuthError, RegistryError) as error:
-            if error.retryable or self._seen:
-                raise
+            if error.retryable or self._seen: raise
         self._challenge = None  # the state led to a place that no longer serves: be told the way again
         return None
 
@@ -217,20 +201,17 @@ class Authenticator:
         known = self._challenge if used is not None else None
         chosen = max(usable, key=lambda each: each.scheme == "bearer", default=known)
         if chosen is None:
-            if not offered:
-                return False
+            if not offered: return False
             schemes = clean(", ".join(each.scheme for each in offered), 60)
             raise AuthError(f"{self._name} asks for a login by {schemes}, which is not supported")
         if self._credential.registry_token:
-            if used is not None:
-                raise self._refusal(self._name, fatal=False)
+            if used is not None: raise self._refusal(self._name, fatal=False)
         elif chosen.scheme == "basic":
             if self._credential.basic is None:
                 lack = "none are configured or found" if self.anonymous else f"{self._credential.origin} has none"
                 message = f"{self._name} asks for user name and password, {lack}"
                 raise AuthError(message, hint=self.login, fatal=not self.anonymous)
-            if used == self._credential.basic:
-                raise self._refusal(self._name)
+            if used == self._credential.basic: raise self._refusal(self._name)
         else:
             check_realm(chosen.realm, self._scheme, self._host, not self.anonymous)
             self._learn(chosen, used, repository, actions)
@@ -239,8 +220,7 @@ class Authenticator:
 
     def forbidden(self, used: str | None) -> bool:
         """Take in a 403 to a request that carried `used`; say whether an exact token may do better."""
-        if not (used or "").startswith("Bearer ") or self._credential.registry_token:
-            return False
+        if not (used or "").startswith("Bearer ") or self._credential.registry_token: return False
         held = self._held_as(used)
         self._one_scope = self._one_scope or (held is not None and held.wide)
         return held is None or held.wide  # one no longer held was replaced because of another request's answer
@@ -269,14 +249,12 @@ class Authenticator:
         return next((token for token in self._tokens.values() if used == f"Bearer {token.value}"), None)
 
     def _is_live(self, token: _Token, before_body: bool) -> bool:
-        if token.expires is not None:
-            return self._now() < token.expires
+        if token.expires is not None: return self._now() < token.expires
         return not before_body or self._now() - token.born < _UNKNOWN_LIFE_BEFORE_BODY
 
     def _serves(self, token: _Token, needed: Scopes) -> bool:
         held = token.scopes
-        if self._one_scope:
-            return held == needed
+        if self._one_scope: return held == needed
         covers = (name in held and _union(held[name], actions) == held[name] for name, actions in needed.items())
         return None in self._worded or all(covers)
 
@@ -287,10 +265,8 @@ class Authenticator:
             held = [self._tokens[key] for key in keys if key in self._tokens] + self._pending
             able = (each for each in held if self._serves(each, needed) and self._is_live(each, before_body))
             token = next(able, None) or await self._ask(needed, before_body)
-            if token.value:
-                return token.value
-            if not token.done.is_set():
-                await token.done.wait()
+            if token.value: return token.value
+            if not token.done.is_set(): await token.done.wait()
             # Without value and error its asker was cancelled, or it covered too much: the first to look again asks.
             if token.error is not None and self._serves(token, needed):
                 raise token.error.again() from token.error
@@ -316,8 +292,7 @@ class Authenticator:
                 self._read(answer, token)
                 kept = {key: held for key, held in self._tokens.items() if self._is_live(held, False)}
                 self._tokens = kept | {frozenset(token.scopes.items()): token}
-        except SyncError as error:
-            token.error = error
+        except SyncError as error: token.error = error
         finally:
             self._pending.remove(token)
             token.done.set()
@@ -338,8 +313,7 @@ class Authenticator:
             kind = [("Content-Type", "application/x-www-form-urlencoded")]
             answer = await self._fetch("POST", realm, kind, urlencode(form).encode())
             # Where the POST flow is missing or half there (Artifactory 401, ACR 400), GET may do.
-            if answer[0] not in (400, 401, 404, 405) or basic is None:
-                return answer
+            if answer[0] not in (400, 401, 404, 405) or basic is None: return answer
         query += [("scope", word) for word in dict.fromkeys(scope.split())]
         query += [("account", self._credential.username)] if basic else []
         url = f"{realm}{'&' if '?' in realm else '?'}{urlencode(query)}"
@@ -356,8 +330,7 @@ class Authenticator:
         texts = (first.get(name) for name in ("message", "error_description", "details", "error"))
         said = next((f": {text}" for text in texts if isinstance(text, str) and text), "")
         said = clean(self._credential.redact(said), 200)
-        if status == 401 and not self.anonymous:
-            raise self._refusal(who)
+        if status == 401 and not self.anonymous: raise self._refusal(who)
         if status in (408, 429) or status >= 500:
             wait = parse_retry_after(headers.get("retry-after"), self._wall())
             raise RegistryError(f"{who} answered {status}{said}", status=status, retry_after=wait)

@@ -20,7 +20,6 @@ __all__ = ["Claims", "Place", "PlaceKey", "Step", "Work"]
 # Repository, digest, and whether it is a manifest: one digest may be wanted as both.
 PlaceKey = tuple[RepositoryKey, str, bool]
 
-
 @dataclass(eq=False, repr=False)
 class Work:
     """One image on its way to one repository; `missing` counts blobs, and children of others, that are not there."""
@@ -51,7 +50,6 @@ class Work:
         """Say whether everything that its manifests name is in the repository (I1)."""
         return self.missing == 0 and not self.failed
 
-
 @dataclass(eq=False, repr=False)
 class Place:
     """One digest that somebody brings into one repository, and who waits for it in promotion order."""
@@ -68,7 +66,6 @@ class Place:
         """The blob as its present owner describes it: another image's size is no reason to fail this one."""
         return self.owner.named[self.key[1]]
 
-
 @dataclass(eq=False, repr=False)
 class _Lead:
     """The one upload of a digest to a host, and the places that will mount from it."""
@@ -76,14 +73,12 @@ class _Lead:
     work: Work
     followers: list[Place] = field(default_factory=list)
 
-
 class Step(NamedTuple):
     """One blob to bring to its place: by a mount when `mount_from` names a repository, else by upload."""
 
     work: Work
     blob: Descriptor
     mount_from: str | None
-
 
 class Claims:
     """Who brings what; every method is one synchronous decision and returns what may start now."""
@@ -106,8 +101,7 @@ class Claims:
                 work.skipped += 1
                 continue
             work.missing += 1
-            if place := self._claim(work, blob.digest, False):
-                places.append(place)
+            if place := self._claim(work, blob.digest, False): places.append(place)
         for child in work.children:
             # `Tree.needs` has left out those that are committed.
             work.missing += self._claim(work, child, True) is None
@@ -175,8 +169,7 @@ class Claims:
         """Let followers upload that have waited longer than `patience` seconds for their leader's commit."""
         before = self._now() - patience
         late = [place for lead in self._leads.values() for place in lead.followers if place.since <= before]
-        for place in late:
-            self._stop_following(place)
+        for place in late: self._stop_following(place)
         return [Step(place.owner, place.blob, None) for place in late]
 
     def failed(self, work: Work) -> tuple[list[Step], list[Work]]:
@@ -199,8 +192,7 @@ class Claims:
                 orphans.append(place)
                 continue
             place.owner.missing -= 1
-            if place.owner.is_ready():
-                ready.append(place.owner)
+            if place.owner.is_ready(): ready.append(place.owner)
         work.owned.clear()
         # Its own places may have waited for its own first mount.
         moved = {place.key: place for place in orphans if place.owner is not work}
@@ -214,15 +206,13 @@ class Claims:
             lead = self._leads.get(key)
             if lead is not None and not (work.failed and lead.work is not work):
                 moved += lead.followers
-                if lead.work is work:
-                    del self._leads[key]
+                if lead.work is work: del self._leads[key]
         return self._move_all(moved)
 
     def _move_all(self, places: list[Place]) -> list[Step]:
         # In promotion order, so that whoever leads was promoted before those who follow (rule 9).
         ordered = sorted(places, key=lambda each: (each.owner.order, each.key))
-        for place in ordered:
-            self._stop_following(place)
+        for place in ordered: self._stop_following(place)
         # Rule 10: the first mount on a host is of the smallest blob.
         for place in sorted(ordered, key=lambda each: each.blob.size):
             host = place.key[0][0]
@@ -236,9 +226,7 @@ class Claims:
             place.leader.followers.remove(place)
             place.leader = None
         tried, waiting = self._trials.get(place.key[0][0], (None, []))
-        if place in waiting:
-            waiting.remove(place)
-        if tried is not place:
-            return []
+        if place in waiting: waiting.remove(place)
+        if tried is not place: return []
         del self._trials[place.key[0][0]]
         return waiting

@@ -49,14 +49,12 @@ _LATER = {"watch": "run `regsync sync` from a scheduler",
     "auth": "`regsync tags` asks with a registry's credentials and changes nothing",
     "--shard": "split the mappings into several configurations"}
 
-
 class _Command(NamedTuple):
     text: str
     run: Callable[[argparse.Namespace, Console], int]
     statuses: str
     arguments: tuple[tuple[str, str], ...]  # as a usage line has them, with their help
     examples: str
-
 
 def _parse(argv: Sequence[str]) -> argparse.Namespace:
     rest, valued = list(argv), ("--log-format", "-c", "--config")
@@ -72,15 +70,12 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
         hint = f"did you mean {near[0]!r}?" if near else "see `regsync --help`"
         raise ConfigError(f"there is no command {name!r}", hint=hint)
     arguments = _parser(name).parse_args(rest, argparse.Namespace(command=name))
-    if name is None:
-        raise ConfigError("a command is needed", hint="see `regsync --help`")
+    if name is None: raise ConfigError("a command is needed", hint="see `regsync --help`")
     return arguments
-
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         raise ConfigError(message, hint=f"see `{self.prog} --help`")
-
 
 def _parser(name: str | None) -> argparse.ArgumentParser:
     statuses = _STATUSES.splitlines()
@@ -122,13 +117,10 @@ def _parser(name: str | None) -> argparse.ArgumentParser:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     return parser
 
-
 def _parse_value(field: Field, text: str) -> Any:
     try:
         return field.parsed(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from error
-
+    except ValueError as error: raise argparse.ArgumentTypeError(str(error)) from error
 
 def main(argv: Sequence[str]) -> int:
     """Run one command and return its exit status."""
@@ -142,11 +134,9 @@ def main(argv: Sequence[str]) -> int:
         level = "error" if arguments.q else ("warning", "debug", "trace")[min(verbose, 2)]
         console = make(level=level, progress=not (arguments.q or arguments.no_progress))
         return _COMMANDS[arguments.command].run(arguments, console)
-    except KeyboardInterrupt:
-        return 130
+    except KeyboardInterrupt: return 130
     except Exception as error:  # the one place
-        if verbose > 1:
-            sys.excepthook(type(error), error, error.__traceback__)
+        if verbose > 1: sys.excepthook(type(error), error, error.__traceback__)
         return _tell(console, error)
     finally:
         # What a stream could not take goes nowhere, or the interpreter's last flush complains.
@@ -155,7 +145,6 @@ def main(argv: Sequence[str]) -> int:
                 getattr(sys, name).flush()
             except OSError:
                 setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115  it serves until the end
-
 
 def _tell(console: Console, error: BaseException) -> int:
     while inner := getattr(error, "exceptions", None):
@@ -171,18 +160,15 @@ def _tell(console: Console, error: BaseException) -> int:
     try:
         if not isinstance(error, BrokenPipeError):  # the reader of our output left: there is nobody to tell
             console.error(told)
-    except OSError:
-        pass
+    except OSError: pass
     return AuthError.exit_status if told.code == AuthError.code else told.exit_status
-
 
 def _read(name: str) -> dict[str, Any]:
     try:
         if name == "-":
             text = sys.stdin.buffer.read(_LARGEST_CONFIG + 1)
         else:
-            with open(name, "rb") as stream:
-                text = stream.read(_LARGEST_CONFIG + 1)
+            with open(name, "rb") as stream: text = stream.read(_LARGEST_CONFIG + 1)
     except OSError as error:
         shown = clean(name) or "a file without a name"
         raise ConfigError(f"{shown} cannot be read: {clean(error.strerror or str(error))}") from error
@@ -191,33 +177,27 @@ def _read(name: str) -> dict[str, Any]:
     shown, base_dir = ("standard input", None) if name == "-" else (name, os.path.dirname(os.path.abspath(name)))
     return {"text": text, "name": shown, "environ": os.environ, "base_dir": base_dir, "home": os.path.expanduser("~")}
 
-
 def _read_config(name: str | None, *, lint: bool = False) -> Config:
     from _regsync import config
 
     return config.Config({}, ()) if name is None else config.load(**_read(name), lint=lint)
 
-
 def _read_mappings(name: str, console: Console, *, lint: bool = False) -> Config:
     found = _read_config(name, lint=lint)
-    for warning in found.warnings:
-        console.log("warning", "config", warning)
+    for warning in found.warnings: console.log("warning", "config", warning)
     if any(mapping.artifacts.require_artifacts for mapping in found.mappings):
         raise ConfigError("artifacts.require_artifacts cannot be kept: this version does not copy referrers yet",
             hint="leave require_artifacts out, or use a version that copies referrers")
     return found
 
-
 def _validate(arguments: argparse.Namespace, console: Console) -> int:
     _read_mappings(arguments.file, console, lint=True)
     return 0
-
 
 def _version(arguments: argparse.Namespace, console: Console) -> int:
     from _regsync import version
 
     return version.show(as_json=arguments.json)
-
 
 def _show(arguments: argparse.Namespace, console: Console) -> int:
     if arguments.command == "expand":
@@ -234,7 +214,6 @@ def _show(arguments: argparse.Namespace, console: Console) -> int:
         sys.stdout.buffer.write(text.encode())
     sys.stdout.flush()
     return 0
-
 
 def _tags(arguments: argparse.Namespace, console: Console) -> int:
     from _regsync import config, oci, session, tags
@@ -253,14 +232,12 @@ def _tags(arguments: argparse.Namespace, console: Console) -> int:
         raise ConfigError(str(error), hint="see `regsync tags --help`") from error
     return _run(session.list_tags, config.registry_for(where.host, given), where.repository, rule, console)
 
-
 def _sync(arguments: argparse.Namespace, console: Console) -> int:
     found = _read_mappings(arguments.config, console)
     from _regsync import session
 
     rehearse = "analysis" if arguments.command == "analyze" else "plan" if arguments.dry_run else None
     return _run(session.run, found, console, None, rehearse)
-
 
 def _copy(arguments: argparse.Namespace, console: Console) -> int:
     from _regsync import config, oci, session, tags
@@ -283,12 +260,10 @@ def _copy(arguments: argparse.Namespace, console: Console) -> int:
     one = (mapping, reference, target.digest or target.tag or reference)
     return _run(session.run, given._replace(mappings=(mapping,)), console, one)
 
-
 def _run(work: Callable[..., Awaitable[int]], *arguments: Any) -> int:
     import anyio
 
     return anyio.run(work, *arguments, backend="asyncio")
-
 
 _COMMANDS: Mapping[str, _Command] = {
     "copy": _Command("copy one image", _copy, "0 1 2 3 4 130", (

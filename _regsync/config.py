@@ -23,7 +23,6 @@ from _regsync.tags import TagRule, check_glob, compile_glob, select
 
 __all__ = ["ArtifactRule", "Config", "MappingRule", "Registry", "expand", "load", "registry_for"]
 
-
 class Registry(NamedTuple):
     """One named registry. `host` has no brackets and is Docker Hub's canonical name where it is that."""
 
@@ -62,7 +61,6 @@ class Registry(NamedTuple):
         host = f"[{self.host}]" if ":" in self.host else self.host
         return host if self.port == DEFAULT_PORTS[self.scheme] else f"{host}:{self.port}"
 
-
 class ArtifactRule(NamedTuple):
     """Which referrers travel with their image."""
 
@@ -70,7 +68,6 @@ class ArtifactRule(NamedTuple):
     include: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
     require_artifacts: bool = False
-
 
 class MappingRule(NamedTuple):
     """One entry of `mappings` after inheritance; `platforms` None copies all."""
@@ -84,7 +81,6 @@ class MappingRule(NamedTuple):
     platforms: tuple[Platform, ...] | None
     artifacts: ArtifactRule
 
-
 class Config(NamedTuple):
     """A valid configuration. `cache_ttl` 0 means that entries never expire; `cache_dir` None: no state."""
 
@@ -95,7 +91,6 @@ class Config(NamedTuple):
     cache_ttl: float = 12 * 3600.0
     staging_size_limit: int | None = None
     warnings: tuple[str, ...] = ()
-
 
 # What scalars of a type may be in YAML, and what their users call them; all others are text.
 _SCALARS = {"flag": (("bool",), "true or false without quotes"), "count": (("int",), "a whole number without quotes"),
@@ -110,7 +105,6 @@ _SIMPLE = r"[A-Za-z0-9._*-]+"  # one such glob can be matched against the text o
 _MOVING = (r"(?:latest|current|stable|lts|mainline|main|master|trunk|head|edge|nightly|canary|rolling|snapshot"
     r"|dev|develop|testing|unstable|next|v?[0-9]{1,3}(?:\.[0-9]{1,3})?)(?:-[a-z]+)*")
 
-
 class _Section(NamedTuple):
     """A mapping as read: `nodes` of the fields that are given, `values` of those that are also right."""
 
@@ -118,7 +112,6 @@ class _Section(NamedTuple):
     path: str
     nodes: dict[str, Node]
     values: dict[str, Any]
-
 
 class _Reader:
     """Reads nodes by the table. A value that is wrong is noted and read as None; reading goes on. Methods are found by
@@ -150,8 +143,7 @@ class _Reader:
             problems = tuple(sorted(self.problems, key=lambda problem: problem[1:3]))
             more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
             raise ConfigError(f"{problems[0]}{more}", problems=problems)
-        if self.lint:
-            self.doubt(document)
+        if self.lint: self.doubt(document)
         return document
 
     def doubt(self, document: _Section) -> None:
@@ -187,8 +179,7 @@ class _Reader:
         return node.tag == tag
 
     def read_section(self, node: Node, field: Field, path: str) -> Any:
-        if not self.is_a(node, "map", path):
-            return None
+        if not self.is_a(node, "map", path): return None
         names = [known.name for known in SECTIONS[field.of]]
         nodes = {name: value for name, (_, value) in node.value.items() if name in names and value.tag != "null"}
         section, inner = _Section(node, path, nodes, {}), f"{path}." if path else ""
@@ -228,8 +219,7 @@ class _Reader:
         if node.tag != "seq" and field.type in ("one_or_texts", "targets"):
             one = self.scalar(node, field, path)
             return one if one is None or field.type == "targets" else (one,)
-        if not self.is_a(node, "seq", path):
-            return None
+        if not self.is_a(node, "seq", path): return None
         field = _ALIAS if field.type == "targets" else field
         if not node.value and field.empty:
             self.note(node, path, f"an empty list: {field.empty}")
@@ -265,8 +255,7 @@ class _Reader:
     def find_targets(self, text: str) -> tuple[Registry, ...] | None:
         if text in self.groups and text in self.registries:
             raise ValueError(f"{text!r} is both a group and a registry: rename one, or write a list")
-        if text in self.groups:
-            return self.groups[text]
+        if text in self.groups: return self.groups[text]
         registry = self.find_alias(text)
         return registry and (registry,)
 
@@ -324,11 +313,9 @@ class _Reader:
                 self.refuse(section, "auth_type", f"{auth} needs `{field.name}`")
         if "cloud_profile" in nodes and "aws_profile" in nodes:
             self.refuse(section, "aws_profile", "is the same field as `cloud_profile`: remove one of them")
-        if "url" not in values:
-            return None
+        if "url" not in values: return None
         scheme, host, port = values.pop("url")
-        if "credentials" in values:
-            values |= values.pop("credentials").values
+        if "credentials" in values: values |= values.pop("credentials").values
         found = Registry("", scheme, host, port, providers.kind_of(host, auth), **values)
         if scheme == "http" and auth not in (None, "anonymous") and not is_loopback(host):
             message = f"credentials travel over plain HTTP to {found.authority}: use https:// if it can"
@@ -346,8 +333,7 @@ class _Reader:
         order = ("source", "from", "targets", "to", "tags", "platforms", "artifacts")
         rule = MappingRule(0, *({"to": values["from"], **values}[name] for name in order))
         source, where = rule.source, rule.source.authority
-        if all(target.origin != source.origin for target in rule.targets):
-            return rule
+        if all(target.origin != source.origin for target in rule.targets): return rule
         if source.place(rule.source_repository) == source.place(rule.target_repository):
             name = "to" if "to" in section.nodes else "from"
             self.refuse(section, name, f"source and target are the same repository of {where}: give another `to`")
@@ -356,7 +342,6 @@ class _Reader:
             message = f"reads and writes {where}, whose max_concurrent is 1: allow 2 at least"
             self.note(section.node, section.path, message)
         return rule
-
 
 @lru_cache(256)  # large configurations repeat a few rules
 def _doubts_of(rule: TagRule) -> Sequence[tuple[str, str]]:
@@ -393,18 +378,14 @@ def _doubts_of(rule: TagRule) -> Sequence[tuple[str, str]]:
         found += [("immutable_tags", f"{tag!r} {why}") for tag in filter(compile_glob(immutable), moving)]
     return found
 
-
 def _matches_nothing(pattern: str) -> bool:
     """Say whether a pattern asks for a character that tags cannot have, outside of braces and sets."""
     bare = re.sub(r"\{.*\}|\[(?:\\.|[^\]\\])*\]", "*", pattern, flags=re.DOTALL).replace("\\", "")
     return re.fullmatch(r"(?:[A-Za-z0-9_*?][A-Za-z0-9_.*?-]*)?", bare) is None
 
-
 def _covers(wide: str, narrow: str) -> bool:
-    if wide in (narrow, "*"):
-        return not narrow.startswith("sha256-") or wide == narrow
+    if wide in (narrow, "*"): return not narrow.startswith("sha256-") or wide == narrow
     return bool(re.fullmatch(_SIMPLE, wide) and re.fullmatch(_SIMPLE, narrow)) and compile_glob(wide)(narrow)
-
 
 def _shadowed(routes: Sequence[tuple[Sequence[object], TagRule]]) -> Iterator[tuple[int, int]]:
     """Give mappings that earlier ones leave nothing to do, each with the first of those, by keys of what goes where."""
@@ -412,12 +393,10 @@ def _shadowed(routes: Sequence[tuple[Sequence[object], TagRule]]) -> Iterator[tu
     for index, (keys, tags) in enumerate(routes):
         before = [earlier.setdefault(key, []) for key in keys]
         owners = [next((i for i, wide in each if _leaves_nothing(wide, tags)), None) for each in before]
-        if owners[0] is not None and None not in owners:
-            yield index, owners[0]
+        if owners[0] is not None and None not in owners: yield index, owners[0]
         for each in before:
             if len(each) < 50:  # lists of thousands of mappings stay linear
                 each.append((index, tags))
-
 
 def _leaves_nothing(first: TagRule, rule: TagRule) -> bool:
     wide, narrow = first._replace(immutable_tags=None), rule._replace(immutable_tags=None)
@@ -425,7 +404,6 @@ def _leaves_nothing(first: TagRule, rule: TagRule) -> bool:
         and all(any(_covers(a, b) for a in wide.glob or ("*",)) for b in narrow.glob or ("*",))
         and set(wide.exclude) <= set(narrow.exclude) and (wide.semver, wide.semver_prerelease)
         in ((None, None), (narrow.semver, narrow.semver_prerelease)))
-
 
 class _Expansion(_Reader):
     """Makes plain values of nodes that were read without a problem."""
@@ -439,8 +417,7 @@ class _Expansion(_Reader):
         if field.type in ("alias", "targets"):
             read = self.value(node, field, "")
             return read.alias if isinstance(read, Registry) else [registry.alias for registry in read]
-        if field.type == "section":
-            return self.plain_section(node, field)
+        if field.type == "section": return self.plain_section(node, field)
         if field.type == "names":
             return {name: self.plain(value, _REGISTRY) for name, (_, value) in node.value.items()}
         if node.tag == "seq":
@@ -464,15 +441,13 @@ class _Expansion(_Reader):
         written, text = node.value, substitute(node.value, self.environ)
         secret = field.hides(text)
         if not self.show_secrets and (secret or variables(written) & self.secret_names):
-            if not secret or field.name != "proxy":
-                return masked(written, _MASK if secret else "")
+            if not secret or field.name != "proxy": return masked(written, _MASK if secret else "")
             # Only who uses a proxy is a secret, where that can be told.
             scheme = match[0] if (match := re.match(r"\w+://", written)) else ""
             _, user, host = masked(written, "").rpartition("@")
             return scheme + (f"{_MASK}@{host}" if user else masked(written[len(scheme) :], _MASK))
         value = self.meaning(text, field) if field.type in ("flag", "count", "path") else text
         return value.replace("$", "$$") if isinstance(value, str) else value
-
 
 def load(text: bytes, *, name: str, environ: Mapping[str, str], base_dir: str | None, home: str | None,
         lint: bool = False) -> Config:
@@ -489,7 +464,6 @@ def load(text: bytes, *, name: str, environ: Mapping[str, str], base_dir: str | 
         warnings=tuple(map(str, sorted(reader.warnings, key=lambda problem: problem[1:3]))),
         **{**settings, "cache_dir": where})
 
-
 def expand(text: bytes, *, name: str, environ: Mapping[str, str], base_dir: str | None, home: str | None,
         show_secrets: bool = False) -> str:
     """Return a configuration as YAML that loads again, without variables, groups and `defaults`; ConfigError as `load`.
@@ -499,13 +473,11 @@ def expand(text: bytes, *, name: str, environ: Mapping[str, str], base_dir: str 
     reader.show_secrets = show_secrets
     return dump(reader.plain(reader.read(text).node, _DOCUMENT))
 
-
 def registry_for(host: str, config: Config | None) -> Registry:
     """Return the first configured registry for `HOST[:PORT]`, PORT being the scheme's own, else an unconfigured one."""
     try:
         scheme, name, port = parse_registry_url(host)
-    except ValueError as error:
-        raise ConfigError(f"{host!r}: {error}") from error
+    except ValueError as error: raise ConfigError(f"{host!r}: {error}") from error
     explicit = re.search(r":[0-9]+$", host)
     for registry in config.registries.values() if config is not None else ():
         if registry.host == name and registry.port == (port if explicit else DEFAULT_PORTS[registry.scheme]):

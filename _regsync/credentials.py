@@ -22,7 +22,6 @@ __all__ = ["Credential", "find_credential"]
 
 Read = Callable[[str], bytes | None]
 
-
 class Credential(NamedTuple):
     """What proves who we are at one registry, found at `origin`; equal only when the secrets are."""
 
@@ -48,13 +47,11 @@ class Credential(NamedTuple):
             text = text.replace(secret, "***")
         return text
 
-
 def find_credential(registry: Registry, *, environ: Mapping[str, str], home: str | None, read: Read,
         repository: str | None = None) -> tuple[Credential | None, list[str]]:
     """Find what to log in with (None: anonymous), and where it looked; AuthError for a source that cannot be used."""
     method, where, looked = registry.auth_type, f"registry {registry.alias!r}", list[str]()
-    if method == "anonymous":
-        return None, looked
+    if method == "anonymous": return None, looked
     if method == "basic":
         return Credential(registry.username or "", registry.password or "", origin=f"credentials of {where}"), looked
     if method == "static_token":
@@ -73,11 +70,9 @@ def find_credential(registry: Registry, *, environ: Mapping[str, str], home: str
         looked.append(place)
         if text is not None and (found := _look_up(place, text, registry, repository)) is not None:
             return found, looked
-    if method is None:
-        return None, looked
+    if method is None: return None, looked
     hint, places = "log in with a container client, or use auth_type: basic with credentials", ", ".join(looked)
     raise AuthError(f"{where}: no credentials for {registry.authority}; looked at {places}", hint=hint, fatal=True)
-
 
 def _files(environ: Mapping[str, str], home: str | None, read: Read) -> Iterator[tuple[str, bytes | None]]:
     """Yield the places of protocol-facts.md section 3.1 with what they hold, docker's before podman's."""
@@ -93,11 +88,9 @@ def _files(environ: Mapping[str, str], home: str | None, read: Read) -> Iterator
             below(environ.get("XDG_CONFIG_HOME") or below(home, ".config"), "containers", "auth.json"),
             below(home, ".dockercfg")):
         try:
-            if path:
-                yield path, read(path)
+            if path: yield path, read(path)
         except OSError as error:
             raise AuthError(f"{path} cannot be read: {error.strerror}", fatal=True) from error
-
 
 def _look_up(place: str, text: bytes, registry: Registry, repository: str | None) -> Credential | None:
     """Find a registry in one credential file (protocol-facts.md sections 3.2 to 3.4)."""
@@ -108,8 +101,7 @@ def _look_up(place: str, text: bytes, registry: Registry, repository: str | None
         auths, programs = document.get("auths") or {}, document.get("credHelpers") or {}
     except (ValueError, RecursionError, AttributeError):
         raise unusable from None  # the parser's own error carries the whole document
-    if not isinstance(auths, dict) or not isinstance(programs, dict):
-        raise unusable
+    if not isinstance(auths, dict) or not isinstance(programs, dict): raise unusable
     names = [registry.authority, f"{registry.host}:{registry.port}"]
     if registry.host == "docker.io":
         names = ["https://index.docker.io/v1/", *names, "index.docker.io", "registry-1.docker.io"]
@@ -122,18 +114,15 @@ def _look_up(place: str, text: bytes, registry: Registry, repository: str | None
         url = r"(?:https?://)?([^/]*).*" if legacy else r"https?://([^/]*).*"
         keys += [key for key in auths if key not in keys and re.sub(url, r"\1", key.lower(), count=1) in names]
         for key in keys:
-            if (found := _read_entry(place, auths[key], registry)) is not None:
-                return found
+            if (found := _read_entry(place, auths[key], registry)) is not None: return found
         # `docker login` leaves an empty entry for what the store has; without one, it has nothing (nativeStore.Store).
         section, program = "credsStore", document.get("credsStore")
-        if not program or not (keys or registry.auth_type is not None):
-            return None
+        if not program or not (keys or registry.auth_type is not None): return None
     helper = f"credential helper docker-credential-{clean(str(program), 40)} ({section})"
     raise AuthError(
         f"{place} delegates {registry.authority} to the {helper}, and this program starts no other programs",
         hint="use auth_type: basic with credentials, or write an auths entry to a separate file and point "
         "DOCKER_CONFIG at its directory; for public images use auth_type: anonymous", fatal=True)
-
 
 def _read_entry(place: str, entry: object, registry: Registry) -> Credential | None:
     """Read one `auths` entry; None for the empty one that a credential store leaves behind."""
@@ -145,11 +134,8 @@ def _read_entry(place: str, entry: object, registry: Registry) -> Credential | N
     if auth:
         try:
             username, password = b64decode(auth, validate=True).decode().rstrip("\0").split(":", 1)  # old dockers pad
-        except ValueError:
-            raise broken from None
-        if not username:
-            raise broken
+        except ValueError: raise broken from None
+        if not username: raise broken
     identity_token = identity_token or (password if username == "<token>" else "")
-    if not (registry_token or identity_token or (username and password)):
-        return None
+    if not (registry_token or identity_token or (username and password)): return None
     return Credential(username, "" if identity_token else password, identity_token, registry_token, place)

@@ -31,7 +31,6 @@ _MANIFEST_BUDGET, _LIGHTEST_MANIFEST = 32 * 1024 * 1024, 8192
 _NOT_SAYING = (401, 403)
 _MOST_BELOW, _LARGEST_TREE = 10_000, 32 * 1024 * 1024  # of one image, all levels; entries name indexes of 4 MiB each
 
-
 class _Once(Generic[T]):
     """One question asked once: later askers wait for the answer; a cancelled asker hands the asking on."""
 
@@ -43,21 +42,16 @@ class _Once(Generic[T]):
     async def get(self, ask: Callable[[], Awaitable[T]]) -> T:
         while not self.answer:
             async with self._lock:
-                if self._error is not None:
-                    raise self._error
+                if self._error is not None: raise self._error
                 try:
                     self.answer = self.answer or (await ask(),)
-                except SyncError as error:
-                    self._error = error
+                except SyncError as error: self._error = error
         return self.answer[0]
-
 
 async def _or_error(asking: Awaitable[T]) -> T | SyncError:
     try:
         return await asking
-    except SyncError as error:
-        return error
-
+    except SyncError as error: return error
 
 class Verdict(NamedTuple):
     """What one target needs: nothing (`reason`), the tree, or nothing can be said (`error`)."""
@@ -66,7 +60,6 @@ class Verdict(NamedTuple):
     snapshot: bytes  # the name of this tag's (`archive.named`)
     reason: str | None = None
     error: SyncError | None = None
-
 
 class Sighting(NamedTuple):
     """What was found out about one source tag."""
@@ -77,7 +70,6 @@ class Sighting(NamedTuple):
     source_digest: str
     verdicts: tuple[Verdict, ...]
     at_source: frozenset[str] = frozenset()  # what of the tree the source itself holds: all but trimmed indexes
-
 
 @dataclass
 class _End:
@@ -90,14 +82,12 @@ class _End:
 
     def meets(self, told: str, *, trims: bool) -> bool:
         """Say whether it has, for all that HEADs can tell, what the source's digest comes to."""
-        if not isinstance(self.held, str):
-            return self.held is not None
+        if not isinstance(self.held, str): return self.held is not None
         return self.known == (key_of(told), key_of(self.held)) if trims else self.held == told
 
     def verdict(self, digest: str) -> Verdict:
         error = self.held if isinstance(self.held, SyncError) else None
         return Verdict(self.target, self.snapshot, "unchanged" if self.held == digest else None, error)
-
 
 class Discovery:
     """The questions of one run."""
@@ -158,8 +148,7 @@ class Discovery:
             try:
                 listed = await self.list_tags(target)
             except RegistryError as error:
-                if error.status not in _NOT_SAYING:
-                    raise
+                if error.status not in _NOT_SAYING: raise
                 return None  # several registries hide repositories so: the first write decides (section 9)
             note = self._knowledge.set_populated if listed else self._knowledge.set_empty
             note(target.key)
@@ -189,11 +178,9 @@ class Discovery:
             end.held = await _or_error(self._target_digest(end.target, target_reference, end.known))
 
         async with anyio.create_task_group() as group:
-            for end in ends:
-                group.start_soon(ask, end)
+            for end in ends: group.start_soon(ask, end)
             found = await _or_error(self._first_look(mapping, source, reference, target_reference, ends))
-        if isinstance(found, SyncError):
-            raise found
+        if isinstance(found, SyncError): raise found
         if isinstance(found, str):
             if all(end.meets(found, trims=bool(mapping.platforms)) for end in ends):
                 digest = next((end.held for end in ends if isinstance(end.held, str)), found)
@@ -221,10 +208,8 @@ class Discovery:
     async def _first_look(self, mapping: MappingRule, source: Repository, reference: str, target_reference: str,
             ends: list[_End]) -> str | Manifest:
         """Ask the source what a tag names: its digest where that is likely to be enough (rules 4 and 5)."""
-        if self._whole:
-            return await self._manifest(source, reference)
-        if digest := self._listed_digest(source, reference):
-            return digest
+        if self._whole: return await self._manifest(source, reference)
+        if digest := self._listed_digest(source, reference): return digest
         listed = [self.listed(end.target) or () for end in ends]
         # Docker Hub counts a manifest's GET against the quota, and not its HEAD (protocol-facts.md 7.2).
         metered = mapping.source.kind == "dockerhub" and any(target_reference in tags for tags in listed)
@@ -250,10 +235,8 @@ class Discovery:
             try:
                 held = await target.head_manifest(reference)
             except RegistryError as error:
-                if error.status not in _NOT_SAYING:
-                    raise
-            if held is not None:
-                self._knowledge.set_populated(target.key)
+                if error.status not in _NOT_SAYING: raise
+            if held is not None: self._knowledge.set_populated(target.key)
             held = (await target.get_manifest(reference)).digest if held == "" else held
         if held is not None:
             self._knowledge.vouch(target.key, held)
@@ -293,14 +276,11 @@ class Discovery:
         async def fetch(entry: oci.Descriptor) -> None:
             try:
                 below[entry.digest] = await self._manifest(source, entry.digest, entry)
-            except SyncError as error:
-                errors.append(error)
+            except SyncError as error: errors.append(error)
 
         async with anyio.create_task_group() as group:
-            for entry in wanted.values():
-                group.start_soon(fetch, entry)
-        if errors:
-            raise errors[0]
+            for entry in wanted.values(): group.start_soon(fetch, entry)
+        if errors: raise errors[0]
         return tuple(below[digest] for digest in wanted)
 
     async def _root(self, mapping: MappingRule, source: Repository, top: Manifest) -> tuple[Manifest,
@@ -336,5 +316,4 @@ class Discovery:
             entries = {entry.digest: entry for each in level for entry in each.children}
             lacking = [entry for entry in entries.values() if not is_there(entry.digest)]
             level = await self._children(source, top, lacking, fetched)
-        with source.located("read", source.reference(top)):
-            return plan.grow(root, fetched, top)
+        with source.located("read", source.reference(top)): return plan.grow(root, fetched, top)

@@ -21,7 +21,6 @@ _VARIABLE = r"\$\$|\$\{(?:([A-Za-z_][A-Za-z0-9_]*)(?::([-?])((?:[^$}]|\$(?!\{))*
 _KINDS = {"map": "a mapping", "seq": "a list", "str": "text", "int": "a whole number", "float": "a decimal number",
     "bool": "a truth value", "null": "empty", "timestamp": "a date", "merge": "a merge key"}
 
-
 class Node(NamedTuple):
     """A YAML node with its place; `value` is text, a list of nodes, or key and value nodes by key, `tag` the last word
     of the YAML tag. Where an alias stands, stands the very node of its anchor.
@@ -36,10 +35,8 @@ class Node(NamedTuple):
     def kind(self) -> str:
         return _KINDS[self.tag]
 
-
 class Unreadable(Exception):
     """The document cannot be read on; its arguments are line, column and message."""
-
 
 def compose(text: bytes, note: Callable[[Node, str, str], None]) -> Node | None:
     """Return the root of the one document in `text`, None when there is none; `note` takes problems."""
@@ -66,20 +63,16 @@ def compose(text: bytes, note: Callable[[Node, str, str], None]) -> Node | None:
         # PyYAML lets chr() and int() refuse "\UFFFFFFFF" and an endless %YAML version themselves.
         raise _at(loader, "malformed YAML: a number out of range") from None
 
-
 def _at(mark: Any, message: str) -> Unreadable:
     return Unreadable(mark.line + 1, mark.column + 1, message)
 
-
 def _after(before: str, message: str) -> Unreadable:
     return Unreadable(before.count("\n") + 1, len(before) - before.rfind("\n"), message)
-
 
 def _tag(loader: Any, text: str) -> str:
     rules = loader.yaml_implicit_resolvers.get(text[:1], ())
     tag: str = next((tag for tag, pattern in rules if pattern.match(text)), "str")
     return tag.removeprefix(_TAG_PREFIX).replace("value", "str")  # PyYAML has a tag of its own for "="
-
 
 def _pattern(ends: str) -> str:
     """Return the pattern of a token, or of a line's end, where `ends` are what else ends a plain text."""
@@ -87,7 +80,6 @@ def _pattern(ends: str) -> str:
     token = rf"(-)(?= |$)|([A-Za-z_][\w.-]{{0,99}}):(?= |$)|\"([^\"\\]*)\"|'([^']*)'|({plain})|([\[\]{{}},])"
     # Blanks are always taken whole, so that no line can be split in more than one way.
     return rf" *(?! )(?:{token}|(?:(?<![^ ])#.*)?$)"
-
 
 _BLOCK, _FLOW = _pattern(""), _pattern(r",?\[\]{}")
 # By the groups of the pattern: what a token is, where its own text does not say it.
@@ -97,10 +89,8 @@ _FARTHEST, _MOST_NESTED = 22, 8  # columns of block collections, levels of flow 
 _HELD = frozenset({"[", "{", *_KINDS})
 _TOP, _END = Node("-", "", 0, -1), Node("", "", -1, 0)
 
-
 class _Unusual(Exception):
     """Something for PyYAML to understand, or to refuse."""
-
 
 class _Ordinary:
     """Reads block collections, flow ones that end on their line and scalars of one line without escapes, several times
@@ -116,8 +106,7 @@ class _Ordinary:
         try:
             self.token = next(self.tokens, _END)
             root = self.value(_TOP)
-        except _Unusual:
-            return None
+        except _Unusual: return None
         return root if self.token is _END else None
 
     def split(self, text: str) -> Iterator[Node]:
@@ -128,22 +117,18 @@ class _Ordinary:
             place, level = 3 if number == 1 and line == "---" else 0, 0
             while level <= _MOST_NESTED:
                 pattern, tags = flow if level else block
-                if not (match := pattern.match(line, place)):
-                    raise _Unusual
-                if not (group := match.lastindex):
-                    break
+                if not (match := pattern.match(line, place)): raise _Unusual
+                if not (group := match.lastindex): break
                 tag, place = tags[group], match.end()
                 tag = _tag(self.loader, match[group]) if tag is None else tag or match[group]
                 level += (tag in ("[", "{")) - (tag in ("]", "}"))
                 # The column of a quoted text is that of its quote.
                 yield Node(tag, match[group], number, match.start(group) + (tags[group] != "str"))
-            if level:
-                raise _Unusual
+            if level: raise _Unusual
 
     def take(self, tags: Container[str]) -> Node:
         token = self.token
-        if token.tag not in tags:
-            raise _Unusual
+        if token.tag not in tags: raise _Unusual
         self.token = next(self.tokens, _END)
         return token
 
@@ -160,8 +145,7 @@ class _Ordinary:
             return self.collection(self.token)
         token = self.take(_HELD)
         node = self.collection(token) if tag in ("[", "{") else token
-        if not in_flow and (line != above.line or self.token.line == line):
-            raise _Unusual
+        if not in_flow and (line != above.line or self.token.line == line): raise _Unusual
         return node
 
     def collection(self, first: Node) -> Node:
@@ -177,12 +161,9 @@ class _Ordinary:
                 raise _Unusual
             else:
                 node.value[key.value] = key._replace(tag=_tag(self.loader, key.value)), value
-            if end and self.token.tag != end:
-                self.take({","})
-        if end:
-            self.take({end})
+            if end and self.token.tag != end: self.take({","})
+        if end: self.take({end})
         return node
-
 
 class _Composer:
     """One pass over the parser's events. PyYAML's own would not bound depth, nor name repeated keys."""
@@ -193,16 +174,14 @@ class _Composer:
         self.merged = 0
 
     def until(self, end: type) -> Iterator[Any]:
-        while not isinstance(event := self.loader.get_event(), end):
-            yield event
+        while not isinstance(event := self.loader.get_event(), end): yield event
 
     def document(self) -> Node | None:
         root: Node | None = None
         for event in self.until(self.yaml.StreamEndEvent):
             if isinstance(event, self.yaml.DocumentStartEvent) and root is not None:
                 raise _at(event.start_mark, "a second document: keep one in a file")
-            if isinstance(event, self.yaml.NodeEvent):
-                root = self.node(event, "", 1)
+            if isinstance(event, self.yaml.NodeEvent): root = self.node(event, "", 1)
         return root
 
     def node(self, event: Any, path: str, depth: int) -> Node:
@@ -210,8 +189,7 @@ class _Composer:
             if event.anchor not in self.anchors:  # it counts from the end of its node: nothing holds itself
                 raise _at(event.start_mark, f"no anchor &{event.anchor} above: quote text beginning with '*'")
             return self.anchors[event.anchor]
-        if depth > _DEEPEST:
-            raise _at(event.start_mark, f"nested more than {_DEEPEST} levels deep")
+        if depth > _DEEPEST: raise _at(event.start_mark, f"nested more than {_DEEPEST} levels deep")
         tag, value = "str", getattr(event, "value", None)
         if isinstance(event, self.yaml.MappingStartEvent):
             tag, value = "map", self.mapping(path, depth + 1)
@@ -223,8 +201,7 @@ class _Composer:
         node = Node(tag, value, event.start_mark.line + 1, event.start_mark.column + 1)
         if event.tag not in (None, "!", _TAG_PREFIX + tag):
             self.note(node, path, f"YAML tag {event.tag} is not supported: remove it")
-        if event.anchor is not None:
-            self.anchors[event.anchor] = node
+        if event.anchor is not None: self.anchors[event.anchor] = node
         return node
 
     def mapping(self, path: str, depth: int) -> dict[str, tuple[Node, Node]]:
@@ -251,10 +228,8 @@ class _Composer:
             self.merged += 1 + len(source.value)
             if self.merged > _MOST_MERGED:
                 raise Unreadable(source.line, source.column, f"'<<' repeats over {_MOST_MERGED:,} values")
-            for name, pair in source.value.items():
-                pairs.setdefault(name, pair)
+            for name, pair in source.value.items(): pairs.setdefault(name, pair)
         return pairs
-
 
 def dump(value: object) -> str:
     """Return plain values as a YAML document that every reader of YAML understands alike."""
@@ -262,35 +237,29 @@ def dump(value: object) -> str:
 
     return yaml.safe_dump(value, sort_keys=False, allow_unicode=True, default_flow_style=None, width=100)
 
-
 def variables(text: str) -> set[str]:
     """Return the names that `substitute` looks up."""
     return {name for name, _, _ in re.findall(_VARIABLE, text) if name}
-
 
 def masked(text: str, mask: str) -> str:
     """Return a text with its variables as `${NAME}`, defaults left out, and `mask`, if any, for the rest."""
     shown = ""
     for match in re.finditer(rf"{_VARIABLE}|[^$]+|\$", text):
         piece = f"${{{match[1]}}}" if match[1] else mask or match[0]
-        if piece != mask or not shown.endswith(mask):
-            shown += piece
+        if piece != mask or not shown.endswith(mask): shown += piece
     return shown
-
 
 def substitute(text: str, environ: Mapping[str, str]) -> str:
     """Put the environment's values into a text; ValueError says what is wrong. Nothing is read twice."""
 
     def value(match: re.Match[str]) -> str:
         name, operator, rest = match.groups()
-        if match[0] == "$$":
-            return "$"
+        if match[0] == "$$": return "$"
         if name is None:
             form = "write ${NAME}, ${NAME:-default} or ${NAME:?message}, none in another, and $$ for a lone $"
             raise ValueError(f"malformed '${{': {form}")
         found = environ.get(name)
-        if operator == "-":
-            return found or rest
+        if operator == "-": return found or rest
         if found is None or (operator and not found):
             raise ValueError(f"environment variable {name} is not set: {rest or 'set it, or give a default'}")
         return found

@@ -18,19 +18,16 @@ __all__ = ["AuthError", "ConfigError", "ConnectFailed", "ContentError", "Disconn
 _INVISIBLE = {*range(0x00, 0x20), *range(0x7F, 0xA0), 0x2028, 0x2029, *range(0x202A, 0x202F), *range(0x2066, 0x206A)}
 _CLEANING = dict.fromkeys(_INVISIBLE, "") | dict.fromkeys((0x09, 0x0A, 0x0D, 0x2028, 0x2029), " ")
 
-
 def clean(text: str, limit: int = 500) -> str:
     """Return `text` on one line, without control characters, at most `limit` characters long."""
     shown = text[: 4 * limit].translate(_CLEANING).strip()
     return shown if len(shown) <= limit else shown[: limit - 1] + "…"
-
 
 class Side(enum.Enum):
     """Which end of a copy something happened at."""
 
     SOURCE = "source"
     TARGET = "target"
-
 
 class Problem(NamedTuple):
     """One thing wrong with a configuration: a place (1-based; 0 when unknown), a key path, the trouble."""
@@ -45,7 +42,6 @@ class Problem(NamedTuple):
         place = f"{self.file}:{self.line}:{self.column}" if self.line else self.file
         return f"{place}: {self.path}: {self.message}" if self.path else f"{place}: {self.message}"
 
-
 class RegsyncError(Exception):
     """Base of all errors that are told to the user as one line; `exit_status`: of a command that it ends."""
 
@@ -56,7 +52,6 @@ class RegsyncError(Exception):
         super().__init__(message)
         self.message, self.hint = message, hint
 
-
 class ConfigError(RegsyncError):
     """The configuration, the command line or a file that they name is unusable: nothing was attempted."""
 
@@ -66,7 +61,6 @@ class ConfigError(RegsyncError):
     def __init__(self, message: str, *, problems: tuple[Problem, ...] = (), hint: str | None = None) -> None:
         super().__init__(message, hint=hint)
         self.problems = problems
-
 
 class SyncError(RegsyncError):
     """Something failed at a registry, raised bare, then `located`; `retryable`: the same exchange may succeed again."""
@@ -94,25 +88,20 @@ class SyncError(RegsyncError):
         often = f" (tried {self.retries + 1} times)" if self.retries else ""
         return (f"{place}: {self.message}" if place else self.message) + often
 
-
 class WireError(SyncError):
     """The network or the peer's HTTP failed; `code` is NETWORK_ERROR."""
 
     code = "NETWORK_ERROR"
     retryable = True
 
-
 class ConnectFailed(WireError):
     """No connection to the host could be made: name, address, TLS or proxy."""
-
 
 class TimedOut(WireError):
     """The peer did not answer, or did not move, in the time that the policy allows."""
 
-
 class Disconnected(WireError):
     """The connection ended in the middle of an exchange."""
-
 
 class LoginExpired(SyncError):
     """A body was refused for its login, and there is a new one: what was sent begins again."""
@@ -120,12 +109,10 @@ class LoginExpired(SyncError):
     code = "AUTH_ERROR"
     retryable = True
 
-
 class ProtocolBroken(WireError):
     """The peer's bytes are not the HTTP that was agreed on; asking again would give the same."""
 
     retryable = False
-
 
 class AuthError(SyncError):
     """Credentials are missing, refused, or must not be sent; `fatal`: the whole registry is beyond use."""
@@ -137,12 +124,10 @@ class AuthError(SyncError):
         super().__init__(message, hint=hint)
         self.fatal = fatal
 
-
 _REMEDIES = {(404, Side.SOURCE): "check the name: `regsync tags {repository}` shows what is there",
     (404, Side.TARGET): "create the repository, or the project that it is in, there first{command}",
     (405, Side.TARGET): "is it read-only, or a pull-through cache? name the registry that takes pushes",
     (413, Side.TARGET): "the registry or a proxy before it limits requests (nginx: client_max_body_size)"}
-
 
 class RegistryError(SyncError):
     """A registry answered with an error status; `codes` and `digests` are its body's, `retry_after` is seconds."""
@@ -174,12 +159,10 @@ class RegistryError(SyncError):
         # design.md section 9: 408, 429 and 5xx; 501 and 505 say that asking again is pointless.
         return self.status in (408, 429) or (self.status >= 500 and self.status not in (501, 505))
 
-
 class MappingConflict(SyncError):
     """Two mappings want one target tag from different sources; the later one loses."""
 
     code = "TARGET_ERROR"
-
 
 class ContentError(SyncError):
     """Bytes are not what their digest, size or media type says, or a document that cannot be copied."""

@@ -37,7 +37,6 @@ _ABSENT_PAUSES = (0.5, 1.0, 2.0)
 # A blob that another image is to have on the same host is waited for so long: a leader may crawl.
 _MOUNT_PATIENCE = 600.0
 
-
 @dataclass(eq=False, repr=False)
 class Image:
     """One image on its way to one target under one reference."""
@@ -64,7 +63,6 @@ class Image:
     present: int = 0
     bytes: int = 0
 
-
 class Progress:
     """What a progress display shows: images known and done, bytes moved and expected, who has to wait."""
 
@@ -76,7 +74,6 @@ class Progress:
     def under_way(self) -> list[str]:
         """Return the names of the images that have a step running, oldest first."""
         return [image.source_name for image in self.begun.values() if image.running]
-
 
 class Execution:
     """Images on their way, at most `slots` with a step running.
@@ -124,8 +121,7 @@ class Execution:
 
     def add(self, image: Image) -> None:
         """Let an image wait for its promotion; `advance` follows. Once numbered it keeps its place."""
-        if image.number < 0:
-            image.number = next(self._numbers)
+        if image.number < 0: image.number = next(self._numbers)
         self._pending[image.number] = image
         self._pending_bytes += image.tree.size
         host = image.target.host.key
@@ -147,8 +143,7 @@ class Execution:
                 image = self._pending.pop(self._election.take())
                 self._pending_bytes -= image.tree.size
                 self._promote(image)
-                if not self._is_full():
-                    self._room.set()
+                if not self._is_full(): self._room.set()
             else:
                 return
 
@@ -185,10 +180,8 @@ class Execution:
 
     def _queue(self, steps: Sequence[Step], ready: Sequence[Work] = ()) -> None:
         """Let images with something to do have a slot: at once if they hold one, else in their turn."""
-        for step in steps:
-            self.images[step.work].queue.append(step)
-        for work in ready:
-            self.images[work].finishing = True
+        for step in steps: self.images[step.work].queue.append(step)
+        for work in ready: self.images[work].finishing = True
         for image in [self.images[work] for work in dict.fromkeys((*(step.work for step in steps), *ready))]:
             if image.running:
                 self._start(image)
@@ -198,14 +191,11 @@ class Execution:
     def _start(self, image: Image) -> None:
         steps, image.queue = image.queue, []
         finishing, image.finishing = image.finishing, False
-        if image.error is not None or not (steps or finishing):
-            return
+        if image.error is not None or not (steps or finishing): return
         self._slots += not image.running
         image.running += len(steps) + finishing
-        for step in steps:
-            self._start_task(self._bring, image, step)
-        if finishing:
-            self._start_task(self._finish, image)
+        for step in steps: self._start_task(self._bring, image, step)
+        if finishing: self._start_task(self._finish, image)
 
     async def _bring(self, image: Image, step: Step) -> None:
         blob, where, mounts = step.blob, image.target.key, self._knowledge.mounts(image.target.host.key)
@@ -221,8 +211,7 @@ class Execution:
         self._progress.expected += blob.size * reads
         try:
             brought = await self._mover.bring(step, image.source, image.target, fan_out=fan_out, disk=image.fan_out)
-        except SyncError as error:
-            image.error, mounted = image.error or error, False
+        except SyncError as error: image.error, mounted = image.error or error, False
         else:
             mounted = brought.mounted
             image.bytes += brought.bytes
@@ -242,8 +231,7 @@ class Execution:
         work = image.work
         try:
             whole = await self._put(image, work)
-        except SyncError as error:
-            image.error = image.error or error
+        except SyncError as error: image.error = image.error or error
         else:
             del self.images[work]
             if whole:
@@ -267,8 +255,7 @@ class Execution:
                 await self._mover.put(image.tree, work, image.target, image.reference, arrived)
                 break
             except RegistryError as error:
-                if image.healed or not plan.may_be_stale(error):
-                    raise
+                if image.healed or not plan.may_be_stale(error): raise
                 lost = self._believed(image.tree, work.where, error)
                 if not lost and plan.names_absence(error):
                     # All of it was confirmed in this run. A registry that is late to see it gets some time.
@@ -276,16 +263,13 @@ class Execution:
                         await anyio.sleep(pause)
                         continue
                     lost = await self._mover.absent(image.tree, image.target)
-                if not lost:
-                    raise
+                if not lost: raise
                 self._log("debug", "healing", f"{error}; what was believed to be there is checked")
-                for digest in image.tree.above(lost):
-                    self._knowledge.forget(work.where, digest)
+                for digest in image.tree.above(lost): self._knowledge.forget(work.where, digest)
                 image.healed = True
                 return False
         self.commit(work.where, image.tree.root)
-        if image.tree.root.digest in work.own_children:
-            arrived(image.tree.root)
+        if image.tree.root.digest in work.own_children: arrived(image.tree.root)
         return True
 
     def _believed(self, tree: Tree, where: RepositoryKey, error: RegistryError) -> frozenset[str]:

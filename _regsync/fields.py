@@ -26,13 +26,11 @@ _TRUTH = MappingProxyType({"true": True, "yes": True, "on": True, "false": False
 _LABEL = r"[A-Za-z0-9](?:[A-Za-z0-9-]*[A-Za-z0-9])?"
 _URL = rf"(?:([A-Za-z][A-Za-z0-9+.-]*)://)?(\[[0-9A-Fa-f:.]+\]|{_LABEL}(?:\.{_LABEL})*)(?::([0-9]{{1,5}}))?"
 
-
 def parse_duration(text: str) -> float:
     """Return seconds; ValueError shows the grammar."""
     if not re.fullmatch("[0-9]{1,9}|(?:[0-9]{1,9}[smhd])+", text):
         raise ValueError(f"{text!r} is no duration: write 0, seconds (90), or numbers with s, m, h, d (1h30m)")
     return float(sum(int(n) * _SECONDS[unit] for n, unit in re.findall(r"([0-9]+)([smhd]?)", text)))
-
 
 def parse_size(text: str) -> int:
     """Return bytes; ValueError shows the grammar."""
@@ -43,10 +41,8 @@ def parse_size(text: str) -> int:
     factor: int = (1024 if "i" in prefix else 1000) ** " kmgt".index(prefix[:1] or " ")
     return round(float(number or 0) * factor)
 
-
 def is_loopback(host: str) -> bool:
     return host in ("localhost", "::1") or re.fullmatch(r"127(?:\.[0-9]{1,3}){3}", host) is not None
-
 
 def parse_registry_url(text: str) -> tuple[Literal["https", "http"], str, int]:
     """Return scheme, canonical host and port of `[SCHEME://]HOST[:PORT]`; ValueError says the remedy."""
@@ -72,10 +68,8 @@ def parse_registry_url(text: str) -> tuple[Literal["https", "http"], str, int]:
     # Plain HTTP on loopback without being asked, as the container clients do.
     scheme: Literal["https", "http"] = "http" if given == "http" or (not given and is_loopback(host)) else "https"
     port = int(digits or DEFAULT_PORTS[scheme])
-    if not 0 < port < 65536:
-        raise ValueError(f"port {port} does not exist: use 1 to 65535")
+    if not 0 < port < 65536: raise ValueError(f"port {port} does not exist: use 1 to 65535")
     return scheme, host, port
-
 
 class Field(NamedTuple):
     """One field as users write it; what `schema`, the reference in the README and the reader need.
@@ -108,26 +102,21 @@ class Field(NamedTuple):
 
     def parsed(self, text: str) -> Any:
         """Return what a text means here; ValueError says what is wrong with it."""
-        if not text:
-            raise ValueError("must not be empty")
+        if not text: raise ValueError("must not be empty")
         if not text.isprintable():  # it would break a line, a header or a path
             raise ValueError("has a line break or another control character: remove it")
         if self.choices and text not in self.choices:
             raise ValueError(f"{text!r} is none of {', '.join(self.choices)}")
-        if self.refuses and re.search(self.refuses[0], text):
-            raise ValueError(self.refuses[1])
-        if self.check:
-            self.check(text)
+        if self.refuses and re.search(self.refuses[0], text): raise ValueError(self.refuses[1])
+        if self.check: self.check(text)
         if self.type == "flag":
-            if text.lower() not in _TRUTH:
-                raise ValueError("true or false is needed")
+            if text.lower() not in _TRUTH: raise ValueError("true or false is needed")
             return _TRUTH[text.lower()]
         if self.type == "count":
             if not re.fullmatch("0|[1-9][0-9]{0,8}", text) or int(text) < self.least:
                 raise ValueError(f"a whole number from {self.least} to 999999999 is needed")
             return int(text)
         return self.parse(text) if self.parse else text
-
 
 def _repository(text: str) -> None:
     if not is_repository(text):
@@ -137,21 +126,17 @@ def _repository(text: str) -> None:
             raise ValueError(f"{text!r} has capitals, which registries refuse: write {text.lower()!r}")
         raise ValueError(f"{text!r} is no repository: write a path such as team/app, without host")
 
-
 def _range(text: str) -> None:
     from _regsync.semver import parse_range
 
     parse_range(text)
-
 
 def _proxy(text: str) -> None:
     from _regsync.proxy import proxy_for
 
     try:
         proxy_for("https", "registry", 443, {}, text)
-    except ConfigError as error:
-        raise ValueError(f"{error.message}: {error.hint}") from None
-
+    except ConfigError as error: raise ValueError(f"{error.message}: {error.hint}") from None
 
 _AUTH_TYPES = ("ecr", "gar", "gcr", "acr", "ghcr", "anonymous", "basic", "static_token", "docker_config")
 _F = Field
@@ -235,7 +220,6 @@ SECTIONS: Mapping[str, tuple[Field, ...]] = MappingProxyType({
 })
 # fmt: on
 
-
 def schema() -> dict[str, Any]:
     """Return the JSON Schema of the document; what fields say against each other is for `validate` alone."""
     sections = {name: {"type": "object", "properties": {row.name: _property(row) for row in rows},
@@ -243,7 +227,6 @@ def schema() -> dict[str, Any]:
         } for name, rows in SECTIONS.items()}
     head = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "regsync configuration"}
     return {**head, **sections.pop("config"), "$defs": sections}
-
 
 def _property(row: Field) -> dict[str, Any]:
     text, section = {"type": "string", "minLength": 1}, {"$ref": f"#/$defs/{row.of}"}
@@ -261,12 +244,10 @@ def _property(row: Field) -> dict[str, Any]:
     examples = {"examples": [value_of(row.example)]} if row.example else {}
     return {"description": row.meaning, **default, **examples, **shown}
 
-
 def value_of(written: str) -> Any:
     """Return what a default or an example of the table is as JSON: most are texts."""
     import json
 
     try:
         return json.loads(written)
-    except ValueError:
-        return written
+    except ValueError: return written

@@ -28,7 +28,6 @@ _WORTH_DRAINING, _WORTH_WAITING = 64 * 1024, 1.0  # to keep a connection by more
 _LAST_WORDS = 2.0  # how long a peer's refusal may still be in flight after our write failed
 _IDLE_PER_ORIGIN, _IDLE_IN_ALL = 64, 256  # a registry may send us to another host for each blob
 
-
 class Headers(list[tuple[str, str]]):
     """Response headers; names in lower case, repeated ones kept apart."""
 
@@ -40,7 +39,6 @@ class Headers(list[tuple[str, str]]):
         """Return every value of `name`, in order."""
         return [value for key, value in self if key == name]
 
-
 class Request(NamedTuple):
     """One request to an origin; `target` is path and query, `headers` are without Host and length."""
 
@@ -48,7 +46,6 @@ class Request(NamedTuple):
     target: str
     headers: tuple[tuple[str, str], ...] = ()
     body: bytes = b""
-
 
 class Pieces(Protocol):
     """The body of an upload, `length` bytes in all: `next` returns a piece, valid until the next call, empty at the
@@ -58,7 +55,6 @@ class Pieces(Protocol):
 
     async def next(self) -> memoryview: ...
     def rewind(self) -> bool: ...
-
 
 class Response:
     """An answer whose head has arrived; its body is read by exactly one of `read` and `read_into`."""
@@ -81,8 +77,7 @@ class Response:
 
     async def read_into(self, buffer: memoryview) -> int:
         """Fill `buffer` from the body, letting others run; 0 only at its end, Disconnected when cut short."""
-        if self.left is None:
-            await anyio.lowlevel.checkpoint()
+        if self.left is None: await anyio.lowlevel.checkpoint()
         while self.left is None and not self._tail:
             event = await self._connection.next_event(self._connection.timeouts.idle)
             if isinstance(event, h11.Data):
@@ -91,14 +86,12 @@ class Response:
                 self.left, self.reusable = 0, self.reusable and not self._connection.framing.trailing_data[0]
         if self.left and not self._tail:
             count = await self._connection.fill(buffer[: self.left])
-            if not count:
-                raise Disconnected(f"the body ended {self.left} bytes too early")
+            if not count: raise Disconnected(f"the body ended {self.left} bytes too early")
         else:
             count = min(len(buffer), len(self._tail))
             buffer[:count] = self._tail[:count]
             self._tail = self._tail[count:]
-        if self.left:
-            self.left -= count
+        if self.left: self.left -= count
         return count
 
     async def read(self, limit: int) -> bytes:
@@ -109,8 +102,7 @@ class Response:
             while len(whole) <= limit and (count := await self.read_into(scratch)):
                 whole += scratch[:count]
         except WireError:
-            if not failed:
-                raise
+            if not failed: raise
             self.reusable = False
         if len(whole) > limit and not failed:
             raise ContentError(f"the answer is longer than {limit} bytes")
@@ -124,10 +116,8 @@ class Response:
                 with anyio.move_on_after(_WORTH_WAITING):
                     while self.left != 0 and (self.left or 0) <= budget:
                         budget -= await self.read_into(scratch)
-            except WireError:
-                return False
+            except WireError: return False
         return self.reusable and self.left == 0
-
 
 class Connection:
     """One stream, one exchange at a time."""
@@ -163,10 +153,8 @@ class Connection:
         self._piece = memoryview(self._head(request, length) + self._take_off(first))
         try:
             self._piece = self._piece[max(0, self._stream.send(self._piece)) :]
-            if not self._piece and not self._left:
-                self._end(seconds)
-        except Disconnected as error:
-            self._end(_LAST_WORDS, error)
+            if not self._piece and not self._left: self._end(seconds)
+        except Disconnected as error: self._end(_LAST_WORDS, error)
         if self._answering.deadline < math.inf:
             answer = await self._listen(request.method, seconds)
         else:
@@ -174,8 +162,7 @@ class Connection:
                 group.start_soon(self._send, pieces, seconds)
                 answer = await self._listen(request.method, seconds)
                 group.cancel_scope.cancel()
-        if isinstance(answer, Response):
-            return answer
+        if isinstance(answer, Response): return answer
         raise self._failed or answer
 
     def _take_off(self, piece: memoryview) -> memoryview:
@@ -198,14 +185,11 @@ class Connection:
                     else:
                         self._piece = self._piece[sent:]
                         self._moved += sent
-            except WireError as error:
-                return self._end(_LAST_WORDS, error)
-            if pieces is None or not self._left:
-                return self._end(seconds)
+            except WireError as error: return self._end(_LAST_WORDS, error)
+            if pieces is None or not self._left: return self._end(seconds)
             try:
                 self._piece = self._take_off(await pieces.next())
-            except SyncError as error:
-                return self._end(0, error)
+            except SyncError as error: return self._end(0, error)
 
     async def _listen(self, method: str, seconds: float) -> Response | WireError:
         """Wait for the head of the one final answer, whenever it comes; interim answers say nothing."""
@@ -217,16 +201,14 @@ class Connection:
                 if self._answering.deadline == math.inf or self._failed is not None:
                     response.early, response.reusable = True, False
                 return response
-        except WireError as error:
-            return error
+        except WireError as error: return error
         return TimedOut(f"no answer from {self.origin.authority} within {seconds:g} s")
 
     def is_alive(self) -> bool:
         """Ask the socket, without waiting, whether an idle peer has left or spoken out of turn."""
         try:  # a fresh TLS 1.3 connection is readable because of its session tickets: only reading tells
             return self._stream.recv_into(self._scratch[:1]) in (WANT_READ, WANT_WRITE)
-        except WireError:
-            return False
+        except WireError: return False
 
     async def _wait(self, want: int, seconds: float | None) -> None:
         """Wait for the stream, in a body at most `seconds`; a head's wait (None) is bounded elsewhere."""
@@ -236,12 +218,10 @@ class Connection:
             self._moved, self._waited = 0, 0.0
         began = anyio.current_time()
         try:
-            with anyio.fail_after(seconds):
-                await self._stream.wait(want)
+            with anyio.fail_after(seconds): await self._stream.wait(want)
         except TimeoutError as error:
             raise TimedOut(f"{self.origin.authority} moved nothing for {seconds:g} s") from error
-        if seconds is not None:
-            self._waited += anyio.current_time() - began
+        if seconds is not None: self._waited += anyio.current_time() - began
 
     async def fill(self, buffer: memoryview) -> int:
         """Gather what there is (SSL_read gives 16 KiB a call), waiting for the first byte; 0 at the end."""
@@ -265,8 +245,7 @@ class Connection:
                 while (count := self._stream.recv_into(self._scratch)) < 0:
                     await self._wait(count, seconds)
                 self.heard = self.heard or count > 0
-                if seconds is not None:
-                    self._moved += count
+                if seconds is not None: self._moved += count
                 self.framing.receive_data(bytes(self._scratch[:count]))
         except h11.RemoteProtocolError as error:
             if self.framing.trailing_data[1]:
@@ -276,7 +255,6 @@ class Connection:
             broken = f"{self.origin.authority} does not speak HTTP/1.1: {clean(str(error), 150)}"
             raise ProtocolBroken(broken) from error
         return event
-
 
 class Pool:
     """Idle connections, last in, first out, bounded and aged. It bounds nothing in use (I8)."""
@@ -290,8 +268,7 @@ class Pool:
         self.close(anyio.current_time() - self.timeouts.idle_connection)  # nobody may ever ask for the others again
         while connection := next((each for each in reversed(self._idle) if each.origin == origin), None):
             self._idle.remove(connection)
-            if connection.is_alive():
-                return connection
+            if connection.is_alive(): return connection
             connection.close()
         return None
 
@@ -306,13 +283,11 @@ class Pool:
 
     def close(self, before: float = math.inf) -> None:
         """Close the idle connections that were last used before a time, or all."""
-        while self._idle and self._idle[0].idle_since <= before:
-            self._idle.pop(0).close()
+        while self._idle and self._idle[0].idle_since <= before: self._idle.pop(0).close()
 
     def lease(self, origin: Origin) -> Lease:
         """Give exchanges with `origin` a connection that is theirs alone until the context ends."""
         return Lease(self, origin)
-
 
 class Lease:
     """One connection at a time for exchanges that belong together; one found dead is replaced once."""
@@ -334,8 +309,7 @@ class Lease:
                 self._pool.give_back(connection)
                 connection = None
         finally:
-            if connection is not None:
-                connection.close()
+            if connection is not None: connection.close()
 
     __aexit__ = settle
 
@@ -353,14 +327,12 @@ class Lease:
                 self._response = await connection.exchange(request, first, pieces, seconds)
             except Disconnected as error:
                 dead = used is not None and not connection.heard and error.side is None  # the body's source has a side
-                if not dead or (pieces is not None and not pieces.rewind()):
-                    raise
+                if not dead or (pieces is not None and not pieces.rewind()): raise
                 lost = error
             else:
                 if lost is not None and pieces is not None and self._response.status == 404:
                     raise lost  # the first body may have arrived and closed its upload session: only asking tells
                 return self._response
-
 
 async def _tunnel(stream: Stream, origin: Origin, proxy: Proxy, timeouts: Timeouts) -> None:
     """Ask the proxy for a tunnel (RFC 9110 section 9.3.6); credentials go nowhere else (R7)."""
@@ -381,7 +353,6 @@ async def _tunnel(stream: Stream, origin: Origin, proxy: Proxy, timeouts: Timeou
         raise refused
     if connection.framing.trailing_data[0]:
         raise ProtocolBroken(f"the proxy {proxy} sent bytes before the tunnel was used")
-
 
 async def open_stream(origin: Origin, *, context: Any, timeouts: Timeouts, proxy: Proxy | None = None,
         proxy_context: Any = None) -> Stream:

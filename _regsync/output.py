@@ -21,7 +21,6 @@ _LEVELS = {"trace": 5, "debug": 10, "info": 20, "warning": 30, "error": 40}
 _LONGEST_LINE = 2000  # an image's holds two references and a cause that was cut before
 _COLOURS = {"error": "\x1b[31m", "warning": "\x1b[33m"}
 
-
 class Snapshot(NamedTuple):
     """How far a run is: images and bytes, done of known; bytes a second; seconds; what takes long."""
 
@@ -42,7 +41,6 @@ class Snapshot(NamedTuple):
         whole = size_text(max(self.bytes, self.expected))  # a blob that is read again makes more than were expected
         return f"{size_text(self.bytes)} of {whole}, {size_text(int(self.rate))}/s"
 
-
 def progress_lines(now: Snapshot, columns: int, marks: str = "#-") -> list[str]:
     """Return the live display: at most three lines, none as wide as the terminal."""
     rows = [("images", now.done, now.known, f"{now.done} of {now.known}")]
@@ -57,7 +55,6 @@ def progress_lines(now: Snapshot, columns: int, marks: str = "#-") -> list[str]:
     lines.append(f"{duration_text(now.elapsed):<7}{now.waiting}".rstrip())
     # The last column wraps on some terminals, and a line that wraps is not cleared.
     return [line if len(line) < columns else f"{line[: max(0, columns - 2)]}~" for line in lines]
-
 
 class Console:
     """Standard output and standard error of one command."""
@@ -115,8 +112,7 @@ class Console:
             text = f"Failed: {count} x {cause}"
             self._say(text, "error", "failed_alike", text, count=count, cause=cause)
         if not self.as_json and (self._out.isatty() or any(each.status != "skipped" for each in report.outcomes)):
-            for line in report.summary(elapsed):
-                self.line(line)
+            for line in report.summary(elapsed): self.line(line)
 
     def document(self, value: dict[str, Any]) -> None:
         """Write the one JSON document: ASCII, so that any stream takes it and no terminal obeys it."""
@@ -140,8 +136,7 @@ class Console:
     def _size(self) -> tuple[int, int]:
         try:
             columns, rows = os.get_terminal_size(self._err.fileno())
-        except (OSError, ValueError):
-            columns, rows = 0, 0
+        except (OSError, ValueError): columns, rows = 0, 0
         return columns or 80, rows or 24  # some terminals say that they have none
 
     def clear(self, then: str = "") -> None:
@@ -151,8 +146,7 @@ class Console:
             up = sum(max(1, -(-len(line) // columns)) for line in self._shown) - 1
             then = "\r" + f"\x1b[{up}A" * (up > 0) + "\x1b[J" + then
             self._shown = []
-        if then:
-            self._write(self._err, then)
+        if then: self._write(self._err, then)
 
     def _line(self, stream: TextIO, text: str) -> None:
         self.clear()

@@ -19,14 +19,12 @@ ATTEMPTS, _FIRST_PAUSE, _LONGEST_PAUSE = 5, 0.5, 30.0
 # A request gives up after so long of 429s; a longer Retry-After than the second is not waited for.
 THROTTLED_FOR, LONGEST_RETRY_AFTER = 600.0, 300.0
 
-
 class Want(NamedTuple):
     """What one request or one half of a blob transfer needs of one registry: a permit of this sort."""
 
     host: str
     body: str | None = None  # "read", "write", or None for a short request
     large: bool = False
-
 
 class Limit:
     """The permits of one registry and who uses them."""
@@ -51,22 +49,17 @@ class Limit:
             self.bodies += step
             self.large[want.body] += step * want.large
 
-
 def admit(limits: Mapping[str, Limit], wants: tuple[Want, ...]) -> bool:
     """Take all that `wants` name, or nothing; True when taken."""
     hosts = {want.host for want in wants}
     if not all(limits[host].fits([want for want in wants if want.host == host]) for host in hosts):
         return False
-    for want in wants:
-        limits[want.host].count(want, 1)
+    for want in wants: limits[want.host].count(want, 1)
     return True
-
 
 def release(limits: Mapping[str, Limit], wants: tuple[Want, ...]) -> None:
     """Give back what `admit` took."""
-    for want in wants:
-        limits[want.host].count(want, -1)
-
+    for want in wants: limits[want.host].count(want, -1)
 
 class Patience:
     """Repetitions of one piece of work: so many attempts, and apart from them 429s for so long."""
@@ -77,30 +70,23 @@ class Patience:
 
     def pause(self, now: float, chance: float, *, throttled: bool, asked: float) -> float | None:
         """Return the seconds before the next attempt, at least what the peer asked for; None to give up."""
-        if throttled and self._throttled_since < 0:
-            self._throttled_since = now
+        if throttled and self._throttled_since < 0: self._throttled_since = now
         self._left -= not throttled
         late = throttled and now - self._throttled_since > THROTTLED_FOR
-        if late or not self._left or asked > LONGEST_RETRY_AFTER:
-            return None
+        if late or not self._left or asked > LONGEST_RETRY_AFTER: return None
         self.repeated += 1
         return max(asked, backoff(self.repeated, chance))
-
 
 def backoff(attempt: int, chance: float) -> float:
     """Return the pause in seconds before attempt `attempt` (from 1); `chance` is uniform in [0, 1)."""
     return float(min(_LONGEST_PAUSE, _FIRST_PAUSE * 2 ** min(attempt - 1, 9)) * chance)
 
-
 def parse_retry_after(value: str | None, wall_now: float) -> float | None:
     """Return seconds from a Retry-After header (RFC 9110 section 10.2.3: a number or a date)."""
-    if not (value := (value or "").strip()):
-        return None
-    if value.isascii() and value.isdigit():
-        return float(value[:9])
+    if not (value := (value or "").strip()): return None
+    if value.isascii() and value.isdigit(): return float(value[:9])
     from email.utils import parsedate_to_datetime
 
     try:
         return max(0.0, parsedate_to_datetime(value).timestamp() - wall_now)
-    except (ValueError, OverflowError):
-        return None
+    except (ValueError, OverflowError): return None

@@ -22,10 +22,8 @@ __all__ = ["Assignment", "Election", "NotAtHand", "Tree", "Wanted", "assign", "g
 _MOST_BLOBS = 10_000  # of one image; real ones name hundreds, and a hostile index hundreds of thousands
 _Place = tuple[str, int, str]
 
-
 class NotAtHand(ContentError):
     """A child that was left at the source, because its target seemed to hold it, is needed after all."""
-
 
 class Tree(NamedTuple):
     """An image as it will stand at the target: `children` in put order, without the root."""
@@ -57,8 +55,7 @@ class Tree(NamedTuple):
 
     def needs(self, is_committed: Callable[[str], bool]) -> tuple[tuple[Descriptor, ...], tuple[Manifest, ...]]:
         """Return the unique blobs and the children that the target lacks; a committed child stands for all below it."""
-        if is_committed(self.root.digest):
-            return (), ()
+        if is_committed(self.root.digest): return (), ()
         by_digest, blobs = {child.digest: child for child in self.children}, dict[str, Descriptor]()
         lacking, pending = {self.root.digest}, [self.root]
         for manifest in pending:
@@ -76,20 +73,16 @@ class Tree(NamedTuple):
             raise ContentError(f"the image names more than {_MOST_BLOBS} blobs")
         return tuple(blobs.values()), tuple(child for child in self.children if child.digest in lacking)
 
-
 def names_absence(error: RegistryError) -> bool:
     """Say whether a refused manifest was refused for something that it names."""
     return error.status == 404 or any(code.endswith("_UNKNOWN") for code in error.codes)
 
-
 def may_be_stale(error: RegistryError) -> bool:
     """Say whether a refused manifest may mean that something it names is gone (design.md section 7, I5)."""
-    if error.status >= 500:
-        return "MANIFEST_BLOB_UNKNOWN" in error.codes
+    if error.status >= 500: return "MANIFEST_BLOB_UNKNOWN" in error.codes
     # What an immutable tag is refused with (design.md section 9). zot and Quay say no more than MANIFEST_INVALID.
     immutable = {"TAG_INVALID", "ImageTagAlreadyExistsException"} & {*error.codes}
     return error.status not in (401, 403, 413, 429) and not immutable
-
 
 def grow(root: Manifest, fetched: Mapping[str, Manifest], source_digest: str) -> Tree:
     """Order an image's manifests so that each stands behind its own children (I2); ContentError for a deep one."""
@@ -106,11 +99,9 @@ def grow(root: Manifest, fetched: Mapping[str, Manifest], source_digest: str) ->
     visit(root, 1)
     return Tree(root, tuple(ordered.values()), source_digest)
 
-
 def order_blobs(blobs: Iterable[Descriptor], references: Mapping[str, int]) -> tuple[Descriptor, ...]:
     """Order blobs by descending reference count over all images discovered so far; ties as they stand."""
     return tuple(sorted(blobs, key=lambda blob: -references.get(blob.digest, 0)))
-
 
 class Election:
     """Which pending image to promote next: the greedy set cover of specification section 1.1, near-linear over a run.
@@ -138,24 +129,20 @@ class Election:
     def take(self) -> int:
         """Return the number of the next one; what it brings counts for no other any more."""
         gain, number = heapq.heappop(self._heap)
-        while self._gains.get(number) != -gain:
-            gain, number = heapq.heappop(self._heap)
+        while self._gains.get(number) != -gain: gain, number = heapq.heappop(self._heap)
         del self._gains[number]
         for blob in self._blobs.pop(number):
             for each in self._waiting.pop(blob, ()):
-                if each in self._gains:
-                    self._gain(each, -1)
+                if each in self._gains: self._gain(each, -1)
         return number
 
     def _gain(self, number: int, more: int) -> None:
         self._gains[number] += more
         heapq.heappush(self._heap, (-self._gains[number], number))
 
-
 def _place(registry: Registry, repository: str) -> _Place:
     """Return what is one repository whatever alias or Docker Hub spelling names it."""
     return *registry.origin, api_repository(registry.host, repository)
-
 
 def target_groups(mappings: Iterable[MappingRule]) -> list[list[MappingRule]]:
     """Group mappings that write a common repository: these are listed together (I10)."""
@@ -171,7 +158,6 @@ def target_groups(mappings: Iterable[MappingRule]) -> list[list[MappingRule]]:
         home.update(dict.fromkeys(keys, group))
     return [sorted(group, key=lambda mapping: mapping.index) for group in groups.values()]
 
-
 class Wanted(NamedTuple):
     """One source tag and the targets that shall have it."""
 
@@ -179,13 +165,11 @@ class Wanted(NamedTuple):
     tag: str
     targets: tuple[Registry, ...]
 
-
 class Assignment(NamedTuple):
     """What a group of mappings comes to: tags to look up, and tags that two mappings fight for."""
 
     wanted: tuple[Wanted, ...]
     conflicts: tuple[tuple[Wanted, MappingRule], ...]
-
 
 def assign(selected: Iterable[tuple[MappingRule, Iterable[str]]]) -> Assignment:
     """Give each target tag to the first mapping that names it, once; design.md section 3."""
@@ -202,10 +186,8 @@ def assign(selected: Iterable[tuple[MappingRule, Iterable[str]]]) -> Assignment:
                     free.append(target)
                 elif _content_of(owners[key]) != _content_of(mapping):
                     conflicts.append((Wanted(mapping, tag, (target,)), owners[key]))
-            if free:
-                wanted.append(Wanted(mapping, tag, tuple(free)))
+            if free: wanted.append(Wanted(mapping, tag, tuple(free)))
     return Assignment(tuple(wanted), tuple(conflicts))
-
 
 def _content_of(mapping: MappingRule) -> object:
     return _place(mapping.source, mapping.source_repository), mapping.platforms and frozenset(mapping.platforms)

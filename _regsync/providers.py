@@ -27,7 +27,6 @@ _DOCKER_HUB = ("docker.io", "index.docker.io", "registry-1.docker.io")
 _AWS_SUFFIXES = r"amazonaws\.(?:com(?:\.cn)?|eu)|c2s\.ic\.gov|sc2s\.sgov\.gov|cloud\.adc-e\.uk|csp\.hci\.ic\.gov"
 _ECR = rf"[0-9]{{12}}\.(?:dkr\.ecr(?:-fips)?\.[a-z0-9-]+\.(?:{_AWS_SUFFIXES})|dkr-ecr(?:-fips)?\.[a-z0-9-]+\.on\.aws)"
 
-
 class Row(NamedTuple):
     """What is known of one kind of registry. Mounts are tried on every kind (design.md section 6, rule 10)."""
 
@@ -40,7 +39,6 @@ class Row(NamedTuple):
     probe: Probe | None = "from"  # None: an unknown blob is asked for by HEAD
     page_size: int = 1000
     listing_has_digests: bool = False
-
 
 _ECR_SOURCE = "protocol-facts.md sections 4.1 (hosts), 4.9 (mounts), 7.9 (upload)"
 _GOOGLE_SOURCE = "protocol-facts.md sections 5.1 (hosts), 5.5 (upload, listing), 1.8 (bare mount)"
@@ -62,7 +60,6 @@ ROWS: Mapping[Kind, Row] = MappingProxyType({
     "unknown": Row(None, "protocol-facts.md sections 7.9 (upload), 1.8 (mounts)", fallback="patch"),
 })  # fmt: skip
 
-
 def kind_of(host: str, auth_type: str | None = None) -> Kind:
     """Decide the kind of a registry by its host name (no port, no brackets), else by a kind's own `auth_type`."""
     name = host.lower()
@@ -72,16 +69,13 @@ def kind_of(host: str, auth_type: str | None = None) -> Kind:
     by_login = (kind for kind, row in ROWS.items() if auth_type == row.auth is not None)
     return next(chain(by_name, by_login), "unknown")
 
-
 def canonical_host(host: str) -> str:
     """Return the name by which a host is known here: lower case, one name for Docker Hub."""
     return _DOCKER_HUB[0] if host.lower() in _DOCKER_HUB else host.lower()
 
-
 def api_host(host: str) -> str:
     """Return the host that answers the requests."""
     return _DOCKER_HUB[-1] if host.lower() in _DOCKER_HUB else host.lower()
-
 
 def api_repository(host: str, repository: str) -> str:
     """Return the repository as requests name it: `library/` before Docker Hub's one-segment names."""

@@ -19,7 +19,6 @@ __all__ = ["Proxy", "proxy_for"]
 _ALWAYS_DIRECT = ("localhost,127.0.0.0/8,::1,metadata.google.internal,169.254.169.254,169.254.170.2,169.254.170.23,"
     "fd00:ec2::23,fd00:ec2::254")
 
-
 class Proxy(NamedTuple):
     """A proxy to send CONNECT to; user name and password are percent-decoded already."""
 
@@ -33,30 +32,23 @@ class Proxy(NamedTuple):
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"{self.scheme}://{host}:{self.port}"
 
-
 def proxy_for(scheme: str, host: str, port: int, environ: Mapping[str, str],
         override: str | None = None) -> tuple[Proxy | None, str]:
     """Return an origin's proxy (None: none), and what decided; `override` beats all lists; ConfigError if unusable."""
-    if override:
-        return _parse(override, where := "proxy in the configuration"), where
+    if override: return _parse(override, where := "proxy in the configuration"), where
     name, value = _variable(environ, f"{scheme}_proxy")
-    if not value:
-        return None, f"{name} is not set"
+    if not value: return None, f"{name} is not set"
     for origin, items in (("the list of what never sees a proxy", _ALWAYS_DIRECT), _variable(environ, "no_proxy")):
         for item in map(str.strip, items.split(",")):
-            if _exempts(item.lower(), host.lower(), port):
-                return None, f"{origin} names {item}"
+            if _exempts(item.lower(), host.lower(), port): return None, f"{origin} names {item}"
     return _parse(value, name), name
-
 
 def _variable(environ: Mapping[str, str], lower: str) -> tuple[str, str]:
     for name in (lower, lower.upper()):
         value = environ.get(name, "").strip()
         # In a CGI program the client's "Proxy:" header arrives as HTTP_PROXY (CVE-2016-1000110).
-        if value and not (name == "HTTP_PROXY" and "REQUEST_METHOD" in environ):
-            return name, value
+        if value and not (name == "HTTP_PROXY" and "REQUEST_METHOD" in environ): return name, value
     return lower, ""
-
 
 def _address(host: str) -> Any:
     """Return an IP address, a v4-mapped one as what it stands for; None for a name."""
@@ -64,33 +56,26 @@ def _address(host: str) -> Any:
 
     try:
         address = ip_address(host)
-    except ValueError:
-        return None
+    except ValueError: return None
     return getattr(address, "ipv4_mapped", None) or address
-
 
 def _exempts(item: str, host: str, port: int) -> bool:
     """Say whether one NO_PROXY item (trimmed, lower case) names this origin. No name is ever resolved."""
     from ipaddress import ip_network
 
-    if item == "*":
-        return True
+    if item == "*": return True
     address = _address(host)
     if "/" in item:
         try:
             return address is not None and address in ip_network(item, strict=False)
-        except ValueError:
-            return False
+        except ValueError: return False
     with_port = re.fullmatch(r"(\[.*\]|[^:\[]*):([^:]*)", item)
     name, wanted = with_port.groups() if with_port else (item, "")
     name = name.strip("[]")
-    if not name or wanted not in ("", str(port)):
-        return False
-    if (literal := _address(name)) or address:
-        return bool(literal == address)
+    if not name or wanted not in ("", str(port)): return False
+    if (literal := _address(name)) or address: return bool(literal == address)
     below = name.startswith((".", "*."))
     return host.endswith(name.removeprefix("*")) if below else f".{host}".endswith(f".{name}")
-
 
 def _parse(value: str, where: str) -> Proxy:
     from urllib.parse import unquote, urlsplit
@@ -99,8 +84,7 @@ def _parse(value: str, where: str) -> Proxy:
         # Go reads `proxy.example:3128` as http://proxy.example:3128.
         parts = urlsplit(value if "://" in value else f"http://{value}")
         host, port = parts.hostname or "", parts.port
-    except ValueError:
-        host = ""
+    except ValueError: host = ""
     if not re.fullmatch(r"[\w.:-]+", host):
         raise ConfigError(f"{where}: not a proxy URL", hint="write http://HOST:PORT or https://HOST:PORT")
     if parts.scheme not in ("http", "https"):

@@ -28,7 +28,6 @@ _OCTETS = ("Content-Type", "application/octet-stream")
 _LINK = re.compile(r'<([^<>]*)>((?:[^,"]|"[^"]*")*)')
 _NEXT = re.compile(r';\s*rel\s*=\s*"?\s*next\b', re.IGNORECASE)
 
-
 class Repository:
     """One repository of one host, seen from one side of a copy."""
 
@@ -69,10 +68,8 @@ class Repository:
                 try:
                     answer = await self._transport.request(self.host, call, ok=(200,), limit=_TAGS_LIMIT)
                 except RegistryError as error:
-                    if error.status == 404 and not tags:
-                        return None
-                    if "PAGINATION_NUMBER_INVALID" not in error.codes or size <= 100:
-                        raise
+                    if error.status == 404 and not tags: return None
+                    if "PAGINATION_NUMBER_INVALID" not in error.codes or size <= 100: raise
                     size, call = 100, self.call("tag_list", "GET", "tags/list?n=100")  # an older maximum (section 1.11)
                     continue
                 found = _tags_of(answer.body, row.listing_has_digests)
@@ -83,8 +80,7 @@ class Repository:
                 following = self._linked(call, answer)
                 if following is None and fresh and len(found) == size:  # some page without a Link (section 1.11)
                     following = f"{self._base}/tags/list?n={size}&last={fresh[-1]}"
-                if following is None or following in asked:
-                    return tags
+                if following is None or following in asked: return tags
                 call = call._replace(path=following)
             raise ProtocolBroken(f"the listing has more than {_MOST_PAGES} pages")
 
@@ -143,8 +139,7 @@ class Repository:
                 async with self._transport.opened(self.host, call) as answer:
                     await self.expect(answer, 200, 404)
             except RegistryError as error:
-                if error.status not in (401, 403):
-                    raise
+                if error.status not in (401, 403): raise
                 return False  # several registries hide what is there: the upload decides (design.md section 9)
         return answer.status == 200 and answer.headers.get("content-length") in (None, str(blob.size))
 
@@ -165,7 +160,6 @@ class Repository:
         if response.status not in statuses:
             body = await response.read(transport.ERROR_BODY)
             raise self._transport.refusal(self.host, Answer(response.status, response.headers, body))
-
 
 class Upload:
     """One blob on its way into a repository: `start`, then `put` unless that is unnecessary. The caller holds permits
@@ -193,8 +187,7 @@ class Upload:
         try:
             return await self._post(f"?digest={self.blob.digest}", _OCTETS, body=body)
         except RegistryError as error:
-            if error.retryable or error.status in (401, 403):
-                raise
+            if error.retryable or error.status in (401, 403): raise
             return False
 
     async def _post(self, query: str, *headers: tuple[str, str], body: bytes = b"", reads: str = "") -> bool:
@@ -208,8 +201,7 @@ class Upload:
                 return True
             await repository.expect(response, 202)
             location = response.headers.get("location")
-            if location is None:
-                raise ProtocolBroken("the upload was accepted without a Location")
+            if location is None: raise ProtocolBroken("the upload was accepted without a Location")
             origin, path = transport.resolve_location(repository.host.origin, call.path, location)
             transport.check_foreign(repository.host.origin, origin)
             self._origin, self.session = origin, path  # only now: a session that is refused is not cancelled either
@@ -242,8 +234,7 @@ class Upload:
         """End the session, which gets no body (section 1.9): one request, whose answer says nothing."""
         call = self._call("upload_finish", "DELETE", "")
         used = await self._transport.login(self.repository.host, call)
-        async with self._kept(call) as lease:
-            await lease.exchange(call.request(used))
+        async with self._kept(call) as lease: await lease.exchange(call.request(used))
 
     def _call(self, action: str, method: str, query: str, *headers: tuple[str, str]) -> Call:
         call = self.repository.call(action, method, "", *headers)
@@ -255,7 +246,6 @@ class Upload:
         host.requests[call.action] += 1
         return self._transport.kept(host, self._origin, self._lease if self._origin == host.origin else None)
 
-
 def _tags_of(body: bytes, with_digests: bool) -> dict[str, str | None]:
     """Read one page of a listing (section 1.11): nulls and digests are left out, other nonsense fails."""
     try:
@@ -264,8 +254,7 @@ def _tags_of(body: bytes, with_digests: bool) -> dict[str, str | None]:
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         began = clean(body[:60].decode("utf-8", "replace"))
         raise ContentError(f"the tag listing is not what the specification says: {began}") from error
-    if not isinstance(tags, list):
-        raise ContentError("the tag listing is not a list")
+    if not isinstance(tags, list): raise ContentError("the tag listing is not a list")
     named = [tag for tag in tags if tag and not (isinstance(tag, str) and ":" in tag)]
     if wrong := [tag for tag in named if not isinstance(tag, str) or not oci.is_tag(tag)]:
         raise ContentError(f"the tag listing holds a name that no tag can have: {clean(str(wrong[0]), 60)}")

@@ -17,7 +17,6 @@ from _regsync.transport import Transport
 
 __all__ = ["Rehearsal", "lines"]
 
-
 class Rehearsal:
     """Stands where the mover stands."""
 
@@ -34,12 +33,10 @@ class Rehearsal:
         """Take in one image on its way to one repository, also one that is there already."""
         blobs = {blob.digest: blob.size for each in (tree.root, *tree.children) for blob in each.blobs}
         self._sizes.update(blobs)
-        if tree.root.digest not in self._images:
-            self._uses.update(blobs.keys())
+        if tree.root.digest not in self._images: self._uses.update(blobs.keys())
         self._images.setdefault(tree.root.digest, (name, sum(blobs.values())))
         self._plain += sum(blobs.values())
-        for digest in blobs:
-            self._places[digest].add(where)
+        for digest in blobs: self._places[digest].add(where)
 
     async def bring(self, step: claims.Step, source: registry.Repository, target: registry.Repository, *, fan_out: bool,
             disk: bool = True) -> transfer.Brought:
@@ -70,8 +67,7 @@ class Rehearsal:
         """Count the manifests that would be put."""
         own = [child for child in tree.children if child.digest in work.own_children]
         self._expected[target.host.key]["manifest_put"] += len(own) + 1
-        for child in own:
-            arrived(child)
+        for child in own: arrived(child)
 
     async def absent(self, tree: plan.Tree, target: registry.Repository) -> frozenset[str]:
         """Nothing is put, so nothing is refused."""
@@ -101,7 +97,6 @@ class Rehearsal:
             "requests": self.expected(), "largest_images": [{"image": name, "bytes": size} for name, size in images],
             "largest_layers": [{"digest": digest, "bytes": size, "images": self._uses[digest]} for digest, size
             in layers]}
-
 
 def lines(found: Mapping[str, Any]) -> list[str]:
     """Return an analysis as text."""

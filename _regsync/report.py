@@ -16,24 +16,18 @@ from _regsync.errors import RegsyncError
 
 __all__ = ["Outcome", "Report", "duration_text", "schema", "size_text"]
 
-
 def size_text(count: int) -> str:
     """Return a size in SI units: `0 B`, `512 B`, `31.5 MB`."""
-    if count < 1000:
-        return f"{count} B"
+    if count < 1000: return f"{count} B"
     power = next((power for power in (1, 2, 3) if count / 1000**power < 999.95), 4)  # more would be shown as 1000.0
     return f"{count / 1000**power:.1f} {'BKMGT'[power]}B"
 
-
 def duration_text(seconds: float) -> str:
     """Return a duration: `0.3s`, `47s`, `2m13s`, `1h30m`."""
-    if seconds < 9.95:
-        return f"{seconds:.1f}s"
+    if seconds < 9.95: return f"{seconds:.1f}s"
     minutes, rest = divmod(round(seconds), 60)
-    if minutes < 60:
-        return f"{minutes}m{rest:02d}s" if minutes else f"{rest}s"
+    if minutes < 60: return f"{minutes}m{rest:02d}s" if minutes else f"{rest}s"
     return f"{minutes // 60}h{minutes % 60:02d}m"
-
 
 class Outcome(NamedTuple):
     """The end of one image on one target; `source` and `target` are full references with host."""
@@ -67,7 +61,6 @@ class Outcome(NamedTuple):
             **({"source_digest": self.source_digest} if differs else {}), "status": self.status, "reason": self.reason,
             "error": cause, "bytes": self.bytes, "duration_s": round(self.duration, 3),
             "blobs": {"transferred": len(self.transferred), "mounted": self.mounted, "skipped": self.skipped}}
-
 
 class Report:
     """The fold over a run's outcomes."""
@@ -140,7 +133,6 @@ class Report:
             "mappings": [found for _, found in sorted(self.mappings.items())],
             "totals": {**self.totals(), "requests": asked, "throttled": dict(sorted(throttled.items()))}}
 
-
 # What `--json` writes, one shape by name: `name name: type`, `?` where it may be absent; a type is a JSON
 # type, another shape, `=value|value`, `type|type`, `[items]`, or `{values}` under any name.
 _CODE = "=CONFIG_ERROR|AUTH_ERROR|SOURCE_ERROR|TARGET_ERROR|NETWORK_ERROR|CONTENT_ERROR|INTERNAL_ERROR"
@@ -164,7 +156,6 @@ _SHAPES = {"report": "schema: =1; run_id started_at: string; duration_s: number;
     "large_layer": "digest: string; bytes images: integer",
     "problem": "file path message: string; line column: integer"}
 
-
 def schema() -> dict[str, Any]:
     """Return the JSON Schema of what `--json` writes; fields may be added within schema 1, none changes its meaning."""
     return {"$schema": "https://json-schema.org/draft/2020-12/schema",
@@ -172,20 +163,15 @@ def schema() -> dict[str, Any]:
         "anyOf": [_type(name) for name in ("report", "error", "analysis", "tags", "version")],
         "$defs": {name: _object(text) for name, text in _SHAPES.items()}}
 
-
 def _object(text: str) -> dict[str, Any]:
     kinds = {name: _type(kind) for names, kind in re.findall("([^:;]+): ([^;]+)", text) for name in names.split()}
     properties = {name.rstrip("?"): kind for name, kind in kinds.items()}
     return {"type": "object", "properties": properties, "required": [name for name in kinds if name[-1] != "?"]}
 
-
 def _type(kind: str) -> dict[str, Any]:
     if kind.startswith("="):
         return {"enum": [{"null": None, "1": 1}.get(word, word) for word in kind[1:].split("|")]}
-    if "|" in kind:
-        return {"anyOf": [_type(word) for word in kind.split("|")]}
-    if kind[0] == "[":
-        return {"type": "array", "items": _type(kind[1:-1])}
-    if kind[0] == "{":
-        return {"type": "object", "additionalProperties": _type(kind[1:-1])}
+    if "|" in kind: return {"anyOf": [_type(word) for word in kind.split("|")]}
+    if kind[0] == "[": return {"type": "array", "items": _type(kind[1:-1])}
+    if kind[0] == "{": return {"type": "object", "additionalProperties": _type(kind[1:-1])}
     return {"$ref": f"#/$defs/{kind}"} if kind in _SHAPES else {"type": kind}

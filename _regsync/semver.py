@@ -20,7 +20,6 @@ _PART = r"([0-9]+|[xX*])"
 _COMPARATOR = rf"(==|!=|>=|<=|[=<>^~])?[ \t]*v?{_PART}(?:\.{_PART})?(?:\.{_PART})?{_SUFFIX}"
 _LONGEST = 1024  # of a tag (128 at most) or a range; int() refuses far longer numbers in its own way
 
-
 class Version(NamedTuple):
     """What precedence sees of a version; `stage` 0: a pre-release, `identifiers` (0, number, "") or (1, 0, word)."""
 
@@ -32,12 +31,10 @@ class Version(NamedTuple):
     def is_prerelease(self) -> bool:
         return not self.stage
 
-
 def parse_version(tag: str) -> Version | None:
     """Return the version that a tag spells, or None when it spells none."""
     match = re.fullmatch(_VERSION, tag) if len(tag) <= _LONGEST else None
     return _version([int(part or 0) for part in match.groups()[:3]], match[4]) if match else None
-
 
 def _version(numbers: list[int], prerelease: str | None = None) -> Version:
     major, minor, patch = (*numbers, 0, 0, 0)[:3]
@@ -45,9 +42,7 @@ def _version(numbers: list[int], prerelease: str | None = None) -> Version:
     identifiers = tuple((0, int(part), "") if part.isdigit() else (1, 0, part) for part in parts)
     return Version((major, minor, patch), 0 if parts else 1, identifiers)
 
-
 _LOWEST, _HIGHEST = Version((0, 0, 0), 0), Version((10**_LONGEST, 0, 0))  # below and above what tags can spell
-
 
 class _Comparator(NamedTuple):
     """Takes `low` and what lies between it and `high`, or all but these; `named`: the M.m.p of a pre-release in it."""
@@ -56,7 +51,6 @@ class _Comparator(NamedTuple):
     high: Version
     takes_inside: bool
     named: tuple[int, int, int] | None
-
 
 class Range(NamedTuple):
     """What `||` and `,` joined: alternatives of conjunctions."""
@@ -68,28 +62,23 @@ class Range(NamedTuple):
         is_wanted = version.is_prerelease or prerelease != "only"
         return is_wanted and any(_all_admit(comparators, version, prerelease) for comparators in self.sets)
 
-
 def _all_admit(comparators: tuple[_Comparator, ...], version: Version, prerelease: Prerelease) -> bool:
     # In full where one of the same M.m.p is named; elsewhere by M.m.p (`include`, `only`), or refused (`exclude`).
     # `!=1.0.0-rc.1` says what is unwanted: it invites no other pre-release of 1.0.0.
     in_full = not version.is_prerelease or any(each.named == version.release and each.takes_inside for each
         in comparators)
-    if prerelease == "exclude" and not in_full:
-        return False
+    if prerelease == "exclude" and not in_full: return False
     release = version if in_full else Version(version.release)
     for low, high, takes_inside, named in comparators:
         if (low <= (version if named == version.release else release) < high) is not takes_inside:
             return False
     return True
 
-
 def parse_range(text: str) -> Range:
     """Parse a range; ValueError says what is wrong and what to write instead."""
-    if len(text) > _LONGEST:
-        raise ValueError(f"a range of more than {_LONGEST} characters")
+    if len(text) > _LONGEST: raise ValueError(f"a range of more than {_LONGEST} characters")
     sets = [[_comparator(word.strip(" \t")) for word in part.split(",")] for part in text.split("||")]
     return Range(tuple(map(tuple, sets)))
-
 
 def _comparator(word: str) -> _Comparator:
     match = re.fullmatch(_COMPARATOR, word)

@@ -27,7 +27,6 @@ __all__ = ["list_tags", "run", "show_progress"]
 _TICK, _HEARTBEAT = 0.25, 30.0
 _RATE_SECONDS = 5.0  # an average over hours hides that nothing moves now
 
-
 async def run(found: Config, console: Console, one: tuple[MappingRule, str, str] | None = None,
         rehearse: Literal["plan", "analysis"] | None = None) -> int:
     """Run a configuration's mappings, or copy `one` image; tell how it ended, return the exit status."""
@@ -58,10 +57,8 @@ async def run(found: Config, console: Console, one: tuple[MappingRule, str, str]
                 console.line(line)
     elif one is None:
         console.summary(report, elapsed)
-    if console.as_json:
-        console.document(document)
+    if console.as_json: console.document(document)
     return 128 + signals[0] if report.interrupted else report.exit_status()
-
 
 async def list_tags(registry: Registry, repository: str, rule: tags.TagRule, console: Console) -> int:
     """List a repository, show what a rule selects of it and why not the others; return the exit status."""
@@ -83,10 +80,8 @@ async def list_tags(registry: Registry, repository: str, rule: tags.TagRule, con
         console.log("warning", "min_tags", f"{source}: min_tags asks for {floor}, not {len(kept)}")
     if console.as_json:
         console.document({"repository": str(source), "tags": kept, "dropped": dict(dropped)})
-    for tag in () if console.as_json else kept:
-        console.line(tag)
+    for tag in () if console.as_json else kept: console.line(tag)
     return 0
-
 
 async def show_progress(console: Console, progress: sync.Progress) -> None:
     """Keep the live display, or a heartbeat every 30 s, until cancelled."""
@@ -96,15 +91,13 @@ async def show_progress(console: Console, progress: sync.Progress) -> None:
         while True:
             await anyio.sleep(_TICK if console.live else _HEARTBEAT)
             now = anyio.current_time()
-            while len(past) > 1 and past[1][0] <= now - _RATE_SECONDS:
-                past.popleft()
+            while len(past) > 1 and past[1][0] <= now - _RATE_SECONDS: past.popleft()
             rate = (progress.bytes - past[0][1]) / (now - past[0][0])
             past.append((now, progress.bytes))
             console.progress(Snapshot(progress.done, progress.known, progress.bytes, progress.expected, rate,
                 now - began, _waiting(progress, now)))
     finally:
         console.clear()
-
 
 def _waiting(progress: sync.Progress, now: float) -> str:
     for host, until in progress.paused.items():
@@ -115,7 +108,6 @@ def _waiting(progress: sync.Progress, now: float) -> str:
         return "asking what there is" if progress.done == progress.known else "comparing tags"
     return f"copying {names[0]}" if len(names) == 1 else f"{len(names)} under way, first {names[0]}"
 
-
 def _transport(console: Console) -> transport.Transport:
     gc.freeze()  # start-up is over (`regsync.main` says why it was off), and what is there never becomes garbage
     gc.enable()
@@ -124,16 +116,13 @@ def _transport(console: Console) -> transport.Transport:
         chance=lambda: int.from_bytes(os.urandom(6), "big") / 2**48, wall=time.time, log=console.log,
         open_files=_raise_file_limit()))
 
-
 def _read_file(path: str) -> bytes | None:
     try:
         with open(path, "rb") as stream:
             return stream.read(4 * 1024 * 1024)  # more than any file of credentials has
-    except (FileNotFoundError, NotADirectoryError):
-        return None
+    except (FileNotFoundError, NotADirectoryError): return None
     except OSError as error:
         raise ConfigError(f"{clean(path)} cannot be read: {clean(error.strerror or str(error))}") from error
-
 
 async def _listen_for_signals(stop: anyio.Event, signals: list[int], scope: anyio.CancelScope) -> None:
     try:
@@ -141,18 +130,15 @@ async def _listen_for_signals(stop: anyio.Event, signals: list[int], scope: anyi
             async for number in received:
                 signals.append(int(number))
                 stop.set()  # take nothing new, and drain
-                if len(signals) > 1:
-                    scope.cancel()
+                if len(signals) > 1: scope.cancel()
     except NotImplementedError:
         return  # the event loop of Windows takes no signal handlers; an interrupt then ends the program at once
-
 
 def _raise_file_limit() -> int:
     most = 65536  # or as many as the system lets us open (design.md section 9)
     try:
         import resource
-    except ImportError:
-        return most
+    except ImportError: return most
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != resource.RLIM_INFINITY and soft < most:
         soft = most if hard == resource.RLIM_INFINITY else min(hard, most)

@@ -22,10 +22,8 @@ _FRESH_SECONDS = 30 * 60
 # What was learnt of a host (design.md section 8).
 _FACTS_SECONDS = 24 * 3600
 
-
 # What a tag named when its target last held it: keys (`archive.key_of`) of the source's digest and the pushed one.
 Snapshot = tuple[bytes, bytes]
-
 
 class Knowledge:
     """The hot tier over the warm one; `now` is the wall clock, `ttl` seconds (0: for ever), `note` the journal."""
@@ -77,16 +75,14 @@ class Knowledge:
         """Note a manifest that a registry holds; the blobs that it names may be mounted from there."""
         self._manifests[where].add(digest)
         manifest = self._identity(where, digest)
-        if manifest in self._written:
-            return
+        if manifest in self._written: return
         self._written.add(manifest)
         self._record("M", where, digest)
         for blob in blobs:
             self._blobs[where].add(blob)
             self._holders[where[0], blob][where[1]] = None
             self._record("B", where, blob, flag=True)
-        for name in (*blobs, *children):
-            self._append("E", manifest + key_of(name))
+        for name in (*blobs, *children): self._append("E", manifest + key_of(name))
 
     def forget(self, where: RepositoryKey, digest: str) -> None:
         """Drop what was believed of a digest and of what it names: a registry answered otherwise, or refused it."""
@@ -139,8 +135,7 @@ class Knowledge:
     def _number(self, where: RepositoryKey) -> int:
         if where not in self._numbers:
             self._numbers[where] = len(self._numbers)
-            if self._note is not None:
-                self._note(frame("R", "\0".join(where).encode()))
+            if self._note is not None: self._note(frame("R", "\0".join(where).encode()))
         return self._numbers[where]
 
     def _record(self, table: str, where: RepositoryKey, digest: str, *, flag: bool = False) -> None:
@@ -155,17 +150,13 @@ class Knowledge:
 
     def _believed(self, table: str, where: RepositoryKey, digest: str, careful: bool) -> bool:
         """Judge an entry of an earlier run (design.md section 7, "Vouching")."""
-        if where not in self._numbers:
-            return False
+        if where not in self._numbers: return False
         identity = self._identity(where, digest)
         row = self._archive.row(table, identity)
-        if row is None or identity in self._forgotten:
-            return False
+        if row is None or identity in self._forgotten: return False
         age = self._now() - moment_of(table, row)
-        if self._ttl and age > self._ttl:
-            return False
-        if where in self._contradicted:
-            return identity in self._strengths(where)
+        if self._ttl and age > self._ttl: return False
+        if where in self._contradicted: return identity in self._strengths(where)
         careful = careful or self.fact(f"lenient {where[0]}") is True
         return not careful or age <= _FRESH_SECONDS or identity in self._strengths(where)
 
@@ -209,8 +200,7 @@ class Knowledge:
     def refuse_mount(self, where: RepositoryKey, source: str) -> None:
         """Note a refused mount: that pair is not tried again, nor a host that never mounted (rule 10)."""
         self._refused.add((where, source))
-        if self.mounts(where[0]) is None:
-            self.learn(f"mounts {where[0]}", False)
+        if self.mounts(where[0]) is None: self.learn(f"mounts {where[0]}", False)
 
     def accept_mount(self, host: str) -> None:
         """Note that this host mounts: every refusal, also an earlier one, then says something of its pair."""
@@ -237,8 +227,7 @@ class Knowledge:
     def snapshot(self, name: bytes) -> Snapshot | None:
         """Return what a tag (`archive.named`) was when its target last held it."""
         row = self._archive.row("S", name)
-        if row is None or (self._ttl and self._now() - moment_of("S", row) > self._ttl):
-            return None
+        if row is None or (self._ttl and self._now() - moment_of("S", row) > self._ttl): return None
         return row[36:69], row[69:]
 
     def take_snapshot(self, name: bytes, source: str, pushed: str) -> None:
@@ -264,15 +253,12 @@ class Knowledge:
         """Return the state to save, None where it would say nothing new."""
         moment, old = int(self._now()), self._archive
         due = bool(self._ttl) and moment - old.renewed > self._ttl / 4
-        if not (self._changed or any(self._rows.values()) or (due and self._vouched)):
-            return None
-        for where in tuple(self._vouched) if due else ():
-            self._strengths(where)
+        if not (self._changed or any(self._rows.values()) or (due and self._vouched)): return None
+        for where in tuple(self._vouched) if due else (): self._strengths(where)
         return encode(old, Fresh(rows=self._rows, repositories=list(self._numbers)[len(old.repositories) :],
             facts=self._facts, oldest=moment - int(self._ttl) if self._ttl else 0, forgotten=frozenset(self._forgotten),
             renewed=frozenset().union(*self._strong.values()) if due else frozenset(),
             moment=moment if due or not old.renewed else old.renewed))
-
 
 def _area(where: RepositoryKey) -> str:
     return f"{where[0]} {where[1].partition('/')[0]}"

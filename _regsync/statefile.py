@@ -20,7 +20,6 @@ __all__ = ["StateFile"]
 _JOURNAL, _LARGEST = b"regsyncj", 1 << 30
 _WRITE = os.O_WRONLY | os.O_CREAT | getattr(os, "O_BINARY", 0) | getattr(os, "O_NOFOLLOW", 0)
 
-
 class StateFile:
     """The state on disk between `load` and `close`, nothing noted after `save`; `warn(event, message)` tells of it."""
 
@@ -38,8 +37,7 @@ class StateFile:
 
     def load(self, *, keep: bool = True) -> Archive:
         """Take the lock, where findings are to be kept, and read; empty where nothing can be used."""
-        if self._directory is None:
-            return EMPTY
+        if self._directory is None: return EMPTY
         try:
             if keep:
                 os.makedirs(self._directory, mode=0o700, exist_ok=True)
@@ -57,8 +55,7 @@ class StateFile:
         except Damaged as error:
             self._header = b""  # what this run notes counts repositories anew: it belongs to no file that is there
             self._warn("state", f"the state in {self._shown} is not used: {error}")
-        except OSError as error:
-            self._say(f"{self._shown} cannot be read", error)
+        except OSError as error: self._say(f"{self._shown} cannot be read", error)
         return EMPTY
 
     def _say(self, problem: str, error: OSError) -> None:
@@ -75,8 +72,7 @@ class StateFile:
 
     def note(self, record: bytes) -> None:
         """Append one record to the journal: after a `kill -9` it is all that is left."""
-        if self._lock is None:
-            return
+        if self._lock is None: return
         try:
             if self._journal is None:
                 self._journal = os.open(self._journal_path, _WRITE, 0o600)
@@ -90,8 +86,7 @@ class StateFile:
 
     def save(self, image: bytes | None) -> None:
         """Replace the state file, and let go of the journal that is folded into it."""
-        if self._lock is None or image is None:
-            return
+        if self._lock is None or image is None: return
         partial = f"{self._path}.{os.urandom(6).hex()}.partial"
         try:
             with open(os.open(partial, _WRITE | os.O_EXCL, 0o600), "wb") as stream:
@@ -102,20 +97,16 @@ class StateFile:
             if self._journal is not None:
                 os.close(self._journal)
                 self._journal = None
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(self._journal_path)
+            with contextlib.suppress(FileNotFoundError): os.unlink(self._journal_path)
         except OSError as error:
             self._say(f"the state in {self._shown} is not saved", error)
-            with contextlib.suppress(OSError):
-                os.unlink(partial)
+            with contextlib.suppress(OSError): os.unlink(partial)
 
     def close(self) -> None:
         """Give the lock back."""
         for descriptor in (self._journal, self._lock):
-            if descriptor is not None:
-                os.close(descriptor)
+            if descriptor is not None: os.close(descriptor)
         self._journal = self._lock = None
-
 
 def _lock(descriptor: int) -> None:
     """Lock a file for this process alone; BlockingIOError when another one has it."""
@@ -126,16 +117,13 @@ def _lock(descriptor: int) -> None:
 
         try:
             msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)  # type: ignore[attr-defined]
-        except OSError as error:
-            raise BlockingIOError(str(error)) from error
+        except OSError as error: raise BlockingIOError(str(error)) from error
     else:
         flock(descriptor, LOCK_EX | LOCK_NB)
-
 
 def _content(path: str) -> bytes | None:
     with contextlib.suppress(FileNotFoundError), open(path, "rb") as stream:
         size = os.fstat(stream.fileno()).st_size  # `read` makes room for as much as it is asked for
-        if size > _LARGEST:
-            raise Damaged(f"it is larger than {_LARGEST} bytes")
+        if size > _LARGEST: raise Damaged(f"it is larger than {_LARGEST} bytes")
         return stream.read(size)
     return None

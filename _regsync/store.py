@@ -29,21 +29,16 @@ _ABANDONED_SECONDS = 24 * 3600.0  # a partial file is a killed run's then: a liv
 # Something that reads a blob from its source to the end, verified, piece by piece.
 Reader = Callable[[Descriptor, Callable[[memoryview], Awaitable[None]]], Awaitable[None]]
 
-
 class StagingFailed(SyncError):
     """The disk is full or not to be used; no other blob will fare better in this run."""
 
     code = "CONFIG_ERROR"
 
-
 class NoRoom(StagingFailed):
     """Only this blob: it is larger than what may be staged, or all that is staged is being read."""
 
-
 def _remove(path: str) -> None:
-    with contextlib.suppress(OSError):
-        os.unlink(path)
-
+    with contextlib.suppress(OSError): os.unlink(path)
 
 @contextlib.contextmanager
 def _disk() -> Iterator[None]:
@@ -54,7 +49,6 @@ def _disk() -> Iterator[None]:
         hint = "several targets need disk: free space in global.cache_dir, or point it elsewhere"
         raise StagingFailed(f"blobs cannot be staged in {place}: {why}", hint=hint) from error
 
-
 async def read_whole(blob: Descriptor, read: Reader) -> bytes:
     """Return a blob that is small enough for memory."""
     whole = bytearray()
@@ -64,7 +58,6 @@ async def read_whole(blob: Descriptor, read: Reader) -> bytes:
 
     await read(blob, keep)
     return bytes(whole)
-
 
 class MemoryPieces:
     """A body that is in memory."""
@@ -80,7 +73,6 @@ class MemoryPieces:
         self._given = False
         return True
 
-
 class FilePieces:
     """A body read from a staged file."""
 
@@ -89,29 +81,23 @@ class FilePieces:
         self._buffer = memoryview(bytearray(min(PIECE, max(length, 1))))
 
     async def next(self) -> memoryview:
-        with _disk():
-            count = await anyio.to_thread.run_sync(self._file.readinto, self._buffer)
+        with _disk(): count = await anyio.to_thread.run_sync(self._file.readinto, self._buffer)
         return self._buffer[: count or 0]
 
     def rewind(self) -> bool:
         self._file.seek(0)
         return True
 
-
 def _is_whole(path: str, blob: Descriptor) -> bool:
     """Say whether a killed run left a blob whole; what it left otherwise goes."""
-    if not os.path.isfile(path) or os.path.islink(path):
-        return False
+    if not os.path.isfile(path) or os.path.islink(path): return False
     algorithm, encoded = split_digest(blob.digest)
     running = new_hash(algorithm)
     with open(path, "rb") as staged:
-        while piece := staged.read(PIECE):
-            running.update(piece)
+        while piece := staged.read(PIECE): running.update(piece)
     whole = running.hexdigest() == encoded
-    if not whole:
-        os.unlink(path)
+    if not whole: os.unlink(path)
     return whole
-
 
 class Staging:
     """Blobs pulled once for several targets: small ones in memory, the others, at most `limit` bytes, in files."""
@@ -138,8 +124,7 @@ class Staging:
             os.makedirs(folder, mode=0o700, exist_ok=True)
             for path in (os.path.join(folder, name) for name in os.listdir(folder) if name.endswith(_PARTIAL)):
                 with contextlib.suppress(FileNotFoundError):
-                    if time.time() - os.lstat(path).st_mtime > _ABANDONED_SECONDS:
-                        _remove(path)
+                    if time.time() - os.lstat(path).st_mtime > _ABANDONED_SECONDS: _remove(path)
             self._folders.add(folder)
         return folder
 
@@ -147,24 +132,20 @@ class Staging:
         """Have a blob here, pulled once whoever asks; one asker's failure or cancellation is its own. NoRoom where the
         limit, or memory alone without `disk`, has no place for it."""
         async with self._pulling.setdefault(blob.digest, anyio.Lock()):
-            if blob.digest in self._memory or blob.digest in self._files:
-                return
+            if blob.digest in self._memory or blob.digest in self._files: return
             # What memory has no room for goes to disk: it would have to be read from its source again.
             if blob.size > SMALL_BLOB or self._memory_size + blob.size > _MEMORY_BUDGET:
-                if not disk:
-                    raise NoRoom("memory is full")
+                if not disk: raise NoRoom("memory is full")
                 await self._pull_file(blob, read)
                 return
             self._memory_size += blob.size
             try:
                 self._memory[blob.digest] = await read_whole(blob, read)
             finally:
-                if blob.digest not in self._memory:
-                    self._memory_size -= blob.size
+                if blob.digest not in self._memory: self._memory_size -= blob.size
 
     async def _pull_file(self, blob: Descriptor, read: Reader) -> None:
-        if self._failed is not None:
-            raise self._failed.again()
+        if self._failed is not None: raise self._failed.again()
         self._make_room(blob)
         self._pulled_size += blob.size
         partial = ""
@@ -195,16 +176,14 @@ class Staging:
 
     def _make_room(self, blob: Descriptor) -> None:
         """Remove what was used longest ago and is not being read, until a blob fits (specification 2.7)."""
-        if self._limit is None:
-            return
+        if self._limit is None: return
         room = self._limit - self._pulled_size - sum(size for _, size in self._files.values())
         for digest in [each for each in self._files if not self._readers[each]]:
             if room < blob.size <= self._limit:
                 path, size = self._files.pop(digest)
                 _remove(path)
                 room += size
-        if room < blob.size:
-            raise NoRoom(f"staging_size_limit has no room for {blob.size} bytes")
+        if room < blob.size: raise NoRoom(f"staging_size_limit has no room for {blob.size} bytes")
 
     @contextlib.contextmanager
     def opened(self, blob: Descriptor) -> Iterator[Pieces | None]:
@@ -222,8 +201,7 @@ class Staging:
         self._files[blob.digest] = self._files.pop(blob.digest)
         self._readers[blob.digest] += 1
         try:
-            with staged:
-                yield FilePieces(staged, blob.size)
+            with staged: yield FilePieces(staged, blob.size)
         finally:
             self._readers[blob.digest] -= 1
 
@@ -234,8 +212,7 @@ class Staging:
             with contextlib.suppress(OSError):  # another's partial files stay; what has no digest's name is not ours
                 names = filter(re.compile("[0-9a-f]{64,128}").fullmatch, os.listdir(folder) if self._directory else ())
                 paths += [os.path.join(folder, name) for name in names]
-        for path in paths if sweep else ():
-            _remove(path)
+        for path in paths if sweep else (): _remove(path)
         self._files.clear()
         self._memory.clear()
         self._cleanup.close()

@@ -27,7 +27,6 @@ _WANTS: dict[type[OSError], int] = {ssl.SSLWantReadError: WANT_READ, ssl.SSLWant
 _ATTEMPT_DELAY = 0.25  # between attempts, as RFC 8305 section 5 recommends
 _TLS_PORTION = 64 * 1024  # how much is encrypted before a TLS proxy has taken what was encrypted before
 
-
 class Timeouts(NamedTuple):
     """How long each wait may take, in seconds (design.md section 9); tests pass others."""
 
@@ -41,7 +40,6 @@ class Timeouts(NamedTuple):
     slowest_bytes_per_second: float = 1024.0
     slow_window: float = 300.0
     idle_connection: float = 50.0
-
 
 class Origin(NamedTuple):
     """Scheme, host (lower case, no brackets) and port: what a credential is bound to (R1)."""
@@ -59,7 +57,6 @@ class Origin(NamedTuple):
     def __str__(self) -> str:
         return f"{self.scheme}://{self.authority}"
 
-
 class Stream(Protocol):
     """Two directions of bytes; only `wait` sleeps. `recv_into` and `send` return the bytes moved (none read: the end),
     WANT_READ or WANT_WRITE, or raise Disconnected. `close` is at once; whoever waits gets Disconnected."""
@@ -69,7 +66,6 @@ class Stream(Protocol):
     async def wait(self, want: int) -> None: ...
     def close(self) -> None: ...
 
-
 def _answer(error: OSError, blocked: int) -> int:
     """Put an error into what `recv_into` or `send` answers: `blocked` when nothing can move; or Disconnected."""
     if isinstance(error, BlockingIOError) or type(error) in _WANTS:
@@ -77,7 +73,6 @@ def _answer(error: OSError, blocked: int) -> int:
     if blocked == WANT_READ and isinstance(error, (ssl.SSLZeroReturnError, ssl.SSLEOFError)):
         return 0  # common without close_notify: lengths and digests decide whether anything is missing
     raise Disconnected(f"the connection broke: {clean(error.strerror or type(error).__name__, 100)}") from error
-
 
 class SocketStream:
     """A connected socket or SSLSocket in non-blocking mode."""
@@ -90,21 +85,18 @@ class SocketStream:
         """Go on with the handshake: 0 when done, else what to wait for; OSError when it failed."""
         try:
             self._socket.do_handshake()
-        except (ssl.SSLWantReadError, ssl.SSLWantWriteError) as error:
-            return _WANTS[type(error)]
+        except (ssl.SSLWantReadError, ssl.SSLWantWriteError) as error: return _WANTS[type(error)]
         return 0
 
     def recv_into(self, buffer: memoryview) -> int:
         try:
             return int(self._socket.recv_into(buffer))
-        except OSError as error:
-            return _answer(error, WANT_READ)
+        except OSError as error: return _answer(error, WANT_READ)
 
     def send(self, data: memoryview) -> int:
         try:
             return int(self._socket.send(data))
-        except OSError as error:
-            return _answer(error, WANT_WRITE)
+        except OSError as error: return _answer(error, WANT_WRITE)
 
     async def wait(self, want: int) -> None:
         try:
@@ -118,7 +110,6 @@ class SocketStream:
         if self._socket.fileno() >= 0:
             anyio.notify_closing(self._socket)
             self._socket.close()
-
 
 class TlsInsideStream:
     """TLS inside a TLS proxy's; only `send` waits for room, only `recv_into` for bytes, so both may go on at once."""
@@ -134,8 +125,7 @@ class TlsInsideStream:
     def _flush(self) -> int:
         while self._unsent or self._outgoing.pending:
             self._unsent = self._unsent or memoryview(self._outgoing.read())
-            if (sent := self._inner.send(self._unsent)) < 0:
-                return sent
+            if (sent := self._inner.send(self._unsent)) < 0: return sent
             self._unsent = self._unsent[sent:]
         return 0
 
@@ -149,8 +139,7 @@ class TlsInsideStream:
                     self._flush()  # what has no room now goes with the next `send`
                 except Disconnected:
                     pass  # what the peer said before it left is still to be read; the next `send` fails
-                if (got := self._inner.recv_into(self._scratch)) < 0:
-                    return got
+                if (got := self._inner.recv_into(self._scratch)) < 0: return got
                 if got:
                     self._incoming.write(self._scratch[:got])
                 else:
@@ -163,26 +152,22 @@ class TlsInsideStream:
     def recv_into(self, buffer: memoryview) -> int:
         try:
             return self._turn(lambda: self._object.read(len(buffer), buffer))
-        except OSError as error:
-            return _answer(error, WANT_READ)
+        except OSError as error: return _answer(error, WANT_READ)
 
     def send(self, data: memoryview) -> int:
         try:
             self._encrypted = self._encrypted or self._object.write(data[:_TLS_PORTION])
-        except OSError as error:
-            return _answer(error, WANT_WRITE)
+        except OSError as error: return _answer(error, WANT_WRITE)
         if (blocked := self._flush()) < 0:
             return blocked  # the same memory comes again, and is not encrypted twice
         sent, self._encrypted = self._encrypted, 0
         return sent
-
 
 def _interleave(found: list[Any]) -> list[tuple[int, Any]]:
     """Order addresses by family in turn, IPv6 first, as RFC 8305 section 4 asks."""
     families = [[(family, address) for family, _, _, _, address in found if family == wanted] for wanted
         in (socket.AF_INET6, socket.AF_INET)]
     return list(dict.fromkeys(each for turn in itertools.zip_longest(*families) for each in turn if each))
-
 
 async def _resolve(host: str, port: int) -> list[tuple[int, Any]]:
     look_up = partial(socket.getaddrinfo, host, port, type=socket.SOCK_STREAM)
@@ -194,7 +179,6 @@ async def _resolve(host: str, port: int) -> list[tuple[int, Any]]:
         hint = "check the name and this machine's name servers; set HTTPS_PROXY where a proxy leads out"
         raise ConnectFailed(f"the name {clean(host, 100)} could not be resolved: {reason}", hint=hint) from error
 
-
 async def _connect_one(family: int, address: Any) -> SocketStream:
     own = socket.socket(family, socket.SOCK_STREAM)
     attempt = SocketStream(own)
@@ -204,13 +188,11 @@ async def _connect_one(family: int, address: Any) -> SocketStream:
         if code in (errno.EINPROGRESS, errno.EWOULDBLOCK, errno.EAGAIN):
             await attempt.wait(WANT_WRITE)
             code = own.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
-        if code:
-            raise OSError(code, os.strerror(code))
+        if code: raise OSError(code, os.strerror(code))
     except BaseException:
         attempt.close()
         raise
     return attempt
-
 
 async def _race(addresses: list[tuple[int, Any]]) -> SocketStream:
     """Return the first stream that connects, attempts 250 ms apart; the last OSError when none does."""
@@ -231,27 +213,21 @@ async def _race(addresses: list[tuple[int, Any]]) -> SocketStream:
             for family, address in addresses:
                 failed = anyio.Event()
                 group.start_soon(attempt, family, address, failed)
-                with anyio.move_on_after(_ATTEMPT_DELAY):
-                    await failed.wait()
-        if not connected:
-            raise refused
+                with anyio.move_on_after(_ATTEMPT_DELAY): await failed.wait()
+        if not connected: raise refused
         return connected.pop(0)
     finally:  # two may connect in the same turn of the loop; none may stay when this is cancelled
-        for loser in connected:
-            loser.close()
-
+        for loser in connected: loser.close()
 
 async def connect(host: str, port: int, timeouts: Timeouts) -> SocketStream:
     """Connect to the first address of a name that answers; ConnectFailed when none does."""
     try:
-        with anyio.fail_after(timeouts.connect):
-            return await _race(await _resolve(host, port))
+        with anyio.fail_after(timeouts.connect): return await _race(await _resolve(host, port))
     except OSError as error:
         said = clean(error.strerror or str(error), 100).lower()
         cause = f" within {timeouts.connect:g} s" if isinstance(error, TimeoutError) else f": {said}"
         hint = "check host and port; does a firewall stand in between, or is HTTPS_PROXY needed?"
         raise ConnectFailed(f"no connection to {Origin('', host, port).authority}{cause}", hint=hint) from error
-
 
 async def start_tls(below: Stream, context: Any, host: str, timeouts: Timeouts) -> Stream:
     """Shake hands over a plain socket, or inside another stream; the caller closes `below` when it fails."""
@@ -262,8 +238,7 @@ async def start_tls(below: Stream, context: Any, host: str, timeouts: Timeouts) 
         else:
             secured = TlsInsideStream(below, context, host)
         with anyio.fail_after(timeouts.tls):
-            while (want := secured.handshake()) < 0:
-                await secured.wait(want)
+            while (want := secured.handshake()) < 0: await secured.wait(want)
     except TimeoutError as error:
         raise ConnectFailed(f"the TLS handshake with {host} took longer than {timeouts.tls:g} s") from error
     except OSError as error:

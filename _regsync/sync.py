@@ -38,7 +38,6 @@ DRAIN_SECONDS, _HURRY_SECONDS = 25.0, 30.0
 # Enough to hide a round trip of 100 ms at 160 tags a second; a fixed number, whatever the tags.
 _LOOK_UPS_PER_SOURCE = 16
 
-
 class Run:
     """One run over a configuration's mappings, or over one image."""
 
@@ -87,8 +86,7 @@ class Run:
     def _prepare(self, mappings: tuple[MappingRule, ...] | list[MappingRule]) -> None:
         """Read what every registry in use names, so that an unusable file stops all before any request."""
         for mapping in mappings:
-            for registry in (mapping.source, *mapping.targets):
-                self._transport.prepare(registry)
+            for registry in (mapping.source, *mapping.targets): self._transport.prepare(registry)
         if any(mapping.artifacts.enabled for mapping in mappings):
             self._log("warning", "referrers_stay",
                 "this version does not copy referrers: signatures, SBOMs and attestations stay behind "
@@ -103,8 +101,7 @@ class Run:
                 with execution:
                     async with anyio.create_task_group() as tasks:
                         self._tasks = tasks
-                        for source, item in items:
-                            self._ask(source, item)
+                        for source, item in items: self._ask(source, item)
                 outer.cancel_scope.cancel()
         finally:
             self._tasks = None
@@ -161,8 +158,7 @@ class Run:
                 self._fail(Wanted(mapping, "*", mapping.targets), error)
 
         async with anyio.create_task_group() as tasks:
-            for mapping in group:
-                tasks.start_soon(select, mapping)
+            for mapping in group: tasks.start_soon(select, mapping)
         assignment = plan.assign([(mapping, kept[mapping.index]) for mapping in group if mapping.index in kept])
         for lost, owner in assignment.conflicts:
             text = f"mappings[{owner.index}] writes this tag too, from another source"
@@ -203,8 +199,7 @@ class Run:
 
         async with anyio.create_task_group() as group:
             for target, count in tags.items():
-                if count > 1:
-                    group.start_soon(ask, target)
+                if count > 1: group.start_soon(ask, target)
 
     def _source(self, mapping: MappingRule) -> Repository:
         return self._discovery.repository(mapping.source, mapping.source_repository, Side.SOURCE)

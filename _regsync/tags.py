@@ -26,7 +26,6 @@ _TOKEN = r"\\.|\[(?P<not>!?)(?P<set>(?:\\.|[^\]\\])*)\]|(?P<unfinished>[\[\\])|(
 _Accepts = Callable[[str], bool]
 _Token = tuple[str, "_Accepts | None"]  # what is written, its test of one character; the marks `*{,}` have none
 
-
 @lru_cache(256)  # a configuration repeats a few patterns in many mappings
 def _tokens(pattern: str) -> tuple[tuple[_Token, ...], str | None]:
     """Return a pattern's tokens, and the only tag that it matches when it has no wildcards."""
@@ -43,28 +42,23 @@ def _tokens(pattern: str) -> tuple[tuple[_Token, ...], str | None]:
             accepts, is_literal = _character_set(pattern, match["set"], match["not"] == "!"), False
         elif kind == "mark" and (text != "," or depth):
             depth += (text == "{") - (text == "}")
-            if depth < 0:
-                raise ValueError(f"{pattern!r} has a '}}' without '{{'")
+            if depth < 0: raise ValueError(f"{pattern!r} has a '}}' without '{{'")
             accepts, is_literal = (bool if text == "?" else None), False  # every character is true
         tokens.append((text, accepts))
-    if depth:
-        raise ValueError(f"{pattern!r} has a '{{' without '}}'")
+    if depth: raise ValueError(f"{pattern!r} has a '{{' without '}}'")
     literal = "".join(text for text, _ in tokens) if is_literal else None
     if literal is not None and not is_tag(literal):  # it will stand in a request as it is (design.md section 5)
         raise ValueError(f"{literal!r} can never be a tag: letters, digits and . _ - only, 128 at most")
     return tuple(tokens), literal
 
-
 def _character_set(pattern: str, members: str, negated: bool) -> _Accepts:
-    if not members:
-        raise ValueError(f"{pattern!r} has an empty set of characters")
+    if not members: raise ValueError(f"{pattern!r} has an empty set of characters")
     if members[0] == "^" and not negated:
         raise ValueError(f"{pattern!r}: a set is negated by '!', as in [!a-z]")
     ranges = [(low[-1], (high or low)[-1]) for low, high in re.findall(r"(\\.|.)(?:-(\\.|.))?", members, re.DOTALL)]
     if turned := [f"{low}-{high}" for low, high in ranges if low > high]:
         raise ValueError(f"{pattern!r}: the range {turned[0]} is the wrong way round")
     return lambda character: any(low <= character <= high for low, high in ranges) is not negated
-
 
 def _machine(tokens: Sequence[_Token]) -> _Accepts:
     """Return a test that follows all ways to match at once, as the places in the pattern that they reach."""
@@ -97,23 +91,19 @@ def _machine(tokens: Sequence[_Token]) -> _Accepts:
     start = follow(frozenset({0}), "")
     return lambda tag: len(tokens) - 1 in reduce(follow, tag, start)
 
-
 def compile_glob(*patterns: str) -> _Accepts:
     """Return a case-sensitive test of whole tags against any of the patterns; ValueError for a malformed one."""
     read = [_tokens(pattern) for pattern in patterns]
     names = {literal for _, literal in read if literal is not None}
     # One machine follows them all: their number counts no more than their length.
     tokens = [token for wild, literal in read if literal is None for token in ((",", None), *wild)]
-    if not tokens:
-        return names.__contains__
+    if not tokens: return names.__contains__
     matches = _machine([("{", None), *tokens[1:], ("}", None)])
     return lambda tag: tag in names or matches(tag)
-
 
 def check_glob(pattern: str) -> str | None:
     """Return the only tag that a pattern without wildcards matches; ValueError when it is malformed."""
     return _tokens(pattern)[1]
-
 
 class TagRule(NamedTuple):
     """The rule of one mapping (specification section 2.5); empty and None mean that a field is not set."""
@@ -138,7 +128,6 @@ class TagRule(NamedTuple):
     def chooses_versions(self) -> bool:
         return self.semver is not None or self.semver_prerelease is not None
 
-
 class Selection(NamedTuple):
     """What a rule keeps, why it drops the others, and how many `min_tags` asks for."""
 
@@ -151,14 +140,11 @@ class Selection(NamedTuple):
         """How many are kept and how many were asked for, where those are more."""
         return (len(self.kept), self.floor) if len(self.kept) < self.floor else None
 
-
 def select_literals(rule: TagRule) -> Selection | None:
     """Select without a listing where the rule names its tags one by one; None where it does not."""
-    if not rule.glob or rule.exclude or rule.chooses_versions or rule.latest:
-        return None
+    if not rule.glob or rule.exclude or rule.chooses_versions or rule.latest: return None
     literals = [name for pattern in rule.glob if (name := check_glob(pattern)) is not None]
     return select(literals, rule) if len(literals) == len(rule.glob) else None
-
 
 def select(tags: Iterable[str], rule: TagRule) -> Selection:
     """Apply a rule to a listing, in the order of design.md section 5; ValueError for a rule that is wrong."""
@@ -171,10 +157,8 @@ def select(tags: Iterable[str], rule: TagRule) -> Selection:
         allowed = parse_range(rule.semver or "*")
 
     def refusal(tag: str) -> Reason | None:
-        if not referrers_are_images and is_referrer_tag(tag):
-            return "referrer_tag"
-        if not wanted(tag):
-            return "glob"
+        if not referrers_are_images and is_referrer_tag(tag): return "referrer_tag"
+        if not wanted(tag): return "glob"
         if allowed:
             version = version_of(tag)
             if version is None or not allowed.admits(version, prerelease):
@@ -193,16 +177,13 @@ def select(tags: Iterable[str], rule: TagRule) -> Selection:
         if back := (*cut, *_ordered(spare, order, version_of))[: floor - len(kept)]:
             kept = _ordered((*kept, *back), order, version_of)
     dropped |= dict.fromkeys(cut, "latest")
-    for tag in kept:
-        dropped.pop(tag, None)
+    for tag in kept: dropped.pop(tag, None)
     return Selection(kept, MappingProxyType(dropped), floor)
-
 
 def _version_of(tag: str) -> Version | None:
     from _regsync.semver import parse_version
 
     return parse_version(tag)
-
 
 def _ordered(tags: Sequence[str], order: _Order | None, version_of: Callable[[str], Version | None]) -> tuple[str, ...]:
     """Return tags highest first; ties of versions, and what is no version, by descending code points."""

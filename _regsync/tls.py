@@ -16,11 +16,9 @@ from _regsync.errors import ConfigError, clean
 
 __all__ = ["explain", "make_context"]
 
-
 # Where truststore 0.10.5 looks without OpenSSL's defaults: Alpine, Arch, RHEL 9-10; Fedora; older RHEL; Debian; SUSE.
 _BUNDLES = ("/etc/ssl/cert.pem", "/etc/pki/ca-trust/extracted/pem/tls-ca-bundle.pem", "/etc/pki/tls/cert.pem",
     "/etc/ssl/certs/ca-certificates.crt", "/etc/ssl/ca-bundle.pem")
-
 
 def make_context(*, environ: Mapping[str, str], ca_file: str | None = None, client_cert: str | None = None,
         client_key: str | None = None) -> ssl.SSLContext:
@@ -38,12 +36,9 @@ def make_context(*, environ: Mapping[str, str], ca_file: str | None = None, clie
 
         context = truststore.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         bundle, directories = environ.get("SSL_CERT_FILE"), []
-    if bundle:
-        _load(f"SSL_CERT_FILE={bundle}", context.load_verify_locations, bundle)
-    for directory in directories:
-        context.load_verify_locations(capath=directory)
-    if ca_file is not None:
-        _load(f"ca_file {ca_file}", context.load_verify_locations, ca_file)
+    if bundle: _load(f"SSL_CERT_FILE={bundle}", context.load_verify_locations, bundle)
+    for directory in directories: context.load_verify_locations(capath=directory)
+    if ca_file is not None: _load(f"ca_file {ca_file}", context.load_verify_locations, ca_file)
     context.minimum_version = max(context.minimum_version, ssl.TLSVersion.TLSv1_2)  # a stricter policy stays
     context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # an intermediate may be the anchor, as in Go and Python 3.13
     if client_cert is not None:
@@ -53,7 +48,6 @@ def make_context(*, environ: Mapping[str, str], ca_file: str | None = None, clie
     elif client_key is not None:
         raise ConfigError(f"client_key {client_key} is given without client_cert", hint="give both, or none")
     return context
-
 
 def _system_trust(environ: Mapping[str, str], defaults: ssl.DefaultVerifyPaths) -> tuple[str | None, list[str]]:
     """Return the bundle file, if any, and the hashed directories to trust."""
@@ -71,13 +65,10 @@ def _system_trust(environ: Mapping[str, str], defaults: ssl.DefaultVerifyPaths) 
         bundle = next(filter(os.path.isfile, (defaults.openssl_cafile, *(() if directories else _BUNDLES))), None)
     return bundle, directories
 
-
 def _is_hashed(directory: str) -> bool:
     try:
         return any(re.fullmatch(r"[0-9a-fA-F]{8}\.[0-9]+", name) for name in os.listdir(directory))
-    except OSError:
-        return False
-
+    except OSError: return False
 
 def _load(what: str, load: Callable[..., None], *files: str, **options: str) -> None:
     if missing := [name for name in files if not os.path.exists(name)]:
@@ -90,7 +81,6 @@ def _load(what: str, load: Callable[..., None], *files: str, **options: str) -> 
         raise ConfigError(f"{what} cannot be used: {reason}", hint=hint) from error
     except OSError as error:
         raise ConfigError(f"{what} cannot be read: {error.strerror}") from error
-
 
 _CLOCK = "check this host's clock; if it is right, the registry's certificate must be renewed"
 _AUTHORITY = "give the authority's PEM file as `ca_file` of the registry, or in SSL_CERT_FILE"
@@ -110,7 +100,6 @@ _FAILURES = (  # a pattern for the number in OpenSSL's x509_vfy.h or the error's
     (".*HANDSHAKE_FAILURE", "refused the TLS handshake", "it may want other ciphers or a client certificate"),
     (".*EOF.*", "closed the connection during the TLS handshake", _PLAIN),
 )
-
 
 def explain(error: OSError, host: str) -> tuple[str, str | None]:
     """Return one line that says why TLS with `host` failed, and a remedy where one is known."""

@@ -33,14 +33,12 @@ __all__ = ["Brought", "Mover", "Relay", "known_body"]
 _BLOB_STARTS, _LOST_ANSWER_PAUSES = 3, (0.0, 1.0, 3.0)
 _WHOLE_BLOB = 64 * 1024  # rule 12: up to this a blob goes in one request where the registry takes it so
 
-
 class Brought(NamedTuple):
     """How a blob came to its place: `uploaded` bytes were sent, or it was `mounted`, or neither."""
 
     uploaded: bool = False
     mounted: bool = False
     bytes: int = 0
-
 
 class Relay:
     """A blob on its way from a source's answer: counted, hashed, its last piece withheld until both agree."""
@@ -77,14 +75,11 @@ class Relay:
 
     def rewind(self) -> bool:
         """Begin again: possible while only the first piece has been read."""
-        if possible := self._pieces <= 1:
-            self._given = 0
+        if possible := self._pieces <= 1: self._given = 0
         return possible
-
 
 class _Unanswered(Exception):
     """A whole body was sent, or a success came too early: a HEAD decides (rule 16), else the argument is raised."""
-
 
 class Mover:
     """Moves blobs and manifests; what it learns goes into `knowledge`."""
@@ -119,21 +114,18 @@ class Mover:
             except _Unanswered as lost:
                 await upload.let_go()
                 error: SyncError = lost.args[0]
-                if await self._arrived(target, blob):
-                    return Brought(uploaded=True, bytes=blob.size)
+                if await self._arrived(target, blob): return Brought(uploaded=True, bytes=blob.size)
             except StagingFailed as caught:  # a full disk fails nothing: each target reads for itself (design.md 8)
                 news, fan_out = self._disk_works and not isinstance(caught, NoRoom), False
                 log("warning" if news else "debug", "staging", f"{caught}; each target reads for itself")
                 self._disk_works = self._disk_works and not news
                 continue
-            except SyncError as caught:
-                error = caught
+            except SyncError as caught: error = caught
             error.located(Side.TARGET, "push blob", target.reference(blob.digest))
             step = step._replace(mount_from=None)  # whatever went wrong with it, an upload does not depend on it
             pause = self._transport.pause_after(error, patience, source.host, target.host)
             broken += isinstance(error, WireError)
-            if broken == _BLOB_STARTS:
-                raise error
+            if broken == _BLOB_STARTS: raise error
             log("debug", "retry", f"{error}; the blob begins again")
             await upload.let_go()
             await anyio.sleep(pause)
@@ -144,8 +136,7 @@ class Mover:
             await anyio.sleep(pause)
             try:
                 async with self._admitted((Want(target.host.key),)):
-                    if await target.has_blob(blob):
-                        return True
+                    if await target.has_blob(blob): return True
             except SyncError as error:
                 if not error.retryable:  # a registry that has just dropped an answer may not be well yet
                     raise
@@ -159,28 +150,24 @@ class Mover:
         async def read(wanted: oci.Descriptor, sink: Callable[[memoryview], Awaitable[None]]) -> None:
             async with self._admitted((reading,), rank), source.open_blob(wanted) as response:
                 relay = Relay(source, wanted, response, self._moved)
-                while not relay.complete:
-                    await sink(await relay.next())
+                while not relay.complete: await sink(await relay.next())
 
         if not upload.session and await self._goes_whole(upload, step, known):
             try:
                 return await self._bring_whole(upload, known, read, rank, fan_out, disk)
             finally:
-                if host in self._tried:
-                    self._tried[host].set()
+                if host in self._tried: self._tried[host].set()
         self._accepted.setdefault(upload.repository.key, anyio.Event())
         if known is None and not fan_out:
             async with self._admitted((reading, write), rank):
-                if begun := await self._begin(upload, step):
-                    return begun
+                if begun := await self._begin(upload, step): return begun
                 async with source.open_blob(blob) as response:
                     return await self._send(upload, Relay(source, blob, response, self._moved))
         async with self._admitted((Want(host),), rank):
             begun = await self._begin(upload, step)
             await upload.let_go()
         while begun is None:
-            if known is None:
-                await self._staging.ensure(blob, read, disk=disk)
+            if known is None: await self._staging.ensure(blob, read, disk=disk)
             async with self._admitted((write,), rank):
                 with self._staging.opened(blob) if known is None else nullcontext(MemoryPieces(known)) as pieces:
                     begun = None if pieces is None else await self._send(upload, pieces)
@@ -200,8 +187,7 @@ class Mover:
         elif takes() is None and host not in self._tried:
             self._tried[host] = anyio.Event()
             return True
-        if host in self._tried:
-            await self._tried[host].wait()
+        if host in self._tried: await self._tried[host].wait()
         return takes() is True
 
     async def _bring_whole(self, upload: Upload, body: bytes | None, read: Reader, rank: float, fan_out: bool,
@@ -210,8 +196,7 @@ class Mover:
         blob, host = upload.blob, upload.repository.host.key
         if not self._knowledge.is_empty(upload.repository.key):
             async with self._admitted((Want(host),), rank):
-                if await self._is_there(upload):
-                    return Brought()
+                if await self._is_there(upload): return Brought()
         while body is None and fan_out:
             await self._staging.ensure(blob, read, disk=disk)
             with self._staging.opened(blob) as pieces:
@@ -221,8 +206,7 @@ class Mover:
         rank = -1.0 if self._knowledge.fact(f"whole {host}") is None else rank  # others wait for this answer
         async with self._admitted((Want(host, "write"),), rank):
             done = await upload.whole(body)
-            if not done and not upload.session:
-                await upload.start()
+            if not done and not upload.session: await upload.start()
             self._knowledge.learn(f"whole {host}", done)
             return Brought(uploaded=True, bytes=len(body)) if done else await self._send(upload, MemoryPieces(body))
 
@@ -231,8 +215,7 @@ class Mover:
 
     async def _accepts(self, where: RepositoryKey) -> bool:
         """Say whether a repository has accepted an upload; wait for the one that finds out (rule 14)."""
-        if self._knowledge.was_used(where) and not self._knowledge.is_empty(where):
-            return True
+        if self._knowledge.was_used(where) and not self._knowledge.is_empty(where): return True
         await anyio.lowlevel.checkpoint()  # the image's large blobs, which cannot go in one request, find out first
         while (accepted := self._accepted.get(where)) is not None and not accepted.is_set():
             await accepted.wait()
@@ -248,8 +231,7 @@ class Mover:
         try:
             return await (self._mounted(upload, step.mount_from) if step.mount_from else self._there(upload))
         except SyncError:
-            if not accepted.is_set():
-                del self._accepted[where]
+            if not accepted.is_set(): del self._accepted[where]
             raise
         finally:
             accepted.set()
@@ -261,16 +243,14 @@ class Mover:
             return Brought(mounted=True)
         knowledge.refuse_mount(where, mount_from)
         holder = (where[0], mount_from)
-        if knowledge.is_confirmed(holder, digest):
-            return None
+        if knowledge.is_confirmed(holder, digest): return None
         knowledge.forget(holder, digest)  # it rested on an earlier run: specification section 7 wants a fresh HEAD
         return Brought() if await upload.repository.has_blob(upload.blob) else None
 
     async def _there(self, upload: Upload) -> Brought | None:
         target, knowledge = upload.repository, self._knowledge
         absent = not self._may_probe(target)
-        if absent and await self._is_there(upload):
-            return Brought()
+        if absent and await self._is_there(upload): return Brought()
         probe = ROWS[target.host.registry.kind].probe
         if not await upload.start({"from": target.api_name, "bare": ""}.get(probe or "")):
             knowledge.learn_probe(target.key, absent=absent)
@@ -291,8 +271,7 @@ class Mover:
     async def _send(upload: Upload, pieces: Pieces) -> Brought:
         """Stream the body; _Unanswered when only asking can tell whether a whole body arrived."""
         try:
-            if await upload.put(pieces):
-                return Brought(uploaded=True, bytes=pieces.length)
+            if await upload.put(pieces): return Brought(uploaded=True, bytes=pieces.length)
         except (WireError, RegistryError) as error:
             lost = error.side is not Side.SOURCE and (isinstance(error, WireError) or error.status >= 500)
             if lost and (not isinstance(pieces, Relay) or pieces.complete):
@@ -317,8 +296,7 @@ class Mover:
             try:
                 await target.put_manifest(child.digest, child)
                 arrived(child)
-            except SyncError as error:
-                failures.append(error)
+            except SyncError as error: failures.append(error)
 
         waiting = {child.digest: child for child in tree.children if child.digest in work.own_children}
         while waiting:
@@ -327,10 +305,8 @@ class Mover:
                 for child in level:
                     group.start_soon(put, child)
                     del waiting[child.digest]
-            if failures:
-                raise failures[0]
+            if failures: raise failures[0]
         await target.put_manifest(reference, tree.root)
-
 
 def known_body(blob: oci.Descriptor) -> bytes | None:
     """Return the body where no source has to be asked for it (rule 13)."""

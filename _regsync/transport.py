@@ -34,7 +34,6 @@ _REDIRECTS, _MOST_REDIRECTS, _UNREACHABLE_AFTER = (301, 302, 303, 307, 308), 10,
 # R14: an error body is read this far; a manifest, a listing or a token has its own limit.
 ERROR_BODY, _TOKEN_BODY = 64 * 1024, 1024 * 1024
 
-
 class Edge(NamedTuple):
     """What a run takes from its machine, so that tests can give it others."""
 
@@ -46,7 +45,6 @@ class Edge(NamedTuple):
     log: Callable[..., None]
     timeouts: Timeouts = Timeouts()
     open_files: int = 65536  # how many the process may have; permits are clamped to it
-
 
 class Call(NamedTuple):
     """One request as a registry method words it; `action` is a key of design.md section 9."""
@@ -67,14 +65,12 @@ class Call(NamedTuple):
         login = (("Authorization", authorization),) if authorization is not None else ()
         return Request(self.method, self.path, (*own, *login, *self.headers), self.body)
 
-
 class Answer(NamedTuple):
     """A whole answer: its body is in memory."""
 
     status: int
     headers: Headers
     body: bytes
-
 
 class Gate:
     """The waiting in front of permits: by rank, then first come, first served among those that fit."""
@@ -97,8 +93,7 @@ class Gate:
             waiting = (rank, self._arrivals, turn)
             heapq.heappush(self._queues.setdefault(wants, []), waiting)
         try:
-            if not turn.is_set():
-                await turn.wait()
+            if not turn.is_set(): await turn.wait()
             yield
         finally:
             if turn.is_set():
@@ -116,9 +111,7 @@ class Gate:
             if pacing.admit(self.limits, wants):
                 heapq.heappop(self._queues[wants])
                 turn.set()
-                if self._queues[wants]:
-                    heapq.heappush(heads, (*self._queues[wants][0], wants))
-
+                if self._queues[wants]: heapq.heappush(heads, (*self._queues[wants][0], wants))
 
 class Host:
     """A registry as this run knows it under one credential; shared by all aliases of one host:port."""
@@ -140,10 +133,8 @@ class Host:
         try:
             yield
         except AuthError as error:
-            if error.fatal:
-                self.stopped = error.again()
+            if error.fatal: self.stopped = error.again()
             raise
-
 
 def resolve_location(base: Origin, path: str, location: str) -> tuple[Origin, str]:
     """Resolve a Location, kept byte for byte (they are signed: protocol-facts.md 1.7); ProtocolBroken if unusable."""
@@ -165,14 +156,12 @@ def resolve_location(base: Origin, path: str, location: str) -> tuple[Origin, st
         raise ProtocolBroken("the Location of the answer holds characters that no URL may have")
     return origin, target
 
-
 def check_foreign(base: Origin, origin: Origin) -> None:
     """Refuse another origin that is less safe than the registry (R3, R4); it never gets credentials."""
     if base.scheme == "https" and origin.scheme != "https":
         raise ProtocolBroken(f"the registry sends us from https to http ({clean(origin.host, 100)}), refused")
     if auth.is_private(origin.host) and not auth.is_private(base.host):
         raise ProtocolBroken(f"the registry sends us to a private address ({clean(origin.host, 100)}), refused")
-
 
 class Transport:
     """Every exchange of a run passes here."""
@@ -197,8 +186,7 @@ class Transport:
 
     def prepare(self, registry: Registry) -> None:
         """Read what the configuration names for a registry; ConfigError when it is unusable."""
-        if registry.scheme == "https":
-            self._context(registry)
+        if registry.scheme == "https": self._context(registry)
         proxy_for(registry.scheme, api_host(registry.host), registry.port, self.edge.environ, registry.proxy)
 
     def host(self, registry: Registry, repository: str | None = None) -> Host:
@@ -207,8 +195,7 @@ class Transport:
         try:
             credential, _ = find_credential(registry, environ=edge.environ, home=edge.home, read=self._read,
                 repository=repository)
-        except AuthError as error:
-            stopped = error
+        except AuthError as error: stopped = error
         key = (registry.authority, stopped.message if stopped else credential)  # never another's token
         if key not in self._hosts:
             self._hosts[key] = host = Host(self, registry, credential)
@@ -260,8 +247,7 @@ class Transport:
         while True:
             try:
                 answer = await self._attempt(host, call, limit)
-                if answer.status in ok:
-                    return answer
+                if answer.status in ok: return answer
                 raise self.refusal(host, answer)
             except SyncError as error:
                 pause = self.pause_after(error, patience, host)
@@ -278,10 +264,8 @@ class Transport:
         if error.retryable and asked > pacing.LONGEST_RETRY_AFTER:
             error.message += f" (asks to wait {duration_text(asked)}, longer than a run waits)"
             host.stopped = error.again()  # nobody else is to ask before that time either (design.md section 9)
-        if pause is None or not error.retryable or any(each.stopped for each in hosts):
-            raise error
-        if throttled:
-            self.paused[host.key] = now + pause
+        if pause is None or not error.retryable or any(each.stopped for each in hosts): raise error
+        if throttled: self.paused[host.key] = now + pause
         return pause
 
     async def _attempt(self, host: Host, call: Call, limit: int) -> Answer:
@@ -289,8 +273,7 @@ class Transport:
             if not host.known or host.first_contact.locked():
                 # design.md section 6 rule 1: one real request, sent bare; the others wait for its outcome.
                 await first.enter_async_context(host.first_contact)
-                if host.known:
-                    await first.aclose()
+                if host.known: await first.aclose()
             async with self.opened(host, call, wants=(pacing.Want(host.key),)) as response:
                 if response.early and response.status < 300:
                     raise errors.Disconnected("the registry answered before the request was sent")
@@ -336,10 +319,8 @@ class Transport:
 
     async def login(self, host: Host, call: Call, *, before_body: bool = False) -> str | None:
         """Return the Authorization header for a call, None for another origin than the registry's (I6)."""
-        if host.stopped is not None:
-            raise host.stopped.again()
-        if call.origin is not None and call.origin != host.origin:
-            return None
+        if host.stopped is not None: raise host.stopped.again()
+        if call.origin is not None and call.origin != host.origin: return None
         with host.judged():
             return await host.authenticator.authorization(call.repository, call.rights, extra=call.also,
                 before_body=before_body)
@@ -350,8 +331,7 @@ class Transport:
         with host.judged():
             again = (await login.refused(ways, used, call.repository, call.rights) if refused.status == 401
                 else login.forbidden(used))
-        if not again:
-            raise self.refusal(host, refused)
+        if not again: raise self.refusal(host, refused)
 
     def refusal(self, host: Host, answer: Answer) -> RegistryError:
         """Turn an answer into an error with the registry's own words, cleaned (R18), and count what is throttled."""
@@ -389,13 +369,11 @@ class Transport:
             # A host that takes connections and has never answered is as good as down.
             if own and (isinstance(error, ConnectFailed) or (isinstance(error, errors.TimedOut) and not host.known)):
                 host.connect_failures += 1
-                if host.connect_failures >= _UNREACHABLE_AFTER:
-                    host.stopped = error.again()
+                if host.connect_failures >= _UNREACHABLE_AFTER: host.stopped = error.again()
             elif own and not host.known:
                 error.hint = host.secure or error.hint
             raise
-        if own:
-            host.known, host.connect_failures = True, 0
+        if own: host.known, host.connect_failures = True, 0
         shown = f"{call.method} {lease.origin}{call.path.partition('?')[0]} -> {response.status}"
         self.edge.log("trace", "request", shown)
         return response

@@ -12,15 +12,13 @@ from _regsync import FIPS_BUILD, __version__, fips
 
 __all__ = ["show"]
 
-
 def show(*, as_json: bool) -> int:
     """Write the version to standard output; return the exit status."""
     try:
         import _ssl  # what `ssl` wraps, in a third of its time
 
         openssl = _ssl.OPENSSL_VERSION
-    except ImportError:
-        openssl = "no OpenSSL"
+    except ImportError: openssl = "no OpenSSL"
     # platform.python_implementation() gives the same word and imports re, subprocess and more.
     implementation = {"cpython": "CPython", "pypy": "PyPy"}.get(sys.implementation.name, sys.implementation.name)
     told = {"version": __version__, "build": "fips" if FIPS_BUILD else "nofips",

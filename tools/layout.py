@@ -1,8 +1,10 @@
 #!/usr/bin/env python3
-"""Lay out `_regsync`: as `ruff format` does, then with what brackets hold filled into as few lines as it takes.
+"""Lay out `_regsync`: as `ruff format` does, then in fewer lines.
 
 The program is bounded in lines (tests/test_shape.py), and a call that fits into two of them need not take
-eight. Statements with comments inside stay as they are. The syntax tree is compared before a file is written.
+eight. What brackets hold is filled, a block of one short statement stands behind its header where no `else`
+follows, one blank line is as good as two. Statements with comments inside stay as they are. The syntax tree is
+compared before a file is written.
 
     python3 tools/layout.py           writes
     python3 tools/layout.py --check   says which files are laid out otherwise; exit status 1 if any
@@ -24,7 +26,13 @@ __all__ = ["fill", "main"]
 
 ROOT = Path(__file__).resolve().parent.parent
 WIDTH = 120
+SHORT = 100  # a block and its header together
 _BLOCKS = ("def ", "async def ", "if ", "elif ", "while ", "for ", "with ", "class ", "async with ", "async for ")
+_JOINED = (ast.If, ast.For, ast.While, ast.With, ast.AsyncFor, ast.AsyncWith, ast.ExceptHandler)
+_SIMPLE = (
+    *(ast.Return, ast.Raise, ast.Continue, ast.Break, ast.Pass, ast.Delete, ast.Expr, ast.Assert),
+    *(ast.Assign, ast.AnnAssign, ast.AugAssign, ast.Nonlocal),
+)
 _BEFORE = {"for", "if", "else", "and", "or", "not in", "in", "async"}
 
 
@@ -150,7 +158,37 @@ def fill(source: str) -> str:
         found = wrapped(pieces(tokens), tokens[0].start[1])
         if found and len(found) < last - first + 1:
             lines[first : last + 1] = found
-    return "\n".join(lines)
+    return join("\n".join(lines))
+
+
+def join(source: str) -> str:
+    """Return a module with each block of one short statement behind its header, and without two blank lines."""
+    lines = source.split("\n")
+    joined = set[int]()
+    for node in ast.walk(ast.parse(source)):
+        if not isinstance(node, _JOINED) or getattr(node, "orelse", None) or len(node.body) > 1:
+            continue
+        body, above = node.body[0], node.body[0].lineno - 2
+        header, text = lines[above], lines[above + 1].strip()
+        short = len(header) + 1 + len(text) <= SHORT and body.lineno == body.end_lineno
+        chained = header.lstrip().startswith("elif ") or not header.endswith(":")
+        if short and not chained and isinstance(body, _SIMPLE) and "#" not in header + text:
+            joined.add(above)
+    for above in sorted(joined, reverse=True):
+        lines[above : above + 2] = [f"{lines[above]} {lines[above + 1].strip()}"]
+    texts = set(range(len(lines))) - _inside_strings("\n".join(lines))
+    return "\n".join(
+        line for number, line in enumerate(lines) if line or not number or lines[number - 1] or number not in texts
+    )
+
+
+def _inside_strings(source: str) -> set[int]:
+    """Return the lines, from 0, that lie within a string of several lines."""
+    found = set[int]()
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type == tokenize.STRING:
+            found |= set(range(token.start[0], token.end[0] - 1))
+    return found
 
 
 def main(argv: Sequence[str] | None = None) -> int:
