@@ -26,7 +26,8 @@ _OCTETS = ("Content-Type", "application/octet-stream")
 # RFC 8288: <target>; parameters, where a quoted text may hold what separates.
 # `<` cannot stand in a target: 64 KiB of them must not cost their square.
 _LINK = re.compile(r'<([^<>]*)>((?:[^,"]|"[^"]*")*)')
-_NEXT = re.compile(r';\s*rel\s*=\s*"?\s*next\b', re.IGNORECASE)
+# The first `rel` outside of quotes; blanks belong to one place only, for the same reason.
+_NEXT = re.compile(r'(?:[^"]|"[^"]*")*?;\s*rel\s*=\s*(?:"(?:[^"]*\s)?)?next(?![^\s";])', re.IGNORECASE)
 
 class Repository:
     """One repository of one host, seen from one side of a copy."""
@@ -86,7 +87,7 @@ class Repository:
 
     def _linked(self, call: Call, answer: Answer) -> str | None:
         for target, parameters in _LINK.findall(", ".join(answer.headers.all("link"))):
-            if _NEXT.search(parameters):
+            if _NEXT.match(parameters):
                 origin, path = transport.resolve_location(self.host.origin, call.path, target)
                 if origin != self.host.origin or not path.startswith(f"{self._base}/"):
                     raise ProtocolBroken("the next page of the listing is on another origin, refused (R6)")

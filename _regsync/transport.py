@@ -33,6 +33,8 @@ __all__ = ["ERROR_BODY", "Answer", "Call", "Edge", "Gate", "Host", "Transport", 
 _REDIRECTS, _MOST_REDIRECTS, _UNREACHABLE_AFTER = (301, 302, 303, 307, 308), 10, 3
 # R14: an error body is read this far; a manifest, a listing or a token has its own limit.
 ERROR_BODY, _TOKEN_BODY = 64 * 1024, 1024 * 1024
+# No URL begins in another: 64 KiB of `://` must not cost their square.
+_QUERY = r"(://(?:(?!://)[^\s?])*\?)\S+"
 
 class Edge(NamedTuple):
     """What a run takes from its machine, so that tests can give it others."""
@@ -346,7 +348,7 @@ class Transport:
         words = [" ".join(text for text in pair if isinstance(text, str) and text) for pair in told]
         # Some servers repeat the request: our secrets go, and what follows a URL's `?` (R10).
         said = login.redact(clean("; ".join(dict.fromkeys(word for word in words if word)), ERROR_BODY))
-        said = clean(re.sub(r"(://[^\s?]*\?)\S+", r"\1...", said))
+        said = clean(re.sub(_QUERY, r"\1...", said))
         error = RegistryError(f"status {status}" + (f": {said}" if said else ""), status=status,
             codes=tuple(code for code, _ in told if isinstance(code, str)),
             digests=frozenset(re.findall("sha(?:256|512):[0-9a-f]{64,128}", body.decode("latin-1"))),

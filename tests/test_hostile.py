@@ -7,6 +7,7 @@ with another registry. The attack may fail its own image; everything else goes o
 from __future__ import annotations
 
 import json
+import re
 import socket
 import ssl
 import threading
@@ -17,7 +18,7 @@ import anyio
 import pytest
 import trustme
 
-from _regsync import discover, http1, plan, registry, streams
+from _regsync import discover, http1, plan, registry, streams, transport
 from _regsync.http1 import Connection, Pool
 from _regsync.streams import Origin, Timeouts
 from _regsync.transport import Call
@@ -76,6 +77,36 @@ def test_a_listing_of_too_many_tags_is_refused(source: Server, target: Server, m
 def test_a_link_is_read_in_one_pass() -> None:
     # Each `<` is looked at once: a target holds none, so 64 KiB of them are no work.
     assert registry._LINK.findall('<<</v2/x>; rel="next"') == [("/v2/x", '; rel="next"')]
+
+
+@pytest.mark.parametrize(
+    "text", [";rel=" + " " * 2_000_000, "; rel" * 400_000, ";rel=" + '"' * 999_999, '";rel=" ' * 300_000]
+)
+def test_a_relation_is_read_in_linear_time(text: str) -> None:
+    # A square of these is hours, and would be the run's own time-out.
+    assert registry._NEXT.match(text) is None
+
+
+@pytest.mark.parametrize(
+    ("parameters", "is_next"),
+    [
+        ("; rel=next", True),
+        (';REL = " next "; x=y', True),
+        ('; rel="prev next"', True),
+        ('; title=","; rel=next', True),
+        ("; rel=next-archive", False),
+        ('; title="; rel=next"', False),
+        ("; rel=prev", False),
+    ],
+)
+def test_a_relation_is_a_word_of_the_parameter_rel(parameters: str, is_next: bool) -> None:
+    assert bool(registry._NEXT.match(parameters)) is is_next
+
+
+def test_urls_in_an_error_are_found_in_linear_time() -> None:
+    assert re.sub(transport._QUERY, r"\1...", "://" * 1_000_000) == "://" * 1_000_000
+    said = "at https://a.test/x?sig=1&r=https://b.test/?2 and c?d, http://e.test/?f"
+    assert re.sub(transport._QUERY, r"\1...", said) == "at https://a.test/x?... and c?d, http://e.test/?..."
 
 
 def test_discovery_rests_while_heavy_manifests_wait(
