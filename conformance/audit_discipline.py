@@ -7,16 +7,14 @@ answered when a request was sent counts as known. Follows design.md sections 6 a
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from itertools import chain, pairwise
 
-from .evidence import Act, Run, Session, grouped, parameters, rule, single
+from .evidence import FALLBACK, Act, Run, Session, grouped, parameters, rule, single
 from .messages import digest_of
 
 __all__: list[str] = []
 
-_FALLBACK = re.compile(r"sha(256|512)-[a-f0-9]{64,128}\Z")
 _LOST_ANSWER_QUESTIONS = 3
 _TRIVIAL = (digest_of(b"{}"), digest_of(b""))
 
@@ -54,8 +52,6 @@ def absent_tag_asked(run: Run) -> Iterator[tuple[Act, ...]]:
     for act in chain(run.select("HEAD", "manifest"), run.select("GET", "manifest")):
         if act.entry.status != 404 or not act.is_answer or ":" in act.entry.reference:
             continue
-        if _FALLBACK.match(act.entry.reference):
-            continue
         puts = [each for each in run.select("PUT", "manifest") if each.place == act.place and each.before(act)]
         if any(each.entry.target == act.entry.target for each in puts):
             continue  # whether what was put is there, whatever the answer to it was
@@ -73,7 +69,7 @@ def tag_asked_twice(run: Run) -> Iterator[tuple[Act, ...]]:
     tagged = [
         act
         for act in chain(run.select("GET", "manifest"), run.select("HEAD", "manifest"))
-        if ":" not in act.entry.reference and not _FALLBACK.match(act.entry.reference)
+        if ":" not in act.entry.reference and not FALLBACK.match(act.entry.reference)
     ]
     for acts in grouped(tagged, _target).values():
         settled = [act for act in acts if act.is_answer]
@@ -109,8 +105,18 @@ def own_manifest_asked(run: Run) -> Iterator[tuple[Act, ...]]:
             for put in puts
             if put.repository == act.repository and put.entry.reference == act.entry.reference and run.knew(put, act)
         ]
-        if known:
+        if known and not _reads_back(run, known[-1], act):
             yield known[-1], act
+
+
+def _reads_back(run: Run, put: Act, act: Act) -> bool:
+    """Whether this looks, once, if a list of referrers survived other writers (protocol-facts.md section 1.10)."""
+    looks = [
+        each
+        for each in run.select("GET", "manifest")
+        if each.repository == act.repository and each.entry.target == act.entry.target and put.before(each)
+    ]
+    return bool(FALLBACK.match(act.entry.reference)) and looks[:1] == [act]
 
 
 @rule("discipline", "a manifest is put twice under one name")
@@ -141,15 +147,15 @@ def referrers_twice(run: Run) -> Iterator[tuple[Act, ...]]:
     yield from run.repeated(grouped(run.select("GET", "referrers"), _target))
 
 
-@rule("discipline", "the fallback tag is asked for where the referrers API has answered")
+@rule("discipline", "the fallback tag is asked for, or put, where the referrers API has answered")
 def fallback_after_api(run: Run) -> Iterator[tuple[Act, ...]]:
-    for act in chain(run.select("GET", "manifest"), run.select("HEAD", "manifest")):
+    for act in run.select(kind="manifest"):
         answers = [
             each
             for each in run.select("GET", "referrers")
-            if _area(each) == _area(act) and each.is_success and run.knew(each, act)
+            if _area(each) == _area(act) and run.lists_referrers(each) and run.knew(each, act)
         ]
-        if _FALLBACK.match(act.entry.reference) and answers:
+        if FALLBACK.match(act.entry.reference) and answers:
             yield answers[0], act
 
 
@@ -160,8 +166,7 @@ def absent_api_asked(run: Run) -> Iterator[tuple[Act, ...]]:
         known = missing.get(_area(act))
         if known is not None and run.knew(known, act):
             yield known, act
-        gone = act.entry.status in (404, 405, 501) and not act.is_disturbed
-        if gone and not {"MANIFEST_UNKNOWN", "NAME_UNKNOWN"} & set(act.entry.codes):
+        if run.lacks_referrers(act):
             missing.setdefault(_area(act), act)
 
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 from urllib.parse import unquote_plus, urlsplit
 
-from .evidence import Act, Run, grouped, parameters, rule, single, without_digest
+from .evidence import FALLBACK, Act, Run, grouped, parameters, rule, single, without_digest
 from .messages import digest_of
 from .storage import INDEXES, Stored, is_foreign
 
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 __all__: list[str] = []
 
 _SHORTEST_SECRET = 4
+_DESCRIBED = ("mediaType", "digest", "size", "artifactType", "annotations")
 
 
 def _carries(act: Act) -> bool:
@@ -239,6 +240,8 @@ def manifest_invented(run: Run) -> Iterator[tuple[Act, ...]]:
         whole = [each for each in _others(run, act) if each.body == manifest.body]
         if whole or not any(run.repositories(place) for place in run.sites if place != act.place):
             continue
+        if FALLBACK.match(act.entry.reference):
+            continue  # a client's own list of referrers: see list_of_referrers_wrong
         children = {part["digest"] for part in manifest.children}
         chosen = [
             each
@@ -251,6 +254,22 @@ def manifest_invented(run: Run) -> Iterator[tuple[Act, ...]]:
         made = {digest for _, _, digest in run.commits}
         if not any(children <= {part["digest"] for part in each.children} | made for each in chosen):
             yield (act,)
+
+
+@rule("safety", "a list of referrers is put that names one twice, one of another subject, or describes it otherwise")
+def list_of_referrers_wrong(run: Run) -> Iterator[tuple[Act, ...]]:
+    for act, held, manifest in _committed(run):
+        if not FALLBACK.match(act.entry.reference):
+            continue
+        listed = [part["digest"] for part in manifest.children]
+        subject = act.entry.reference.replace("-", ":", 1)
+        for part in manifest.children:
+            found = held.manifests.get(part["digest"])
+            said = {key: part.get(key) or None for key in _DESCRIBED}
+            wanted = {key: found.descriptor().get(key) for key in _DESCRIBED} if found else None
+            if listed.count(part["digest"]) > 1 or found is None or found.subject != subject or said != wanted:
+                yield (act,)
+                break
 
 
 @rule("safety", "a manifest is committed under another media type than its source's")

@@ -371,3 +371,43 @@ def fallback_tag(run: Run) -> None:
     run.need(run.ask("GET", f"manifests/{tag}", ACCEPT), 200)
     if any(entry.get("digest") == kept.top for entry in referrers(run, family.subject.top)):
         raise Failed("the index under the fallback tag is listed as a referrer")
+
+
+# Where the API is not, clients keep the lists: what they need of a registry for that.
+
+
+@check(
+    "discovery",
+    "PUT manifest",
+    "no OCI-Subject where nothing is listed",
+    "Pushing Manifests with Subject: OCI-Subject indicates that the registry processed the subject",
+    "artifact",
+)
+def announced_in_vain(run: Run) -> None:
+    subject = run.seed.image(sizes=(100,))
+    run.push(subject)
+    artifact = run.seed.artifact(subject, _SBOM)
+    run.upload_parts(artifact)
+    said = run.need(run.put(artifact.top, artifact.media_type, artifact.body), 201).header("OCI-Subject")
+    reply = run.ask("GET", f"referrers/{subject.top}") if said else None
+    if reply is not None and (reply.status != 200 or reply.header("Content-Type") != OCI_INDEX):
+        raise Failed(f"OCI-Subject {said} was said, and {reply} with {reply.header('Content-Type') or 'no type'}")
+
+
+@check(
+    "discovery",
+    "PUT manifest",
+    "a list under the fallback tag is taken, and taken again with more in it",
+    "Referrers Tag Schema: pushed by clients; Pushing Manifests with Subject, step 4",
+    "index",
+)
+def list_kept(run: Run) -> None:
+    subject = run.push(run.seed.image(sizes=(100,)))
+    tag, attached = subject.top.replace(":", "-"), list[Image]()
+    for _ in range(2):
+        attached.append(run.push(run.seed.artifact(subject, _SBOM)))
+        kept = run.seed.fallback_index(attached)
+        run.need(run.put(tag, kept.media_type, kept.body), 201)
+        reply = run.need(run.ask("GET", f"manifests/{tag}", ACCEPT), 200)
+        if reply.body != kept.body:
+            raise Failed(f"{reply} with other bytes than the {len(attached)} referrers that were put")

@@ -16,12 +16,28 @@ from urllib.parse import parse_qsl, urljoin, urlsplit
 
 from .exchange import Site
 from .journal import Entry
-from .storage import Repository
+from .storage import OCI_INDEX, Repository
 
-__all__ = ["RULES", "Act", "Challenge", "Class", "Finding", "Moved", "Rule", "Run", "Session", "rule", "single"]
+__all__ = [
+    "FALLBACK",
+    "RULES",
+    "Act",
+    "Challenge",
+    "Class",
+    "Finding",
+    "Moved",
+    "Rule",
+    "Run",
+    "Session",
+    "rule",
+    "single",
+]
 
 Class = Literal["protocol", "safety", "discipline"]
 RepositoryKey = tuple[str, str]
+
+# Tags under which clients keep lists of referrers (protocol-facts.md section 1.10).
+FALLBACK = re.compile(r"sha(?:256-[a-f0-9]{64}|512-[a-f0-9]{64})\Z")
 
 _HARMLESS = {"delay", "throttle"}  # faults that change nothing but when
 _REDIRECTS = (301, 302, 303, 307, 308)
@@ -205,6 +221,21 @@ class Run:
         """Return what a site holds, nothing where it is no registry of the harness."""
         held: Mapping[str, Repository] = getattr(self.sites[place], "repositories", {})
         return held
+
+    def lists_referrers(self, act: Act) -> bool:
+        """Whether an answer to a question for referrers is the referrers API's."""
+        return act.is_success and act.entry.response_headers.get("content-type") == OCI_INDEX
+
+    def lacks_referrers(self, act: Act) -> bool:
+        """Whether it says that there is no such API: refused as a path, or answered with a page (rule 15)."""
+        if act.is_disturbed:
+            return False
+        if act.entry.status in (404, 405, 501):
+            return not {"MANIFEST_UNKNOWN", "NAME_UNKNOWN"} & set(act.entry.codes)
+        led = [moved.target for moved in self.redirects if moved.giver.entry is act.entry]
+        pages = [each for each in self.acts if each.place == act.place and each.entry.target in led]
+        answered = act.is_success or any(each.is_success for each in pages)
+        return answered and not any(self.lists_referrers(each) for each in (act, *pages))
 
     def knew(self, earlier: Act, act: Act) -> bool:
         """Whether the client had read an answer when it asked: it had gone on on that connection."""

@@ -27,6 +27,7 @@ from .journal import Journal
 from .messages import Access, Answer, Content, Request, Response, error
 from .names import Names
 from .rates import Cap, Metered, Rates, RetryAfter
+from .referring import late, led_to_a_page, no_api, none_is_unknown, page, refusal, unannounced
 from .server import Server, run_in_thread
 from .tokens import TokenService
 
@@ -78,7 +79,7 @@ class Provider(App):
         wall: Callable[[], float] = time.time,
         **options: Any,
     ) -> None:
-        self.row = row
+        self.row, self.now = row, now
         self.tokens: TokenService | None = None
         if row.tokens is not None:
             self.tokens = TokenService(users, now=now, wall=wall, **row.tokens)
@@ -264,8 +265,32 @@ def _no_large_pages(provider: Provider, request: Request) -> Response | None:
     return None
 
 
+# What a registry says of referrers, where it is otherwise strict. Those that begin with `unknown` have no API.
+
+_NO_API = {"referrers_api": False}
+_REFERRERS: Mapping[str, Mapping[str, Any]] = {
+    "referrers-in-pages": {"options": {"referrers_page": 2}},
+    "referrers-unfiltered": {"options": {"referrers_page": 3, "referrers_filter": False}},
+    "referrers-unannounced": {"after": (unannounced,)},
+    "referrers-late": {"after": (late,)},
+    "referrers-or-unknown": {"after": (none_is_unknown,)},
+    "unknown-referrers-announced": {"before": (no_api,)},
+    "unknown-404": {"options": _NO_API, "before": (refusal(404),)},
+    "unknown-405": {"options": _NO_API, "before": (refusal(405),)},
+    "unknown-501": {"options": _NO_API, "before": (refusal(501),)},
+    "unknown-404-in-html": {"options": _NO_API, "before": (page(404),)},
+    "unknown-404-in-text": {"options": _NO_API, "before": (page(404, "text/plain; charset=utf-8"),)},
+    "unknown-200-in-html": {"options": _NO_API, "before": (page(200),)},
+    "unknown-redirected": {"options": _NO_API, "before": (led_to_a_page,)},
+}
+
+
 PERSONAS: Mapping[str, Persona] = MappingProxyType(
     {
+        **{
+            name: Persona(source="protocol-facts.md sections 1.10, 7.9", hosts={"registry": f"{name}.test"}, **row)
+            for name, row in _REFERRERS.items()
+        },
         "strict": Persona(source="protocol-facts.md section 1", hosts={"registry": "strict.test"}),
         "distribution": Persona(
             # As Debian's docker-registry 2.8.2; tests ask both the same.

@@ -359,6 +359,16 @@ class FallbackListed(App):
         return self._json({**document, "manifests": [*document["manifests"], kept.descriptor()]}, [], OCI_INDEX)
 
 
+class TagsStay(App):
+    """Takes a manifest under a tag that is there, and leaves the tag as it was."""
+
+    def _put_manifest_body(self, request: Request, *rest: Any) -> Response:
+        before = self.tags(request.repository)
+        answer = super()._put_manifest_body(request, *rest)
+        self.repositories[request.repository].tags.update(before)
+        return answer
+
+
 class Deleting(App):
     """Deletes something else, more or less than what is asked for."""
 
@@ -924,6 +934,16 @@ BREAKAGES = [
         "no OCI-Subject",
         amended(without("OCI-Subject"), "PUT", "manifest"),
         ["PUT manifest: OCI-Subject says that the subject was seen " + ALL],
+    ),
+    Breakage(
+        "OCI-Subject without the API",
+        amended(turned(200, 404), "GET", "referrers"),
+        ["PUT manifest: no OCI-Subject where nothing is listed *"],
+    ),
+    Breakage(
+        "tags that stay where they are",
+        TagsStay,
+        ["PUT manifest: a list under the fallback tag is taken, and taken again *"],
     ),
     # Management.
     Breakage(

@@ -1034,6 +1034,83 @@ def an_api_that_is_not_there_for_each_digest(client: Script) -> None:
         client.ask("GET", f"/v2/app/referrers/{digest_of(text)}")
 
 
+def fallback(image: Image) -> str:
+    return image.top.replace(":", "-")
+
+
+@script("", referrers_api=False)
+def a_list_of_referrers_that_is_read_put_and_read_back(client: Script) -> None:
+    subject = client.seed.image()
+    attached = [
+        client.seed.artifact(subject, None, config_type=kind, annotations={"a": "b"}) for kind in ("a/b", "c/d")
+    ]
+    for each in (subject, *attached):
+        client.put(each)
+    listed, where = client.seed.fallback_index(attached), f"/v2/app/manifests/{fallback(subject)}"
+    assert client.ask("GET", where, ("accept", ACCEPT)).status == 404
+    client.put(listed, fallback(subject))
+    assert client.ask("GET", where, ("accept", ACCEPT)).data == listed.body
+
+
+@script("own_manifest_asked", referrers_api=False)
+def a_list_of_referrers_that_is_read_back_twice(client: Script) -> None:
+    a_list_of_referrers_that_is_read_put_and_read_back(client)
+    tag = next(iter(client.app.tags("app")))
+    client.ask("GET", f"/v2/app/manifests/{tag}", ("accept", ACCEPT))
+
+
+@script("list_of_referrers_wrong", referrers_api=False)
+def a_list_that_names_one_twice(client: Script) -> None:
+    subject = client.seed.image()
+    client.put(subject)
+    client.put(attached := client.seed.artifact(subject))
+    client.put(client.seed.fallback_index([attached, attached]), fallback(subject))
+
+
+@script("list_of_referrers_wrong", referrers_api=False)
+def a_list_that_names_what_refers_to_another(client: Script) -> None:
+    one, other = client.seed.image(), client.seed.image()
+    for each in (one, other, attached := client.seed.artifact(other)):
+        client.put(each)
+    client.put(client.seed.fallback_index([attached]), fallback(one))
+
+
+@script("list_of_referrers_wrong", referrers_api=False)
+def a_list_without_annotations(client: Script) -> None:
+    subject = client.seed.image()
+    client.put(subject)
+    client.put(attached := client.seed.artifact(subject, annotations={"a": "b"}))
+    listed = client.seed.fallback_index([attached])
+    document = listed.document
+    del document["manifests"][0]["annotations"]
+    client.put(listed.with_manifest(json.dumps(document).encode(), listed.media_type), fallback(subject))
+
+
+@script("fallback_after_api")
+def a_list_of_referrers_for_the_api(client: Script) -> None:
+    a_subject_and_its_referrers(client)
+    client.put(client.seed.fallback_index([]), f"sha256-{'0' * 64}")
+
+
+@script("absent_tag_asked", referrers_api=False)
+def a_fallback_tag_that_the_listing_has_not(client: Script) -> None:
+    subject = client.seed.image()
+    client.put(subject, "v1")
+    for path in ("tags/list", "tags/list?n=9", f"manifests/{fallback(subject)}"):
+        client.ask("GET", f"/v2/app/{path}", ("accept", ACCEPT))
+
+
+@script("absent_api_asked", referrers_api=False)
+def a_page_instead_of_the_api_for_each_digest(client: Script) -> None:
+    """What is looked at says the same as a 404; the fallback tag is no mistake behind it."""
+    page = Response(200, [("Content-Type", "text/html")], b"<html>")
+    real = client.app.start
+    client.app.start = lambda request: page if request.kind == "referrers" else real(request)  # type: ignore[method-assign]
+    for text in (b"a", b"b"):
+        client.ask("GET", f"/v2/app/referrers/{digest_of(text)}")
+        client.ask("GET", f"/v2/app/manifests/{digest_of(text).replace(':', '-')}", ("accept", ACCEPT))
+
+
 @script("credential_in_clear")
 def a_token_of_https_over_http(client: Script) -> None:
     secure = App(auth=TokenService(USERS, anonymous=False))
