@@ -143,7 +143,8 @@ def resolve_location(base: Origin, path: str, location: str) -> tuple[Origin, st
     from urllib.parse import urljoin, urlsplit
 
     try:
-        parts = urlsplit(urljoin(f"{base}{path}", location))
+        whole = re.match("https?://", location, re.IGNORECASE)  # joining would lose an empty parameter of its path
+        parts = urlsplit(location if whole else urljoin(f"{base}{path}", location))
         port = parts.port or (443 if parts.scheme == "https" else 80)
         host = (parts.hostname or "").lower()
     except ValueError as error:
