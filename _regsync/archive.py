@@ -73,7 +73,7 @@ class Archive:
             self.repositories = [(str(host), str(name)) for host, name in json.loads(bytes(first))]
             facts = json.loads(bytes(second)).items()
             self.facts = {name: (value, int(moment)) for name, (value, moment) in facts}
-        except (ValueError, TypeError, AttributeError, RecursionError) as error:
+        except (ValueError, TypeError, AttributeError, OverflowError, RecursionError) as error:
             raise Damaged("its lists cannot be read") from error
         self._tables = dict(zip(_LAYOUTS, tables, strict=True))
 

@@ -160,13 +160,15 @@ class Authenticator:
         """What the state keeps (JSON): the challenge, and whether a token may cover one request only."""
         return [self._challenge and list(self._challenge), self._one_scope]
 
-    def recall(self, challenge: Iterable[str] | None, one_scope: bool) -> None:
-        """Take back what an earlier run learnt: it saves the bare request. The realm is checked at use."""
-        known = None if challenge is None else Challenge(*challenge)
-        # Basic over http only after this run was asked for it (protocol-facts.md section 2.6).
-        if known and (known.scheme == "bearer" or self._scheme == "https"):
-            self._challenge = self._challenge or known
-        self._one_scope = self._one_scope or one_scope
+    def recall(self, learnt: Any) -> None:
+        """Take back `learnt` of an earlier run, which saves the bare request. The realm is checked at use."""
+        match learnt:
+            case [None | [str(), str(), str(), str(), str()] as words, bool(one_scope)]:
+                known = Challenge(*words or ("",))
+                # Basic over http only after this run was asked for it (protocol-facts.md section 2.6).
+                if words and (known.scheme == "bearer" or self._scheme == "https"):
+                    self._challenge = self._challenge or known
+                self._one_scope = self._one_scope or one_scope
 
     def redact(self, text: str) -> str:
         """Take the secrets out of a text that a server sent."""

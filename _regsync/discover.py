@@ -111,7 +111,7 @@ class Discovery:
         if key not in self._repositories:
             host = self._transport.host(registry, name)
             # Rule 1: what an earlier run was asked for saves the bare request.
-            host.authenticator.recall(*(self._knowledge.fact(f"login {host.key}") or (None, False)))
+            host.authenticator.recall(self._knowledge.fact(f"login {host.key}"))
             found = self._repositories[key] = Repository(self._transport, host, name, side, reads_only=self._reads_only)
             host.authenticator.declare(found.api_name, found.rights)
         return self._repositories[key]

@@ -52,6 +52,7 @@ class Repository:
             yield
         except SyncError as error:
             error.located(self.side, operation, reference)
+            error.message = self.host.authenticator.redact(error.message)  # what is no listing may repeat the request
             raise
 
     def call(self, action: str, method: str, path: str, *headers: tuple[str, str], body: bytes = b"") -> Call:

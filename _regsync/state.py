@@ -221,8 +221,8 @@ class Knowledge:
 
     def _probed(self, where: RepositoryKey) -> tuple[bool, bool]:
         """Return what such a POST was seen to answer: (202 for an absent blob, 201 for a present one)."""
-        absent, present = self.fact(f"probes {_area(where)}") or (False, False)
-        return absent, present
+        told = self.fact(f"probes {_area(where)}")
+        return (told[0] is True, told[1] is True) if isinstance(told, list) and len(told) == 2 else (False, False)
 
     def snapshot(self, name: bytes) -> Snapshot | None:
         """Return what a tag (`archive.named`) was when its target last held it."""

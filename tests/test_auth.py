@@ -910,7 +910,7 @@ async def test_a_recalled_challenge_saves_the_bare_request() -> None:
     earlier = await challenged(Tokens(), USER)
     assert earlier.learnt == [list(Challenge("bearer", REALM, "registry.example.org")), False]
     at = login(tokens, USER)
-    at.recall(*earlier.learnt)
+    at.recall(earlier.learnt)
     assert await at.authorization("team/app", "pull") == "Bearer t1"
 
 
@@ -918,7 +918,7 @@ async def test_a_recalled_challenge_saves_the_bare_request() -> None:
 async def test_a_recalled_realm_is_checked_again() -> None:
     tokens = Tokens()
     at = login(tokens, USER)
-    at.recall(Challenge("bearer", "https://evil.test/token"), False)
+    at.recall([Challenge("bearer", "https://evil.test/token"), False])
     assert await at.authorization("team/app", "pull") is None
     assert tokens.asked == []
 
@@ -927,7 +927,7 @@ async def test_a_recalled_realm_is_checked_again() -> None:
 async def test_a_recalled_challenge_that_no_longer_serves_is_forgotten() -> None:
     tokens = Tokens(answer(404))
     at = login(tokens, USER)
-    at.recall(Challenge("bearer", REALM), True)
+    at.recall([Challenge("bearer", REALM), True])
     assert await at.authorization("team/app", "pull") is None
     assert at.learnt == [None, True]
     assert await at.refused([BEARER], None, "team/app", "pull")
@@ -938,12 +938,12 @@ async def test_a_recalled_challenge_that_no_longer_serves_is_forgotten() -> None
 @pytest.mark.parametrize(("scheme", "sent"), [("https", BASIC), ("http", None)])
 async def test_recalled_basic_is_sent_at_once_over_https_only(scheme: str, sent: str | None) -> None:
     at = login(Tokens(), USER, scheme=scheme)
-    at.recall(Challenge("basic", "here"), False)
+    at.recall([Challenge("basic", "here"), False])
     assert await at.authorization("team/app", "pull") == sent
 
 
 @pytest.mark.anyio
 async def test_recall_does_not_overrule_what_this_run_was_told() -> None:
     at = await challenged(Tokens(), USER)
-    at.recall(Challenge("bearer", "https://old.example.org/token"), False)
+    at.recall([Challenge("bearer", "https://old.example.org/token"), False])
     assert at.learnt[0] == list(Challenge("bearer", REALM, "registry.example.org"))
