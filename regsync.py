@@ -37,6 +37,14 @@ def main(argv: Sequence[str] | None = None) -> int:
             return version.show(as_json="--json" in arguments)
         except OSError:
             arguments = ["version"]  # the command line meets the same failure and has the words for it
+    if argv is None:
+        import signal
+
+        # Until a run listens there is nothing to drain or to save. An exception may come where nobody passes it on, and
+        # the first process of a container does not get what has no handler.
+        for number in (signal.SIGINT, signal.SIGTERM):
+            if signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler):
+                signal.signal(number, _leave)
     import gc
 
     # Nothing that is imported becomes garbage: collecting meanwhile costs 5 ms of a start.
@@ -45,10 +53,23 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         from _regsync import cli
 
-        return cli.main(arguments)
+        status = cli.main(arguments)
     finally:
         if collecting:
             gc.enable()
+    threading = sys.modules.get("threading")
+    if argv is None and threading is not None and threading.active_count() > 1:
+        # A name server that does not answer holds a thread: nobody can end it, and the interpreter would wait for it.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        _leave(status - 128)
+    return status
+
+
+def _leave(number: int, _: object = None) -> None:
+    import os
+
+    os._exit(128 + number)
 
 
 def __getattr__(name: str) -> object:

@@ -54,6 +54,7 @@ class Image:
     work: Work = field(default_factory=lambda: Work(("", ""), ()))
     queue: list[Step] = field(default_factory=list)
     finishing: bool = False
+    has_begun: bool = False
     running: int = 0
     # A refused manifest was made good once: it is not tried a second time.
     healed: bool = False
@@ -68,6 +69,7 @@ class Progress:
 
     def __init__(self, paused: Mapping[str, float]) -> None:
         self.known = self.done = self.bytes = self.expected = 0
+        self.ends: float | None = None  # when a drain does
         # By host, until when it asked not to be asked; the images that were begun, oldest first.
         self.paused, self.begun = paused, dict[Work, Image]()
 
@@ -115,9 +117,10 @@ class Execution:
             await self._room.wait()
 
     def drain(self) -> None:
-        """Promote no further image; what has begun may end."""
+        """Begin no further image; what has begun may end, whatever the slots, so that no manifest waits for a blob."""
         self.draining = True
         self._room.set()
+        self.advance()
 
     def add(self, image: Image) -> None:
         """Let an image wait for its promotion; `advance` follows. Once numbered it keeps its place."""
@@ -136,9 +139,10 @@ class Execution:
 
     def advance(self) -> None:
         """Start whatever may start: steps of promoted images first, then the next image."""
-        while self._slots < self._most_slots:
+        while self._slots < self._most_slots or (self.draining and self._ready):
             if self._ready:
-                self._start(heapq.heappop(self._ready)[2])
+                image = heapq.heappop(self._ready)[2]
+                if not self.draining or image.finishing or image.has_begun: self._start(image)
             elif self._pending and not self.draining:
                 image = self._pending.pop(self._election.take())
                 self._pending_bytes -= image.tree.size
@@ -193,6 +197,7 @@ class Execution:
         finishing, image.finishing = image.finishing, False
         if image.error is not None or not (steps or finishing): return
         self._slots += not image.running
+        image.has_begun = True
         image.running += len(steps) + finishing
         for step in steps: self._start_task(self._bring, image, step)
         if finishing: self._start_task(self._finish, image)
@@ -213,6 +218,8 @@ class Execution:
             brought = await self._mover.bring(step, image.source, image.target, fan_out=fan_out, disk=image.fan_out)
         except SyncError as error: image.error, mounted = image.error or error, False
         else:
+            if brought is None:
+                return  # dropped while draining: its image stays undone
             mounted = brought.mounted
             image.bytes += brought.bytes
             image.mounted += mounted

@@ -125,6 +125,8 @@ class Connection:
     def __init__(self, origin: Origin, stream: Stream, timeouts: Timeouts) -> None:
         self.origin, self.timeouts, self.idle_since = origin, timeouts, 0.0
         self._stream, self.close, self._scratch = stream, stream.close, memoryview(bytearray(16 * 1024))
+        # What is offered to the stream next, and how many bytes of the body follow it.
+        self.piece, self.left = memoryview(b""), 0
 
     def _head(self, request: Request, length: int) -> bytes:
         host = request.target if request.method == "CONNECT" else self.origin.authority
@@ -148,12 +150,11 @@ class Connection:
         self.heard, self._moved, self._waited = False, 0, 0.0
         self._answering = anyio.CancelScope()  # it gets its deadline when nothing more is sent
         self._failed: SyncError | None = None  # why that came too early
-        # What is offered to the stream next, and how many bytes of the body follow it.
-        self._left = length = len(first) if pieces is None else pieces.length
-        self._piece = memoryview(self._head(request, length) + self._take_off(first))
+        self.left = length = len(first) if pieces is None else pieces.length
+        self.piece = memoryview(self._head(request, length) + self._take_off(first))
         try:
-            self._piece = self._piece[max(0, self._stream.send(self._piece)) :]
-            if not self._piece and not self._left: self._end(seconds)
+            self.piece = self.piece[max(0, self._stream.send(self.piece)) :]
+            if not self.piece and not self.left: self._end(seconds)
         except Disconnected as error: self._end(_LAST_WORDS, error)
         if self._answering.deadline < math.inf:
             answer = await self._listen(request.method, seconds)
@@ -166,29 +167,29 @@ class Connection:
         raise self._failed or answer
 
     def _take_off(self, piece: memoryview) -> memoryview:
-        if len(piece) > self._left or (self._left and not piece):
+        if len(piece) > self.left or (self.left and not piece):
             raise ContentError("the body does not have its declared length")
-        self._left -= len(piece)
+        self.left -= len(piece)
         return piece
 
     def _end(self, seconds: float, failed: SyncError | None = None) -> None:
         """Send nothing more; `seconds` bound what is left of the wait for the answer."""
-        self._piece, self._failed = memoryview(b""), failed
+        self.piece, self._failed = memoryview(b""), failed
         self._answering.deadline = anyio.current_time() + seconds
 
     async def _send(self, pieces: Pieces | None, seconds: float) -> None:
         while True:
             try:
-                while self._piece:
-                    if (sent := self._stream.send(self._piece)) < 0:
+                while self.piece:
+                    if (sent := self._stream.send(self.piece)) < 0:
                         await self._wait(sent, self.timeouts.idle)
                     else:
-                        self._piece = self._piece[sent:]
+                        self.piece = self.piece[sent:]
                         self._moved += sent
             except WireError as error: return self._end(_LAST_WORDS, error)
-            if pieces is None or not self._left: return self._end(seconds)
+            if pieces is None or not self.left: return self._end(seconds)
             try:
-                self._piece = self._take_off(await pieces.next())
+                self.piece = self._take_off(await pieces.next())
             except SyncError as error: return self._end(0, error)
 
     async def _listen(self, method: str, seconds: float) -> Response | WireError:
@@ -299,6 +300,10 @@ class Lease:
 
     async def __aenter__(self) -> Lease:
         return self
+
+    def unsent(self) -> int:
+        """Return how many bytes of the body under way have not left."""
+        return len(self._connection.piece) + self._connection.left if self._connection else 0
 
     async def settle(self, *_: object) -> None:
         """Let go of the connection: back to the pool when it may serve again, else it is closed."""

@@ -7,9 +7,10 @@ request is admitted by one synchronous decision that takes everything it needs o
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-__all__ = ["DEFAULT_CONCURRENCY", "LARGE_BODY", "Limit", "Patience", "Want", "admit", "parse_retry_after", "release"]
+__all__ = ["DEFAULT_CONCURRENCY", "LARGE_BODY", "Limit", "Patience", "Want", "admit", "hopeless", "parse_retry_after",
+    "release"]
 
 DEFAULT_CONCURRENCY = 50  # specification section 2.2: `max_concurrent` when unset
 # Bodies from here on count as streams (design.md section 9): few fill a link, more only make every image end late.
@@ -80,6 +81,15 @@ class Patience:
 def backoff(attempt: int, chance: float) -> float:
     """Return the pause in seconds before attempt `attempt` (from 1); `chance` is uniform in [0, 1)."""
     return float(min(_LONGEST_PAUSE, _FIRST_PAUSE * 2 ** min(attempt - 1, 9)) * chance)
+
+def hopeless(before: Mapping[Any, int], left: Mapping[Any, int], ticks: float) -> list[Any]:
+    """Return the streams to drop, by two looks at what each has left, `ticks` times the time between them before the
+    end: those that would not end if the whole line were theirs, else the slowest of those that would not."""
+    moved = {each: before[each] - count for each, count in left.items() if each in before}
+    late = [each for each in moved if left[each] > ticks * moved[each]]
+    late.sort(key=lambda each: moved[each] / left[each])
+    line = sum(moved.values())
+    return [each for each in late if left[each] > ticks * line] or late[:1] if line else []
 
 def parse_retry_after(value: str | None, wall_now: float) -> float | None:
     """Return seconds from a Retry-After header (RFC 9110 section 10.2.3: a number or a date)."""

@@ -100,10 +100,12 @@ async def show_progress(console: Console, progress: sync.Progress) -> None:
         console.clear()
 
 def _waiting(progress: sync.Progress, now: float) -> str:
+    names = progress.under_way()
+    if progress.ends is not None:
+        return f"stopping in {duration_text(max(0.0, progress.ends - now))} at most, {len(names)} under way"
     for host, until in progress.paused.items():
         if until > now:
             return f"{host} is throttled (429), next try in {duration_text(until - now)}"
-    names = progress.under_way()
     if not names:
         return "asking what there is" if progress.done == progress.known else "comparing tags"
     return f"copying {names[0]}" if len(names) == 1 else f"{len(names)} under way, first {names[0]}"

@@ -15,7 +15,7 @@ from typing import Any, Literal
 import anyio
 import anyio.abc
 
-from _regsync import plan
+from _regsync import pacing, plan
 from _regsync.config import Config, MappingRule
 from _regsync.discover import Discovery, Sighting
 from _regsync.errors import MappingConflict, RegsyncError, Side, SyncError
@@ -33,8 +33,8 @@ from _regsync.transport import Transport
 
 __all__ = ["DRAIN_SECONDS", "Progress", "Run"]
 
-# Specification section 1.6; how often those who wait for a mount are looked at.
-DRAIN_SECONDS, _HURRY_SECONDS = 25.0, 30.0
+# Specification section 1.6; how often a drain, and those who wait for a mount, are looked at.
+DRAIN_SECONDS, _DRAIN_TICK, _HURRY_SECONDS = 25.0, 2.0, 30.0
 # Enough to hide a round trip of 100 ms at 160 tags a second; a fixed number, whatever the tags.
 _LOOK_UPS_PER_SOURCE = 16
 
@@ -61,6 +61,7 @@ class Run:
             log=self._log)
         self._questions: dict[str, deque[Callable[[], Awaitable[None]]]] = {}
         self._workers: Counter[str] = Counter()
+        self._asking = set[anyio.CancelScope]()  # of workers, in the end of those that were cut off
         self._globs = cache(compile_glob)
         self._tasks: anyio.abc.TaskGroup | None = None
 
@@ -97,7 +98,6 @@ class Run:
         try:
             async with anyio.create_task_group() as outer:
                 outer.start_soon(self._drain, stop, execution)
-                outer.start_soon(self._hurry)
                 with execution:
                     async with anyio.create_task_group() as tasks:
                         self._tasks = tasks
@@ -111,26 +111,35 @@ class Run:
             self._discovery.keep_logins()
             self._state.save(self._knowledge.encoded() if self._state.is_kept else None)
             self._state.close()
-        # A question that the deadline cut off stands in no queue any more.
-        draining = self._execution.draining
-        undone = not self._execution.is_idle() or any(self._questions.values())
-        self._report.interrupted = draining and (execution.cancelled_caught or undone)
+        draining, undone = self._execution.draining, not self._execution.is_idle() or any(self._questions.values())
+        self._report.interrupted = draining and (execution.cancelled_caught or undone or bool(self._asking))
         for image in () if draining else list(self._execution.images.values()):
             # Cannot happen while rule 9 holds; if it does, the image must not be lost silently.
             image.error = RegsyncError("the run ended while this image waited for another one")
             self._end_image(image, "failed")
 
     async def _drain(self, stop: anyio.Event, execution: anyio.CancelScope) -> None:
-        await stop.wait()
+        while not stop.is_set():
+            with anyio.move_on_after(_HURRY_SECONDS): await stop.wait()
+            self._execution.hurry()
         text = f"stopping: what is under way may end, for {DRAIN_SECONDS:.0f} s; a second signal ends it now"
         self._log("warning", "stopping", text)
         self._execution.drain()
-        execution.deadline = anyio.current_time() + DRAIN_SECONDS
-
-    async def _hurry(self) -> None:
+        for scope in self._asking:
+            scope.cancel()  # they would find what is not brought any more
+        self.progress.ends = execution.deadline = anyio.current_time() + DRAIN_SECONDS
+        before, asked = dict[anyio.CancelScope, int](), -1
         while True:
-            await anyio.sleep(_HURRY_SECONDS)
-            self._execution.hurry()
+            left = {scope: lease.unsent() for scope, lease in self._transport.streams.items()}
+            ticks = (execution.deadline - anyio.current_time()) / _DRAIN_TICK
+            dropped = pacing.hopeless(before, left, ticks)
+            for scope in dropped: scope.cancel()
+            # Whatever waits, for a registry that is ill or asks for a pause, is left when nothing else goes on.
+            busy = any(limit.in_use for limit in self._transport.gate.limits.values())
+            count = -1 if busy else sum(counter.total() for counter in self._transport.requests.values())
+            if count == asked >= 0: execution.cancel()
+            before, asked = {} if dropped else left, count  # the others' speeds change by that
+            await anyio.sleep(_DRAIN_TICK)
 
     def _ask(self, source: str, item: Callable[[], Awaitable[None]]) -> None:
         """Queue a question for one source; at most a fixed number of workers ask."""
@@ -141,9 +150,12 @@ class Run:
 
     async def _work_off(self, source: str) -> None:
         queue = self._questions[source]
-        while queue and not self._execution.draining:
-            await queue.popleft()()
-            await self._execution.wait_for_room()
+        with anyio.CancelScope() as scope:
+            self._asking.add(scope)
+            while queue and not self._execution.draining:
+                await queue.popleft()()
+                await self._execution.wait_for_room()
+            self._asking.remove(scope)
         self._workers[source] -= 1
 
     async def _list(self, group: list[MappingRule]) -> None:

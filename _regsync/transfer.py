@@ -93,17 +93,22 @@ class Mover:
         self._tried: dict[str, anyio.Event] = {}
 
     async def bring(self, step: Step, source: Repository, target: Repository, *, fan_out: bool,
-            disk: bool = True) -> Brought:
-        """Bring one blob, for several targets (`fan_out`) pulled once, also to `disk`; raises SyncError, located."""
-        async with self._transport.pool.lease(target.host.origin) as lease:
-            upload = Upload(target, self._transport, lease, step.blob)
-            try:
-                return await self._bring(upload, step, source, fan_out and self._disk_works, disk)
-            finally:
-                if upload.session:  # and no body follows: the source has refused it, or a HEAD has found it there
-                    with anyio.move_on_after(self._transport.edge.timeouts.head), suppress(SyncError):
-                        async with self._admitted((Want(target.host.key),)):
-                            await upload.cancel_upload()
+            disk: bool = True) -> Brought | None:
+        """Bring one blob, for several targets (`fan_out`) pulled once, also to `disk`; raises SyncError, located.
+        None when it was dropped."""
+        with anyio.CancelScope() as dropped:
+            async with self._transport.pool.lease(target.host.origin) as lease:
+                self._transport.streams[dropped] = lease
+                upload = Upload(target, self._transport, lease, step.blob)
+                try:
+                    return await self._bring(upload, step, source, fan_out and self._disk_works, disk)
+                finally:
+                    del self._transport.streams[dropped]
+                    if upload.session:  # and no body follows: the source has refused it, or a HEAD has found it there
+                        with anyio.move_on_after(self._transport.edge.timeouts.head), suppress(SyncError):
+                            async with self._admitted((Want(target.host.key),)):
+                                await upload.cancel_upload()
+        return None
 
     async def _bring(self, upload: Upload, step: Step, source: Repository, fan_out: bool, disk: bool) -> Brought:
         patience, broken, log = pacing.Patience(pacing.ATTEMPTS), 0, self._transport.edge.log

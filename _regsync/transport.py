@@ -174,6 +174,7 @@ class Transport:
         # By host:port: requests of each action, 429s, and until when such a request waits, for the display.
         self.requests: dict[str, Counter[str]] = {}
         self.throttled, self.paused = Counter[str](), dict[str, float]()
+        self.streams: dict[anyio.CancelScope, Lease] = {}  # the blobs under way: who drops one cancels it
         self._hosts: dict[tuple[str, object], Host] = {}
         self._registries: dict[Origin, Registry] = {}
         # A file is read once a run, and one TLS context serves all who trust and show the same.

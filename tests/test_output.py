@@ -425,6 +425,7 @@ class Progress:
     known, done, bytes, expected = 4, 1, 60_000_000, 90_000_000
     paused: ClassVar[dict[str, float]] = {}
     names: ClassVar[list[str]] = ["s/app:1", "s/app:2"]
+    ends: ClassVar[float | None] = None
 
     @classmethod
     def under_way(cls) -> list[str]:

@@ -1,0 +1,424 @@
+"""SIGTERM and SIGINT at every stage of a run: nothing new begins, what can end ends, the rest is for the next run.
+
+When and in which order is shown on the virtual clock; what is the process's own (handlers before a run listens, threads
+that nobody can end) by processes that stop themselves at a known place.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+from _regsync.output import Snapshot
+from _regsync.pacing import hopeless
+from _regsync.session import show_progress
+from _regsync.sync import DRAIN_SECONDS, Progress
+from conformance.app import App
+from conformance.images import Image, Seed
+from conformance.memory import Link, Place
+from conformance.server import Server
+from tests.ends import ROOT, Ran, Virtual, document, held, tags, virtual
+
+on_a_clock = [pytest.mark.anyio, pytest.mark.virtual_time]
+SIGNALS = pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name)
+
+
+@asynccontextmanager
+async def stopped_at(*seconds: float, number: signal.Signals = signal.SIGTERM) -> AsyncIterator[None]:
+    """Send this process a signal so many seconds of the virtual clock from now, each."""
+    began = anyio.current_time()
+
+    async def stop() -> None:
+        for at in seconds:
+            await anyio.sleep_until(began + at)
+            signal.raise_signal(number)
+
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(stop)
+        yield
+        tasks.cancel_scope.cancel()
+
+
+def ends(world: Virtual, **target: Any) -> tuple[Place, Place]:
+    return world.registry("source.test"), world.registry("target.test", **target)
+
+
+def written(path: Path, *mappings: Any, **top: Any) -> str:
+    registries = {"source": "http://source.test", "target": "http://target.test"}
+    file = path / "mirror.yaml"
+    file.write_text(document(registries, *mappings, **top))
+    return str(file)
+
+
+async def again(world: Virtual, file: str) -> Ran:
+    """Run once more, undisturbed: all is brought."""
+    for place in world._places:
+        place.app.faults.clear()
+        place.journal.clear()
+    ran = await world.run("sync", "--json", "-q", "-c", file)
+    assert (ran.status, ran.failed) == (0, []), ran.err
+    return ran
+
+
+def check_left(ran: Ran, number: signal.Signals = signal.SIGTERM) -> None:
+    """The run was interrupted, says so, and calls nothing failed that it only left."""
+    assert ran.status == 128 + number
+    assert ran.report["interrupted"] is True
+    assert not ran.failed
+    assert "Traceback" not in ran.err
+
+
+# Nothing new.
+
+
+@SIGNALS
+@pytest.mark.parametrize(
+    ("side", "method", "kind"),
+    [
+        ("source", "GET", "tag_list"),
+        ("target", "GET", "tag_list"),
+        ("source", "GET", "manifest"),
+        ("target", "HEAD", "manifest"),
+    ],
+)
+@pytest.mark.parametrize("how", ["stalls", "is ill", "is throttled"])
+@pytest.mark.anyio
+@pytest.mark.virtual_time
+async def test_a_signal_ends_what_only_asks_at_once(
+    tmp_path: Path, number: signal.Signals, side: str, method: str, kind: str, how: str
+) -> None:
+    async with virtual() as world:
+        source, target = ends(world)
+        images = [Seed(n).image(sizes=(9000,)).load_into(source.app, "app", tag=f"v{n}") for n in range(3)]
+        Seed(9).image().load_into(target.app, "app", "v0", "v1", "v2")
+        rule = (source if side == "source" else target).app.faults.on(method, kind)
+        if how == "stalls":
+            rule.stall()
+        elif how == "is ill":
+            rule.status(503, retry_after=30)
+        else:
+            rule.status(429, retry_after=200)
+        file = written(tmp_path, {"from": "app", "tags": tags("v*")})
+        async with stopped_at(7.0, number=number):
+            ran = await world.run("sync", "--json", "-q", "-c", file)
+        check_left(ran, number)
+        assert ran.seconds == pytest.approx(7.0, abs=0.01)
+        assert not target.journal.count("POST") + target.journal.count("PUT")
+        await again(world, file)
+        assert all(held(target, "app", image) for image in images)
+
+
+@pytest.mark.anyio
+@pytest.mark.virtual_time
+@pytest.mark.parametrize("command", ["copy", "sync --dry-run", "analyze"])
+async def test_so_do_a_copy_and_what_changes_nothing(tmp_path: Path, command: str) -> None:
+    async with virtual() as world:
+        source, target = ends(world)
+        Seed(1).image().load_into(source.app, "app", tag="v1")
+        source.app.faults.on("GET", "manifest").stall()
+        async with stopped_at(3.0):
+            if command == "copy":
+                ran = await world.copy(source, target)
+            else:
+                file = written(tmp_path, {"from": "app", "tags": tags("v1")})
+                ran = await world.run(*command.split(), "--json", "-q", "-c", file)
+        assert ran.status == 128 + signal.SIGTERM
+        assert ran.seconds == pytest.approx(3.0, abs=0.01)
+
+
+@pytest.mark.anyio
+@pytest.mark.virtual_time
+@pytest.mark.parametrize(
+    ("method", "kind"), [("POST", "upload_start"), ("PUT", "upload"), ("PUT", "manifest"), ("GET", "blob")]
+)
+@pytest.mark.parametrize("wait", [60, 250])
+async def test_a_transfer_that_waits_for_a_registry_is_left_when_nothing_else_goes_on(
+    tmp_path: Path, method: str, kind: str, wait: int
+) -> None:
+    async with virtual() as world:
+        source, target = ends(world)
+        image = Seed(1).image(sizes=(9000,)).load_into(source.app, "app", tag="v1")
+        faults = (source if method == "GET" else target).app.faults
+        faults.on(method, kind).status(429 if wait > 60 else 503, retry_after=wait)
+        file = written(tmp_path, {"from": "app", "tags": tags("v1")})
+        async with stopped_at(20.0):
+            ran = await world.run("sync", "--json", "-q", "-c", file)
+        check_left(ran)
+        assert ran.seconds < 20.0 + 5
+        await again(world, file)
+        assert held(target, "app", image)
+
+
+@pytest.mark.anyio
+@pytest.mark.virtual_time
+async def test_a_manifest_put_in_a_short_back_off_is_put_again(tmp_path: Path) -> None:
+    async with virtual() as world:
+        source, target = ends(world)
+        image = Seed(1).image(sizes=(9000,)).load_into(source.app, "app", tag="v1")
+        target.app.faults.on("PUT", "manifest").first().delay(5).status(503, retry_after=1)
+        async with stopped_at(4.0):
+            ran = await world.copy(source, target)
+        assert (ran.status, ran.statuses()) == (0, ["synced"])
+        assert held(target, "app", image)
+        assert target.app.tags("app") == {"v1": image.top}
+
+
+@pytest.mark.anyio
+@pytest.mark.virtual_time
+async def test_images_that_have_not_begun_do_not_begin(tmp_path: Path) -> None:
+    """Eight images wait to mount what one brings: it ends, and none of them starts."""
+    async with virtual() as world:
+        source, target = ends(world, up=Link(bandwidth=10_000))
+        image = Seed(1).image(sizes=(60_000,))
+        for n in range(8):
+            image.load_into(source.app, f"app-{n}", tag="v1")
+        file = written(tmp_path, *({"from": f"app-{n}", "tags": tags("v1")} for n in range(8)))
+        async with stopped_at(3.0):
+            ran = await world.run("sync", "--json", "-q", "-c", file)
+        check_left(ran)
+        assert ran.statuses() == ["synced"]
+        assert target.journal.count("PUT", "manifest") == 1
+        assert target.journal.count("POST") == 2
+        ran = await again(world, file)
+        assert sorted(ran.statuses()) == ["skipped", *["synced"] * 7]
+        assert ran.totals["bytes"] == 0
+
+
+# What can end.
+
+
+@pytest.mark.anyio
+@pytest.mark.virtual_time
+async def test_the_slowest_stream_is_dropped_first_and_others_end_by_that(tmp_path: Path) -> None:
+    """Both share a line on which, together, neither would end in time."""
+    async with virtual() as world:
+        source, target = ends(world, up=Link(bandwidth=10_000))
+        small = Seed(1).image(sizes=(180_000,)).load_into(source.app, "small", tag="v1")
+        Seed(2).image(sizes=(2_000_000,)).load_into(source.app, "large", tag="v1")
+        file = written(tmp_path, *({"from": name, "tags": tags("v1")} for name in ("large", "small")))
+        async with stopped_at(5.0):
+            ran = await world.run("sync", "--json", "-q", "-c", file)
+        check_left(ran)
+        assert ran.statuses() == ["synced"]
+        assert ran.seconds < 5 + DRAIN_SECONDS
+        assert held(target, "small", small)
+        assert target.app.tags("large") == {}
+        await again(world, file)
+
+
+@pytest.mark.anyio
+@pytest.mark.virtual_time
+async def test_a_stream_that_ends_in_time_is_not_dropped(tmp_path: Path) -> None:
+    async with virtual() as world:
+        source, target = ends(world, up=Link(bandwidth=40_000))
+        image = Seed(1).image(sizes=(1_000_000,)).load_into(source.app, "app", tag="v1")
+        async with stopped_at(5.0):
+            ran = await world.copy(source, target)
+        assert (ran.status, ran.statuses()) == (0, ["synced"])
+        assert 20 < ran.seconds < 5 + DRAIN_SECONDS
+        assert held(target, "app", image)
+
+
+@pytest.mark.anyio
+@pytest.mark.virtual_time
+async def test_a_stall_lasts_as_long_as_a_drain(tmp_path: Path) -> None:
+    async with virtual() as world:
+        source, target = ends(world)
+        Seed(1).image(sizes=(9000,)).load_into(source.app, "app", tag="v1")
+        target.app.faults.on("PUT", "manifest").stall()
+        async with stopped_at(5.0):
+            ran = await world.copy(source, target)
+        check_left(ran)
+        assert ran.seconds == pytest.approx(5 + DRAIN_SECONDS, abs=0.01)
+
+
+@pytest.mark.parametrize(
+    ("before", "left", "ticks", "dropped"),
+    [
+        ({}, {}, 10, ""),
+        ({"a": 100}, {"a": 90}, 9, ""),
+        ({"a": 100}, {"a": 90}, 8.9, "a"),
+        ({"a": 100, "b": 100}, {"a": 90, "b": 95}, 8, "b"),
+        ({"a": 100, "b": 100}, {"a": 90, "b": 100}, 10, "b"),
+        ({"a": 100, "b": 1000, "c": 2000}, {"a": 90, "b": 990, "c": 1980}, 10, "bc"),
+        ({"a": 100}, {"a": 0}, 0.1, ""),
+        ({"a": 100, "b": 7}, {"a": 100, "b": 7}, 10, ""),
+        ({}, {"new": 1 << 30}, 1, ""),
+        ({"ended": 5}, {}, 1, ""),
+    ],
+)
+def test_which_streams_cannot_end_in_time(
+    before: dict[str, int], left: dict[str, int], ticks: float, dropped: str
+) -> None:
+    assert hopeless(before, left, ticks) == list(dropped)
+
+
+# At once.
+
+
+@SIGNALS
+@pytest.mark.anyio
+@pytest.mark.virtual_time
+async def test_a_second_signal_ends_at_once_and_saves_what_was_answered(tmp_path: Path, number: signal.Signals) -> None:
+    async with virtual() as world:
+        source, target = ends(world, up=Link(bandwidth=10_000), single_post=False)
+        image = Seed(1).image(sizes=(10_000, 200_000)).load_into(source.app, "app", tag="v1")
+        file = written(tmp_path, {"from": "app", "tags": tags("v1")})
+        async with stopped_at(10.0, 11.0, number=number):
+            ran = await world.run("sync", "--json", "-q", "-c", file)
+        check_left(ran, number)
+        assert ran.seconds == pytest.approx(11.0, abs=0.01)
+        assert (tmp_path / ".regsync" / "state.bin").exists()
+        assert not (tmp_path / ".regsync" / "state.journal").exists()
+        assert isinstance(target.app, App)
+        there = [digest for digest in image.blobs if target.app.blob("app", digest) is not None]
+        assert len(there) == 2, "the config and the small layer"
+        await again(world, file)
+        assert target.journal.count("PUT", "upload") == 1, "what was answered is not asked for, the rest is brought"
+        assert target.journal.count("HEAD", "blob") <= 1
+        assert held(target, "app", image)
+
+
+@pytest.mark.anyio
+@pytest.mark.virtual_time
+async def test_the_display_says_that_a_run_stops() -> None:
+    shown: list[Snapshot] = []
+
+    class Terminal:
+        live = True
+
+        def progress(self, now: Snapshot) -> None:
+            shown.append(now)
+
+        def clear(self) -> None:
+            pass
+
+    progress = Progress({"registry.test": anyio.current_time() + 100})
+    async with anyio.create_task_group() as tasks:
+        tasks.start_soon(show_progress, Terminal(), progress)
+        await anyio.sleep(1.1)
+        progress.ends = anyio.current_time() + DRAIN_SECONDS
+        await anyio.sleep(5)
+        tasks.cancel_scope.cancel()
+    assert "throttled" in shown[0].waiting
+    assert shown[-1].waiting == "stopping in 20s at most, 0 under way"
+
+
+# Processes.
+
+_STUCK = """
+import os, signal, socket, sys, threading
+import regsync
+asked = threading.Event()
+def getaddrinfo(*_, **__):
+    os.write(2, b"asked\\n")
+    threading.Event().wait()
+"""
+_AT = """
+import os, signal, sys
+import regsync, {module}
+def strike(*_, **__):
+    os.kill(os.getpid(), {number})
+    while True:
+        pass
+{module}.{name} = strike
+sys.exit(regsync.main())
+"""
+
+
+def program(script: str, *arguments: str) -> subprocess.Popen[str]:
+    pipes: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    return subprocess.Popen([sys.executable, "-c", script, *arguments], text=True, cwd=ROOT, **pipes)
+
+
+@SIGNALS
+@pytest.mark.parametrize("command", ["sync", "tags", "copy"])
+@pytest.mark.parametrize("place", ["_regsync.oci.parse_reference", "_regsync.config.load", "anyio.run"])
+def test_a_signal_before_a_run_listens_ends_the_program(
+    tmp_path: Path, number: signal.Signals, command: str, place: str
+) -> None:
+    """Also where an exception would be lost or told: in an import, in a callback."""
+    module, _, name = place.rpartition(".")
+    file = written(tmp_path, {"from": "app"})
+    arguments = {"tags": ["r.invalid/app"], "copy": ["r.invalid/app", "s.invalid/app"], "sync": []}[command]
+    if command == "sync" and name == "parse_reference":
+        name, module = "load", "_regsync.config"
+    script = _AT.format(module=module, name=name, number=int(number))
+    with program(script, command, "-c", file, *arguments) as process:
+        out, err = process.communicate(timeout=60)
+    assert (process.returncode, out) == (128 + number, "")
+    assert "Traceback" not in err
+    assert not (tmp_path / ".regsync").exists()
+
+
+@SIGNALS
+@pytest.mark.parametrize("command", ["sync", "tags"])
+def test_a_name_server_that_hangs_does_not_delay_the_end(tmp_path: Path, number: signal.Signals, command: str) -> None:
+    script = _STUCK + "socket.getaddrinfo = getaddrinfo\nsys.exit(regsync.main())"
+    arguments = ["tags", "r.test/app"] if command == "tags" else ["sync", "-c", written(tmp_path, {"from": "app"})]
+    with program(script, *arguments) as process:
+        assert process.stderr is not None
+        while process.stderr.readline() != "asked\n":
+            assert process.poll() is None
+        process.send_signal(number)
+        out, err = process.communicate(timeout=60)
+    assert (process.returncode, out) == (128 + number, "")
+    assert "Traceback" not in err
+
+
+def test_nor_does_it_delay_the_end_of_a_run_that_gave_up(tmp_path: Path) -> None:
+    script = _STUCK + (
+        "from _regsync.streams import Timeouts\n"
+        "Timeouts.__new__.__defaults__ = (0.05, *Timeouts.__new__.__defaults__[1:])\n"
+        "socket.getaddrinfo = getaddrinfo\nsys.exit(regsync.main())"
+    )
+    with program(script, "tags", "r.test/app") as process:
+        out, err = process.communicate(timeout=60)
+    assert (process.returncode, out) == (2, "")
+    assert "no connection to r.test" in err
+
+
+def test_a_manifest_that_is_being_put_is_waited_for(source: Server, target: Server) -> None:
+    image: Image = Seed(1).image().load_into(source.app, "app", tag="v1")
+    put = target.app.faults.on("PUT", "manifest").stall()
+    where = [f"{source.address}/app:v1", f"{target.address}/app"]
+    with program("import sys, regsync; sys.exit(regsync.main())", "copy", "--no-artifacts", *where) as process:
+        put.wait()
+        process.send_signal(signal.SIGTERM)
+        assert process.stderr is not None
+        assert "stopping" in process.stderr.readline()
+        put.release()
+        out, err = process.communicate(timeout=30)
+    assert (process.returncode, err) == (0, "")
+    assert out.startswith("synced ")
+    assert held(target, "app", image)
+
+
+def test_a_second_signal_saves_the_state(source: Server, target: Server, tmp_path: Path) -> None:
+    Seed(1).image().load_into(source.app, "app", tag="v1")
+    put = target.app.faults.on("PUT", "manifest").stall()
+    file = tmp_path / "mirror.yaml"
+    file.write_text(document({"source": source, "target": target}, {"from": "app", "tags": tags("v1")}))
+    script = "import sys, regsync; sys.exit(regsync.main())"
+    with program(script, "sync", "--json", "-c", str(file)) as process:
+        put.wait()
+        process.send_signal(signal.SIGINT)
+        assert process.stderr is not None
+        while "stopping" not in process.stderr.readline():
+            assert process.poll() is None
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=20)
+    assert process.returncode == 130
+    assert json.loads(out)["interrupted"] is True
+    assert "Traceback" not in err
+    assert (tmp_path / ".regsync" / "state.bin").stat().st_size > 100
+    assert not target.app.tags("app")
