@@ -20,11 +20,12 @@ from typing import Any, NamedTuple
 from _regsync import fips
 from _regsync.oci import split_digest
 
-__all__ = ["EMPTY", "Archive", "Damaged", "Fresh", "encode", "entry", "folded", "frame", "key_of", "moment_of", "named",
-    "unframe"]
+__all__ = ["EMPTY", "Archive", "Damaged", "Fresh", "digest_like", "encode", "entry", "folded", "frame", "key_of",
+    "moment_of", "named", "unframe"]
 
-_MAGIC, _VERSION = b"regsync\n", 1
-_HEAD, _CRC, _FRAME = struct.Struct(">8sHI6I"), struct.Struct(">I"), struct.Struct(">cH")
+_MAGIC, _VERSION = b"regsync\n", 2
+_HEAD, _CRC, _FRAME = struct.Struct(">8sHI7I"), struct.Struct(">I"), struct.Struct(">cH")
+_LONGEST_LOOK = 400 * 86400  # what nobody has looked at for longer is of images that are gone
 _ALGORITHMS = {"sha256": b"\1", "sha512": b"\2"}
 
 # A table is rows of one width in ascending order: 600,000 load as the file is read, in a tenth of what objects take,
@@ -32,7 +33,8 @@ _ALGORITHMS = {"sha256": b"\1", "sha512": b"\2"}
 # sha512 the first 256 bits, as hard to meet) and a repository's number. Table: width of a row, of its identity, where
 # its time of confirmation stands (0: none). B blobs, M manifests: identity, time, flag (a blob: mountable).
 # E: a manifest's identity, the key of a thing it names. S: a snapshot (`named`), time, keys of the source's and pushed.
-_LAYOUTS = {"B": (42, 37, 37), "M": (42, 37, 37), "E": (70, 70, 0), "S": (102, 32, 32)}
+# A: an image's artifacts (`named`), time of the last look, of the first, bits of what was found.
+_LAYOUTS = {"B": (42, 37, 37), "M": (42, 37, 37), "E": (70, 70, 0), "S": (102, 32, 32), "A": (41, 32, 32)}
 
 class Damaged(ValueError):
     """These bytes are not a state file that this version can read."""
@@ -41,6 +43,10 @@ def key_of(digest: str) -> bytes:
     """Return the 33 bytes that stand for a digest."""
     algorithm, encoded = split_digest(digest)
     return _ALGORITHMS[algorithm] + bytes.fromhex(encoded[:64])
+
+def digest_like(key: bytes) -> str:
+    """Return the digest of a key; of sha512 its first half, which is what a referrers tag has."""
+    return f"{next(name for name, mark in _ALGORITHMS.items() if mark == key[:1])}:{key[1:].hex()}"
 
 def named(*words: str) -> bytes:
     """Return the 32 bytes that identify a snapshot: of which tag, where from and to, under which rules."""
@@ -119,10 +125,9 @@ def encode(old: Archive, fresh: Fresh) -> bytes:
         if table == "E": return b"" if row[:37] in dropped else row
         if table == "B":
             row = row[:-1] + max(each[-1:] for each in rows)  # what could be mounted from there once still can
-        if table != "S" and identity in fresh.renewed:
-            row = row[:at] + _CRC.pack(fresh.moment) + row[at + 4 :]
-        if moment_of(table, row) >= fresh.oldest and (table == "S" or identity not in fresh.forgotten):
-            return row
+        if identity in fresh.renewed: row = row[:at] + _CRC.pack(fresh.moment) + row[at + 4 :]
+        oldest = fresh.oldest if table != "A" else fresh.moment - _LONGEST_LOOK
+        if moment_of(table, row) >= oldest and identity not in fresh.forgotten: return row
         if table == "M": dropped.add(identity)
         return b""
 

@@ -185,9 +185,6 @@ def _read_config(name: str | None, *, lint: bool = False) -> Config:
 def _read_mappings(name: str, console: Console, *, lint: bool = False) -> Config:
     found = _read_config(name, lint=lint)
     for warning in found.warnings: console.log("warning", "config", warning)
-    if any(mapping.artifacts.require_artifacts for mapping in found.mappings):
-        raise ConfigError("artifacts.require_artifacts cannot be kept: this version does not copy referrers yet",
-            hint="leave require_artifacts out, or use a version that copies referrers")
     return found
 
 def _validate(arguments: argparse.Namespace, console: Console) -> int:
@@ -268,7 +265,7 @@ def _run(work: Callable[..., Awaitable[int]], *arguments: Any) -> int:
 _COMMANDS: Mapping[str, _Command] = {
     "copy": _Command("copy one image", _copy, "0 1 2 3 4 130", (
         ("SRC", "the image; without a tag: latest"), ("DST", "where it goes; without a tag: the source's"),
-        ("--no-artifacts", "leave referrers behind without a warning"), _CONFIG, _JSON), """\
+        ("--no-artifacts", "leave signatures, SBOMs and attestations behind"), _CONFIG, _JSON), """\
 regsync copy docker.io/library/alpine:3.20 registry.example.com/base/alpine
 regsync copy quay.io/org/app@sha256:... localhost:5000/app:pinned
 regsync copy --platform linux/amd64 ghcr.io/org/app:v1 localhost:5000/app

@@ -23,7 +23,7 @@ from _regsync.registry import Repository
 from _regsync.state import Knowledge, Snapshot
 from _regsync.transport import Transport
 
-__all__ = ["Discovery", "Sighting", "Verdict"]
+__all__ = ["Discovery", "Once", "Sighting", "Verdict", "together"]
 
 T = TypeVar("T")
 # design.md section 6 rule 13: 32 MiB, at 8 KB and more for a manifest and what it was parsed into.
@@ -31,7 +31,7 @@ _MANIFEST_BUDGET, _LIGHTEST_MANIFEST = 32 * 1024 * 1024, 8192
 _NOT_SAYING = (401, 403)
 _MOST_BELOW, _LARGEST_TREE = 10_000, 32 * 1024 * 1024  # of one image, all levels; entries name indexes of 4 MiB each
 
-class _Once(Generic[T]):
+class Once(Generic[T]):
     """One question asked once: later askers wait for the answer; a cancelled asker hands the asking on."""
 
     def __init__(self, *answer: T) -> None:
@@ -47,6 +47,18 @@ class _Once(Generic[T]):
                     self.answer = self.answer or (await ask(),)
                 except SyncError as error: self._error = error
         return self.answer[0]
+
+async def together(asks: Iterable[Callable[[], Awaitable[T]]]) -> list[T]:
+    """Ask all at the same time; raises the first error when all have ended."""
+    found = dict[int, T | SyncError]()
+
+    async def ask(number: int, one: Callable[[], Awaitable[T]]) -> None:
+        found[number] = await _or_error(one())
+
+    async with anyio.create_task_group() as group:
+        for number, one in enumerate(asks): group.start_soon(ask, number, one)
+    if errors := [each for each in found.values() if isinstance(each, SyncError)]: raise errors[0]
+    return [each for _, each in sorted(found.items()) if not isinstance(each, SyncError)]
 
 async def _or_error(asking: Awaitable[T]) -> T | SyncError:
     try:
@@ -96,11 +108,11 @@ class Discovery:
             whole: bool = False) -> None:
         """Ask for a run; one that `reads_only` changes nothing, `whole` has every image's tree."""
         self._transport, self._knowledge, self._reads_only, self._whole = transport, knowledge, reads_only, whole
-        self._say = cache(transport.edge.log)  # once what would be said for every tag of a repository
+        self.say = cache(transport.edge.log)  # once what would be said for every tag of a repository
         self._repositories: dict[tuple[str, str, str, Side], Repository] = {}
-        self._listings: dict[tuple[str, str], _Once[Mapping[str, str | None] | None]] = {}
-        self._held: dict[tuple[str, str], _Once[Collection[str] | None]] = {}
-        self._manifests: dict[tuple[str, str, str], _Once[Manifest]] = {}
+        self._listings: dict[tuple[str, str], Once[Mapping[str, str | None] | None]] = {}
+        self._held: dict[tuple[str, str], Once[Collection[str] | None]] = {}
+        self._manifests: dict[tuple[str, str, str], Once[Manifest]] = {}
         # Weights of those that are answered, the one that nobody has asked for longest first, and their sum.
         self._recent: dict[tuple[str, str, str], int] = {}
         self._kept_bytes = 0
@@ -124,7 +136,7 @@ class Discovery:
 
     async def list_tags(self, repository: Repository) -> Mapping[str, str | None] | None:
         """List a repository, once per run (rule 3), as `Repository.list_tags` does."""
-        return await self._listings.setdefault(repository.key, _Once()).get(repository.list_tags)
+        return await self._listings.setdefault(repository.key, Once()).get(repository.list_tags)
 
     async def select(self, mapping: MappingRule, source: Repository) -> tags.Selection:
         """Choose a mapping's tags; literal names need no listing."""
@@ -154,7 +166,12 @@ class Discovery:
             note(target.key)
             return listed or ()
 
-        return await self._held.setdefault(target.key, _Once()).get(ask)
+        return await self._held.setdefault(target.key, Once()).get(ask)
+
+    def names(self, repository: Repository) -> Collection[str] | None:
+        """Return the tags of a source or target that was listed, None where it was not."""
+        once = self._listings.get(repository.key)
+        return (once.answer[0] or ()) if once and once.answer else None
 
     def listed(self, target: Repository) -> Collection[str] | None:
         """Return a target's tags by a listing that was made already, None where there is none."""
@@ -168,8 +185,9 @@ class Discovery:
         return named(*source.key, reference, *target.key, target_reference, rules, oci.TRIM_RULE)
 
     async def look_up(self, mapping: MappingRule, reference: str, target_reference: str,
-            targets: tuple[Repository, ...]) -> Sighting:
-        """Say what a reference names, which targets lack it (rules 4 to 6, 8); raises what the source says."""
+            targets: tuple[Repository, ...], *, silent: Collection[Repository] = ()) -> Sighting:
+        """Say what a reference names, which targets lack it (rules 4 to 6, 8); raises what the source says. Of `silent`
+        targets it is known that they do not have it."""
         source = self.repository(mapping.source, mapping.source_repository, Side.SOURCE)
         names = [self.snapshot_name(mapping, source, each, reference, target_reference) for each in targets]
         ends = [_End(*each, self._knowledge.snapshot(each[1])) for each in zip(targets, names, strict=True)]
@@ -178,7 +196,8 @@ class Discovery:
             end.held = await _or_error(self._target_digest(end.target, target_reference, end.known))
 
         async with anyio.create_task_group() as group:
-            for end in ends: group.start_soon(ask, end)
+            for end in ends:
+                if end.target not in silent: group.start_soon(ask, end)
             found = await _or_error(self._first_look(mapping, source, reference, target_reference, ends))
         if isinstance(found, SyncError): raise found
         if isinstance(found, str):
@@ -186,11 +205,11 @@ class Discovery:
                 digest = next((end.held for end in ends if isinstance(end.held, str)), found)
                 return Sighting(source, None, digest, found, tuple(end.verdict(digest) for end in ends))
             try:
-                found = await self._manifest(source, found)
+                found = await self.manifest(source, found)
             except RegistryError as error:
                 if error.status != 404:  # what the HEAD told of is gone by now: what the tag names instead (rule 4)
                     raise
-                found = await self._manifest(source, reference)
+                found = await self.manifest(source, reference)
         root, fetched = await self._root(mapping, source, found)
         verdicts = tuple(end.verdict(root.digest) for end in ends)
         lacking = [each.target.key for each in verdicts if each.reason is None and each.error is None]
@@ -208,18 +227,18 @@ class Discovery:
     async def _first_look(self, mapping: MappingRule, source: Repository, reference: str, target_reference: str,
             ends: list[_End]) -> str | Manifest:
         """Ask the source what a tag names: its digest where that is likely to be enough (rules 4 and 5)."""
-        if self._whole: return await self._manifest(source, reference)
+        if self._whole: return await self.manifest(source, reference)
         if digest := self._listed_digest(source, reference): return digest
         listed = [self.listed(end.target) or () for end in ends]
         # Docker Hub counts a manifest's GET against the quota, and not its HEAD (protocol-facts.md 7.2).
         metered = mapping.source.kind == "dockerhub" and any(target_reference in tags for tags in listed)
         likely = (mapping.source.head_first or metered) and not mapping.platforms
         if not likely and not all(end.known for end in ends):
-            return await self._manifest(source, reference)
+            return await self.manifest(source, reference)
         if (told := await source.head_manifest(reference)) is None:
             missing = RegistryError("no such tag or manifest", status=404)
             raise missing.located(Side.SOURCE, "look up", source.reference(reference))
-        return told or await self._manifest(source, reference)
+        return told or await self.manifest(source, reference)
 
     async def completed(self, source: Repository, tree: plan.Tree) -> plan.Tree:
         """Fetch what a tree left out because its target seemed to hold it."""
@@ -244,16 +263,16 @@ class Discovery:
             self._knowledge.contradict(target.key)
         return held
 
-    async def _manifest(self, source: Repository, reference: str, expected: oci.Descriptor | None = None) -> Manifest:
+    async def manifest(self, source: Repository, reference: str, expected: oci.Descriptor | None = None) -> Manifest:
         """Fetch a manifest, by digest once as long as the budget holds it (rules 7, 8 and 13)."""
         if ":" in reference:
             key = (*source.key, reference)
-            once = self._manifests.setdefault(key, _Once())
+            once = self._manifests.setdefault(key, Once())
             manifest = await once.get(partial(source.get_manifest, reference, expected=expected))
         else:
             manifest = await source.get_manifest(reference)
             key = (*source.key, manifest.digest)
-            self._manifests[key] = _Once(manifest)
+            self._manifests[key] = Once(manifest)
         weight = max(manifest.size, _LIGHTEST_MANIFEST)
         self._kept_bytes += weight - self._recent.pop(key, 0)
         self._recent[key] = weight
@@ -271,17 +290,21 @@ class Discovery:
         if len(below) + len(wanted) > _MOST_BELOW or size > _LARGEST_TREE:
             large = f"the index comes to more than {_MOST_BELOW} manifests or {_LARGEST_TREE} bytes of them"
             raise ContentError(large).located(Side.SOURCE, "read", source.reference(top))
-        errors: list[SyncError] = []
+        found = await together(partial(self.manifest, source, each.digest, each) for each in wanted.values())
+        below.update(zip(wanted, found, strict=True))
+        return tuple(found)
 
-        async def fetch(entry: oci.Descriptor) -> None:
-            try:
-                below[entry.digest] = await self._manifest(source, entry.digest, entry)
-            except SyncError as error: errors.append(error)
-
-        async with anyio.create_task_group() as group:
-            for entry in wanted.values(): group.start_soon(fetch, entry)
-        if errors: raise errors[0]
-        return tuple(below[digest] for digest in wanted)
+    async def below(self, mapping: MappingRule, sighting: Sighting) -> list[str]:
+        """Return the digests below an image's index that referrers may hang on: no attestations, no trimmed indexes."""
+        source, tree = sighting.source, sighting.tree
+        if tree is None:
+            top = await self.manifest(source, sighting.source_digest)
+            root, fetched = await self._root(mapping, source, top)
+            nested = {each.digest for each in oci.nested_indexes(root)}
+            tree = await self._tree(source, top.digest, root, fetched, lambda digest: digest not in nested)
+        entries = [each for index in (tree.root, *tree.children) for each in index.children if not each.attests]
+        trimmed = {each.digest for each in tree.children if (*source.key, each.digest) not in self._manifests}
+        return [each.digest for each in entries if each.digest not in trimmed]
 
     async def _root(self, mapping: MappingRule, source: Repository, top: Manifest) -> tuple[Manifest,
             dict[str, Manifest]]:
@@ -289,7 +312,7 @@ class Discovery:
         wanted, nested = mapping.platforms, dict[str, Manifest]()
         if not wanted or not top.is_index:
             if wanted:
-                self._say("debug", "no_index", f"{source}: not an index, copied whatever the platform filter")
+                self.say("debug", "no_index", f"{source}: not an index, copied whatever the platform filter")
             return top, nested
         pending = oci.nested_indexes(top)
         for _ in range(oci.MAX_INDEX_DEPTH):
@@ -301,11 +324,11 @@ class Discovery:
                 had, asked = clean(", ".join(trimmed.available)) or "none", ", ".join(map(str, wanted))
                 raise RegistryError(f"no platform matches the filter {asked}; the source has {had}", status=404)
         if lacking := ", ".join(str(each) for each in wanted if each not in trimmed.matched):
-            self._say("warning", "platform_missing",
+            self.say("warning", "platform_missing",
                 f"{source}: no {lacking} in the source index, the others are copied")
         if trimmed.changed:
             text = f"{source}: the index is trimmed to its platforms, its digest at the target is "
-            self._say("info", "index_trimmed", text + trimmed.manifest.digest)
+            self.say("info", "index_trimmed", text + trimmed.manifest.digest)
         return trimmed.manifest, {each.manifest.digest: each.manifest for each in trimmed.nested.values()}
 
     async def _tree(self, source: Repository, top: str, root: Manifest, fetched: dict[str, Manifest],

@@ -20,7 +20,7 @@ from _regsync import plan
 from _regsync.claims import Claims, Step, Work
 from _regsync.discover import Discovery
 from _regsync.errors import RegistryError, RegsyncError, Side, SyncError
-from _regsync.oci import Manifest
+from _regsync.oci import Descriptor, Manifest
 from _regsync.plan import Tree
 from _regsync.registry import Repository
 from _regsync.rehearsal import Rehearsal
@@ -28,7 +28,7 @@ from _regsync.state import Knowledge, RepositoryKey
 from _regsync.store import SMALL_BLOB
 from _regsync.transfer import Mover
 
-__all__ = ["Execution", "Image", "Progress"]
+__all__ = ["Delivery", "Execution", "Image", "Progress"]
 
 # Discovery rests while so many images wait, or so many bytes of their manifests, which are in memory.
 _MOST_PENDING, _HEAVIEST_PENDING = 512, 64 * 1024 * 1024
@@ -38,18 +38,45 @@ _ABSENT_PAUSES = (0.5, 1.0, 2.0)
 _MOUNT_PATIENCE = 600.0
 
 @dataclass(eq=False, repr=False)
-class Image:
-    """One image on its way to one target under one reference."""
+class Delivery:
+    """What a user calls an image, on its way to one target: the image proper and its artifacts, and what became of
+    them; `there`: the image proper was not needed."""
 
     source: Repository
     target: Repository
-    tree: Tree
     source_name: str
     reference: str
-    snapshot: bytes
-    fan_out: bool
+    digest: str
+    source_digest: str
     began: float
-    digests: frozenset[str]
+    there: bool = False
+    fan_out: bool = False
+    record: bytes = b""  # under which the state keeps what is known of its artifacts, and what that comes to now
+    bits: int = 0
+    skipped: int = 0
+    failed: int = 0
+    stripped: int = 0
+    planned: list[str] = field(default_factory=list)  # what a rehearsal says of them
+    # By subject, what a target without the referrers API has to list; by digest or tag, all that has to be there.
+    listing: dict[str, list[Descriptor]] = field(default_factory=dict)
+    references: set[str] = field(default_factory=set)
+    brought: set[str] = field(default_factory=set)
+    open: int = 1  # of its images
+    error: RegsyncError | None = None
+    transferred: list[str] = field(default_factory=list)
+    mounted: int = 0
+    present: int = 0
+    bytes: int = 0
+
+@dataclass(eq=False, repr=False)
+class Image:
+    """One image or artifact on its way to its target under one reference; `then` is what hangs on it."""
+
+    delivery: Delivery
+    tree: Tree
+    reference: str
+    snapshot: bytes
+    then: list[Image]
     number: int = -1
     work: Work = field(default_factory=lambda: Work(("", ""), ()))
     queue: list[Step] = field(default_factory=list)
@@ -59,10 +86,9 @@ class Image:
     # A refused manifest was made good once: it is not tried a second time.
     healed: bool = False
     error: RegsyncError | None = None
-    transferred: list[str] = field(default_factory=list)
-    mounted: int = 0
-    present: int = 0
-    bytes: int = 0
+
+    def __post_init__(self) -> None:
+        self.source, self.target = self.delivery.source, self.delivery.target
 
 class Progress:
     """What a progress display shows: images known and done, bytes moved and expected, who has to wait."""
@@ -75,19 +101,24 @@ class Progress:
 
     def under_way(self) -> list[str]:
         """Return the names of the images that have a step running, oldest first."""
-        return [image.source_name for image in self.begun.values() if image.running]
+        return [image.source.reference(image.reference) for image in self.begun.values() if image.running]
 
 class Execution:
     """Images on their way, at most `slots` with a step running.
 
-    `start` starts a task, `ask` queues a question for a source, `ended` is told of an image's status.
+    `start` starts a task, `ask` queues a question for a source, `keep_list` is `referrers.Referrers.keep` where lists
+    are kept, `ended` is told of each delivery.
     """
 
     def __init__(self, mover: Mover | Rehearsal, knowledge: Knowledge, discovery: Discovery, progress: Progress, *,
             slots: int, start: Callable[..., None], ask: Callable[[str, Callable[[], Awaitable[None]]], None],
-            ended: Callable[[Image, str], None], log: Callable[..., None]) -> None:
+            keep_list: Callable[..., Awaitable[frozenset[str]]] | None, ended: Callable[[Delivery], None],
+            log: Callable[..., None]) -> None:
         self._mover, self._knowledge, self._discovery, self._progress = mover, knowledge, discovery, progress
         self._most_slots, self._start_task, self._ask, self._ended, self._log = slots, start, ask, ended, log
+        self._keep_list = keep_list
+        # Artifacts, by repository and digest or tag, that somebody brings in this run, and those that are there.
+        self.carried, self.delivered = set[tuple[RepositoryKey, str]](), set[tuple[RepositoryKey, str]]()
         self._claims = Claims(knowledge, anyio.current_time)
         # How often each blob is named by what was discovered: their order follows it.
         self.references: Counter[str] = Counter()
@@ -129,7 +160,8 @@ class Execution:
         self._pending_bytes += image.tree.size
         host = image.target.host.key
         self._hosts.add(host)
-        blobs = [(host, digest) for digest in image.digests if not self._claims.is_covered(host, digest)]
+        digests = {blob.digest for manifest in (image.tree.root, *image.tree.children) for blob in manifest.blobs}
+        blobs = [(host, digest) for digest in digests if not self._claims.is_covered(host, digest)]
         self._election.add(image.number, blobs)
 
     def commit(self, where: RepositoryKey, manifest: Manifest) -> None:
@@ -163,8 +195,8 @@ class Execution:
         except plan.NotAtHand:  # forgotten since it was looked up
             return self._ask(image.source.host.key, partial(self._complete, image))
         except SyncError as error:
-            image.error = error.located(Side.SOURCE, "read", image.source_name)
-            return self._ended(image, "failed")
+            image.error = error.located(Side.SOURCE, "read", image.source.reference(image.reference))
+            return self._close(image)
         ordered, lacking = plan.order_blobs(blobs, self.references), tuple(child.digest for child in children)
         image.work = Work(where, ordered, lacking, image.tree.root.digest, careful=not image.tree.is_image)
         self.images[image.work] = image
@@ -177,7 +209,7 @@ class Execution:
             image.tree = await self._discovery.completed(image.source, image.tree)
         except SyncError as error:
             image.error = error
-            self._ended(image, "failed")
+            self._close(image)
         else:
             self.add(image)
         self.advance()
@@ -209,23 +241,24 @@ class Execution:
             step = step._replace(mount_from=self._knowledge.mount_source(where, blob.digest))
         # What cannot be mounted and others need too is kept, when it is small (rule 13).
         several = self.references[blob.digest] > 1 and (mounts is False or len(self._hosts) > 1)
-        fan_out = image.fan_out or (several and blob.size <= SMALL_BLOB)
+        fan_out = image.delivery.fan_out or (several and blob.size <= SMALL_BLOB)
         # One read of a source serves all targets; a mount reads nothing.
-        reads = step.mount_from is None and not (image.fan_out and blob.digest in self._read)
-        self._read.update([blob.digest] if image.fan_out else [])
+        reads = step.mount_from is None and not (image.delivery.fan_out and blob.digest in self._read)
+        self._read.update([blob.digest] if image.delivery.fan_out else [])
         self._progress.expected += blob.size * reads
         try:
-            brought = await self._mover.bring(step, image.source, image.target, fan_out=fan_out, disk=image.fan_out)
+            brought = await self._mover.bring(step, image.source, image.target, fan_out=fan_out,
+                disk=image.delivery.fan_out)
         except SyncError as error: image.error, mounted = image.error or error, False
         else:
             if brought is None:
                 return  # dropped while draining: its image stays undone
             mounted = brought.mounted
-            image.bytes += brought.bytes
-            image.mounted += mounted
-            image.present += not (mounted or brought.uploaded)
+            image.delivery.bytes += brought.bytes
+            image.delivery.mounted += mounted
+            image.delivery.present += not (mounted or brought.uploaded)
             if brought.uploaded:
-                image.transferred.append(blob.digest)
+                image.delivery.transferred.append(blob.digest)
             else:
                 self._progress.expected -= blob.size * reads
             self._queue((), self._claims.arrived(step.work, blob.digest))
@@ -242,9 +275,10 @@ class Execution:
         else:
             del self.images[work]
             if whole:
-                self._knowledge.take_snapshot(image.snapshot, image.tree.source_digest, image.tree.root.digest)
+                if image.snapshot:
+                    self._knowledge.take_snapshot(image.snapshot, image.tree.source_digest, image.tree.root.digest)
                 self._queue(self._claims.released(work))
-                self._ended(image, "synced")
+                self._close(image)
             else:
                 self._queue(*self._claims.failed(work))
                 self._ask(image.source.host.key, partial(self._complete, image))
@@ -290,6 +324,48 @@ class Execution:
         if not image.running:
             self._slots -= 1
             if image.error is not None and self.images.pop(image.work, None) is not None:
-                self._ended(image, "failed")
+                self._close(image)
                 self._queue(*self._claims.failed(image.work))
         self.advance()
+
+    def _close(self, image: Image) -> None:
+        """Note that an image is at its target, or will not be: what hangs on it follows, or never will."""
+        whole, ended = image.delivery, [image]
+        whole.present += image.work.skipped
+        whole.error = whole.error or image.error
+        if image.error is None:
+            self.follow(image.then)
+            if image.reference in whole.references:
+                self.delivered.add((image.target.key, image.reference))
+                whole.brought.add(image.reference)
+        else:
+            for each in ended: ended += each.then
+            whole.failed += sum(each.reference in whole.references for each in ended)
+        whole.open -= len(ended)
+        self.conclude(whole)
+
+    def follow(self, images: Sequence[Image]) -> None:
+        """Promote what hangs on something that is there now."""
+        for each in images:
+            each.number = next(self._numbers)
+            (self.add if self.draining else self._promote)(each)
+
+    def conclude(self, whole: Delivery) -> None:
+        """End a delivery whose images have all ended; a target without the API is to list the artifacts first."""
+        if whole.open: return
+        listing = {subject: [each for each in entries if (whole.target.key, each.digest) in self.delivered]
+            for subject, entries in whole.listing.items()}
+        if self._keep_list is not None and any(listing.values()):
+            self._start_task(self._list, whole, listing, self._keep_list)
+        else:
+            self._ended(whole)
+
+    async def _list(self, whole: Delivery, listing: dict[str, list[Descriptor]],
+            keep: Callable[..., Awaitable[frozenset[str]]]) -> None:
+        try:
+            for subject, entries in listing.items():
+                added = await keep(whole.source, whole.target, subject, entries) if entries else frozenset()
+                whole.skipped -= len(added - whole.brought)  # another writer lost them from the list
+                whole.brought |= added
+        except SyncError as error: whole.error = whole.error or error
+        self._ended(whole)

@@ -19,9 +19,9 @@ from _regsync import fips
 from _regsync.errors import ConfigError, ContentError, clean
 
 __all__ = ["ACCEPT_MANIFESTS", "IMAGE_CONFIGS", "MAX_INDEX_DEPTH", "TRIM_RULE", "Descriptor", "Manifest", "Platform",
-    "Reference", "Trimmed", "check_digest", "digest_of", "is_referrer_tag", "is_repository", "is_tag", "nested_indexes",
-    "parse_manifest", "parse_platform", "parse_reference", "platform_matches", "referrers_tag", "split_digest",
-    "trim_index"]
+    "Reference", "Trimmed", "check_digest", "digest_of", "is_referrer_tag", "is_repository", "is_tag", "list_referrers",
+    "nested_indexes", "parse_manifest", "parse_platform", "parse_reference", "platform_matches", "referrers_tag",
+    "split_digest", "trim_index"]
 
 _T = TypeVar("_T")
 _KINDS: Mapping[type, str] = {str: "a string", list: "a list", dict: "an object"}
@@ -75,6 +75,17 @@ def digest_of(body: bytes, algorithm: str = "sha256") -> str:
 def referrers_tag(digest: str) -> str:
     """Return the fallback tag that lists a digest's referrers (protocol-facts.md section 1.10)."""
     return "-".join(part[:64] for part in split_digest(digest))
+
+def list_referrers(held: Manifest | None, more: Sequence[Descriptor]) -> Manifest:
+    """Return a fallback index that names `more` behind what it `held` (protocol-facts.md section 1.10)."""
+    start: dict[str, Any] = {"schemaVersion": 2, "mediaType": _INDEX_TYPES[0], "manifests": []}
+    document = _load(held.body, "the list of referrers cannot be extended", _refuse) if held else start
+    for each in more:
+        entry = {"mediaType": each.media_type, "digest": each.digest, "size": each.size,
+            "artifactType": each.artifact_type, "annotations": dict(each.annotations)}
+        document["manifests"].append({key: value for key, value in entry.items() if value})
+    body = json.dumps(document, ensure_ascii=False, separators=(",", ":")).encode("utf-8")
+    return parse_manifest(body, content_type=None)
 
 def is_referrer_tag(tag: str) -> bool:
     """Tell whether a tag names referrers or cosign's attachments, not an image (design.md section 5)."""

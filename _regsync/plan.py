@@ -7,6 +7,7 @@ earlier mapping wins). Follows design.md sections 3, 6, 7, specification 1.1.
 
 from __future__ import annotations
 
+import enum
 import heapq
 from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
@@ -16,9 +17,13 @@ from _regsync.errors import ContentError, RegistryError
 from _regsync.oci import IMAGE_CONFIGS, MAX_INDEX_DEPTH, Descriptor, Manifest
 from _regsync.providers import api_repository
 
-__all__ = ["Assignment", "Election", "NotAtHand", "Tree", "Wanted", "assign", "grow", "may_be_stale", "names_absence",
-    "order_blobs", "target_groups"]
+__all__ = ["COMPLETE", "HAS", "LATE_SHARE", "Assignment", "Election", "Look", "NotAtHand", "Tree", "Wanted", "assign",
+    "grow", "look_again", "look_without_state", "may_be_stale", "names_absence", "order_blobs", "target_groups"]
 
+# design.md section 8: of a run's requests, those that ask for late signatures.
+LATE_SHARE = 0.02
+# What is noted of a look at an image's artifacts, beside `referrers.Referrers.shown`: it has some, they are all there.
+HAS, COMPLETE = 16, 32
 _MOST_BLOBS = 10_000  # of one image; real ones name hundreds, and a hostile index hundreds of thousands
 _Place = tuple[str, int, str]
 
@@ -72,6 +77,24 @@ class Tree(NamedTuple):
         if len(blobs) > _MOST_BLOBS:
             raise ContentError(f"the image names more than {_MOST_BLOBS} blobs")
         return tuple(blobs.values()), tuple(child for child in self.children if child.digest in lacking)
+
+class Look(enum.IntEnum):
+    """How an image's artifacts are looked at: not, when it is its turn, the top's at once, or with all below it."""
+
+    NOT, LATE, TOP, ALL = range(4)
+
+def look_again(record: tuple[int, int, int] | None, shown: int, now: float, *, required: bool) -> Look:
+    """Decide on an unchanged image by its record (last look, first look, bits), and by its tags in a listing."""
+    if record is None or not record[2] & COMPLETE or (required and not record[2] & HAS):
+        return Look.ALL
+    if shown & ~record[2]: return Look.TOP
+    pause = min(max(3600.0, (now - record[1]) / 4), 7 * 86400.0)
+    return Look.LATE if now - record[0] >= pause else Look.NOT
+
+def look_without_state(digest: str, now: float) -> Look:
+    """Decide by digest and day in which hour of the day an unchanged image is looked at."""
+    day, rest = divmod(int(now), 86400)
+    return Look.ALL if (int(digest[-6:], 16) + day) % 24 == rest // 3600 else Look.NOT
 
 def names_absence(error: RegistryError) -> bool:
     """Say whether a refused manifest was refused for something that it names."""

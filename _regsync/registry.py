@@ -21,7 +21,7 @@ __all__ = ["Repository", "Upload"]
 
 _MANIFEST_LIMIT, _TAGS_LIMIT = 4 * 1024 * 1024, 8 * 1024 * 1024
 # A listing is in memory; the largest known repositories have some 100,000 tags.
-_MOST_PAGES, _MOST_TAGS = 10_000, 1_000_000
+_MOST_PAGES, _MOST_TAGS, _MOST_REFERRERS = 10_000, 1_000_000, 10_000
 _OCTETS = ("Content-Type", "application/octet-stream")
 # RFC 8288: <target>; parameters, where a quoted text may hold what separates.
 # `<` cannot stand in a target: 64 KiB of them must not cost their square.
@@ -114,6 +114,26 @@ class Repository:
             told = reference if ":" in reference else answer.headers.get("docker-content-digest")
             content_type = answer.headers.get("content-type")
             return oci.parse_manifest(answer.body, content_type=content_type, digest=told, expected=expected)
+
+    async def list_referrers(self, digest: str) -> tuple[oci.Descriptor, ...]:
+        """Return what the referrers API lists (section 1.10), all pages; RegistryError where there is none."""
+        accept = ("Accept", oci.ACCEPT_MANIFESTS.partition(",")[0])
+        call, asked = self.call("manifest_get", "GET", f"referrers/{digest}", accept), set[str]()
+        found: dict[str, oci.Descriptor] = {}
+        with self.located("list referrers of", self.reference(digest)):
+            while call.path not in asked and len(asked) < _MOST_PAGES and len(found) <= _MOST_REFERRERS:
+                asked.add(call.path)
+                answer = await self._transport.request(self.host, call, ok=(200,), limit=_MANIFEST_LIMIT)
+                try:
+                    page = oci.parse_manifest(answer.body, content_type=answer.headers.get("content-type"))
+                    if not page.is_index: raise ContentError("not an index")
+                except ContentError as error:
+                    if found or len(asked) > 1: raise
+                    raise RegistryError(f"a 200 that is no list: {error.message}", status=404) from error
+                found.update((each.digest, each) for each in page.children)
+                if (following := self._linked(call, answer)) is None: return tuple(found.values())
+                call = call._replace(path=following)
+            raise ProtocolBroken(f"the list goes in circles, or names more than {_MOST_REFERRERS}")
 
     async def put_manifest(self, reference: str, manifest: oci.Manifest) -> None:
         """Put a manifest's bytes under a tag or its digest."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from _regsync.errors import RegsyncError
@@ -29,6 +30,8 @@ def duration_text(seconds: float) -> str:
     if minutes < 60: return f"{minutes}m{rest:02d}s" if minutes else f"{rest}s"
     return f"{minutes // 60}h{minutes % 60:02d}m"
 
+_NO_ARTIFACTS = MappingProxyType(dict.fromkeys(("synced", "skipped", "failed", "stripped"), 0))
+
 class Outcome(NamedTuple):
     """The end of one image on one target; `source` and `target` are full references with host."""
 
@@ -44,6 +47,8 @@ class Outcome(NamedTuple):
     transferred: tuple[str, ...] = ()  # digests of uploaded blobs; the others were mounted or already there
     mounted: int = 0
     skipped: int = 0
+    artifacts: Mapping[str, int] = _NO_ARTIFACTS
+    planned: tuple[str, ...] = ()  # what a dry run says of artifacts
 
     def line(self) -> str:
         """Return the one line that a user sees for it (specification section 6)."""
@@ -60,7 +65,8 @@ class Outcome(NamedTuple):
         return {"source": self.source, "target": self.target, "digest": self.digest,
             **({"source_digest": self.source_digest} if differs else {}), "status": self.status, "reason": self.reason,
             "error": cause, "bytes": self.bytes, "duration_s": round(self.duration, 3),
-            "blobs": {"transferred": len(self.transferred), "mounted": self.mounted, "skipped": self.skipped}}
+            "blobs": {"transferred": len(self.transferred), "mounted": self.mounted, "skipped": self.skipped},
+            "artifacts": dict(self.artifacts)}
 
 class Report:
     """The fold over a run's outcomes."""
@@ -117,6 +123,7 @@ class Report:
             verb, detail = ("skip", each.reason or "") if each.status == "skipped" else ("sync", detail)
             if each.status != "failed":
                 told.append(f"would {verb} {each.source} -> {each.target} ({detail})")
+            told += [f"  would {text}" for text in each.planned]
         images, layers, size = self.totals().values()
         return [*told,
             f"Images: {images['synced']} would be synced, {images['skipped']} skipped, {images['failed']} failed",
@@ -144,9 +151,9 @@ _SHAPES = {"report": "schema: =1; run_id started_at: string; duration_s: number;
     "version": "version build python openssl gate: string",
     "image": "source target: string; digest: string|null; source_digest?: string; error: null|cause; "
     "status: =synced|skipped|failed|would_sync; reason: =null|unchanged|immutable_tag|tag_immutable_exists; "
-    "bytes: integer; duration_s: number; blobs: blobs",
+    "bytes: integer; duration_s: number; blobs: blobs; artifacts: artifacts",
     "cause": f"code: {_CODE}; message: string; status: integer|null; side: =null|source|target; retries: integer",
-    "blobs": "transferred mounted skipped: integer",
+    "blobs": "transferred mounted skipped: integer", "artifacts": "synced skipped failed stripped: integer",
     "mapping": "from to: string; selected: integer; dropped: {integer}",
     "totals": "images: images; layers: layers; bytes: integer; requests: {{integer}}; throttled: {integer}",
     "images": "synced skipped failed: integer", "layers": "transferred unique mounted skipped: integer",

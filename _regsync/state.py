@@ -13,7 +13,7 @@ from typing import Any
 
 from _regsync.archive import EMPTY, Archive, Fresh, encode, entry, frame, key_of, moment_of
 
-__all__ = ["Knowledge", "RepositoryKey", "Snapshot"]
+__all__ = ["Knowledge", "RepositoryKey", "Snapshot", "area"]
 
 # Host key (host:port as shown in reports) and repository name.
 RepositoryKey = tuple[str, str]
@@ -41,7 +41,7 @@ class Knowledge:
         self._numbers = {where: number for number, where in enumerate(archive.repositories)}
         # Repositories from this number on are this run's.
         self._own = len(self._numbers)
-        self._rows: dict[str, list[bytes]] = {table: [] for table in "BMES"}
+        self._rows: dict[str, list[bytes]] = {table: [] for table in "BMESA"}
         self._forgotten: set[bytes] = set()
         # Manifests that a target's tag answered with in this run, not yet and already looked into.
         self._vouched: defaultdict[RepositoryKey, list[bytes]] = defaultdict(list)
@@ -49,7 +49,7 @@ class Knowledge:
         self._contradicted: set[RepositoryKey] = set()
         # Manifests whose names are in the rows already.
         self._written: set[bytes] = set()
-        self._changed = False
+        self._changed, self._looks = False, dict[bytes, bytes]()
         young = self._now() - _FACTS_SECONDS
         self._facts = {name: fact for name, fact in archive.facts.items() if fact[1] >= young}
 
@@ -213,7 +213,7 @@ class Knowledge:
     def learn_probe(self, where: RepositoryKey, *, absent: bool = False, present: bool = False) -> None:
         """Note what a probing POST answered, where a HEAD said the same."""
         old = self._probed(where)
-        self.learn(f"probes {_area(where)}", [old[0] or absent, old[1] or present])
+        self.learn(f"probes {area(where)}", [old[0] or absent, old[1] or present])
 
     def probe_is_trusted(self, where: RepositoryKey) -> bool:
         """Say whether a 201 to a probing POST was confirmed by a HEAD before."""
@@ -221,7 +221,7 @@ class Knowledge:
 
     def _probed(self, where: RepositoryKey) -> tuple[bool, bool]:
         """Return what such a POST was seen to answer: (202 for an absent blob, 201 for a present one)."""
-        told = self.fact(f"probes {_area(where)}")
+        told = self.fact(f"probes {area(where)}")
         return (told[0] is True, told[1] is True) if isinstance(told, list) and len(told) == 2 else (False, False)
 
     def snapshot(self, name: bytes) -> Snapshot | None:
@@ -238,6 +238,18 @@ class Knowledge:
         # An unchanged tag is written anew from time to time only: a run without changes writes nothing.
         if row is None or row[36:] != keys or (self._ttl and moment - moment_of("S", row) > self._ttl / 4):
             self._append("S", name + moment.to_bytes(4, "big") + keys)
+
+    def look(self, name: bytes) -> tuple[int, int, int] | None:
+        """Return when an image's artifacts were last looked at, when first, and the bits noted then."""
+        row = self._looks.get(name) or self._archive.row("A", name)
+        return (moment_of("A", row), int.from_bytes(row[36:40], "big"), row[40]) if row else None
+
+    def looked(self, name: bytes, bits: int) -> None:
+        """Note what a look at an image's artifacts found; this does not age with `ttl`."""
+        old, moment = self.look(name), int(self._now())
+        stamps = (moment, old[1] if old else moment)
+        row = self._looks[name] = name + b"".join(each.to_bytes(4, "big") for each in stamps) + bytes([bits])
+        self._append("A", row)
 
     def fact(self, name: str) -> Any:
         """Return what was learnt under a name (JSON's types), None where nothing was."""
@@ -260,5 +272,6 @@ class Knowledge:
             renewed=frozenset().union(*self._strong.values()) if due else frozenset(),
             moment=moment if due or not old.renewed else old.renewed))
 
-def _area(where: RepositoryKey) -> str:
+def area(where: RepositoryKey) -> str:
+    """Return what of a host is learnt together: the host and the first path segment."""
     return f"{where[0]} {where[1].partition('/')[0]}"

@@ -16,11 +16,13 @@ import anyio
 import anyio.abc
 
 from _regsync import pacing, plan
+from _regsync.archive import digest_like
 from _regsync.config import Config, MappingRule
 from _regsync.discover import Discovery, Sighting
 from _regsync.errors import MappingConflict, RegsyncError, Side, SyncError
-from _regsync.execution import Execution, Image, Progress
+from _regsync.execution import Delivery, Execution, Image, Progress
 from _regsync.plan import Wanted
+from _regsync.referrers import Artifact, Referrers
 from _regsync.registry import Repository
 from _regsync.rehearsal import Rehearsal
 from _regsync.report import Outcome, Report
@@ -56,9 +58,12 @@ class Run:
         self._staging = Staging(config.cache_dir, config.staging_size_limit)
         self.rehearsal = Rehearsal(transport, self._knowledge) if rehearse else None
         mover = self.rehearsal or Mover(transport, self._knowledge, self._staging, self._count_bytes)
+        self._referrers = Referrers(self._discovery, self._knowledge, wall, kept=config.cache_dir is not None)
         self._execution = Execution(mover, self._knowledge, self._discovery, self.progress,
-            slots=config.max_concurrent_transfers, start=self._start, ask=self._ask, ended=self._end_image,
-            log=self._log)
+            slots=config.max_concurrent_transfers, start=self._start, ask=self._ask, ended=self._end_whole,
+            keep_list=None if rehearse else self._referrers.keep, log=self._log)
+        # Images whose next look at their artifacts is due, by when they were last looked at.
+        self._late: list[tuple[int, Callable[..., Coroutine[Any, Any, None]]]] = []
         self._questions: dict[str, deque[Callable[[], Awaitable[None]]]] = {}
         self._workers: Counter[str] = Counter()
         self._asking = set[anyio.CancelScope]()  # of workers, in the end of those that were cut off
@@ -88,10 +93,6 @@ class Run:
         """Read what every registry in use names, so that an unusable file stops all before any request."""
         for mapping in mappings:
             for registry in (mapping.source, *mapping.targets): self._transport.prepare(registry)
-        if any(mapping.artifacts.enabled for mapping in mappings):
-            self._log("warning", "referrers_stay",
-                "this version does not copy referrers: signatures, SBOMs and attestations stay behind "
-                "(artifacts.enabled: false, or --no-artifacts, says that this is meant)")
 
     async def _conduct(self, stop: anyio.Event, items: list[tuple[str, Callable[[], Awaitable[None]]]]) -> None:
         execution = anyio.CancelScope()
@@ -102,6 +103,9 @@ class Run:
                     async with anyio.create_task_group() as tasks:
                         self._tasks = tasks
                         for source, item in items: self._ask(source, item)
+                    async with anyio.create_task_group() as tasks:
+                        self._tasks = tasks
+                        self._look_late()
                 outer.cancel_scope.cancel()
         finally:
             self._tasks = None
@@ -115,8 +119,8 @@ class Run:
         self._report.interrupted = draining and (execution.cancelled_caught or undone or bool(self._asking))
         for image in () if draining else list(self._execution.images.values()):
             # Cannot happen while rule 9 holds; if it does, the image must not be lost silently.
-            image.error = RegsyncError("the run ended while this image waited for another one")
-            self._end_image(image, "failed")
+            image.delivery.error = RegsyncError("the run ended while this image waited for another one")
+            self._end_whole(image.delivery)
 
     async def _drain(self, stop: anyio.Event, execution: anyio.CancelScope) -> None:
         while not stop.is_set():
@@ -228,7 +232,8 @@ class Run:
         asked: list[Repository] = []
         for target in targets:
             # Skip tier 1: the tag never moves, and the target's listing, fetched anyway, names it.
-            if self._never_moves(mapping, reference) and reference in (self._discovery.listed(target) or ()):
+            if (self._never_moves(mapping, reference) and reference in (self._discovery.listed(target) or ())
+                    and not self._shows_more(mapping, target, wanted.tag, reference)):
                 self._end(source_name, target.reference(reference), "skipped", reason="immutable_tag")
             else:
                 asked.append(target)
@@ -237,42 +242,102 @@ class Run:
                 sighting = await self._discovery.look_up(mapping, wanted.tag, reference, tuple(asked))
                 # Pushed by digest: a trimmed index has its own.
                 reference = sighting.digest if ":" in reference else reference
-                self._take(sighting, source_name, reference, began, fan_out=len(mapping.targets) > 1)
+                await self._take(mapping, sighting, source_name, reference, began)
         except SyncError as error:
             for target in asked:
                 self._end(source_name, target.reference(reference), "failed", error=error)
+
+    def _shows_more(self, mapping: MappingRule, target: Repository, tag: str, reference: str) -> bool:
+        """Say whether a tag that never moves is looked at all the same, for its artifacts."""
+        source, rule = self._source(mapping), mapping.artifacts
+        known = self._knowledge.snapshot(self._discovery.snapshot_name(mapping, source, target, tag, reference))
+        if known is None or not rule.enabled: return rule.require_artifacts
+        record = self._knowledge.look(self._referrers.record(mapping, source, target, *known))
+        shown = self._referrers.shown(source, digest_like(known[0]))
+        wall = self._transport.edge.wall()
+        return plan.look_again(record, shown, wall, required=rule.require_artifacts) > plan.Look.LATE
 
     def _never_moves(self, mapping: MappingRule, tag: str) -> bool:
         pattern = None if self._whole else mapping.tags.immutable_tags
         return pattern is not None and self._globs(pattern)(tag)
 
-    def _take(self, sighting: Sighting, source_name: str, reference: str, began: float, *, fan_out: bool) -> None:
-        """End what is there already, and let the execution have what is not."""
-        source, tree = sighting.source, sighting.tree
-        digests: set[str] = set()
-        for manifest in (tree.root, *tree.children) if tree is not None else ():
-            blobs = [blob.digest for blob in manifest.blobs]
-            self._execution.references.update(blobs)
-            digests.update(blobs)
-            if manifest.digest in sighting.at_source and any(each.target.host.key == source.host.key for each
-                    in sighting.verdicts):
-                # Where source and target share a host, the source is the first to mount from.
-                self._execution.commit(source.key, manifest)
-        for target, snapshot, reason, error in sighting.verdicts:
-            if self.rehearsal is not None and tree is not None:
-                self.rehearsal.look_at(source_name, tree, target.key)
-            name = target.reference(reference)
-            if error is not None:
-                self._end(source_name, name, "failed", error=error)
-            elif reason is not None:
-                digest, told = sighting.digest, sighting.source_digest
-                self._knowledge.take_snapshot(snapshot, told, digest)
-                self._end(source_name, name, "skipped", reason=reason, digest=digest, source_digest=told)
-            elif tree is not None:
-                found = frozenset(digests)
-                self._execution.add(Image(source, target, tree, source_name, reference, snapshot, fan_out, began,
-                    found))
+    def _look_late(self) -> None:
+        """Look again at the artifacts of images that are due, the oldest first (design.md section 8)."""
+        share = plan.LATE_SHARE * sum(sum(each.values()) for each in self._transport.requests.values())
+        # Chance rounds, so that a small configuration, too, comes to its share over many runs.
+        more = self._transport.edge.chance() >= 1 - share % 1
+        looks = 0 if self._execution.draining else int(share) + more
+        if (left := len(self._late) - looks) > 0:
+            self._log("debug", "looks_due", f"{left} images are due for a look at their artifacts, in a later run")
+        for number, (_, take) in enumerate(sorted(self._late, key=lambda each: each[0])):
+            self._start(take, number < looks)
+
+    async def _take(self, mapping: MappingRule, sighting: Sighting, source_name: str, reference: str, began: float,
+            late: bool | None = None) -> None:
+        """Let the execution have what is not there; while `late` is None a look at artifacts may be put off."""
+        wholes = [Delivery(sighting.source, each.target, source_name, reference, sighting.digest,
+            sighting.source_digest, began, each.reason is not None, error=each.error) for each in sighting.verdicts]
+        found = stripped = list[Artifact]()
+        if mapping.artifacts.enabled or self.rehearsal is not None:
+            need = max(self._referrers.need(mapping, each) for each in wholes)
+            if need == plan.Look.LATE and late is None:
+                last = min((self._knowledge.look(each.record) or (0,))[0] for each in wholes)
+                self._late.append((last, partial(self._take, mapping, sighting, source_name, reference, began)))
+                return
+            try:
+                if need > plan.Look.LATE or late:
+                    found, stripped = await self._referrers.look(mapping, sighting, wholes, need)
+                else:
+                    for whole in wholes: whole.record = b""
+            except SyncError as error:
+                for whole in wholes: whole.error = whole.error or error
+        for each in (sighting, *(artifact.sighting for artifact in found)): self._note(each)
+        for whole, verdict in zip(wholes, sighting.verdicts, strict=True):
+            if self.rehearsal is not None and sighting.tree is not None:
+                self.rehearsal.look_at(source_name, sighting.tree, whole.target.key)
+            if whole.there:
+                self._knowledge.take_snapshot(verdict.snapshot, whole.source_digest, whole.digest)
+            whole.fan_out, whole.stripped = len(mapping.targets) > 1, len(stripped)
+            whole.planned = [f"strip {each}" for each in stripped]
+            then = [] if whole.error else self._hang(whole, found)
+            if sighting.tree is None or whole.there or whole.error:
+                whole.open -= 1
+                self._execution.follow(then)
+                self._execution.conclude(whole)
+            else:
+                self._execution.add(Image(whole, sighting.tree, reference, verdict.snapshot, then))
         self._execution.advance()
+
+    def _note(self, sighting: Sighting | None) -> None:
+        """Count what a tree names; where source and target share a host, the source is the first to mount from."""
+        if sighting is None or sighting.tree is None: return
+        shared = any(each.target.host.key == sighting.source.host.key for each in sighting.verdicts)
+        for manifest in (sighting.tree.root, *sighting.tree.children):
+            self._execution.references.update(blob.digest for blob in manifest.blobs)
+            if shared and manifest.digest in sighting.at_source:
+                self._execution.commit(sighting.source.key, manifest)
+
+    def _hang(self, whole: Delivery, found: list[Artifact]) -> list[Image]:
+        """Note what hangs on an image; return what its target lacks of it, behind that what hangs on it in turn."""
+        made, first, carried = dict[str, Image](), list[Image](), self._execution.carried
+        for each in found:
+            place, sighting = (whole.target.key, each.reference), each.sighting
+            whole.references.add(each.reference)
+            if each.entry is not None: whole.listing.setdefault(each.subject, []).append(each.entry)
+            verdict = next((one for one in sighting.verdicts if one.target is whole.target), None) if sighting else None
+            if verdict is not None and verdict.error is not None:
+                whole.error, whole.failed = whole.error or verdict.error, whole.failed + 1
+            elif verdict is None or sighting is None or sighting.tree is None or verdict.reason or place in carried:
+                whole.skipped += 1
+                if place not in carried: self._execution.delivered.add(place)
+            else:
+                carried.add(place)
+                whole.planned.append(f"carry {each}")
+                snapshot = b"" if each.entry else verdict.snapshot
+                image = made[each.reference] = Image(whole, sighting.tree, each.reference, snapshot, [])
+                (made[each.subject].then if each.subject in made else first).append(image)
+        whole.open += len(made)
+        return first
 
     def _end(self, source: str, target: str, status: str, **details: Any) -> None:
         self.progress.done += 1
@@ -285,10 +350,19 @@ class Run:
             name = self._source(wanted.mapping).reference(wanted.tag)
             self._end(name, target.reference(wanted.tag), "failed", error=error)
 
-    def _end_image(self, image: Image, status: str) -> None:
-        root = image.tree.root
-        self._end(image.source_name, image.target.reference(image.reference),
-            "would_sync" if self.rehearsal is not None and status == "synced" else status,
-            digest=root.digest if status == "synced" else None, source_digest=image.tree.source_digest,
-            error=image.error, bytes=image.bytes, duration=anyio.current_time() - image.began,
-            transferred=tuple(image.transferred), mounted=image.mounted, skipped=image.present + image.work.skipped)
+    def _end_whole(self, whole: Delivery) -> None:
+        if whole.record:
+            there = all((whole.target.key, each) in self._execution.delivered for each in whole.references)
+            bits = whole.bits | plan.HAS * bool(whole.references) | plan.COMPLETE * there
+            if whole.error is None or self._knowledge.look(whole.record):
+                self._knowledge.looked(whole.record, bits if whole.error is None else 0)
+        synced, failed = "synced" if self.rehearsal is None else "would_sync", whole.error is not None
+        unchanged = whole.there and not whole.brought
+        self._end(whole.source_name, whole.target.reference(whole.reference),
+            "failed" if failed else "skipped" if unchanged else synced,
+            reason="unchanged" if unchanged and not failed else None, digest=None if failed else whole.digest,
+            source_digest=whole.source_digest, error=whole.error, bytes=whole.bytes,
+            duration=anyio.current_time() - whole.began, transferred=tuple(whole.transferred), mounted=whole.mounted,
+            skipped=whole.present, planned=tuple(whole.planned),
+            artifacts={"synced": len(whole.brought), "skipped": whole.skipped, "failed": whole.failed,
+            "stripped": whole.stripped})

@@ -37,7 +37,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "report",
     ),
     ("tls", "streams", "http1", "credentials", "auth", "clouds", "transport", "registry", "store", "statefile"),
-    ("discover", "transfer", "rehearsal", "execution", "sync"),
+    ("discover", "transfer", "rehearsal", "execution", "referrers", "sync"),
     ("version", "output", "session", "watch", "cli"),
 )
 PURE = {*LAYERS[2], *LAYERS[3]}

@@ -1,0 +1,245 @@
+"""Which artifacts hang on an image, and the list of them where a registry keeps none itself.
+
+Owns: the question of specification section 1.1 "Artifacts" (referrers API, fallback tag, cosign's tags), its filters,
+the fallback index at a target. May not know: when a run looks, how anything is moved. Invariants: what could not be
+asked is an error, never "none"; an entry that somebody else wrote into a fallback index stays. Follows design.md
+section 6 rule 15, protocol-facts.md section 1.10.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Iterable, Sequence
+from functools import partial
+from typing import NamedTuple
+
+import anyio
+
+from _regsync import oci, plan
+from _regsync.archive import key_of, named
+from _regsync.config import ArtifactRule, MappingRule
+from _regsync.discover import Discovery, Once, Sighting, together
+from _regsync.errors import ContentError, RegistryError
+from _regsync.execution import Delivery
+from _regsync.oci import Descriptor, Manifest
+from _regsync.registry import Repository
+from _regsync.state import Knowledge, RepositoryKey, area
+
+__all__ = ["Artifact", "Referrers"]
+
+_COSIGN = (".sig", ".att", ".sbom")
+# Signatures of attestations of signatures have been seen; a chain that goes on is somebody's trap.
+_DEEPEST, _MOST = 8, 10_000
+# A list that others write too is put so often before that is an error.
+_PUTS = 5
+
+class Artifact(NamedTuple):
+    """One artifact: what it hangs on, its digest or cosign's tag, its entry in a fallback index (None for a tag), what
+    was found out about it (None: every target has it)."""
+
+    subject: str
+    reference: str
+    entry: Descriptor | None
+    sighting: Sighting | None
+    types: frozenset[str]
+
+    def __str__(self) -> str:
+        return f"{self.reference} ({', '.join(sorted(self.types)) or 'no type'}) of {self.subject}"
+
+class _List(NamedTuple):
+    entries: tuple[Descriptor, ...]
+    fallback: Manifest | None = None  # the index that they are from
+
+class Referrers:
+    """The questions of one run about artifacts, and what it keeps at targets without the API."""
+
+    def __init__(self, discovery: Discovery, knowledge: Knowledge, wall: Callable[[], float], *, kept: bool) -> None:
+        """`wall` is the wall clock, `kept` says whether there is a state on disk."""
+        self._discovery, self._knowledge, self._wall, self._kept = discovery, knowledge, wall, kept
+        self._warned = set[int]()
+        self._lists = defaultdict[tuple[RepositoryKey, str], Once[_List]](Once)
+        self._asked = Counter[RepositoryKey]()
+        # Who asks an area for the first time, who writes a list.
+        self._locks = defaultdict[object, anyio.Lock](anyio.Lock)
+        self._written = set[tuple[RepositoryKey, str]]()
+
+    def shown(self, source: Repository, digest: str) -> int:
+        """Return as bits which tags that list or hold artifacts of a digest a listing made already shows."""
+        names, tag = self._discovery.names(source) or (), oci.referrers_tag(digest)
+        return sum(1 << bit for bit, end in enumerate(("", *_COSIGN)) if tag + end in names)
+
+    def need(self, mapping: MappingRule, whole: Delivery) -> plan.Look:
+        """Say whether the artifacts of an image are to be looked at, and give it its record."""
+        if whole.error is not None: return plan.Look.NOT
+        keys, required = (key_of(whole.source_digest), key_of(whole.digest)), mapping.artifacts.require_artifacts
+        whole.record = self.record(mapping, whole.source, whole.target, *keys)
+        whole.bits = self.shown(whole.source, whole.source_digest)
+        if not whole.there: return plan.Look.ALL
+        if not self._kept and not required:
+            return plan.look_without_state(whole.source_digest, self._wall())
+        return plan.look_again(self._knowledge.look(whole.record), whole.bits, self._wall(), required=required)
+
+    @staticmethod
+    def record(mapping: MappingRule, source: Repository, target: Repository, *keys: bytes) -> bytes:
+        """Name what the state keeps of an image's artifacts: from where and to, which digests, under which rules."""
+        rules = (",".join(sorted(each)) for each in (mapping.artifacts.include, mapping.artifacts.exclude))
+        return named("artifacts", *source.key, *target.key, *(key.hex() for key in keys), *rules)
+
+    async def look(self, mapping: MappingRule, sighting: Sighting, wholes: Sequence[Delivery],
+            need: plan.Look) -> tuple[list[Artifact], list[Artifact]]:
+        """Return the artifacts of an image that travel and those that cannot; SyncError when one may be missed."""
+        source, digest, rule, deep = sighting.source, sighting.source_digest, mapping.artifacts, need == plan.Look.ALL
+        targets = [each.target for each in wholes if each.error is None and rule.enabled]
+        records = [self._knowledge.look(each.record) for each in wholes]
+        # Whether an artifact stands there already is asked only where nothing is known of the image's artifacts.
+        silent = [each.target for each, record in zip(wholes, records, strict=True) if record or not each.there]
+        tops = [digest] if sighting.digest == digest else []
+        below = await self._discovery.below(mapping, sighting) if deep else []
+        found = await self._of(mapping, source, [*tops, *below], targets, silent, deep=deep)
+        stripped = [] if tops else await self._of(mapping, source, [digest], (), (), deep=False)
+        if stripped and mapping.index not in self._warned:
+            self._warned.add(mapping.index)
+            text = "what hangs on an index that is trimmed to its platforms stays behind: the target has another index"
+            self._discovery.say("warning", "artifacts_stripped", f"{source}: {text}")
+        if rule.require_artifacts and not found and (deep or not any(each and each[2] & plan.HAS for each in records)):
+            missing = RegistryError("require_artifacts: there is none that the filters take", status=404)
+            missing.hint = "sign the image, or leave require_artifacts out"
+            raise missing.located(source.side, "list referrers of", source.reference(digest))
+        return (found, stripped) if rule.enabled else ([], [*found, *stripped])
+
+    async def _of(self, mapping: MappingRule, source: Repository, digests: Iterable[str], targets: Sequence[Repository],
+            silent: Collection[Repository], *, deep: bool) -> list[Artifact]:
+        """Return what hangs on these digests as far as the filters take it, and on that in turn: where a target
+        lacks it, if `deep` everywhere. `silent` targets are known to lack what they did not get. Raises SyncError."""
+        mapping = mapping._replace(platforms=None)
+        found, level, seen = dict[str, Artifact](), list(dict.fromkeys(digests)), set[str]()
+        for _ in range(_DEEPEST):
+            self._asked[source.key] += len(level)
+            seen.update(level)
+            asked = await together(partial(self._on, mapping, source, each, targets, silent) for each in level)
+            found.update((each.reference, each) for several in asked for each in several)
+            level = [each.reference for each in found.values() if each.entry and (deep or each.sighting)]
+            level = [digest for digest in level if digest not in seen]
+            if not level: return list(found.values())
+            if len(found) > _MOST: break
+        large = f"more than {_MOST} artifacts, or artifacts on artifacts more than {_DEEPEST} deep"
+        raise ContentError(large).located(source.side, "list referrers in", str(source))
+
+    async def _on(self, mapping: MappingRule, source: Repository, subject: str, targets: Sequence[Repository],
+            silent: Collection[Repository]) -> list[Artifact]:
+        """Return what hangs on one digest."""
+        listed = await self._lists[source.key, subject].get(partial(self._list, source, subject))
+        look = partial(self._look, mapping, source, subject, targets, silent)
+        entries = [partial(look, each.digest, each) for each in listed.entries if each.digest != subject]
+        names, tag = await self._names(source), oci.referrers_tag(subject)
+        # Where nothing was listed, cosign's tags are worth a question only where no API would tell.
+        probed = names is None and self._has_api(source) is False
+        tags = [tag + end for end in _COSIGN if probed or tag + end in (names or ())]
+        if not (listed.entries or tags or self._has_api(source)):
+            text = f"{source}: no referrers API and no fallback tag, images without artifacts are copied as they are"
+            self._discovery.say("info", "no_referrers", text)
+        found = await together([*entries, *(partial(look, each, None) for each in tags)])
+        return [each for each in found if each is not None and _is_wanted(mapping.artifacts, each.types)]
+
+    async def _look(self, mapping: MappingRule, source: Repository, subject: str, targets: Sequence[Repository],
+            silent: Collection[Repository], reference: str, entry: Descriptor | None) -> Artifact | None:
+        """Find out what an artifact is and which targets lack it; None when it is gone, or is not wanted anyway."""
+        types = frozenset({entry.artifact_type} if entry and entry.artifact_type else ())
+        if types and not _is_wanted(mapping.artifacts, types): return None
+        lacking = [each for each in targets if not (entry and self._knowledge.is_committed(each.key, reference))]
+        if not lacking and types: return Artifact(subject, reference, entry, None, types)
+        try:
+            if entry is not None:
+                manifest = await self._discovery.manifest(source, reference, entry)
+                types = frozenset(filter(None, [manifest.artifact_type]))
+                entry = entry._replace(artifact_type=manifest.artifact_type, annotations=manifest.annotations)
+                if not lacking or not _is_wanted(mapping.artifacts, types):
+                    return Artifact(subject, reference, entry, None, types)
+            sighting = await self._discovery.look_up(mapping, reference, reference, tuple(lacking), silent=silent)
+            if entry is None and (sighting.tree or mapping.artifacts.include or mapping.artifacts.exclude):
+                manifest = await self._discovery.manifest(source, sighting.source_digest)
+                types = frozenset(each.media_type for each in (*manifest.names, manifest.config) if each)
+            return Artifact(subject, reference, entry, sighting, types)
+        except RegistryError as error:
+            if error.status != 404: raise
+        if entry is not None:
+            text = f"{source}: {reference} is listed as a referrer of {subject} and is not there: it is left out"
+            self._discovery.say("warning", "referrer_missing", text)
+        return None
+
+    async def _names(self, source: Repository) -> Collection[str] | None:
+        """Return a source's tags: where no API is, one listing costs less than asking for four tags a digest."""
+        names = self._discovery.names(source)
+        if names is None and self._has_api(source) is False and self._asked[source.key] > 1:
+            try:
+                names = await self._discovery.list_tags(source)
+            except RegistryError as error:
+                if error.retryable: raise
+        return names
+
+    async def _list(self, source: Repository, subject: str) -> _List:
+        if (found := await self._api(source, subject)) is not None: return _List(found)
+        names = await self._names(source)
+        index = await self._fallback(source, subject, names)
+        return _List(index.children, index) if index is not None and index.is_index else _List(())
+
+    def _has_api(self, where: Repository) -> bool | None:
+        fact = self._knowledge.fact(f"referrers {area(where.key)}")
+        return None if fact is None else bool(fact)
+
+    async def _api(self, where: Repository, subject: str) -> tuple[Descriptor, ...] | None:
+        """Ask the referrers API; None where there is none (design.md section 6 rule 15)."""
+        if self._has_api(where) is None:
+            async with self._locks[area(where.key)]:  # the first answer spares the others the question
+                if self._has_api(where) is None: return await self._ask(where, subject)
+        return await self._ask(where, subject) if self._has_api(where) else None
+
+    async def _ask(self, where: Repository, subject: str) -> tuple[Descriptor, ...] | None:
+        try:
+            found = await where.list_referrers(subject)
+        except RegistryError as error:
+            if error.retryable or error.status in (401, 403): raise
+            if error.status in (404, 405, 501) and not {"MANIFEST_UNKNOWN", "NAME_UNKNOWN"} & {*error.codes}:
+                self._knowledge.learn(f"referrers {area(where.key)}", False)
+            return None
+        self._knowledge.learn(f"referrers {area(where.key)}", True)
+        return found
+
+    async def _fallback(self, where: Repository, subject: str, names: Collection[str] | None) -> Manifest | None:
+        """Return what the fallback tag of a subject names, None where it is absent."""
+        tag = oci.referrers_tag(subject)
+        if names is not None and tag not in names and (where.key, tag) not in self._written:
+            return None
+        try:
+            return await where.get_manifest(tag)
+        except RegistryError as error:
+            if error.status != 404: raise
+        return None
+
+    async def keep(self, source: Repository, target: Repository, subject: str,
+            entries: Sequence[Descriptor]) -> frozenset[str]:
+        """Have a target without the API list these referrers of a subject; return the digests that it lacked."""
+        known, tag, added = self._has_api(target), oci.referrers_tag(subject), set[str]()
+        if known or (known is None and await self._api(target, subject) is not None):
+            return frozenset()
+        async with self._locks[target.key, subject]:
+            for _ in range(_PUTS):
+                held = await self._fallback(target, subject, self._discovery.names(target))
+                if held is not None and not held.is_index:
+                    odd = ContentError("this tag is to list referrers and holds something else, which is left as it is")
+                    raise odd.located(target.side, "list referrers in", target.reference(tag))
+                there = {each.digest for each in held.children} if held else set()
+                lacking = [each for each in entries if each.digest not in there]
+                if not lacking: return frozenset(added)
+                added |= {each.digest for each in lacking}
+                whole = self._lists[source.key, subject].answer
+                copied = whole[0].fallback if whole and held is None else None
+                if copied is None or {each.digest for each in copied.children} != added:
+                    copied = oci.list_referrers(held, lacking)
+                await target.put_manifest(tag, copied)
+                self._written.add((target.key, tag))
+        lost = RegistryError("another writer replaces this list of referrers again and again", status=409)
+        raise lost.located(target.side, "list referrers in", target.reference(tag))
+
+def _is_wanted(rule: ArtifactRule, types: frozenset[str]) -> bool:
+    return not (rule.include and types.isdisjoint(rule.include)) and types.isdisjoint(rule.exclude)
