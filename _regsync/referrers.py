@@ -238,6 +238,7 @@ class Referrers:
                     copied = oci.list_referrers(held, lacking)
                 await target.put_manifest(tag, copied)
                 self._written.add((target.key, tag))
+                if await target.head_manifest(tag) == copied.digest: return frozenset(added)
         lost = RegistryError("another writer replaces this list of referrers again and again", status=409)
         raise lost.located(target.side, "list referrers in", target.reference(tag))
 

@@ -53,7 +53,7 @@ class Run:
         archive, wall = self._state.load(keep=rehearse is None), transport.edge.wall
         keep = self._state.note if self._state.is_kept else None
         self._knowledge = Knowledge(archive, now=wall, ttl=config.cache_ttl, note=keep)
-        self._whole = rehearse == "analysis"
+        self._whole, self._plans = rehearse == "analysis", rehearse == "plan"
         self._discovery = Discovery(transport, self._knowledge, reads_only=rehearse is not None, whole=self._whole)
         self._staging = Staging(config.cache_dir, config.staging_size_limit)
         self.rehearsal = Rehearsal(transport, self._knowledge) if rehearse else None
@@ -278,7 +278,7 @@ class Run:
         wholes = [Delivery(sighting.source, each.target, source_name, reference, sighting.digest,
             sighting.source_digest, began, each.reason is not None, error=each.error) for each in sighting.verdicts]
         found = stripped = list[Artifact]()
-        if mapping.artifacts.enabled or self.rehearsal is not None:
+        if mapping.artifacts.enabled or (self._plans and not all(whole.there for whole in wholes)):
             need = max(self._referrers.need(mapping, each) for each in wholes)
             if need == plan.Look.LATE and late is None:
                 last = min((self._knowledge.look(each.record) or (0,))[0] for each in wholes)

@@ -294,8 +294,9 @@ def test_json_is_one_document_however_much_is_logged(source: Server, target: Ser
 def test_levels_of_the_log(
     source: Server, target: Server, image: Image, flags: list[str], kinds: set[str], place: str
 ) -> None:
-    command = ["copy", f"{source.address}/app", f"{target.address}/app"]
-    ran = call(*([*flags, *command] if place == "before" else [*command, *flags]))
+    text = document({"source": source, "target": target}, {"from": "app", "tags": tags("v1")})
+    command = ["sync", "--no-progress", "-c", "-"]
+    ran = call(*([*flags, *command] if place == "before" else [*command, *flags]), stdin=text)
     assert ran.status == 0
     assert {line.partition(":")[0] for line in ran.err.splitlines()} == kinds
     assert ran.out.startswith("synced ")
