@@ -294,7 +294,9 @@ def test_json_is_one_document_however_much_is_logged(source: Server, target: Ser
 def test_levels_of_the_log(
     source: Server, target: Server, image: Image, flags: list[str], kinds: set[str], place: str
 ) -> None:
-    text = document({"source": source, "target": target}, {"from": "app", "tags": tags("v1")})
+    Seed(12).index().load_into(source.app, "app", "multi")
+    mapping = {"from": "app", "tags": tags("multi"), "platforms": ["linux/amd64"]}
+    text = document({"source": source, "target": target}, mapping)
     command = ["sync", "--no-progress", "-c", "-"]
     ran = call(*([*flags, *command] if place == "before" else [*command, *flags]), stdin=text)
     assert ran.status == 0
