@@ -313,12 +313,12 @@ class Authenticator:
             form = [("grant_type", "refresh_token"), *query, ("client_id", "regsync"), ("scope", scope)]
             form.append(("refresh_token", self._refresh_token))
             kind = [("Content-Type", "application/x-www-form-urlencoded")]
-            answer = await self._fetch("POST", realm, kind, urlencode(form).encode())
+            answer = await self._fetch("POST", realm, kind, urlencode(form, errors="surrogatepass").encode())
             # Where the POST flow is missing or half there (Artifactory 401, ACR 400), GET may do.
             if answer[0] not in (400, 401, 404, 405) or basic is None: return answer
         query += [("scope", word) for word in dict.fromkeys(scope.split())]
         query += [("account", self._credential.username)] if basic else []
-        url = f"{realm}{'&' if '?' in realm else '?'}{urlencode(query)}"
+        url = f"{realm}{'&' if '?' in realm else '?'}{urlencode(query, errors='surrogatepass')}"
         answer = await self._fetch("GET", url, [("Authorization", basic)] if basic else [], b"")
         if answer[0] == 200:
             self._refresh_token = ""  # it did: no more POSTs

@@ -38,7 +38,7 @@ class Credential(NamedTuple):
     def basic(self) -> str | None:
         """The Authorization header of the Basic scheme, None where there is no such pair."""
         secret = self.password or self.identity_token
-        pair = b64encode(f"{self.username}:{secret}".encode()).decode("ascii")
+        pair = b64encode(f"{self.username}:{secret}".encode("utf-8", "surrogatepass")).decode("ascii")
         return f"Basic {pair}" if self.username and secret else None
 
     def redact(self, text: str) -> str:
@@ -80,7 +80,8 @@ def _files(environ: Mapping[str, str], home: str | None, read: Read) -> Iterator
     def below(directory: str | None, *names: str) -> str | None:
         return os.path.join(directory, *names) if directory else None
 
-    yield "the environment variable DOCKER_AUTH_CONFIG", environ.get("DOCKER_AUTH_CONFIG", "").encode() or None
+    given = environ.get("DOCKER_AUTH_CONFIG", "").encode("utf-8", "surrogateescape")
+    yield "the environment variable DOCKER_AUTH_CONFIG", given or None
     alone = f"/run/containers/{getattr(os, 'getuid', int)()}/auth.json"  # no further `containers` below it
     for path in (environ.get("REGISTRY_AUTH_FILE"),
             below(environ.get("DOCKER_CONFIG") or below(home, ".docker"), "config.json"),
