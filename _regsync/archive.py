@@ -66,11 +66,9 @@ class Archive:
         self.renewed, self._tables = 0, dict.fromkeys(_LAYOUTS, memoryview(b""))
         if image is None: return
         rest = memoryview(image)[: -_CRC.size]
-        try:
-            magic, version, self.renewed, *sizes = _HEAD.unpack_from(image)
+        try: magic, version, self.renewed, *sizes = _HEAD.unpack_from(image)
         except struct.error as error: raise Damaged("it is cut short") from error
-        if (magic, version) != (_MAGIC, _VERSION):
-            raise Damaged("it is no state file of this version")
+        if (magic, version) != (_MAGIC, _VERSION): raise Damaged("it is no state file of this version")
         if len(rest) != _HEAD.size + sum(sizes) or image[len(rest) :] != _CRC.pack(zlib.crc32(rest)):
             raise Damaged("its checksum is wrong")
         parts = pairwise(accumulate(sizes, initial=_HEAD.size))
@@ -160,11 +158,8 @@ def folded(base: Archive, records: Iterable[tuple[str, bytes]]) -> Archive:
     repositories: list[tuple[str, str]] = []
     for kind, payload in records:
         host, nul, name = payload.decode("utf-8", "replace").partition("\0")
-        if kind == "R" and nul:
-            repositories.append((host, name))
-        elif kind in rows and len(payload) == _LAYOUTS[kind][0]:
-            rows[kind].append(payload)
-        else:
-            raise Damaged("its journal holds what is no record")
+        if kind == "R" and nul: repositories.append((host, name))
+        elif kind in rows and len(payload) == _LAYOUTS[kind][0]: rows[kind].append(payload)
+        else: raise Damaged("its journal holds what is no record")
     fresh = Fresh(rows, repositories, base.facts, moment=base.renewed)
     return Archive(encode(base, fresh)) if repositories or any(rows.values()) else base

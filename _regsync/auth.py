@@ -53,10 +53,8 @@ def parse_challenges(values: Iterable[str]) -> list[Challenge]:
         inside: dict[str, str] = {}
         for word in re.finditer(_WORD, value):
             name, quoted, bare = word.group(1).lower(), word.group(2), word.group(3)
-            if quoted is None and bare is None:
-                found.append(inside := {"scheme": name})
-            else:
-                inside.setdefault(name, bare if quoted is None else re.sub(r"(?s)\\(.)", r"\1", quoted))
+            if quoted is None and bare is None: found.append(inside := {"scheme": name})
+            else: inside.setdefault(name, bare if quoted is None else re.sub(r"(?s)\\(.)", r"\1", quoted))
     return [Challenge(*(given.get(name, "") for name in Challenge._fields)) for given in found]
 
 # Parents below which strangers have names (protocol-facts.md section 2.7), and ends of addresses. Not the
@@ -74,8 +72,7 @@ def is_private(host: str) -> bool:
     from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address
 
     host = host.rstrip(".").lower()
-    try:
-        address = ip_address(host)
+    try: address = ip_address(host)
     except ValueError:
         # `127.1`, `2130706433` and `0x7f.1` are addresses to the resolver, whatever they name.
         return bool(re.fullmatch(r"(?:.*\.)?(?:[0-9]+|0x[0-9a-f]*|localhost)|metadata\.google\.internal", host))
@@ -104,13 +101,11 @@ def check_realm(realm: str, scheme: str, registry: str, has_credentials: bool) -
         trouble, hint = "which is not https", "the registry's operator has to correct its realm"
     elif host == registry or (is_loopback(host) and is_loopback(registry)):
         return  # one machine with several ports, as in a test set-up, has several names for itself
-    elif is_private(host):
-        trouble = "a private address, refused"
+    elif is_private(host): trouble = "a private address, refused"
     elif has_credentials and not any("." in name and f".{host}".endswith(f".{name}") for name in kin):
         trouble = "a host that may have another owner: the credentials are not sent"
         hint = "use auth_type: anonymous if the images are public"
-    else:
-        return
+    else: return
     shown = clean(realm.partition("?")[0].rpartition("@")[2], 100)
     raise AuthError(f"{registry} asks for a login at {shown!r}, {trouble}", hint=hint)
 
@@ -127,8 +122,7 @@ def _union(*actions: str) -> str:
 
 def parsed(body: bytes) -> tuple[dict[str, Any] | None, list[dict[str, Any]]]:
     """Return a server's JSON object (empty for other JSON, None for what is none), and the entries of its `errors`."""
-    try:
-        document = json.loads(body)
+    try: document = json.loads(body)
     except (ValueError, RecursionError): return None, []
     document = document if isinstance(document, dict) else {}
     entries = document.get("errors")
@@ -188,8 +182,7 @@ class Authenticator:
             return self._credential.basic if challenge else None
         needed = {repository: actions}
         for name, rights in extra: needed[name] = _union(needed.get(name, rights), rights)
-        try:
-            return f"Bearer {await self._token(needed, before_body)}"
+        try: return f"Bearer {await self._token(needed, before_body)}"
         except (AuthError, RegistryError) as error:
             if error.retryable or self._seen: raise
         self._challenge = None  # the state led to a place that no longer serves: be told the way again
@@ -238,8 +231,7 @@ class Authenticator:
         alien = ":" in scope and f" repository:{repository}:" not in f" {scope}"
         if scope and ":" not in scope:
             self._worded[None] = scope  # ECR Public: `aws`, whatever the repository
-        elif scope and (alien or lacking):
-            self._worded[repository, actions] = scope
+        elif scope and (alien or lacking): self._worded[repository, actions] = scope
         if held is not None:
             del self._tokens[frozenset(held.scopes.items())]
             # "Some registries only look at the first scope": refused before its time, and not as invalid.
@@ -281,15 +273,13 @@ class Authenticator:
             live = [token for token in (*self._tokens.values(), *self._pending) if self._is_live(token, before_body)]
             covered = {pair for token in live for pair in token.scopes.items()}
             for pair in self._declared.items():
-                if len(chosen) < _MOST_REPOSITORIES and pair not in covered:
-                    chosen.setdefault(*pair)
+                if len(chosen) < _MOST_REPOSITORIES and pair not in covered: chosen.setdefault(*pair)
         self._pending.append(token := _Token(chosen, chosen != needed, self._now()))
         try:
             answer = await self._exchange(token.scopes)
             # One repository may spoil it for all (ghcr: 403). Not again after a 401 to a password: accounts get locked.
             spoilt = answer[0] in (400, 403, 404, 413, 414, 431) or (answer[0] == 401 and self.anonymous)
-            if spoilt and token.wide:
-                self._one_scope = True
+            if spoilt and token.wide: self._one_scope = True
             else:
                 self._read(answer, token)
                 kept = {key: held for key, held in self._tokens.items() if self._is_live(held, False)}
@@ -345,8 +335,7 @@ class Authenticator:
         if not isinstance(value, str) or not re.fullmatch(r"[\x21-\x7e]+", value):
             raise AuthError(f"{who} answered without a usable token")
         renewed = document.get("refresh_token")
-        if self._refresh_token and isinstance(renewed, str) and renewed:
-            self._refresh_token = renewed
+        if self._refresh_token and isinstance(renewed, str) and renewed: self._refresh_token = renewed
         try:
             if (life := document.get("expires_in")) is None:
                 claims = json.loads(urlsafe_b64decode(value.split(".")[1] + "=="))

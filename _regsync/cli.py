@@ -61,8 +61,7 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     places = [at for at, word in enumerate(argv) if word[:1] != "-" and not (at and argv[at - 1] in valued)]
     name = rest.pop(places[0]) if places else None  # options may stand before the command
     for word in (name or "", *(word.partition("=")[0] for word in rest if word.startswith("--"))):
-        if word in _LATER:
-            raise ConfigError(f"{word} is not part of this version", hint=_LATER[word])
+        if word in _LATER: raise ConfigError(f"{word} is not part of this version", hint=_LATER[word])
     if name is not None and name not in _COMMANDS:
         import difflib
 
@@ -74,8 +73,7 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     return arguments
 
 class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise ConfigError(message, hint=f"see `{self.prog} --help`")
+    def error(self, message: str) -> NoReturn: raise ConfigError(message, hint=f"see `{self.prog} --help`")
 
 def _parser(name: str | None) -> argparse.ArgumentParser:
     statuses = _STATUSES.splitlines()
@@ -91,8 +89,7 @@ def _parser(name: str | None) -> argparse.ArgumentParser:
         description=_COMMANDS[name].text if name else "copy container images between OCI registries",
         epilog="\n".join([*told, "", "exit status:", *statuses]), allow_abbrev=False,
         formatter_class=partial(argparse.HelpFormatter, width=80))
-    if name is None:
-        parser.add_argument("--version", action="version", version=f"regsync {__version__}")
+    if name is None: parser.add_argument("--version", action="version", version=f"regsync {__version__}")
     fields: list[Field] = []
     if name in ("copy", "tags"):
         from _regsync.fields import SECTIONS
@@ -107,19 +104,16 @@ def _parser(name: str | None) -> argparse.ArgumentParser:
             help=field.meaning + ("; may be repeated" if many else ""))
     for form, text in (*(_COMMANDS[name].arguments if name else ()), *_EVERYWHERE):
         *names, last = form.split()
-        if not form.startswith("-"):
-            parser.add_argument(form.lower(), metavar=form, help=text)
+        if not form.startswith("-"): parser.add_argument(form.lower(), metavar=form, help=text)
         elif names:
             choices = last.split("|") if "|" in last else None
             parser.add_argument(*names, metavar=last, help=text, choices=choices, required=(form, text) == _NEEDED)
-        else:
-            parser.add_argument(form, action="count" if form == "-v" else "store_true", help=text)
+        else: parser.add_argument(form, action="count" if form == "-v" else "store_true", help=text)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     return parser
 
 def _parse_value(field: Field, text: str) -> Any:
-    try:
-        return field.parsed(text)
+    try: return field.parsed(text)
     except ValueError as error: raise argparse.ArgumentTypeError(str(error)) from error
 
 def main(argv: Sequence[str]) -> int:
@@ -141,16 +135,14 @@ def main(argv: Sequence[str]) -> int:
     finally:
         # What a stream could not take goes nowhere, or the interpreter's last flush complains.
         for name in ("stdout", "stderr") if console.lost else ():
-            try:
-                getattr(sys, name).flush()
+            try: getattr(sys, name).flush()
             except OSError:
                 setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115  it serves until the end
 
 def _tell(console: Console, error: BaseException) -> int:
     while inner := getattr(error, "exceptions", None):
         error = inner[0]  # task groups wrap what a task raises
-    if isinstance(error, RegsyncError):
-        told = error
+    if isinstance(error, RegsyncError): told = error
     elif isinstance(error, OSError) and error.errno in _LOST_OUTPUT:
         console.lost = True
         told = RegsyncError(f"the output of this command cannot be written: {clean(error.strerror or str(error))}")
@@ -165,15 +157,13 @@ def _tell(console: Console, error: BaseException) -> int:
 
 def _read(name: str) -> dict[str, Any]:
     try:
-        if name == "-":
-            text = sys.stdin.buffer.read(_LARGEST_CONFIG + 1)
+        if name == "-": text = sys.stdin.buffer.read(_LARGEST_CONFIG + 1)
         else:
             with open(name, "rb") as stream: text = stream.read(_LARGEST_CONFIG + 1)
     except OSError as error:
         shown = clean(name) or "a file without a name"
         raise ConfigError(f"{shown} cannot be read: {clean(error.strerror or str(error))}") from error
-    if len(text) > _LARGEST_CONFIG:
-        raise ConfigError(f"{clean(name)} is larger than {_LARGEST_CONFIG} bytes")
+    if len(text) > _LARGEST_CONFIG: raise ConfigError(f"{clean(name)} is larger than {_LARGEST_CONFIG} bytes")
     shown, base_dir = ("standard input", None) if name == "-" else (name, os.path.dirname(os.path.abspath(name)))
     return {"text": text, "name": shown, "environ": os.environ, "base_dir": base_dir, "home": os.path.expanduser("~")}
 
@@ -205,8 +195,7 @@ def _show(arguments: argparse.Namespace, console: Console) -> int:
         from _regsync import fields, report
 
         text = json.dumps(report.schema() if arguments.report else fields.schema(), indent=2) + "\n"
-    try:
-        sys.stdout.write(text)
+    try: sys.stdout.write(text)
     except UnicodeEncodeError:  # YAML is UTF-8, whatever a terminal is
         sys.stdout.buffer.write(text.encode())
     sys.stdout.flush()
@@ -223,10 +212,8 @@ def _tags(arguments: argparse.Namespace, console: Console) -> int:
     given_rule: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value
         in vars(arguments).items() if name in tags.TagRule._fields}
     rule = tags.TagRule(**given_rule)
-    try:
-        tags.select((), rule)
-    except ValueError as error:
-        raise ConfigError(str(error), hint="see `regsync tags --help`") from error
+    try: tags.select((), rule)
+    except ValueError as error: raise ConfigError(str(error), hint="see `regsync tags --help`") from error
     return _run(session.list_tags, config.registry_for(where.host, given), where.repository, rule, console)
 
 def _sync(arguments: argparse.Namespace, console: Console) -> int:

@@ -193,8 +193,7 @@ class _Reader:
                     section.values[known.name] = read
                 if known.needs and nodes.keys().isdisjoint(known.needs):
                     self.refuse(section, known.name, f"needs `{'` or `'.join(known.needs)}`")
-            elif known.required:
-                self.note(node, f"{inner}{known.name}", f"required: {known.meaning}")
+            elif known.required: self.note(node, f"{inner}{known.name}", f"required: {known.meaning}")
         build = getattr(self, f"build_{field.of}", None)
         return build(section) if build else section
 
@@ -212,8 +211,7 @@ class _Reader:
             elif field.of == "registry":
                 registry = self.value(value, _REGISTRY, inner)
                 self.registries[name] = registry and registry._replace(alias=name)
-            else:
-                self.groups[name] = self.read_texts(value, _ALIAS, inner)
+            else: self.groups[name] = self.read_texts(value, _ALIAS, inner)
 
     def read_texts(self, node: Node, field: Field, path: str) -> tuple[Any, ...] | None:
         if node.tag != "seq" and field.type in ("one_or_texts", "targets"):
@@ -270,8 +268,7 @@ class _Reader:
     def find_path(self, text: str) -> str:
         if text == "~" or text.startswith(("~/", "~\\")):
             return text if self.home is None else self.home + text[1:]
-        if self.base_dir is None or text.startswith(("/", "\\")) or text[1:3] in (":/", ":\\"):
-            return text
+        if self.base_dir is None or text.startswith(("/", "\\")) or text[1:3] in (":/", ":\\"): return text
         return f"{self.base_dir.rstrip('/')}/{text}"
 
     def nearest(self, text: str, known: list[str]) -> str:
@@ -283,8 +280,7 @@ class _Reader:
         return f": did you mean {near[0]!r}?" if near else ""
 
     # Where one field is wrong the whole configuration is: builders only look for what fields say against each other.
-    def build_defaults(self, section: _Section) -> None:
-        self.defaults = section
+    def build_defaults(self, section: _Section) -> None: self.defaults = section
 
     def build_tags(self, section: _Section) -> TagRule:
         rule = TagRule(**section.values)
@@ -427,10 +423,8 @@ class _Expansion(_Reader):
     def plain_section(self, node: Node, field: Field) -> dict[str, Any]:
         nodes = {name: value for name, (_, value) in node.value.items() if value.tag != "null"}
         rows = [row for row in SECTIONS[field.of] if row.name not in ("target_groups", "defaults")]
-        if field.of == "mapping":
-            nodes = {"to": nodes["from"], **self.defaults.nodes, **nodes}
-        elif field.of == "config":
-            nodes = {"global": Node("map", {}, 0, 0), **nodes}
+        if field.of == "mapping": nodes = {"to": nodes["from"], **self.defaults.nodes, **nodes}
+        elif field.of == "config": nodes = {"global": Node("map", {}, 0, 0), **nodes}
         elif field.of == "global":
             # Standard input has no state.
             usual = [row for row in rows if row.default and (self.base_dir or row.name != "cache_dir")]
@@ -475,8 +469,7 @@ def expand(text: bytes, *, name: str, environ: Mapping[str, str], base_dir: str 
 
 def registry_for(host: str, config: Config | None) -> Registry:
     """Return the first configured registry for `HOST[:PORT]`, PORT being the scheme's own, else an unconfigured one."""
-    try:
-        scheme, name, port = parse_registry_url(host)
+    try: scheme, name, port = parse_registry_url(host)
     except ValueError as error: raise ConfigError(f"{host!r}: {error}") from error
     explicit = re.search(r":[0-9]+$", host)
     for registry in config.registries.values() if config is not None else ():

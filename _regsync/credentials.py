@@ -31,8 +31,7 @@ class Credential(NamedTuple):
     registry_token: str = ""
     origin: str = "the configuration"
 
-    def __repr__(self) -> str:
-        return f"Credential(username={self.username!r}, origin={self.origin!r})"
+    def __repr__(self) -> str: return f"Credential(username={self.username!r}, origin={self.origin!r})"
 
     @property
     def basic(self) -> str | None:

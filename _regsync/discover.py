@@ -43,8 +43,7 @@ class Once(Generic[T]):
         while not self.answer:
             async with self._lock:
                 if self._error is not None: raise self._error
-                try:
-                    self.answer = self.answer or (await ask(),)
+                try: self.answer = self.answer or (await ask(),)
                 except SyncError as error: self._error = error
         return self.answer[0]
 
@@ -61,8 +60,7 @@ async def together(asks: Iterable[Callable[[], Awaitable[T]]]) -> list[T]:
     return [each for _, each in sorted(found.items()) if not isinstance(each, SyncError)]
 
 async def _or_error(asking: Awaitable[T]) -> T | SyncError:
-    try:
-        return await asking
+    try: return await asking
     except SyncError as error: return error
 
 class Verdict(NamedTuple):
@@ -157,8 +155,7 @@ class Discovery:
         """Return the tags of a target by its listing, None where it does not say (rule 6)."""
 
         async def ask() -> Collection[str] | None:
-            try:
-                listed = await self.list_tags(target)
+            try: listed = await self.list_tags(target)
             except RegistryError as error:
                 if error.status not in _NOT_SAYING: raise
                 return None  # several registries hide repositories so: the first write decides (section 9)
@@ -204,8 +201,7 @@ class Discovery:
             if all(end.meets(found, trims=bool(mapping.platforms)) for end in ends):
                 digest = next((end.held for end in ends if isinstance(end.held, str)), found)
                 return Sighting(source, None, digest, found, tuple(end.verdict(digest) for end in ends))
-            try:
-                found = await self.manifest(source, found)
+            try: found = await self.manifest(source, found)
             except RegistryError as error:
                 if error.status != 404:  # what the HEAD told of is gone by now: what the tag names instead (rule 4)
                     raise
@@ -218,8 +214,7 @@ class Discovery:
         def is_there(digest: str) -> bool:
             return not self._whole and all(self._knowledge.is_committed(where, digest) for where in lacking)
 
-        if not is_there(root.digest):
-            tree = await self._tree(source, found.digest, root, fetched, is_there)
+        if not is_there(root.digest): tree = await self._tree(source, found.digest, root, fetched, is_there)
         whole = (root, *tree.children) if tree is not None else ()
         at_source = frozenset(each.digest for each in whole if (*source.key, each.digest) in self._manifests)
         return Sighting(source, tree, root.digest, found.digest, verdicts, at_source)
@@ -233,8 +228,7 @@ class Discovery:
         # Docker Hub counts a manifest's GET against the quota, and not its HEAD (protocol-facts.md 7.2).
         metered = mapping.source.kind == "dockerhub" and any(target_reference in tags for tags in listed)
         likely = (mapping.source.head_first or metered) and not mapping.platforms
-        if not likely and not all(end.known for end in ends):
-            return await self.manifest(source, reference)
+        if not likely and not all(end.known for end in ends): return await self.manifest(source, reference)
         if (told := await source.head_manifest(reference)) is None:
             missing = RegistryError("no such tag or manifest", status=404)
             raise missing.located(Side.SOURCE, "look up", source.reference(reference))
@@ -251,16 +245,13 @@ class Discovery:
         if ":" not in reference and target.key in self._held:
             listed, held = await self.target_tags(target), self._listed_digest(target, reference)
         if held is None and (listed is None or reference in listed):
-            try:
-                held = await target.head_manifest(reference)
+            try: held = await target.head_manifest(reference)
             except RegistryError as error:
                 if error.status not in _NOT_SAYING: raise
             if held is not None: self._knowledge.set_populated(target.key)
             held = (await target.get_manifest(reference)).digest if held == "" else held
-        if held is not None:
-            self._knowledge.vouch(target.key, held)
-        elif known is not None:
-            self._knowledge.contradict(target.key)
+        if held is not None: self._knowledge.vouch(target.key, held)
+        elif known is not None: self._knowledge.contradict(target.key)
         return held
 
     async def manifest(self, source: Repository, reference: str, expected: oci.Descriptor | None = None) -> Manifest:

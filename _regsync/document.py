@@ -32,8 +32,7 @@ class Node(NamedTuple):
     column: int
 
     @property
-    def kind(self) -> str:
-        return _KINDS[self.tag]
+    def kind(self) -> str: return _KINDS[self.tag]
 
 class Unreadable(Exception):
     """The document cannot be read on; its arguments are line, column and message."""
@@ -52,19 +51,15 @@ def compose(text: bytes, note: Callable[[Node, str, str], None]) -> Node | None:
         raise _after(decoded[: error.position], f"control character U+{error.character:04X}: remove it") from None
     except yaml.MarkedYAMLError as error:
         message = error.problem or "cannot be parsed"
-        if "'\\t'" in message:
-            message = "a tab cannot stand here: indent with spaces"
-        elif "got '{'" in message:
-            message += ": inside { } and [ ] a '${NAME}' has to be quoted"
-        elif "alias" in (error.context or ""):
-            message += ": a text that begins with '*' has to be quoted"
+        if "'\\t'" in message: message = "a tab cannot stand here: indent with spaces"
+        elif "got '{'" in message: message += ": inside { } and [ ] a '${NAME}' has to be quoted"
+        elif "alias" in (error.context or ""): message += ": a text that begins with '*' has to be quoted"
         raise _at(error.problem_mark or error.context_mark, f"malformed YAML: {message}") from None
     except (ValueError, OverflowError):
         # PyYAML lets chr() and int() refuse "\UFFFFFFFF" and an endless %YAML version themselves.
         raise _at(loader, "malformed YAML: a number out of range") from None
 
-def _at(mark: Any, message: str) -> Unreadable:
-    return Unreadable(mark.line + 1, mark.column + 1, message)
+def _at(mark: Any, message: str) -> Unreadable: return Unreadable(mark.line + 1, mark.column + 1, message)
 
 def _after(before: str, message: str) -> Unreadable:
     return Unreadable(before.count("\n") + 1, len(before) - before.rfind("\n"), message)
@@ -97,8 +92,7 @@ class _Ordinary:
     as fast as PyYAML. Its tokens are the scalars' nodes, and nodes with an indicator or bracket for a tag.
     """
 
-    def __init__(self, loader: Any) -> None:
-        self.loader = loader
+    def __init__(self, loader: Any) -> None: self.loader = loader
 
     def read(self, text: str) -> Node | None:
         """Return the root; None where there is anything else, and where nothing is."""
@@ -112,8 +106,7 @@ class _Ordinary:
     def split(self, text: str) -> Iterator[Node]:
         block, flow = (re.compile(_BLOCK), _IN_BLOCK), (re.compile(_FLOW), _IN_FLOW)
         for number, line in enumerate(text.split("\n"), 1):
-            if len(line) > _LONGEST_LINE or re.search("[\t\r\x85\u2028\u2029\ufeff]", line):
-                raise _Unusual
+            if len(line) > _LONGEST_LINE or re.search("[\t\r\x85\u2028\u2029\ufeff]", line): raise _Unusual
             place, level = 3 if number == 1 and line == "---" else 0, 0
             while level <= _MOST_NESTED:
                 pattern, tags = flow if level else block
@@ -140,8 +133,7 @@ class _Ordinary:
         if not in_flow and column < above.column + ((tag, above.tag) != ("-", ":")):
             return Node("null", "", above.line, above.column + len(above.value) + (above.tag == ":"))
         if tag in ("-", ":"):
-            if in_flow or (line == above.line and above.tag == ":") or column > _FARTHEST:
-                raise _Unusual
+            if in_flow or (line == above.line and above.tag == ":") or column > _FARTHEST: raise _Unusual
             return self.collection(self.token)
         token = self.take(_HELD)
         node = self.collection(token) if tag in ("[", "{") else token
@@ -155,12 +147,9 @@ class _Ordinary:
         while self.token.tag != end if end else (self.token.tag, self.token.column) == (first.tag, first.column):
             key = first if first.tag == "[" else self.take({"key" if end else first.tag})
             value = self.value(key)
-            if node.tag == "seq":
-                node.value.append(value)
-            elif key.value in node.value:
-                raise _Unusual
-            else:
-                node.value[key.value] = key._replace(tag=_tag(self.loader, key.value)), value
+            if node.tag == "seq": node.value.append(value)
+            elif key.value in node.value: raise _Unusual
+            else: node.value[key.value] = key._replace(tag=_tag(self.loader, key.value)), value
             if end and self.token.tag != end: self.take({","})
         if end: self.take({end})
         return node
@@ -191,13 +180,11 @@ class _Composer:
             return self.anchors[event.anchor]
         if depth > _DEEPEST: raise _at(event.start_mark, f"nested more than {_DEEPEST} levels deep")
         tag, value = "str", getattr(event, "value", None)
-        if isinstance(event, self.yaml.MappingStartEvent):
-            tag, value = "map", self.mapping(path, depth + 1)
+        if isinstance(event, self.yaml.MappingStartEvent): tag, value = "map", self.mapping(path, depth + 1)
         elif isinstance(event, self.yaml.SequenceStartEvent):
             items = enumerate(self.until(self.yaml.SequenceEndEvent))
             tag, value = "seq", [self.node(item, f"{path}[{index}]", depth + 1) for index, item in items]
-        elif event.implicit[0]:
-            tag = _tag(self.loader, event.value)
+        elif event.implicit[0]: tag = _tag(self.loader, event.value)
         node = Node(tag, value, event.start_mark.line + 1, event.start_mark.column + 1)
         if event.tag not in (None, "!", _TAG_PREFIX + tag):
             self.note(node, path, f"YAML tag {event.tag} is not supported: remove it")
@@ -213,14 +200,11 @@ class _Composer:
             # Cut, because a long key must not be repeated for each of many items.
             inner = f"{path}.{key.value[:64]}".removeprefix(".") if isinstance(key.value, str) else path
             value = self.node(self.loader.get_event(), inner, depth)
-            if key.tag in ("map", "seq"):
-                self.note(key, path, f"{key.kind} cannot be a key")
-            elif key.tag == "merge":
-                merged += value.value if value.tag == "seq" else [value]
+            if key.tag in ("map", "seq"): self.note(key, path, f"{key.kind} cannot be a key")
+            elif key.tag == "merge": merged += value.value if value.tag == "seq" else [value]
             elif key.value in pairs:
                 self.note(key, inner, f"duplicate key: it is on line {pairs[key.value][0].line} already")
-            else:
-                pairs[key.value] = key, value
+            else: pairs[key.value] = key, value
         for source in merged:
             if source.tag != "map":
                 self.note(source, path, "'<<' takes a mapping or a list of mappings")

@@ -87,8 +87,7 @@ class Image:
     healed: bool = False
     error: RegsyncError | None = None
 
-    def __post_init__(self) -> None:
-        self.source, self.target = self.delivery.source, self.delivery.target
+    def __post_init__(self) -> None: self.source, self.target = self.delivery.source, self.delivery.target
 
 class Progress:
     """What a progress display shows: images known and done, bytes moved and expected, who has to wait."""
@@ -180,8 +179,7 @@ class Execution:
                 self._pending_bytes -= image.tree.size
                 self._promote(image)
                 if not self._is_full(): self._room.set()
-            else:
-                return
+            else: return
 
     def hurry(self) -> None:
         """Let those go on that have waited for a mount for too long."""
@@ -190,8 +188,7 @@ class Execution:
 
     def _promote(self, image: Image) -> None:
         where = image.target.key
-        try:
-            blobs, children = image.tree.needs(lambda digest: self._knowledge.is_committed(where, digest))
+        try: blobs, children = image.tree.needs(lambda digest: self._knowledge.is_committed(where, digest))
         except plan.NotAtHand:  # forgotten since it was looked up
             return self._ask(image.source.host.key, partial(self._complete, image))
         except SyncError as error:
@@ -205,13 +202,11 @@ class Execution:
 
     async def _complete(self, image: Image) -> None:
         """Fetch what an image lacks of its manifests, and let it wait for its turn again, before others."""
-        try:
-            image.tree = await self._discovery.completed(image.source, image.tree)
+        try: image.tree = await self._discovery.completed(image.source, image.tree)
         except SyncError as error:
             image.error = error
             self._close(image)
-        else:
-            self.add(image)
+        else: self.add(image)
         self.advance()
 
     def _queue(self, steps: Sequence[Step], ready: Sequence[Work] = ()) -> None:
@@ -219,10 +214,8 @@ class Execution:
         for step in steps: self.images[step.work].queue.append(step)
         for work in ready: self.images[work].finishing = True
         for image in [self.images[work] for work in dict.fromkeys((*(step.work for step in steps), *ready))]:
-            if image.running:
-                self._start(image)
-            else:
-                heapq.heappush(self._ready, (image.work.order, id(image), image))
+            if image.running: self._start(image)
+            else: heapq.heappush(self._ready, (image.work.order, id(image), image))
 
     def _start(self, image: Image) -> None:
         steps, image.queue = image.queue, []
@@ -257,10 +250,8 @@ class Execution:
             image.delivery.bytes += brought.bytes
             image.delivery.mounted += mounted
             image.delivery.present += not (mounted or brought.uploaded)
-            if brought.uploaded:
-                image.delivery.transferred.append(blob.digest)
-            else:
-                self._progress.expected -= blob.size * reads
+            if brought.uploaded: image.delivery.transferred.append(blob.digest)
+            else: self._progress.expected -= blob.size * reads
             self._queue((), self._claims.arrived(step.work, blob.digest))
         if step.mount_from is not None:
             self._queue(self._claims.mount_ended(image.target.host.key, mounted=mounted))
@@ -269,8 +260,7 @@ class Execution:
     async def _finish(self, image: Image) -> None:
         """Put the manifests of an image whose blobs are all there (I1, I2)."""
         work = image.work
-        try:
-            whole = await self._put(image, work)
+        try: whole = await self._put(image, work)
         except SyncError as error: image.error = image.error or error
         else:
             del self.images[work]
@@ -357,8 +347,7 @@ class Execution:
             for subject, entries in whole.listing.items()}
         if self._keep_list is not None and any(listing.values()):
             self._start_task(self._list, whole, listing, self._keep_list)
-        else:
-            self._ended(whole)
+        else: self._ended(whole)
 
     async def _list(self, whole: Delivery, listing: dict[str, list[Descriptor]],
             keep: Callable[..., Awaitable[frozenset[str]]]) -> None:

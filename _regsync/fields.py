@@ -60,8 +60,7 @@ def parse_registry_url(text: str) -> tuple[Literal["https", "http"], str, int]:
     if host.startswith("["):
         import ipaddress
 
-        try:
-            host = ipaddress.IPv6Address(host[1:-1]).compressed
+        try: host = ipaddress.IPv6Address(host[1:-1]).compressed
         except ValueError:
             raise ValueError(f"{host} is no registry address: IPv6 is missing in the brackets") from None
     host = providers.canonical_host(host)
@@ -134,8 +133,7 @@ def _range(text: str) -> None:
 def _proxy(text: str) -> None:
     from _regsync.proxy import proxy_for
 
-    try:
-        proxy_for("https", "registry", 443, {}, text)
+    try: proxy_for("https", "registry", 443, {}, text)
     except ConfigError as error: raise ValueError(f"{error.message}: {error.hint}") from None
 
 _AUTH_TYPES = ("ecr", "gar", "gcr", "acr", "ghcr", "anonymous", "basic", "static_token", "docker_config")
@@ -248,6 +246,5 @@ def value_of(written: str) -> Any:
     """Return what a default or an example of the table is as JSON: most are texts."""
     import json
 
-    try:
-        return json.loads(written)
+    try: return json.loads(written)
     except ValueError: return written

@@ -35,6 +35,5 @@ def hash_hex(algorithm: str, data: bytes | bytearray | memoryview) -> str:
 
 def gate_state() -> str:
     """Say in a few words whether the FIPS gate holds, for `regsync version`."""
-    if FIPS_BUILD:
-        return "FIPS gate: not in this version; cryptography is the host's OpenSSL, unchecked"
+    if FIPS_BUILD: return "FIPS gate: not in this version; cryptography is the host's OpenSSL, unchecked"
     return "no FIPS gate in this build"

@@ -80,8 +80,7 @@ class Response:
         if self.left is None: await anyio.lowlevel.checkpoint()
         while self.left is None and not self._tail:
             event = await self._connection.next_event(self._connection.timeouts.idle)
-            if isinstance(event, h11.Data):
-                self._tail = memoryview(event.data)
+            if isinstance(event, h11.Data): self._tail = memoryview(event.data)
             else:
                 self.left, self.reusable = 0, self.reusable and not self._connection.framing.trailing_data[0]
         if self.left and not self._tail:
@@ -99,13 +98,11 @@ class Response:
         whole, failed = bytearray(), self.status >= 400
         scratch = memoryview(bytearray(min(PIECE, limit + 1, (self.length or 16 * 1024) + 1)))
         try:
-            while len(whole) <= limit and (count := await self.read_into(scratch)):
-                whole += scratch[:count]
+            while len(whole) <= limit and (count := await self.read_into(scratch)): whole += scratch[:count]
         except WireError:
             if not failed: raise
             self.reusable = False
-        if len(whole) > limit and not failed:
-            raise ContentError(f"the answer is longer than {limit} bytes")
+        if len(whole) > limit and not failed: raise ContentError(f"the answer is longer than {limit} bytes")
         return bytes(whole[:limit])
 
     async def finish(self) -> bool:
@@ -156,8 +153,7 @@ class Connection:
             self.piece = self.piece[max(0, self._stream.send(self.piece)) :]
             if not self.piece and not self.left: self._end(seconds)
         except Disconnected as error: self._end(_LAST_WORDS, error)
-        if self._answering.deadline < math.inf:
-            answer = await self._listen(request.method, seconds)
+        if self._answering.deadline < math.inf: answer = await self._listen(request.method, seconds)
         else:
             async with anyio.create_task_group() as group:
                 group.start_soon(self._send, pieces, seconds)
@@ -181,15 +177,13 @@ class Connection:
         while True:
             try:
                 while self.piece:
-                    if (sent := self._stream.send(self.piece)) < 0:
-                        await self._wait(sent, self.timeouts.idle)
+                    if (sent := self._stream.send(self.piece)) < 0: await self._wait(sent, self.timeouts.idle)
                     else:
                         self.piece = self.piece[sent:]
                         self._moved += sent
             except WireError as error: return self._end(_LAST_WORDS, error)
             if pieces is None or not self.left: return self._end(seconds)
-            try:
-                self.piece = self._take_off(await pieces.next())
+            try: self.piece = self._take_off(await pieces.next())
             except SyncError as error: return self._end(0, error)
 
     async def _listen(self, method: str, seconds: float) -> Response | WireError:
@@ -230,12 +224,9 @@ class Connection:
         filled = 0
         while filled < len(buffer):
             count = self._stream.recv_into(buffer[filled:])
-            if count > 0:
-                filled += count
-            elif count == 0 or filled:
-                break
-            else:
-                await self._wait(count, self.timeouts.idle)
+            if count > 0: filled += count
+            elif count == 0 or filled: break
+            else: await self._wait(count, self.timeouts.idle)
         self._moved += filled
         return filled
 
@@ -243,8 +234,7 @@ class Connection:
         """Return h11's next event, reading as much as it needs; `seconds` as for `_wait`."""
         try:
             while (event := self.framing.next_event()) is h11.NEED_DATA:
-                while (count := self._stream.recv_into(self._scratch)) < 0:
-                    await self._wait(count, seconds)
+                while (count := self._stream.recv_into(self._scratch)) < 0: await self._wait(count, seconds)
                 self.heard = self.heard or count > 0
                 if seconds is not None: self._moved += count
                 self.framing.receive_data(bytes(self._scratch[:count]))
@@ -298,8 +288,7 @@ class Lease:
         self._connection: Connection | None = None
         self._response: Response | None = None
 
-    async def __aenter__(self) -> Lease:
-        return self
+    async def __aenter__(self) -> Lease: return self
 
     def unsent(self) -> int:
         """Return how many bytes of the body under way have not left."""
@@ -328,8 +317,7 @@ class Lease:
             used = self._pool.take(self.origin) if lost is None else None
             connection = used or Connection(self.origin, await self._pool.dial(self.origin), self._pool.timeouts)
             self._connection = connection
-            try:
-                self._response = await connection.exchange(request, first, pieces, seconds)
+            try: self._response = await connection.exchange(request, first, pieces, seconds)
             except Disconnected as error:
                 dead = used is not None and not connection.heard and error.side is None  # the body's source has a side
                 if not dead or (pieces is not None and not pieces.rewind()): raise
@@ -366,11 +354,9 @@ async def open_stream(origin: Origin, *, context: Any, timeouts: Timeouts, proxy
     stream: Stream = await connect(first.host, first.port, timeouts)
     try:
         if proxy is not None:
-            if proxy.scheme == "https":
-                stream = await start_tls(stream, proxy_context, proxy.host, timeouts)
+            if proxy.scheme == "https": stream = await start_tls(stream, proxy_context, proxy.host, timeouts)
             await _tunnel(stream, origin, proxy, timeouts)
-        if origin.scheme == "https":
-            stream = await start_tls(stream, context, origin.host, timeouts)
+        if origin.scheme == "https": stream = await start_tls(stream, context, origin.host, timeouts)
     except BaseException:
         stream.close()
         raise

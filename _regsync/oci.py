@@ -113,8 +113,7 @@ def parse_reference(text: str) -> Reference:
             raise ValueError(f"leave out {name[: name.index('://') + 3]!r}, write HOST/REPOSITORY[:TAG]")
         host, (first, slash, rest) = "docker.io", name.partition("/")
         label, colon, _ = first.partition(":")
-        if "." in label or label.lower() == "localhost" or (slash and colon):
-            host, name = first.lower(), rest
+        if "." in label or label.lower() == "localhost" or (slash and colon): host, name = first.lower(), rest
         if not re.fullmatch(_HOST, host):
             raise ValueError(f"{host!r} is not a host; write NAME[:PORT] or [IPV6][:PORT]")
         repository, colon, tag = name.partition(":")
@@ -136,8 +135,7 @@ class Platform(NamedTuple):
     architecture: str
     variant: str | None = None
 
-    def __str__(self) -> str:
-        return "/".join(filter(None, (self.os, self.architecture, self.variant)))
+    def __str__(self) -> str: return "/".join(filter(None, (self.os, self.architecture, self.variant)))
 
 def parse_platform(text: str) -> Platform:
     """Read `os/arch[/variant]`, lower-casing it; ValueError when it is something else."""
@@ -162,12 +160,10 @@ class Descriptor(NamedTuple):
     data: bytes | None = None
 
     @property
-    def is_foreign(self) -> bool:
-        return self.media_type.startswith(_FOREIGN)
+    def is_foreign(self) -> bool: return self.media_type.startswith(_FOREIGN)
 
     @property
-    def is_index(self) -> bool:
-        return self.media_type in _INDEX_TYPES
+    def is_index(self) -> bool: return self.media_type in _INDEX_TYPES
 
     @property
     def attests(self) -> str | None:
@@ -190,8 +186,7 @@ class Manifest(NamedTuple):
     annotations: Mapping[str, str] = MappingProxyType({})
 
     @property
-    def size(self) -> int:
-        return len(self.body)
+    def size(self) -> int: return len(self.body)
 
     @property
     def blobs(self) -> tuple[Descriptor, ...]:
@@ -222,8 +217,7 @@ def parse_manifest(body: bytes, *, content_type: str | None, digest: str | None 
         raise ContentError("a Docker schema 1 manifest, which cannot be copied unchanged", hint=hint)
     wanted = expected.digest if expected else digest
     found = digest_of(body, split_digest(check_digest(wanted))[0] if wanted else "sha256")
-    if wanted and found != wanted:
-        raise ContentError(f"asked for {wanted}, got {found}; {received}")
+    if wanted and found != wanted: raise ContentError(f"asked for {wanted}, got {found}; {received}")
     told = (inside, "" if stated in _GENERIC_TYPES else stated, expected.media_type if expected else "")
     return _collect(document, _settle_type(document, list(filter(None, told)), received), found, body)
 
@@ -282,8 +276,7 @@ def _descriptor(value: object, where: str) -> Descriptor:
 def _platform(value: dict[str, Any]) -> Platform | None:
     """Read an entry's platform; one that nobody could ask for (an empty `os`, say) is none."""
     parts = [_field(value, key, str) for key in ("os", "architecture", "variant")]
-    try:
-        return parse_platform("/".join(parts).rstrip("/"))
+    try: return parse_platform("/".join(parts).rstrip("/"))
     except ValueError: return None
 
 def _annotations(document: dict[str, Any]) -> dict[str, str]:
@@ -355,8 +348,7 @@ def trim_index(index: Manifest, wanted: Sequence[Platform], nested: Mapping[str,
 
 def _trim(index: Manifest, wanted: Sequence[Platform], nested: Mapping[str, Manifest], done: dict[str, Trimmed],
         depth: int) -> Trimmed:
-    if depth > MAX_INDEX_DEPTH:
-        raise ContentError(f"indexes are nested more than {MAX_INDEX_DEPTH} deep")
+    if depth > MAX_INDEX_DEPTH: raise ContentError(f"indexes are nested more than {MAX_INDEX_DEPTH} deep")
     kept: list[Descriptor | None] = []
     matched: set[Platform] = set()
     available: dict[str, None] = {}
@@ -390,8 +382,7 @@ def _rewritten(index: Manifest, chosen: Sequence[Descriptor | None]) -> Manifest
             entry.update(digest=keep.digest, size=keep.size)
             entry.pop("data", None)  # the content of the untrimmed index
     document["manifests"] = [entry for entry, _ in kept]
-    try:
-        body = json.dumps(document, ensure_ascii=False, separators=(",", ":")).encode("utf-8")
+    try: body = json.dumps(document, ensure_ascii=False, separators=(",", ":")).encode("utf-8")
     except UnicodeEncodeError as error:
         raise ContentError("an index with half a character (a lone surrogate) cannot be trimmed") from error
     return index._replace(body=body, digest=digest_of(body), children=tuple(filter(None, chosen)))

@@ -44,8 +44,7 @@ class Snapshot(NamedTuple):
 def progress_lines(now: Snapshot, columns: int, marks: str = "#-") -> list[str]:
     """Return the live display: at most three lines, none as wide as the terminal."""
     rows = [("images", now.done, now.known, f"{now.done} of {now.known}")]
-    if now.expected or now.bytes:
-        rows.append(("data", now.bytes, max(now.bytes, now.expected), now.data))
+    if now.expected or now.bytes: rows.append(("data", now.bytes, max(now.bytes, now.expected), now.data))
     width = min(24, columns - 10 - max(30, *(len(text) for *_, text in rows)))  # usual texts do not move the bars
     lines = []
     for name, part, whole, text in rows:
@@ -94,8 +93,7 @@ class Console:
         if outcome.error is not None:
             line = outcome.line()
             self._say(line, "error", "image_failed", line, **outcome.as_json(), hint=outcome.error.hint)
-        elif outcome.status == "synced" and not self.as_json:
-            self.line(outcome.line())
+        elif outcome.status == "synced" and not self.as_json: self.line(outcome.line())
 
     def error(self, error: RegsyncError) -> None:
         """Show why the command as a whole ended."""
@@ -134,8 +132,7 @@ class Console:
             self._shown = lines
 
     def _size(self) -> tuple[int, int]:
-        try:
-            columns, rows = os.get_terminal_size(self._err.fileno())
+        try: columns, rows = os.get_terminal_size(self._err.fileno())
         except (OSError, ValueError): columns, rows = 0, 0
         return columns or 80, rows or 24  # some terminals say that they have none
 
@@ -150,8 +147,7 @@ class Console:
 
     def _line(self, stream: TextIO, text: str) -> None:
         self.clear()
-        try:
-            self._write(stream, text + "\n")
+        try: self._write(stream, text + "\n")
         except UnicodeEncodeError:  # a terminal or pipe without UTF-8 still gets its line
             text = text.replace("…", "...").encode("ascii", "backslashreplace").decode("ascii")
             self._write(stream, text + "\n")

@@ -97,6 +97,5 @@ def parse_retry_after(value: str | None, wall_now: float) -> float | None:
     if value.isascii() and value.isdigit(): return float(value[:9])
     from email.utils import parsedate_to_datetime
 
-    try:
-        return max(0.0, parsedate_to_datetime(value).timestamp() - wall_now)
+    try: return max(0.0, parsedate_to_datetime(value).timestamp() - wall_now)
     except (ValueError, OverflowError): return None

@@ -38,8 +38,7 @@ class Tree(NamedTuple):
     source_digest: str
 
     @property
-    def size(self) -> int:
-        return sum(each.size for each in (self.root, *self.children))
+    def size(self) -> int: return sum(each.size for each in (self.root, *self.children))
 
     @property
     def names(self) -> frozenset[str]:
@@ -74,8 +73,7 @@ class Tree(NamedTuple):
                         raise NotAtHand(f"the index names {digest}, which is not at hand")
                     lacking.add(digest)
                     pending.append(by_digest[digest])
-        if len(blobs) > _MOST_BLOBS:
-            raise ContentError(f"the image names more than {_MOST_BLOBS} blobs")
+        if len(blobs) > _MOST_BLOBS: raise ContentError(f"the image names more than {_MOST_BLOBS} blobs")
         return tuple(blobs.values()), tuple(child for child in self.children if child.digest in lacking)
 
 class Look(enum.IntEnum):
@@ -85,8 +83,7 @@ class Look(enum.IntEnum):
 
 def look_again(record: tuple[int, int, int] | None, shown: int, now: float, *, required: bool) -> Look:
     """Decide on an unchanged image by its record (last look, first look, bits), and by its tags in a listing."""
-    if record is None or not record[2] & COMPLETE or (required and not record[2] & HAS):
-        return Look.ALL
+    if record is None or not record[2] & COMPLETE or (required and not record[2] & HAS): return Look.ALL
     if shown & ~record[2]: return Look.TOP
     pause = min(max(3600.0, (now - record[1]) / 4), 7 * 86400.0)
     return Look.LATE if now - record[0] >= pause else Look.NOT

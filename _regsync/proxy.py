@@ -54,8 +54,7 @@ def _address(host: str) -> Any:
     """Return an IP address, a v4-mapped one as what it stands for; None for a name."""
     from ipaddress import ip_address
 
-    try:
-        address = ip_address(host)
+    try: address = ip_address(host)
     except ValueError: return None
     return getattr(address, "ipv4_mapped", None) or address
 
@@ -66,8 +65,7 @@ def _exempts(item: str, host: str, port: int) -> bool:
     if item == "*": return True
     address = _address(host)
     if "/" in item:
-        try:
-            return address is not None and address in ip_network(item, strict=False)
+        try: return address is not None and address in ip_network(item, strict=False)
         except ValueError: return False
     with_port = re.fullmatch(r"(\[.*\]|[^:\[]*):([^:]*)", item)
     name, wanted = with_port.groups() if with_port else (item, "")

@@ -75,8 +75,7 @@ class Referrers:
         whole.record = self.record(mapping, whole.source, whole.target, *keys)
         whole.bits = self.shown(whole.source, whole.source_digest)
         if not whole.there: return plan.Look.ALL
-        if not self._kept and not required:
-            return plan.look_without_state(whole.source_digest, self._wall())
+        if not self._kept and not required: return plan.look_without_state(whole.source_digest, self._wall())
         return plan.look_again(self._knowledge.look(whole.record), whole.bits, self._wall(), required=required)
 
     @staticmethod
@@ -171,8 +170,7 @@ class Referrers:
         """Return a source's tags: where no API is, one listing costs less than asking for four tags a digest."""
         names = self._discovery.names(source)
         if names is None and self._has_api(source) is False and self._asked[source.key] > 1:
-            try:
-                names = await self._discovery.list_tags(source)
+            try: names = await self._discovery.list_tags(source)
             except RegistryError as error:
                 if error.retryable: raise
         return names
@@ -195,8 +193,7 @@ class Referrers:
         return await self._ask(where, subject) if self._has_api(where) else None
 
     async def _ask(self, where: Repository, subject: str) -> tuple[Descriptor, ...] | None:
-        try:
-            found = await where.list_referrers(subject)
+        try: found = await where.list_referrers(subject)
         except RegistryError as error:
             if error.retryable or error.status in (401, 403): raise
             if error.status in (404, 405, 501) and not {"MANIFEST_UNKNOWN", "NAME_UNKNOWN"} & {*error.codes}:
@@ -208,10 +205,8 @@ class Referrers:
     async def _fallback(self, where: Repository, subject: str, names: Collection[str] | None) -> Manifest | None:
         """Return what the fallback tag of a subject names, None where it is absent."""
         tag = oci.referrers_tag(subject)
-        if names is not None and tag not in names and (where.key, tag) not in self._written:
-            return None
-        try:
-            return await where.get_manifest(tag)
+        if names is not None and tag not in names and (where.key, tag) not in self._written: return None
+        try: return await where.get_manifest(tag)
         except RegistryError as error:
             if error.status != 404: raise
         return None
@@ -220,8 +215,7 @@ class Referrers:
             entries: Sequence[Descriptor]) -> frozenset[str]:
         """Have a target without the API list these referrers of a subject; return the digests that it lacked."""
         known, tag, added = self._has_api(target), oci.referrers_tag(subject), set[str]()
-        if known or (known is None and await self._api(target, subject) is not None):
-            return frozenset()
+        if known or (known is None and await self._api(target, subject) is not None): return frozenset()
         async with self._locks[target.key, subject]:
             for _ in range(_PUTS):
                 held = await self._fallback(target, subject, self._discovery.names(target))

@@ -38,8 +38,7 @@ class Repository:
         self.api_name = api_repository(host.registry.host, name)  # Docker Hub's `library/` is on the wire only
         self.key, self._base = (host.key, self.api_name), f"/v2/{self.api_name}"
 
-    def __str__(self) -> str:
-        return f"{self.host.key}/{self.name}"
+    def __str__(self) -> str: return f"{self.host.key}/{self.name}"
 
     def reference(self, reference: str) -> str:
         """Return the full name of a tag or digest here."""
@@ -48,8 +47,7 @@ class Repository:
     @contextmanager
     def located(self, operation: str, reference: str) -> Iterator[None]:
         """Add side, operation and reference to every error of the block."""
-        try:
-            yield
+        try: yield
         except SyncError as error:
             error.located(self.side, operation, reference)
             error.message = self.host.authenticator.redact(error.message)  # what is no listing may repeat the request
@@ -67,8 +65,7 @@ class Repository:
         with self.located("list tags of", str(self)):
             while len(asked) < _MOST_PAGES:
                 asked.add(call.path)
-                try:
-                    answer = await self._transport.request(self.host, call, ok=(200,), limit=_TAGS_LIMIT)
+                try: answer = await self._transport.request(self.host, call, ok=(200,), limit=_TAGS_LIMIT)
                 except RegistryError as error:
                     if error.status == 404 and not tags: return None
                     if "PAGINATION_NUMBER_INVALID" not in error.codes or size <= 100: raise
@@ -77,8 +74,7 @@ class Repository:
                 found = _tags_of(answer.body, row.listing_has_digests)
                 fresh = [tag for tag in found if tag not in tags]
                 tags.update(found)
-                if len(tags) > _MOST_TAGS:
-                    raise ContentError(f"the listing has more than {_MOST_TAGS} tags")
+                if len(tags) > _MOST_TAGS: raise ContentError(f"the listing has more than {_MOST_TAGS} tags")
                 following = self._linked(call, answer)
                 if following is None and fresh and len(found) == size:  # some page without a Link (section 1.11)
                     following = f"{self._base}/tags/list?n={size}&last={fresh[-1]}"
@@ -206,8 +202,7 @@ class Upload:
 
     async def whole(self, body: bytes) -> bool:
         """Upload in one POST (section 1.7, D): True when taken; else a session may be open (`session`)."""
-        try:
-            return await self._post(f"?digest={self.blob.digest}", _OCTETS, body=body)
+        try: return await self._post(f"?digest={self.blob.digest}", _OCTETS, body=body)
         except RegistryError as error:
             if error.retryable or error.status in (401, 403): raise
             return False

@@ -76,8 +76,7 @@ class Rehearsal:
     def expected(self) -> dict[str, dict[str, int]]:
         """Return the requests of a run like this one, by host and action."""
         counted = {host: Counter(actions) for host, actions in self._transport.requests.items()}
-        for host, actions in self._expected.items():
-            counted.setdefault(host, Counter()).update(actions)
+        for host, actions in self._expected.items(): counted.setdefault(host, Counter()).update(actions)
         return {host: dict(sorted((+actions).items())) for host, actions in sorted(counted.items())}
 
     def analysis(self) -> dict[str, Any]:

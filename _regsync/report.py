@@ -87,8 +87,7 @@ class Report:
     def exit_status(self) -> int:
         """Return 0, 1, 2 or 4 as design.md section 2 orders them; 3 and signals are the caller's."""
         codes = [outcome.error.code for outcome in self.outcomes if outcome.error is not None]
-        if codes and len(codes) == len(self.outcomes):
-            return 4 if set(codes) == {"AUTH_ERROR"} else 2
+        if codes and len(codes) == len(self.outcomes): return 4 if set(codes) == {"AUTH_ERROR"} else 2
         return 2 if RegsyncError.code in codes else 1 if codes else 0
 
     def causes(self) -> list[tuple[int, str]]:
@@ -121,8 +120,7 @@ class Report:
             detail = (
                 f"{len(each.transferred)} blobs, {size_text(each.bytes)}, {each.mounted} mounted, {each.skipped} there")
             verb, detail = ("skip", each.reason or "") if each.status == "skipped" else ("sync", detail)
-            if each.status != "failed":
-                told.append(f"would {verb} {each.source} -> {each.target} ({detail})")
+            if each.status != "failed": told.append(f"would {verb} {each.source} -> {each.target} ({detail})")
             told += [f"  would {text}" for text in each.planned]
         images, layers, size = self.totals().values()
         return [*told,

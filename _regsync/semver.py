@@ -28,8 +28,7 @@ class Version(NamedTuple):
     identifiers: tuple[tuple[int, int, str], ...] = ()
 
     @property
-    def is_prerelease(self) -> bool:
-        return not self.stage
+    def is_prerelease(self) -> bool: return not self.stage
 
 def parse_version(tag: str) -> Version | None:
     """Return the version that a tag spells, or None when it spells none."""
@@ -98,8 +97,7 @@ def _comparator(word: str) -> _Comparator:
     if operator == "^":
         # The leftmost number that is not zero stays: 0.2.x for ^0.2.3, 0.0.x for ^0.0.
         kept = numbers[: next((i for i, number in enumerate(numbers, 1) if number), 3)]
-    elif operator == "~":
-        kept = numbers[:2]
+    elif operator == "~": kept = numbers[:2]
     high = _version([*kept[:-1], kept[-1] + 1]) if kept else _HIGHEST
     if operator not in ("^", "~") and len(numbers) == 3:
         high = version._replace(identifiers=(*version.identifiers, (-1, 0, "")))

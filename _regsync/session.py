@@ -41,12 +41,10 @@ async def run(found: Config, console: Console, one: tuple[MappingRule, str, str]
     try:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(_listen_for_signals, stop, signals, tasks.cancel_scope)
-            if console.live or console.heartbeat:
-                tasks.start_soon(show_progress, console, work.progress)
+            if console.live or console.heartbeat: tasks.start_soon(show_progress, console, work.progress)
             await (work.copy(*one, stop) if one else work.sync(stop))
             tasks.cancel_scope.cancel()
-    finally:
-        connected.close()
+    finally: connected.close()
     report.interrupted = report.interrupted or len(signals) > 1
     elapsed = anyio.current_time() - began
     document = report.as_json(run_id, started, elapsed, connected.requests, connected.throttled)
@@ -55,8 +53,7 @@ async def run(found: Config, console: Console, one: tuple[MappingRule, str, str]
         if not console.as_json:
             for line in rehearsal.lines(document) if rehearse == "analysis" else report.plan():
                 console.line(line)
-    elif one is None:
-        console.summary(report, elapsed)
+    elif one is None: console.summary(report, elapsed)
     if console.as_json: console.document(document)
     return 128 + signals[0] if report.interrupted else report.exit_status()
 
@@ -68,8 +65,7 @@ async def list_tags(registry: Registry, repository: str, rule: tags.TagRule, con
         discovery = discover.Discovery(connected, state.Knowledge())
         source = discovery.repository(registry, repository, Side.SOURCE)
         kept, dropped, floor = await discovery.select_listed(rule, source)
-    finally:
-        connected.close()
+    finally: connected.close()
     for tag, reason in dropped.items():
         console.log("info", "tag_dropped", f"dropped, {reason:<12}  {tag}", tag=tag, reason=reason)
     reasons = ", ".join(f"{count} {reason}" for reason, count in Counter(dropped.values()).most_common())
@@ -78,8 +74,7 @@ async def list_tags(registry: Registry, repository: str, rule: tags.TagRule, con
     console.log(level, event, f"{told} (dropped: {reasons})" if reasons else told)
     if len(kept) < floor:
         console.log("warning", "min_tags", f"{source}: min_tags asks for {floor}, not {len(kept)}")
-    if console.as_json:
-        console.document({"repository": str(source), "tags": kept, "dropped": dict(dropped)})
+    if console.as_json: console.document({"repository": str(source), "tags": kept, "dropped": dict(dropped)})
     for tag in () if console.as_json else kept: console.line(tag)
     return 0
 
@@ -96,18 +91,15 @@ async def show_progress(console: Console, progress: sync.Progress) -> None:
             past.append((now, progress.bytes))
             console.progress(Snapshot(progress.done, progress.known, progress.bytes, progress.expected, rate,
                 now - began, _waiting(progress, now)))
-    finally:
-        console.clear()
+    finally: console.clear()
 
 def _waiting(progress: sync.Progress, now: float) -> str:
     names = progress.under_way()
     if progress.ends is not None:
         return f"stopping in {duration_text(max(0.0, progress.ends - now))} at most, {len(names)} under way"
     for host, until in progress.paused.items():
-        if until > now:
-            return f"{host} is throttled (429), next try in {duration_text(until - now)}"
-    if not names:
-        return "asking what there is" if progress.done == progress.known else "comparing tags"
+        if until > now: return f"{host} is throttled (429), next try in {duration_text(until - now)}"
+    if not names: return "asking what there is" if progress.done == progress.known else "comparing tags"
     return f"copying {names[0]}" if len(names) == 1 else f"{len(names)} under way, first {names[0]}"
 
 def _transport(console: Console) -> transport.Transport:

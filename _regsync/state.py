@@ -182,8 +182,7 @@ class Knowledge:
         for row in self._archive.rows("B", key_of(digest)):
             number = int.from_bytes(row[33:37], "big")
             where = self._archive.repositories[number] if number < len(self._archive.repositories) else ("", "")
-            if where[0] == host and row[41] and self._believed("B", where, digest, False):
-                yield where[1]
+            if where[0] == host and row[41] and self._believed("B", where, digest, False): yield where[1]
 
     def is_mountable(self, host: str, digest: str) -> bool:
         """Say whether a committed repository of the host holds a blob."""

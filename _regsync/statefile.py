@@ -50,8 +50,7 @@ class StateFile:
             self._say(f"no state is kept: {self._shown}", error)
             self.close()
             return EMPTY
-        try:
-            return self._read()
+        try: return self._read()
         except Damaged as error:
             self._header = b""  # what this run notes counts repositories anew: it belongs to no file that is there
             self._warn("state", f"the state in {self._shown} is not used: {error}")
@@ -118,8 +117,7 @@ def _lock(descriptor: int) -> None:
         try:
             msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)  # type: ignore[attr-defined]
         except OSError as error: raise BlockingIOError(str(error)) from error
-    else:
-        flock(descriptor, LOCK_EX | LOCK_NB)
+    else: flock(descriptor, LOCK_EX | LOCK_NB)
 
 def _content(path: str) -> bytes | None:
     with contextlib.suppress(FileNotFoundError), open(path, "rb") as stream:

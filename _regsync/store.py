@@ -42,8 +42,7 @@ def _remove(path: str) -> None:
 
 @contextlib.contextmanager
 def _disk() -> Iterator[None]:
-    try:
-        yield
+    try: yield
     except OSError as error:
         place, why = clean(str(error.filename or "the staging directory")), clean(error.strerror or str(error))
         hint = "several targets need disk: free space in global.cache_dir, or point it elsewhere"
@@ -53,8 +52,7 @@ async def read_whole(blob: Descriptor, read: Reader) -> bytes:
     """Return a blob that is small enough for memory."""
     whole = bytearray()
 
-    async def keep(piece: memoryview) -> None:
-        whole.extend(piece)
+    async def keep(piece: memoryview) -> None: whole.extend(piece)
 
     await read(blob, keep)
     return bytes(whole)
@@ -139,8 +137,7 @@ class Staging:
                 await self._pull_file(blob, read)
                 return
             self._memory_size += blob.size
-            try:
-                self._memory[blob.digest] = await read_whole(blob, read)
+            try: self._memory[blob.digest] = await read_whole(blob, read)
             finally:
                 if blob.digest not in self._memory: self._memory_size -= blob.size
 
@@ -161,8 +158,7 @@ class Staging:
                         partial = name
 
                         async def write(piece: memoryview) -> None:
-                            while piece:
-                                piece = piece[await anyio.to_thread.run_sync(staged.write, piece) :]
+                            while piece: piece = piece[await anyio.to_thread.run_sync(staged.write, piece) :]
 
                         await read(blob, write)
                     os.replace(partial, path)
@@ -202,8 +198,7 @@ class Staging:
         self._readers[blob.digest] += 1
         try:
             with staged: yield FilePieces(staged, blob.size)
-        finally:
-            self._readers[blob.digest] -= 1
+        finally: self._readers[blob.digest] -= 1
 
     def close(self, *, sweep: bool = True, leftovers: bool = True) -> None:
         """Remove what this run staged, and what earlier ones left; without `sweep` whole files stay for the next."""

@@ -54,8 +54,7 @@ class Origin(NamedTuple):
         host = f"[{self.host}]" if ":" in self.host else self.host
         return host if self.port == (443 if self.scheme == "https" else 80) else f"{host}:{self.port}"
 
-    def __str__(self) -> str:
-        return f"{self.scheme}://{self.authority}"
+    def __str__(self) -> str: return f"{self.scheme}://{self.authority}"
 
 class Stream(Protocol):
     """Two directions of bytes; only `wait` sleeps. `recv_into` and `send` return the bytes moved (none read: the end),
@@ -68,8 +67,7 @@ class Stream(Protocol):
 
 def _answer(error: OSError, blocked: int) -> int:
     """Put an error into what `recv_into` or `send` answers: `blocked` when nothing can move; or Disconnected."""
-    if isinstance(error, BlockingIOError) or type(error) in _WANTS:
-        return _WANTS.get(type(error), blocked)
+    if isinstance(error, BlockingIOError) or type(error) in _WANTS: return _WANTS.get(type(error), blocked)
     if blocked == WANT_READ and isinstance(error, (ssl.SSLZeroReturnError, ssl.SSLEOFError)):
         return 0  # common without close_notify: lengths and digests decide whether anything is missing
     raise Disconnected(f"the connection broke: {clean(error.strerror or type(error).__name__, 100)}") from error
@@ -83,24 +81,20 @@ class SocketStream:
 
     def handshake(self) -> int:
         """Go on with the handshake: 0 when done, else what to wait for; OSError when it failed."""
-        try:
-            self._socket.do_handshake()
+        try: self._socket.do_handshake()
         except (ssl.SSLWantReadError, ssl.SSLWantWriteError) as error: return _WANTS[type(error)]
         return 0
 
     def recv_into(self, buffer: memoryview) -> int:
-        try:
-            return int(self._socket.recv_into(buffer))
+        try: return int(self._socket.recv_into(buffer))
         except OSError as error: return _answer(error, WANT_READ)
 
     def send(self, data: memoryview) -> int:
-        try:
-            return int(self._socket.send(data))
+        try: return int(self._socket.send(data))
         except OSError as error: return _answer(error, WANT_WRITE)
 
     async def wait(self, want: int) -> None:
-        try:
-            await (anyio.wait_readable if want == WANT_READ else anyio.wait_writable)(self._socket)
+        try: await (anyio.wait_readable if want == WANT_READ else anyio.wait_writable)(self._socket)
         except anyio.BusyResourceError:
             await anyio.sleep(0.01)  # both directions of TLS may want the same (a key update): look again soon
         except (anyio.ClosedResourceError, ValueError) as error:
@@ -132,31 +126,26 @@ class TlsInsideStream:
     def _turn(self, step: Callable[[], int | None]) -> int:
 
         while True:
-            try:
-                return step() or 0
+            try: return step() or 0
             except ssl.SSLWantReadError:
                 try:
                     self._flush()  # what has no room now goes with the next `send`
                 except Disconnected:
                     pass  # what the peer said before it left is still to be read; the next `send` fails
                 if (got := self._inner.recv_into(self._scratch)) < 0: return got
-                if got:
-                    self._incoming.write(self._scratch[:got])
-                else:
-                    self._incoming.write_eof()
+                if got: self._incoming.write(self._scratch[:got])
+                else: self._incoming.write_eof()
 
     def handshake(self) -> int:
         done = self._turn(self._object.do_handshake)
         return self._flush() or done
 
     def recv_into(self, buffer: memoryview) -> int:
-        try:
-            return self._turn(lambda: self._object.read(len(buffer), buffer))
+        try: return self._turn(lambda: self._object.read(len(buffer), buffer))
         except OSError as error: return _answer(error, WANT_READ)
 
     def send(self, data: memoryview) -> int:
-        try:
-            self._encrypted = self._encrypted or self._object.write(data[:_TLS_PORTION])
+        try: self._encrypted = self._encrypted or self._object.write(data[:_TLS_PORTION])
         except OSError as error: return _answer(error, WANT_WRITE)
         if (blocked := self._flush()) < 0:
             return blocked  # the same memory comes again, and is not encrypted twice
@@ -235,8 +224,7 @@ async def start_tls(below: Stream, context: Any, host: str, timeouts: Timeouts) 
         if isinstance(below, SocketStream) and not isinstance(plain := below._socket, ssl.SSLSocket):
             below._socket = context.wrap_socket(plain, server_hostname=host, do_handshake_on_connect=False)
             secured: SocketStream | TlsInsideStream = below
-        else:
-            secured = TlsInsideStream(below, context, host)
+        else: secured = TlsInsideStream(below, context, host)
         with anyio.fail_after(timeouts.tls):
             while (want := secured.handshake()) < 0: await secured.wait(want)
     except TimeoutError as error:

@@ -70,8 +70,7 @@ class Run:
         self._globs = cache(compile_glob)
         self._tasks: anyio.abc.TaskGroup | None = None
 
-    def _count_bytes(self, count: int) -> None:
-        self.progress.bytes += count
+    def _count_bytes(self, count: int) -> None: self.progress.bytes += count
 
     def _start(self, task: Callable[..., Coroutine[Any, Any, None]], *arguments: Any) -> None:
         assert self._tasks is not None
@@ -167,8 +166,7 @@ class Run:
         kept: dict[int, tuple[str, ...]] = {}
 
         async def select(mapping: MappingRule) -> None:
-            try:
-                kept[mapping.index] = await self._select(mapping)
+            try: kept[mapping.index] = await self._select(mapping)
             except SyncError as error:
                 # Its tags are not known: it counts as one failed image per target.
                 self._fail(Wanted(mapping, "*", mapping.targets), error)
@@ -208,8 +206,7 @@ class Run:
                     tags[target] += 1
 
         async def ask(target: Repository) -> None:
-            try:
-                await self._discovery.target_tags(target)
+            try: await self._discovery.target_tags(target)
             except SyncError:
                 return  # kept by the discovery, and raised for each image that needs it
 
@@ -235,8 +232,7 @@ class Run:
             if (self._never_moves(mapping, reference) and reference in (self._discovery.listed(target) or ())
                     and not self._shows_more(mapping, target, wanted.tag, reference)):
                 self._end(source_name, target.reference(reference), "skipped", reason="immutable_tag")
-            else:
-                asked.append(target)
+            else: asked.append(target)
         try:
             if asked:
                 sighting = await self._discovery.look_up(mapping, wanted.tag, reference, tuple(asked))
@@ -244,8 +240,7 @@ class Run:
                 reference = sighting.digest if ":" in reference else reference
                 await self._take(mapping, sighting, source_name, reference, began)
         except SyncError as error:
-            for target in asked:
-                self._end(source_name, target.reference(reference), "failed", error=error)
+            for target in asked: self._end(source_name, target.reference(reference), "failed", error=error)
 
     def _shows_more(self, mapping: MappingRule, target: Repository, tag: str, reference: str) -> bool:
         """Say whether a tag that never moves is looked at all the same, for its artifacts."""
@@ -295,8 +290,7 @@ class Run:
         for whole, verdict in zip(wholes, sighting.verdicts, strict=True):
             if self.rehearsal is not None and sighting.tree is not None:
                 self.rehearsal.look_at(source_name, sighting.tree, whole.target.key)
-            if whole.there:
-                self._knowledge.take_snapshot(verdict.snapshot, whole.source_digest, whole.digest)
+            if whole.there: self._knowledge.take_snapshot(verdict.snapshot, whole.source_digest, whole.digest)
             whole.fan_out, whole.stripped = len(mapping.targets) > 1, len(stripped)
             whole.planned = [f"strip {each}" for each in stripped]
             then = [] if whole.error else self._hang(whole, found)
@@ -304,8 +298,7 @@ class Run:
                 whole.open -= 1
                 self._execution.follow(then)
                 self._execution.conclude(whole)
-            else:
-                self._execution.add(Image(whole, sighting.tree, reference, verdict.snapshot, then))
+            else: self._execution.add(Image(whole, sighting.tree, reference, verdict.snapshot, then))
         self._execution.advance()
 
     def _note(self, sighting: Sighting | None) -> None:

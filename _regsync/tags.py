@@ -68,13 +68,11 @@ def _machine(tokens: Sequence[_Token]) -> _Accepts:
     leads = {i: [i + 1] for i, (_, accepts) in enumerate(tokens) if accepts is None}
     braces: list[list[int]] = []
     for i in leads:
-        if tokens[i][0] == "{":
-            braces.append([i])
+        if tokens[i][0] == "{": braces.append([i])
         elif tokens[i][0] == ",":
             leads[braces[-1][0]].append(i + 1)
             braces[-1].append(i)
-        elif tokens[i][0] == "}":
-            leads |= {comma: [i + 1] for comma in braces.pop()[1:]}
+        elif tokens[i][0] == "}": leads |= {comma: [i + 1] for comma in braces.pop()[1:]}
 
     @lru_cache(1024)  # many tags begin and go on alike
     def follow(places: frozenset[int], character: str) -> frozenset[int]:
@@ -125,8 +123,7 @@ class TagRule(NamedTuple):
         return self.sort or ("semver" if self.semver else None)
 
     @property
-    def chooses_versions(self) -> bool:
-        return self.semver is not None or self.semver_prerelease is not None
+    def chooses_versions(self) -> bool: return self.semver is not None or self.semver_prerelease is not None
 
 class Selection(NamedTuple):
     """What a rule keeps, why it drops the others, and how many `min_tags` asks for."""

@@ -66,21 +66,18 @@ def _system_trust(environ: Mapping[str, str], defaults: ssl.DefaultVerifyPaths) 
     return bundle, directories
 
 def _is_hashed(directory: str) -> bool:
-    try:
-        return any(re.fullmatch(r"[0-9a-fA-F]{8}\.[0-9]+", name) for name in os.listdir(directory))
+    try: return any(re.fullmatch(r"[0-9a-fA-F]{8}\.[0-9]+", name) for name in os.listdir(directory))
     except OSError: return False
 
 def _load(what: str, load: Callable[..., None], *files: str, **options: str) -> None:
     if missing := [name for name in files if not os.path.exists(name)]:
         raise ConfigError(f"{what}: {missing[0]} does not exist")
-    try:
-        load(*files, **options)
+    try: load(*files, **options)
     except ssl.SSLError as error:
         reason = error.reason.replace("_", " ").lower() if error.reason else "it does not parse as PEM"
         hint = "PEM files are needed, keys without passphrase"
         raise ConfigError(f"{what} cannot be used: {reason}", hint=hint) from error
-    except OSError as error:
-        raise ConfigError(f"{what} cannot be read: {error.strerror}") from error
+    except OSError as error: raise ConfigError(f"{what} cannot be read: {error.strerror}") from error
 
 _CLOCK = "check this host's clock; if it is right, the registry's certificate must be renewed"
 _AUTHORITY = "give the authority's PEM file as `ca_file` of the registry, or in SSL_CERT_FILE"
@@ -105,7 +102,6 @@ def explain(error: OSError, host: str) -> tuple[str, str | None]:
     """Return one line that says why TLS with `host` failed, and a remedy where one is known."""
     reason = getattr(error, "reason", None) or type(error).__name__
     for pattern, what, hint in _FAILURES:
-        if re.fullmatch(pattern, str(getattr(error, "verify_code", reason))):
-            return f"{host} {what}", hint
+        if re.fullmatch(pattern, str(getattr(error, "verify_code", reason))): return f"{host} {what}", hint
     said = getattr(error, "verify_message", None) or error.strerror or str(error) or reason
     return f"TLS with {host} failed: {clean(said, 200)}", None

@@ -100,22 +100,19 @@ class Mover:
             async with self._transport.pool.lease(target.host.origin) as lease:
                 self._transport.streams[dropped] = lease
                 upload = Upload(target, self._transport, lease, step.blob)
-                try:
-                    return await self._bring(upload, step, source, fan_out and self._disk_works, disk)
+                try: return await self._bring(upload, step, source, fan_out and self._disk_works, disk)
                 finally:
                     del self._transport.streams[dropped]
                     if upload.session:  # and no body follows: the source has refused it, or a HEAD has found it there
                         with anyio.move_on_after(self._transport.edge.timeouts.head), suppress(SyncError):
-                            async with self._admitted((Want(target.host.key),)):
-                                await upload.cancel_upload()
+                            async with self._admitted((Want(target.host.key),)): await upload.cancel_upload()
         return None
 
     async def _bring(self, upload: Upload, step: Step, source: Repository, fan_out: bool, disk: bool) -> Brought:
         patience, broken, log = pacing.Patience(pacing.ATTEMPTS), 0, self._transport.edge.log
         target, blob = upload.repository, upload.blob
         while True:
-            try:
-                return await self._bring_once(upload, step, source, fan_out, disk)
+            try: return await self._bring_once(upload, step, source, fan_out, disk)
             except _Unanswered as lost:
                 await upload.let_go()
                 error: SyncError = lost.args[0]
@@ -158,8 +155,7 @@ class Mover:
                 while not relay.complete: await sink(await relay.next())
 
         if not upload.session and await self._goes_whole(upload, step, known):
-            try:
-                return await self._bring_whole(upload, known, read, rank, fan_out, disk)
+            try: return await self._bring_whole(upload, known, read, rank, fan_out, disk)
             finally:
                 if host in self._tried: self._tried[host].set()
         self._accepted.setdefault(upload.repository.key, anyio.Event())
@@ -233,13 +229,11 @@ class Mover:
         if upload.session:
             accepted.set()  # by this very session, whatever became of another one's start meanwhile
             return None
-        try:
-            return await (self._mounted(upload, step.mount_from) if step.mount_from else self._there(upload))
+        try: return await (self._mounted(upload, step.mount_from) if step.mount_from else self._there(upload))
         except SyncError:
             if not accepted.is_set(): del self._accepted[where]
             raise
-        finally:
-            accepted.set()
+        finally: accepted.set()
 
     async def _mounted(self, upload: Upload, mount_from: str) -> Brought | None:
         digest, where, knowledge = upload.blob.digest, upload.repository.key, self._knowledge

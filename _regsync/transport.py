@@ -88,8 +88,7 @@ class Gate:
         """Hold the permits for `wants` inside the block; the lowest `rank` goes first."""
         turn = anyio.Event()
         # Whoever waits did not fit when a permit was last returned, so nobody is overtaken here.
-        if pacing.admit(self.limits, wants):
-            turn.set()
+        if pacing.admit(self.limits, wants): turn.set()
         else:
             self._arrivals += 1
             waiting = (rank, self._arrivals, turn)
@@ -132,8 +131,7 @@ class Host:
     @contextmanager
     def judged(self) -> Iterator[None]:
         """Stop this registry when an error in the block says that it is beyond use."""
-        try:
-            yield
+        try: yield
         except AuthError as error:
             if error.fatal: self.stopped = error.again()
             raise
@@ -147,8 +145,7 @@ def resolve_location(base: Origin, path: str, location: str) -> tuple[Origin, st
         parts = urlsplit(location if whole else urljoin(f"{base}{path}", location))
         port = parts.port or (443 if parts.scheme == "https" else 80)
         host = (parts.hostname or "").lower()
-    except ValueError as error:
-        raise ProtocolBroken("the Location of the answer is not a URL") from error
+    except ValueError as error: raise ProtocolBroken("the Location of the answer is not a URL") from error
     if parts.scheme not in ("http", "https") or not host or parts.username is not None:
         raise ProtocolBroken("the Location of the answer is not an http or https URL")
     # A registry behind a TLS proxy may not know its own scheme (I6).
@@ -242,8 +239,7 @@ class Transport:
             return response.status, dict(response.headers), await response.read(_TOKEN_BODY)
 
     def _count(self, origin: Origin, action: str) -> None:
-        if origin in self._registries:
-            self.requests[self._registries[origin].authority][action] += 1
+        if origin in self._registries: self.requests[self._registries[origin].authority][action] += 1
 
     async def request(self, host: Host, call: Call, *, ok: tuple[int, ...], limit: int = ERROR_BODY) -> Answer:
         """Do a short exchange, repeated as design.md section 9 allows; SyncError when its status is none of `ok`."""
@@ -345,8 +341,7 @@ class Transport:
         if document is None:
             # A page for people says nothing in one line.
             told = [] if b"<" in body[:2000] else [(None, body[:2000].decode("utf-8", "replace"))]
-        elif not told:
-            told = [(None, document.get("details"))]
+        elif not told: told = [(None, document.get("details"))]
         words = [" ".join(text for text in pair if isinstance(text, str) and text) for pair in told]
         # Some servers repeat the request: our secrets go, and what follows a URL's `?` (R10).
         said = login.redact(clean("; ".join(dict.fromkeys(word for word in words if word)), ERROR_BODY))
@@ -358,8 +353,7 @@ class Transport:
         if status == 429:
             self.throttled[host.key] += 1
             error.hint = f"who logs in may ask more often: {login.login}" if login.anonymous else None
-        elif status in (401, 403):
-            error.hint = login.advice
+        elif status in (401, 403): error.hint = login.advice
         elif status == 400 and b"HTTPS" in (body or b"HTTPS"):
             error.hint = host.secure or None  # as Go and nginx word it; the answer to a HEAD has no words
         return error
@@ -374,8 +368,7 @@ class Transport:
             if own and (isinstance(error, ConnectFailed) or (isinstance(error, errors.TimedOut) and not host.known)):
                 host.connect_failures += 1
                 if host.connect_failures >= _UNREACHABLE_AFTER: host.stopped = error.again()
-            elif own and not host.known:
-                error.hint = host.secure or error.hint
+            elif own and not host.known: error.hint = host.secure or error.hint
             raise
         if own: host.known, host.connect_failures = True, 0
         shown = f"{call.method} {lease.origin}{call.path.partition('?')[0]} -> {response.status}"

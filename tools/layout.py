@@ -2,8 +2,8 @@
 """Lay out `_regsync`: as `ruff format` does, then in fewer lines.
 
 The program is bounded in lines (tests/test_shape.py), and a call that fits into two of them need not take
-eight. What brackets hold is filled, a block of one short statement stands behind its header where no `else`
-follows, one blank line is as good as two. Statements with comments inside stay as they are. The syntax tree is
+eight. What brackets hold is filled, a block of one short statement stands behind its header, one blank line is as
+good as two. Statements with comments inside stay as they are. The syntax tree is
 compared before a file is written.
 
     python3 tools/layout.py           writes
@@ -26,9 +26,8 @@ __all__ = ["fill", "main"]
 
 ROOT = Path(__file__).resolve().parent.parent
 WIDTH = 120
-SHORT = 100  # a block and its header together
+SHORT = 110  # a block and its header together
 _BLOCKS = ("def ", "async def ", "if ", "elif ", "while ", "for ", "with ", "class ", "async with ", "async for ")
-_JOINED = (ast.If, ast.For, ast.While, ast.With, ast.AsyncFor, ast.AsyncWith, ast.ExceptHandler)
 _SIMPLE = (
     *(ast.Return, ast.Raise, ast.Continue, ast.Break, ast.Pass, ast.Delete, ast.Expr, ast.Assert),
     *(ast.Assign, ast.AnnAssign, ast.AugAssign, ast.Nonlocal),
@@ -166,14 +165,14 @@ def join(source: str) -> str:
     lines = source.split("\n")
     joined = set[int]()
     for node in ast.walk(ast.parse(source)):
-        if not isinstance(node, _JOINED) or getattr(node, "orelse", None) or len(node.body) > 1:
-            continue
-        body, above = node.body[0], node.body[0].lineno - 2
-        header, text = lines[above], lines[above + 1].strip()
-        short = len(header) + 1 + len(text) <= SHORT and body.lineno == body.end_lineno
-        chained = header.lstrip().startswith("elif ") or not header.endswith(":")
-        if short and not chained and isinstance(body, _SIMPLE) and "#" not in header + text:
-            joined.add(above)
+        for block in (getattr(node, name, None) for name in ("body", "orelse", "finalbody")):
+            if isinstance(node, ast.Module | ast.ClassDef) or not isinstance(block, list) or len(block) != 1:
+                continue
+            statement, above = block[0], block[0].lineno - 2
+            header, text = lines[above], lines[above + 1].strip()
+            short = len(header) + 1 + len(text) <= SHORT and statement.lineno == statement.end_lineno
+            if short and header.endswith(":") and isinstance(statement, _SIMPLE) and "#" not in header + text:
+                joined.add(above)
     for above in sorted(joined, reverse=True):
         lines[above : above + 2] = [f"{lines[above]} {lines[above + 1].strip()}"]
     texts = set(range(len(lines))) - _inside_strings("\n".join(lines))
