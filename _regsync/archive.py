@@ -58,7 +58,6 @@ def entry(key: bytes, number: int, moment: int, flag: bool) -> bytes:
 
 class Archive:
     """What earlier runs left, read only."""
-
     def __init__(self, image: bytes | None = None) -> None:
         """Read a whole state file; Damaged where it is none."""
         self.repositories: list[tuple[str, str]] = []
@@ -104,7 +103,6 @@ def moment_of(table: str, row: bytes) -> int:
 
 class Fresh(NamedTuple):
     """What a save adds to an archive: rows, repositories after the archive's own, facts, what to drop."""
-
     rows: Mapping[str, list[bytes]]
     repositories: list[tuple[str, str]]
     facts: Mapping[str, Any]

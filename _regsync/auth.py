@@ -36,7 +36,6 @@ _SHORTEST_LIFE = 60.0  # the token specification's minimum, as which shorter one
 
 class Challenge(NamedTuple):
     """One way in that a 401 offers; `scheme` is lower case, what is missing is empty."""
-
     scheme: str
     realm: str = ""
     service: str = ""
@@ -130,7 +129,6 @@ def parsed(body: bytes) -> tuple[dict[str, Any] | None, list[dict[str, Any]]]:
 
 class Authenticator:
     """What is sent to one registry with one credential; its methods may run at once, and be cancelled."""
-
     def __init__(self, *, origin: Origin, credential: Credential | None, fetch: Fetch, now: Clock, wall: Clock) -> None:
         self._scheme, self._host, self._name = origin.scheme, origin.host, origin.authority
         self._fetch, self._now, self._wall = fetch, now, wall

@@ -23,7 +23,6 @@ PlaceKey = tuple[RepositoryKey, str, bool]
 @dataclass(eq=False, repr=False)
 class Work:
     """One image on its way to one repository; `missing` counts blobs, and children of others, that are not there."""
-
     where: RepositoryKey
     blobs: tuple[Descriptor, ...]
     children: tuple[str, ...] = ()
@@ -53,7 +52,6 @@ class Work:
 @dataclass(eq=False, repr=False)
 class Place:
     """One digest that somebody brings into one repository, and who waits for it in promotion order."""
-
     key: PlaceKey
     owner: Work
     waiters: list[Work] = field(default_factory=list)
@@ -69,20 +67,17 @@ class Place:
 @dataclass(eq=False, repr=False)
 class _Lead:
     """The one upload of a digest to a host, and the places that will mount from it."""
-
     work: Work
     followers: list[Place] = field(default_factory=list)
 
 class Step(NamedTuple):
     """One blob to bring to its place: by a mount when `mount_from` names a repository, else by upload."""
-
     work: Work
     blob: Descriptor
     mount_from: str | None
 
 class Claims:
     """Who brings what; every method is one synchronous decision and returns what may start now."""
-
     def __init__(self, knowledge: Knowledge, now: Callable[[], float] = float) -> None:
         self.knowledge, self._now = knowledge, now
         self._places: dict[PlaceKey, Place] = {}

@@ -25,7 +25,6 @@ __all__ = ["ArtifactRule", "Config", "MappingRule", "Registry", "expand", "load"
 
 class Registry(NamedTuple):
     """One named registry. `host` has no brackets and is Docker Hub's canonical name where it is that."""
-
     alias: str
     scheme: Literal["https", "http"]
     host: str
@@ -63,7 +62,6 @@ class Registry(NamedTuple):
 
 class ArtifactRule(NamedTuple):
     """Which referrers travel with their image."""
-
     enabled: bool = True
     include: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
@@ -71,7 +69,6 @@ class ArtifactRule(NamedTuple):
 
 class MappingRule(NamedTuple):
     """One entry of `mappings` after inheritance; `platforms` None copies all."""
-
     index: int  # type: ignore[assignment]
     source: Registry
     source_repository: str
@@ -83,7 +80,6 @@ class MappingRule(NamedTuple):
 
 class Config(NamedTuple):
     """A valid configuration. `cache_ttl` 0 means that entries never expire; `cache_dir` None: no state."""
-
     registries: Mapping[str, Registry]
     mappings: tuple[MappingRule, ...]
     max_concurrent_transfers: int = 50
@@ -107,7 +103,6 @@ _MOVING = (r"(?:latest|current|stable|lts|mainline|main|master|trunk|head|edge|n
 
 class _Section(NamedTuple):
     """A mapping as read: `nodes` of the fields that are given, `values` of those that are also right."""
-
     node: Node
     path: str
     nodes: dict[str, Node]
@@ -117,7 +112,6 @@ class _Reader:
     """Reads nodes by the table. A value that is wrong is noted and read as None; reading goes on. Methods are found by
     name: `read_` and a type of fields, `find_` and a type of scalars, `build_` and a section with its fields read.
     """
-
     def __init__(self, name: str, environ: Mapping[str, str], base_dir: str | None, home: str | None,
             lint: bool) -> None:
         self.name, self.environ, self.base_dir, self.home, self.lint = name, environ, base_dir, home, lint
@@ -403,7 +397,6 @@ def _leaves_nothing(first: TagRule, rule: TagRule) -> bool:
 
 class _Expansion(_Reader):
     """Makes plain values of nodes that were read without a problem."""
-
     expanded, show_secrets = 0, False
 
     def plain(self, node: Node, field: Field) -> Any:

@@ -24,7 +24,6 @@ Read = Callable[[str], bytes | None]
 
 class Credential(NamedTuple):
     """What proves who we are at one registry, found at `origin`; equal only when the secrets are."""
-
     username: str = ""
     password: str = ""
     identity_token: str = ""

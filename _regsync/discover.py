@@ -33,7 +33,6 @@ _MOST_BELOW, _LARGEST_TREE = 10_000, 32 * 1024 * 1024  # of one image, all level
 
 class Once(Generic[T]):
     """One question asked once: later askers wait for the answer; a cancelled asker hands the asking on."""
-
     def __init__(self, *answer: T) -> None:
         self.answer = answer  # when there is one
         self._lock = anyio.Lock()
@@ -65,7 +64,6 @@ async def _or_error(asking: Awaitable[T]) -> T | SyncError:
 
 class Verdict(NamedTuple):
     """What one target needs: nothing (`reason`), the tree, or nothing can be said (`error`)."""
-
     target: Repository
     snapshot: bytes  # the name of this tag's (`archive.named`)
     reason: str | None = None
@@ -73,7 +71,6 @@ class Verdict(NamedTuple):
 
 class Sighting(NamedTuple):
     """What was found out about one source tag."""
-
     source: Repository
     tree: plan.Tree | None
     digest: str
@@ -84,7 +81,6 @@ class Sighting(NamedTuple):
 @dataclass
 class _End:
     """One target of a look-up: its tag's snapshot, and what it is found to hold: a digest, nothing, an error."""
-
     target: Repository
     snapshot: bytes
     known: Snapshot | None
@@ -101,7 +97,6 @@ class _End:
 
 class Discovery:
     """The questions of one run."""
-
     def __init__(self, transport: Transport, knowledge: Knowledge, *, reads_only: bool = False,
             whole: bool = False) -> None:
         """Ask for a run; one that `reads_only` changes nothing, `whole` has every image's tree."""

@@ -25,7 +25,6 @@ class Node(NamedTuple):
     """A YAML node with its place; `value` is text, a list of nodes, or key and value nodes by key, `tag` the last word
     of the YAML tag. Where an alias stands, stands the very node of its anchor.
     """
-
     tag: str
     value: Any
     line: int
@@ -91,7 +90,6 @@ class _Ordinary:
     """Reads block collections, flow ones that end on their line and scalars of one line without escapes, several times
     as fast as PyYAML. Its tokens are the scalars' nodes, and nodes with an indicator or bracket for a tag.
     """
-
     def __init__(self, loader: Any) -> None: self.loader = loader
 
     def read(self, text: str) -> Node | None:
@@ -156,7 +154,6 @@ class _Ordinary:
 
 class _Composer:
     """One pass over the parser's events. PyYAML's own would not bound depth, nor name repeated keys."""
-
     def __init__(self, loader: Any, yaml: Any, note: Callable[[Node, str, str], None]) -> None:
         self.loader, self.yaml, self.note = loader, yaml, note
         self.anchors: dict[str, Node] = {}

@@ -25,13 +25,11 @@ def clean(text: str, limit: int = 500) -> str:
 
 class Side(enum.Enum):
     """Which end of a copy something happened at."""
-
     SOURCE = "source"
     TARGET = "target"
 
 class Problem(NamedTuple):
     """One thing wrong with a configuration: a place (1-based; 0 when unknown), a key path, the trouble."""
-
     file: str
     line: int
     column: int
@@ -44,7 +42,6 @@ class Problem(NamedTuple):
 
 class RegsyncError(Exception):
     """Base of all errors that are told to the user as one line; `exit_status`: of a command that it ends."""
-
     code = "INTERNAL_ERROR"
     exit_status = 2
 
@@ -54,7 +51,6 @@ class RegsyncError(Exception):
 
 class ConfigError(RegsyncError):
     """The configuration, the command line or a file that they name is unusable: nothing was attempted."""
-
     code = "CONFIG_ERROR"
     exit_status = 3
 
@@ -64,7 +60,6 @@ class ConfigError(RegsyncError):
 
 class SyncError(RegsyncError):
     """Something failed at a registry, raised bare, then `located`; `retryable`: the same exchange may succeed again."""
-
     retryable = False
     side: Side | None = None
     operation: str | None = None
@@ -90,7 +85,6 @@ class SyncError(RegsyncError):
 
 class WireError(SyncError):
     """The network or the peer's HTTP failed; `code` is NETWORK_ERROR."""
-
     code = "NETWORK_ERROR"
     retryable = True
 
@@ -105,18 +99,15 @@ class Disconnected(WireError):
 
 class LoginExpired(SyncError):
     """A body was refused for its login, and there is a new one: what was sent begins again."""
-
     code = "AUTH_ERROR"
     retryable = True
 
 class ProtocolBroken(WireError):
     """The peer's bytes are not the HTTP that was agreed on; asking again would give the same."""
-
     retryable = False
 
 class AuthError(SyncError):
     """Credentials are missing, refused, or must not be sent; `fatal`: the whole registry is beyond use."""
-
     code = "AUTH_ERROR"
     exit_status = 4
 
@@ -131,7 +122,6 @@ _REMEDIES = {(404, Side.SOURCE): "check the name: `regsync tags {repository}` sh
 
 class RegistryError(SyncError):
     """A registry answered with an error status; `codes` and `digests` are its body's, `retry_after` is seconds."""
-
     def __init__(self, message: str, *, status: int, codes: tuple[str, ...] = (), digests: frozenset[str] = frozenset(),
             retry_after: float | None = None) -> None:
         super().__init__(message)
@@ -161,10 +151,8 @@ class RegistryError(SyncError):
 
 class MappingConflict(SyncError):
     """Two mappings want one target tag from different sources; the later one loses."""
-
     code = "TARGET_ERROR"
 
 class ContentError(SyncError):
     """Bytes are not what their digest, size or media type says, or a document that cannot be copied."""
-
     code = "CONTENT_ERROR"

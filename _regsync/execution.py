@@ -41,7 +41,6 @@ _MOUNT_PATIENCE = 600.0
 class Delivery:
     """What a user calls an image, on its way to one target: the image proper and its artifacts, and what became of
     them; `there`: the image proper was not needed."""
-
     source: Repository
     target: Repository
     source_name: str
@@ -71,7 +70,6 @@ class Delivery:
 @dataclass(eq=False, repr=False)
 class Image:
     """One image or artifact on its way to its target under one reference; `then` is what hangs on it."""
-
     delivery: Delivery
     tree: Tree
     reference: str
@@ -91,7 +89,6 @@ class Image:
 
 class Progress:
     """What a progress display shows: images known and done, bytes moved and expected, who has to wait."""
-
     def __init__(self, paused: Mapping[str, float]) -> None:
         self.known = self.done = self.bytes = self.expected = 0
         self.ends: float | None = None  # when a drain does
@@ -108,7 +105,6 @@ class Execution:
     `start` starts a task, `ask` queues a question for a source, `keep_list` is `referrers.Referrers.keep` where lists
     are kept, `ended` is told of each delivery.
     """
-
     def __init__(self, mover: Mover | Rehearsal, knowledge: Knowledge, discovery: Discovery, progress: Progress, *,
             slots: int, start: Callable[..., None], ask: Callable[[str, Callable[[], Awaitable[None]]], None],
             keep_list: Callable[..., Awaitable[frozenset[str]]] | None, ended: Callable[[Delivery], None],

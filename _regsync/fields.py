@@ -77,7 +77,6 @@ class Field(NamedTuple):
     `parse` gives a value, `check` lets the text be; both raise ValueError. `refuses` is a pattern of what cannot be in
     a text, and why. `empty` is the remedy for an empty list, `auth` the one `auth_type` that has the field.
     """
-
     name: str
     type: str
     meaning: str

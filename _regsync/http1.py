@@ -30,7 +30,6 @@ _IDLE_PER_ORIGIN, _IDLE_IN_ALL = 64, 256  # a registry may send us to another ho
 
 class Headers(list[tuple[str, str]]):
     """Response headers; names in lower case, repeated ones kept apart."""
-
     def get(self, name: str) -> str | None:
         """Return the first value of `name` (given in lower case)."""
         return next((value for key, value in self if key == name), None)
@@ -41,7 +40,6 @@ class Headers(list[tuple[str, str]]):
 
 class Request(NamedTuple):
     """One request to an origin; `target` is path and query, `headers` are without Host and length."""
-
     method: str
     target: str
     headers: tuple[tuple[str, str], ...] = ()
@@ -50,7 +48,6 @@ class Request(NamedTuple):
 class Pieces(Protocol):
     """The body of an upload, `length` bytes in all: `next` returns a piece, valid until the next call, empty at the
     end, or refuses by raising; `rewind` begins again with the first one, if that is still possible."""
-
     length: int
 
     async def next(self) -> memoryview: ...
@@ -58,7 +55,6 @@ class Pieces(Protocol):
 
 class Response:
     """An answer whose head has arrived; its body is read by exactly one of `read` and `read_into`."""
-
     def __init__(self, connection: Connection, head: h11.Response, method: str) -> None:
         self._connection, self._tail, self.status = connection, memoryview(b""), head.status_code
         self.headers = Headers((name.decode("latin-1"), value.decode("latin-1")) for name, value in head.headers)
@@ -118,7 +114,6 @@ class Response:
 
 class Connection:
     """One stream, one exchange at a time."""
-
     def __init__(self, origin: Origin, stream: Stream, timeouts: Timeouts) -> None:
         self.origin, self.timeouts, self.idle_since = origin, timeouts, 0.0
         self._stream, self.close, self._scratch = stream, stream.close, memoryview(bytearray(16 * 1024))
@@ -249,7 +244,6 @@ class Connection:
 
 class Pool:
     """Idle connections, last in, first out, bounded and aged. It bounds nothing in use (I8)."""
-
     def __init__(self, dial: Callable[[Origin], Awaitable[Stream]], timeouts: Timeouts) -> None:
         self.dial, self.timeouts = dial, timeouts
         self._idle: list[Connection] = []  # the one used last is at the end
@@ -282,7 +276,6 @@ class Pool:
 
 class Lease:
     """One connection at a time for exchanges that belong together; one found dead is replaced once."""
-
     def __init__(self, pool: Pool, origin: Origin) -> None:
         self._pool, self.origin = pool, origin
         self._connection: Connection | None = None

@@ -93,7 +93,6 @@ def is_referrer_tag(tag: str) -> bool:
 
 class Reference(NamedTuple):
     """An image by host (and port), repository, and tag or digest or neither."""
-
     host: str
     repository: str
     tag: str | None = None
@@ -130,7 +129,6 @@ def parse_reference(text: str) -> Reference:
 
 class Platform(NamedTuple):
     """An operating system and architecture, with a variant when one is named."""
-
     os: str
     architecture: str
     variant: str | None = None
@@ -150,7 +148,6 @@ def platform_matches(wanted: Platform, have: Platform) -> bool:
 
 class Descriptor(NamedTuple):
     """What a document says of a blob or manifest; `data` only when it is that content, verified."""
-
     media_type: str
     digest: str
     size: int
@@ -173,7 +170,6 @@ class Descriptor(NamedTuple):
 
 class Manifest(NamedTuple):
     """A manifest or index, and what of its bytes matters for a copy; `digest` is the one asked for, else the sha256."""
-
     media_type: str
     digest: str
     body: bytes
@@ -331,7 +327,6 @@ def _refuse(text: str) -> NoReturn:
 
 class Trimmed(NamedTuple):
     """What a platform filter leaves: nothing if `matched` is empty; `nested`: the indexes below, by original digest."""
-
     manifest: Manifest
     changed: bool
     nested: Mapping[str, Trimmed]

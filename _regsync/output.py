@@ -23,7 +23,6 @@ _COLOURS = {"error": "\x1b[31m", "warning": "\x1b[33m"}
 
 class Snapshot(NamedTuple):
     """How far a run is: images and bytes, done of known; bytes a second; seconds; what takes long."""
-
     done: int
     known: int
     bytes: int
@@ -57,7 +56,6 @@ def progress_lines(now: Snapshot, columns: int, marks: str = "#-") -> list[str]:
 
 class Console:
     """Standard output and standard error of one command."""
-
     def __init__(self, out: TextIO, err: TextIO, *, level: str, as_json: bool, json_log: bool, progress: bool) -> None:
         self._out, self._err, self._threshold = out, err, _LEVELS[level]
         self.as_json, self._json_log = as_json, json_log

@@ -22,14 +22,12 @@ THROTTLED_FOR, LONGEST_RETRY_AFTER = 600.0, 300.0
 
 class Want(NamedTuple):
     """What one request or one half of a blob transfer needs of one registry: a permit of this sort."""
-
     host: str
     body: str | None = None  # "read", "write", or None for a short request
     large: bool = False
 
 class Limit:
     """The permits of one registry and who uses them."""
-
     def __init__(self, cap: int) -> None:
         self.cap, self.in_use, self.bodies = cap, 0, 0
         self.large = {"read": 0, "write": 0}
@@ -64,7 +62,6 @@ def release(limits: Mapping[str, Limit], wants: tuple[Want, ...]) -> None:
 
 class Patience:
     """Repetitions of one piece of work: so many attempts, and apart from them 429s for so long."""
-
     def __init__(self, attempts: int) -> None:
         self.repeated = 0
         self._left, self._throttled_since = attempts, -1.0

@@ -32,7 +32,6 @@ class NotAtHand(ContentError):
 
 class Tree(NamedTuple):
     """An image as it will stand at the target: `children` in put order, without the root."""
-
     root: Manifest
     children: tuple[Manifest, ...]
     source_digest: str
@@ -78,7 +77,6 @@ class Tree(NamedTuple):
 
 class Look(enum.IntEnum):
     """How an image's artifacts are looked at: not, when it is its turn, the top's at once, or with all below it."""
-
     NOT, LATE, TOP, ALL = range(4)
 
 def look_again(record: tuple[int, int, int] | None, shown: int, now: float, *, required: bool) -> Look:
@@ -128,7 +126,6 @@ class Election:
 
     The highest gain goes next, then the lowest number: how many blobs others on its host want and nobody brings yet.
     """
-
     def __init__(self) -> None:
         self._blobs: dict[int, list[tuple[str, str]]] = {}
         self._gains: dict[int, int] = {}
@@ -180,14 +177,12 @@ def target_groups(mappings: Iterable[MappingRule]) -> list[list[MappingRule]]:
 
 class Wanted(NamedTuple):
     """One source tag and the targets that shall have it."""
-
     mapping: MappingRule
     tag: str
     targets: tuple[Registry, ...]
 
 class Assignment(NamedTuple):
     """What a group of mappings comes to: tags to look up, and tags that two mappings fight for."""
-
     wanted: tuple[Wanted, ...]
     conflicts: tuple[tuple[Wanted, MappingRule], ...]
 

@@ -29,7 +29,6 @@ _ECR = rf"[0-9]{{12}}\.(?:dkr\.ecr(?:-fips)?\.[a-z0-9-]+\.(?:{_AWS_SUFFIXES})|dk
 
 class Row(NamedTuple):
     """What is known of one kind of registry. Mounts are tried on every kind (design.md section 6, rule 10)."""
-
     hosts: str | None
     source: str
     auth: str | None = None  # the `auth_type` that speaks the kind's own scheme

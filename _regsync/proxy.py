@@ -21,7 +21,6 @@ _ALWAYS_DIRECT = ("localhost,127.0.0.0/8,::1,metadata.google.internal,169.254.16
 
 class Proxy(NamedTuple):
     """A proxy to send CONNECT to; user name and password are percent-decoded already."""
-
     scheme: str
     host: str
     port: int

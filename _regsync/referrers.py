@@ -36,7 +36,6 @@ _PUTS = 5
 class Artifact(NamedTuple):
     """One artifact: what it hangs on, its digest or cosign's tag, its entry in a fallback index (None for a tag), what
     was found out about it (None: every target has it)."""
-
     subject: str
     reference: str
     entry: Descriptor | None
@@ -52,7 +51,6 @@ class _List(NamedTuple):
 
 class Referrers:
     """The questions of one run about artifacts, and what it keeps at targets without the API."""
-
     def __init__(self, discovery: Discovery, knowledge: Knowledge, wall: Callable[[], float], *, kept: bool) -> None:
         """`wall` is the wall clock, `kept` says whether there is a state on disk."""
         self._discovery, self._knowledge, self._wall, self._kept = discovery, knowledge, wall, kept

@@ -31,7 +31,6 @@ _NEXT = re.compile(r'(?:[^"]|"[^"]*")*?;\s*rel\s*=\s*(?:"(?:[^"]*\s)?)?next(?![^
 
 class Repository:
     """One repository of one host, seen from one side of a copy."""
-
     def __init__(self, transport: Transport, host: Host, name: str, side: Side, *, reads_only: bool = False) -> None:
         self._transport, self.host, self.name, self.side = transport, host, name, side
         self.rights = "pull" if reads_only or side is Side.SOURCE else "pull,push"  # asking to push creates it on Quay
@@ -182,7 +181,6 @@ class Repository:
 class Upload:
     """One blob on its way into a repository: `start`, then `put` unless that is unnecessary. The caller holds permits
     and lease (all goes over one connection); `session` is the path of the open upload session, empty without one."""
-
     def __init__(self, repository: Repository, transport: Transport, lease: Lease, blob: oci.Descriptor) -> None:
         self.repository, self._transport, self._lease, self.blob = repository, transport, lease, blob
         self._origin, self.session = repository.host.origin, ""

@@ -19,7 +19,6 @@ __all__ = ["Rehearsal", "lines"]
 
 class Rehearsal:
     """Stands where the mover stands."""
-
     def __init__(self, transport: Transport, knowledge: state.Knowledge) -> None:
         self._transport, self._knowledge = transport, knowledge
         # By host and action, beside what is asked here; HEADs that the upload starts of a run spare count below zero.

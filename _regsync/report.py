@@ -34,7 +34,6 @@ _NO_ARTIFACTS = MappingProxyType(dict.fromkeys(("synced", "skipped", "failed", "
 
 class Outcome(NamedTuple):
     """The end of one image on one target; `source` and `target` are full references with host."""
-
     source: str
     target: str
     status: str  # synced, skipped, failed, would_sync
@@ -70,7 +69,6 @@ class Outcome(NamedTuple):
 
 class Report:
     """The fold over a run's outcomes."""
-
     def __init__(self) -> None:
         self.outcomes, self.interrupted = list[Outcome](), False
         self.mappings = dict[int, dict[str, Any]]()  # by number: from, to, selected, dropped reasons

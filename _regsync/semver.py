@@ -22,7 +22,6 @@ _LONGEST = 1024  # of a tag (128 at most) or a range; int() refuses far longer n
 
 class Version(NamedTuple):
     """What precedence sees of a version; `stage` 0: a pre-release, `identifiers` (0, number, "") or (1, 0, word)."""
-
     release: tuple[int, int, int]
     stage: int = 1
     identifiers: tuple[tuple[int, int, str], ...] = ()
@@ -45,7 +44,6 @@ _LOWEST, _HIGHEST = Version((0, 0, 0), 0), Version((10**_LONGEST, 0, 0))  # belo
 
 class _Comparator(NamedTuple):
     """Takes `low` and what lies between it and `high`, or all but these; `named`: the M.m.p of a pre-release in it."""
-
     low: Version
     high: Version
     takes_inside: bool
@@ -53,7 +51,6 @@ class _Comparator(NamedTuple):
 
 class Range(NamedTuple):
     """What `||` and `,` joined: alternatives of conjunctions."""
-
     sets: tuple[tuple[_Comparator, ...], ...]
 
     def admits(self, version: Version, prerelease: Prerelease = "exclude") -> bool:

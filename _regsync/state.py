@@ -27,7 +27,6 @@ Snapshot = tuple[bytes, bytes]
 
 class Knowledge:
     """The hot tier over the warm one; `now` is the wall clock, `ttl` seconds (0: for ever), `note` the journal."""
-
     def __init__(self, archive: Archive = EMPTY, *, now: Callable[[], float] = float, ttl: float = 0.0,
             note: Callable[[bytes], None] | None = None) -> None:
         self._blobs: defaultdict[RepositoryKey, set[str]] = defaultdict(set)

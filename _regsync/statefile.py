@@ -22,7 +22,6 @@ _WRITE = os.O_WRONLY | os.O_CREAT | getattr(os, "O_BINARY", 0) | getattr(os, "O_
 
 class StateFile:
     """The state on disk between `load` and `close`, nothing noted after `save`; `warn(event, message)` tells of it."""
-
     def __init__(self, cache_dir: str | None, warn: Callable[[str, str], None]) -> None:
         self._directory, self._warn, self._shown = cache_dir, warn, clean(cache_dir or "")
         self._path, self._journal_path = (os.path.join(cache_dir or "", f"state.{end}") for end in ("bin", "journal"))

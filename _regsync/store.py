@@ -31,7 +31,6 @@ Reader = Callable[[Descriptor, Callable[[memoryview], Awaitable[None]]], Awaitab
 
 class StagingFailed(SyncError):
     """The disk is full or not to be used; no other blob will fare better in this run."""
-
     code = "CONFIG_ERROR"
 
 class NoRoom(StagingFailed):
@@ -59,7 +58,6 @@ async def read_whole(blob: Descriptor, read: Reader) -> bytes:
 
 class MemoryPieces:
     """A body that is in memory."""
-
     def __init__(self, body: bytes) -> None:
         self.length, self._body, self._given = len(body), memoryview(body), False
 
@@ -73,7 +71,6 @@ class MemoryPieces:
 
 class FilePieces:
     """A body read from a staged file."""
-
     def __init__(self, staged: FileIO, length: int) -> None:
         self.length, self._file = length, staged
         self._buffer = memoryview(bytearray(min(PIECE, max(length, 1))))
@@ -99,7 +96,6 @@ def _is_whole(path: str, blob: Descriptor) -> bool:
 
 class Staging:
     """Blobs pulled once for several targets: small ones in memory, the others, at most `limit` bytes, in files."""
-
     def __init__(self, cache_dir: str | None, limit: int | None = None) -> None:
         self._limit, self._cleanup = limit, contextlib.ExitStack()
         self._directory = "" if cache_dir is None else os.path.join(cache_dir, "blobs")  # if empty, made when needed

@@ -29,7 +29,6 @@ _TLS_PORTION = 64 * 1024  # how much is encrypted before a TLS proxy has taken w
 
 class Timeouts(NamedTuple):
     """How long each wait may take, in seconds (design.md section 9); tests pass others."""
-
     connect: float = 10.0
     tls: float = 10.0
     head: float = 60.0
@@ -43,7 +42,6 @@ class Timeouts(NamedTuple):
 
 class Origin(NamedTuple):
     """Scheme, host (lower case, no brackets) and port: what a credential is bound to (R1)."""
-
     scheme: str
     host: str
     port: int
@@ -59,7 +57,6 @@ class Origin(NamedTuple):
 class Stream(Protocol):
     """Two directions of bytes; only `wait` sleeps. `recv_into` and `send` return the bytes moved (none read: the end),
     WANT_READ or WANT_WRITE, or raise Disconnected. `close` is at once; whoever waits gets Disconnected."""
-
     def recv_into(self, buffer: memoryview) -> int: ...
     def send(self, data: memoryview) -> int: ...
     async def wait(self, want: int) -> None: ...
@@ -74,7 +71,6 @@ def _answer(error: OSError, blocked: int) -> int:
 
 class SocketStream:
     """A connected socket or SSLSocket in non-blocking mode."""
-
     def __init__(self, own: socket.socket) -> None:
         own.setblocking(False)
         self._socket: Any = own  # no type but Any can shake hands and be a plain socket
@@ -107,7 +103,6 @@ class SocketStream:
 
 class TlsInsideStream:
     """TLS inside a TLS proxy's; only `send` waits for room, only `recv_into` for bytes, so both may go on at once."""
-
     def __init__(self, inner: Stream, context: Any, server_hostname: str) -> None:
         self._inner, self.wait, self.close = inner, inner.wait, inner.close
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()

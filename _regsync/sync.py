@@ -42,7 +42,6 @@ _LOOK_UPS_PER_SOURCE = 16
 
 class Run:
     """One run over a configuration's mappings, or over one image."""
-
     def __init__(self, transport: Transport, config: Config, emit: Callable[[Outcome], None], report: Report,
             rehearse: Literal["plan", "analysis"] | None = None) -> None:
         """Prepare a run, or its rehearsal: `plan` asks what it would ask, `analysis` reads every image."""

@@ -105,7 +105,6 @@ def check_glob(pattern: str) -> str | None:
 
 class TagRule(NamedTuple):
     """The rule of one mapping (specification section 2.5); empty and None mean that a field is not set."""
-
     glob: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
     semver: str | None = None
@@ -127,7 +126,6 @@ class TagRule(NamedTuple):
 
 class Selection(NamedTuple):
     """What a rule keeps, why it drops the others, and how many `min_tags` asks for."""
-
     kept: tuple[str, ...]
     dropped: Mapping[str, Reason]
     floor: int = 0

@@ -35,14 +35,12 @@ _WHOLE_BLOB = 64 * 1024  # rule 12: up to this a blob goes in one request where 
 
 class Brought(NamedTuple):
     """How a blob came to its place: `uploaded` bytes were sent, or it was `mounted`, or neither."""
-
     uploaded: bool = False
     mounted: bool = False
     bytes: int = 0
 
 class Relay:
     """A blob on its way from a source's answer: counted, hashed, its last piece withheld until both agree."""
-
     def __init__(self, source: Repository, blob: oci.Descriptor, response: Response,
             moved: Callable[[int], None]) -> None:
         self.length, self.complete = blob.size, False
@@ -83,7 +81,6 @@ class _Unanswered(Exception):
 
 class Mover:
     """Moves blobs and manifests; what it learns goes into `knowledge`."""
-
     def __init__(self, transport: Transport, knowledge: Knowledge, staging: Staging,
             moved: Callable[[int], None]) -> None:
         self._transport, self._knowledge, self._staging, self._moved = transport, knowledge, staging, moved

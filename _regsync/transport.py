@@ -38,7 +38,6 @@ _QUERY = r"(://(?:(?!://)[^\s?])*\?)\S+"
 
 class Edge(NamedTuple):
     """What a run takes from its machine, so that tests can give it others."""
-
     environ: Mapping[str, str]
     home: str | None
     read: Callable[[str], bytes | None]
@@ -50,7 +49,6 @@ class Edge(NamedTuple):
 
 class Call(NamedTuple):
     """One request as a registry method words it; `action` is a key of design.md section 9."""
-
     action: str
     method: str
     path: str
@@ -69,14 +67,12 @@ class Call(NamedTuple):
 
 class Answer(NamedTuple):
     """A whole answer: its body is in memory."""
-
     status: int
     headers: Headers
     body: bytes
 
 class Gate:
     """The waiting in front of permits: by rank, then first come, first served among those that fit."""
-
     def __init__(self) -> None:
         self.limits: dict[str, pacing.Limit] = {}
         # Those who wait for the same fit or not together: only the first of each heap is ever asked.
@@ -116,7 +112,6 @@ class Gate:
 
 class Host:
     """A registry as this run knows it under one credential; shared by all aliases of one host:port."""
-
     def __init__(self, transport: Transport, registry: Registry, credential: Credential | None) -> None:
         self.registry, self.key = registry, registry.authority
         self.origin = Origin(registry.scheme, api_host(registry.host), registry.port)
@@ -165,7 +160,6 @@ def check_foreign(base: Origin, origin: Origin) -> None:
 
 class Transport:
     """Every exchange of a run passes here."""
-
     def __init__(self, edge: Edge) -> None:
         self.edge, self.gate = edge, Gate()
         # By host:port: requests of each action, 429s, and until when such a request waits, for the display.

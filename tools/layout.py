@@ -3,8 +3,8 @@
 
 The program is bounded in lines (tests/test_shape.py), and a call that fits into two of them need not take
 eight. What brackets hold is filled, a block of one short statement stands behind its header, one blank line is as
-good as two. Statements with comments inside stay as they are. The syntax tree is
-compared before a file is written.
+good as two, and none follows the docstring of a class. Statements with comments inside stay as they are. The
+syntax tree is compared before a file is written.
 
     python3 tools/layout.py           writes
     python3 tools/layout.py --check   says which files are laid out otherwise; exit status 1 if any
@@ -28,6 +28,7 @@ ROOT = Path(__file__).resolve().parent.parent
 WIDTH = 120
 SHORT = 110  # a block and its header together
 _BLOCKS = ("def ", "async def ", "if ", "elif ", "while ", "for ", "with ", "class ", "async with ", "async for ")
+_DROPPED = "\f"
 _SIMPLE = (
     *(ast.Return, ast.Raise, ast.Continue, ast.Break, ast.Pass, ast.Delete, ast.Expr, ast.Assert),
     *(ast.Assign, ast.AnnAssign, ast.AugAssign, ast.Nonlocal),
@@ -176,9 +177,11 @@ def join(source: str) -> str:
     for above in sorted(joined, reverse=True):
         lines[above : above + 2] = [f"{lines[above]} {lines[above + 1].strip()}"]
     texts = set(range(len(lines))) - _inside_strings("\n".join(lines))
-    return "\n".join(
-        line for number, line in enumerate(lines) if line or not number or lines[number - 1] or number not in texts
-    )
+    for node in ast.walk(ast.parse("\n".join(lines))):
+        if isinstance(node, ast.ClassDef) and ast.get_docstring(node) and not lines[node.body[0].end_lineno or 0]:
+            lines[node.body[0].end_lineno or 0] = _DROPPED
+    kept = [line for number, line in enumerate(lines) if line or lines[number - 1] or number not in texts]
+    return "\n".join(line for line in kept if line != _DROPPED)
 
 
 def _inside_strings(source: str) -> set[int]:
