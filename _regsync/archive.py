@@ -46,7 +46,7 @@ def key_of(digest: str) -> bytes:
 
 def digest_like(key: bytes) -> str:
     """Return the digest of a key; of sha512 its first half, which is what a referrers tag has."""
-    return f"{next(name for name, mark in _ALGORITHMS.items() if mark == key[:1])}:{key[1:].hex()}"
+    return f"{next((name for name, mark in _ALGORITHMS.items() if mark == key[:1]), '')}:{key[1:].hex()}"
 
 def named(*words: str) -> bytes:
     """Return the 32 bytes that identify a snapshot: of which tag, where from and to, under which rules."""
@@ -74,6 +74,7 @@ class Archive:
         first, second, *tables = (rest[start:end] for start, end in parts)
         try:
             self.repositories = [(str(host), str(name)) for host, name in json.loads(bytes(first))]
+            if len({*self.repositories}) < len(self.repositories): raise ValueError("one of two numbers")
             facts = json.loads(bytes(second)).items()
             self.facts = {name: (value, int(moment)) for name, (value, moment) in facts}
         except (ValueError, TypeError, AttributeError, OverflowError, RecursionError) as error:

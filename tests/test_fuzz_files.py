@@ -1,0 +1,238 @@
+"""Manifests, YAML and command lines: a value, or the one declared error; what is read is what PyYAML and JSON read."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import sys
+from typing import Any
+from unittest import mock
+
+import pytest
+import yaml
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from _regsync import cli, oci
+from _regsync.document import Node, Unreadable, compose, dump
+from _regsync.errors import ContentError
+from tests.fuzzing import fuzz, scraps, trees
+
+INDEX, IMAGE = "application/vnd.oci.image.index.v1+json", "application/vnd.oci.image.manifest.v1+json"
+DIGESTS = [oci.digest_of(bytes([number])) for number in range(4)]
+
+# Manifests.
+
+
+def near(good: dict[str, st.SearchStrategy[Any]]) -> st.SearchStrategy[dict[str, Any]]:
+    """Objects with these fields, of which one may be missing or anything."""
+    whole = st.fixed_dictionaries(good)
+    wrong = trees(
+        "mediaType", "digest", "size", leaves=st.sampled_from([-1, 2**63, 1.5, 1e400, True, INDEX, DIGESTS[0], "x\n"])
+    )
+    strange = st.tuples(whole, st.sampled_from([*good, "urls", "subject", "extra"]), wrong).map(
+        lambda drawn: {**drawn[0], drawn[1]: drawn[2]}
+    )
+    less = st.tuples(whole, st.sampled_from([*good])).map(
+        lambda drawn: {name: value for name, value in drawn[0].items() if name != drawn[1]}
+    )
+    return st.one_of(whole, whole, whole, strange, less)
+
+
+DESCRIPTOR = {
+    "mediaType": st.sampled_from([INDEX, IMAGE, "application/vnd.oci.image.layer.v1.tar", "a/b;c=d", "A/B"]),
+    "digest": st.sampled_from(DIGESTS),
+    "size": st.sampled_from([1, 1, 1, 0, 2**62]),
+    "annotations": st.none()
+    | st.dictionaries(
+        st.sampled_from(["vnd.docker.reference.digest", "x"]), st.sampled_from([*DIGESTS, None]), max_size=2
+    ),
+    "platform": st.none()
+    | st.fixed_dictionaries(
+        {"os": st.sampled_from(["linux", "unknown", ""]), "architecture": st.sampled_from(["amd64", "arm", "unknown"])}
+    ),
+    "data": st.none() | st.sampled_from(["AA==", "AQ==", "\ud800", "A"]),
+}
+DESCRIPTORS = near(DESCRIPTOR)
+IMAGES = near(
+    {
+        "schemaVersion": st.sampled_from([2, 2, 1]),
+        "mediaType": st.sampled_from([IMAGE, IMAGE.upper(), ""]),
+        "config": DESCRIPTORS,
+        "layers": st.lists(DESCRIPTORS, max_size=3),
+    }
+)
+INDEXES = near(
+    {
+        "schemaVersion": st.just(2),
+        "mediaType": st.sampled_from([INDEX, None]),
+        "manifests": st.lists(DESCRIPTORS, max_size=4),
+    }
+)
+TYPES = st.sampled_from([None, INDEX, IMAGE, f"{INDEX}; charset=utf-8", "text/plain", "x/y", "\xff", ""])
+
+
+@fuzz(150)
+@given(IMAGES | INDEXES, TYPES, st.lists(st.sampled_from(["linux/amd64", "linux/arm/v7"]), min_size=1, max_size=2))
+def test_what_is_nearly_a_manifest_is_one_or_a_content_error(
+    document: dict[str, Any], content_type: str | None, wanted: list[str]
+) -> None:
+    body = json.dumps(document).encode()
+    platforms = [oci.parse_platform(text) for text in wanted]
+    try:
+        read = oci.parse_manifest(body, content_type=content_type, digest=oci.digest_of(body))
+        named = [document["config"]] if document.get("config") else []
+        named += [*(document.get("layers") or []), *(document.get("manifests") or [])]
+        assert [each.digest for each in (*filter(None, [read.config]), *read.layers, *read.children)] == [
+            each["digest"] for each in named
+        ]
+        trimmed = oci.trim_index(read, platforms, {each.digest: read._replace(children=()) for each in read.children})
+        again = json.loads(trimmed.manifest.body)
+        kept = [each.digest for each in trimmed.manifest.children]
+        assert [each["digest"] for each in again.get("manifests") or []] == kept
+    except ContentError as error:
+        assert len(str(error).replace("\n", "x" * 1000)) < 1000  # noqa: PT017
+
+
+# YAML.
+
+
+def by_pyyaml(node: yaml.Node) -> Any:
+    """Return a node of PyYAML's own composer as ours are; a merge or a repeated key is nothing for it."""
+    tag = node.tag.removeprefix("tag:yaml.org,2002:").replace("value", "str")
+    line, column = node.start_mark.line + 1, node.start_mark.column + 1
+    if isinstance(node, yaml.SequenceNode):
+        return Node(tag, [by_pyyaml(each) for each in node.value], line, column)
+    if isinstance(node, yaml.MappingNode):
+        pairs = [(by_pyyaml(key), by_pyyaml(value)) for key, value in node.value]
+        if any(key.tag in ("map", "seq", "merge") for key, _ in pairs) or len({key.value for key, _ in pairs}) < len(
+            pairs
+        ):
+            raise LookupError
+        return Node(tag, {key.value: (key, value) for key, value in pairs}, line, column)
+    return Node(tag, node.value, line, column)
+
+
+PLAIN = st.one_of(
+    st.none(), st.booleans(), st.integers(-99, 10**20), st.floats(), st.dates(), st.text(max_size=6),
+    st.sampled_from(["a", "1.20", "${A:-b}", "yes", "~", "a: b", "- a", "#", " x", "x ", "'", '"', "a\nb", "*",
+    "linux/amd64", "=",
+        "0o7", "1_000", "190:20:30", "2024-01-02", "é\xa0", "<<", ".inf", "a" * 99]),
+)  # fmt: skip
+TREES = st.recursive(
+    PLAIN, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(PLAIN.map(str), inner, max_size=4), max_leaves=15
+)
+
+
+@fuzz(150)
+@given(
+    TREES,
+    st.sampled_from([None, True, False]),
+    st.sampled_from([2, 4, 7]),
+    st.sampled_from([20, 200]),
+    st.sampled_from(["\n", "\r\n"]),
+)
+def test_nodes_and_places_are_those_of_pyyaml(
+    tree: object, flow: bool | None, indent: int, width: int, end: str
+) -> None:
+    text = yaml.safe_dump(tree, default_flow_style=flow, indent=indent, width=width, line_break=end, allow_unicode=True)
+    noted: list[str] = []
+    try:
+        wanted = by_pyyaml(yaml.compose(text, yaml.SafeLoader))
+    except LookupError:
+        return
+    assert compose(text.encode(), lambda node, path, problem: noted.append(problem)) == wanted
+    assert not noted
+
+
+YAML = scraps("a", ": ", ":", "- ", "\n", "  ", "{", "}", "[", "]", ", ", "'", '"', "&a ", "*a", "<<", "!!str ",
+    "!x ", "|\n", ">-\n", "#",
+    "---", "...", "%YAML 1.1\n", "\t", "\\x41", "\\uD800", "\r", "? ", "\x85", "\u2028", "\ufeff", "1.20", "~", "é",
+    most=16)  # fmt: skip
+
+
+@fuzz(150)
+@given(YAML)
+def test_any_scraps_of_yaml_are_what_pyyaml_composes_or_unreadable(text: str) -> None:
+    noted: list[str] = []
+    try:
+        found = compose(text.encode("utf-8", "surrogatepass"), lambda node, path, problem: noted.append(problem))
+    except Unreadable as error:
+        line, column, message = error.args
+        assert line >= 1
+        assert column >= 1
+        assert message.isprintable()
+        return
+    if noted:
+        return
+    node = yaml.compose(text, yaml.SafeLoader)
+    try:
+        assert found == (node and by_pyyaml(node))
+    except LookupError:
+        return
+
+
+@fuzz(100)
+@given(TREES)
+def test_what_is_dumped_is_read_back(tree: object) -> None:
+    assert repr(yaml.safe_load(dump(tree))) == repr(tree)
+
+
+@pytest.mark.parametrize(
+    "unit", ["[", "{", "- ", "a: ", "? ", "[a,", "{a: ", "&a [", "!x [", "\n" * 9 + "- ", "*a ", "'", "|"]
+)
+def test_deep_or_long_yaml_is_refused_in_bounded_work(unit: str) -> None:
+    with contextlib.suppress(Unreadable):
+        compose((unit * (200_000 // len(unit))).encode(), lambda node, path, problem: None)
+
+
+# Command lines.
+
+WORDS = st.sampled_from([
+    "copy", "sync", "tags", "analyze", "validate", "expand", "schema", "version", "watch", "auth", "check",
+    "nonsense", "-c",
+    "--config", "--config=-", "-", "--json", "--dry-run", "-v", "-vv", "-q", "--log-format", "json", "text",
+    "--log-format=xml",
+    "--no-progress", "--platform", "linux/amd64", "linux", "--glob", "*", "[", "--semver", ">=1", "1 - 2", "--sort",
+    "alpha",
+    "--latest", "3", "0", "9" * 30, "--semver-prerelease", "only", "--min-tags=2", "--report", "--show-secrets",
+    "--no-artifacts",
+    "a.test/app:v1", "a.test/app", "app@sha256:0", "http://a/b", "u:hunter2@a.test/b", "--help", "-h", "--version",
+    "--", "", "\udcff",
+    "\n", "--shard", "1/2", "--exclude=a\nb", "/nowhere", "-cx", "--jso", "=",
+])  # fmt: skip
+CONFIGS = st.sampled_from(
+    [b"", b"mappings: []", b"\xff", b"mappings: [{from: a, source: x, targets: y}]", b"a: *b", b"mappings: 5"]
+)
+
+
+@fuzz(150)
+@given(st.lists(WORDS, max_size=6), CONFIGS)
+@example(["tags", "a.test/app", "--latest", "3"], b"")
+@example(["copy", "a.test/app:v1", "\udcff", "--json"], b"")
+@example(["validate", "-", "a\nb"], b"")
+def test_any_command_line_ends_in_a_status_and_one_line(words: list[str], config: bytes) -> None:
+    out, err = io.StringIO(), io.StringIO()
+    stdin = io.TextIOWrapper(io.BytesIO(config))
+    ran = mock.Mock(return_value=0)
+    with (
+        mock.patch.object(cli, "_run", ran),
+        mock.patch.object(sys, "stdin", stdin),
+        contextlib.redirect_stdout(out),
+        contextlib.redirect_stderr(err),
+    ):
+        try:
+            status = cli.main(words)
+        except SystemExit as error:
+            status = int(error.code or 0)
+            assert {"--help", "-h", "--version"} & {*words}
+    said = err.getvalue()
+    assert status in (0, 3)
+    assert "Traceback" not in said
+    assert "hunter2" not in said + out.getvalue()
+    assert (status == 0) or "CONFIG_ERROR" in said
+    if status and "--json" in words and not {"--help", "-h"} & {*words}:
+        assert json.loads(out.getvalue())["error"]["code"] == "CONFIG_ERROR"
+    assert status == 0 or not ran.called
+    assert all(line.startswith(("error: ", "hint: ", "warning: ", "info: ", "{")) for line in said.splitlines()), said
