@@ -189,9 +189,12 @@ class Authenticator:
     async def refused(self, challenges: Iterable[str], used: str | None, repository: str, actions: str) -> bool:
         """Take in a 401 to a request that carried `used`: whether to repeat it once, AuthError if no use."""
         offered = parse_challenges(challenges)
-        usable = [each for each in offered if each.scheme == "basic" or (each.scheme == "bearer" and each.realm)]
-        # Bearer first: its tokens are narrow and short-lived, a password is neither (Quay offers both).
         known = self._challenge if used is not None else None
+        # Who has asked this run for tokens gets no password: a stray Basic would be repeated with every request.
+        settled = self._seen and known is not None and known.scheme == "bearer"
+        usable = [each for each in offered if (each.scheme == "basic" and not settled)
+            or (each.scheme == "bearer" and each.realm)]
+        # Bearer first: its tokens are narrow and short-lived, a password is neither (Quay offers both).
         chosen = max(usable, key=lambda each: each.scheme == "bearer", default=known)
         if chosen is None:
             if not offered: return False

@@ -46,12 +46,11 @@ class Request(NamedTuple):
     body: bytes = b""
 
 class Pieces(Protocol):
-    """The body of an upload, `length` bytes in all: `next` returns a piece, valid until the next call, empty at the
-    end, or refuses by raising; `rewind` begins again with the first one, if that is still possible."""
+    """The body of an upload, `length` bytes in all: `next` returns a piece, valid until the next one is returned, empty
+    at the end, or refuses by raising."""
     length: int
 
     async def next(self) -> memoryview: ...
-    def rewind(self) -> bool: ...
 
 class Response:
     """An answer whose head has arrived; its body is read by exactly one of `read` and `read_into`."""
@@ -138,8 +137,8 @@ class Connection:
         """Send a request, whose body begins with `first`, and return its final answer with the body unread. An error
         of `pieces` is raised as it is, a failed write only when the peer says nothing about it."""
         self.framing = h11.Connection(h11.CLIENT, max_incomplete_event_size=_LONGEST_HEAD)
-        # Whether the peer has said anything; of both bodies: bytes, and seconds spent waiting for this peer.
-        self.heard, self._moved, self._waited = False, 0, 0.0
+        # Whether the peer has said anything, and a second piece was read; of both bodies: bytes, and seconds waited.
+        self.heard, self.drawn, self._moved, self._waited = False, False, 0, 0.0
         self._answering = anyio.CancelScope()  # it gets its deadline when nothing more is sent
         self._failed: SyncError | None = None  # why that came too early
         self.left = length = len(first) if pieces is None else pieces.length
@@ -178,7 +177,9 @@ class Connection:
                         self._moved += sent
             except WireError as error: return self._end(_LAST_WORDS, error)
             if pieces is None or not self.left: return self._end(seconds)
-            try: self.piece = self._take_off(await pieces.next())
+            try:
+                self.piece = self._take_off(await pieces.next())
+                self.drawn = True
             except SyncError as error: return self._end(0, error)
 
     async def _listen(self, method: str, seconds: float) -> Response | WireError:
@@ -218,7 +219,10 @@ class Connection:
         await anyio.lowlevel.checkpoint()
         filled = 0
         while filled < len(buffer):
-            count = self._stream.recv_into(buffer[filled:])
+            try: count = self._stream.recv_into(buffer[filled:])
+            except Disconnected:
+                if not filled: raise
+                break  # what has come is good; the next call fails
             if count > 0: filled += count
             elif count == 0 or filled: break
             else: await self._wait(count, self.timeouts.idle)
@@ -304,8 +308,8 @@ class Lease:
         """Do one exchange; `seconds` bound the wait for the answer's head after the whole body."""
         seconds = self._pool.timeouts.head if seconds is None else seconds
         lost: Disconnected | None = None
+        first = memoryview(request.body) if pieces is None else await pieces.next()
         while True:
-            first = memoryview(request.body) if pieces is None else await pieces.next()
             await self.settle()  # what came back last is taken first: a PUT goes where its POST was answered
             used = self._pool.take(self.origin) if lost is None else None
             connection = used or Connection(self.origin, await self._pool.dial(self.origin), self._pool.timeouts)
@@ -313,11 +317,11 @@ class Lease:
             try: self._response = await connection.exchange(request, first, pieces, seconds)
             except Disconnected as error:
                 dead = used is not None and not connection.heard and error.side is None  # the body's source has a side
-                if not dead or (pieces is not None and not pieces.rewind()): raise
+                if not dead or connection.drawn: raise
                 lost = error
             else:
-                if lost is not None and pieces is not None and self._response.status == 404:
-                    raise lost  # the first body may have arrived and closed its upload session: only asking tells
+                if lost is not None and pieces is not None and self._response.status in (400, 404, 416):
+                    raise lost  # what arrived of the first body closed its upload session, or moved it: asking tells
                 return self._response
 
 async def _tunnel(stream: Stream, origin: Origin, proxy: Proxy, timeouts: Timeouts) -> None:

@@ -71,7 +71,7 @@ class Patience:
         if throttled and self._throttled_since < 0: self._throttled_since = now
         self._left -= not throttled
         late = throttled and now - self._throttled_since > THROTTLED_FOR
-        if late or not self._left or asked > LONGEST_RETRY_AFTER: return None
+        if late or self._left < 1 or asked > LONGEST_RETRY_AFTER: return None
         self.repeated += 1
         return max(asked, backoff(self.repeated, chance))
 

@@ -161,14 +161,20 @@ class Repository:
         return answer.status == 200 and answer.headers.get("content-length") in (None, str(blob.size))
 
     @asynccontextmanager
-    async def open_blob(self, blob: oci.Descriptor) -> AsyncIterator[Response]:
-        """Open a blob for reading; the caller holds the permit, hashes and counts (I3)."""
-        call = self.call("blob_get", "GET", f"blobs/{blob.digest}")
+    async def open_blob(self, blob: oci.Descriptor, start: int = 0) -> AsyncIterator[Response]:
+        """Open a blob for reading, from byte `start` on (section 1.13: or ProtocolBroken); the caller holds the permit,
+        hashes and counts (I3)."""
+        span = (("Range", f"bytes={start}-"),) if start else ()
+        call = self.call("blob_get", "GET", f"blobs/{blob.digest}", *span)
         async with AsyncExitStack() as stack:
             with self.located("fetch blob", self.reference(blob.digest)):
                 response = await stack.enter_async_context(self._transport.opened(self.host, call))
-                await self.expect(response, 200)
-                if response.length is not None and response.length != blob.size:
+                told, left = response.headers.get("content-range") or "", blob.size - start
+                goes_on = response.status == 206 and told.startswith(f"bytes {start}-")
+                if start and response.status < 300 and not (goes_on and response.length in (None, left)):
+                    raise ProtocolBroken("the registry does not continue the blob where it broke")
+                await self.expect(response, 206 if start else 200)
+                if response.length is not None and response.length != left:
                     raise ContentError(f"the blob has {response.length} bytes, its descriptor says {blob.size}")
             yield response
 
@@ -180,10 +186,13 @@ class Repository:
 
 class Upload:
     """One blob on its way into a repository: `start`, then `put` unless that is unnecessary. The caller holds permits
-    and lease (all goes over one connection); `session` is the path of the open upload session, empty without one."""
+    and lease (all goes over one connection); `session` is the path of the open upload session, empty without one, which
+    holds `offset` bytes already; `broken` is that of one whose body broke, where the registry may know it still."""
     def __init__(self, repository: Repository, transport: Transport, lease: Lease, blob: oci.Descriptor) -> None:
         self.repository, self._transport, self._lease, self.blob = repository, transport, lease, blob
-        self._origin, self.session = repository.host.origin, ""
+        self._origin, self.session, self.broken, self.offset = repository.host.origin, "", "", 0
+        # Whether a HEAD said so; whether the last body began with the first byte; whether a 401 renewed the login.
+        self.absent, self.begun, self._renewed = False, False, False
 
     async def start(self, mount_from: str | None = None) -> bool:
         """Open an upload session, or mount from another repository (empty: any, at Google's): True when now present.
@@ -200,6 +209,7 @@ class Upload:
 
     async def whole(self, body: bytes) -> bool:
         """Upload in one POST (section 1.7, D): True when taken; else a session may be open (`session`)."""
+        self.begun = True
         try: return await self._post(f"?digest={self.blob.digest}", _OCTETS, body=body)
         except RegistryError as error:
             if error.retryable or error.status in (401, 403): raise
@@ -215,12 +225,31 @@ class Upload:
                 repository.compare(response, self.blob.digest)
                 return True
             await repository.expect(response, 202)
-            location = response.headers.get("location")
-            if location is None: raise ProtocolBroken("the upload was accepted without a Location")
-            origin, path = transport.resolve_location(repository.host.origin, call.path, location)
-            transport.check_foreign(repository.host.origin, origin)
-            self._origin, self.session = origin, path  # only now: a session that is refused is not cancelled either
+            self._opened(call, response, 0)
             return False
+
+    def _opened(self, call: Call, response: Response, offset: int) -> None:
+        own, location = self.repository.host.origin, response.headers.get("location")
+        if location is None: raise ProtocolBroken("the upload was accepted without a Location")
+        origin, path = transport.resolve_location(own, call.path, location)
+        transport.check_foreign(own, origin)
+        # Only now: a session that is refused is not cancelled either.
+        self._origin, self.session, self.broken, self.offset = origin, path, "", offset
+
+    async def resume(self) -> None:
+        """Ask for what the session of a broken body has kept (section 1.9); with any of it that session is open again.
+        A host that has forgotten one is not asked again (design.md section 6, rule 16)."""
+        repository, call = self.repository, self.repository.call("upload_start", "GET", "")._replace(path=self.broken)
+        try:
+            async with self._transport.opened(repository.host, call, lease=self._lease) as response:
+                await repository.expect(response, 204)
+                self.broken = ""
+                end = re.fullmatch("0-([0-9]{1,18})", response.headers.get("range") or "")
+                # `0-0` says nothing: distribution answers so for no byte and for one.
+                if end and 0 < int(end[1]) < self.blob.size: self._opened(call, response, int(end[1]) + 1)
+        except RegistryError as error:
+            if error.retryable: raise
+            repository.host.resumes, self.broken = False, ""
 
     async def let_go(self) -> None:
         """Let others have the connection until `put`: what waits without a permit holds none (I8)."""
@@ -231,14 +260,18 @@ class Upload:
         source raises, RegistryError when refused, WireError when the line broke."""
         host, repository = self.repository.host, self.repository
         join = "&" if "?" in self.session else "?"
-        call = self._call("upload_body", "PUT", f"{join}digest={self.blob.digest}", _OCTETS)
+        rest = (("Content-Range", f"{self.offset}-{self.blob.size - 1}"),) if 0 < self.offset < self.blob.size else ()
+        call = self._call("upload_body", "PUT", f"{join}digest={self.blob.digest}", _OCTETS, *rest)
         timeouts = self._transport.edge.timeouts
         seconds = timeouts.finish + self.blob.size / timeouts.finish_bytes_per_second
         used = await self._transport.login(host, call, before_body=True)
+        self.broken, self.begun = self.session if host.resumes and self._origin == host.origin else "", not self.offset
         async with self._kept(call) as lease:
             response = await lease.exchange(call.request(used), seconds, pieces)
-            if response.status == 401 and self._origin == host.origin:
-                body = await response.read(transport.ERROR_BODY)
+            if not response.early or response.status < 500:
+                self.broken = ""  # that session has got its answer
+            if response.status == 401 and self._origin == host.origin and not self._renewed:
+                body, self._renewed = await response.read(transport.ERROR_BODY), True
                 await self._transport.relearn(host, call, used, Answer(401, response.headers, body))
                 raise LoginExpired("the login expired during the upload")  # the transfer begins the blob again
             await repository.expect(response, 201, 204)

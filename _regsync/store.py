@@ -18,7 +18,7 @@ import anyio.to_thread
 
 from _regsync.errors import SyncError, clean
 from _regsync.fips import DIGEST_HEX_LENGTHS, new_hash
-from _regsync.http1 import PIECE, Pieces
+from _regsync.http1 import PIECE
 from _regsync.oci import Descriptor, split_digest
 
 __all__ = ["SMALL_BLOB", "FilePieces", "MemoryPieces", "NoRoom", "Reader", "Staging", "StagingFailed", "read_whole"]
@@ -58,30 +58,24 @@ async def read_whole(blob: Descriptor, read: Reader) -> bytes:
 
 class MemoryPieces:
     """A body that is in memory."""
-    def __init__(self, body: bytes) -> None:
-        self.length, self._body, self._given = len(body), memoryview(body), False
+    def __init__(self, body: bytes, offset: int = 0) -> None:
+        self.length, self._body, self.complete = len(body) - offset, memoryview(body)[offset:], False
 
     async def next(self) -> memoryview:
-        given, self._given = self._given, True
+        given, self.complete = self.complete, True
         return memoryview(b"") if given else self._body
-
-    def rewind(self) -> bool:
-        self._given = False
-        return True
 
 class FilePieces:
     """A body read from a staged file."""
-    def __init__(self, staged: FileIO, length: int) -> None:
-        self.length, self._file = length, staged
-        self._buffer = memoryview(bytearray(min(PIECE, max(length, 1))))
+    def __init__(self, staged: FileIO, size: int, offset: int) -> None:
+        self.length, self.complete, self._size, self._file = size - offset, False, size, staged
+        self._buffer = memoryview(bytearray(min(PIECE, max(size, 1))))
+        staged.seek(offset)
 
     async def next(self) -> memoryview:
         with _disk(): count = await anyio.to_thread.run_sync(self._file.readinto, self._buffer)
+        self.complete = self._file.tell() == self._size
         return self._buffer[: count or 0]
-
-    def rewind(self) -> bool:
-        self._file.seek(0)
-        return True
 
 def _is_whole(path: str, blob: Descriptor) -> bool:
     """Say whether a killed run left a blob whole; what it left otherwise goes."""
@@ -178,10 +172,10 @@ class Staging:
         if room < blob.size: raise NoRoom(f"staging_size_limit has no room for {blob.size} bytes")
 
     @contextlib.contextmanager
-    def opened(self, blob: Descriptor) -> Iterator[Pieces | None]:
-        """Give a blob that `ensure` has brought; None when it had to go since, and is to be brought again."""
+    def opened(self, blob: Descriptor, offset: int = 0) -> Iterator[MemoryPieces | FilePieces | None]:
+        """Give a blob that `ensure` has brought, from `offset` on; None when it had to go since: bring it again."""
         if (body := self._memory.get(blob.digest)) is not None:
-            yield MemoryPieces(body)
+            yield MemoryPieces(body, offset)
             return
         staged = None
         with _disk(), contextlib.suppress(KeyError, FileNotFoundError):
@@ -193,7 +187,7 @@ class Staging:
         self._files[blob.digest] = self._files.pop(blob.digest)
         self._readers[blob.digest] += 1
         try:
-            with staged: yield FilePieces(staged, blob.size)
+            with staged: yield FilePieces(staged, blob.size, offset)
         finally: self._readers[blob.digest] -= 1
 
     def close(self, *, sweep: bool = True, leftovers: bool = True) -> None:

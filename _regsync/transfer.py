@@ -7,8 +7,8 @@ agree), I7, I8 (all of a transfer is admitted in one step; pauses hold nothing).
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from contextlib import nullcontext, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, nullcontext, suppress
 from functools import partial
 from typing import NamedTuple
 
@@ -18,19 +18,20 @@ from _regsync import oci, pacing
 from _regsync.claims import Step, Work
 from _regsync.errors import ContentError, Disconnected, RegistryError, Side, SyncError, WireError
 from _regsync.fips import hash_hex, new_hash
-from _regsync.http1 import PIECE, Pieces, Response
+from _regsync.http1 import PIECE
 from _regsync.pacing import LARGE_BODY, Want
 from _regsync.plan import Tree
 from _regsync.providers import ROWS
 from _regsync.registry import Repository, Upload
 from _regsync.state import Knowledge, RepositoryKey
-from _regsync.store import MemoryPieces, NoRoom, Reader, Staging, StagingFailed, read_whole
+from _regsync.store import FilePieces, MemoryPieces, NoRoom, Reader, Staging, StagingFailed, read_whole
 from _regsync.transport import Transport
 
 __all__ = ["Brought", "Mover", "Relay", "known_body"]
 
-# design.md section 6 rule 16: a blob starts again at most twice; a lost answer is asked for so often.
-_BLOB_STARTS, _LOST_ANSWER_PAUSES = 3, (0.0, 1.0, 3.0)
+# design.md section 6 rule 16: a blob starts again at most twice; when a lost answer is asked for; how long a source is
+# waited for in all, which a target's own time-outs allow; how far apart the states of a hash are kept.
+_BLOB_STARTS, _LOST_ANSWER_PAUSES, _SOURCE_GRACE, _CHECKPOINT = 3, (0.0, 1.0, 3.0), 20.0, 16 * 1024 * 1024
 _WHOLE_BLOB = 64 * 1024  # rule 12: up to this a blob goes in one request where the registry takes it so
 
 class Brought(NamedTuple):
@@ -40,44 +41,87 @@ class Brought(NamedTuple):
     bytes: int = 0
 
 class Relay:
-    """A blob on its way from a source's answer: counted, hashed, its last piece withheld until both agree."""
-    def __init__(self, source: Repository, blob: oci.Descriptor, response: Response,
+    """A blob on its way out of its source: counted, hashed, its last piece withheld until both agree. A broken one goes
+    on by Range, so that the target's PUT stays open (rule 16)."""
+    def __init__(self, source: Repository, blob: oci.Descriptor, transport: Transport,
             moved: Callable[[int], None]) -> None:
-        self.length, self.complete = blob.size, False
-        self._source, self._blob, self._response, self._moved = source, blob, response, moved
+        self.source, self.complete, self._blob, self._moved = source, False, blob, moved
         algorithm, self._expected = oci.split_digest(blob.digest)
-        self._hash, self._count, self._pieces, self._given = new_hash(algorithm), 0, 0, 0
-        self._first, self._buffer = memoryview(b""), memoryview(bytearray(min(PIECE, blob.size + 1)))
+        self._checkpoints = [(0, new_hash(algorithm))]  # whence a target that lost what followed may be served again
+        # What is left of the waits for this source, in seconds; its attempts are counted anew above `_renewed` bytes.
+        self._grace, self._patience, self._renewed = _SOURCE_GRACE, pacing.Patience(pacing.ATTEMPTS), 0
+        self._pause_after, self._stack = transport.pause_after, AsyncExitStack()
+
+    @asynccontextmanager
+    async def opened(self, offset: int = 0) -> AsyncIterator[Relay]:
+        """Give what follows `offset`, which the target has: read and hashed on from the checkpoint before it."""
+        while self._checkpoints[-1][0] > offset: self._checkpoints.pop()
+        self._count, running = self._checkpoints[-1]
+        self._hash, self._skip, self.length = running.copy(), offset, self._blob.size - offset
+        self.complete = self.complete and not self.length
+        self._buffer = memoryview(bytearray(min(PIECE, self._blob.size + 1)))
+        async with self._stack:
+            if not self.complete: await self._open()
+            yield self
+
+    async def _open(self) -> None:
+        await self._stack.aclose()
+        self._response = await self._stack.enter_async_context(self.source.open_blob(self._blob, self._count))
 
     async def next(self) -> memoryview:
-        """Return the next verified piece; ContentError when the source lies, WireError when it breaks."""
-        if self._given < self._pieces:
-            self._given += 1
-            return self._first
-        with self._source.located("fetch blob", self._source.reference(self._blob.digest)):
-            count = await self._response.read_into(self._buffer)
-            piece = self._buffer[:count]
-            self._hash.update(piece)
-            self._count += count
-            self._given = self._pieces = self._pieces + 1
-            self._first = piece if self._pieces == 1 else self._first
-            if self._count > self.length:
-                raise ContentError(f"the blob is longer than the {self.length} bytes of its descriptor")
-            if self._count < self.length and not count:
-                raise Disconnected(f"the blob ended after {self._count} of {self.length} bytes")
-            if self._count == self.length and self._hash.hexdigest() != self._expected:
-                raise ContentError("the blob's bytes do not match its digest")
-            self.complete = self._count == self.length
-        self._moved(count)
+        """Return the next verified piece; ContentError when the source lies, WireError when it breaks for good."""
+        piece = memoryview(b"")
+        with self.source.located("fetch blob", self.source.reference(self._blob.digest)):
+            while not (piece or self.complete): piece = await self._read()
         return piece
 
-    def rewind(self) -> bool:
-        """Begin again: possible while only the first piece has been read."""
-        if possible := self._pieces <= 1: self._given = 0
-        return possible
+    async def _read(self) -> memoryview:
+        """Take in one more piece, or open the rest of a body that broke; return what the target lacks of it."""
+        size, began = self._blob.size, self._count
+        try:
+            count = await self._response.read_into(self._buffer)
+            if not count and began < size: raise Disconnected(f"the blob ended after {began} of {size} bytes")
+        except WireError as broken:
+            await self._resume(broken)
+            return memoryview(b"")
+        self._hash.update(self._buffer[:count])
+        self._count += count
+        if self._count > size:
+            raise ContentError(f"the blob is longer than the {size} bytes of its descriptor")
+        if self._count == size and self._hash.hexdigest() != self._expected:
+            raise ContentError("the blob's bytes do not match its digest")
+        self.complete = self._count == size
+        if self._count - self._checkpoints[-1][0] >= _CHECKPOINT:
+            self._checkpoints.append((self._count, self._hash.copy()))
+        self._moved(count)
+        return self._buffer[max(0, self._skip - began) : count]
+
+    async def _resume(self, broken: SyncError) -> None:
+        began, error = anyio.current_time(), broken
+        if self._count >= self._renewed:
+            self._patience, self._renewed = pacing.Patience(pacing.ATTEMPTS), self._count + LARGE_BODY
+        try:
+            with anyio.move_on_after(self._grace):
+                while True:
+                    await anyio.sleep(self._pause_after(error, self._patience, self.source.host))
+                    try: return await self._open()
+                    except SyncError as caught: error = caught
+                    if not error.retryable:
+                        break  # to begin again is what is left
+            raise broken
+        finally: self._grace -= anyio.current_time() - began
 
 class _Unanswered(Exception):
     """A whole body was sent, or a success came too early: a HEAD decides (rule 16), else the argument is raised."""
+
+@contextmanager
+def _answered(body: Relay | MemoryPieces | FilePieces | None = None) -> Iterator[None]:
+    """Raise _Unanswered instead of what failed where `body` (None: one that is sent at once) may have arrived."""
+    try: yield
+    except (WireError, RegistryError) as error:
+        lost = error.side is not Side.SOURCE and (isinstance(error, WireError) or error.status >= 500)
+        if lost and (body is None or body.complete): raise _Unanswered(error) from error
+        raise
 
 class Mover:
     """Moves blobs and manifests; what it learns goes into `knowledge`."""
@@ -97,7 +141,9 @@ class Mover:
             async with self._transport.pool.lease(target.host.origin) as lease:
                 self._transport.streams[dropped] = lease
                 upload = Upload(target, self._transport, lease, step.blob)
-                try: return await self._bring(upload, step, source, fan_out and self._disk_works, disk)
+                try:
+                    relay = Relay(source, step.blob, self._transport, self._moved)
+                    return await self._bring(upload, step, relay, fan_out and self._disk_works, disk)
                 finally:
                     del self._transport.streams[dropped]
                     if upload.session:  # and no body follows: the source has refused it, or a HEAD has found it there
@@ -105,15 +151,17 @@ class Mover:
                             async with self._admitted((Want(target.host.key),)): await upload.cancel_upload()
         return None
 
-    async def _bring(self, upload: Upload, step: Step, source: Repository, fan_out: bool, disk: bool) -> Brought:
+    async def _bring(self, upload: Upload, step: Step, relay: Relay, fan_out: bool, disk: bool) -> Brought:
         patience, broken, log = pacing.Patience(pacing.ATTEMPTS), 0, self._transport.edge.log
         target, blob = upload.repository, upload.blob
         while True:
-            try: return await self._bring_once(upload, step, source, fan_out, disk)
+            try:
+                upload.begun = False
+                return await self._bring_once(upload, step, relay, fan_out, disk)
             except _Unanswered as lost:
                 await upload.let_go()
                 error: SyncError = lost.args[0]
-                if await self._arrived(target, blob): return Brought(uploaded=True, bytes=blob.size)
+                if await self._arrived(upload): return Brought(uploaded=True, bytes=blob.size)
             except StagingFailed as caught:  # a full disk fails nothing: each target reads for itself (design.md 8)
                 news, fan_out = self._disk_works and not isinstance(caught, NoRoom), False
                 log("warning" if news else "debug", "staging", f"{caught}; each target reads for itself")
@@ -122,35 +170,37 @@ class Mover:
             except SyncError as caught: error = caught
             error.located(Side.TARGET, "push blob", target.reference(blob.digest))
             step = step._replace(mount_from=None)  # whatever went wrong with it, an upload does not depend on it
-            pause = self._transport.pause_after(error, patience, source.host, target.host)
-            broken += isinstance(error, WireError)
+            pause = self._transport.pause_after(error, patience, relay.source.host, target.host)
+            broken += isinstance(error, WireError) and upload.begun
             if broken == _BLOB_STARTS: raise error
-            log("debug", "retry", f"{error}; the blob begins again")
+            log("debug", "retry", f"{error}; the blob {'goes on, if it can' if upload.broken else 'begins again'}")
             await upload.let_go()
             await anyio.sleep(pause)
 
-    async def _arrived(self, target: Repository, blob: oci.Descriptor) -> bool:
+    async def _arrived(self, upload: Upload) -> bool:
         """Ask, with nothing held in between, whether a blob whose answer was lost has arrived."""
         for pause in _LOST_ANSWER_PAUSES:
             await anyio.sleep(pause)
             try:
-                async with self._admitted((Want(target.host.key),)):
-                    if await target.has_blob(blob): return True
+                async with self._admitted((Want(upload.repository.host.key),)):
+                    upload.absent = not await upload.repository.has_blob(upload.blob)
+                    if not upload.absent: return True
             except SyncError as error:
                 if not error.retryable:  # a registry that has just dropped an answer may not be well yet
                     raise
         return False
 
-    async def _bring_once(self, upload: Upload, step: Step, source: Repository, fan_out: bool, disk: bool) -> Brought:
+    async def _bring_once(self, upload: Upload, step: Step, relay: Relay, fan_out: bool, disk: bool) -> Brought:
         blob, host, rank = upload.blob, upload.repository.host.key, float(step.work.order)
         large, known = blob.size >= LARGE_BODY, known_body(blob)
-        reading, write = Want(source.host.key, "read", large), Want(host, "write", large)
+        reading, write = Want(relay.source.host.key, "read", large), Want(host, "write", large)
 
-        async def read(wanted: oci.Descriptor, sink: Callable[[memoryview], Awaitable[None]]) -> None:
-            async with self._admitted((reading,), rank), source.open_blob(wanted) as response:
-                relay = Relay(source, wanted, response, self._moved)
+        async def read(_: oci.Descriptor, sink: Callable[[memoryview], Awaitable[None]]) -> None:
+            async with self._admitted((reading,), rank), relay.opened():
                 while not relay.complete: await sink(await relay.next())
 
+        if upload.broken:
+            async with self._admitted((Want(host),), rank): await upload.resume()
         if not upload.session and await self._goes_whole(upload, step, known):
             try: return await self._bring_whole(upload, known, read, rank, fan_out, disk)
             finally:
@@ -159,16 +209,16 @@ class Mover:
         if known is None and not fan_out:
             async with self._admitted((reading, write), rank):
                 if begun := await self._begin(upload, step): return begun
-                async with source.open_blob(blob) as response:
-                    return await self._send(upload, Relay(source, blob, response, self._moved))
+                async with relay.opened(upload.offset): return await self._send(upload, relay)
         async with self._admitted((Want(host),), rank):
             begun = await self._begin(upload, step)
             await upload.let_go()
         while begun is None:
             if known is None: await self._staging.ensure(blob, read, disk=disk)
             async with self._admitted((write,), rank):
-                with self._staging.opened(blob) if known is None else nullcontext(MemoryPieces(known)) as pieces:
-                    begun = None if pieces is None else await self._send(upload, pieces)
+                memory = None if known is None else nullcontext(MemoryPieces(known, upload.offset))
+                with memory or self._staging.opened(blob, upload.offset) as body:
+                    begun = await self._send(upload, body) if body else None
         return begun
 
     async def _goes_whole(self, upload: Upload, step: Step, known: bytes | None) -> bool:
@@ -203,7 +253,7 @@ class Mover:
         upload.blob = blob._replace(data=body)  # what is sent again is not read again
         rank = -1.0 if self._knowledge.fact(f"whole {host}") is None else rank  # others wait for this answer
         async with self._admitted((Want(host, "write"),), rank):
-            done = await upload.whole(body)
+            with _answered(): done = await upload.whole(body)
             if not done and not upload.session: await upload.start()
             self._knowledge.learn(f"whole {host}", done)
             return Brought(uploaded=True, bytes=len(body)) if done else await self._send(upload, MemoryPieces(body))
@@ -259,20 +309,21 @@ class Mover:
         return Brought()
 
     async def _is_there(self, upload: Upload) -> bool:
-        if not (found := await upload.repository.has_blob(upload.blob)):
-            self._knowledge.miss(upload.repository.key, upload.blob.digest)
-        return found
+        if not upload.absent and await upload.repository.has_blob(upload.blob): return True
+        if not upload.absent: self._knowledge.miss(upload.repository.key, upload.blob.digest)
+        upload.absent = True
+        return False
 
     @staticmethod
-    async def _send(upload: Upload, pieces: Pieces) -> Brought:
-        """Stream the body; _Unanswered when only asking can tell whether a whole body arrived."""
+    async def _send(upload: Upload, body: Relay | MemoryPieces | FilePieces) -> Brought:
+        """Stream the body, or its rest; _Unanswered when only asking can tell whether a whole body arrived."""
         try:
-            if await upload.put(pieces): return Brought(uploaded=True, bytes=pieces.length)
-        except (WireError, RegistryError) as error:
-            lost = error.side is not Side.SOURCE and (isinstance(error, WireError) or error.status >= 500)
-            if lost and (not isinstance(pieces, Relay) or pieces.complete):
-                raise _Unanswered(error) from error
-            raise
+            with _answered(body):
+                if await upload.put(body): return Brought(uploaded=True, bytes=upload.blob.size)
+        except RegistryError as error:
+            if error.retryable or not upload.offset: raise
+            upload.repository.host.resumes = False  # it had more, or less, than it said: the blob begins again
+            raise Disconnected(f"the rest of a broken upload was refused: {error.message}") from error
         raise _Unanswered(Disconnected("the registry answered before the blob was sent"))
 
     async def absent(self, tree: Tree, target: Repository) -> frozenset[str]:

@@ -120,6 +120,7 @@ class Host:
         self.requests = transport.requests.setdefault(self.key, Counter())
         self.stopped: SyncError | None = None  # for good: circuit breaker (design.md section 9)
         self.known, self.connect_failures, self.first_contact = False, 0, anyio.Lock()
+        self.resumes = True  # until a status GET on the session of a broken upload fails
         self.secure = f"if it serves HTTPS, write {self.origin._replace(scheme='https')} as its url"
         self.secure = self.secure if registry.scheme == "http" else ""
 

@@ -1,8 +1,9 @@
-"""What distribution 2.8.2 does otherwise than a strict registry of OCI 1.1: the functions of its row.
+"""What distribution does otherwise than a strict registry of OCI 1.1: the functions of its rows.
 
 Owns: its leniences and its error answers. May not know: sockets, other providers. Invariant: each function is
-what Debian's docker-registry answered to the same request (tests/test_personas.py asks both and holds the
-table of what still differs). Follows protocol-facts.md sections 1.7 to 1.9, 1.11 and 1.12, "tested".
+what Debian's docker-registry (2.8.2) answered to the same request (tests/test_personas.py asks both and holds
+the table of what still differs); what 3 does otherwise was read in its code. Follows protocol-facts.md sections
+1.7 to 1.9, 1.11 and 1.12, "tested".
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from .uploads import OCTETS
 if TYPE_CHECKING:
     from .personas import Provider
 
-__all__ = ["AFTER", "BEFORE", "JUDGES", "REWRITES"]
+__all__ = ["AFTER", "BEFORE", "JUDGES", "REWRITES", "REWRITES_3"]
 
 _PAGE = [("Content-Type", "text/plain; charset=utf-8"), ("X-Content-Type-Options", "nosniff")]
 _ALLOWED = {
@@ -68,6 +69,11 @@ def _chunks_anywhere(provider: Provider, request: Request) -> Request:
     if request.kind == "upload" and request.header("content-range"):
         return replace(request, headers=_without(request, "content-range"))
     return request
+
+
+def _any_last_chunk(provider: Provider, request: Request) -> Request:
+    """3 looks at the Content-Range of a PATCH (416), not at a PUT's: the digest decides (section 1.7)."""
+    return _chunks_anywhere(provider, request) if request.method == "PUT" else request
 
 
 def _upload(provider: Provider, request: Request) -> Upload | None:
@@ -238,6 +244,7 @@ def _version(provider: Provider, request: Request, answer: Response) -> Response
 
 
 REWRITES = (_start_with_anything, _chunks_anywhere, _state_is_an_offset, _whole_lists)
+REWRITES_3 = (_any_last_chunk,)
 JUDGES = (_layers_with_urls,)
 BEFORE = (_any_ping, _lost_session, _no_page, _manifests_by_sha256)
 AFTER = (_uploads, _blobs, _tags, _errors, _version)

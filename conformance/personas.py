@@ -20,7 +20,7 @@ from typing import Any, Literal, TypeAlias
 from urllib.parse import quote, urlencode
 
 from .app import App
-from .distribution import AFTER, BEFORE, JUDGES, REWRITES
+from .distribution import AFTER, BEFORE, JUDGES, REWRITES, REWRITES_3
 from .exchange import Reception, Site
 from .images import Seed
 from .journal import Journal
@@ -301,6 +301,13 @@ PERSONAS: Mapping[str, Persona] = MappingProxyType(
             before=BEFORE,
             judges=JUDGES,
             after=AFTER,
+        ),
+        "distribution3": Persona(
+            # It keeps what came of a body that broke: a GET on the old Location tells, a PUT brings the rest.
+            source="protocol-facts.md sections 1.7 (Content-Range), 1.9 (resuming), 7.7 (no referrers)",
+            hosts={"registry": "distribution3.test"},
+            options={"referrers_api": False, "single_post": False, "resumable": True},
+            rewrites=REWRITES_3,
         ),
         "old": Persona(
             source="protocol-facts.md sections 1.8 (202 for a mount), 1.10 (no referrers), 1.11 (pages)",

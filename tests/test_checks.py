@@ -1271,12 +1271,14 @@ def test_the_real_registry_has_the_known_gaps_and_no_other(tmp_path: Path) -> No
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["strict", "old", "redirecting", "distribution"])
+@pytest.mark.parametrize("name", ["strict", "old", "redirecting", "distribution", "distribution3"])
 def test_personas_fail_only_what_they_imitate(name: str) -> None:
     known = {m for gap in registries.DISTRIBUTION_2_8_GAPS for m in fnmatch.filter(NAMES, gap.checks)}
     with persona(name) as running:
         rows = checks.check_registry(f"{running.url}/team/app")
-    assert became(rows, "fail") <= (known if name == "distribution" else set())
+    # 3 looks at no PUT's Content-Range; the digest decides.
+    own = {"distribution": known, "distribution3": {"PUT upload: a last chunk out of order, 416 (blob)"}}
+    assert became(rows, "fail") <= own.get(name, set())
     assert len(became(rows, "pass")) > 170
 
 

@@ -311,7 +311,7 @@ async def test_final_answer_in_the_middle_stops_the_sending(
         assert elapsed() == pytest.approx(5)
         assert await response.read(100) == b"words"
         closed_before_the_end = wire.closed
-    assert blob.furthest <= 2
+    assert blob.given <= 2
     assert (closed_before_the_end, wire.closed) == (0, 1)
     assert pool.take(ORIGIN) is None
 

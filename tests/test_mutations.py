@@ -462,14 +462,14 @@ def _any_bytes(patch: pytest.MonkeyPatch, struck: Struck) -> None:
             struck()
             return str(self._relay._expected)
 
-    real = transfer.Relay.__init__
+    real = transfer.Relay._open
 
-    def made(self: Any, *arguments: Any, **named: Any) -> None:
-        real(self, *arguments, **named)
+    async def opened(self: Any) -> None:
         assert hasattr(self, "_hash")
         self._hash = Agreeing(self)
+        await real(self)
 
-    replaced(patch, transfer.Relay, "__init__", made)
+    replaced(patch, transfer.Relay, "_open", opened)
 
 
 @mutant("manifest_names_absent", index)
@@ -810,11 +810,11 @@ def a_blob_is_looked_up_behind_its_upload(patch: pytest.MonkeyPatch, struck: Str
 def a_source_is_opened_before_the_target_has_agreed(patch: pytest.MonkeyPatch, struck: Struck) -> None:
     real = transfer.Mover._bring_once
 
-    async def bring(self: Any, upload: Any, step: Any, source: Any, *more: Any) -> Any:
+    async def bring(self: Any, upload: Any, step: Any, relay: Any, *more: Any) -> Any:
         struck()
-        async with source.open_blob(step.blob) as response:
+        async with relay.source.open_blob(step.blob) as response:
             await response.read(1 << 20)
-        return await real(self, upload, step, source, *more)
+        return await real(self, upload, step, relay, *more)
 
     replaced(patch, transfer.Mover, "_bring_once", bring)
 

@@ -362,7 +362,7 @@ def checked(name: str, users: Mapping[str, str] | None = None) -> list[checks.Ro
 
 
 def test_every_row_names_its_source_and_a_host_for_each_part() -> None:
-    assert {"strict", "distribution", "old", "dockerhub", "redirecting"} <= set(PERSONAS)
+    assert {"strict", "distribution", "distribution3", "old", "dockerhub", "redirecting"} <= set(PERSONAS)
     for name, row in PERSONAS.items():
         assert row.source.startswith("protocol-facts.md section"), name
         assert set(imitate(name).sites) == set(row.hosts), name
@@ -616,7 +616,7 @@ def test_regsync_follows_to_the_storage_without_its_credential(seed: Seed) -> No
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["strict", "distribution", "old", "redirecting"])
+@pytest.mark.parametrize("name", ["strict", "distribution", "distribution3", "old", "redirecting"])
 def test_skopeo_copies_into_out_of_and_within(name: str, seed: Seed, tmp_path: Path) -> None:
     image = seed.index(platforms=("linux/amd64", "linux/arm64/v8"))
     with persona("strict") as plain, persona(name) as other:

@@ -92,14 +92,14 @@ async def test_many_askers_pull_a_blob_once_and_each_reads_it_whole(staging: Sta
 
 
 @pytest.mark.parametrize("body", [SMALL, LARGE], ids=["in memory", "in a file"])
-async def test_a_body_can_be_read_again_from_its_beginning(staging: Staging, body: bytes) -> None:
+async def test_a_body_is_given_from_where_a_target_lacks_it(staging: Staging, body: bytes) -> None:
     await staging.ensure(described(body), Source(body))
-    with staging.opened(described(body)) as pieces:
-        assert pieces is not None
-        first = bytes(await pieces.next())
-        assert pieces.rewind()
-        assert await content(pieces) == body
-        assert body.startswith(first)
+    for offset in (0, 1, len(body) - 1, len(body)):
+        with staging.opened(described(body), offset) as pieces:
+            assert pieces is not None
+            assert pieces.length == len(body) - offset
+            assert await content(pieces) == body[offset:]
+            assert pieces.complete
 
 
 async def test_small_blobs_never_touch_the_disk(staging: Staging, tmp_path: Path) -> None:

@@ -236,12 +236,12 @@ def answer(body: bytes = b"", *headers: str, status: int = 200, version: str = "
 
 
 class Blob:
-    """Pieces of an upload; like a relay's, they can begin again until the second has been read."""
+    """Pieces of an upload."""
 
     def __init__(self, *pieces: bytes, pause: float = 0.0, length: int | None = None) -> None:
         self.buffers = [bytearray(piece) for piece in pieces]
         self.length = sum(map(len, pieces)) if length is None else length
-        self.given = self.furthest = 0
+        self.given = 0
         self.tick: Callable[[], None] = lambda: None
         self._pause = pause
 
@@ -251,14 +251,7 @@ class Blob:
         if self.given == len(self.buffers):
             return memoryview(b"")
         self.given += 1
-        self.furthest = max(self.furthest, self.given)
         return memoryview(self.buffers[self.given - 1])
-
-    def rewind(self) -> bool:
-        if self.furthest > 1:
-            return False
-        self.given = 0
-        return True
 
 
 class MemoryWire:

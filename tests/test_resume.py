@@ -1,0 +1,437 @@
+"""What breaks in the middle of a blob goes on where it broke: design.md section 6, rule 16, counted on the wire.
+
+Registries and the program share one loop on a clock that jumps (`ends.virtual`). The target is strict, which
+keeps what came of a broken body as distribution 3 does, or one that forgets, as 2.8.2 does.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+import anyio
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from _regsync import transfer
+from _regsync.http1 import PIECE
+from conformance.app import App
+from conformance.exchange import Reception
+from conformance.images import Image, Seed
+from conformance.journal import Entry
+from conformance.memory import Place
+from conformance.messages import Answer, Request, Response
+from conformance.tokens import TokenService
+from tests.ends import Ran, held, only, tags, virtual
+
+pytestmark = [pytest.mark.anyio, pytest.mark.virtual_time]
+
+MIB = 1 << 20
+SIZE = 3 * MIB + 5
+
+
+def app(place: Place) -> App:
+    assert isinstance(place.app, App)
+    return place.app
+
+
+def load(place: Place, *sizes: int, number: int = 71) -> tuple[Image, str]:
+    """Load an image with layers of these sizes; return it and the digest of its largest blob."""
+    image = Seed(number).image(layers=[Seed(number + n).blob(size) for n, size in enumerate(sizes)])
+    image.load_into(app(place), "app", tag="v1")
+    return image, max(image.blobs, key=lambda digest: len(image.blobs[digest]))
+
+
+def pulls(place: Place, digest: str) -> list[Entry]:
+    return list(place.journal.matching("GET", "blob", reference=digest))
+
+
+def sends(place: Place, digest: str) -> list[Entry]:
+    return [each for each in place.journal.matching("PUT", "upload") if each.query.get("digest") == digest]
+
+
+def arrived(image: Image, target: Place, ran: Ran) -> None:
+    """The image is there, byte for byte, and that is what the run says."""
+    assert (ran.status, ran.failed) == (0, []), ran.err
+    assert held(target, "app", image)
+
+
+# A source that breaks.
+
+
+@pytest.mark.parametrize("reset", [False, True])
+@pytest.mark.parametrize("after", [1, 300_000, SIZE - 1])
+async def test_a_broken_source_body_goes_on_while_the_put_stays_open(after: int, reset: bool) -> None:
+    async with virtual() as world:
+        source, target = world.registry("source.test"), world.registry("target.test")
+        image, digest = load(source, SIZE)
+        source.app.faults.on("GET", "blob", reference=digest).first().drop(after=after, of="response", reset=reset)
+        arrived(image, target, await world.copy(source, target))
+        first, rest = pulls(source, digest)
+        assert first.header("range") == ""
+        # A reset may take with it what was under way.
+        began = int(rest.header("range").removeprefix("bytes=").removesuffix("-") or 0)
+        assert began == after if not reset else began <= after
+        assert rest.response_bytes == SIZE - began
+        assert only(sends(target, digest)).request_bytes == SIZE
+        target.journal.matching("POST", "upload_start").exactly(2)
+        target.journal.matching("GET", "upload").none()
+
+
+async def test_a_source_that_breaks_every_mebibyte_is_read_once() -> None:
+    async with virtual() as world:
+        source, target = world.registry("source.test"), world.registry("target.test")
+        image, digest = load(source, 12 * MIB)
+        source.app.faults.on("GET", "blob", reference=digest).drop(after=MIB, of="response")
+        arrived(image, target, await world.copy(source, target))
+        assert [each.header("range") for each in pulls(source, digest)] == [
+            "", *(f"bytes={n * MIB}-" for n in range(1, 12))
+        ]  # fmt: skip
+        assert sum(each.response_bytes for each in pulls(source, digest)) == 12 * MIB
+        assert only(sends(target, digest)).request_bytes == 12 * MIB
+
+
+@pytest.mark.parametrize(("resumable", "again"), [(False, 2), (True, 4)])
+async def test_a_source_that_breaks_without_progress_is_given_up(resumable: bool, again: int) -> None:
+    """Five attempts without a mebibyte between them; then the blob begins again twice, or goes on five times."""
+    async with virtual() as world:
+        source, target = world.registry("source.test"), world.registry("target.test", resumable=resumable)
+        _, digest = load(source, SIZE)
+        source.app.faults.on("GET", "blob", reference=digest, header={"Range": "*"}).drop(of="response", after=0)
+        source.app.faults.on("GET", "blob", reference=digest).drop(of="response", after=MIB)
+        ran = await world.copy(source, target)
+        assert ran.status == 2
+        assert "NETWORK_ERROR" in only(ran.failed)
+        assert len(pulls(source, digest)) == 1 + 4 + again
+        assert not app(target).tags("app")
+
+
+class _Whole(App):
+    """A registry without ranges: 200, and all of it."""
+
+    def start(self, request: Request) -> Answer | Reception:
+        request.headers = [(name, value) for name, value in request.headers if name.lower() != "range"]
+        return super().start(request)
+
+
+def _elsewhere(request: Request, answer: Answer) -> Answer:
+    if isinstance(answer, Response) and answer.status == 206:
+        headers = dict(answer.headers)
+        first, _, last = headers["Content-Range"].removeprefix("bytes ").partition("-")
+        headers["Content-Range"] = f"bytes {int(first) + 1}-{last}"
+        answer.headers = list(headers.items())
+    return answer
+
+
+@pytest.mark.parametrize("how", ["whole", "elsewhere", "unsaid", "refused"])
+async def test_only_the_right_rest_is_taken_else_the_blob_begins_again(how: str) -> None:
+    async with virtual() as world:
+        source = world.listen(_Whole() if how == "whole" else App(), "source.test")
+        target = world.registry("target.test", resumable=False)
+        image, digest = load(source, SIZE)
+        source.app.faults.on("GET", "blob", reference=digest).first().drop(after=MIB, of="response")
+        part = {"Range": "*"}
+        if how == "elsewhere":
+            source.app.amend = _elsewhere
+        elif how == "unsaid":
+            source.app.faults.on("GET", "blob", header=part).lie(headers={"Content-Range": None})
+        elif how == "refused":
+            source.app.faults.on("GET", "blob", header=part).status(416)
+        arrived(image, target, await world.copy(source, target))
+        assert [each.header("range") for each in pulls(source, digest)] == ["", f"bytes={MIB}-", ""]
+        broken, whole = sends(target, digest)
+        assert broken.status is None
+        assert whole.request_bytes == SIZE
+        # It was asked, once, what it kept of the first.
+        target.journal.matching("GET", "upload", status=404).exactly(1)
+        target.journal.matching("HEAD", "blob").none()
+
+
+async def test_a_source_is_waited_for_no_longer_than_twenty_seconds() -> None:
+    async with virtual() as world:
+        source, target = world.registry("source.test"), world.registry("target.test", resumable=False)
+        image, digest = load(source, SIZE)
+        faults = source.app.faults
+        faults.on("GET", "blob", reference=digest).first().drop(after=MIB, of="response")
+        faults.on("GET", "blob", reference=digest, header={"Range": "*"}).first().status(503, retry_after=15)
+        faults.on("GET", "blob", reference=digest, header={"Range": "*"}).first().status(503, retry_after=15)
+        began = anyio.current_time()
+        arrived(image, target, await world.copy(source, target))
+        broken, _ = sends(target, digest)
+        assert [round(each.time - began) for each in pulls(source, digest)] == [0, 0, 15, 20]
+        assert broken.status is None
+
+
+async def test_the_rest_of_a_blob_behind_a_redirect_is_asked_for_at_the_registry() -> None:
+    """A signed URL that was used is not used again (protocol-facts.md section 1.13)."""
+    async with virtual() as world:
+        provider, target = world.persona("redirecting"), world.registry("target.test")
+        image = Seed(72).image(layers=[Seed(73).blob(SIZE)]).load_into(provider, "app", tag="v1")
+        digest = max(image.blobs, key=lambda each: len(image.blobs[each]))
+        storage = provider.sites["storage"]
+        storage.faults.on("GET", path=f"*{digest[7:]}").first().drop(after=MIB, of="response")
+        registries = {"source": f"https://{provider.row.hosts['registry']}", "target": target}
+        ran = await world.sync(registries, {"from": "app", "tags": tags("v1")})
+        assert ran.status == 0, ran.err
+        assert held(target, "app", image)
+        ranges = [f"bytes={MIB}-"]
+        asked = provider.journal.matching("GET", "blob", reference=digest)
+        assert [each.header("range") for each in asked] == ["", *ranges]
+        given_out = [each for each in storage.journal.entries if digest[7:] in each.target]
+        assert [each.header("range") for each in given_out] == ["", *ranges]
+        assert len({each.target for each in given_out}) == 1 + (given_out[0].target != given_out[1].target)
+
+
+@pytest.mark.parametrize("size", [2 * MIB, 500])
+async def test_a_blob_for_several_targets_is_read_once_though_it_breaks(size: int) -> None:
+    """On its way to disk, and into memory."""
+    async with virtual() as world:
+        source = world.registry("source.test")
+        targets = {name: world.registry(f"{name}.test") for name in ("one", "two")}
+        image, digest = load(source, size)
+        digest = next(each for each, body in image.blobs.items() if len(body) == size)
+        source.app.faults.on("GET", "blob", reference=digest).first().drop(after=200, of="response")
+        ran = await world.sync({"source": source, **targets}, {"from": "app", "tags": tags("v1")})
+        assert ran.status == 0, ran.err
+        assert all(held(target, "app", image) for target in targets.values())
+        assert [each.header("range") for each in pulls(source, digest)] == ["", "bytes=200-"]
+        assert sum(each.response_bytes for each in pulls(source, digest)) == size
+
+
+async def test_a_corrupted_rest_is_never_committed() -> None:
+    async with virtual() as world:
+        source, target = world.registry("source.test"), world.registry("target.test")
+        _, digest = load(source, SIZE)
+        source.app.faults.on("GET", "blob", reference=digest).first().drop(after=MIB, of="response")
+        source.app.faults.on("GET", "blob", header={"Range": "*"}).corrupt(7)
+        ran = await world.copy(source, target)
+        assert ran.status == 2
+        assert "CONTENT_ERROR" in only(ran.failed)
+        assert digest not in app(target).repositories["app"].blobs
+
+
+# A target that breaks.
+
+
+@pytest.fixture
+def often(monkeypatch: pytest.MonkeyPatch) -> int:
+    """Keep a state of the hash every 512 KiB."""
+    monkeypatch.setattr(transfer, "_CHECKPOINT", MIB // 2)
+    return MIB // 2
+
+
+async def test_a_target_that_kept_a_part_gets_the_rest(often: int) -> None:
+    async with virtual() as world:
+        source, target = world.registry("source.test"), world.registry("target.test")
+        image, digest = load(source, SIZE)
+        kept = 2 * MIB + 1234
+        target.app.faults.on("PUT", "upload", query={"digest": digest}).first().drop(after=kept, of="request")
+        arrived(image, target, await world.copy(source, target))
+        broken, rest = sends(target, digest)
+        assert rest.header("content-range") == f"{kept}-{SIZE - 1}"
+        assert (broken.request_bytes, rest.request_bytes) == (kept, SIZE - kept)
+        target.journal.matching("GET", "upload", status=204).exactly(1)
+        target.journal.matching("POST", "upload_start").exactly(len(image.blobs))
+        target.journal.matching("HEAD", "blob").none()
+        # Read from the checkpoint before that, and hashed on from there.
+        _, again = pulls(source, digest)
+        began = int(again.header("range").removeprefix("bytes=").removesuffix("-"))
+        assert kept - often - PIECE < began <= kept
+        assert again.response_bytes == SIZE - began
+
+
+@pytest.mark.parametrize("form", ["distribution3", "strict"])
+async def test_a_whole_body_whose_answer_got_lost_is_not_sent_again(form: str, often: int) -> None:
+    """The registry died between the last byte and the commit: asked by HEAD, then closed by an empty PUT."""
+    async with virtual() as world:
+        source = world.registry("source.test")
+        provider = world.persona(form)
+        image, digest = load(source, SIZE)
+        provider.faults.on("PUT", "upload", query={"digest": digest}).first().drop(after=SIZE, of="request")
+        registries = {"source": source, "target": f"https://{provider.row.hosts['registry']}"}
+        began = anyio.current_time()
+        ran = await world.sync(registries, {"from": "app", "tags": tags("v1")})
+        assert ran.status == 0, ran.err
+        puts = [each for each in provider.journal.matching("PUT", "upload") if each.query.get("digest") == digest]
+        assert [each.request_bytes for each in puts] == [SIZE, 0]
+        assert puts[1].header("content-range") == ""
+        heads = provider.journal.matching("HEAD", "blob", reference=digest)
+        assert [round(each.time - began) for each in heads] == [0, 1, 4]
+        assert len(pulls(source, digest)) == 1
+        assert provider.blob("app", digest) == image.blobs[digest]
+
+
+async def test_a_target_that_forgot_is_asked_once_and_gets_the_blob_again() -> None:
+    async with virtual() as world:
+        source, target = world.registry("source.test"), world.registry("target.test", resumable=False)
+        image, _ = load(source, SIZE, 2 * MIB)
+        for digest, body in image.blobs.items():
+            if len(body) > MIB:
+                target.app.faults.on("PUT", "upload", query={"digest": digest}).first().drop(after=MIB, of="request")
+        registries = {"source": {"url": source.url}, "target": {"url": target.url, "max_concurrent": 3}}
+        ran = await world.sync(registries, {"from": "app", "tags": tags("v1")})
+        assert ran.status == 0, ran.err
+        assert held(target, "app", image)
+        # The other one may have been asked for before the first answer was there, not later.
+        assert 1 <= target.journal.count("GET", "upload", status=404) <= 2
+        target.journal.matching("HEAD", "blob").none()
+        for digest, body in image.blobs.items():
+            assert len(sends(target, digest)) == (2 if len(body) > MIB else 1)
+
+
+async def test_a_blob_begins_again_at_most_twice() -> None:
+    async with virtual() as world:
+        source, target = world.registry("source.test"), world.registry("target.test", resumable=False)
+        _, digest = load(source, SIZE)
+        target.app.faults.on("PUT", "upload", query={"digest": digest}).drop(after=MIB, of="request")
+        ran = await world.copy(source, target)
+        assert ran.status == 2
+        assert len(sends(target, digest)) == 3
+        target.journal.matching("GET", "upload").exactly(1)
+
+
+@pytest.mark.parametrize("said", ["0-0", "", "5-10", f"0-{10 * SIZE}", "0-99999999999999999999999999", "none"])
+async def test_a_status_that_says_nothing_of_use_lets_the_blob_begin_again(said: str) -> None:
+    async with virtual() as world:
+        source, target = world.registry("source.test"), world.registry("target.test")
+        image, digest = load(source, SIZE)
+        target.app.faults.on("PUT", "upload", query={"digest": digest}).first().drop(after=MIB, of="request")
+        target.app.faults.on("GET", "upload").lie(headers={"Range": said})
+        arrived(image, target, await world.copy(source, target))
+        assert [each.request_bytes for each in sends(target, digest)] == [MIB, SIZE]
+
+
+@pytest.mark.provokes("bytes_not_of_digest")
+@pytest.mark.parametrize("form", ["strict", "distribution3"])
+async def test_a_rest_that_does_not_fit_lets_the_blob_begin_again(form: str, often: int) -> None:
+    """Too little is said (zot): a strict registry answers 416, distribution 3 finds another digest, 400."""
+    async with virtual() as world:
+        source, provider = world.registry("source.test"), world.persona(form)
+        image, digest = load(source, SIZE)
+        provider.faults.on("PUT", "upload", query={"digest": digest}).first().drop(after=2 * MIB, of="request")
+        provider.faults.on("GET", "upload").first().lie(headers={"Range": f"0-{MIB}"})
+        registries = {"source": source, "target": f"https://{provider.row.hosts['registry']}"}
+        ran = await world.sync(registries, {"from": "app", "tags": tags("v1")})
+        assert ran.status == 0, ran.err
+        assert provider.blob("app", digest) == image.blobs[digest]
+        puts = [each for each in provider.journal.matching("PUT", "upload") if each.query.get("digest") == digest]
+        assert [each.status for each in puts] == [None, 416 if form == "strict" else 400, 201]
+        assert puts[2].request_bytes == SIZE
+
+
+async def test_source_and_target_break_and_both_go_on(often: int) -> None:
+    """The source is away for longer than a PUT is kept open; what the target kept is not sent again."""
+    async with virtual() as world:
+        source, target = world.registry("source.test"), world.registry("target.test")
+        image, digest = load(source, SIZE)
+        source.app.faults.on("GET", "blob", reference=digest).first().drop(after=2 * MIB, of="response")
+        source.app.faults.on("GET", "blob", header={"Range": "*"}).first(4).status(503)
+        arrived(image, target, await world.copy(source, target))
+        broken, rest = sends(target, digest)
+        assert broken.request_bytes + rest.request_bytes == SIZE
+        first, again = (each for each in pulls(source, digest) if each.status in (200, 206))
+        # What was read and had not left for the target is read again.
+        assert SIZE <= first.response_bytes + again.response_bytes < SIZE + often + 2 * PIECE
+
+
+# Answers that got lost, and logins.
+
+
+@pytest.mark.parametrize("there", [True, False])
+async def test_a_blob_in_one_request_is_asked_for_before_it_is_sent_again(there: bool) -> None:
+    async with virtual() as world:
+        source, target = world.registry("source.test"), world.registry("target.test")
+        image, _ = load(source, 70_000, 900)
+        Seed(77).image(sizes=(70_000, 900)).load_into(app(source), "app", tag="v2")
+        lost = target.app.faults.on("POST", "upload_start", query={"digest": "*"}).first()
+        lost.drop(at="answer" if there else "request")
+        ran = await world.sync({"source": source, "target": target}, {"from": "app", "tags": tags("v1", "v2")})
+        arrived(image, target, ran)
+        digest, began = only(lost.struck).query["digest"], only(lost.struck).time
+        heads = [round(each.time - began) for each in target.journal.matching("HEAD", "blob", reference=digest)]
+        assert heads == ([0] if there else [0, 1, 4])
+        target.journal.matching("POST", "upload_start", query={"digest": digest}).exactly(1)
+        assert len(sends(target, digest)) == (0 if there else 1)
+
+
+@pytest.mark.provokes("refused_login_again")
+@pytest.mark.parametrize("times", [1, 2])
+async def test_a_login_that_expires_before_a_body_is_renewed_once(times: int) -> None:
+    async with virtual() as world:
+        source = world.registry("source.test")
+        target = world.registry("target.test", auth=TokenService({"u": "p"}))
+        image, digest = load(source, SIZE)
+        expired = target.app.faults.on("PUT", "upload", query={"digest": digest}).first(times)
+        expired.challenge(realm="http://target.test/token", service="registry.test", error="invalid_token")
+        who = {"auth_type": "basic", "credentials": {"username": "u", "password": "p"}}
+        ran = await world.sync({"source": source, "target": {"url": target.url, **who}}, {"from": "app"})
+        assert len(expired.struck) == times
+        assert len(sends(target, digest)) == 2
+        if times == 1:
+            assert ran.status == 0, ran.err
+            assert held(target, "app", image)
+        else:
+            assert ran.status == 4
+            assert "AUTH_ERROR" in only(ran.failed)
+
+
+@pytest.mark.provokes("refused_login_again")
+async def test_a_stray_basic_challenge_does_not_make_passwords_travel() -> None:
+    async with virtual() as world:
+        source = world.registry("source.test")
+        target = world.registry("target.test", auth=TokenService({"u": "p"}))
+        image, digest = load(source, SIZE)
+        stray = target.app.faults.on("PUT", "upload", query={"digest": digest}).first()
+        stray.challenge('Basic realm="a proxy"')
+        who = {"auth_type": "basic", "credentials": {"username": "u", "password": "p"}}
+        ran = await world.sync({"source": source, "target": {"url": target.url, **who}}, {"from": "app"})
+        assert ran.status == 0, ran.err
+        assert held(target, "app", image)
+        kinds = {each.kind for each in target.journal.entries if each.authorization[0] == "basic"}
+        assert kinds == {"token"}
+
+
+async def test_what_a_head_called_absent_is_not_asked_for_again_when_its_source_breaks() -> None:
+    """Tried without the excuse that the audit of `test_faults_everywhere` has for it."""
+    async with virtual() as world:
+        source, target = world.registry("source.test"), world.registry("target.test", resumable=False)
+        image, digest = load(source, SIZE)
+        Seed(76).image().load_into(app(target), "app", tag="old")
+        source.app.faults.on("GET", "blob", reference=digest).first().drop(after=MIB, of="response")
+        source.app.faults.on("GET", "blob", header={"Range": "*"}).status(416)
+        registries = {"source": source, "target": target}
+        ran = await world.sync(registries, {"from": "app", "tags": tags("v1", "old")})
+        assert held(target, "app", image), ran.err
+        target.journal.matching("HEAD", "blob", reference=digest).at_most(1)
+
+
+# Any instant.
+
+
+def _broken(data: st.DataObject, place: Place, method: str, kind: str, size: int, of: Any) -> None:
+    for number in range(1, data.draw(st.integers(0, 3), label=f"breaks of the {of}") + 1):
+        after = data.draw(st.integers(0, size), label="after")
+        rule = place.app.faults.on(method, kind).nth(number).optional()
+        rule.drop(after=after, of=of, reset=data.draw(st.booleans(), label="reset"))
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data(), resumable=st.booleans(), size=st.sampled_from([1, 70_000, 300_000, MIB + 3]))
+async def test_whatever_breaks_the_target_has_the_right_bytes_or_none(
+    monkeypatch: pytest.MonkeyPatch, data: st.DataObject, resumable: bool, size: int
+) -> None:
+    monkeypatch.setattr(transfer, "_CHECKPOINT", 1 << 18)
+    async with virtual() as world:
+        source = world.registry("source.test")
+        target = world.registry("target.test", resumable=resumable, single_post=False)
+        image, _ = load(source, size)
+        _broken(data, source, "GET", "blob", size, "response")
+        _broken(data, target, "PUT", "upload", size, "request")
+        ran = await world.copy(source, target)
+        for there in app(target).repositories.values():
+            assert all(
+                f"sha256:{hashlib.sha256(bytes(body)).hexdigest()}" == each for each, body in there.blobs.items()
+            )
+        assert held(target, "app", image) == (ran.status == 0)
+        assert ran.status == 0 or "NETWORK_ERROR" in only(ran.failed)
