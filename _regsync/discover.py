@@ -43,7 +43,9 @@ class Once(Generic[T]):
             async with self._lock:
                 if self._error is not None: raise self._error
                 try: self.answer = self.answer or (await ask(),)
-                except SyncError as error: self._error = error
+                except SyncError as error:
+                    error.shed()
+                    self._error = error
         return self.answer[0]
 
 async def together(asks: Iterable[Callable[[], Awaitable[T]]]) -> list[T]:

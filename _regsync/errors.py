@@ -49,6 +49,10 @@ class RegsyncError(Exception):
         super().__init__(message)
         self.message, self.hint = message, hint
 
+    def shed(self) -> None:
+        """Let go of frames and causes before it is kept: they hold whole bodies, and a source can make many errors."""
+        self.__traceback__ = self.__cause__ = self.__context__ = None
+
 class ConfigError(RegsyncError):
     """The configuration, the command line or a file that they name is unusable: nothing was attempted."""
     code = "CONFIG_ERROR"

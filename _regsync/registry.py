@@ -59,11 +59,11 @@ class Repository:
     async def list_tags(self) -> dict[str, str | None] | None:
         """Return every tag, with its digest where the listing has it (Google's); None where no repository is known."""
         row = ROWS[self.host.registry.kind]
-        size, tags, asked = row.page_size, dict[str, str | None](), set[str]()
+        size, tags, asked = row.page_size, dict[str, str | None](), set[int]()  # hashes: a Link may have 64 KiB
         call = self.call("tag_list", "GET", f"tags/list?n={size}")
         with self.located("list tags of", str(self)):
             while len(asked) < _MOST_PAGES:
-                asked.add(call.path)
+                asked.add(hash(call.path))
                 try: answer = await self._transport.request(self.host, call, ok=(200,), limit=_TAGS_LIMIT)
                 except RegistryError as error:
                     if error.status == 404 and not tags: return None
@@ -77,7 +77,7 @@ class Repository:
                 following = self._linked(call, answer)
                 if following is None and fresh and len(found) == size:  # some page without a Link (section 1.11)
                     following = f"{self._base}/tags/list?n={size}&last={fresh[-1]}"
-                if following is None or following in asked: return tags
+                if following is None or hash(following) in asked: return tags
                 call = call._replace(path=following)
             raise ProtocolBroken(f"the listing has more than {_MOST_PAGES} pages")
 
@@ -113,11 +113,11 @@ class Repository:
     async def list_referrers(self, digest: str) -> tuple[oci.Descriptor, ...]:
         """Return what the referrers API lists (section 1.10), all pages; RegistryError where there is none."""
         accept = ("Accept", oci.ACCEPT_MANIFESTS.partition(",")[0])
-        call, asked = self.call("manifest_get", "GET", f"referrers/{digest}", accept), set[str]()
+        call, asked = self.call("manifest_get", "GET", f"referrers/{digest}", accept), set[int]()
         found: dict[str, oci.Descriptor] = {}
         with self.located("list referrers of", self.reference(digest)):
-            while call.path not in asked and len(asked) < _MOST_PAGES and len(found) <= _MOST_REFERRERS:
-                asked.add(call.path)
+            while hash(call.path) not in asked and len(asked) < _MOST_PAGES and len(found) <= _MOST_REFERRERS:
+                asked.add(hash(call.path))
                 answer = await self._transport.request(self.host, call, ok=(200,), limit=_MANIFEST_LIMIT)
                 try:
                     page = oci.parse_manifest(answer.body, content_type=answer.headers.get("content-type"))

@@ -333,6 +333,7 @@ class Run:
 
     def _end(self, source: str, target: str, status: str, **details: Any) -> None:
         self.progress.done += 1
+        if error := details.get("error"): error.shed()
         self._emit(Outcome(source=source, target=target, status=status, **details))
 
     def _fail(self, wanted: Wanted, error: SyncError) -> None:

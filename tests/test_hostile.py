@@ -11,6 +11,7 @@ import re
 import socket
 import ssl
 import threading
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +20,16 @@ import pytest
 import trustme
 
 from _regsync import discover, http1, plan, registry, streams, transport
-from _regsync.http1 import Connection, Pool
+from _regsync.errors import Side
+from _regsync.http1 import Connection, Headers, Pool
 from _regsync.streams import Origin, Timeouts
+from _regsync.transport import Answer as Told
 from _regsync.transport import Call
 from conformance.images import Seed
 from conformance.messages import Answer, Request, Response, error
 from conformance.server import Server
 from conformance.tokens import BasicAuth
-from tests.ends import Start, basic, copy, document, held, only, run_regsync, sync, tags
+from tests.ends import Start, basic, copy, document, held, only, run_regsync, sync, tags, virtual
 from tests.test_redirects import REGISTRY, transport_of
 from tests.test_redirects import registry as plain_registry
 from tests.wires import NEVER, Wire, answer
@@ -124,6 +127,49 @@ def test_discovery_rests_while_heavy_manifests_wait(
         **{"global": {"max_concurrent_transfers": 1}},
     )
     assert ran.statuses() == ["synced"] * 40
+
+
+@pytest.mark.anyio
+@pytest.mark.virtual_time
+async def test_no_failed_image_keeps_the_body_that_it_failed_on() -> None:
+    names = [f"v{number}" for number in range(60)]
+    async with virtual() as world:
+        source, target = world.registry("source.test"), world.registry("target.test")
+        body = b"\xff" * 2**20
+        source.app.intercept = lambda request: Response(200, [], body) if request.kind == "manifest" else None
+        tracemalloc.start()
+        try:
+            ran = await world.sync({"source": source, "t": target}, {"from": "app", "tags": tags(*names)})
+            _, peak = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+        assert ran.statuses() == ["failed"] * 60
+        # Fewer are in flight, and each is there twice at most.
+        assert peak < 30 * 2**20
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("what", ["tags", "referrers"])
+async def test_the_long_names_of_pages_are_not_kept(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    through, asked = transport_of({}), 0
+    body = b'{"tags": []}' if what == "tags" else b'{"schemaVersion": 2, "manifests": []}'
+
+    async def page(*_: object, **__: object) -> Told:
+        nonlocal asked
+        asked += 1
+        target = f"/v2/app/tags/list?page={asked}&x={'y' * 60_000}"
+        return Told(200, Headers([("link", f"<{target}>; rel=next")] if asked < 1000 else []), body)
+
+    monkeypatch.setattr(through, "request", page)
+    listed = registry.Repository(through, through.host(plain_registry()), "app", Side.SOURCE)
+    tracemalloc.start()
+    try:
+        await (listed.list_tags() if what == "tags" else listed.list_referrers(f"sha256:{'a' * 64}"))
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert asked == 1000
+    assert peak < 25 * 2**20, "1000 names have 60 MB, of which the library keeps the last 128 whole and in parts"
 
 
 # Connections and threads.
