@@ -123,8 +123,10 @@ class Repository:
                     page = oci.parse_manifest(answer.body, content_type=answer.headers.get("content-type"))
                     if not page.is_index: raise ContentError("not an index")
                 except ContentError as error:
-                    if found or len(asked) > 1: raise
-                    raise RegistryError(f"a 200 that is no list: {error.message}", status=404) from error
+                    # What calls itself a list is a broken one; anything else is what an unknown path is answered with.
+                    told = answer.headers.get("content-type") or ""
+                    if len(asked) > 1 or told.startswith(accept[1]): raise
+                    raise RegistryError(f"a 200 that is no list: {error.message}", status=200) from error
                 found.update((each.digest, each) for each in page.children)
                 if (following := self._linked(call, answer)) is None: return tuple(found.values())
                 call = call._replace(path=following)

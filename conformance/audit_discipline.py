@@ -110,13 +110,17 @@ def own_manifest_asked(run: Run) -> Iterator[tuple[Act, ...]]:
 
 
 def _reads_back(run: Run, put: Act, act: Act) -> bool:
-    """Whether this looks, once, if a list of referrers survived other writers (protocol-facts.md section 1.10)."""
+    """Whether this looks if a list of referrers survived other writers, or reads what they wrote (section 1.10)."""
+    if not FALLBACK.match(act.entry.reference):
+        return False
     looks = [
         each
-        for each in run.select("GET", "manifest")
-        if each.repository == act.repository and each.entry.target == act.entry.target and put.before(each)
+        for each in run.select(kind="manifest")
+        if each.entry.target == act.entry.target and each.repository == act.repository and not each.is_write
     ]
-    return bool(FALLBACK.match(act.entry.reference)) and looks[:1] == [act]
+    earlier = [each for each in looks if put.before(each) and each.entry.begun < act.entry.begun and each.is_answer]
+    digests = {each.entry.response_headers.get("docker-content-digest") for each in (put, *earlier)}
+    return not earlier or len(digests) > 1
 
 
 @rule("discipline", "a manifest is put twice under one name")

@@ -718,7 +718,7 @@ def _forgetful(patch: pytest.MonkeyPatch, struck: Struck) -> None:
         struck()
         return await ask()
 
-    replaced(patch, discover._Once, "get", get)
+    replaced(patch, discover.Once, "get", get)
 
 
 @mutant("tag_asked_twice", plain)

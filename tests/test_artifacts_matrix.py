@@ -1,0 +1,302 @@
+"""What hangs on an image arrives whole, from registries of every kind at registries of every kind.
+
+Each cell is a kind of source, a kind of target and a family of artifacts. The walks of conformance.graphs, by the
+referrers API or the fallback tag and over cosign's tags, find the same on both sides, nothing is put before its
+subject, and a second run writes nothing.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from pathlib import Path
+
+import anyio
+import pytest
+
+from conformance.app import App
+from conformance.attachments import FAMILIES, Family, family, has_api, plain, referrers_tag
+from conformance.graphs import equal, walk
+from conformance.images import Seed
+from conformance.personas import PERSONAS, imitate
+from conformance.referring import LATE
+from conformance.registries import skopeo
+from conformance.samples import Sample
+from conformance.server import Server
+from tests.attached import Scene
+from tests.ends import Ran, Start, document, only, run_regsync, tags, virtual
+
+IN_MEMORY = [pytest.mark.anyio, pytest.mark.virtual_time]
+
+KINDS = [name for name in PERSONAS if name.startswith(("referrers-", "unknown-"))] + ["strict", "distribution", "old"]
+# Those that differ in what a copier does are met in every cell; the others with one family that has all.
+SOURCES = ("strict", "referrers-in-pages", "distribution")
+TARGETS = ("strict", "distribution", "unknown-referrers-announced")
+
+
+def cells() -> list[tuple[str, str, str]]:
+    whole = [*itertools.product(SOURCES, TARGETS, FAMILIES)]
+    others = [(kind, target, "everything") for kind in KINDS for target in ("strict", "distribution")]
+    others += [(source, kind, "everything") for kind in KINDS for source in ("strict", "distribution")]
+    return list(dict.fromkeys([*whole, *others]))
+
+
+def on_virtual_time(test: Callable[..., object]) -> Callable[..., object]:
+    for mark in IN_MEMORY:
+        test = mark(test)
+    return test
+
+
+@on_virtual_time
+@pytest.mark.parametrize(("source", "target", "name"), cells())
+async def test_a_cell(source: str, target: str, name: str, tmp_path: Path) -> None:
+    async with virtual() as world:
+        scene = Scene(world, tmp_path, family(name), source, target)
+        ran = await scene.succeed()
+        scene.check_order()
+        if target == "referrers-late":
+            await anyio.sleep(LATE)
+        scene.check()
+        told = only(ran.images)["artifacts"]
+        assert (told["synced"], told["failed"]) == (len(scene.made.travelling), 0)
+        assert told["stripped"] == (1 if scene.made.lost else 0)
+        await scene.settle()
+
+
+UNLISTED = [name for name in FAMILIES if name not in ("cosign-tags", "cosign-recursive", "everything")]
+
+
+@on_virtual_time
+@pytest.mark.parametrize("name", UNLISTED)
+@pytest.mark.parametrize(("source", "target"), [*itertools.product(("strict", "distribution"), repeat=2)])
+async def test_a_tag_that_is_named_needs_no_listing(source: str, target: str, name: str, tmp_path: Path) -> None:
+    """Without the API one listing may stand for the tags of several digests, of which each would be asked for."""
+    async with virtual() as world:
+        scene = Scene(world, tmp_path, family(name), source, target, listed=False)
+        await scene.succeed()
+        scene.source.journal.matching("GET", "tag_list").at_most(0 if source == "strict" else 1)
+        scene.check()
+        await scene.settle()
+
+
+@on_virtual_time
+@pytest.mark.parametrize("name", ["cosign-tags", "cosign-recursive", "everything"])
+async def test_cosigns_tags_are_probed_where_there_is_no_api_and_no_listing(name: str, tmp_path: Path) -> None:
+    async with virtual() as world:
+        scene = Scene(world, tmp_path, family(name), "distribution", "strict", listed=False)
+        await scene.succeed()
+        scene.source.journal.matching("GET", "tag_list").at_most(1)
+        scene.check()
+        await scene.settle()
+
+
+# Filters: exact types, applied by us whatever the registry does with a filter.
+
+SBOM, SIGNED = "application/spdx+json", "application/vnd.cncf.notary.signature"
+SIMPLE = "application/vnd.dev.cosign.simplesigning.v1+json"
+
+
+@on_virtual_time
+@pytest.mark.parametrize("source", ["strict", "referrers-in-pages", "referrers-unfiltered", "distribution"])
+@pytest.mark.parametrize(
+    ("rule", "wanted"),
+    [
+        ({"include": [SBOM]}, {SBOM}),
+        ({"include": [SBOM, SIGNED]}, {SBOM, SIGNED}),
+        ({"include": ["application/spdx"]}, set()),
+        ({"include": [SIMPLE]}, {".sig"}),
+        ({"exclude": [SBOM]}, {SIGNED, ".sig", ".att", ".sbom"}),
+        ({"exclude": [SIMPLE, "text/spdx+json"]}, {SBOM, SIGNED, ".att"}),
+        ({"include": [SBOM, SIGNED], "exclude": [SIGNED]}, {SBOM}),
+    ],
+)
+async def test_types_are_wanted_or_not(
+    rule: dict[str, list[str]], wanted: set[str], source: str, tmp_path: Path
+) -> None:
+    tagged = family("cosign-tags").sample
+    sample = plain(Seed(81), tagged.image)
+    made = Family(Sample(sample.image, sample.attached, tagged.tagged), kept=(sample.image.top,))
+    attached = [each for each in sample.attached if each.document["artifactType"] in wanted]
+    kept = {tag: each for tag, each in tagged.tagged.items() if "." + tag.rpartition(".")[2] in wanted}
+    expected = imitate("strict")
+    Family(Sample(sample.image, tuple(attached), kept)).load_into(expected)
+    async with virtual() as world:
+        scene = Scene(world, tmp_path, made, source, "distribution", **rule)
+        ran = await scene.succeed()
+        there = walk(scene.target, "app", made.kept)
+        assert equal(walk(expected, "app", made.kept), there)
+        scene.check_nothing_else(there)
+        assert only(ran.images)["artifacts"]["synced"] == len(attached) + len(kept)
+        await scene.settle()
+
+
+# What is attached later.
+
+
+def attach(scene: Scene, made: Family) -> None:
+    """Put an artifact at the source as a client does, while nothing is copied."""
+    [artifact] = made.sample.attached
+    for digest, data in artifact.blobs.items():
+        scene.source.add_blob("app", data, digest)
+    headers = [("Content-Type", artifact.media_type)]
+    put = scene.source.request("PUT", f"/v2/app/manifests/{artifact.top}", headers, artifact.body)
+    assert put.status == 201
+
+
+@on_virtual_time
+@pytest.mark.parametrize("target", ["strict", "distribution"])
+async def test_what_the_api_lists_late_is_found_when_a_look_is_due(target: str, tmp_path: Path) -> None:
+    """An hour after the first copy the image is looked at again (design.md section 8), where the dice allow it."""
+    made = family("single")
+    late = Family(Sample(made.image, (Seed(82).artifact(made.image, SIGNED),)))
+    async with virtual(chance=1.0) as world:
+        scene = Scene(world, tmp_path, made, "referrers-late", target)
+        attach(scene, late)
+        await scene.succeed()
+        held = scene.target.repositories["app"]
+        assert late.sample.attached[0].top not in held.manifests, "it was not listed yet"
+        await anyio.sleep(LATE)
+        await scene.settle()
+        scene.source.journal.matching("GET", "referrers").none()
+        await anyio.sleep(3 * 3600)
+        await scene.succeed()
+        assert late.sample.attached[0].top in held.manifests
+        there = walk(scene.target, "app", made.kept)
+        assert equal(walk(scene.source, "app", made.kept), there)
+        await scene.settle()
+
+
+@on_virtual_time
+@pytest.mark.parametrize("target", ["strict", "distribution"])
+async def test_a_new_tag_in_the_listing_is_a_late_signature(target: str, tmp_path: Path) -> None:
+    """The listing that is made anyway shows it at once: cosign's tag, or the fallback tag."""
+    bare, full = family("nothing"), family("nothing")
+    image = bare.image
+    tagged = {f"{referrers_tag(image.top)}.sig": Seed(83).artifact()}
+    full = Family(Sample(image, plain(Seed(84), image).attached, tagged), kept=(image.top,))
+    async with virtual() as world:
+        scene = Scene(world, tmp_path, bare, "distribution", target)
+        await scene.succeed()
+        await scene.settle()
+        quiet = scene.source.journal.summary()
+        await scene.settle()
+        assert scene.source.journal.summary() == quiet == {"GET tag_list": 1, "HEAD manifest": 1}
+        full.load_into(scene.source)
+        scene.made = full
+        await scene.succeed()
+        scene.check()
+        await scene.settle()
+
+
+# Debian's docker-registry, a process of its own without the API.
+
+REAL = ("single", "bare", "index", "filtered", "index-typed", "cosign-recursive", "deep", "everything")
+
+
+def sync(directory: Path, source: str, target: str, made: Family) -> Ran:
+    mapping = {"from": "app", "tags": tags("v*"), **({"platforms": list(made.platforms)} if made.platforms else {})}
+    file = directory / "mirror.yaml"
+    file.write_text(document({"source": source, "target": target}, mapping, defaults={"artifacts": {}}))
+    return run_regsync("sync", "--json", "-q", "-c", str(file))
+
+
+def unmoved(ran: Ran, target: str) -> None:
+    assert only(ran.images)["status"] == "skipped", ran.out
+    assert not {action for action in ran.totals["requests"][target] if action not in ("tag_list", "manifest_head")}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", REAL)
+def test_at_a_real_registry_clients_find_the_same(
+    name: str, source: Server, docker_registry: str, tmp_path: Path
+) -> None:
+    made = family(name)
+    assert isinstance(source.app, App)
+    made.load_into(source.app)
+    ran = sync(tmp_path, source.address, docker_registry, made)
+    assert (ran.status, ran.failed) == (0, []), ran.err
+    assert equal(walk(source.address, "app", made.kept), walk(docker_registry, "app", made.kept))
+    source.journal.clear()
+    again = sync(tmp_path, source.address, docker_registry, made)
+    assert again.status == 0, again.err
+    unmoved(again, docker_registry)
+    at = f"docker://{docker_registry}/app"
+    for subject in {each.document["subject"]["digest"] for each in made.sample.attached} - {made.image.top}:
+        if subject in made.kept:
+            raw = skopeo("inspect", "--raw", "--tls-verify=false", f"{at}:{referrers_tag(subject)}", home=tmp_path)
+            assert b'"manifests"' in raw
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", REAL)
+def test_from_a_real_registry_to_the_api_and_to_another(
+    name: str, serve: Start, docker_registries: Callable[..., str], tmp_path: Path
+) -> None:
+    made = family(name)
+    source, other, target = docker_registries(), docker_registries(), serve()
+    made.push(source)
+    for number, end in enumerate((target.address, other)):
+        (tmp_path / str(number)).mkdir()
+        ran = sync(tmp_path / str(number), source, end, made)
+        assert (ran.status, ran.failed) == (0, []), ran.err
+        assert equal(walk(source, "app", made.kept), walk(end, "app", made.kept))
+        unmoved(sync(tmp_path / str(number), source, end, made), end)
+    app = target.app
+    assert isinstance(app, App)
+    assert has_api(app)
+    assert not [tag for tag in app.tags("app") if tag.startswith("sha256-") and "." not in tag]
+
+
+# The other command.
+
+
+@pytest.mark.parametrize(("kind", "options"), [("api", {}), ("fallback", {"referrers_api": False})])
+@pytest.mark.parametrize("name", ["single", "nested", "index", "index-typed"])
+def test_copy_does_the_same(name: str, kind: str, options: dict[str, bool], source: Server, serve: Start) -> None:
+    made, target = family(name), serve(**options)
+    assert isinstance(source.app, App)
+    made.load_into(source.app)
+    ran = run_regsync("copy", "--json", f"{source.address}/app:v1", f"{target.address}/mirror/app:v1")
+    assert (ran.status, ran.failed) == (0, []), ran.err
+    assert equal(walk(source.address, "app", made.kept), walk(target.address, "mirror/app", made.kept))
+
+
+# Wire counts: what three referrers add to the copy of an image (design.md section 6, rule 15).
+
+
+@on_virtual_time
+@pytest.mark.parametrize(
+    ("source", "counts"),
+    [
+        # The image's referrers, those of each, and no fallback tag.
+        ("strict", {"GET tag_list": 1, "GET manifest": 4, "GET referrers": 4, "GET blob": 6}),
+        ("referrers-in-pages", {"GET tag_list": 1, "GET manifest": 4, "GET referrers": 5, "GET blob": 6}),
+        # "No such API" once, then the one fallback tag that the listing shows.
+        ("distribution", {"GET tag_list": 1, "GET manifest": 5, "GET referrers": 1, "GET blob": 6}),
+        ("unknown-200-in-html", {"GET tag_list": 1, "GET manifest": 5, "GET referrers": 1, "GET blob": 6}),
+    ],
+)
+async def test_what_a_source_is_asked(source: str, counts: dict[str, int], tmp_path: Path) -> None:
+    async with virtual() as world:
+        scene = Scene(world, tmp_path, family("single"), source)
+        await scene.succeed()
+        assert scene.source.journal.summary() == counts
+        await scene.settle()
+        assert scene.source.journal.summary() == {"GET tag_list": 1, "HEAD manifest": 1}
+        assert scene.target.journal.summary() == {"HEAD manifest": 1}
+
+
+@on_virtual_time
+async def test_what_a_target_without_the_api_is_asked_and_told(tmp_path: Path) -> None:
+    """Four manifests and one list, which is read and read back; the API is asked for once."""
+    async with virtual() as world:
+        scene = Scene(world, tmp_path, family("single"), target="distribution")
+        await scene.succeed()
+        journal, tag = scene.target.journal, referrers_tag(scene.made.image.top)
+        journal.matching("GET", "referrers").exactly(1)
+        journal.matching("PUT", "manifest").exactly(5)
+        journal.matching("PUT", "manifest", reference=tag).exactly(1)
+        journal.matching("GET HEAD", "manifest", reference=tag).at_most(2)
+        journal.matching("PUT", "manifest", reference=tag).before(
+            journal.matching("GET HEAD", "manifest", reference=tag, status=200)
+        )
