@@ -1,9 +1,8 @@
 """The request discipline (design.md section 6), counted on the wire: what a path costs, and what it must not.
 
 Rules 1 (no ping, one bare request), 2 (tokens) and 3 (pages) have their files: test_auth, test_sync, test_bad_input.
-Rule 15 (referrers) and the resumption of rule 16 have no tests here: the program does not do them yet. What a
-lost answer costs is in test_faults, a full disk in test_errors_told. Every run is audited besides
-(`tests.ends`), so that no request of a kind that was known to be unnecessary goes unnoticed.
+What a broken body and a lost answer cost (rule 16) is in test_resume, a full disk in test_errors_told. Every run
+is audited besides (`tests.ends`), so that no request of a kind that was known to be unnecessary goes unnoticed.
 """
 
 from __future__ import annotations

@@ -11,10 +11,11 @@ from typing import Any
 
 import anyio
 import pytest
+import trio
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from _regsync import transfer
+from _regsync import session, transfer, transport
 from _regsync.http1 import PIECE
 from conformance.app import App
 from conformance.exchange import Reception
@@ -435,3 +436,56 @@ async def test_whatever_breaks_the_target_has_the_right_bytes_or_none(
             )
         assert held(target, "app", image) == (ran.status == 0)
         assert ran.status == 0 or "NETWORK_ERROR" in only(ran.failed)
+
+
+class _Steps(trio.abc.Instrument):
+    """Counts the steps of all tasks, and cancels at one of them."""
+
+    def __init__(self, scope: anyio.CancelScope, at: int) -> None:
+        self.taken, self._scope, self._at = 0, scope, at
+
+    def before_task_step(self, task: object) -> None:
+        self.taken += 1
+        if self.taken == self._at:
+            self._scope.cancel()
+
+
+async def _cancelled(monkeypatch: pytest.MonkeyPatch, at: int) -> bool:
+    """Copy from a source that breaks to a target that breaks, cancelled at a step; False when there is none."""
+    made: list[transport.Transport] = []
+    plain = session._transport
+
+    def make(console: Any) -> transport.Transport:
+        made.append(plain(console))
+        return made[-1]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(session, "_transport", make)
+        async with virtual() as world:
+            source, target = world.registry("source.test"), world.registry("target.test")
+            image, digest = load(source, MIB)
+            source.app.faults.on("GET", "blob", reference=digest).first().drop(after=MIB // 2, of="response").optional()
+            puts = target.app.faults.on("PUT", "upload", query={"digest": digest})
+            puts.first().drop(after=MIB * 3 // 4, of="request").optional()
+            with anyio.CancelScope() as scope:
+                steps = _Steps(scope, at)
+                trio.lowlevel.add_instrument(steps)
+                try:
+                    await world.copy(source, target)
+                finally:
+                    trio.lowlevel.remove_instrument(steps)
+            for limit in made[0].gate.limits.values() if made else ():
+                assert (limit.in_use, limit.bodies, *limit.large.values()) == (0, 0, 0, 0)
+            assert not made or not made[0].streams
+            await anyio.sleep(10)  # the registries have noticed by then what was closed
+            assert source.open_connections() == target.open_connections() == 0
+            arrived(image, target, await world.copy(source, target))
+    return scope.cancelled_caught
+
+
+async def test_a_cancelled_resumption_holds_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """I9, at every third step of a run in which source and target break: permits, connections and claims are free."""
+    at = 1
+    while await _cancelled(monkeypatch, at):
+        at += 3
+    assert at > 90
