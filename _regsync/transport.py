@@ -148,7 +148,7 @@ def resolve_location(base: Origin, path: str, location: str) -> tuple[Origin, st
     own = (base.scheme, parts.scheme, base.host) == ("https", "http", host) and parts.port in (None, base.port)
     origin = base if own else Origin(parts.scheme, host, port)
     target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
-    if any(not "!" <= letter <= "~" for letter in host + target):
+    if re.search("[^!-~]", host + target):
         raise ProtocolBroken("the Location of the answer holds characters that no URL may have")
     return origin, target
 
