@@ -114,11 +114,12 @@ class Repository:
         """Return what the referrers API lists (section 1.10), all pages; RegistryError where there is none."""
         accept = ("Accept", oci.ACCEPT_MANIFESTS.partition(",")[0])
         call, asked = self.call("manifest_get", "GET", f"referrers/{digest}", accept), set[int]()
-        found: dict[str, oci.Descriptor] = {}
+        found, size = dict[str, oci.Descriptor](), 0
         with self.located("list referrers of", self.reference(digest)):
-            while hash(call.path) not in asked and len(asked) < _MOST_PAGES and len(found) <= _MOST_REFERRERS:
+            while hash(call.path) not in asked and max(len(asked), len(found), size // 1024) <= _MOST_REFERRERS:
                 asked.add(hash(call.path))
                 answer = await self._transport.request(self.host, call, ok=(200,), limit=_MANIFEST_LIMIT)
+                size += len(answer.body)
                 try:
                     page = oci.parse_manifest(answer.body, content_type=answer.headers.get("content-type"))
                     if not page.is_index: raise ContentError("not an index")
@@ -130,7 +131,7 @@ class Repository:
                 found.update((each.digest, each) for each in page.children)
                 if (following := self._linked(call, answer)) is None: return tuple(found.values())
                 call = call._replace(path=following)
-            raise ProtocolBroken(f"the list goes in circles, or names more than {_MOST_REFERRERS}")
+            raise ProtocolBroken(f"the list goes in circles, or names more than {_MOST_REFERRERS}, or has as many KiB")
 
     async def put_manifest(self, reference: str, manifest: oci.Manifest) -> None:
         """Put a manifest's bytes under a tag or its digest."""

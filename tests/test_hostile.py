@@ -20,7 +20,7 @@ import pytest
 import trustme
 
 from _regsync import discover, http1, plan, registry, streams, transport
-from _regsync.errors import Side
+from _regsync.errors import ProtocolBroken, Side
 from _regsync.http1 import Connection, Headers, Pool
 from _regsync.streams import Origin, Timeouts
 from _regsync.transport import Answer as Told
@@ -170,6 +170,24 @@ async def test_the_long_names_of_pages_are_not_kept(what: str, monkeypatch: pyte
         tracemalloc.stop()
     assert asked == 500
     assert peak < 25 * 2**20, "500 names have 30 MB, of which the library keeps the last 128 whole and in parts"
+
+
+@pytest.mark.anyio
+async def test_a_list_of_referrers_whose_pages_carry_megabytes_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    through, asked = transport_of({}), 0
+
+    async def page(*_: object, **__: object) -> Told:
+        nonlocal asked
+        asked += 1
+        entry = {"mediaType": "a/b", "digest": f"sha256:{asked:064x}", "size": 2, "annotations": {"a": "b" * 2**20}}
+        link = [("link", f"</v2/app/referrers/x?page={asked}>; rel=next")]
+        return Told(200, Headers(link), json.dumps({"schemaVersion": 2, "manifests": [entry]}).encode())
+
+    monkeypatch.setattr(through, "request", page)
+    listed = registry.Repository(through, through.host(plain_registry()), "app", Side.SOURCE)
+    with pytest.raises(ProtocolBroken, match="or has as many KiB"):
+        await listed.list_referrers(f"sha256:{'a' * 64}")
+    assert asked == 10
 
 
 # Connections and threads.
