@@ -26,7 +26,7 @@ pytestmark = [
     pytest.mark.anyio,
     pytest.mark.virtual_time,
     # What follows from an exchange that went wrong: what was learnt by it is asked or tried again.
-    pytest.mark.provokes("known_blob_asked", "blob_before_session", "second_session", "refused_login_again"),
+    pytest.mark.provokes("blob_before_session", "second_session", "refused_login_again"),
 ]
 
 Verb = Callable[[Rule], Rule]

@@ -407,6 +407,62 @@ async def test_what_a_head_called_absent_is_not_asked_for_again_when_its_source_
         target.journal.matching("HEAD", "blob", reference=digest).at_most(1)
 
 
+# What has arrived and is not seen yet.
+
+
+@pytest.mark.provokes("manifest_names_absent")
+@pytest.mark.parametrize(("times", "at"), [(1, [0, 0.5]), (3, [0, 0.5, 1.5, 3.5]), (4, [0, 0.5, 1.5, 3.5])])
+async def test_a_registry_that_is_late_to_see_a_blob_gets_time(times: int, at: list[float]) -> None:
+    """All was confirmed in this run: the manifest is put again after 0.5, 1 and 2 s, then all is looked up."""
+    async with virtual() as world:
+        source, target = world.registry("source.test"), world.registry("target.test")
+        image, _ = load(source, 900)
+        target.app.faults.on("PUT", "manifest").first(times).status(400, "MANIFEST_BLOB_UNKNOWN")
+        ran = await world.copy(source, target)
+        puts = target.journal.matching("PUT", "manifest")
+        assert [each.time - puts[0].time for each in puts] == pytest.approx(at)
+        assert len(target.journal.matching("HEAD", "blob")) == (len(image.blobs) if times == 4 else 0)
+        assert held(target, "app", image) == (ran.status == 0) == (times < 4)
+        assert times < 4 or "MANIFEST_BLOB_UNKNOWN" in only(ran.failed)
+
+
+@pytest.mark.provokes("manifest_names_absent", "blob_uploaded_twice", "blob_pulled_twice", "second_session")
+async def test_a_blob_that_vanished_behind_its_upload_is_brought_again() -> None:
+    async with virtual() as world:
+        source, target = world.registry("source.test"), world.registry("target.test")
+        image, digest = load(source, 70_000, 900)
+        lost = list[bytes]()
+
+        def lose(request: Request) -> None:
+            if (request.method, request.kind, lost) == ("PUT", "manifest", []):
+                del app(target).repositories["app"].blobs[digest]
+                lost.append(b"")
+
+        target.app.intercept = lose
+        arrived(image, target, await world.copy(source, target))
+        target.journal.matching("PUT", "manifest").exactly(5)
+        target.journal.matching("HEAD", "blob").exactly(len(image.blobs))
+        assert len(pulls(source, digest)) == len(sends(target, digest)) == 2
+
+
+@pytest.mark.parametrize("size", [2 * MIB, 500_000])
+async def test_a_staged_blob_goes_on_from_where_it_was_staged(size: int) -> None:
+    """One of two targets breaks: what it lacks comes from disk, or memory, not from the source."""
+    async with virtual() as world:
+        source = world.registry("source.test")
+        one, two = (world.registry(f"{name}.test") for name in ("one", "two"))
+        image, digest = load(source, size)
+        two.app.faults.on("PUT", "upload", query={"digest": digest}).first().drop(after=300_000, of="request")
+        ran = await world.sync({"source": source, "one": one, "two": two}, {"from": "app", "tags": tags("v1")})
+        arrived(image, one, ran)
+        arrived(image, two, ran)
+        assert len(pulls(source, digest)) == 1
+        # One piece that is all may have met a dead connection: it is tried on another, where its session has moved on.
+        tried = [0] if size < MIB else []
+        assert [each.request_bytes for each in sends(two, digest)] == [300_000, *tried, size - 300_000]
+        assert sends(two, digest)[-1].header("content-range") == f"300000-{size - 1}"
+
+
 # Any instant.
 
 
