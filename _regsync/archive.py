@@ -33,8 +33,9 @@ _ALGORITHMS = {"sha256": b"\1", "sha512": b"\2"}
 # sha512 the first 256 bits, as hard to meet) and a repository's number. Table: width of a row, of its identity, where
 # its time of confirmation stands (0: none). B blobs, M manifests: identity, time, flag (a blob: mountable).
 # E: a manifest's identity, the key of a thing it names. S: a snapshot (`named`), time, keys of the source's and pushed.
-# A: an image's artifacts (`named`), time of the last look, of the first, bits of what was found.
-_LAYOUTS = {"B": (42, 37, 37), "M": (42, 37, 37), "E": (70, 70, 0), "S": (102, 32, 32), "A": (41, 32, 32)}
+# A: an image's artifacts (`named`), time of the last look, of the first, bits, 8 bytes of a
+# hash of what was listed.
+_LAYOUTS = {"B": (42, 37, 37), "M": (42, 37, 37), "E": (70, 70, 0), "S": (102, 32, 32), "A": (49, 32, 32)}
 
 class Damaged(ValueError):
     """These bytes are not a state file that this version can read."""

@@ -17,6 +17,7 @@ from itertools import count
 import anyio
 
 from _regsync import plan
+from _regsync.archive import key_of
 from _regsync.claims import Claims, Step, Work
 from _regsync.discover import Discovery
 from _regsync.errors import RegistryError, RegsyncError, Side, SyncError
@@ -52,6 +53,7 @@ class Delivery:
     fan_out: bool = False
     record: bytes = b""  # under which the state keeps what is known of its artifacts, and what that comes to now
     bits: int = 0
+    listed: bytes = bytes(8)
     skipped: int = 0
     failed: int = 0
     stripped: int = 0
@@ -262,7 +264,8 @@ class Execution:
             del self.images[work]
             if whole:
                 if image.snapshot:
-                    self._knowledge.take_snapshot(image.snapshot, image.tree.source_digest, image.tree.root.digest)
+                    keys = key_of(image.tree.source_digest), key_of(image.tree.root.digest)
+                    self._knowledge.take_snapshot(image.snapshot, *keys)
                 self._queue(self._claims.released(work))
                 self._close(image)
             else:

@@ -60,6 +60,7 @@ class Referrers:
         # Who asks an area for the first time, who writes a list.
         self._locks = defaultdict[object, anyio.Lock](anyio.Lock)
         self._written = set[tuple[RepositoryKey, str]]()
+        self._settled = set[tuple[RepositoryKey, str]]()
 
     def shown(self, source: Repository, digest: str) -> int:
         """Return as bits which tags that list or hold artifacts of a digest a listing made already shows."""
@@ -87,10 +88,15 @@ class Referrers:
         """Return the artifacts of an image that travel and those that cannot; SyncError when one may be missed."""
         source, digest, rule, deep = sighting.source, sighting.source_digest, mapping.artifacts, need == plan.Look.ALL
         targets = [each.target for each in wholes if each.error is None and rule.enabled]
-        records = [self._knowledge.look(each.record) for each in wholes]
-        # Whether an artifact stands there already is asked only where nothing is known of the image's artifacts.
-        silent = [each.target for each, record in zip(wholes, records, strict=True) if record or not each.there]
+        # A target that lacked the image is not asked for what hangs on it.
+        silent = [each.target for each in wholes if not each.there]
         tops = [digest] if sighting.digest == digest else []
+        records = [self._knowledge.look(each.record) or (0, 0, 0, b"") for each in wholes]
+        for whole, record in zip(wholes, records, strict=True) if tops else ():
+            digests = [each.digest for each in (await self._listed(source, digest)).entries]
+            whole.listed = named(*sorted(digests))[:8]
+            if not deep and record[3] == whole.listed:  # the entries of the state may be too old, this never is
+                self._settled.update((whole.target.key, each) for each in digests)
         below = await self._discovery.below(mapping, sighting) if deep else []
         found = await self._of(mapping, source, [*tops, *below], targets, silent, deep=deep)
         stripped = [] if tops else await self._of(mapping, source, [digest], (), (), deep=False)
@@ -98,7 +104,7 @@ class Referrers:
             self._warned.add(mapping.index)
             text = "what hangs on an index that is trimmed to its platforms stays behind: the target has another index"
             self._discovery.say("warning", "artifacts_stripped", f"{source}: {text}")
-        if rule.require_artifacts and not found and (deep or not any(each and each[2] & plan.HAS for each in records)):
+        if rule.require_artifacts and not found and (deep or not any(bits & plan.HAS for _, _, bits, _ in records)):
             missing = RegistryError("require_artifacts: there is none that the filters take", status=404)
             missing.hint = "sign the image, or leave require_artifacts out"
             raise missing.located(source.side, "list referrers of", source.reference(digest))
@@ -125,14 +131,14 @@ class Referrers:
     async def _on(self, mapping: MappingRule, source: Repository, subject: str, targets: Sequence[Repository],
             silent: Collection[Repository]) -> list[Artifact]:
         """Return what hangs on one digest."""
-        listed = await self._lists[source.key, subject].get(partial(self._list, source, subject))
+        listed = await self._listed(source, subject)
         look = partial(self._look, mapping, source, subject, targets, silent)
         entries = [partial(look, each.digest, each) for each in listed.entries if each.digest != subject]
         names, tag = await self._names(source), oci.referrers_tag(subject)
         # Where nothing was listed, cosign's tags are worth a question only where no API would tell.
-        probed = names is None and self._has_api(source) is False
+        probed = names is None and self.has_api(source) is False
         tags = [tag + end for end in _COSIGN if probed or tag + end in (names or ())]
-        if not (listed.entries or tags or self._has_api(source)):
+        if not (listed.entries or tags or self.has_api(source)):
             text = f"{source}: no referrers API and no fallback tag, images without artifacts are copied as they are"
             self._discovery.say("info", "no_referrers", text)
         found = await together([*entries, *(partial(look, each, None) for each in tags)])
@@ -143,7 +149,8 @@ class Referrers:
         """Find out what an artifact is and which targets lack it; None when it is gone, or is not wanted anyway."""
         types = frozenset({entry.artifact_type} if entry and entry.artifact_type else ())
         if types and not _is_wanted(mapping.artifacts, types): return None
-        lacking = [each for each in targets if not (entry and self._knowledge.is_committed(each.key, reference))]
+        lacking = [each for each in targets if not (entry
+            and ((each.key, reference) in self._settled or self._knowledge.is_committed(each.key, reference)))]
         if not lacking and types: return Artifact(subject, reference, entry, None, types)
         try:
             if entry is not None:
@@ -167,11 +174,14 @@ class Referrers:
     async def _names(self, source: Repository) -> Collection[str] | None:
         """Return a source's tags: where no API is, one listing costs less than asking for four tags a digest."""
         names = self._discovery.names(source)
-        if names is None and self._has_api(source) is False and self._asked[source.key] > 1:
+        if names is None and self.has_api(source) is False and self._asked[source.key] > 1:
             try: names = await self._discovery.list_tags(source)
             except RegistryError as error:
                 if error.retryable: raise
         return names
+
+    async def _listed(self, source: Repository, subject: str) -> _List:
+        return await self._lists[source.key, subject].get(partial(self._list, source, subject))
 
     async def _list(self, source: Repository, subject: str) -> _List:
         if (found := await self._api(source, subject)) is not None: return _List(found)
@@ -179,16 +189,17 @@ class Referrers:
         index = await self._fallback(source, subject, names)
         return _List(index.children, index) if index is not None and index.is_index else _List(())
 
-    def _has_api(self, where: Repository) -> bool | None:
+    def has_api(self, where: Repository) -> bool | None:
+        """Say whether a repository's registry has the referrers API, None where that is not known."""
         fact = self._knowledge.fact(f"referrers {area(where.key)}")
         return None if fact is None else bool(fact)
 
     async def _api(self, where: Repository, subject: str) -> tuple[Descriptor, ...] | None:
         """Ask the referrers API; None where there is none (design.md section 6 rule 15)."""
-        if self._has_api(where) is None:
+        if self.has_api(where) is None:
             async with self._locks[area(where.key)]:  # the first answer spares the others the question
-                if self._has_api(where) is None: return await self._ask(where, subject)
-        return await self._ask(where, subject) if self._has_api(where) else None
+                if self.has_api(where) is None: return await self._ask(where, subject)
+        return await self._ask(where, subject) if self.has_api(where) else None
 
     async def _ask(self, where: Repository, subject: str) -> tuple[Descriptor, ...] | None:
         try: found = await where.list_referrers(subject)
@@ -213,8 +224,10 @@ class Referrers:
     async def keep(self, source: Repository, target: Repository, subject: str,
             entries: Sequence[Descriptor]) -> frozenset[str]:
         """Have a target without the API list these referrers of a subject; return the digests that it lacked."""
-        known, tag, added = self._has_api(target), oci.referrers_tag(subject), set[str]()
-        if known or (known is None and await self._api(target, subject) is not None): return frozenset()
+        async with self._locks[area(target.key)]:
+            if self.has_api(target) is None: await self._ask(target, subject)
+        tag, added = oci.referrers_tag(subject), set[str]()
+        if self.has_api(target): return frozenset()
         async with self._locks[target.key, subject]:
             for _ in range(_PUTS):
                 held = await self._fallback(target, subject, self._discovery.names(target))

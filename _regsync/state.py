@@ -228,25 +228,24 @@ class Knowledge:
         if row is None or (self._ttl and self._now() - moment_of("S", row) > self._ttl): return None
         return row[36:69], row[69:]
 
-    def take_snapshot(self, name: bytes, source: str, pushed: str) -> None:
-        """Note what a tag names at its source, and what its target therefore holds."""
-        row = self._archive.row("S", name)
-        keys = key_of(source) + key_of(pushed)
-        moment = int(self._now())
+    def take_snapshot(self, name: bytes, source: bytes, pushed: bytes) -> None:
+        """Note what a tag names at its source, and what its target therefore holds, as keys (`Snapshot`)."""
+        row, keys, moment = self._archive.row("S", name), source + pushed, int(self._now())
         # An unchanged tag is written anew from time to time only: a run without changes writes nothing.
         if row is None or row[36:] != keys or (self._ttl and moment - moment_of("S", row) > self._ttl / 4):
             self._append("S", name + moment.to_bytes(4, "big") + keys)
 
-    def look(self, name: bytes) -> tuple[int, int, int] | None:
-        """Return when an image's artifacts were last looked at, when first, and the bits noted then."""
+    def look(self, name: bytes) -> tuple[int, int, int, bytes] | None:
+        """Return when an image's artifacts were last looked at, when first, the bits noted then, what was listed."""
         row = self._looks.get(name) or self._archive.row("A", name)
-        return (moment_of("A", row), int.from_bytes(row[36:40], "big"), row[40]) if row else None
+        return (moment_of("A", row), int.from_bytes(row[36:40], "big"), row[40], row[41:]) if row else None
 
-    def looked(self, name: bytes, bits: int) -> None:
-        """Note what a look at an image's artifacts found; this does not age with `ttl`."""
+    def looked(self, name: bytes, bits: int, listed: bytes) -> None:
+        """Note what a look at an image's artifacts found, `listed` in 8 bytes; this does not age with `ttl`."""
         old, moment = self.look(name), int(self._now())
         stamps = (moment, old[1] if old else moment)
-        row = self._looks[name] = name + b"".join(each.to_bytes(4, "big") for each in stamps) + bytes([bits])
+        row = name + b"".join(each.to_bytes(4, "big") for each in stamps) + bytes([bits]) + listed
+        self._looks[name] = row
         self._append("A", row)
 
     def fact(self, name: str) -> Any:

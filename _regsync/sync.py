@@ -16,7 +16,7 @@ import anyio
 import anyio.abc
 
 from _regsync import pacing, plan
-from _regsync.archive import digest_like
+from _regsync.archive import digest_like, key_of
 from _regsync.config import Config, MappingRule
 from _regsync.discover import Discovery, Sighting
 from _regsync.errors import MappingConflict, RegsyncError, Side, SyncError
@@ -61,8 +61,8 @@ class Run:
         self._execution = Execution(mover, self._knowledge, self._discovery, self.progress,
             slots=config.max_concurrent_transfers, start=self._start, ask=self._ask, ended=self._end_whole,
             keep_list=None if rehearse else self._referrers.keep, log=self._log)
-        # Images whose next look at their artifacts is due, by when they were last looked at.
-        self._late: list[tuple[int, Callable[..., Coroutine[Any, Any, None]]]] = []
+        # Images whose next look at their artifacts is due: when the last one was, the requests that it costs.
+        self._late: list[tuple[int, int, Callable[..., Coroutine[Any, Any, None]]]] = []
         self._questions: dict[str, deque[Callable[[], Awaitable[None]]]] = {}
         self._workers: Counter[str] = Counter()
         self._asking = set[anyio.CancelScope]()  # of workers, in the end of those that were cut off
@@ -244,8 +244,10 @@ class Run:
     def _shows_more(self, mapping: MappingRule, target: Repository, tag: str, reference: str) -> bool:
         """Say whether a tag that never moves is looked at all the same, for its artifacts."""
         source, rule = self._source(mapping), mapping.artifacts
-        known = self._knowledge.snapshot(self._discovery.snapshot_name(mapping, source, target, tag, reference))
-        if known is None or not rule.enabled: return rule.require_artifacts
+        name = self._discovery.snapshot_name(mapping, source, target, tag, reference)
+        if (known := self._knowledge.snapshot(name)) is None or not rule.enabled:
+            return rule.require_artifacts
+        self._knowledge.take_snapshot(name, *known)  # of a tag that never moves it does not age
         record = self._knowledge.look(self._referrers.record(mapping, source, target, *known))
         shown = self._referrers.shown(source, digest_like(known[0]))
         wall = self._transport.edge.wall()
@@ -257,14 +259,15 @@ class Run:
 
     def _look_late(self) -> None:
         """Look again at the artifacts of images that are due, the oldest first (design.md section 8)."""
-        share = plan.LATE_SHARE * sum(sum(each.values()) for each in self._transport.requests.values())
+        share = plan.LATE_SHARE * sum(counter.total() for counter in self._transport.requests.values())
         # Chance rounds, so that a small configuration, too, comes to its share over many runs.
-        more = self._transport.edge.chance() >= 1 - share % 1
-        looks = 0 if self._execution.draining else int(share) + more
-        if (left := len(self._late) - looks) > 0:
+        chance, used, left = self._transport.edge.chance(), 0.0, 0
+        for _, cost, take in sorted(self._late, key=lambda each: each[0]):
+            late = used + cost * (1 - chance) <= share and not self._execution.draining
+            used, left = used + cost, left + (not late)
+            self._start(take, late)
+        if left:
             self._log("debug", "looks_due", f"{left} images are due for a look at their artifacts, in a later run")
-        for number, (_, take) in enumerate(sorted(self._late, key=lambda each: each[0])):
-            self._start(take, number < looks)
 
     async def _take(self, mapping: MappingRule, sighting: Sighting, source_name: str, reference: str, began: float,
             late: bool | None = None) -> None:
@@ -275,8 +278,12 @@ class Run:
         if mapping.artifacts.enabled or (self._plans and not all(whole.there for whole in wholes)):
             need = max(self._referrers.need(mapping, each) for each in wholes)
             if need == plan.Look.LATE and late is None:
-                last = min((self._knowledge.look(each.record) or (0,))[0] for each in wholes)
-                self._late.append((last, partial(self._take, mapping, sighting, source_name, reference, began)))
+                records = [self._knowledge.look(each.record) or (0, 0, 0) for each in wholes]
+                # A target without the API is asked for its list, where it has one.
+                lists = [record[2] & plan.HAS and not self._referrers.has_api(whole.target) for whole, record
+                    in zip(wholes, records, strict=True)]
+                last, cost = min(records)[0], 1 + sum(map(bool, lists))
+                self._late.append((last, cost, partial(self._take, mapping, sighting, source_name, reference, began)))
                 return
             try:
                 if need > plan.Look.LATE or late:
@@ -289,7 +296,8 @@ class Run:
         for whole, verdict in zip(wholes, sighting.verdicts, strict=True):
             if self.rehearsal is not None and sighting.tree is not None:
                 self.rehearsal.look_at(source_name, sighting.tree, whole.target.key)
-            if whole.there: self._knowledge.take_snapshot(verdict.snapshot, whole.source_digest, whole.digest)
+            if whole.there:
+                self._knowledge.take_snapshot(verdict.snapshot, key_of(whole.source_digest), key_of(whole.digest))
             whole.fan_out, whole.stripped = len(mapping.targets) > 1, len(stripped)
             whole.planned = [f"strip {each}" for each in stripped]
             then = [] if whole.error else self._hang(whole, found)
@@ -348,7 +356,7 @@ class Run:
             there = all((whole.target.key, each) in self._execution.delivered for each in whole.references)
             bits = whole.bits | plan.HAS * bool(whole.references) | plan.COMPLETE * there
             if whole.error is None or self._knowledge.look(whole.record):
-                self._knowledge.looked(whole.record, bits if whole.error is None else 0)
+                self._knowledge.looked(whole.record, bits if whole.error is None else 0, whole.listed)
         synced, failed = "synced" if self.rehearsal is None else "would_sync", whole.error is not None
         unchanged = whole.there and not whole.brought
         self._end(whole.source_name, whole.target.reference(whole.reference),

@@ -125,7 +125,7 @@ def use(archive: Archive, ttl: float) -> bytes | None:
     known.commit(WHERES[1], DIGESTS[2], DIGESTS[3:4], DIGESTS[:1])
     for name in (named("a"), named("c")):
         known.snapshot(name)
-        known.take_snapshot(name, DIGESTS[0], DIGESTS[1])
+        known.take_snapshot(name, key_of(DIGESTS[0]), key_of(DIGESTS[1]))
         known.look(name)
         known.looked(name, 7)
         digest_like((known.snapshot(name) or (b"\1" + bytes(32),))[0])

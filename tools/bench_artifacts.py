@@ -100,7 +100,7 @@ async def measured(source_api: bool, target_api: bool, images: int) -> dict[str,
                         for image in source.images[:: max(1, images // 10)]:
                             source.attach(image, SIGNATURE)
                         source.list()
-                        await anyio.sleep(30 * 86400)
+                        await anyio.sleep(2 * 86400)
                     counts.append(await counted(world, ends, Path(directory), enabled))
     return {
         name: Counter({key: count - without[key] for key, count in with_them.items() if count != without[key]})
