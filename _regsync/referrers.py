@@ -204,7 +204,7 @@ class Referrers:
     async def _ask(self, where: Repository, subject: str) -> tuple[Descriptor, ...] | None:
         try: found = await where.list_referrers(subject)
         except RegistryError as error:
-            known = self._has_api(where)  # then a page is an outage, and a 404 is about this digest alone
+            known = self.has_api(where)  # then a page is an outage, and a 404 is about this digest alone
             if error.retryable or error.status in (401, 403) or (known and error.status == 200): raise
             lacks = error.status in (200, 404, 405, 501) and not {"MANIFEST_UNKNOWN", "NAME_UNKNOWN"} & {*error.codes}
             if lacks and not known: self._knowledge.learn(f"referrers {area(where.key)}", False)

@@ -234,7 +234,7 @@ def large() -> Iterator[Figure]:
 
 def _state(hosts: Sequence[str], count: int) -> bytes:
     """Write a state of so many entries: manifests of 20 blobs in 200 repositories, and a tag for each."""
-    from _regsync.archive import named
+    from _regsync.archive import key_of, named
     from _regsync.state import Knowledge
 
     known = Knowledge(now=time.time, note=lambda record: None)
@@ -243,7 +243,7 @@ def _state(hosts: Sequence[str], count: int) -> bytes:
         where = (hosts[number % len(hosts)], f"held/app-{number % 200}")
         root = f"sha256:{number:064x}"
         known.commit(where, root, [f"sha256:{number * 30 + blob:064x}" for blob in range(1, 31)])
-        known.take_snapshot(named("source", "held", str(number), *where), root, root)
+        known.take_snapshot(named("source", "held", str(number), *where), key_of(root), key_of(root))
     image = known.encoded()
     if image is None:
         raise BenchError("the state has nothing to save")
