@@ -127,7 +127,7 @@ def use(archive: Archive, ttl: float) -> bytes | None:
         known.snapshot(name)
         known.take_snapshot(name, key_of(DIGESTS[0]), key_of(DIGESTS[1]))
         known.look(name)
-        known.looked(name, 7)
+        known.looked(name, 7, bytes(8))
         digest_like((known.snapshot(name) or (b"\1" + bytes(32),))[0])
     return known.encoded()
 
