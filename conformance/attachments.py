@@ -22,7 +22,7 @@ from .storage import OCI_INDEX
 if TYPE_CHECKING:
     from .app import App
 
-__all__ = ["FAMILIES", "Family", "fallback_lists", "family", "has_api", "plain", "referrers_tag"]
+__all__ = ["FAMILIES", "SBOM", "SIGNED", "Family", "fallback_lists", "family", "has_api", "plain", "referrers_tag"]
 
 SBOM, SIGNED = "application/spdx+json", "application/vnd.cncf.notary.signature"
 _EMPTY = Part(EMPTY_TYPE, EMPTY_CONFIG, {"data": "e30="})
