@@ -121,12 +121,24 @@ class Referrers:
             seen.update(level)
             asked = await together(partial(self._on, mapping, source, each, targets, silent) for each in level)
             found.update((each.reference, each) for several in asked for each in several)
-            level = [each.reference for each in found.values() if each.entry and (deep or each.sighting)]
-            level = [digest for digest in level if digest not in seen]
+            below = [digest for each in found.values() for digest in await self._below(source, each, deep=deep)]
+            level = [digest for digest in dict.fromkeys(below) if digest not in seen]
             if not level: return list(found.values())
             if len(found) > _MOST: break
         large = f"more than {_MOST} artifacts, or artifacts on artifacts more than {_DEEPEST} deep"
         raise ContentError(large).located(source.side, "list referrers in", str(source))
+
+    async def _below(self, source: Repository, artifact: Artifact, *, deep: bool) -> list[str]:
+        """Return on which digests of an artifact more may hang; on what cosign's tags name, if a listing shows it."""
+        if artifact.entry is None or not (deep or artifact.sighting):
+            digest = artifact.sighting.source_digest if artifact.sighting else ""
+            return [digest] if digest and self.shown(source, digest) else []
+        entries, known = [artifact.entry], {artifact.entry.digest}
+        for each in entries:
+            below = (await self._discovery.manifest(source, each.digest, each)).children if each.is_index else ()
+            entries += [child for child in below if not (child.attests or child.digest in known)]
+            known.update(child.digest for child in below)
+        return [each.digest for each in entries]
 
     async def _on(self, mapping: MappingRule, source: Repository, subject: str, targets: Sequence[Repository],
             silent: Collection[Repository]) -> list[Artifact]:

@@ -119,13 +119,12 @@ class Repository:
             while hash(call.path) not in asked and max(len(asked), len(found), size // 1024) <= _MOST_REFERRERS:
                 asked.add(hash(call.path))
                 answer = await self._transport.request(self.host, call, ok=(200,), limit=_MANIFEST_LIMIT)
-                size += len(answer.body)
+                size, told = size + len(answer.body), answer.headers.get("content-type") or ""
                 try:
-                    page = oci.parse_manifest(answer.body, content_type=answer.headers.get("content-type"))
+                    page = oci.parse_manifest(answer.body, content_type=told)
                     if not page.is_index: raise ContentError("not an index")
                 except ContentError as error:
                     # What calls itself a list is a broken one; anything else is what an unknown path is answered with.
-                    told = answer.headers.get("content-type") or ""
                     if len(asked) > 1 or told.startswith(accept[1]): raise
                     raise RegistryError(f"a 200 that is no list: {error.message}", status=200) from error
                 found.update((each.digest, each) for each in page.children)

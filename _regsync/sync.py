@@ -319,7 +319,7 @@ class Run:
 
     def _hang(self, whole: Delivery, found: list[Artifact]) -> list[Image]:
         """Note what hangs on an image; return what its target lacks of it, behind that what hangs on it in turn."""
-        made, first, carried = dict[str, Image](), list[Image](), self._execution.carried
+        under, first, carried = dict[str, Image](), list[Image](), self._execution.carried
         for each in found:
             place, sighting = (whole.target.key, each.reference), each.sighting
             whole.references.add(each.reference)
@@ -334,9 +334,11 @@ class Run:
                 carried.add(place)
                 whole.planned.append(f"carry {each}")
                 snapshot = b"" if each.entry else verdict.snapshot
-                image = made[each.reference] = Image(whole, sighting.tree, each.reference, snapshot, [])
-                (made[each.subject].then if each.subject in made else first).append(image)
-        whole.open += len(made)
+                image = Image(whole, sighting.tree, each.reference, snapshot, [])
+                (under[each.subject].then if each.subject in under else first).append(image)
+                whole.open += 1
+                for digest in (sighting.source_digest, *(child.digest for child in sighting.tree.children)):
+                    under.setdefault(digest, image)
         return first
 
     def _end(self, source: str, target: str, status: str, **details: Any) -> None:

@@ -159,7 +159,10 @@ def fallback_after_api(run: Run) -> Iterator[tuple[Act, ...]]:
             for each in run.select("GET", "referrers")
             if _area(each) == _area(act) and run.lists_referrers(each) and run.knew(each, act)
         ]
-        if FALLBACK.match(act.entry.reference) and answers:
+        # Of a digest that the API itself does not know the tag may tell (specification section 1.1, step 2).
+        digest = act.entry.reference.replace("-", ":", 1)
+        unknown = [each for each in run.about[digest] if each.entry.kind == "referrers" and each.entry.status == 404]
+        if FALLBACK.match(act.entry.reference) and answers and not unknown:
             yield answers[0], act
 
 

@@ -1,8 +1,9 @@
 """Graphs of artifacts that nobody thought of, between registries of any kind.
 
 Grown at random from a seed: artifacts on images, on artifacts and on children of indexes, indexes and images that
-refer to others, cosign's tags on any of them. Whatever it is, all that can be reached at the source is reached at
-the target, and a second run writes nothing.
+refer to others, cosign's tags on any of them and on what such a tag names (`cosign sign --attachment sbom`).
+Whatever it is, all that can be reached at the source is reached at the target, and a second run writes nothing.
+Nothing refers by `subject` to what a cosign tag names: for that every signature would have to be asked about.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ def grown(number: int) -> Family:
     depth = dict.fromkeys((each.top for each in nodes), 0)
     for _ in range(dice.randrange(3, 9)):
         subject = dice.choice([each for each in nodes if depth[each.top] < 5])
-        draw = dice.random()
+        draw = 1.0 if subject in tagged.values() else dice.random()
         if draw < 0.5:
             made = seed.artifact(subject, dice.choice((*TYPES, None)), size=dice.randrange(1, 90))
         elif draw < 0.65:
