@@ -98,7 +98,7 @@ class Staging:
         self._memory: dict[str, bytes] = {}
         self._memory_size = self._pulled_size = 0
         self._files: dict[str, tuple[str, int]] = {}  # path and size, the least recently used first
-        self._readers: Counter[str] = Counter()  # how many read a file now
+        self._readers, self._asked = Counter[str](), Counter[str]()  # how many read a file now, or are about to read
         self._failed: StagingFailed | None = None
 
     def _folder(self, algorithm: str) -> str:
@@ -119,8 +119,13 @@ class Staging:
     async def ensure(self, blob: Descriptor, read: Reader, *, disk: bool = True) -> None:
         """Have a blob here, pulled once whoever asks; one asker's failure or cancellation is its own. NoRoom where the
         limit, or memory alone without `disk`, has no place for it."""
+        self._asked[blob.digest] += 1
         async with self._pulling.setdefault(blob.digest, anyio.Lock()):
             if blob.digest in self._memory or blob.digest in self._files: return
+            # The least recently used goes (rule 13), unless who had it brought has still to read it.
+            while (not disk and self._memory_size + blob.size > _MEMORY_BUDGET
+                    and (unused := next((each for each in self._memory if not self._asked[each]), None))):
+                self._memory_size -= len(self._memory.pop(unused))
             # What memory has no room for goes to disk: it would have to be read from its source again.
             if blob.size > SMALL_BLOB or self._memory_size + blob.size > _MEMORY_BUDGET:
                 if not disk: raise NoRoom("memory is full")
@@ -174,7 +179,9 @@ class Staging:
     @contextlib.contextmanager
     def opened(self, blob: Descriptor, offset: int = 0) -> Iterator[MemoryPieces | FilePieces | None]:
         """Give a blob that `ensure` has brought, from `offset` on; None when it had to go since: bring it again."""
-        if (body := self._memory.get(blob.digest)) is not None:
+        self._asked[blob.digest] -= 1
+        if (body := self._memory.pop(blob.digest, None)) is not None:
+            self._memory[blob.digest] = body
             yield MemoryPieces(body, offset)
             return
         staged = None

@@ -165,6 +165,32 @@ async def test_a_cancelled_asker_lets_the_next_one_pull(staging: Staging, tmp_pa
         assert await content(pieces) == body
 
 
+async def test_memory_alone_keeps_what_was_used_last_and_what_is_still_to_be_read(
+    staging: Staging, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store, "_MEMORY_BUDGET", 2500)
+    sources = [Source(bytes([number]) * 1000) for number in range(4)]
+    blobs = [described(bytes([number]) * 1000) for number in range(4)]
+
+    async def use(number: int) -> None:
+        await staging.ensure(blobs[number], sources[number], disk=False)
+        with staging.opened(blobs[number]) as pieces:
+            assert pieces is not None
+            assert await content(pieces) == bytes([number]) * 1000
+
+    for number in (0, 1, 0, 2, 0, 1):
+        await use(number)
+    assert [source.reads for source in sources] == [1, 2, 1, 0]
+    # What is brought and not read yet stays, and what has no place beside it is left to the asker.
+    for number in (2, 3):
+        await staging.ensure(blobs[number], sources[number], disk=False)
+    with pytest.raises(NoRoom):
+        await use(0)
+    for number in (2, 3):
+        await use(number)
+    assert [source.reads for source in sources] == [1, 2, 2, 1]
+
+
 async def test_what_memory_has_no_room_for_is_staged_on_disk_and_read_once(
     tmp_path: Path, staging: Staging, monkeypatch: pytest.MonkeyPatch
 ) -> None:
