@@ -173,6 +173,7 @@ METHODS: dict[str, Callable[[World], Awaitable[object]]] = {
     "head": lambda world: world.repository.head_manifest("v1"),
     "get": lambda world: world.repository.get_manifest("v1"),
     "get by digest": lambda world: world.repository.get_manifest(DIGEST),
+    "referrers": lambda world: world.repository.list_referrers(DIGEST),
     "put": lambda world: world.repository.put_manifest("v1", oci.parse_manifest(BODY, content_type=INDEX)),
     "has blob": lambda world: world.repository.has_blob(BLOB),
     "fetch": fetch,
