@@ -42,7 +42,7 @@ def _codes(answer: Response) -> tuple[str, ...]:
         return ()
     try:
         return tuple(str(code) for code in answer.codes)
-    except (ValueError, LookupError, TypeError, AttributeError):
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
         return ()
 
 

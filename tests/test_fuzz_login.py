@@ -70,7 +70,7 @@ FILES = st.one_of(
 
 
 @fuzz(100)
-@given(FILES | st.sampled_from([b"\xff", b"", b"[" * 50_000, b'{"auths":' * 9, b"\xef\xbb\xbf{}"]), st.booleans())
+@given(FILES | st.sampled_from([b"\xff", b"", b"[" * 5_000, b'{"auths":' * 9, b"\xef\xbb\xbf{}"]), st.booleans())
 @example(json.dumps({"auths": {"registry.test": {"username": "\ud800", "password": "x"}}}).encode(), False)
 @example(json.dumps({"auths": {"registry.test": {"identitytoken": "\ud800"}}}).encode(), False)
 def test_any_credential_file_gives_a_credential_that_can_be_sent_or_an_auth_error(text: bytes, scoped: bool) -> None:
@@ -138,7 +138,7 @@ ANSWERS = st.tuples(
         st.builds(lambda text: {"errors": [{"code": text, "message": text}], "details": text}, TOKENS | LIVES),
         trees("token", "access_token", "expires_in", "refresh_token", "errors", "message", "error"),
     ).map(lambda document: json.dumps(document).encode())
-    | st.sampled_from([b"", b"[" * 50_000, b"\xff", b"null", b"1" * 5000]),
+    | st.sampled_from([b"", b"[" * 5_000, b"\xff", b"null", b"1" * 5000]),
 )
 
 

@@ -90,7 +90,7 @@ BODIES = st.one_of(
     LEAVES.map(lambda value: json.dumps({"errors": [{"code": value, "message": value}]}).encode()),
     LEAVES.map(lambda value: json.dumps({"token": value, "expires_in": value}).encode()),
     st.sampled_from(
-        [b"<html>", b"[" * 50_000, b'{"a":' * 50_000, b"1" * 5000, b"\xff\xfe", b"\x00", b"NaN", SECRET.encode()]
+        [b"<html>", b"[" * 5_000, b'{"a":' * 5_000, b"1" * 5000, b"\xff\xfe", b"\x00", b"NaN", SECRET.encode()]
     ),
     st.binary(max_size=20),
 )

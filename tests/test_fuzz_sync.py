@@ -10,7 +10,7 @@ from collections.abc import Callable
 from unittest import mock
 
 import anyio
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from conformance.images import Seed
@@ -50,6 +50,7 @@ def disturbed(places: dict[int, tuple[int, list[tuple[str, str]], bytes]]) -> Ca
 
 @fuzz(30)
 @given(_PLACES, _PLACES, st.booleans())
+@example({}, {0: (400, [], b"[" * 5_000)}, False)
 def test_a_sync_of_strange_answers_is_right_or_says_what_failed(
     at_source: dict[int, tuple[int, list[tuple[str, str]], bytes]],
     at_target: dict[int, tuple[int, list[tuple[str, str]], bytes]],
@@ -72,6 +73,10 @@ def test_a_sync_of_strange_answers_is_right_or_says_what_failed(
             again = await world.sync(registries, {"from": "app", "tags": tags(*images)}, **rule)
             assert again.status == 0, again.err
             assert all(held(target, "app", image) for image in images.values())
+            for place in (source, target):
+                # Whoever is sent to another path goes there.
+                assert all("no such path" in each for each in place.journal.violations)
+                place.journal.violations.clear()
 
     # What a client does after such answers is no mistake of its own.
     with mock.patch.object(ends, "check_run", return_value=None):
