@@ -18,8 +18,9 @@ import trustme
 
 from conformance.images import Image, Seed, fetch_http, identical, push_http
 from conformance.messages import digest_of
+from conformance.proxy import Proxy
 from conformance.registries import HTPASSWD, PASSWORD, USER, skopeo
-from tests.ends import basic, only, run_regsync
+from tests.ends import Start, basic, only, run_regsync
 
 Registries = Callable[..., str]
 LOGIN = f"Basic {basic(USER, PASSWORD)}"
@@ -216,3 +217,25 @@ def test_a_tag_that_is_not_there_is_said_in_the_registrys_words(docker_registrie
     assert ran.status == 2
     assert "MANIFEST_UNKNOWN" in only(ran.failed)
     assert ran.totals["requests"][target] == {"manifest_head": 1}
+
+
+@pytest.mark.slow
+def test_what_breaks_in_front_of_real_registries_goes_on_or_begins_again(
+    docker_registries: Registries, serve: Start, seed: Seed
+) -> None:
+    """2.8.2 gives the rest of a blob by Range, and forgets an upload whose body broke: it is asked that once."""
+    source, target = (serve(Proxy(f"http://{docker_registries()}")) for _ in range(2))
+    image = seed.image(layers=[seed.blob(3 << 20), seed.blob(2 << 20)])
+    push_http(image, source.address, "app", "v1")
+    large, other = sorted(image.blobs, key=lambda digest: -len(image.blobs[digest]))[:2]
+    source.app.faults.on("GET", "blob", reference=large).first().drop(after=2 << 20, of="response")
+    target.app.faults.on("PUT", "upload", query={"digest": other}).first().drop(after=1 << 20, of="request")
+    ran = copy(source.address, target.address)
+    assert (ran.status, ran.failed) == (0, []), ran.err
+    assert identical(fetch_http(target.address, "app", "v1"), image.contents())
+    ranges = [each.header("range") for each in source.journal.matching("GET", "blob", reference=large)]
+    assert ranges[:2] == ["", f"bytes={2 << 20}-"]
+    assert target.journal.matching("PUT", "upload", query={"digest": large}).bytes_in() == 3 << 20
+    asked = only(target.journal.matching("GET", "upload"))
+    assert asked.status == 404
+    assert target.journal.matching("PUT", "upload", query={"digest": other}).bytes_in() == (2 << 20) + (1 << 20)

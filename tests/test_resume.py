@@ -263,6 +263,42 @@ async def test_a_whole_body_whose_answer_got_lost_is_not_sent_again(form: str, o
         assert provider.blob("app", digest) == image.blobs[digest]
 
 
+@pytest.mark.parametrize("committed", [True, False])
+async def test_an_error_behind_the_last_byte_is_asked_about(committed: bool) -> None:
+    """By HEAD after 0, 1 and 3 s; its session got an answer, and is asked nothing."""
+    async with virtual() as world:
+        source, target = world.registry("source.test"), world.registry("target.test")
+        image, digest = load(source, SIZE)
+        failing = target.app.faults.on("PUT", "upload", query={"digest": digest}).first()
+        failing.status(503, at="answer") if committed else failing.status(503, early=False)
+        arrived(image, target, await world.copy(source, target))
+        assert [each.request_bytes for each in sends(target, digest)] == [SIZE] * (1 if committed else 2)
+        heads = target.journal.matching("HEAD", "blob", reference=digest)
+        assert [round(each.time - heads[0].time) for each in heads] == ([0] if committed else [0, 1, 4])
+        target.journal.matching("GET", "upload").none()
+
+
+async def test_a_target_that_is_away_for_a_while_is_asked_again_what_it_kept(often: int) -> None:
+    async with virtual() as world:
+        source, target = world.registry("source.test"), world.registry("target.test")
+        image, digest = load(source, SIZE)
+        target.app.faults.on("PUT", "upload", query={"digest": digest}).first().drop(after=2 * MIB, of="request")
+        target.app.faults.on("GET", "upload").first(3).status(503, retry_after=2)
+        arrived(image, target, await world.copy(source, target))
+        assert [each.request_bytes for each in sends(target, digest)] == [2 * MIB, SIZE - 2 * MIB]
+        target.journal.matching("GET", "upload").exactly(4)
+
+
+async def test_a_target_that_breaks_again_and_again_gets_every_byte_once(often: int) -> None:
+    async with virtual() as world:
+        source, target = world.registry("source.test"), world.registry("target.test")
+        image, digest = load(source, SIZE)
+        target.app.faults.on("PUT", "upload", query={"digest": digest}).first(4).drop(after=600_000, of="request")
+        arrived(image, target, await world.copy(source, target))
+        assert [each.request_bytes for each in sends(target, digest)] == [600_000] * 4 + [SIZE - 2_400_000]
+        target.journal.matching("POST", "upload_start").exactly(len(image.blobs))
+
+
 async def test_a_target_that_forgot_is_asked_once_and_gets_the_blob_again() -> None:
     async with virtual() as world:
         source, target = world.registry("source.test"), world.registry("target.test", resumable=False)
