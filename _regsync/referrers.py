@@ -56,6 +56,7 @@ class Referrers:
         self._discovery, self._knowledge, self._wall, self._kept = discovery, knowledge, wall, kept
         self._warned = set[int]()
         self._lists = defaultdict[tuple[RepositoryKey, str], Once[_List]](Once)
+        self._hung = defaultdict[object, Once[list[Artifact]]](Once)
         self._asked = Counter[RepositoryKey]()
         # Who asks an area for the first time, who writes a list.
         self._locks = defaultdict[object, anyio.Lock](anyio.Lock)
@@ -116,10 +117,13 @@ class Referrers:
         lacks it, if `deep` everywhere. `silent` targets are known to lack what they did not get. Raises SyncError."""
         mapping = mapping._replace(platforms=None)
         found, level, seen = dict[str, Artifact](), list(dict.fromkeys(digests)), set[str]()
+        key = (mapping.index, source.key, len(targets), *(each.key for each in (*targets, *silent)))
         for _ in range(_DEEPEST):
             self._asked[source.key] += len(level)
             seen.update(level)
-            asked = await together(partial(self._on, mapping, source, each, targets, silent) for each in level)
+            # Tags of one digest are planned once (rule 7).
+            asked = await together(partial(self._hung[key, each].get,
+                partial(self._on, mapping, source, each, targets, silent)) for each in level)
             found.update((each.reference, each) for several in asked for each in several)
             below = [digest for each in found.values() for digest in await self._below(source, each, deep=deep)]
             level = [digest for digest in dict.fromkeys(below) if digest not in seen]
