@@ -119,7 +119,8 @@ class Host:
             fetch=partial(transport.fetch, self), now=anyio.current_time, wall=transport.edge.wall)
         self.requests = transport.requests.setdefault(self.key, Counter())
         self.stopped: SyncError | None = None  # for good: circuit breaker (design.md section 9)
-        self.known, self.connect_failures, self.first_contact = False, 0, anyio.Lock()
+        # What could not be asked since an answer came, after which repetitions of one request are one failure.
+        self.known, self.unreached, self.first_contact = False, set[str](), anyio.Lock()
         self.resumes = True  # until a status GET on the session of a broken upload fails
         self.secure = f"if it serves HTTPS, write {self.origin._replace(scheme='https')} as its url"
         self.secure = self.secure if registry.scheme == "http" else ""
@@ -361,11 +362,11 @@ class Transport:
         except WireError as error:
             # A host that takes connections and has never answered is as good as down.
             if own and (isinstance(error, ConnectFailed) or (isinstance(error, errors.TimedOut) and not host.known)):
-                host.connect_failures += 1
-                if host.connect_failures >= _UNREACHABLE_AFTER: host.stopped = error.again()
+                host.unreached.add(call.path if host.known else str(len(host.unreached)))
+                if len(host.unreached) >= _UNREACHABLE_AFTER: host.stopped = error.again()
             elif own and not host.known: error.hint = host.secure or error.hint
             raise
-        if own: host.known, host.connect_failures = True, 0
+        if own: host.known, host.unreached = True, set()
         shown = f"{call.method} {lease.origin}{call.path.partition('?')[0]} -> {response.status}"
         self.edge.log("trace", "request", shown)
         return response

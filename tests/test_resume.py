@@ -21,7 +21,7 @@ from conformance.app import App
 from conformance.exchange import Reception
 from conformance.images import Image, Seed
 from conformance.journal import Entry
-from conformance.memory import Place
+from conformance.memory import Link, Place
 from conformance.messages import Answer, Request, Response
 from conformance.tokens import TokenService
 from tests.ends import Ran, held, only, tags, virtual
@@ -370,6 +370,29 @@ async def test_source_and_target_break_and_both_go_on(often: int) -> None:
         first, again = (each for each in pulls(source, digest) if each.status in (200, 206))
         # What was read and had not left for the target is read again.
         assert SIZE <= first.response_bytes + again.response_bytes < SIZE + often + 2 * PIECE
+
+
+@pytest.mark.parametrize("side", ["source", "target"])
+async def test_a_registry_that_is_restarted_costs_three_seconds_and_no_byte(side: str) -> None:
+    """It answered before: repetitions of one request do not make it unreachable for the run."""
+    async with virtual() as world:
+        source, target = world.registry("source.test", down=Link(bandwidth=MIB)), world.registry("target.test")
+        image, digest = load(source, 12 * MIB)
+        ran = list[Ran]()
+
+        async def copy() -> None:
+            ran.append(await world.copy(source, target))
+
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(copy)
+            await anyio.sleep(6)
+            async with (source if side == "source" else target).outage("refused", 3):
+                pass
+        arrived(image, target, ran[0])
+        puts = sends(target, digest)
+        assert sum(each.request_bytes for each in puts) == 12 * MIB
+        assert len(puts) == (1 if side == "source" else 2)
+        assert ran[0].seconds < (12 if side == "source" else 18) + 5
 
 
 # Answers that got lost, and logins.
