@@ -32,6 +32,7 @@ _COSIGN = (".sig", ".att", ".sbom")
 _DEEPEST, _MOST = 8, 10_000
 # A list that others write too is put so often before that is an error.
 _PUTS = 5
+_HEAVY_LIST = 64 * 1024  # characters of annotations; 20,000 images may have such a list each
 
 class Artifact(NamedTuple):
     """One artifact: what it hangs on, its digest or cosign's tag, its entry in a fallback index (None for a tag), what
@@ -197,7 +198,10 @@ class Referrers:
         return names
 
     async def _listed(self, source: Repository, subject: str) -> _List:
-        return await self._lists[source.key, subject].get(partial(self._list, source, subject))
+        found = await self._lists[source.key, subject].get(partial(self._list, source, subject))
+        if sum(len(text) for each in found.entries for text in each.annotations.values()) > _HEAVY_LIST:
+            self._lists.pop((source.key, subject), None)  # rather asked again than kept
+        return found
 
     async def _list(self, source: Repository, subject: str) -> _List:
         if (found := await self._api(source, subject)) is not None: return _List(found)
