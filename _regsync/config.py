@@ -374,7 +374,7 @@ def _matches_nothing(pattern: str) -> bool:
     return re.fullmatch(r"(?:[A-Za-z0-9_*?][A-Za-z0-9_.*?-]*)?", bare) is None
 
 def _covers(wide: str, narrow: str) -> bool:
-    if wide in (narrow, "*"): return not narrow.startswith("sha256-") or wide == narrow
+    if wide in (narrow, "*"): return not narrow.startswith(("sha256-", "sha512-")) or wide == narrow
     return bool(re.fullmatch(_SIMPLE, wide) and re.fullmatch(_SIMPLE, narrow)) and compile_glob(wide)(narrow)
 
 def _shadowed(routes: Sequence[tuple[Sequence[object], TagRule]]) -> Iterator[tuple[int, int]]:

@@ -89,7 +89,7 @@ def list_referrers(held: Manifest | None, more: Sequence[Descriptor]) -> Manifes
 
 def is_referrer_tag(tag: str) -> bool:
     """Tell whether a tag names referrers or cosign's attachments, not an image (design.md section 5)."""
-    return re.fullmatch(r"sha256-[a-f0-9]{64}(?:\.(?:sig|att|sbom))?", tag) is not None
+    return re.fullmatch(r"sha(?:256|512)-[a-f0-9]{64}(?:\.(?:sig|att|sbom))?", tag) is not None
 
 class Reference(NamedTuple):
     """An image by host (and port), repository, and tag or digest or neither."""

@@ -144,7 +144,7 @@ def select_literals(rule: TagRule) -> Selection | None:
 def select(tags: Iterable[str], rule: TagRule) -> Selection:
     """Apply a rule to a listing, in the order of design.md section 5; ValueError for a rule that is wrong."""
     wanted, excluded = compile_glob(*rule.glob or ("*",)), compile_glob(*rule.exclude)
-    referrers_are_images = any(pattern.startswith("sha256-") for pattern in rule.glob)
+    referrers_are_images = any(pattern.startswith(("sha256-", "sha512-")) for pattern in rule.glob)
     version_of, allowed, prerelease = cache(_version_of), None, rule.semver_prerelease or "exclude"
     if rule.chooses_versions:
         from _regsync.semver import parse_range

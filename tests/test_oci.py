@@ -129,6 +129,7 @@ def test_fallback_tag_is_cut_to_what_a_tag_may_be() -> None:
 @pytest.mark.parametrize("end", ["", ".sig", ".att", ".sbom"])
 def test_referrer_tag_is_known(end: str) -> None:
     assert oci.is_referrer_tag(f"sha256-{HEX}{end}")
+    assert oci.is_referrer_tag(f"sha512-{HEX}{end}")
 
 
 @pytest.mark.parametrize("tag", ["sha256-abc", f"sha256-{HEX}.txt", f"v1-sha256-{HEX}", f"sha256-{HEX.upper()}"])
