@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import suppress
 from functools import cache, partial
 from typing import Any, Literal
 
@@ -65,7 +66,7 @@ class Run:
         self._late: list[tuple[int, int, Callable[..., Coroutine[Any, Any, None]]]] = []
         self._questions: dict[str, deque[Callable[[], Awaitable[None]]]] = {}
         self._workers: Counter[str] = Counter()
-        self._asking = set[anyio.CancelScope]()  # of workers, in the end of those that were cut off
+        self._asking = set[anyio.CancelScope]()  # of questions, in the end of those that were cut off
         self._globs = cache(compile_glob)
         self._tasks: anyio.abc.TaskGroup | None = None
 
@@ -152,13 +153,16 @@ class Run:
 
     async def _work_off(self, source: str) -> None:
         queue = self._questions[source]
+        while queue and not self._execution.draining:
+            await self._until_stopped(queue.popleft())
+            await self._execution.wait_for_room()
+        self._workers[source] -= 1
+
+    async def _until_stopped(self, item: Callable[[], Awaitable[None]]) -> None:
         with anyio.CancelScope() as scope:
             self._asking.add(scope)
-            while queue and not self._execution.draining:
-                await queue.popleft()()
-                await self._execution.wait_for_room()
+            await item()
             self._asking.remove(scope)
-        self._workers[source] -= 1
 
     async def _list(self, group: list[MappingRule]) -> None:
         """List and select for mappings that write a common repository, then ask for each tag (I10)."""
@@ -205,9 +209,8 @@ class Run:
                     tags[target] += 1
 
         async def ask(target: Repository) -> None:
-            try: await self._discovery.target_tags(target)
-            except SyncError:
-                return  # kept by the discovery, and raised for each image that needs it
+            # Kept by the discovery, and raised for each image that needs it.
+            with suppress(SyncError): await self._discovery.target_tags(target)
 
         async with anyio.create_task_group() as group:
             for target, count in tags.items():
@@ -265,7 +268,7 @@ class Run:
         for _, cost, take in sorted(self._late, key=lambda each: each[0]):
             late = used + cost * (1 - chance) <= share and not self._execution.draining
             used, left = used + cost, left + (not late)
-            self._start(take, late)
+            self._start(self._until_stopped, partial(take, late))
         if left:
             self._log("debug", "looks_due", f"{left} images are due for a look at their artifacts, in a later run")
 

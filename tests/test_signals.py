@@ -14,6 +14,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import anyio
 import pytest
@@ -133,6 +134,28 @@ async def test_so_do_a_copy_and_what_changes_nothing(tmp_path: Path, command: st
                 ran = await world.run(*command.split(), "--json", "-q", "-c", file)
         assert ran.status == 128 + signal.SIGTERM
         assert ran.seconds == pytest.approx(3.0, abs=0.01)
+
+
+@pytest.mark.anyio
+@pytest.mark.virtual_time
+async def test_a_late_look_at_artifacts_is_cut_off_too(tmp_path: Path) -> None:
+    async with virtual(chance=0.99) as world:
+        source, target = ends(world)
+        image = Seed(1).image(sizes=(9000,)).load_into(source.app, "app", tag="v1")
+        file = written(tmp_path, {"from": "app", "tags": tags("v1")}, defaults={"artifacts": {"enabled": True}})
+        assert (await world.run("sync", "--json", "-q", "-c", file)).status == 0
+
+        def later() -> float:
+            return Virtual.wall() + 8 * 86_400.0
+
+        with mock.patch.object(world, "wall", later):
+            source.app.faults.on("GET", "referrers").stall()
+            async with stopped_at(3.0):
+                ran = await world.run("sync", "--json", "-q", "-c", file)
+            check_left(ran)
+            assert ran.seconds == pytest.approx(3.0, abs=0.01)
+            await again(world, file)
+        assert held(target, "app", image)
 
 
 @pytest.mark.anyio
