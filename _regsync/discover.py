@@ -249,6 +249,8 @@ class Discovery:
             held = (await target.get_manifest(reference)).digest if held == "" else held
         if held is not None: self._knowledge.vouch(target.key, held)
         elif known is not None: self._knowledge.contradict(target.key)
+        elif ":" in reference and self._knowledge.is_committed(target.key, reference):
+            self._knowledge.forget(target.key, reference)
         return held
 
     async def manifest(self, source: Repository, reference: str, expected: oci.Descriptor | None = None) -> Manifest:

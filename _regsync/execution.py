@@ -77,6 +77,7 @@ class Image:
     reference: str
     snapshot: bytes
     then: list[Image]
+    artifact: str = ""  # what a rehearsal calls it, if it is one
     number: int = -1
     work: Work = field(default_factory=lambda: Work(("", ""), ()))
     queue: list[Step] = field(default_factory=list)
@@ -114,8 +115,8 @@ class Execution:
         self._mover, self._knowledge, self._discovery, self._progress = mover, knowledge, discovery, progress
         self._most_slots, self._start_task, self._ask, self._ended, self._log = slots, start, ask, ended, log
         self._keep_list = keep_list
-        # Artifacts, by repository and digest or tag, that somebody brings in this run, and those that are there.
-        self.carried, self.delivered = set[tuple[RepositoryKey, str]](), set[tuple[RepositoryKey, str]]()
+        # Artifacts that are there, by repository and digest or tag: whether this run brought them.
+        self.delivered = dict[tuple[RepositoryKey, str], bool]()
         self._claims = Claims(knowledge, anyio.current_time)
         # How often each blob is named by what was discovered: their order follows it.
         self.references: Counter[str] = Counter()
@@ -258,7 +259,8 @@ class Execution:
     async def _finish(self, image: Image) -> None:
         """Put the manifests of an image whose blobs are all there (I1, I2)."""
         work = image.work
-        try: whole = await self._put(image, work)
+        # Another tag's may have waited for the same artifact, each behind what it hangs on itself.
+        try: whole = (work.where, image.reference) in self.delivered or await self._put(image, work)
         except SyncError as error: image.error = image.error or error
         else:
             del self.images[work]
@@ -324,12 +326,15 @@ class Execution:
         whole.error = whole.error or image.error
         if image.error is None:
             self.follow(image.then)
-            if image.reference in whole.references:
-                self.delivered.add((image.target.key, image.reference))
+            place = (image.target.key, image.reference)
+            if image.artifact and place in self.delivered: whole.skipped += 1
+            elif image.artifact:
+                self.delivered[place] = True
                 whole.brought.add(image.reference)
+                whole.planned.append(f"carry {image.artifact}")
         else:
             for each in ended: ended += each.then
-            whole.failed += sum(each.reference in whole.references for each in ended)
+            whole.failed += sum(bool(each.artifact) for each in ended)
         whole.open -= len(ended)
         self.conclude(whole)
 
@@ -353,7 +358,8 @@ class Execution:
         try:
             for subject, entries in listing.items():
                 added = await keep(whole.source, whole.target, subject, entries) if entries else frozenset()
-                whole.skipped -= len(added - whole.brought)  # another writer lost them from the list
-                whole.brought |= added
+                lost = {each for each in added if not self.delivered[whole.target.key, each]}  # by another writer
+                whole.skipped -= len(lost)
+                whole.brought |= lost
         except SyncError as error: whole.error = whole.error or error
         self._ended(whole)

@@ -30,6 +30,7 @@ __all__ = ["Artifact", "Referrers"]
 _COSIGN = (".sig", ".att", ".sbom")
 # Signatures of attestations of signatures have been seen; a chain that goes on is somebody's trap.
 _DEEPEST, _MOST = 8, 10_000
+_MOST_HUNG = 1024  # answers with the manifests of what hangs on a digest; those that were put need no second one
 # A list that others write too is put so often before that is an error.
 _PUTS = 5
 _HEAVY_LIST = 64 * 1024  # characters of annotations; 20,000 images may have such a list each
@@ -50,6 +51,15 @@ class _List(NamedTuple):
     entries: tuple[Descriptor, ...]
     fallback: Manifest | None = None  # the index that they are from
 
+class _Question(NamedTuple):
+    """For whom is asked. `silent` targets lacked the image: nobody asks them for what they did not get; the `sure` hold
+    it with all that hung on it once: what an earlier run brought needs no question."""
+    mapping: MappingRule
+    source: Repository
+    targets: tuple[Repository, ...] = ()
+    silent: tuple[Repository, ...] = ()
+    sure: tuple[Repository, ...] = ()
+
 class Referrers:
     """The questions of one run about artifacts, and what it keeps at targets without the API."""
     def __init__(self, discovery: Discovery, knowledge: Knowledge, wall: Callable[[], float], *, kept: bool) -> None:
@@ -57,11 +67,12 @@ class Referrers:
         self._discovery, self._knowledge, self._wall, self._kept = discovery, knowledge, wall, kept
         self._warned = set[int]()
         self._lists = defaultdict[tuple[RepositoryKey, str], Once[_List]](Once)
-        self._hung = defaultdict[object, Once[list[Artifact]]](Once)
+        self._hung = dict[object, Once[list[Artifact]]]()
         self._asked = Counter[RepositoryKey]()
         # Who asks an area for the first time, who writes a list.
         self._locks = defaultdict[object, anyio.Lock](anyio.Lock)
-        self._written = set[tuple[RepositoryKey, str]]()
+        # By repository and fallback tag, what a list names that this run has put or read last.
+        self._written = dict[tuple[RepositoryKey, str], set[str]]()
         self._settled = set[tuple[RepositoryKey, str]]()
 
     def shown(self, source: Repository, digest: str) -> int:
@@ -89,19 +100,22 @@ class Referrers:
             need: plan.Look) -> tuple[list[Artifact], list[Artifact]]:
         """Return the artifacts of an image that travel and those that cannot; SyncError when one may be missed."""
         source, digest, rule, deep = sighting.source, sighting.source_digest, mapping.artifacts, need == plan.Look.ALL
-        targets = [each.target for each in wholes if each.error is None and rule.enabled]
-        # A target that lacked the image is not asked for what hangs on it.
-        silent = [each.target for each in wholes if not each.there]
         tops = [digest] if sighting.digest == digest else []
+        digests = [each.digest for each in (await self._listed(source, digest)).entries] if tops else []
         records = [self._knowledge.look(each.record) or (0, 0, 0, b"") for each in wholes]
-        for whole, record in zip(wholes, records, strict=True) if tops else ():
-            digests = [each.digest for each in (await self._listed(source, digest)).entries]
+        for whole, (_, _, bits, listed) in zip(wholes, records, strict=True):
             whole.listed = named(*sorted(digests))[:8]
-            if not deep and record[3] == whole.listed:  # the entries of the state may be too old, this never is
+            if not deep:
+                whole.bits |= bits & plan.HAS  # there may be some below, which is not asked for
+            if not deep and listed == whole.listed:  # the entries of the state may be too old, this never is
                 self._settled.update((whole.target.key, each) for each in digests)
-        below = await self._discovery.below(mapping, sighting) if deep else []
-        found = await self._of(mapping, source, [*tops, *below], targets, silent, deep=deep)
-        stripped = [] if tops else await self._of(mapping, source, [digest], (), (), deep=False)
+        asking = _Question(mapping._replace(platforms=None), source,
+            tuple(each.target for each in wholes if each.error is None and rule.enabled),
+            tuple(each.target for each in wholes if not each.there),
+            tuple(each.target for each, record in zip(wholes, records, strict=True) if each.there
+            and record[2] & plan.COMPLETE))
+        found = await self._of(asking, [*tops, *(await self._discovery.below(mapping, sighting) if deep else ())], deep)
+        stripped = [] if tops else await self._of(_Question(asking.mapping, source), [digest], deep=False)
         if stripped and mapping.index not in self._warned:
             self._warned.add(mapping.index)
             text = "what hangs on an index that is trimmed to its platforms stays behind: the target has another index"
@@ -112,19 +126,14 @@ class Referrers:
             raise missing.located(source.side, "list referrers of", source.reference(digest))
         return (found, stripped) if rule.enabled else ([], [*found, *stripped])
 
-    async def _of(self, mapping: MappingRule, source: Repository, digests: Iterable[str], targets: Sequence[Repository],
-            silent: Collection[Repository], *, deep: bool) -> list[Artifact]:
+    async def _of(self, asking: _Question, digests: Iterable[str], deep: bool) -> list[Artifact]:
         """Return what hangs on these digests as far as the filters take it, and on that in turn: where a target
-        lacks it, if `deep` everywhere. `silent` targets are known to lack what they did not get. Raises SyncError."""
-        mapping = mapping._replace(platforms=None)
-        found, level, seen = dict[str, Artifact](), list(dict.fromkeys(digests)), set[str]()
-        key = (mapping.index, source.key, len(targets), *(each.key for each in (*targets, *silent)))
+        lacks it, if `deep` everywhere. Raises SyncError."""
+        found, level, seen, source = dict[str, Artifact](), list(dict.fromkeys(digests)), set[str](), asking.source
         for _ in range(_DEEPEST):
             self._asked[source.key] += len(level)
             seen.update(level)
-            # Tags of one digest are planned once (rule 7).
-            asked = await together(partial(self._hung[key, each].get,
-                partial(self._on, mapping, source, each, targets, silent)) for each in level)
+            asked = await together(partial(self._hangs_on, asking, each) for each in level)
             found.update((each.reference, each) for several in asked for each in several)
             below = [digest for each in found.values() for digest in await self._below(source, each, deep=deep)]
             level = [digest for digest in dict.fromkeys(below) if digest not in seen]
@@ -145,12 +154,16 @@ class Referrers:
             known.update(child.digest for child in below)
         return [each.digest for each in entries]
 
-    async def _on(self, mapping: MappingRule, source: Repository, subject: str, targets: Sequence[Repository],
-            silent: Collection[Repository]) -> list[Artifact]:
-        """Return what hangs on one digest."""
-        listed = await self._listed(source, subject)
-        look = partial(self._look, mapping, source, subject, targets, silent)
-        entries = [partial(look, each.digest, each) for each in listed.entries if each.digest != subject]
+    async def _hangs_on(self, asking: _Question, subject: str) -> list[Artifact]:
+        """Return what hangs on one digest. Tags of one digest are planned once (rule 7)."""
+        key = (asking.mapping.index, *asking[2:], subject)
+        if key not in self._hung and len(self._hung) >= _MOST_HUNG: self._hung.pop(next(iter(self._hung)))
+        return await self._hung.setdefault(key, Once()).get(partial(self._on, asking, subject))
+
+    async def _on(self, asking: _Question, subject: str) -> list[Artifact]:
+        listed, source = await self._listed(asking.source, subject), asking.source
+        entries = [partial(self._look, asking, subject, each.digest, each) for each in listed.entries
+            if each.digest != subject]
         names, tag = await self._names(source), oci.referrers_tag(subject)
         # Where nothing was listed, cosign's tags are worth a question only where no API would tell.
         probed = names is None and self.has_api(source) is False
@@ -158,25 +171,27 @@ class Referrers:
         if not (listed.entries or tags or self.has_api(source)):
             text = f"{source}: no referrers API and no fallback tag, images without artifacts are copied as they are"
             self._discovery.say("info", "no_referrers", text)
-        found = await together([*entries, *(partial(look, each, None) for each in tags)])
-        return [each for each in found if each is not None and _is_wanted(mapping.artifacts, each.types)]
+        found = await together([*entries, *(partial(self._look, asking, subject, each, None) for each in tags)])
+        return [each for each in found if each is not None and _is_wanted(asking.mapping.artifacts, each.types)]
 
-    async def _look(self, mapping: MappingRule, source: Repository, subject: str, targets: Sequence[Repository],
-            silent: Collection[Repository], reference: str, entry: Descriptor | None) -> Artifact | None:
+    async def _look(self, asking: _Question, subject: str, reference: str, entry: Descriptor | None) -> Artifact | None:
         """Find out what an artifact is and which targets lack it; None when it is gone, or is not wanted anyway."""
+        (mapping, source, targets, silent, sure), wanted = asking, partial(_is_wanted, asking.mapping.artifacts)
         types = frozenset({entry.artifact_type} if entry and entry.artifact_type else ())
-        if types and not _is_wanted(mapping.artifacts, types): return None
-        lacking = [each for each in targets if not (entry
-            and ((each.key, reference) in self._settled or self._knowledge.is_committed(each.key, reference)))]
-        if not lacking and types: return Artifact(subject, reference, entry, None, types)
+        if types and not wanted(types): return None
+        believed = [each for each in targets if entry and self._knowledge.is_committed(each.key, reference)]
+        lacking = tuple(each for each in targets
+            if not ((entry and (each.key, reference) in self._settled)
+            or self._knowledge.is_confirmed(each.key, reference) or (each in believed and each in sure)))
         try:
-            if entry is not None:
+            if entry is not None and (lacking or not types):
                 manifest = await self._discovery.manifest(source, reference, entry)
                 types = frozenset(filter(None, [manifest.artifact_type]))
                 entry = entry._replace(artifact_type=manifest.artifact_type, annotations=manifest.annotations)
-                if not lacking or not _is_wanted(mapping.artifacts, types):
-                    return Artifact(subject, reference, entry, None, types)
-            sighting = await self._discovery.look_up(mapping, reference, reference, tuple(lacking), silent=silent)
+            if entry is not None and not (lacking and wanted(types)):
+                return Artifact(subject, reference, entry, None, types)
+            sighting = await self._discovery.look_up(mapping, reference, reference, lacking,
+                silent=[each for each in silent if each not in believed])
             if entry is None and (sighting.tree or mapping.artifacts.include or mapping.artifacts.exclude):
                 manifest = await self._discovery.manifest(source, sighting.source_digest)
                 types = frozenset(each.media_type for each in (*manifest.names, manifest.config) if each)
@@ -249,12 +264,14 @@ class Referrers:
         tag, added = oci.referrers_tag(subject), set[str]()
         if self.has_api(target): return frozenset()
         async with self._locks[target.key, subject]:
+            if self._written.get((target.key, tag), set()) >= {each.digest for each in entries}:
+                return frozenset()
             for _ in range(_PUTS):
                 held = await self._fallback(target, subject, self._discovery.names(target))
                 if held is not None and not held.is_index:
                     odd = ContentError("this tag is to list referrers and holds something else, which is left as it is")
                     raise odd.located(target.side, "list referrers in", target.reference(tag))
-                there = {each.digest for each in held.children} if held else set()
+                there = self._written[target.key, tag] = {each.digest for each in held.children} if held else set()
                 lacking = [each for each in entries if each.digest not in there]
                 if not lacking: return frozenset(added)
                 added |= {each.digest for each in lacking}
@@ -263,8 +280,9 @@ class Referrers:
                 if copied is None or {each.digest for each in copied.children} != added:
                     copied = oci.list_referrers(held, lacking)
                 await target.put_manifest(tag, copied)
-                self._written.add((target.key, tag))
-                if await target.head_manifest(tag) == copied.digest: return frozenset(added)
+                if await target.head_manifest(tag) == copied.digest:
+                    there.update(each.digest for each in copied.children)
+                    return frozenset(added)
         lost = RegistryError("another writer replaces this list of referrers again and again", status=409)
         raise lost.located(target.side, "list referrers in", target.reference(tag))
 

@@ -29,7 +29,7 @@ class Rehearsal:
         self._uses, self._places, self._plain = Counter[str](), defaultdict[str, set[state.RepositoryKey]](set), 0
 
     def look_at(self, name: str, tree: plan.Tree, where: state.RepositoryKey) -> None:
-        """Take in one image on its way to one repository, also one that is there already."""
+        """Take in one image, or artifact (no name), on its way to one repository, also one that is there already."""
         blobs = {blob.digest: blob.size for each in (tree.root, *tree.children) for blob in each.blobs}
         self._sizes.update(blobs)
         if tree.root.digest not in self._images: self._uses.update(blobs.keys())
@@ -85,9 +85,10 @@ class Rehearsal:
         for digest, places in self._places.items():
             for host, repositories in Counter(host for host, _ in places).items():
                 targets[host].update(bytes=self._sizes[digest], mounts_possible=repositories - 1)
+        named = [each for each in self._images.values() if each[0]]
         layers, images = (sorted(found, key=lambda each: (-each[1], each[0]))[:10] for found
-            in (self._sizes.items(), self._images.values()))
-        return {"schema": 1, "images": len(self._images),
+            in (self._sizes.items(), named))
+        return {"schema": 1, "images": len(named),
             "blobs": {"unique": len(self._sizes), "unique_bytes": sum(self._sizes.values()), "shared": len(shared),
             "shared_bytes": sum(self._sizes[digest] for digest in shared)},
             "bytes": {"image_by_image": self._plain, "each_blob_once": sum(each["bytes"] for each in targets.values())},

@@ -17,7 +17,7 @@ import anyio
 import anyio.abc
 
 from _regsync import pacing, plan
-from _regsync.archive import digest_like, key_of
+from _regsync.archive import EMPTY, digest_like, key_of
 from _regsync.config import Config, MappingRule
 from _regsync.discover import Discovery, Sighting
 from _regsync.errors import MappingConflict, RegsyncError, Side, SyncError
@@ -58,7 +58,8 @@ class Run:
         self._staging = Staging(config.cache_dir, config.staging_size_limit)
         self.rehearsal = Rehearsal(transport, self._knowledge) if rehearse else None
         mover = self.rehearsal or Mover(transport, self._knowledge, self._staging, self._count_bytes)
-        self._referrers = Referrers(self._discovery, self._knowledge, wall, kept=config.cache_dir is not None)
+        self._referrers = Referrers(self._discovery, self._knowledge, wall,
+            kept=self._state.is_kept or archive is not EMPTY)
         self._execution = Execution(mover, self._knowledge, self._discovery, self.progress,
             slots=config.max_concurrent_transfers, start=self._start, ask=self._ask, ended=self._end_whole,
             keep_list=None if rehearse else self._referrers.keep, log=self._log)
@@ -297,8 +298,9 @@ class Run:
                 for whole in wholes: whole.error = whole.error or error
         for each in (sighting, *(artifact.sighting for artifact in found)): self._note(each)
         for whole, verdict in zip(wholes, sighting.verdicts, strict=True):
-            if self.rehearsal is not None and sighting.tree is not None:
-                self.rehearsal.look_at(source_name, sighting.tree, whole.target.key)
+            for each in (sighting, *(artifact.sighting for artifact in found)):
+                if self.rehearsal is not None and each is not None and each.tree is not None:
+                    self.rehearsal.look_at(source_name if each is sighting else "", each.tree, whole.target.key)
             if whole.there:
                 self._knowledge.take_snapshot(verdict.snapshot, key_of(whole.source_digest), key_of(whole.digest))
             whole.fan_out, whole.stripped = len(mapping.targets) > 1, len(stripped)
@@ -322,26 +324,27 @@ class Run:
 
     def _hang(self, whole: Delivery, found: list[Artifact]) -> list[Image]:
         """Note what hangs on an image; return what its target lacks of it, behind that what hangs on it in turn."""
-        under, first, carried = dict[str, Image](), list[Image](), self._execution.carried
+        under, first, missed = dict[str, Image](), list[Image](), set[str]()
         for each in found:
-            place, sighting = (whole.target.key, each.reference), each.sighting
+            sighting = each.sighting
             whole.references.add(each.reference)
             if each.entry is not None: whole.listing.setdefault(each.subject, []).append(each.entry)
             verdict = next((one for one in sighting.verdicts if one.target is whole.target), None) if sighting else None
-            if verdict is not None and verdict.error is not None:
-                whole.error, whole.failed = whole.error or verdict.error, whole.failed + 1
-            elif verdict is None or sighting is None or sighting.tree is None or verdict.reason or place in carried:
+            if each.subject in missed or (verdict is not None and verdict.error is not None):
+                whole.error, whole.failed = whole.error or (verdict and verdict.error), whole.failed + 1
+                missed.add(each.reference)  # nor is anything put that hangs on it
+            elif verdict is None or sighting is None or sighting.tree is None or verdict.reason:
                 whole.skipped += 1
-                if place not in carried: self._execution.delivered.add(place)
+                self._execution.delivered.setdefault((whole.target.key, each.reference), False)
             else:
-                carried.add(place)
-                whole.planned.append(f"carry {each}")
                 snapshot = b"" if each.entry else verdict.snapshot
-                image = Image(whole, sighting.tree, each.reference, snapshot, [])
+                image = Image(whole, sighting.tree, each.reference, snapshot, [], str(each))
                 (under[each.subject].then if each.subject in under else first).append(image)
                 whole.open += 1
                 for digest in (sighting.source_digest, *(child.digest for child in sighting.tree.children)):
                     under.setdefault(digest, image)
+        if first and self._knowledge.look(whole.record):  # not complete any more, should this run be ended
+            self._knowledge.looked(whole.record, 0, bytes(8))
         return first
 
     def _end(self, source: str, target: str, status: str, **details: Any) -> None:
