@@ -167,11 +167,6 @@ class Discovery:
         once = self._listings.get(repository.key)
         return (once.answer[0] or ()) if once and once.answer else None
 
-    def listed(self, target: Repository) -> Collection[str] | None:
-        """Return a target's tags by a listing that was made already, None where there is none."""
-        once = self._held.get(target.key)
-        return once.answer[0] if once and once.answer else None
-
     def snapshot_name(self, mapping: MappingRule, source: Repository, target: Repository, reference: str,
             target_reference: str) -> bytes:
         """Name what the state keeps of a tag: where from and to, and under which rules it is trimmed."""
@@ -221,7 +216,7 @@ class Discovery:
         """Ask the source what a tag names: its digest where that is likely to be enough (rules 4 and 5)."""
         if self._whole: return await self.manifest(source, reference)
         if digest := self._listed_digest(source, reference): return digest
-        listed = [self.listed(end.target) or () for end in ends]
+        listed = [self.names(end.target) or () for end in ends]
         # Docker Hub counts a manifest's GET against the quota, and not its HEAD (protocol-facts.md 7.2).
         metered = mapping.source.kind == "dockerhub" and any(target_reference in tags for tags in listed)
         likely = (mapping.source.head_first or metered) and not mapping.platforms

@@ -51,7 +51,9 @@ class Delivery:
     began: float
     there: bool = False
     fan_out: bool = False
-    record: bytes = b""  # under which the state keeps what is known of its artifacts, and what that comes to now
+    # Under which the state keeps what is known of its artifacts, what that was, and what it comes to now.
+    record: bytes = b""
+    known: tuple[int, int, int, bytes] = (0, 0, 0, b"")
     bits: int = 0
     listed: bytes = bytes(8)
     skipped: int = 0

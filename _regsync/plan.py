@@ -79,9 +79,9 @@ class Look(enum.IntEnum):
     """How an image's artifacts are looked at: not, when it is its turn, the top's at once, or with all below it."""
     NOT, LATE, TOP, ALL = range(4)
 
-def look_again(record: tuple[int, int, int, bytes] | None, shown: int, now: float, *, required: bool) -> Look:
+def look_again(record: tuple[int, int, int, bytes], shown: int, now: float, *, required: bool) -> Look:
     """Decide on an unchanged image by its record (`Knowledge.look`), and by its tags in a listing."""
-    if record is None or not record[2] & COMPLETE or (required and not record[2] & HAS): return Look.ALL
+    if not record[2] & COMPLETE or (required and not record[2] & HAS): return Look.ALL
     if shown & ~record[2]: return Look.TOP
     pause = min(max(3600.0, (now - record[1]) / 4), 7 * 86400.0)
     return Look.LATE if now - record[0] >= pause else Look.NOT

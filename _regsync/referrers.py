@@ -65,7 +65,6 @@ class Referrers:
     def __init__(self, discovery: Discovery, knowledge: Knowledge, wall: Callable[[], float], *, kept: bool) -> None:
         """`wall` is the wall clock, `kept` says whether there is a state on disk."""
         self._discovery, self._knowledge, self._wall, self._kept = discovery, knowledge, wall, kept
-        self._warned = set[int]()
         self._lists = defaultdict[tuple[RepositoryKey, str], Once[_List]](Once)
         self._hung = dict[object, Once[list[Artifact]]]()
         self._asked = Counter[RepositoryKey]()
@@ -85,10 +84,10 @@ class Referrers:
         if whole.error is not None: return plan.Look.NOT
         keys, required = (key_of(whole.source_digest), key_of(whole.digest)), mapping.artifacts.require_artifacts
         whole.record = self.record(mapping, whole.source, whole.target, *keys)
-        whole.bits = self.shown(whole.source, whole.source_digest)
+        whole.known, whole.bits = self._knowledge.look(whole.record), self.shown(whole.source, whole.source_digest)
         if not whole.there: return plan.Look.ALL
         if not self._kept and not required: return plan.look_without_state(whole.source_digest, self._wall())
-        return plan.look_again(self._knowledge.look(whole.record), whole.bits, self._wall(), required=required)
+        return plan.look_again(whole.known, whole.bits, self._wall(), required=required)
 
     @staticmethod
     def record(mapping: MappingRule, source: Repository, target: Repository, *keys: bytes) -> bytes:
@@ -102,27 +101,26 @@ class Referrers:
         source, digest, rule, deep = sighting.source, sighting.source_digest, mapping.artifacts, need == plan.Look.ALL
         tops = [digest] if sighting.digest == digest else []
         digests = [each.digest for each in (await self._listed(source, digest)).entries] if tops else []
-        records = [self._knowledge.look(each.record) or (0, 0, 0, b"") for each in wholes]
-        for whole, (_, _, bits, listed) in zip(wholes, records, strict=True):
+        for whole in wholes:
             whole.listed = named(*sorted(digests))[:8]
-            if not deep:
-                whole.bits |= bits & plan.HAS  # there may be some below, which is not asked for
-            if not deep and listed == whole.listed:  # the entries of the state may be too old, this never is
+            if deep: continue
+            whole.bits |= whole.known[2] & plan.HAS  # there may be some below, which is not asked for
+            if whole.known[3] == whole.listed:  # the entries of the state may be too old, this never is
                 self._settled.update((whole.target.key, each) for each in digests)
         asking = _Question(mapping._replace(platforms=None), source,
             tuple(each.target for each in wholes if each.error is None and rule.enabled),
             tuple(each.target for each in wholes if not each.there),
-            tuple(each.target for each, record in zip(wholes, records, strict=True) if each.there
-            and record[2] & plan.COMPLETE))
+            tuple(each.target for each in wholes if each.there and each.known[2] & plan.COMPLETE))
         found = await self._of(asking, [*tops, *(await self._discovery.below(mapping, sighting) if deep else ())], deep)
         stripped = [] if tops else await self._of(_Question(asking.mapping, source), [digest], deep=False)
-        if stripped and mapping.index not in self._warned:
-            self._warned.add(mapping.index)
+        if stripped:
             text = "what hangs on an index that is trimmed to its platforms stays behind: the target has another index"
-            self._discovery.say("warning", "artifacts_stripped", f"{source}: {text}")
-        if rule.require_artifacts and not found and (deep or not any(bits & plan.HAS for _, _, bits, _ in records)):
-            missing = RegistryError("require_artifacts: there is none that the filters take", status=404)
-            missing.hint = "sign the image, or leave require_artifacts out"
+            self._discovery.say("warning", "artifacts_stripped", f"{source} -> {mapping.target_repository}: {text}")
+        if rule.require_artifacts and not found and (deep or not any(each.known[2] & plan.HAS for each in wholes)):
+            taken = " that include and exclude take" if rule.include or rule.exclude else ""
+            lost = "; what hangs on the index before it is trimmed does not count" if stripped else ""
+            missing = RegistryError(f"require_artifacts: it has no artifact{taken}{lost}", status=404)
+            missing.hint = "sign the image (with platforms: each platform's), or leave require_artifacts out"
             raise missing.located(source.side, "list referrers of", source.reference(digest))
         return (found, stripped) if rule.enabled else ([], [*found, *stripped])
 

@@ -119,7 +119,7 @@ class Report:
                 f"{len(each.transferred)} blobs, {size_text(each.bytes)}, {each.mounted} mounted, {each.skipped} there")
             verb, detail = ("skip", each.reason or "") if each.status == "skipped" else ("sync", detail)
             if each.status != "failed": told.append(f"would {verb} {each.source} -> {each.target} ({detail})")
-            told += [f"  would {text}" for text in each.planned]
+            told += [f"- would {text}" for text in each.planned]
         images, layers, size = self.totals().values()
         return [*told,
             f"Images: {images['synced']} would be synced, {images['skipped']} skipped, {images['failed']} failed",

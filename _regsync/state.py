@@ -235,15 +235,16 @@ class Knowledge:
         if row is None or row[36:] != keys or (self._ttl and moment - moment_of("S", row) > self._ttl / 4):
             self._append("S", name + moment.to_bytes(4, "big") + keys)
 
-    def look(self, name: bytes) -> tuple[int, int, int, bytes] | None:
-        """Return when an image's artifacts were last looked at, when first, the bits noted then, what was listed."""
+    def look(self, name: bytes) -> tuple[int, int, int, bytes]:
+        """Return when an image's artifacts were last looked at, when first, the bits noted then (0: they are not known
+        to be there), what was listed."""
         row = self._looks.get(name) or self._archive.row("A", name)
-        return (moment_of("A", row), int.from_bytes(row[36:40], "big"), row[40], row[41:]) if row else None
+        return (moment_of("A", row), int.from_bytes(row[36:40], "big"), row[40], row[41:]) if row else (0, 0, 0, b"")
 
     def looked(self, name: bytes, bits: int, listed: bytes) -> None:
         """Note what a look at an image's artifacts found, `listed` in 8 bytes; this does not age with `ttl`."""
-        old, moment = self.look(name), int(self._now())
-        stamps = (moment, old[1] if old else moment)
+        moment = int(self._now())
+        stamps = (moment, self.look(name)[1] or moment)
         row = name + b"".join(each.to_bytes(4, "big") for each in stamps) + bytes([bits]) + listed
         self._looks[name] = row
         self._append("A", row)

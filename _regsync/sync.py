@@ -232,7 +232,7 @@ class Run:
         asked: list[Repository] = []
         for target in targets:
             # Skip tier 1: the tag never moves, and the target's listing, fetched anyway, names it.
-            if (self._never_moves(mapping, reference) and reference in (self._discovery.listed(target) or ())
+            if (self._never_moves(mapping, reference) and reference in (self._discovery.names(target) or ())
                     and not self._shows_more(mapping, target, wanted.tag, reference)):
                 self._end(source_name, target.reference(reference), "skipped", reason="immutable_tag")
             else: asked.append(target)
@@ -282,12 +282,11 @@ class Run:
         if mapping.artifacts.enabled or (self._plans and not all(whole.there for whole in wholes)):
             need = max(self._referrers.need(mapping, each) for each in wholes)
             if need == plan.Look.LATE and late is None:
-                records = [self._knowledge.look(each.record) or (0, 0, 0) for each in wholes]
                 # A target without the API is asked for its list, where it has one.
-                lists = [record[2] & plan.HAS and not self._referrers.has_api(whole.target) for whole, record
-                    in zip(wholes, records, strict=True)]
-                last, cost = min(records)[0], 1 + sum(map(bool, lists))
-                self._late.append((last, cost, partial(self._take, mapping, sighting, source_name, reference, began)))
+                lists = [each for each in wholes if each.known[2] & plan.HAS
+                    and not self._referrers.has_api(each.target)]
+                take = partial(self._take, mapping, sighting, source_name, reference, began)
+                self._late.append((min(each.known[0] for each in wholes), 1 + len(lists), take))
                 return
             try:
                 if need > plan.Look.LATE or late:
@@ -296,10 +295,11 @@ class Run:
                     for whole in wholes: whole.record = b""
             except SyncError as error:
                 for whole in wholes: whole.error = whole.error or error
-        for each in (sighting, *(artifact.sighting for artifact in found)): self._note(each)
+        seen = [each for each in (sighting, *(artifact.sighting for artifact in found)) if each]
+        for each in seen: self._note(each)
         for whole, verdict in zip(wholes, sighting.verdicts, strict=True):
-            for each in (sighting, *(artifact.sighting for artifact in found)):
-                if self.rehearsal is not None and each is not None and each.tree is not None:
+            for each in seen:
+                if self.rehearsal and each.tree:
                     self.rehearsal.look_at(source_name if each is sighting else "", each.tree, whole.target.key)
             if whole.there:
                 self._knowledge.take_snapshot(verdict.snapshot, key_of(whole.source_digest), key_of(whole.digest))
@@ -313,9 +313,9 @@ class Run:
             else: self._execution.add(Image(whole, sighting.tree, reference, verdict.snapshot, then))
         self._execution.advance()
 
-    def _note(self, sighting: Sighting | None) -> None:
+    def _note(self, sighting: Sighting) -> None:
         """Count what a tree names; where source and target share a host, the source is the first to mount from."""
-        if sighting is None or sighting.tree is None: return
+        if sighting.tree is None: return
         shared = any(each.target.host.key == sighting.source.host.key for each in sighting.verdicts)
         for manifest in (sighting.tree.root, *sighting.tree.children):
             self._execution.references.update(blob.digest for blob in manifest.blobs)
@@ -343,8 +343,8 @@ class Run:
                 whole.open += 1
                 for digest in (sighting.source_digest, *(child.digest for child in sighting.tree.children)):
                     under.setdefault(digest, image)
-        if first and self._knowledge.look(whole.record):  # not complete any more, should this run be ended
-            self._knowledge.looked(whole.record, 0, bytes(8))
+        # Not complete any more, should this run be ended.
+        if first and whole.known[2]: self._knowledge.looked(whole.record, 0, bytes(8))
         return first
 
     def _end(self, source: str, target: str, status: str, **details: Any) -> None:
@@ -363,7 +363,7 @@ class Run:
         if whole.record:
             there = all((whole.target.key, each) in self._execution.delivered for each in whole.references)
             bits = whole.bits | plan.HAS * bool(whole.references) | plan.COMPLETE * there
-            if whole.error is None or self._knowledge.look(whole.record):
+            if whole.error is None or whole.known[2]:
                 self._knowledge.looked(whole.record, bits if whole.error is None else 0, whole.listed)
         synced, failed = "synced" if self.rehearsal is None else "would_sync", whole.error is not None
         unchanged = whole.there and not whole.brought
