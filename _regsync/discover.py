@@ -145,8 +145,7 @@ class Discovery:
         return tags.select(listed, rule)
 
     def _listed_digest(self, repository: Repository, reference: str) -> str | None:
-        once = self._listings.get(repository.key)
-        return (once.answer[0] or {}).get(reference) if once and once.answer else None
+        return (self.names(repository) or {}).get(reference)
 
     async def target_tags(self, target: Repository) -> Collection[str] | None:
         """Return the tags of a target by its listing, None where it does not say (rule 6)."""
@@ -162,10 +161,10 @@ class Discovery:
 
         return await self._held.setdefault(target.key, Once()).get(ask)
 
-    def names(self, repository: Repository) -> Collection[str] | None:
+    def names(self, repository: Repository) -> Mapping[str, str | None] | None:
         """Return the tags of a source or target that was listed, None where it was not."""
         once = self._listings.get(repository.key)
-        return (once.answer[0] or ()) if once and once.answer else None
+        return (once.answer[0] or {}) if once and once.answer else None
 
     def snapshot_name(self, mapping: MappingRule, source: Repository, target: Repository, reference: str,
             target_reference: str) -> bytes:

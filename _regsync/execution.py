@@ -60,9 +60,8 @@ class Delivery:
     failed: int = 0
     stripped: int = 0
     planned: list[str] = field(default_factory=list)  # what a rehearsal says of them
-    # By subject, what a target without the referrers API has to list; by digest or tag, all that has to be there.
+    # By subject, what a target without the referrers API has to list.
     listing: dict[str, list[Descriptor]] = field(default_factory=dict)
-    references: set[str] = field(default_factory=set)
     brought: set[str] = field(default_factory=set)
     open: int = 1  # of its images
     error: RegsyncError | None = None
@@ -261,8 +260,7 @@ class Execution:
     async def _finish(self, image: Image) -> None:
         """Put the manifests of an image whose blobs are all there (I1, I2)."""
         work = image.work
-        # Another tag's may have waited for the same artifact, each behind what it hangs on itself.
-        try: whole = (work.where, image.reference) in self.delivered or await self._put(image, work)
+        try: whole = await self._put(image, work)
         except SyncError as error: image.error = image.error or error
         else:
             del self.images[work]
@@ -284,7 +282,9 @@ class Execution:
             self.commit(work.where, child)
             self._queue((), self._claims.arrived(work, child.digest))
 
-        for pause in (*_ABSENT_PAUSES, None):
+        # An artifact may have been put for another tag, whose own waits for the same one.
+        is_there = (work.where, image.reference) in self.delivered
+        for pause in () if is_there else (*_ABSENT_PAUSES, None):
             try:
                 await self._mover.put(image.tree, work, image.target, image.reference, arrived)
                 break

@@ -17,7 +17,7 @@ import anyio
 
 from _regsync import oci, plan
 from _regsync.archive import key_of, named
-from _regsync.config import ArtifactRule, MappingRule
+from _regsync.config import MappingRule
 from _regsync.discover import Discovery, Once, Sighting, together
 from _regsync.errors import ContentError, RegistryError
 from _regsync.execution import Delivery
@@ -60,13 +60,18 @@ class _Question(NamedTuple):
     silent: tuple[Repository, ...] = ()
     sure: tuple[Repository, ...] = ()
 
+    def wants(self, types: frozenset[str]) -> bool:
+        """Say whether the filters take an artifact of these types."""
+        rule = self.mapping.artifacts
+        return not (rule.include and types.isdisjoint(rule.include)) and types.isdisjoint(rule.exclude)
+
 class Referrers:
     """The questions of one run about artifacts, and what it keeps at targets without the API."""
     def __init__(self, discovery: Discovery, knowledge: Knowledge, wall: Callable[[], float], *, kept: bool) -> None:
         """`wall` is the wall clock, `kept` says whether there is a state on disk."""
         self._discovery, self._knowledge, self._wall, self._kept = discovery, knowledge, wall, kept
         self._lists = defaultdict[tuple[RepositoryKey, str], Once[_List]](Once)
-        self._hung = dict[object, Once[list[Artifact]]]()
+        self._hung = defaultdict[object, Once[list[Artifact]]](Once)
         self._asked = Counter[RepositoryKey]()
         # Who asks an area for the first time, who writes a list.
         self._locks = defaultdict[object, anyio.Lock](anyio.Lock)
@@ -154,14 +159,13 @@ class Referrers:
 
     async def _hangs_on(self, asking: _Question, subject: str) -> list[Artifact]:
         """Return what hangs on one digest. Tags of one digest are planned once (rule 7)."""
-        key = (asking.mapping.index, *asking[2:], subject)
-        if key not in self._hung and len(self._hung) >= _MOST_HUNG: self._hung.pop(next(iter(self._hung)))
-        return await self._hung.setdefault(key, Once()).get(partial(self._on, asking, subject))
+        if len(self._hung) > _MOST_HUNG: self._hung.pop(next(iter(self._hung)))
+        key = (asking.mapping.index, asking[2:], subject)
+        return await self._hung[key].get(partial(self._on, asking, subject))
 
     async def _on(self, asking: _Question, subject: str) -> list[Artifact]:
-        listed, source = await self._listed(asking.source, subject), asking.source
-        entries = [partial(self._look, asking, subject, each.digest, each) for each in listed.entries
-            if each.digest != subject]
+        listed, source, look = await self._listed(asking.source, subject), asking.source, partial(self._look, asking)
+        entries = [partial(look, subject, each.digest, each) for each in listed.entries if each.digest != subject]
         names, tag = await self._names(source), oci.referrers_tag(subject)
         # Where nothing was listed, cosign's tags are worth a question only where no API would tell.
         probed = names is None and self.has_api(source) is False
@@ -169,14 +173,14 @@ class Referrers:
         if not (listed.entries or tags or self.has_api(source)):
             text = f"{source}: no referrers API and no fallback tag, images without artifacts are copied as they are"
             self._discovery.say("info", "no_referrers", text)
-        found = await together([*entries, *(partial(self._look, asking, subject, each, None) for each in tags)])
-        return [each for each in found if each is not None and _is_wanted(asking.mapping.artifacts, each.types)]
+        found = await together([*entries, *(partial(look, subject, each, None) for each in tags)])
+        return [each for each in found if each and asking.wants(each.types)]
 
     async def _look(self, asking: _Question, subject: str, reference: str, entry: Descriptor | None) -> Artifact | None:
         """Find out what an artifact is and which targets lack it; None when it is gone, or is not wanted anyway."""
-        (mapping, source, targets, silent, sure), wanted = asking, partial(_is_wanted, asking.mapping.artifacts)
+        mapping, source, targets, silent, sure = asking
         types = frozenset({entry.artifact_type} if entry and entry.artifact_type else ())
-        if types and not wanted(types): return None
+        if types and not asking.wants(types): return None
         believed = [each for each in targets if entry and self._knowledge.is_committed(each.key, reference)]
         lacking = tuple(each for each in targets
             if not ((entry and (each.key, reference) in self._settled)
@@ -186,7 +190,7 @@ class Referrers:
                 manifest = await self._discovery.manifest(source, reference, entry)
                 types = frozenset(filter(None, [manifest.artifact_type]))
                 entry = entry._replace(artifact_type=manifest.artifact_type, annotations=manifest.annotations)
-            if entry is not None and not (lacking and wanted(types)):
+            if entry is not None and not (lacking and asking.wants(types)):
                 return Artifact(subject, reference, entry, None, types)
             sighting = await self._discovery.look_up(mapping, reference, reference, lacking,
                 silent=[each for each in silent if each not in believed])
@@ -283,6 +287,3 @@ class Referrers:
                     return frozenset(added)
         lost = RegistryError("another writer replaces this list of referrers again and again", status=409)
         raise lost.located(target.side, "list referrers in", target.reference(tag))
-
-def _is_wanted(rule: ArtifactRule, types: frozenset[str]) -> bool:
-    return not (rule.include and types.isdisjoint(rule.include)) and types.isdisjoint(rule.exclude)

@@ -327,7 +327,6 @@ class Run:
         under, first, missed = dict[str, Image](), list[Image](), set[str]()
         for each in found:
             sighting = each.sighting
-            whole.references.add(each.reference)
             if each.entry is not None: whole.listing.setdefault(each.subject, []).append(each.entry)
             verdict = next((one for one in sighting.verdicts if one.target is whole.target), None) if sighting else None
             if each.subject in missed or (verdict is not None and verdict.error is not None):
@@ -360,11 +359,9 @@ class Run:
             self._end(name, target.reference(wanted.tag), "failed", error=error)
 
     def _end_whole(self, whole: Delivery) -> None:
-        if whole.record:
-            there = all((whole.target.key, each) in self._execution.delivered for each in whole.references)
-            bits = whole.bits | plan.HAS * bool(whole.references) | plan.COMPLETE * there
-            if whole.error is None or whole.known[2]:
-                self._knowledge.looked(whole.record, bits if whole.error is None else 0, whole.listed)
+        bits = whole.bits | plan.HAS * bool(whole.brought or whole.skipped) | plan.COMPLETE
+        if whole.record and (whole.error is None or whole.known[2]):
+            self._knowledge.looked(whole.record, bits if whole.error is None else 0, whole.listed)
         synced, failed = "synced" if self.rehearsal is None else "would_sync", whole.error is not None
         unchanged = whole.there and not whole.brought
         self._end(whole.source_name, whole.target.reference(whole.reference),

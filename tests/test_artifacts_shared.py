@@ -177,3 +177,17 @@ async def test_an_analysis_counts_what_hangs_on_images(tmp_path: Path) -> None:
         (target,) = ran.report["targets"].values()
         assert target["bytes"] == target["to_move"] == ran.report["blobs"]["unique_bytes"]
         assert ran.report["images"] == 1
+
+
+async def test_many_tags_of_one_image_one_after_another_put_an_artifact_once(tmp_path: Path) -> None:
+    async with virtual() as world:
+        stage = Stage(world, tmp_path)
+        image, sbom, signature = chain(stage)
+        for number in range(1, 6):
+            image.load_into(stage.source.app, "app", f"v{number}")
+        ran = await run(stage, {"from": "app", "tags": tags("v*")}, **{"global": {"max_concurrent_transfers": 1}})
+        assert (ran.status, ran.statuses()) == (0, ["synced"] * 6), ran.err
+        order = puts(stage)
+        assert order.count(sbom.top) == order.count(signature.top) == 1
+        assert sum(each["artifacts"]["synced"] for each in ran.images) == 2
+        assert sum(each["artifacts"]["skipped"] for each in ran.images) == 10
