@@ -3,11 +3,12 @@
 
     python3 tools/crash.py [-n 10] [--seed 1] [-v]
 
-Each round starts a new, older target (Debian's docker-registry), lets a sync of many tags begin, and ends it with
-SIGKILL when a number of bytes that the seed draws has gone over the wire, anywhere between the first and the last of an
-undisturbed run. Then every tag at the target must be the old or the new image, whole (its manifest read by skopeo,
-everything below it walked and compared), the state must load, and the next run must bring the rest, in which both runs
-together may move at most 1.5 times the bytes of an undisturbed one.
+Each round starts a new, older target (Debian's docker-registry), lets a sync of many tags begin, and ends it
+with SIGKILL when a number of bytes that the seed draws has gone over the wire, anywhere between the first and
+the last of an undisturbed run. Then every tag at the target must be the old or the new image, whole (its
+manifest read by skopeo, everything below it walked and compared), the state must load, and the next run must
+bring the rest and what hangs on it, in which both runs together may move at most 1.5 times the bytes of an
+undisturbed one.
 
 Owns: the rounds, the meter between the program and its registries, the verdict. May not know: anything of the program
 but its command line. Invariant: where a sync is killed is decided by bytes, not by a clock.
@@ -36,6 +37,7 @@ from typing import NamedTuple
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+from conformance.attachments import Family, plain  # noqa: E402
 from conformance.copies import fetch_http, push_http  # noqa: E402
 from conformance.images import Image, Seed  # noqa: E402
 from conformance.registries import docker_registry, skopeo  # noqa: E402
@@ -150,6 +152,8 @@ class Scene(NamedTuple):
     source: str
     tally: Tally
     images: dict[tuple[str, str], Image]
+    # Of each image everything below it and everything that hangs on it: a fallback list, and what that names.
+    hung: dict[tuple[str, str], dict[str, bytes]]
     old: dict[tuple[str, str], Image]
 
 
@@ -160,16 +164,21 @@ def _scene(seed: int) -> Iterator[Scene]:
         address = running.enter_context(docker_registry(work / "source"))
         base = [made.layer(LAYER * 3) for _ in range(2)]
         images: dict[tuple[str, str], Image] = {}
+        hung: dict[tuple[str, str], dict[str, bytes]] = {}
         for number in range(REPOSITORIES):
             for tag in range(TAGS):
                 own = [made.image(layers=[*base, made.layer(LAYER), made.layer(LAYER)]) for _ in range(1 + (tag == 1))]
                 image = own[0] if tag != 1 else made.index(own)
-                images[f"app-{number}", f"v{tag}"] = push_http(image, address, f"app-{number}", f"v{tag}")
+                Family(plain(made, image)).push(address, f"app-{number}", f"v{tag}")
+                images[f"app-{number}", f"v{tag}"] = image
+                found = fetch_http(address, f"app-{number}", f"v{tag}", referrers=True)
+                assert len(found) > len(image.contents()) + 3, "three artifacts, and the lists of them"
+                hung[f"app-{number}", f"v{tag}"] = found
         # One tag of each repository is at the target already, as it once was.
         old = {(f"app-{number}", "v0"): made.image(sizes=(5000,)) for number in range(REPOSITORIES)}
         meter = Meter(address, tally)
         running.callback(meter.close)
-        yield Scene(work, meter.address, tally, images, old)
+        yield Scene(work, meter.address, tally, images, hung, old)
 
 
 @contextlib.contextmanager
@@ -193,7 +202,7 @@ def _configuration(scene: Scene, target: str, slots: int) -> Path:
     home.mkdir()
     mappings = [{"from": f"app-{number}", "tags": {"glob": "v*"}} for number in range(REPOSITORIES)]
     registries = {"s": {"url": f"http://{scene.source}"}, "t": {"url": f"http://{target}"}}
-    defaults = {"source": "s", "targets": ["t"], "artifacts": {"enabled": False}}
+    defaults = {"source": "s", "targets": ["t"]}
     limits = {"max_concurrent_transfers": slots}
     file = home / "mirror.yaml"
     file.write_text(
@@ -241,9 +250,13 @@ def _check_tags(scene: Scene, address: str, *, all_new: bool) -> int:
             raise CrashError(f"{repository}:{tag} is neither the old image nor the new one")
         if fetch_http(address, repository, tag) != found.contents():
             raise CrashError(f"{repository}:{tag} is not whole")
+        if all_new and fetch_http(address, repository, tag, referrers=True) != scene.hung[repository, tag]:
+            raise CrashError(f"{repository}:{tag} has not all that hangs on it at the source")
         new += found is image
     if extra := {
-        name: set(tags) for name, tags in listed.items() if not {(name, tag) for tag in tags} <= {*scene.images}
+        name: set(tags)
+        for name, tags in listed.items()
+        if not {(name, tag) for tag in tags if not tag.startswith("sha256-")} <= {*scene.images}
     }:
         raise CrashError(f"tags that nobody asked for: {extra}")
     return new
