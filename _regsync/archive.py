@@ -4,9 +4,7 @@ Owns: the tables of what earlier runs confirmed, looked up in place by bisection
 confirmed, the framing of the journal. May not know: files, clocks, what a row means (`state.Knowledge` judges).
 Invariant I5: bytes that are not whole, not ours or of another version are `Damaged`, never half read.
 """
-
 from __future__ import annotations
-
 import json
 import struct
 import zlib
@@ -16,10 +14,8 @@ from heapq import merge
 from itertools import accumulate, groupby, pairwise
 from operator import itemgetter
 from typing import Any, NamedTuple
-
 from _regsync import fips
 from _regsync.oci import split_digest
-
 __all__ = ["EMPTY", "Archive", "Damaged", "Fresh", "digest_like", "encode", "entry", "folded", "frame", "key_of",
     "moment_of", "named", "unframe"]
 

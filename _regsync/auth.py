@@ -4,23 +4,18 @@ Owns: challenges, the rules for realms, tokens with their scopes and lifetimes. 
 manifests, files. Invariant: a secret goes to its own registry and to a realm that `check_realm` let pass, nowhere else,
 never into a message or a log (I6). Follows design.md sections 6 and 9, protocol-facts.md sections 2 and 9.2 (R2, R18).
 """
-
 from __future__ import annotations
-
 import json
 import re
 from base64 import urlsafe_b64decode
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any, NamedTuple
-
 import anyio
-
 from _regsync.credentials import Credential
 from _regsync.errors import AuthError, RegistryError, SyncError, clean
 from _regsync.fields import is_loopback
 from _regsync.pacing import parse_retry_after
 from _regsync.streams import Origin
-
 __all__ = ["Authenticator", "Challenge", "check_realm", "is_private", "parse_challenges", "parsed"]
 
 Pair = tuple[str, str]

@@ -4,17 +4,13 @@ Owns: the claims of design.md section 6, rules 9 and 10. May not know: clocks, s
 (skip beats mount, mount beats upload); claims are made in promotion order, so an owner was always promoted before those
 who wait for it and no cycle can form.
 """
-
 from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
-
 from _regsync.oci import Descriptor
 from _regsync.state import Knowledge, RepositoryKey
-
 __all__ = ["Claims", "Place", "PlaceKey", "Step", "Work"]
 
 # Repository, digest, and whether it is a manifest: one digest may be wanted as both.

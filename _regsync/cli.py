@@ -4,9 +4,7 @@ Owns: what each command takes, its help, and what its end means for the shell. M
 copied. Invariants: every error ends in one line and one exit status of design.md section 2; no traceback without `-vv`;
 costly imports are made by the command that needs them, whose parser alone is built (throughput.md section 5).
 """
-
 from __future__ import annotations
-
 import argparse
 import errno
 import json
@@ -15,7 +13,6 @@ import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
-
 from _regsync import __version__
 from _regsync.errors import AuthError, ConfigError, RegsyncError, clean
 from _regsync.output import Console
@@ -23,7 +20,6 @@ from _regsync.output import Console
 if TYPE_CHECKING:
     from _regsync.config import Config
     from _regsync.fields import Field
-
 __all__ = ["main"]
 
 _LARGEST_CONFIG = 32 * 1024 * 1024

@@ -5,22 +5,18 @@ not know: files, the process environment, how a value is used. Invariant: any in
 with every problem, aliases are read once, no message shows a secret; a doubt speaks only where no registry's content
 could prove it wrong, but for tags that move by custom and ranges without an end. Follows design.md sections 3 and 4.
 """
-
 from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
-
 from _regsync import providers
 from _regsync.document import Node, Unreadable, compose, dump, masked, substitute, variables
 from _regsync.errors import ConfigError, Problem, clean
 from _regsync.fields import DEFAULT_PORTS, SECTIONS, Field, is_loopback, parse_registry_url
 from _regsync.oci import Platform
 from _regsync.tags import TagRule, check_glob, compile_glob, select
-
 __all__ = ["ArtifactRule", "Config", "MappingRule", "Registry", "expand", "load", "registry_for"]
 
 class Registry(NamedTuple):

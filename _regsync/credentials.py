@@ -4,20 +4,16 @@ Owns: the order of the sources, the files of container clients. May not know: ch
 Invariant: a credential is for one host; a source that is named or broken is an error, never a reason to try another or
 go anonymous; no `repr`, no message shows a secret. Follows design.md 3, protocol-facts.md 3 and 9.2 (R8, R9, R19).
 """
-
 from __future__ import annotations
-
 import json
 import os
 import re
 from base64 import b64decode, b64encode
 from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
-
 from _regsync.config import Registry
 from _regsync.errors import AuthError, clean
 from _regsync.fields import is_loopback
-
 __all__ = ["Credential", "find_credential"]
 
 Read = Callable[[str], bytes | None]

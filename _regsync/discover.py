@@ -4,16 +4,12 @@ Owns: which questions are asked, in which order, and each only once a run (desig
 know: what is transferred when. Invariant: an answer already held is not asked for again; concurrent askers share one
 question. Follows specification section 1.1 "Tag skip decision", "head_first" and "Platform filtering".
 """
-
 from __future__ import annotations
-
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import Generic, NamedTuple, TypeVar
-
 import anyio
-
 from _regsync import oci, plan, tags
 from _regsync.archive import key_of, named
 from _regsync.config import MappingRule, Registry
@@ -22,7 +18,6 @@ from _regsync.oci import Manifest
 from _regsync.registry import Repository
 from _regsync.state import Knowledge, Snapshot
 from _regsync.transport import Transport
-
 __all__ = ["Discovery", "Once", "Sighting", "Verdict", "together"]
 
 T = TypeVar("T")

@@ -4,13 +4,10 @@ Owns: decoding, composition, duplicate and merged keys, `${NAME}`. May not know:
 memory are bounded by the length of the input, whatever it nests, repeats or refers to; a value never changes the
 document's structure; the short way for ordinary text and PyYAML's events lead to the same nodes. Follows design.md 3.
 """
-
 from __future__ import annotations
-
 import re
 from collections.abc import Callable, Container, Iterator, Mapping
 from typing import Any, NamedTuple
-
 __all__ = ["Node", "Unreadable", "compose", "dump", "masked", "substitute", "variables"]
 
 _DEEPEST = 32  # levels; legitimate documents have 6

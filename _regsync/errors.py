@@ -4,12 +4,9 @@ Owns: the exception tree, the codes of design.md section 2, `Side`. May not know
 it. Invariant: a message never holds a credential, a signed URL or a whole body; text from a registry passes `clean`
 first. Follows protocol-facts.md section 9.2, R10 and R18.
 """
-
 from __future__ import annotations
-
 import enum
 from typing import NamedTuple
-
 __all__ = ["AuthError", "ConfigError", "ConnectFailed", "ContentError", "Disconnected", "LoginExpired",
     "MappingConflict", "Problem", "ProtocolBroken", "RegistryError", "RegsyncError", "Side", "SyncError", "TimedOut",
     "WireError", "clean"]
@@ -126,6 +123,8 @@ _REMEDIES = {(404, Side.SOURCE): "check the name: `regsync tags {repository}` sh
 
 class RegistryError(SyncError):
     """A registry answered with an error status; `codes` and `digests` are its body's, `retry_after` is seconds."""
+    paced = final = False  # the next attempt waits in front of its window; there is none
+
     def __init__(self, message: str, *, status: int, codes: tuple[str, ...] = (), digests: frozenset[str] = frozenset(),
             retry_after: float | None = None) -> None:
         super().__init__(message)
@@ -151,7 +150,7 @@ class RegistryError(SyncError):
     @property
     def retryable(self) -> bool:  # type: ignore[override]
         # design.md section 9: 408, 429 and 5xx; 501 and 505 say that asking again is pointless.
-        return self.status in (408, 429) or (self.status >= 500 and self.status not in (501, 505))
+        return not self.final and (self.status in (408, 429) or (self.status >= 500 and self.status not in (501, 505)))
 
 class MappingConflict(SyncError):
     """Two mappings want one target tag from different sources; the later one loses."""

@@ -4,31 +4,27 @@ Owns: what is pending, the image slots, the healing of a state that was wrong. M
 anything is asked or moved. Invariants: I8 (a waiting image has no task and no slot), I9, I10, I5 "Healing"; who brings
 what is `claims.Claims`' to decide. Follows specification 1.1 "Pipeline", design.md sections 6, 7, 9.
 """
-
 from __future__ import annotations
-
 import heapq
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
-
 import anyio
-
 from _regsync import plan
 from _regsync.archive import key_of
 from _regsync.claims import Claims, Step, Work
 from _regsync.discover import Discovery
 from _regsync.errors import RegistryError, RegsyncError, Side, SyncError
 from _regsync.oci import Descriptor, Manifest
+from _regsync.pacing import Meter
 from _regsync.plan import Tree
 from _regsync.registry import Repository
 from _regsync.rehearsal import Rehearsal
 from _regsync.state import Knowledge, RepositoryKey
 from _regsync.store import SMALL_BLOB
 from _regsync.transfer import Mover
-
 __all__ = ["Delivery", "Execution", "Image", "Progress"]
 
 # Discovery rests while so many images wait, or so many bytes of their manifests, which are in memory.
@@ -93,10 +89,10 @@ class Image:
 
 class Progress:
     """What a progress display shows: images known and done, bytes moved and expected, who has to wait."""
-    def __init__(self, paused: Mapping[str, float]) -> None:
+    def __init__(self, paused: Mapping[str, Meter]) -> None:
         self.known = self.done = self.bytes = self.expected = 0
         self.ends: float | None = None  # when a drain does
-        # By host, until when it asked not to be asked; the images that were begun, oldest first.
+        # By host, what answered 429 last; the images that were begun, oldest first.
         self.paused, self.begun = paused, dict[Work, Image]()
 
     def under_way(self) -> list[str]:

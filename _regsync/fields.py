@@ -4,19 +4,15 @@ Owns: names, types, defaults and meaning of all fields (the reader, the schema a
 rows), durations, sizes, registry addresses. May not know: YAML, places, the model. Invariant: a grammar gives a value,
 or a ValueError with the remedy and no secret; the schema takes whatever `validate` takes. Follows JSON Schema 2020-12.
 """
-
 from __future__ import annotations
-
 import re
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
-
 from _regsync import providers
 from _regsync.errors import ConfigError
 from _regsync.oci import is_repository, parse_platform
 from _regsync.tags import check_glob
-
 __all__ = ["DEFAULT_PORTS", "SECTIONS", "Field", "is_loopback", "parse_duration", "parse_registry_url", "parse_size",
     "schema", "value_of"]
 

@@ -5,11 +5,8 @@ for a digest. Invariant: no other module of `_regsync` imports hashlib, hmac or 
 gate of the default build (refuse to run without the host's FIPS 140-3 provider) is not part of this version.
 Follows design.md section 11, protocol-facts.md section 8.3.
 """
-
 from __future__ import annotations
-
 from _regsync import FIPS_BUILD
-
 __all__ = ["DIGEST_HEX_LENGTHS", "gate_state", "hash_hex", "new_hash"]
 
 # typing's constant without typing, which costs `version` a third of its time.

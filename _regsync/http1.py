@@ -3,22 +3,17 @@
 Owns: connections, tunnels, pool, time-outs, answers in the middle of an upload. May not know: registries, logins,
 redirects, retries (but an idle connection found dead is replaced). Invariants: I7 (a body that cannot begin again is
 sent once), I9 (kept only after a whole exchange). Follows RFC 9112, design.md section 9, throughput.md section 8."""
-
 from __future__ import annotations
-
 import math
 from base64 import b64encode
 from collections.abc import Awaitable, Callable
 from typing import Any, NamedTuple, Protocol
-
 import anyio.lowlevel
 import h11
-
 from _regsync import errors
 from _regsync.errors import ContentError, Disconnected, ProtocolBroken, SyncError, TimedOut, WireError, clean
 from _regsync.proxy import Proxy
 from _regsync.streams import WANT_READ, WANT_WRITE, Origin, Stream, Timeouts, connect, start_tls
-
 __all__ = ["PIECE", "Connection", "Headers", "Lease", "Pieces", "Pool", "Request", "Response", "open_stream"]
 
 # One piece of a body. throughput.md section 1: 64 KiB costs 12 % more CPU, 1 MiB four times the memory.

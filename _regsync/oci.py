@@ -5,19 +5,15 @@ May not know: registries, configuration, HTTP. Invariant: `trim_index` alone cha
 name or media type leaves unchecked: each may become part of a URL, header or file name (protocol-facts.md section 9.2,
 R11 to R14). Follows protocol-facts.md section 1, design.md sections 2, 4.
 """
-
 from __future__ import annotations
-
 import binascii
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple, NoReturn, TypeVar
-
 from _regsync import fips
 from _regsync.errors import ConfigError, ContentError, clean
-
 __all__ = ["ACCEPT_MANIFESTS", "IMAGE_CONFIGS", "MAX_INDEX_DEPTH", "TRIM_RULE", "Descriptor", "Manifest", "Platform",
     "Reference", "Trimmed", "check_digest", "digest_of", "is_referrer_tag", "is_repository", "is_tag", "list_referrers",
     "nested_indexes", "parse_manifest", "parse_platform", "parse_reference", "platform_matches", "referrers_tag",

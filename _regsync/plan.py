@@ -4,19 +4,15 @@ Owns: the tree of an image in put order, the order of its blobs, the election of
 May not know: how anything is asked or moved. Invariants: I2 (children before their index), I10 (on a conflict the
 earlier mapping wins). Follows design.md sections 3, 6, 7, specification 1.1.
 """
-
 from __future__ import annotations
-
 import enum
 import heapq
 from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
-
 from _regsync.config import MappingRule, Registry
 from _regsync.errors import ContentError, RegistryError
 from _regsync.oci import IMAGE_CONFIGS, MAX_INDEX_DEPTH, Descriptor, Manifest
 from _regsync.providers import api_repository
-
 __all__ = ["COMPLETE", "HAS", "LATE_SHARE", "Assignment", "Election", "Look", "NotAtHand", "Tree", "Wanted", "assign",
     "grow", "look_again", "look_without_state", "may_be_stale", "names_absence", "order_blobs", "target_groups"]
 

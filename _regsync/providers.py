@@ -4,16 +4,14 @@ Owns: the anchored host patterns, Docker Hub's names, one row of facts per kind.
 credentials. Invariant: a kind is decided by the whole host name, never by a suffix, as cloud tokens follow the kind
 (CVE-2026-105769; protocol-facts.md section 9.2, R8). Follows design.md sections 3, 9; a row names what it rests on.
 """
-
 from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from itertools import chain
 from types import MappingProxyType
 from typing import Literal, NamedTuple
-
-__all__ = ["ROWS", "Kind", "Probe", "Row", "UploadStyle", "api_host", "api_repository", "canonical_host", "kind_of"]
+__all__ = ["ROWS", "Kind", "Pace", "Probe", "Row", "UploadStyle", "api_host", "api_repository", "canonical_host",
+    "kind_of"]
 
 Kind = Literal["ecr", "ecr_public", "dockerhub", "gar", "gcr", "ghcr", "acr", "unknown"]
 # After a POST, put: one PUT with the body; patch: one PATCH without Content-Range, an empty PUT; chunks: PATCHes with
@@ -27,6 +25,26 @@ _DOCKER_HUB = ("docker.io", "index.docker.io", "registry-1.docker.io")
 _AWS_SUFFIXES = r"amazonaws\.(?:com(?:\.cn)?|eu)|c2s\.ic\.gov|sc2s\.sgov\.gov|cloud\.adc-e\.uk|csp\.hci\.ic\.gov"
 _ECR = rf"[0-9]{{12}}\.(?:dkr\.ecr(?:-fips)?\.[a-z0-9-]+\.(?:{_AWS_SUFFIXES})|dkr-ecr(?:-fips)?\.[a-z0-9-]+\.on\.aws)"
 
+class Pace(NamedTuple):
+    """One window (specification section 8.1): the actions that share it, how many of them are let in at first, and the
+    bucket that feeds it: requests a second, and at once. Their sum is never above the registry's own cap."""
+    actions: str
+    start: int = 4
+    rate: int = 0  # none is published, or known
+    burst: int = 1
+
+_HEADS, _UPLOADS = "manifest_head blob_head", "upload_start upload_body upload_finish"
+_READS, _WRITES = f"tag_list manifest_get blob_get {_HEADS}", f"manifest_put {_UPLOADS}"
+# Rates stay below what protocol-facts.md sections 4.8, 5.5, 6.5 and 7.1 say (design.md section 9).
+_ECR_PACES = (*(Pace(action, 8) for action in ("tag_list", "manifest_head", "blob_head")), Pace("manifest_get"),
+    Pace("blob_get"), Pace("manifest_put", rate=9), Pace("upload_start", rate=80, burst=20),
+    Pace("upload_body", rate=400, burst=50), Pace("upload_finish", rate=80, burst=20))
+_ECR_PUBLIC_PACES = (*(Pace(actions, rate=9) for actions in (_READS, "upload_start", "upload_finish", "manifest_put")),
+    Pace("upload_body", rate=200, burst=30))
+_GOOGLE_PACES = (Pace(f"{_READS} {_WRITES}", rate=240, burst=30),)
+_UNKNOWN_PACES = (Pace(f"tag_list {_HEADS}", 8), Pace("manifest_get"), Pace("blob_get", 32), Pace(_UPLOADS, 32),
+    Pace("manifest_put"))
+
 class Row(NamedTuple):
     """What is known of one kind of registry. Mounts are tried on every kind (design.md section 6, rule 10)."""
     hosts: str | None
@@ -38,24 +56,31 @@ class Row(NamedTuple):
     probe: Probe | None = "from"  # None: an unknown blob is asked for by HEAD
     page_size: int = 1000
     listing_has_digests: bool = False
+    paces: tuple[Pace, ...] = _UNKNOWN_PACES
+    per_project: bool = False  # whether the first segment of a repository's name has windows of its own
+    quota: str | None = None  # the action that `ratelimit-remaining` is about, where not the one that was answered
 
 _ECR_SOURCE = "protocol-facts.md sections 4.1 (hosts), 4.9 (mounts), 7.9 (upload)"
 _GOOGLE_SOURCE = "protocol-facts.md sections 5.1 (hosts), 5.5 (upload, listing), 1.8 (bare mount)"
 ROWS: Mapping[Kind, Row] = MappingProxyType({
     # A mount is answered 201 only for a source with a committed manifest (4.9): no word about the repository itself.
-    "ecr": Row(_ECR, _ECR_SOURCE, auth="ecr", probe=None),
-    "ecr_public": Row(r"public\.ecr\.aws", _ECR_SOURCE, auth="ecr", probe=None),
+    "ecr": Row(_ECR, _ECR_SOURCE, auth="ecr", probe=None, paces=_ECR_PACES),
+    "ecr_public": Row(r"public\.ecr\.aws", _ECR_SOURCE, auth="ecr", probe=None, paces=_ECR_PUBLIC_PACES),
     "dockerhub": Row("|".join(map(re.escape, _DOCKER_HUB)),
-        "protocol-facts.md sections 7.2 (names), 1.8 (mounts), 7.9 (upload)"),
+        "protocol-facts.md sections 7.2 (names, quota), 1.8 (mounts), 7.9 (upload)", quota="manifest_get",
+        paces=(Pace(_HEADS, 8), Pace("manifest_get", 1), Pace(f"tag_list blob_get {_WRITES}"))),
     # Other package types live under *.pkg.dev too: only the -docker names are registries.
     "gar": Row(r"[a-z0-9-]+-docker\.pkg\.dev", _GOOGLE_SOURCE, "gar", probe="bare", page_size=10000,
-        listing_has_digests=True),
-    "gcr": Row(r"(?:[a-z]+\.)?gcr\.io", _GOOGLE_SOURCE, "gcr", probe="bare", page_size=10000, listing_has_digests=True),
+        listing_has_digests=True, paces=_GOOGLE_PACES, per_project=True),
+    "gcr": Row(r"(?:[a-z]+\.)?gcr\.io", _GOOGLE_SOURCE, "gcr", probe="bare", page_size=10000,
+        listing_has_digests=True, paces=_GOOGLE_PACES, per_project=True),
     # Three reports of its chunked PATCH contradict each other; a whole body is safe by all.
-    "ghcr": Row(r"ghcr\.io", "protocol-facts.md section 7.1 (host, upload)", auth="ghcr", fallback="patch"),
+    "ghcr": Row(r"ghcr\.io", "protocol-facts.md section 7.1 (host, upload)", auth="ghcr", fallback="patch",
+        paces=(Pace(f"{_READS} {_WRITES}", rate=20, burst=10),)),
     # A whole PUT above about 20 MB is answered 413 or reset.
     "acr": Row(r"[a-z0-9-]+\.azurecr\.(?:io|cn|us)", "protocol-facts.md sections 6.1 (hosts), 6.5 (upload)",
-        auth="acr", put_limit=16 * 1024 * 1024),
+        auth="acr", put_limit=16 * 1024 * 1024,
+        paces=(Pace(_READS, rate=130, burst=30), Pace(_WRITES, rate=26, burst=10))),
     "unknown": Row(None, "protocol-facts.md sections 7.9 (upload), 1.8 (mounts)", fallback="patch"),
 })  # fmt: skip
 

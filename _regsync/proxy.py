@@ -4,15 +4,11 @@ Owns: the proxy variables, the NO_PROXY grammar. May not know: sockets, CONNECT,
 Invariant: no text of a `Proxy` and no error shows user name or password. Follows protocol-facts.md section 8.1: Go's
 `httpproxy` rules, as container clients have them; lower case first, and empty is unset, as curl and Python have it.
 """
-
 from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
-
 from _regsync.errors import ConfigError
-
 __all__ = ["Proxy", "proxy_for"]
 
 # Metadata services hand out this machine's credentials: no proxy is to see them (protocol-facts.md 8.1 and 9.2, R20).

@@ -5,16 +5,12 @@ the fallback index at a target. May not know: when a run looks, how anything is 
 asked is an error, never "none"; an entry that somebody else wrote into a fallback index stays. Follows design.md
 section 6 rule 15, protocol-facts.md section 1.10.
 """
-
 from __future__ import annotations
-
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
 from typing import NamedTuple
-
 import anyio
-
 from _regsync import oci, plan
 from _regsync.archive import key_of, named
 from _regsync.config import MappingRule
@@ -24,7 +20,6 @@ from _regsync.execution import Delivery
 from _regsync.oci import Descriptor, Manifest
 from _regsync.registry import Repository
 from _regsync.state import Knowledge, RepositoryKey, area
-
 __all__ = ["Artifact", "Referrers"]
 
 _COSIGN = (".sig", ".att", ".sbom")

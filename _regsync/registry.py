@@ -3,20 +3,17 @@
 Owns: paths, headers, statuses, the reading of answers. May not know: what is copied where, or why. Invariants: I3 (a
 manifest is what its digest says, or the registry is in error), I6 (a Location elsewhere gets no credentials), an error
 names side, operation, reference. Follows OCI distribution-spec 1.1, protocol-facts.md section 1 (numbers below)."""
-
 from __future__ import annotations
-
 import json
 import re
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager
-
 from _regsync import oci, transport
 from _regsync.errors import AuthError, ContentError, LoginExpired, ProtocolBroken, RegistryError, Side, SyncError, clean
 from _regsync.http1 import Lease, Pieces, Response
+from _regsync.pacing import LARGE_BODY
 from _regsync.providers import ROWS, api_repository
 from _regsync.transport import Answer, Call, Host, Transport
-
 __all__ = ["Repository", "Upload"]
 
 _MANIFEST_LIMIT, _TAGS_LIMIT = 4 * 1024 * 1024, 8 * 1024 * 1024
@@ -186,6 +183,17 @@ class Repository:
             body = await response.read(transport.ERROR_BODY)
             raise self._transport.refusal(self.host, Answer(response.status, response.headers, body))
 
+class _Counted:
+    """A body that tells when the target has taken so much of it that it is well under way."""
+    def __init__(self, pieces: Pieces, under_way: Callable[[], None]) -> None:
+        self.length, self._pieces, self._under_way, self._given = pieces.length, pieces, under_way, 0
+
+    async def next(self) -> memoryview:
+        if self._given >= LARGE_BODY: self._under_way()
+        piece = await self._pieces.next()
+        self._given += len(piece)
+        return piece
+
 class Upload:
     """One blob on its way into a repository: `start`, then `put` unless that is unnecessary. The caller holds permits
     and lease (all goes over one connection); `session` is the path of the open upload session, empty without one, which
@@ -268,8 +276,9 @@ class Upload:
         seconds = timeouts.finish + self.blob.size / timeouts.finish_bytes_per_second
         used = await self._transport.login(host, call, before_body=True)
         self.broken, self.begun = self.session if host.resumes and self._origin == host.origin else "", not self.offset
-        async with self._kept(call) as lease:
-            response = await lease.exchange(call.request(used), seconds, pieces)
+        async with self._transport.metered(host, call, self._lease) as hear, self._kept(call) as lease:
+            response = await lease.exchange(call.request(used), seconds, _Counted(pieces, hear))
+            hear(response)
             if not response.early or response.status < 500:
                 self.broken = ""  # that session has got its answer
             if response.status == 401 and self._origin == host.origin and not self._renewed:

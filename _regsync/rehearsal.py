@@ -4,17 +4,13 @@ Owns: the part of `transfer.Mover` in a dry run, and the numbers of `analyze`. M
 Invariant: GET and HEAD only; its requests and bytes are those of a run that gets the same answers, since the same
 discovery, claims and execution lead to it. Follows design.md sections 6 and 10 ("Dry run").
 """
-
 from __future__ import annotations
-
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping
 from typing import Any
-
 from _regsync import claims, oci, pacing, plan, providers, registry, state, transfer
 from _regsync.report import size_text
 from _regsync.transport import Transport
-
 __all__ = ["Rehearsal", "lines"]
 
 class Rehearsal:

@@ -4,17 +4,13 @@ Owns: the fold of outcomes into the report of design.md section 10, the JSON Sch
 the exit statuses of design.md section 2. May not know: terminals, files, clocks. Invariant: every image that was
 selected has exactly one outcome. Follows specification sections 3, 6, 7.
 """
-
 from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
-
 from _regsync.errors import RegsyncError
-
 __all__ = ["Outcome", "Report", "duration_text", "schema", "size_text"]
 
 def size_text(count: int) -> str:

@@ -4,13 +4,10 @@ Owns: when a tag counts as a version, precedence, the range grammar, what a pre-
 know: any other module of the program. Invariant: `parse_range` returns a range, or raises ValueError with one line that
 says what to write instead. Follows SemVer 2.0.0 section 11, node-semver (operators, partials) and design.md section 4.
 """
-
 from __future__ import annotations
-
 import re
 from itertools import takewhile
 from typing import Literal, NamedTuple
-
 __all__ = ["Prerelease", "Range", "Version", "parse_range", "parse_version"]
 
 Prerelease = Literal["include", "exclude", "only"]

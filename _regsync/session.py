@@ -4,24 +4,19 @@ Owns: the edge to the process (environment, files, clock, chance) and the wiring
 arguments, configuration files, how anything is asked or copied. Invariant: connections are closed however a command
 ends. Follows specification section 1.6 and design.md sections 2, 5 and 9.
 """
-
 from __future__ import annotations
-
 import gc
 import os
 import signal
 import time
 from collections import Counter, deque
 from typing import Any, Literal
-
 import anyio
-
 from _regsync import discover, rehearsal, state, sync, tags, transport
 from _regsync.config import Config, MappingRule, Registry
 from _regsync.errors import ConfigError, Side, clean
 from _regsync.output import Console, Snapshot
 from _regsync.report import Report, duration_text
-
 __all__ = ["list_tags", "run", "show_progress"]
 
 _TICK, _HEARTBEAT = 0.25, 30.0
@@ -97,8 +92,10 @@ def _waiting(progress: sync.Progress, now: float) -> str:
     names = progress.under_way()
     if progress.ends is not None:
         return f"stopping in {duration_text(max(0.0, progress.ends - now))} at most, {len(names)} under way"
-    for host, until in progress.paused.items():
-        if until > now: return f"{host} is throttled (429), next try in {duration_text(until - now)}"
+    for host, meter in progress.paused.items():
+        if meter.paused > now:
+            text = f"{host} is throttled (429), window {meter.width:.0f}"
+            return f"{text}, next try in {duration_text(meter.paused - now)}"
     if not names: return "asking what there is" if progress.done == progress.known else "comparing tags"
     return f"copying {names[0]}" if len(names) == 1 else f"{len(names)} under way, first {names[0]}"
 

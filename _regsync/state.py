@@ -4,15 +4,11 @@ Owns: the hot tier and the judgement of the warm one (specification 1.1, three-s
 May not know: clocks, sockets, tasks, files. Invariant I5: an entry exists only because a registry answered; what an
 earlier run left is believed as far as design.md section 7, "Vouching", allows, and wrong state costs requests only.
 """
-
 from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
-
 from _regsync.archive import EMPTY, Archive, Fresh, encode, entry, frame, key_of, moment_of
-
 __all__ = ["Knowledge", "RepositoryKey", "Snapshot", "area"]
 
 # Host key (host:port as shown in reports) and repository name.

@@ -4,17 +4,13 @@ Owns: `state.bin`, `state.journal` and `state.lock` in the cache directory. May 
 nothing here fails a run (one warning, and it goes on without state); `state.bin` is replaced whole or not at all; a
 journal counts only for the very file that it was begun beside: no crash loses or repeats anything. Follows design.md 8.
 """
-
 from __future__ import annotations
-
 import contextlib
 import os
 import zlib
 from collections.abc import Callable
-
 from _regsync.archive import EMPTY, Archive, Damaged, folded, unframe
 from _regsync.errors import clean
-
 __all__ = ["StateFile"]
 
 _JOURNAL, _LARGEST = b"regsyncj", 1 << 30

@@ -3,9 +3,7 @@
 Owns: files named by digest only (R16). May not know: registries, HTTP. Invariants: a file visible under its digest was
 hashed and is whole, whoever else stages in the same directory; what a killed or failed run left is used when it still
 verifies, a run that ends well leaves nothing. Follows specification 1.1 "Streaming", design.md 6 (rule 13) and 8."""
-
 from __future__ import annotations
-
 import contextlib
 import os
 import re
@@ -13,14 +11,11 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
 from io import FileIO
-
 import anyio.to_thread
-
 from _regsync.errors import SyncError, clean
 from _regsync.fips import DIGEST_HEX_LENGTHS, new_hash
 from _regsync.http1 import PIECE
 from _regsync.oci import Descriptor, split_digest
-
 __all__ = ["SMALL_BLOB", "FilePieces", "MemoryPieces", "NoRoom", "Reader", "Staging", "StagingFailed", "read_whole"]
 
 SMALL_BLOB, _MEMORY_BUDGET = 1024 * 1024, 48 * 1024 * 1024  # design.md section 6 rule 13

@@ -3,9 +3,7 @@
 Owns: name resolution, the race between addresses, handshakes. May not know: HTTP, registries, credentials. Invariants:
 who waits on a socket is told before it is closed, it is never half-closed, nobody waits for a close_notify; after
 WANT_WRITE the same memory comes again. Follows design.md section 9; throughput.md sections 2, 3, traps 1, 4, 7, 8."""
-
 from __future__ import annotations
-
 import errno
 import itertools
 import os
@@ -14,12 +12,9 @@ import ssl
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple, Protocol
-
 import anyio.to_thread
-
 from _regsync import tls
 from _regsync.errors import ConnectFailed, Disconnected, clean
-
 __all__ = ["WANT_READ", "WANT_WRITE", "Origin", "Stream", "Timeouts", "connect", "start_tls"]
 
 WANT_READ, WANT_WRITE = -1, -2  # what `recv_into` and `send` answer instead of a count when nothing can move now

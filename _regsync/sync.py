@@ -4,18 +4,14 @@ Owns: the queues of questions, the isolation of failures, the drain, the state's
 anything is asked, moved or printed, nor in which order images are brought. Invariants: I10; every selected image ends
 in exactly one outcome unless the run is interrupted. Follows specification 1.1 "Pipeline", 1.6 and 3; design.md 9.
 """
-
 from __future__ import annotations
-
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
 from functools import cache, partial
 from typing import Any, Literal
-
 import anyio
 import anyio.abc
-
 from _regsync import pacing, plan
 from _regsync.archive import EMPTY, digest_like, key_of
 from _regsync.config import Config, MappingRule
@@ -33,7 +29,6 @@ from _regsync.store import Staging
 from _regsync.tags import compile_glob
 from _regsync.transfer import Mover
 from _regsync.transport import Transport
-
 __all__ = ["DRAIN_SECONDS", "Progress", "Run"]
 
 # Specification section 1.6; how often a drain, and those who wait for a mount, are looked at.

@@ -4,20 +4,16 @@ Owns: the glob language, the tag rule, the selection with a reason for every tag
 listing comes from, configuration files. Invariant: the selection is a function of the listing and the rule alone, and
 matching is linear in tag times pattern, whatever the pattern. Follows design.md sections 4 (globs) and 5 (the steps).
 """
-
 from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache, lru_cache, reduce
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal, NamedTuple
-
 from _regsync.oci import is_referrer_tag, is_tag
 
 if TYPE_CHECKING:
     from _regsync.semver import Prerelease, Version
-
 __all__ = ["Reason", "Selection", "TagRule", "check_glob", "compile_glob", "select", "select_literals"]
 
 Reason = Literal["glob", "semver", "prerelease", "exclude", "latest", "referrer_tag"]

@@ -3,17 +3,13 @@
 Owns: trusted authorities, client certificates, the lowest TLS version. May not know: sockets, registries, how many
 contexts there are (the caller shares them: a bundle takes 30 ms). Invariant: a name that the user gave and that leads
 to nothing is an error, never a silent fall-back. Follows design.md section 9 ("CA"), protocol-facts.md section 8.2."""
-
 from __future__ import annotations
-
 import os
 import re
 import ssl
 import sys
 from collections.abc import Callable, Mapping
-
 from _regsync.errors import ConfigError, clean
-
 __all__ = ["explain", "make_context"]
 
 # Where truststore 0.10.5 looks without OpenSSL's defaults: Alpine, Arch, RHEL 9-10; Fedora; older RHEL; Debian; SUSE.

@@ -4,16 +4,12 @@ Owns: the way of one blob (look up, mount, upload, relay, check, repetition) and
 which image is next. Invariants: I1, I2 (children first, awaited), I3 (the last piece is withheld until count and hash
 agree), I7, I8 (all of a transfer is admitted in one step; pauses hold nothing). Follows design.md sections 6, 7, 9.
 """
-
 from __future__ import annotations
-
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, nullcontext, suppress
 from functools import partial
 from typing import NamedTuple
-
 import anyio.lowlevel
-
 from _regsync import oci, pacing
 from _regsync.claims import Step, Work
 from _regsync.errors import ContentError, Disconnected, RegistryError, Side, SyncError, WireError
@@ -26,7 +22,6 @@ from _regsync.registry import Repository, Upload
 from _regsync.state import Knowledge, RepositoryKey
 from _regsync.store import FilePieces, MemoryPieces, NoRoom, Reader, Staging, StagingFailed, read_whole
 from _regsync.transport import Transport
-
 __all__ = ["Brought", "Mover", "Relay", "known_body"]
 
 # design.md section 6 rule 16: a blob starts again at most twice; when a lost answer is asked for; how long a source is
@@ -195,7 +190,13 @@ class Mover:
         large, known = blob.size >= LARGE_BODY, known_body(blob)
         reading, write = Want(relay.source.host.key, "read", large), Want(host, "write", large)
 
+        draws = self._transport.want(relay.source.host, relay.source.call("blob_get", "GET", ""))
+        put = self._transport.want(upload.repository.host, upload.repository.call("upload_body", "PUT", ""))
+
         async def read(_: oci.Descriptor, sink: Callable[[memoryview], Awaitable[None]]) -> None:
+            meter = self._transport.gate.limits[draws.host].meters[draws.meters[0]]
+            if meter.paused > anyio.current_time() and host in self._tried:
+                self._tried[host].set()  # nobody else is to wait for this source
             async with self._admitted((reading,), rank), relay.opened():
                 while not relay.complete: await sink(await relay.next())
 
@@ -207,15 +208,16 @@ class Mover:
                 if host in self._tried: self._tried[host].set()
         self._accepted.setdefault(upload.repository.key, anyio.Event())
         if known is None and not fan_out:
-            async with self._admitted((reading, write), rank):
+            async with self._admitted((reading, write), rank) as permit:
                 if begun := await self._begin(upload, step): return begun
+                await self._transport.gate.take(permit, draws, put, let_go=upload.let_go)
                 async with relay.opened(upload.offset): return await self._send(upload, relay)
         async with self._admitted((Want(host),), rank):
             begun = await self._begin(upload, step)
             await upload.let_go()
         while begun is None:
             if known is None: await self._staging.ensure(blob, read, disk=disk)
-            async with self._admitted((write,), rank):
+            async with self._admitted((write._replace(meters=put.meters),), rank):
                 memory = None if known is None else nullcontext(MemoryPieces(known, upload.offset))
                 with memory or self._staging.opened(blob, upload.offset) as body:
                     begun = await self._send(upload, body) if body else None

@@ -5,30 +5,30 @@ how an answer becomes an error. May not know: what a manifest or a blob is. Inva
 by hop, to its own origin only, never again once redirects have left it), I7 and I8 (nothing is held while waiting).
 Follows design.md sections 6, 7 and 9, protocol-facts.md sections 1.12, 1.13 and 9.2 (R1-R4, R10, R14).
 """
-
 from __future__ import annotations
-
 import heapq
+import math
 import re
+import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager, nullcontext
+from contextvars import ContextVar
 from functools import cache, partial
 from typing import Any, NamedTuple
-
 import anyio
-
 from _regsync import __version__, auth, errors, pacing, tls
 from _regsync.config import Registry
 from _regsync.credentials import Credential, find_credential
 from _regsync.errors import AuthError, ConnectFailed, ProtocolBroken, RegistryError, SyncError, WireError, clean
 from _regsync.http1 import Headers, Lease, Pool, Request, Response, open_stream
-from _regsync.providers import api_host
+from _regsync.pacing import Want
+from _regsync.providers import ROWS, api_host
 from _regsync.proxy import proxy_for
 from _regsync.report import duration_text
 from _regsync.streams import Origin, Stream, Timeouts
-
-__all__ = ["ERROR_BODY", "Answer", "Call", "Edge", "Gate", "Host", "Transport", "check_foreign", "resolve_location"]
+__all__ = ["ERROR_BODY", "Answer", "Call", "Edge", "Gate", "Host", "Permit", "Transport", "check_foreign",
+    "resolve_location"]
 
 _REDIRECTS, _MOST_REDIRECTS, _UNREACHABLE_AFTER = (301, 302, 303, 307, 308), 10, 3
 # R14: an error body is read this far; a manifest, a listing or a token has its own limit.
@@ -71,44 +71,87 @@ class Answer(NamedTuple):
     headers: Headers
     body: bytes
 
+class Permit:
+    """What one piece of work holds: permits of registries, places in windows (`entered`) for its next requests."""
+    def __init__(self, wants: tuple[Want, ...], rank: float) -> None:
+        self.wants, self.rank, self.holds, self.busy = wants, rank, False, 0
+        self.entered = dict[tuple[str, ...], tuple[pacing.Meter, int]]()
+        self.turn, self.scope = anyio.Event(), anyio.CancelScope()
+
 class Gate:
     """The waiting in front of permits: by rank, then first come, first served among those that fit."""
     def __init__(self) -> None:
         self.limits: dict[str, pacing.Limit] = {}
         # Those who wait for the same fit or not together: only the first of each heap is ever asked.
-        self._queues: dict[tuple[pacing.Want, ...], list[tuple[float, int, anyio.Event]]] = {}
-        self._arrivals = 0
+        self._queues: dict[tuple[Want, ...], list[tuple[float, int, Permit]]] = {}
+        self._arrivals, self._youngest = 0, 0.0  # so neither discovery nor execution waits for ever
+        # What a task holds: its request at a registry that it holds a permit of takes no other.
+        self.at_work: ContextVar[Permit | None] = ContextVar("at work", default=None)
 
     @asynccontextmanager
-    async def admitted(self, wants: tuple[pacing.Want, ...], rank: float = 0.0) -> AsyncIterator[None]:
-        """Hold the permits for `wants` inside the block; the lowest `rank` goes first."""
-        turn = anyio.Event()
-        # Whoever waits did not fit when a permit was last returned, so nobody is overtaken here.
-        if pacing.admit(self.limits, wants): turn.set()
-        else:
-            self._arrivals += 1
-            waiting = (rank, self._arrivals, turn)
-            heapq.heappush(self._queues.setdefault(wants, []), waiting)
+    async def admitted(self, wants: tuple[Want, ...], rank: float | None = None) -> AsyncIterator[Permit]:
+        """Hold the permits for `wants` inside the block; the lowest `rank` goes first, by default the youngest's."""
+        self._youngest = max(self._youngest, rank or 0.0)
+        permit = Permit(wants, self._youngest if rank is None else rank)
+        outer = self.at_work.set(permit)
         try:
-            if not turn.is_set(): await turn.wait()
-            yield
+            await self.take(permit)
+            yield permit
         finally:
-            if turn.is_set():
-                pacing.release(self.limits, wants)
-                self._wake()
-            else:
-                self._queues[wants].remove(waiting)
-                heapq.heapify(self._queues[wants])
+            self.at_work.reset(outer)
+            self._give_back(permit)
+            permit.wants = ()
 
-    def _wake(self) -> None:
-        heads = [(*queue[0], wants) for wants, queue in self._queues.items() if queue]
+    async def take(self, permit: Permit, *wants: Want, let_go: Callable[[], Awaitable[None]] | None = None) -> None:
+        """Add what the next requests draw. To wait it gives back all (I8) unless a request of it is under way."""
+        wants = tuple(want._replace(within=True) for want in wants if (want.host, *want.meters) not in permit.entered)
+        needs = wants if permit.holds else (*permit.wants, *wants)
+        if self._queues:
+            self.wake()  # by time alone others may fit by now, and they came first
+        if not needs or self._admit(permit, needs): return
+        if permit.holds and not (permit.busy or permit.entered):
+            if let_go is not None: await let_go()
+            self._give_back(permit)
+            needs = (*permit.wants, *wants)
+        self._arrivals += 1
+        waiting, permit.turn = (permit.rank, self._arrivals, permit), anyio.Event()
+        heapq.heappush(self._queues.setdefault(needs, []), waiting)
+        try:
+            while not permit.turn.is_set():
+                with anyio.CancelScope() as permit.scope:  # until time alone may have made room
+                    self.wake()
+                    await permit.turn.wait()
+        finally:
+            if not permit.turn.is_set():
+                self._queues[needs].remove(waiting)
+                heapq.heapify(self._queues[needs])
+                self.wake()
+
+    def _admit(self, permit: Permit, needs: tuple[Want, ...]) -> bool:
+        admitted = pacing.admit(self.limits, needs, anyio.current_time(), permit.entered)
+        permit.holds = permit.holds or admitted
+        return admitted
+
+    def _give_back(self, permit: Permit) -> None:
+        for meter, number in permit.entered.values(): meter.end(number)
+        if permit.holds: pacing.release(self.limits, permit.wants)
+        permit.entered, permit.holds = {}, False
+        self.wake()
+
+    def wake(self) -> None:
+        """Let in whoever fits; who comes first of the others looks again when time alone may have made room."""
+        heads = [(*queue[0], needs) for needs, queue in self._queues.items() if queue]
         heapq.heapify(heads)
         while heads:
-            *_, turn, wants = heapq.heappop(heads)
-            if pacing.admit(self.limits, wants):
-                heapq.heappop(self._queues[wants])
-                turn.set()
-                if self._queues[wants]: heapq.heappush(heads, (*self._queues[wants][0], wants))
+            *_, permit, needs = heapq.heappop(heads)
+            if self._admit(permit, needs):
+                heapq.heappop(self._queues[needs])
+                permit.turn.set()
+                if self._queues[needs]: heapq.heappush(heads, (*self._queues[needs][0], needs))
+            else:
+                later = pacing.due(self.limits, needs, now := anyio.current_time())
+                permit.scope.deadline = later if later > now else math.inf
+        self._queues = {needs: queue for needs, queue in self._queues.items() if queue}
 
 class Host:
     """A registry as this run knows it under one credential; shared by all aliases of one host:port."""
@@ -164,9 +207,10 @@ class Transport:
     """Every exchange of a run passes here."""
     def __init__(self, edge: Edge) -> None:
         self.edge, self.gate = edge, Gate()
-        # By host:port: requests of each action, 429s, and until when such a request waits, for the display.
+        # By host:port: requests of each action, 429s, and what answered the last one, for the display.
         self.requests: dict[str, Counter[str]] = {}
-        self.throttled, self.paused = Counter[str](), dict[str, float]()
+        self.throttled, self.paused = Counter[str](), dict[str, pacing.Meter]()
+        self._closed: dict[Want, tuple[float, SyncError]] = {}  # what is not asked before a time, and why
         self.streams: dict[anyio.CancelScope, Lease] = {}  # the blobs under way: who drops one cancels it
         self._hosts: dict[tuple[str, object], Host] = {}
         self._registries: dict[Origin, Registry] = {}
@@ -200,7 +244,9 @@ class Transport:
             self._registries.setdefault(host.origin, registry)
         # A quarter for each side, since more registries than two may be in use; some files are ours.
         cap = min(registry.max_concurrent or pacing.DEFAULT_CONCURRENCY, max(2, (edge.open_files - 24) // 4))
-        limit = self.gate.limits.setdefault(registry.authority, pacing.Limit(cap))
+        row = ROWS[registry.kind]
+        fresh = pacing.Limit(cap, row.paces, per_project=row.per_project)
+        limit = self.gate.limits.setdefault(registry.authority, fresh)
         limit.cap = min(limit.cap, cap) if registry.max_concurrent else limit.cap
         return self._hosts[key]
 
@@ -216,6 +262,9 @@ class Transport:
         shown = registry._replace(client_cert=None, client_key=None) if registry and abroad else registry
         context = self._context(shown) if origin.scheme == "https" else None
         around = self._context(None) if proxy and proxy.scheme == "https" else None
+        # What goes when there is a line at last was drawn from the buckets as if it had gone at once.
+        limit, began = self.gate.limits.get(registry.authority if registry else ""), anyio.current_time()
+        drawn = [(meter, meter.full) for meter in limit.meters.values()] if limit else []
         try:
             return await open_stream(origin, context=context, timeouts=timeouts, proxy=proxy, proxy_context=around)
         except ConnectFailed as error:
@@ -224,6 +273,8 @@ class Transport:
             if proxy and (error.hint is None or "HTTPS_PROXY" in error.hint):
                 error.hint = f"this proxy is named by {decided}; NO_PROXY names hosts to reach without it"
             raise
+        finally:
+            for meter, full in drawn: meter.full = max(meter.full, full + anyio.current_time() - began)
 
     async def fetch(self, host: Host, method: str, url: str, headers: list[auth.Pair], body: bytes) -> auth.Answer:
         """Do one token request: no permit (I8), no redirect (R2), a bounded body."""
@@ -246,23 +297,82 @@ class Transport:
                 if answer.status in ok: return answer
                 raise self.refusal(host, answer)
             except SyncError as error:
-                pause = self.pause_after(error, patience, host)
+                pause = self.pause_after(error, patience, host, call=call)
                 self.edge.log("debug", "retry", f"{call.method} {host.key}{call.path.partition('?')[0]}: {error}")
             await anyio.sleep(pause)
 
-    def pause_after(self, error: SyncError, patience: pacing.Patience, *hosts: Host) -> float:
+    def pause_after(self, error: SyncError, patience: pacing.Patience, *hosts: Host, call: Call | None = None) -> float:
         """Return the seconds to wait before what failed is repeated; raise the error when it is not to be."""
         error.retries = patience.repeated
-        throttled = isinstance(error, RegistryError) and error.status == 429
-        asked = (isinstance(error, RegistryError) and error.retry_after) or 0.0
+        answer = error if isinstance(error, RegistryError) else None
+        throttled, asked = answer is not None and answer.status == 429, (answer and answer.retry_after) or 0.0
         now, host = anyio.current_time(), hosts[-1 if error.side is errors.Side.TARGET else 0]
-        pause = patience.pause(now, self.edge.chance(), throttled=throttled, asked=asked)
-        if error.retryable and asked > pacing.LONGEST_RETRY_AFTER:
-            error.message += f" (asks to wait {duration_text(asked)}, longer than a run waits)"
-            host.stopped = error.again()  # nobody else is to ask before that time either (design.md section 9)
+        paced = answer is not None and answer.paced
+        pause = patience.pause(now, self.edge.chance(), throttled=throttled, asked=0.0 if paced else asked)
+        if answer and answer.retryable and asked > pacing.LONGEST_WAIT:
+            self._close(host, self.want(host, call) if call else None, answer, asked)
         if pause is None or not error.retryable or any(each.stopped for each in hosts): raise error
-        if throttled: self.paused[host.key] = now + pause
         return pause
+
+    def _close(self, host: Host, want: Want | None, error: RegistryError, seconds: float) -> None:
+        """Ask for nothing more before a time; where only discovery is refused, what was begun may go on."""
+        error.final = True
+        moment = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(self.edge.wall() + seconds))
+        error.message += f" (asks to wait {duration_text(seconds)}, until {moment}, longer than a run waits)"
+        if want and want.discovers: self._closed[want] = anyio.current_time() + seconds, error.again()
+        else: host.stopped = error.again()
+
+    def _check_open(self, host: Host, want: Want) -> None:
+        until, closed = self._closed.get(want, (0.0, None))
+        if closed is not None and anyio.current_time() < until: raise closed.again()
+        if host.stopped is not None: raise host.stopped.again()
+
+    def want(self, host: Host, call: Call) -> Want:
+        """Say what a request draws; a PUT or POST with the body is more than one step."""
+        steps = [call.action]
+        if (call.action, call.method) == ("upload_body", "PUT"): steps = ["upload_finish", "upload_body"]
+        if call.action == "upload_start" and call.body: steps += ["upload_body", "upload_finish"]
+        meters = self.gate.limits[host.key].meters_of(call.repository, *steps)
+        return Want(host.key, meters=meters, discovers=call.action in pacing.DISCOVERY)
+
+    @asynccontextmanager
+    async def metered(self, host: Host, call: Call, lease: Lease | None) -> AsyncIterator[Callable[..., None]]:
+        """Let a request have what it draws; tell the result of its answer, or nothing when a body is well under way."""
+        want, work = self.want(host, call), self.gate.at_work.get()
+        within = work is not None and any(each.host == host.key for each in work.wants)
+        rank = 0.0 if call.action == "manifest_put" else None  # an image waits for nothing else
+        async with nullcontext(work) if work and within else self.gate.admitted((want,), rank) as permit:
+            await self.gate.take(permit, want, let_go=lease.settle if lease else None)
+            self._check_open(host, want)
+            meter, number = permit.entered.pop((host.key, *want.meters))
+            if call.action == "upload_body":
+                meter.inside[number] = anyio.current_time() + pacing.UNDER_WAY
+                self.gate.wake()
+            permit.busy += 1
+            try: yield partial(self._hear, host, call, meter, number)
+            finally:
+                permit.busy -= 1
+                meter.end(number)
+                self.gate.wake()
+
+    def _hear(self, host: Host, call: Call, meter: pacing.Meter, number: int, answer: Response | None = None) -> None:
+        """Let a window, and all who wait for it, know what an answer says about how often to ask."""
+        now, wall, status, header = anyio.current_time(), self.edge.wall(), 200, Headers().get
+        if answer is not None: status, header = answer.status, answer.headers.get
+        asked = ((status >= 500 or status in (408, 429))
+            and pacing.parse_retry_after(header("retry-after"), wall)) or 0.0
+        meter.end(number, status, now, asked, self.edge.chance())
+        if status == 429: self.paused[host.key] = meter
+        if now - meter.refused_since > pacing.THROTTLED_FOR:
+            refused = RegistryError("status 429 to everything for 10 minutes", status=429)
+            self._close(host, self.want(host, call), refused, pacing.LONGEST_WAIT)
+        if quota := pacing.parse_quota(header, wall):
+            action = ROWS[host.registry.kind].quota or call.action
+            want = self.want(host, call._replace(action=action))._replace(discovers=True)
+            about = self.gate.limits[host.key].meters[want.meters[0]]
+            if not about.tell(now, number if about is meter else 0, *quota):
+                self._close(host, want, RegistryError("the quota is used up", status=429), quota[2])
+        self.gate.wake()
 
     async def _attempt(self, host: Host, call: Call, limit: int) -> Answer:
         async with AsyncExitStack() as first:
@@ -270,18 +380,19 @@ class Transport:
                 # design.md section 6 rule 1: one real request, sent bare; the others wait for its outcome.
                 await first.enter_async_context(host.first_contact)
                 if host.known: await first.aclose()
-            async with self.opened(host, call, wants=(pacing.Want(host.key),)) as response:
+            async with self.opened(host, call) as response:
                 if response.early and response.status < 300:
                     raise errors.Disconnected("the registry answered before the request was sent")
                 return Answer(response.status, response.headers, await response.read(limit))
 
     @asynccontextmanager
-    async def opened(self, host: Host, call: Call, *, wants: tuple[pacing.Want, ...] = (),
-            lease: Lease | None = None) -> AsyncIterator[Response]:
-        """Do one exchange, with login and redirects, and give its answer unread; `wants` are the permits to take."""
+    async def opened(self, host: Host, call: Call, *, lease: Lease | None = None) -> AsyncIterator[Response]:
+        """Do one exchange, with login and redirects, and give its answer unread."""
         for _ in range(2):
             used = await self.login(host, call)
-            async with self.gate.admitted(wants), self._followed(host, call, used, lease) as (response, moved):
+            async with self.metered(host, call, lease) as hear, self._followed(host, call, used, lease) as found:
+                response, moved = found
+                hear(response)
                 if moved or response.status not in (401, 403):
                     yield response
                     return
@@ -315,7 +426,7 @@ class Transport:
 
     async def login(self, host: Host, call: Call, *, before_body: bool = False) -> str | None:
         """Return the Authorization header for a call, None for another origin than the registry's (I6)."""
-        if host.stopped is not None: raise host.stopped.again()
+        self._check_open(host, self.want(host, call))
         if call.origin is not None and call.origin != host.origin: return None
         with host.judged():
             return await host.authenticator.authorization(call.repository, call.rights, extra=call.also,
@@ -348,6 +459,7 @@ class Transport:
             retry_after=pacing.parse_retry_after(headers.get("retry-after"), self.edge.wall()))
         if status == 429:
             self.throttled[host.key] += 1
+            error.paced = True
             error.hint = f"who logs in may ask more often: {login.login}" if login.anonymous else None
         elif status in (401, 403): error.hint = login.advice
         elif status == 400 and b"HTTPS" in (body or b"HTTPS"):

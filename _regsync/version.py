@@ -3,13 +3,9 @@
 Owns: those words. May not know: anything but `fips`. Invariant: without `as_json` nothing costly is loaded, no ssl,
 json, typing or argparse (tests/test_zipapp.py looks): scripts ask often. Follows design.md sections 1 and 10.
 """
-
 from __future__ import annotations
-
 import sys
-
 from _regsync import FIPS_BUILD, __version__, fips
-
 __all__ = ["show"]
 
 def show(*, as_json: bool) -> int:

@@ -13,6 +13,7 @@ import base64
 import contextlib
 import io
 import json
+import math
 import os
 import socket
 import subprocess
@@ -29,7 +30,7 @@ import anyio.lowlevel
 import anyio.to_thread
 import pytest
 
-from _regsync import cli, http1, transport
+from _regsync import cli, http1, pacing, transport
 from _regsync.errors import ConnectFailed
 from _regsync.streams import Origin, Stream, Timeouts
 from conformance.app import App
@@ -108,7 +109,13 @@ def run_regsync(
         waited.append(seconds)
         await sleep(0)
 
-    plain_edge, sleep, waited = transport.Edge, anyio.sleep, list[float]()
+    def unpaused(meter: pacing.Meter, *given: Any) -> None:
+        leave(meter, *given)
+        if meter.paused > -math.inf:
+            waited.append(meter.paused - given[2])
+        meter.paused = -math.inf
+
+    plain_edge, sleep, leave, waited = transport.Edge, anyio.sleep, pacing.Meter.end, list[float]()
     out, err = io.StringIO(), io.StringIO()
     text = stdin.encode() if isinstance(stdin, str) else stdin
     since = latest(_audited)
@@ -116,6 +123,7 @@ def run_regsync(
         mock.patch.dict(os.environ, env or {}),
         mock.patch.object(transport, "Edge", edge),
         mock.patch.object(anyio, "sleep", at_once),
+        mock.patch.object(pacing.Meter, "end", unpaused),
         mock.patch.object(sys, "stdin", io.TextIOWrapper(io.BytesIO(text))),
         contextlib.redirect_stdout(out),
         contextlib.redirect_stderr(err),

@@ -206,7 +206,7 @@ async def test_permit_given_in_the_moment_of_cancellation_goes_to_the_next() -> 
         await crowd.ask("third", A)
         # Returned and cancelled in one step: `second` was chosen and never runs.
         pacing.release(gate.limits, (A,))
-        gate._wake()
+        gate.wake()
         crowd._scopes["second"].cancel()
         await anyio.wait_all_tasks_blocked()
         assert crowd.inside == {"first", "third"}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import anyio
@@ -476,7 +477,7 @@ async def test_the_rate_is_that_of_the_last_seconds() -> None:
         (0, {}, [], "asking what there is"),
         (4, {}, [], "comparing tags"),
         (4, {}, ["s/app:1"], "copying s/app:1"),
-        (4, {"hub": 12.25, "past": 0.1}, ["s/app:1"], "hub is throttled (429), next try in 12s"),
+        (4, {"hub": 12.25, "past": 0.1}, ["s/app:1"], "hub is throttled (429), window 2, next try in 12s"),
         (4, {"past": 0.1}, ["s/app:1", "b", "c"], "3 under way, first s/app:1"),
     ],
 )
@@ -486,7 +487,7 @@ async def test_what_a_run_waits_for_is_named(
     progress = Progress()
     began = anyio.current_time()
     progress.known, progress.done = known, min(known, 1)
-    progress.paused = {host: began + until for host, until in paused.items()}  # type: ignore[misc]
+    progress.paused = {host: SimpleNamespace(paused=began + until, width=2.5) for host, until in paused.items()}  # type: ignore[misc]
     progress.under_way = lambda: names  # type: ignore[method-assign]
     screen = Screen(progress=True, terminal=True)
     with anyio.move_on_after(0.4):

@@ -2,11 +2,26 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from _regsync.pacing import LARGE_BODY, Limit, Want, admit, backoff, parse_retry_after, release
+from _regsync.pacing import (
+    LARGE_BODY,
+    UNDER_WAY,
+    Limit,
+    Meter,
+    Want,
+    admit,
+    backoff,
+    due,
+    parse_quota,
+    parse_retry_after,
+    release,
+)
+from _regsync.providers import ROWS, Pace
 
 A, B = Want("a"), Want("b")
 READ_A, READ_B, WRITE_A, WRITE_B = (Want(host, body) for body in ("read", "write") for host in "ab")
@@ -157,3 +172,275 @@ def test_retry_after_is_seconds_or_a_date_or_nothing(value: str | None, seconds:
 def test_no_retry_after_is_a_crash(value: str) -> None:
     parsed = parse_retry_after(value, 1000.0)
     assert parsed is None or parsed >= 0
+
+
+# Buckets: a rate and a burst, and never more in any second than both together.
+
+BUCKETS = sorted({(pace.rate, pace.burst) for row in ROWS.values() for pace in row.paces if pace.rate})
+
+
+def metered(pace: Pace, cap: int = 50) -> tuple[dict[str, Limit], Want]:
+    held = {"a": Limit(cap, (pace,))}
+    return held, Want("a", meters=held["a"].meters_of("app", pace.actions.split()[0]), within=True)
+
+
+@settings(deadline=None)
+@given(st.sampled_from(BUCKETS), st.lists(st.floats(0, 0.7), min_size=1, max_size=60), st.floats(0, 1e6))
+def test_no_second_has_more_than_rate_and_burst(bucket: tuple[int, int], waits: list[float], start: float) -> None:
+    """Whoever asks as often as they can, with pauses of any length, in whatever second one looks."""
+    rate, burst = bucket
+    held, want = metered(Pace("x", 10_000, rate, burst), 10_000)
+    now, taken = start, list[float]()
+    for wait in waits:
+        now += wait
+        for _ in range(burst + 5):
+            if not admit(held, (want,), now):
+                now = due(held, (want,), now)
+                assert admit(held, (want,), now), "it said when"
+            taken.append(now)
+    for first, at in enumerate(taken):
+        within = sum(at <= other < at + 1 - 1e-6 for other in taken[first:])
+        assert within <= rate + burst
+
+
+@pytest.mark.parametrize(("rate", "burst"), BUCKETS)
+def test_a_bucket_gives_its_burst_at_once_then_its_rate(rate: int, burst: int) -> None:
+    held, want = metered(Pace("x", 10_000, rate, burst), 10_000)
+    now, taken = 100.0, list[float]()
+    while len(taken) < burst + 3 * rate:
+        if admit(held, (want,), now):
+            taken.append(now)
+        else:
+            now = due(held, (want,), now)
+    assert taken[:burst] == [100.0] * burst
+    assert taken[-1] == pytest.approx(100 + 3)
+
+
+def test_a_request_draws_a_token_of_every_step_it_does() -> None:
+    held = {"a": Limit(50, ROWS["ecr"].paces)}
+    whole = Want("a", meters=held["a"].meters_of("app", "upload_finish", "upload_body"))
+    for meter in held["a"].meters.values():
+        meter.width = 50.0
+    assert [admit(held, (whole,), 0.0) for _ in range(21)] == [True] * 20 + [False]
+    assert held["a"].in_use == 20, "nothing was taken for the one that lacks a token"
+    assert due(held, (whole,), 0.0) == pytest.approx(1 / 80)
+    body = Want("a", meters=held["a"].meters_of("app", "upload_body"))
+    assert due(held, (body,), 0.0) <= 0.0, "the other bucket has more"
+
+
+# Windows.
+
+
+class Window:
+    """A meter without a bucket, and what was let in."""
+
+    def __init__(self, start: int, cap: int) -> None:
+        self.held, self.want = metered(Pace("x", start), cap)
+        self.meter = self.held["a"].meters["x"]
+
+    def enter(self, now: float, *, discovers: bool = False) -> int | None:
+        entered: dict[tuple[str, ...], tuple[Meter, int]] = {}
+        want = self.want._replace(discovers=discovers)
+        return entered[(want.host, *want.meters)][1] if admit(self.held, (want,), now, entered) else None
+
+    def entered(self, now: float) -> int:
+        number = self.enter(now)
+        assert number is not None
+        return number
+
+
+@given(
+    st.integers(1, 60),
+    st.sampled_from([1, 4, 8, 32]),
+    st.lists(st.tuples(st.sampled_from(["in", "ok", "404", "429", "503", "cut", "wait"]), st.integers(0, 9))),
+)
+def test_a_window_stays_between_one_and_the_limit(cap: int, start: int, steps: list[tuple[str, int]]) -> None:
+    window, inside, now = Window(start, cap), list[int](), 0.0
+    ends = {"ok": 200, "404": 404, "429": 429, "503": 503, "cut": 0}
+    for step, which in steps:
+        if step == "wait":
+            now += which / 7
+        elif step == "in":
+            width = window.meter.width
+            if (number := window.enter(now)) is not None:
+                inside.append(number)
+                assert len(inside) <= max(1, min(int(width), cap))
+        elif inside:
+            before = window.meter.width
+            window.meter.end(inside.pop(which % len(inside)), ends[step], now, 0.0, 0.5)
+            after = window.meter.width
+            if step in ("ok", "404"):
+                assert after == pytest.approx(max(min(before + 1 / before, cap), min(before, cap)))
+            elif step == "429":
+                assert after in (before, max(1.0, before / 2))
+            else:
+                assert after == before
+        assert 1 <= window.meter.width <= max(cap, start)
+
+
+@given(st.integers(2, 40), st.data())
+def test_429s_at_the_same_time_halve_once(count: int, data: st.DataObject) -> None:
+    window = Window(50, 50)
+    numbers = data.draw(st.permutations([window.entered(0.0) for _ in range(count)]))
+    for delay, number in enumerate(numbers):
+        window.meter.end(number, 429, 1.0 + delay * data.draw(st.floats(0, 30)), 0.0, 0.0)
+        assert window.meter.width == 25
+
+
+def test_a_429_to_an_older_request_does_not_halve_again_and_a_newer_one_does() -> None:
+    window = Window(16, 50)
+    old, first = window.entered(0.0), window.entered(0.0)
+    window.meter.end(first, 429, 1.0)
+    new = window.entered(1.0)
+    window.meter.end(old, 429, 60.0)
+    assert window.meter.width == 8
+    window.meter.end(new, 429, 60.0)
+    assert window.meter.width == 4
+
+
+def test_an_epoch_lasts_100_ms_and_who_is_refused_in_it_waits_for_its_end() -> None:
+    window = Window(16, 50)
+    window.meter.end(window.entered(1.0), 429, 1.0)
+    window.meter.end(window.entered(1.01), 429, 1.02)
+    assert (window.meter.width, window.meter.paused) == (8, pytest.approx(1.1))
+    window.meter.end(window.entered(1.1), 429, 1.1)
+    assert window.meter.width == 4
+
+
+def test_refusals_in_a_row_pause_longer_and_a_success_ends_that() -> None:
+    window, pauses, now = Window(16, 50), list[float](), 0.0
+    for status in (429, 429, 429, 200, 429):
+        window.meter.end(window.entered(now), status, now, 0.0, 1.0)
+        pauses.append(max(0.0, window.meter.paused - now))
+        now += 100
+    assert pauses == [0.5, 1.0, 2.0, 0.0, 0.5]
+
+
+@pytest.mark.parametrize(
+    ("status", "asked", "paused"), [(429, 30.0, 30.0), (503, 30.0, 30.0), (429, 301.0, 0.0), (503, 0.0, 0.0)]
+)
+def test_what_is_asked_for_pauses_the_window_unless_nobody_waits_so_long(
+    status: int, asked: float, paused: float
+) -> None:
+    window = Window(16, 50)
+    window.meter.end(window.entered(10.0), status, 10.0, asked, 0.0)
+    assert max(10.0, window.meter.paused) == 10 + paused
+    assert (window.enter(10.0) is None) == bool(paused)
+    assert window.enter(10 + paused) is not None
+
+
+def test_a_body_holds_its_place_for_a_second_and_then_counts_as_a_success() -> None:
+    window = Window(1, 50)
+    number = window.entered(5.0)
+    window.meter.inside[number] = 5.5 + UNDER_WAY
+    assert window.enter(6.49) is None
+    assert due(window.held, (window.want,), 6.0) == 6.5
+    assert window.enter(6.5) is not None
+    assert window.meter.width == 2
+    window.meter.end(number, 201, 9.0)
+    assert window.meter.width == 2, "not twice"
+    window.meter.end(number, 429, 9.0)
+    assert window.meter.width == 1, "but a refusal after all is one"
+
+
+def test_a_short_request_holds_its_place_until_it_is_answered() -> None:
+    window = Window(1, 50)
+    window.entered(0.0)
+    assert due(window.held, (window.want,), 0.0) == math.inf
+    assert window.enter(1e9) is None
+
+
+def test_one_piece_of_work_may_draw_twice_on_a_window_of_one() -> None:
+    """A GET and the PUT of what it gives, inside one registry of one window: the PUT follows the GET's answer."""
+    held = {"a": Limit(2, ROWS["gar"].paces, per_project=True)}
+    meters = held["a"].meters_of("p/app", "blob_get")
+    held["a"].meters[meters[0]].width = 1.0
+    get, put = Want("a", "read", meters=meters), Want("a", "write", meters=meters)
+    assert admit(held, (get, put), 0.0)
+
+
+def test_projects_of_a_google_host_have_windows_of_their_own() -> None:
+    held = Limit(50, ROWS["gar"].paces, per_project=True)
+    assert (
+        held.meters_of("p/a", "blob_get") == held.meters_of("p/b", "manifest_put") != held.meters_of("q/a", "blob_get")
+    )
+    other = Limit(50, ROWS["ghcr"].paces)
+    assert other.meters_of("p/a", "blob_get") == other.meters_of("q/a", "blob_get")
+
+
+# Quotas.
+
+
+@pytest.mark.parametrize(
+    ("headers", "quota"),
+    [
+        ({}, None),
+        ({"ratelimit-remaining": "20;w=21600", "ratelimit-limit": "100;w=21600"}, (20, 100, 21600)),
+        ({"ratelimit-remaining": "0", "ratelimit-limit": "100;w=3600"}, (0, 100, 3600)),
+        ({"ratelimit-remaining": "7", "ratelimit-reset": "30"}, (7, 0, 30)),
+        ({"x-ratelimit-remaining": "7", "x-ratelimit-reset": "2000000050"}, (7, 0, 50)),
+        ({"x-ratelimit-remaining": "7"}, (7, 0, 60)),
+        ({"ratelimit-remaining": "5;q=1;w=9"}, (5, 0, 9)),
+        ({"ratelimit-limit": "100;w=60"}, None),
+        ({"ratelimit-remaining": "many"}, None),
+        ({"ratelimit-remaining": "-1"}, None),
+        ({"ratelimit-remaining": "\u0661"}, None),
+    ],
+)
+def test_what_is_left_of_a_quota_is_read_from_headers(
+    headers: dict[str, str], quota: tuple[int, int, float] | None
+) -> None:
+    assert parse_quota(headers.get, 2e9) == quota
+
+
+@given(
+    st.dictionaries(st.sampled_from(["remaining", "limit", "reset"]), st.text("0123456789;w= \u0661\x00-", max_size=30))
+)
+def test_no_quota_is_a_crash(headers: dict[str, str]) -> None:
+    found = parse_quota({f"ratelimit-{name}": value for name, value in headers.items()}.get, 1e9)
+    assert found is None or (found[0] >= 0 and found[1] >= 0)
+
+
+def test_discovery_slows_down_in_the_last_tenth_of_a_quota_and_execution_does_not() -> None:
+    window = Window(16, 50)
+    discovering = window.want._replace(discovers=True)
+    for step, (left, gap) in enumerate(((100, 0), (11, 0), (10, 6), (5, 12), (0, 60), (50, 0))):
+        now = 1000.0 * step
+        number = window.entered(now)
+        assert admit(window.held, (discovering,), now)
+        assert window.meter.tell(now, number, left, 100, 60.0)
+        window.meter.end(number)
+        assert max(now, due(window.held, (discovering,), now)) == now + gap
+        window.meter.end(window.entered(now))  # execution goes on
+
+
+def test_no_more_are_sent_than_the_quota_has_left_whatever_answers_overtake() -> None:
+    window = Window(16, 50)
+    numbers = [window.entered(0.0) for _ in range(4)]
+    for left, number in ((4, numbers[3]), (6, numbers[1]), (7, numbers[0]), (5, numbers[2])):
+        window.meter.end(number, 200, 1.0)
+        assert window.meter.tell(1.0, number, left, 10, 21600.0)
+    # Of those that were inside when 4 were left all three may have come after that.
+    assert [window.enter(1.0, discovers=True) for _ in range(2)] == [5, None]
+    assert window.enter(1.0) == 6, "execution goes on"
+    window.meter.end(5, 200, 2.0)
+    assert window.meter.tell(2.0, 5, 3, 10, 21600.0)
+    assert [window.enter(2.0, discovers=True) for _ in range(3)] == [7, 8, None]
+
+
+def test_answers_that_never_come_do_not_block_a_quota_for_ever() -> None:
+    window = Window(16, 50)
+    first, lost = window.entered(0.0), window.entered(0.0)
+    window.meter.end(first, 200, 1.0)
+    assert window.meter.tell(1.0, first, 2, 10, 21600.0)
+    number = window.enter(1.0, discovers=True)
+    assert number is not None
+    assert window.enter(1.0, discovers=True) is None
+    for each in (lost, number):
+        window.meter.end(each)
+    assert window.enter(1.0, discovers=True) is not None
+
+
+@pytest.mark.parametrize(("left", "seconds", "goes_on"), [(0, 300, True), (0, 301, False), (1, 21600, True)])
+def test_a_quota_that_is_used_up_for_longer_than_a_run_waits_is_said(left: int, seconds: float, goes_on: bool) -> None:
+    assert Window(16, 50).meter.tell(0.0, 0, left, 100, seconds) is goes_on

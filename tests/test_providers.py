@@ -7,6 +7,7 @@ import typing
 import pytest
 
 from _regsync import providers
+from conformance.rates import ACTIONS, READS, WRITES
 
 KINDS = [
     ("123456789012.dkr.ecr.us-east-1.amazonaws.com", "ecr"),
@@ -110,3 +111,49 @@ def test_rows_say_what_the_design_says() -> None:
     assert rows["ghcr"].fallback == "patch"
     assert rows["gar"].fallback is None, "Google refuses PATCH"
     assert {row.upload for row in rows.values()} == {"put"}
+
+
+@pytest.mark.parametrize(
+    ("kind", "windows"),
+    [("ecr", 9), ("ecr_public", 5), ("dockerhub", 3), ("gar", 1), ("gcr", 1), ("ghcr", 1), ("acr", 2), ("unknown", 5)],
+)
+def test_each_kind_has_the_windows_of_the_specification(kind: providers.Kind, windows: int) -> None:
+    paces = providers.ROWS[kind].paces
+    assert len(paces) == windows
+    named = [action for pace in paces for action in pace.actions.split()]
+    assert sorted(named) == sorted(ACTIONS), "each action in one window"
+    assert providers.ROWS[kind].per_project == (kind in ("gar", "gcr"))
+
+
+# Per second, from protocol-facts.md sections 4.8, 5.5, 6.5 and 7.1.
+PUBLISHED = {
+    "ecr": {"manifest_put": 10, "upload_start": 100, "upload_finish": 100, "upload_body": 500},
+    "ecr_public": {**dict.fromkeys(ACTIONS - {"upload_body"}, 10), "upload_body": 260},
+    "gar": dict.fromkeys(ACTIONS, 300),  # 18,000 a minute, which writes may have
+    "gcr": dict.fromkeys(ACTIONS, 300),
+    "ghcr": dict.fromkeys(ACTIONS, 33),
+    "acr": {**dict.fromkeys(WRITES, 36), **dict.fromkeys(READS, 166)},
+    "dockerhub": {},
+    "unknown": {},
+}
+
+
+@pytest.mark.parametrize("kind", PUBLISHED)
+def test_rate_and_burst_are_never_more_than_a_registry_publishes(kind: providers.Kind) -> None:
+    rates = {action: pace for pace in providers.ROWS[kind].paces for action in pace.actions.split() if pace.rate}
+    assert set(rates) == set(PUBLISHED[kind])
+    for action, pace in rates.items():
+        assert pace.rate + pace.burst <= PUBLISHED[kind][action]
+
+
+def test_windows_start_as_designed() -> None:
+    def starts(kind: providers.Kind) -> dict[str, int]:
+        return {action: pace.start for pace in providers.ROWS[kind].paces for action in pace.actions.split()}
+
+    assert starts("dockerhub")["manifest_get"] == 1
+    assert {starts("dockerhub")[action] for action in ("manifest_head", "blob_head")} == {8}
+    heads = {"tag_list", "manifest_head", "blob_head"}
+    assert starts("ecr") == {action: 8 if action in heads else 4 for action in ACTIONS}
+    # Nothing is known of their limits, and four at a time would make 64 small layers take twice as long.
+    free = {"blob_get", "upload_start", "upload_body", "upload_finish"}
+    assert starts("unknown") == {action: 8 if action in heads else 32 if action in free else 4 for action in ACTIONS}

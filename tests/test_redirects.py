@@ -10,7 +10,6 @@ import pytest
 
 from _regsync.config import Registry
 from _regsync.errors import ProtocolBroken
-from _regsync.pacing import Want
 from _regsync.streams import Origin, Stream
 from _regsync.transport import Call, Edge, Transport
 from tests.wires import End, Item, Wire, answer
@@ -48,7 +47,7 @@ async def test_registrys_connection_serves_others_while_storage_sends_the_blob()
     storage = Wire(answers=((answer(b"blob"),),))
     transport = transport_of({REGISTRY: [first], STORAGE: [storage]})
     host = transport.host(registry())
-    async with transport.opened(host, GET, wants=(Want(host.key),)) as response:
+    async with transport.opened(host, GET) as response:
         assert transport.gate.limits[host.key].in_use == 1
         async with transport.opened(host, GET) as other:
             assert await other.read(10) == b"other"

@@ -160,7 +160,8 @@ async def test_a_source_is_waited_for_no_longer_than_twenty_seconds() -> None:
         began = anyio.current_time()
         arrived(image, target, await world.copy(source, target))
         broken, _ = sends(target, digest)
-        assert [round(each.time - began) for each in pulls(source, digest)] == [0, 0, 15, 20]
+        # The fourth begins anew, when the window opens again: the registry has asked for that of everybody.
+        assert [round(each.time - began) for each in pulls(source, digest)] == [0, 0, 15, 30]
         assert broken.status is None
 
 

@@ -3,8 +3,9 @@
 
 The program is bounded in lines (tests/test_shape.py), and a call that fits into two of them need not take
 eight. What brackets hold is filled, a block of one short statement stands behind its header, one blank line is as
-good as two, and none follows the docstring of a class. Statements with comments inside stay as they are. The
-syntax tree is compared before a file is written.
+good as two, none follows the docstring of a class, and none stands in the head of a module, from its docstring to
+`__all__`, whose imports are sorted. Statements with comments inside stay as they are. The syntax tree is compared
+before a file is written.
 
     python3 tools/layout.py           writes
     python3 tools/layout.py --check   says which files are laid out otherwise; exit status 1 if any
@@ -180,6 +181,10 @@ def join(source: str) -> str:
     for node in ast.walk(ast.parse("\n".join(lines))):
         if isinstance(node, ast.ClassDef) and ast.get_docstring(node) and not lines[node.body[0].end_lineno or 0]:
             lines[node.body[0].end_lineno or 0] = _DROPPED
+    for node in ast.parse("\n".join(lines)).body:
+        named = isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__"
+        if (named or isinstance(node, ast.Import | ast.ImportFrom)) and not lines[node.lineno - 2]:
+            lines[node.lineno - 2] = _DROPPED
     kept = [line for number, line in enumerate(lines) if line or lines[number - 1] or number not in texts]
     return "\n".join(line for line in kept if line != _DROPPED)
 
@@ -202,6 +207,20 @@ def main(argv: Sequence[str] | None = None) -> int:
         source = path.read_text(encoding="utf-8")
         command = [sys.executable, "-m", "ruff", "format", "--stdin-filename", str(path), "-"]
         formatted = subprocess.run(command, input=source, capture_output=True, text=True, check=True, cwd=ROOT).stdout
+        command = [
+            sys.executable,
+            "-m",
+            "ruff",
+            "check",
+            "--select=I",
+            "--fix",
+            "-q",
+            "--stdin-filename=module.py",
+            "-",
+        ]
+        formatted = subprocess.run(
+            command, input=formatted, capture_output=True, text=True, check=True, cwd=ROOT
+        ).stdout
         laid_out = fill(formatted)
         if ast.dump(ast.parse(laid_out)) != ast.dump(ast.parse(source)):
             raise SystemExit(f"{path.name} would mean something else: a defect of this tool")

@@ -1,0 +1,433 @@
+"""Registries that ration, and a program that keeps to it: who waits, for how long, and who does not have to.
+
+All on a clock that jumps. Requests are counted at the registry; what refuses them is the harness's own arithmetic.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import anyio
+import pytest
+
+from _regsync import pacing
+from _regsync.pacing import Limit, Want
+from _regsync.providers import Pace
+from _regsync.transport import Call, Gate
+from conformance.app import App
+from conformance.images import Image, Part, Seed, compose
+from conformance.memory import Link, Place
+from conformance.messages import Answer, Request, Response, error
+from conformance.personas import Persona, Provider
+from conformance.rates import Cap
+from tests.ends import document, held, tags, virtual
+from tests.test_redirects import registry, transport_of
+from tools import bench_rates
+
+pytestmark = [pytest.mark.anyio, pytest.mark.virtual_time]
+
+NEAR = Link(latency=0.02)
+LATER = [("Retry-After", "30")]
+
+
+@pytest.fixture
+def seed() -> Seed:
+    return Seed(83)
+
+
+def app(place: Place) -> App:
+    assert isinstance(place.app, App)
+    return place.app
+
+
+def images_at(place: Place, seed: Seed, count: int, *sizes: int, name: str = "app") -> list[Image]:
+    """Load images, each with blobs of its own, as app:v0, app:v1, ..."""
+    return [seed.image(sizes=sizes or (3000,)).load_into(app(place), name, tag=f"v{n}") for n in range(count)]
+
+
+def refuse(place: Place, where: Callable[[Request], bool], *, until: float, headers: Any = ()) -> list[float]:
+    """Answer 429 to what `where` picks, until a time; return when that happened."""
+    refused: list[float] = []
+
+    def intercept(request: Request) -> Answer | None:
+        if anyio.current_time() >= until or not where(request):
+            return None
+        refused.append(anyio.current_time())
+        return error(429, "TOOMANYREQUESTS", "slowly", headers=headers)
+
+    place.app.intercept = intercept
+    return refused
+
+
+def is_manifest_put(request: Request) -> bool:
+    return (request.method, request.kind) == ("PUT", "manifest")
+
+
+# Documented rates.
+
+
+async def test_ecrs_published_rates_are_kept_and_used() -> None:
+    found = await bench_rates.measure(images=60, layers=2, latency=0.02)
+    assert found.refused == 0
+    # The pause before the first manifest weighs more here than with the 300 images of the command.
+    assert found.seconds < 60 / 9 + 1
+    assert found.requests["manifest_put"] == 60
+
+
+async def test_a_google_project_is_rationed_apart_from_its_neighbour(seed: Seed) -> None:
+    """One window and bucket a project: the second one's work does not wait for the first one's."""
+    async with virtual() as world:
+        source = world.registry("source.test", up=NEAR, down=NEAR)
+        images = {name: images_at(source, seed, 40, 10, 20, name=name) for name in ("one", "two")}
+        target = world.listen(App(single_post=False), "europe-docker.pkg.dev", scheme="https", up=NEAR, down=NEAR)
+        registries = {"source": source, "t": {"url": "europe-docker.pkg.dev", "auth_type": "anonymous"}}
+        mappings = [{"from": name, "to": f"{name}/r/app", "tags": tags("*")} for name in images]
+        text = document(registries, *mappings)
+        ran = await world.run("sync", "--json", "-q", "-c", "-", stdin=text)
+        assert ran.statuses() == ["synced"] * 80
+        for project in images:
+            mine = [each.time for each in target.journal.entries if f"/{project}/" in each.target]
+            assert len(mine) > 300 - 30
+            for first, at in enumerate(mine):
+                assert sum(other < at + 1 for other in mine[first:]) <= 240 + 30
+            assert all(held(target, f"{project}/r/app", image) for image in images[project])
+        both = [each.time for each in target.journal.entries]
+        assert max(sum(at <= other < at + 1 for other in both) for at in both) > 240 + 30
+
+
+# A refusal is about one action.
+
+
+async def test_a_429_on_manifest_put_slows_nothing_but_manifest_puts(seed: Seed) -> None:
+    async with virtual() as world:
+        source, target = (world.registry(name, up=NEAR, down=NEAR) for name in ("source.test", "target.test"))
+        images = images_at(source, seed, 30, 100_000)
+        refused = refuse(target, is_manifest_put, until=0.5, headers=LATER)
+        ran = await world.sync({"source": source, "t": target}, {"from": "app", "tags": tags("*")})
+        assert ran.statuses() == ["synced"] * 30
+        assert all(held(target, "app", image) for image in images)
+        first = min(refused)
+        assert len(refused) <= 4, "those that were under way"
+        for journal, method, kind in (
+            (source.journal, "GET", "manifest"),
+            (source.journal, "GET", "blob"),
+            (target.journal, "POST", "upload_start"),
+            (target.journal, "PUT", "upload"),
+        ):
+            times = [each.time for each in journal.matching(method, kind)]
+            assert len(times) >= 29
+            assert max(times) < first + 2
+        puts = [each.time for each in target.journal.matching("PUT", "manifest", status=201)]
+        assert len(puts) == 30
+        assert min(puts) >= first + 30, "the window rests for all its users"
+        assert ran.seconds < 35, "once, not for each of them"
+        assert ran.totals["throttled"] == {"target.test": len(refused)}
+
+
+async def test_retry_after_of_an_upload_start_rests_the_window_and_frees_what_was_held(seed: Seed) -> None:
+    """Transfers that wait hold nothing of the source, so that the other target has all of it."""
+    async with virtual() as world:
+        source = world.registry("source.test", up=NEAR, down=NEAR)
+        busy, well = (world.registry(name, up=NEAR, down=NEAR) for name in ("busy.test", "well.test"))
+        images_at(source, seed, 20)
+        images_at(source, seed, 20, name="other")
+        refused = refuse(busy, lambda request: request.kind == "upload_start", until=20.0, headers=LATER)
+        ran = await world.sync(
+            {"source": {"url": source.url, "max_concurrent": 4}, "busy": busy, "well": well},
+            {"from": "app", "tags": tags("*"), "targets": ["busy"]},
+            {"from": "other", "tags": tags("*"), "targets": ["well"]},
+        )
+        assert ran.statuses() == ["synced"] * 40
+        assert max(each.time for each in well.journal.matching("PUT", "manifest")) < 10
+        assert min(each.time for each in busy.journal.matching("PUT", "upload")) >= min(refused) + 30
+        assert len(refused) <= 4
+        assert ran.seconds < 40
+
+
+async def test_a_503_with_retry_after_rests_the_window_too(seed: Seed) -> None:
+    async with virtual() as world:
+        source, target = (world.registry(name, up=NEAR, down=NEAR) for name in ("source.test", "target.test"))
+        images_at(source, seed, 30)
+        source.app.faults.on("GET", "manifest").nth(8).status(503, headers={"Retry-After": "20"})
+        ran = await world.sync({"source": source, "t": target}, {"from": "app", "tags": tags("*")})
+        assert ran.statuses() == ["synced"] * 30
+        entry = source.journal.matching("GET", "manifest", status=503)[0]
+        times = [each.time for each in source.journal.matching("GET", "manifest")]
+        assert not [at for at in times if entry.time + 0.05 < at < entry.time + 20]
+        assert max(each.time for each in source.journal.matching("GET", "blob")) > 20
+
+
+async def test_a_request_that_is_always_refused_gives_up_and_so_do_all_behind_it(seed: Seed) -> None:
+    async with virtual() as world:
+        source, target = (world.registry(name, up=NEAR, down=NEAR) for name in ("source.test", "target.test"))
+        images_at(source, seed, 200)
+        is_get = refuse(source, lambda request: request.kind == "manifest", until=1e9, headers=[("Retry-After", "60")])
+        ran = await world.sync({"source": source, "t": target}, {"from": "app", "tags": tags("*")})
+        assert ran.statuses() == ["failed"] * 200
+        assert 600 < ran.seconds < 900
+        assert len(is_get) < 40, "one at a time asks whether the registry has changed its mind"
+
+
+# What is left of a quota.
+
+
+async def test_docker_hubs_quota_is_used_up_and_never_overdrawn(seed: Seed) -> None:
+    async with virtual() as world:
+        hub, target = world.persona("dockerhub"), world.registry("target.test", up=NEAR, down=NEAR)
+        for number in range(130):
+            seed.image(sizes=(500,)).load_into(hub, "library/app", tag=f"v{number}")
+        text = document({"source": "docker.io", "t": target}, {"from": "app", "tags": tags("*")})
+        ran = await world.run("sync", "--json", "-q", "-c", "-", stdin=text)
+        assert ran.status == 1
+        # Who had begun is brought to its end, though its registry takes no further question.
+        assert sorted(ran.statuses()) == ["failed"] * 30 + ["synced"] * 100
+        assert len(target.app.tags("app")) == 100
+        assert hub.journal.count("GET", "manifest", status=200) == 100
+        assert hub.journal.count("GET", "manifest", status=429) == 0
+        failed = [each["error"]["message"] for each in ran.images if each["status"] == "failed"]
+        assert all("quota is used up" in text and "until 2026-01-01 06:0" in text for text in failed)
+        assert ran.seconds < 60
+
+
+def with_quota(provider: Provider, request: Request, answer: Response) -> Response:
+    """Tell how many manifests more there may be within a minute."""
+    if request.kind == "manifest":
+        left = provider.rates.remaining(provider.rates.caps[0], request)
+        told = [("X-RateLimit-Limit", "30"), ("X-RateLimit-Remaining", str(left)), ("X-RateLimit-Reset", "60")]
+        answer.headers += told
+    return answer
+
+
+async def test_discovery_slows_down_before_the_wall_and_resumes_by_itself(seed: Seed) -> None:
+    row = Persona(
+        source="protocol-facts.md section 7.1",
+        hosts={"registry": "rationed.test"},
+        caps=lambda provider: (Cap(30, 60.0, frozenset({"manifest_get"})),),
+        after=(with_quota,),
+    )
+    async with virtual() as world:
+        rationed = Provider(row, now=anyio.current_time, wall=world.wall)
+        source = world.listen(rationed, "rationed.test", up=NEAR, down=NEAR)
+        target = world.registry("target.test", up=NEAR, down=NEAR)
+        images = images_at(source, seed, 100)
+        ran = await world.sync({"source": source, "t": target}, {"from": "app", "tags": tags("*")})
+        assert ran.statuses() == ["synced"] * 100
+        assert all(held(target, "app", image) for image in images)
+        assert not rationed.rates.refused
+        assert 180 < ran.seconds < 300
+        asked = sorted(each.time for each in source.journal.matching("GET", "manifest"))
+        put = sorted(each.time for each in target.journal.matching("PUT", "manifest", status=201))
+        # Execution goes on meanwhile: each image is there soon after it was found.
+        assert all(0 < there - found < 3 for found, there in zip(asked, put, strict=True))
+
+
+# Waiting in front of windows and buckets.
+
+
+def gate_of(**paces: Pace) -> Gate:
+    gate = Gate()
+    gate.limits.update({host: Limit(4, (pace,)) for host, pace in paces.items()})
+    return gate
+
+
+def drawing(gate: Gate, host: str) -> Want:
+    return Want(host, meters=gate.limits[host].meters_of("app", "x"))
+
+
+async def test_who_waits_for_a_token_holds_no_permit_and_goes_by_age() -> None:
+    gate = gate_of(a=Pace("x", rate=1))
+    order: list[tuple[int, float]] = []
+
+    async def ask(number: int, rank: float) -> None:
+        async with gate.admitted((drawing(gate, "a"),), rank):
+            order.append((number, anyio.current_time()))
+
+    async with anyio.create_task_group() as group:
+        for number, rank in enumerate((0, 5, 3, 4, 3)):
+            group.start_soon(ask, number, rank)
+            await anyio.sleep(0.01)
+        assert gate.limits["a"].in_use == 0
+        async with gate.admitted((Want("a"),)):
+            pass  # what draws nothing does not wait
+        assert anyio.current_time() < 0.1
+    assert order == [(number, pytest.approx(at, abs=1e-3)) for at, number in enumerate((0, 2, 4, 3, 1))]
+
+
+async def test_the_next_in_line_is_let_in_on_time_when_the_first_gives_up() -> None:
+    gate = gate_of(a=Pace("x", rate=1))
+    entered: list[float] = []
+
+    async def ask(patience: float) -> None:
+        with anyio.move_on_after(patience):
+            async with gate.admitted((drawing(gate, "a"),)):
+                entered.append(anyio.current_time())
+
+    async with anyio.create_task_group() as group:
+        for patience in (10, 0.5, 0.7, 10):
+            group.start_soon(ask, patience)
+            await anyio.wait_all_tasks_blocked()
+    assert entered == [0.0, pytest.approx(1.0, abs=1e-3)]
+    assert gate.limits["a"].in_use == 0
+    assert not gate._queues
+
+
+async def test_no_action_starves_another_in_a_window_that_they_share() -> None:
+    """Younger work keeps coming, of both sorts; who came before is served before."""
+    gate = gate_of(a=Pace("x y", 1, rate=10))
+    waited: list[float] = []
+
+    async def ask(rank: float | None) -> None:
+        began = anyio.current_time()
+        async with gate.admitted((drawing(gate, "a"),), rank):
+            await anyio.sleep(0.05)
+        waited.append(anyio.current_time() - began)
+
+    async with anyio.create_task_group() as group:
+        for number in range(100):
+            group.start_soon(ask, float(number))  # a body of image `number`
+            group.start_soon(ask, None)  # a question
+            await anyio.sleep(0.19)
+    assert max(waited) < 2
+
+
+async def test_a_transfer_gives_back_what_it_holds_before_it_waits_for_its_next_request() -> None:
+    gate = gate_of(a=Pace("x", rate=1), b=Pace("x"))
+    inside: list[str] = []
+
+    async def transfer(name: str) -> None:
+        async with gate.admitted((Want("a", "write"), Want("b", "read"))) as permit:
+            await gate.take(permit, drawing(gate, "a"))
+            assert gate.limits["b"].in_use == 1
+            inside.append(name)
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(transfer, "first")
+        await anyio.wait_all_tasks_blocked()
+        group.start_soon(transfer, "second")
+        await anyio.wait_all_tasks_blocked()
+        assert inside == ["first"]
+        assert (gate.limits["a"].in_use, gate.limits["b"].in_use) == (0, 0)
+    assert inside == ["first", "second"]
+    assert anyio.current_time() == pytest.approx(1.0, abs=1e-3)
+
+
+@asynccontextmanager
+async def narrow(world_of: Any = None) -> AsyncIterator[Any]:
+    transport = transport_of({})
+    host = transport.host(registry())
+    transport.gate.limits[host.key] = Limit(10, (Pace("upload_start upload_body upload_finish manifest_put", 1),))
+    yield transport, host
+
+
+async def test_a_body_frees_its_window_after_a_second_or_a_mebibyte_and_keeps_its_permit() -> None:
+    body = Call("upload_body", "PUT", "/v2/app/blobs/uploads/1", "app")
+    entered: list[float] = []
+    async with narrow() as (transport, host):
+
+        async def put(seconds: float, *, told: bool) -> None:
+            async with transport.metered(host, body, None) as hear:
+                entered.append(anyio.current_time())
+                if told:
+                    await anyio.sleep(0.3)
+                    hear()
+                await anyio.sleep(seconds)
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(lambda: put(10, told=False))
+            await anyio.wait_all_tasks_blocked()
+            group.start_soon(lambda: put(10, told=True))
+            await anyio.wait_all_tasks_blocked()
+            # The window has widened by the first success: two of a second's length.
+            meter = next(iter(transport.gate.limits[host.key].meters.values()))
+            await anyio.sleep(1.1)
+            meter.width = 1.0
+            group.start_soon(lambda: put(10, told=False))
+            await anyio.sleep(1)
+            assert transport.gate.limits[host.key].in_use == 3
+    assert entered == [0.0, pytest.approx(1.0, abs=1e-3), pytest.approx(1.3)]
+
+
+async def test_a_large_body_does_not_hold_up_other_uploads_of_a_window_of_one(
+    seed: Seed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """6 MB at 2 MB/s: the next upload starts when the first mebibyte is through."""
+    monkeypatch.setattr(pacing.Meter, "width", property(lambda self: 1.0, lambda self, value: None), raising=False)
+    async with virtual() as world:
+        source = world.registry("source.test")
+        target = world.registry("target.test", up=Link(bandwidth=2_000_000, window=100_000))
+        parts = [Part("application/x", seed.blob(size)) for size in (6_000_000, 6_000_000)]
+        config = Part("application/vnd.acme.config", b"{}")
+        image = compose(config, parts).load_into(app(source), "app", tag="v1")
+        large = [each["digest"] for each in image.document["layers"]]
+        ran = await world.copy(source, target)
+        assert ran.statuses() == ["synced"]
+        puts = target.journal.matching("PUT", "upload")
+        first, second = sorted(each.time for each in puts if each.query["digest"] in large)
+        assert second - first == pytest.approx(1.05 * 0.5, abs=0.3)
+
+
+# A registry that is stopped.
+
+
+async def test_those_who_wait_fail_at_once_when_their_registry_asks_for_hours(seed: Seed) -> None:
+    async with virtual() as world:
+        source, target, other = (world.registry(f"{name}.test", up=NEAR, down=NEAR) for name in ("source", "t", "o"))
+        images_at(source, seed, 40)
+        refused = refuse(target, is_manifest_put, until=1e9, headers=[("Retry-After", "4000")])
+        ran = await world.sync({"source": source, "t": target, "o": other}, {"from": "app", "tags": tags("*")})
+        assert sorted(ran.statuses()) == ["failed"] * 40 + ["synced"] * 40
+        assert len(refused) <= 4, "those that were under way"
+        assert ran.seconds < 10
+        messages = {each["error"]["message"] for each in ran.images if each["status"] == "failed"}
+        assert all("1h06m" in text and "until 2026-01-01 01:06 UTC" in text for text in messages)
+
+
+async def test_dead_credentials_stop_their_registry_only(seed: Seed) -> None:
+    async with virtual() as world:
+        source, well = (world.registry(name, up=NEAR, down=NEAR) for name in ("source.test", "well.test"))
+        dead = world.listen(App(), "dead.test", scheme="https", up=NEAR, down=NEAR)
+        images_at(source, seed, 20)
+        asks = [("WWW-Authenticate", 'Basic realm="dead"')]
+        dead.app.intercept = lambda request: error(401, "UNAUTHORIZED", "no", headers=asks)
+        login = {"auth_type": "basic", "credentials": {"username": "me", "password": "wrong"}}
+        registries = {"source": source, "dead": {"url": "dead.test", **login}, "well": well}
+        ran = await world.sync(registries, {"from": "app", "tags": tags("*")})
+        assert sorted(ran.statuses()) == ["failed"] * 20 + ["synced"] * 20
+        errors = [each["error"] for each in ran.images if each["error"]]
+        assert {each["code"] for each in errors} == {"AUTH_ERROR"}
+        assert all("refused the credentials" in each["message"] for each in errors)
+        assert len(dead.journal.entries) == 2, "bare, then with what is wrong, and not again: accounts get locked"
+
+
+async def test_a_403_of_one_repository_stops_no_other(seed: Seed) -> None:
+    async with virtual() as world:
+        source, target = (world.registry(name, up=NEAR, down=NEAR) for name in ("source.test", "target.test"))
+        for name in ("open", "shut"):
+            for number in range(5):
+                seed.image(sizes=(500,)).load_into(app(source), name, tag=f"v{number}")
+
+        def closed(request: Request) -> Answer | None:
+            return error(403, "DENIED", "not yours") if request.repository == "shut" else None
+
+        target.app.intercept = closed
+        mappings = [{"from": name, "tags": tags("*")} for name in ("open", "shut")]
+        ran = await world.sync({"source": source, "t": target}, *mappings)
+        outcome = {each["target"]: each["status"] for each in ran.images}
+        assert {name.partition("/")[2]: status for name, status in outcome.items()} == {
+            **{f"open:v{n}": "synced" for n in range(5)},
+            **{f"shut:v{n}": "failed" for n in range(5)},
+        }
+
+
+@pytest.mark.parametrize("how", ["refused", "silent"])
+async def test_an_unreachable_registry_stops_and_the_others_finish(seed: Seed, how: Any) -> None:
+    async with virtual() as world:
+        source, gone, well = (world.registry(f"{name}.test", up=NEAR, down=NEAR) for name in ("source", "gone", "well"))
+        images_at(source, seed, 50)
+        gone.fail(how)
+        ran = await world.sync({"source": source, "gone": gone, "well": well}, {"from": "app", "tags": tags("*")})
+        assert sorted(ran.statuses()) == ["failed"] * 50 + ["synced"] * 50
+        assert ran.seconds < 60
+        assert len(well.app.tags("app")) == 50
