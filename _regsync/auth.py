@@ -87,8 +87,7 @@ def check_realm(realm: str, scheme: str, registry: str, has_credentials: bool) -
         parts = urlsplit(realm)
         host, _ = (parts.hostname or "").rstrip("."), parts.port
     except ValueError: host = ""
-    if not host or not realm.isascii() or not realm.isprintable() or " " in realm:
-        trouble = "which is not a URL"
+    if not host or not realm.isascii() or not realm.isprintable() or " " in realm: trouble = "which is not a URL"
     elif "@" in parts.netloc or "#" in realm:
         trouble = "with user info or a fragment, refused"
     elif parts.scheme not in ("https", scheme):
@@ -171,8 +170,7 @@ class Authenticator:
         """Return a request's Authorization header, None: none; SyncError for no token. It touches `extra` as well."""
         challenge, fixed = self._challenge, self._credential.registry_token
         if fixed and (challenge is not None or self._scheme == "https"): return f"Bearer {fixed}"
-        if challenge is None or challenge.scheme == "basic":
-            return self._credential.basic if challenge else None
+        if challenge is None or challenge.scheme == "basic": return self._credential.basic if challenge else None
         needed = {repository: actions}
         for name, rights in extra: needed[name] = _union(needed.get(name, rights), rights)
         try: return f"Bearer {await self._token(needed, before_body)}"
@@ -258,8 +256,7 @@ class Authenticator:
             if token.value: return token.value
             if not token.done.is_set(): await token.done.wait()
             # Without value and error its asker was cancelled, or it covered too much: the first to look again asks.
-            if token.error is not None and self._serves(token, needed):
-                raise token.error.again() from token.error
+            if token.error is not None and self._serves(token, needed): raise token.error.again() from token.error
 
     async def _ask(self, needed: Scopes, before_body: bool) -> _Token:
         """Ask for a token, for all who wait for it, that covers what is needed, then what this run will need next."""

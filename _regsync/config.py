@@ -174,8 +174,7 @@ class _Reader:
         nodes = {name: value for name, (_, value) in node.value.items() if name in names and value.tag != "null"}
         section, inner = _Section(node, path, nodes, {}), f"{path}." if path else ""
         for name, (key, _) in node.value.items():
-            if name not in names:
-                self.note(key, f"{inner}{name[:64]}", f"unknown key{self.nearest(name, names)}")
+            if name not in names: self.note(key, f"{inner}{name[:64]}", f"unknown key{self.nearest(name, names)}")
         # In the order of the table names come before their uses.
         for known in SECTIONS[field.of]:
             if known.name in nodes:
@@ -256,8 +255,7 @@ class _Reader:
         return self.registries[text]
 
     def find_path(self, text: str) -> str:
-        if text == "~" or text.startswith(("~/", "~\\")):
-            return text if self.home is None else self.home + text[1:]
+        if text == "~" or text.startswith(("~/", "~\\")): return text if self.home is None else self.home + text[1:]
         if self.base_dir is None or text.startswith(("/", "\\")) or text[1:3] in (":/", ":\\"): return text
         return f"{self.base_dir.rstrip('/')}/{text}"
 
@@ -314,8 +312,7 @@ class _Reader:
         for name in ("source", "targets"):
             if name not in section.nodes and name not in self.defaults.nodes:
                 self.note(section.node, f"{section.path}.{name}", "required, here or in `defaults`")
-        if len(section.values) < len(section.nodes) or not {"from", "source", "targets"} <= values.keys():
-            return None
+        if len(section.values) < len(section.nodes) or not {"from", "source", "targets"} <= values.keys(): return None
         order = ("source", "from", "targets", "to", "tags", "platforms", "artifacts")
         rule = MappingRule(0, *({"to": values["from"], **values}[name] for name in order))
         source, where = rule.source, rule.source.authority
@@ -403,8 +400,7 @@ class _Expansion(_Reader):
             read = self.value(node, field, "")
             return read.alias if isinstance(read, Registry) else [registry.alias for registry in read]
         if field.type == "section": return self.plain_section(node, field)
-        if field.type == "names":
-            return {name: self.plain(value, _REGISTRY) for name, (_, value) in node.value.items()}
+        if field.type == "names": return {name: self.plain(value, _REGISTRY) for name, (_, value) in node.value.items()}
         if node.tag == "seq":
             return [self.plain(item, _MAPPING if field.type == "list" else field) for item in node.value]
         return self.plain_scalar(node, field)

@@ -62,8 +62,7 @@ def find_credential(registry: Registry, *, environ: Mapping[str, str], home: str
             return Credential(environ.get("GITHUB_ACTOR") or "regsync", token, origin="GITHUB_TOKEN"), looked
     for place, text in _files(environ, home, read) if method != "ghcr" else ():
         looked.append(place)
-        if text is not None and (found := _look_up(place, text, registry, repository)) is not None:
-            return found, looked
+        if text is not None and (found := _look_up(place, text, registry, repository)) is not None: return found, looked
     if method is None: return None, looked
     hint, places = "log in with a container client, or use auth_type: basic with credentials", ", ".join(looked)
     raise AuthError(f"{where}: no credentials for {registry.authority}; looked at {places}", hint=hint, fatal=True)
@@ -84,8 +83,7 @@ def _files(environ: Mapping[str, str], home: str | None, read: Read) -> Iterator
             below(home, ".dockercfg")):
         try:
             if path: yield path, read(path)
-        except OSError as error:
-            raise AuthError(f"{path} cannot be read: {error.strerror}", fatal=True) from error
+        except OSError as error: raise AuthError(f"{path} cannot be read: {error.strerror}", fatal=True) from error
 
 def _look_up(place: str, text: bytes, registry: Registry, repository: str | None) -> Credential | None:
     """Find a registry in one credential file (protocol-facts.md sections 3.2 to 3.4)."""
@@ -123,8 +121,7 @@ def _read_entry(place: str, entry: object, registry: Registry) -> Credential | N
     """Read one `auths` entry; None for the empty one that a credential store leaves behind."""
     broken = AuthError(f"{place}: the entry for {registry.authority} does not parse", fatal=True)
     names = ("auth", "username", "password", "identitytoken", "registrytoken")
-    if not isinstance(entry, dict) or not all(isinstance(entry.get(name) or "", str) for name in names):
-        raise broken
+    if not isinstance(entry, dict) or not all(isinstance(entry.get(name) or "", str) for name in names): raise broken
     auth, username, password, identity_token, registry_token = (entry.get(name) or "" for name in names)
     if auth:
         try:

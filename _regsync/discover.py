@@ -47,8 +47,7 @@ async def together(asks: Iterable[Callable[[], Awaitable[T]]]) -> list[T]:
     """Ask all at the same time; raises the first error when all have ended."""
     found = dict[int, T | SyncError]()
 
-    async def ask(number: int, one: Callable[[], Awaitable[T]]) -> None:
-        found[number] = await _or_error(one())
+    async def ask(number: int, one: Callable[[], Awaitable[T]]) -> None: found[number] = await _or_error(one())
 
     async with anyio.create_task_group() as group:
         for number, one in enumerate(asks): group.start_soon(ask, number, one)
@@ -290,8 +289,7 @@ class Discovery:
         """Apply the platform filter (specification section 1.1): the root to push, trimmed indexes below."""
         wanted, nested = mapping.platforms, dict[str, Manifest]()
         if not wanted or not top.is_index:
-            if wanted:
-                self.say("debug", "no_index", f"{source}: not an index, copied whatever the platform filter")
+            if wanted: self.say("debug", "no_index", f"{source}: not an index, copied whatever the platform filter")
             return top, nested
         pending = oci.nested_indexes(top)
         for _ in range(oci.MAX_INDEX_DEPTH):

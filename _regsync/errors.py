@@ -149,8 +149,13 @@ class RegistryError(SyncError):
 
     @property
     def retryable(self) -> bool:  # type: ignore[override]
-        # design.md section 9: 408, 429 and 5xx; 501 and 505 say that asking again is pointless.
-        return not self.final and (self.status in (408, 429) or (self.status >= 500 and self.status not in (501, 505)))
+        # design.md section 9: 408, 429 and 5xx; 501 and 505 say that asking again is pointless. A session that was
+        # forgotten before its body came is opened anew.
+        again = self.status in (408, 429) or (self.status >= 500 and self.status not in (501, 505))
+        return not self.final and (again or self.forgot_session)
+
+    @property
+    def forgot_session(self) -> bool: return self.status == 404 and "BLOB_UPLOAD_UNKNOWN" in self.codes
 
 class MappingConflict(SyncError):
     """Two mappings want one target tag from different sources; the later one loses."""

@@ -133,8 +133,7 @@ class Execution:
         """Say whether nothing is left to do."""
         return not (self._pending or self.images)
 
-    def _is_full(self) -> bool:
-        return len(self._pending) >= _MOST_PENDING or self._pending_bytes > _HEAVIEST_PENDING
+    def _is_full(self) -> bool: return len(self._pending) >= _MOST_PENDING or self._pending_bytes > _HEAVIEST_PENDING
 
     async def wait_for_room(self) -> None:
         """Let discovery rest while too much is pending."""
@@ -249,8 +248,7 @@ class Execution:
             if brought.uploaded: image.delivery.transferred.append(blob.digest)
             else: self._progress.expected -= blob.size * reads
             self._queue((), self._claims.arrived(step.work, blob.digest))
-        if step.mount_from is not None:
-            self._queue(self._claims.mount_ended(image.target.host.key, mounted=mounted))
+        if step.mount_from is not None: self._queue(self._claims.mount_ended(image.target.host.key, mounted=mounted))
         self._settle(image)
 
     async def _finish(self, image: Image) -> None:

@@ -57,8 +57,7 @@ def parse_registry_url(text: str) -> tuple[Literal["https", "http"], str, int]:
         import ipaddress
 
         try: host = ipaddress.IPv6Address(host[1:-1]).compressed
-        except ValueError:
-            raise ValueError(f"{host} is no registry address: IPv6 is missing in the brackets") from None
+        except ValueError: raise ValueError(f"{host} is no registry address: IPv6 is missing in the brackets") from None
     host = providers.canonical_host(host)
     # Plain HTTP on loopback without being asked, as the container clients do.
     scheme: Literal["https", "http"] = "http" if given == "http" or (not given and is_loopback(host)) else "https"
@@ -99,8 +98,7 @@ class Field(NamedTuple):
         if not text: raise ValueError("must not be empty")
         if not text.isprintable():  # it would break a line, a header or a path
             raise ValueError("has a line break or another control character: remove it")
-        if self.choices and text not in self.choices:
-            raise ValueError(f"{text!r} is none of {', '.join(self.choices)}")
+        if self.choices and text not in self.choices: raise ValueError(f"{text!r} is none of {', '.join(self.choices)}")
         if self.refuses and re.search(self.refuses[0], text): raise ValueError(self.refuses[1])
         if self.check: self.check(text)
         if self.type == "flag":

@@ -22,8 +22,7 @@ def new_hash(algorithm: str, data: bytes | bytearray | memoryview = b"") -> _Has
     """Return a running hash, begun with `data`, for `sha256` or `sha512`; ValueError for anything else."""
     import hashlib
 
-    if algorithm not in DIGEST_HEX_LENGTHS:
-        raise ValueError(f"digest algorithm {algorithm!r} is not supported")
+    if algorithm not in DIGEST_HEX_LENGTHS: raise ValueError(f"digest algorithm {algorithm!r} is not supported")
     return hashlib.new(algorithm, data)
 
 def hash_hex(algorithm: str, data: bytes | bytearray | memoryview) -> str:

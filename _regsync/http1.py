@@ -71,8 +71,7 @@ class Response:
         while self.left is None and not self._tail:
             event = await self._connection.next_event(self._connection.timeouts.idle)
             if isinstance(event, h11.Data): self._tail = memoryview(event.data)
-            else:
-                self.left, self.reusable = 0, self.reusable and not self._connection.framing.trailing_data[0]
+            else: self.left, self.reusable = 0, self.reusable and not self._connection.framing.trailing_data[0]
         if self.left and not self._tail:
             count = await self._connection.fill(buffer[: self.left])
             if not count: raise Disconnected(f"the body ended {self.left} bytes too early")
@@ -101,8 +100,7 @@ class Response:
             scratch, budget = memoryview(bytearray(8192)), _WORTH_DRAINING
             try:
                 with anyio.move_on_after(_WORTH_WAITING):
-                    while self.left != 0 and (self.left or 0) <= budget:
-                        budget -= await self.read_into(scratch)
+                    while self.left != 0 and (self.left or 0) <= budget: budget -= await self.read_into(scratch)
             except WireError: return False
         return self.reusable and self.left == 0
 
@@ -181,8 +179,7 @@ class Connection:
         """Wait for the head of the one final answer, whenever it comes; interim answers say nothing."""
         try:
             with self._answering:
-                while not isinstance(event := await self.next_event(), h11.Response):
-                    await anyio.lowlevel.checkpoint()
+                while not isinstance(event := await self.next_event(), h11.Response): await anyio.lowlevel.checkpoint()
                 response = Response(self, event, method)
                 if self._answering.deadline == math.inf or self._failed is not None:
                     response.early, response.reusable = True, False
@@ -325,8 +322,7 @@ async def _tunnel(stream: Stream, origin: Origin, proxy: Proxy, timeouts: Timeou
     login = b64encode(f"{proxy.username}:{proxy.password or ''}".encode()).decode("ascii")
     headers = () if proxy.username is None else (("Proxy-Authorization", f"Basic {login}"),)
     connection = Connection(Origin(proxy.scheme, proxy.host, proxy.port), stream, timeouts)
-    try:
-        answer = await connection.exchange(Request("CONNECT", target, headers), memoryview(b""), None, timeouts.head)
+    try: answer = await connection.exchange(Request("CONNECT", target, headers), memoryview(b""), None, timeouts.head)
     except WireError as error:
         raise errors.ConnectFailed(f"the proxy {proxy} did not open a tunnel: {error.message}") from error
     if not 200 <= (status := answer.status) < 300:

@@ -104,8 +104,7 @@ def parse_reference(text: str) -> Reference:
     if "/" in digest:  # not shown: what stands before the @ may be a password
         raise ConfigError("a reference holds no user name or password; give credentials in the configuration")
     try:
-        if "://" in name:
-            raise ValueError(f"leave out {name[: name.index('://') + 3]!r}, write HOST/REPOSITORY[:TAG]")
+        if "://" in name: raise ValueError(f"leave out {name[: name.index('://') + 3]!r}, write HOST/REPOSITORY[:TAG]")
         host, (first, slash, rest) = "docker.io", name.partition("/")
         label, colon, _ = first.partition(":")
         if "." in label or label.lower() == "localhost" or (slash and colon): host, name = first.lower(), rest
@@ -117,8 +116,7 @@ def parse_reference(text: str) -> Reference:
             raise ValueError(f"{repository!r} is not a repository ({grammar}); write HOST/REPOSITORY[:TAG]")
         if colon and not is_tag(tag):
             raise ValueError(f"{tag[:140]!r} is not a tag: 1 to 128 of letters, digits, '_', and '.-' inside")
-        if colon and at:
-            raise ValueError("has a tag and a digest; leave out the tag, the digest says what to copy")
+        if colon and at: raise ValueError("has a tag and a digest; leave out the tag, the digest says what to copy")
         return Reference(host, repository, tag or None, check_digest(digest) if at else None)
     except (ContentError, ValueError) as error:
         raise ConfigError(f"reference {clean(text, 300)!r}: {clean(str(error))}") from error
@@ -295,8 +293,7 @@ def _load(body: bytes, received: str, fraction: Callable[[str], Any] | None = No
         document = json.loads(body.decode(), object_pairs_hook=_object, parse_int=_integer, parse_float=fraction,
             parse_constant=_refuse)
         if _nests_deeper(document, _MAX_JSON_DEPTH): raise RecursionError
-    except ValueError as error:
-        raise ContentError(f"not JSON ({clean(str(error), 80)}); {received}") from error
+    except ValueError as error: raise ContentError(f"not JSON ({clean(str(error), 80)}); {received}") from error
     except RecursionError as error:
         raise ContentError(f"the document nests deeper than {_MAX_JSON_DEPTH}; {received}") from error
     if not isinstance(document, dict): raise ContentError(f"JSON, but not an object; {received}")
@@ -351,8 +348,7 @@ def _trim(index: Manifest, wanted: Sequence[Platform], nested: Mapping[str, Mani
             below = done[child.digest]
             hits = below.matched
             available |= dict.fromkeys(below.available)
-            if below.changed:
-                keep = child._replace(digest=below.manifest.digest, size=below.manifest.size, data=None)
+            if below.changed: keep = child._replace(digest=below.manifest.digest, size=below.manifest.size, data=None)
         elif child.platform and not child.attests:
             hits = frozenset(each for each in wanted if platform_matches(each, child.platform))
             available[str(child.platform)] = None

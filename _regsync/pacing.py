@@ -137,8 +137,7 @@ def admit(limits: Mapping[str, Limit], wants: tuple[Want, ...], now: float = 0.0
         meters = [limits[want.host].meters[name] for name in want.meters]
         numbers = [meter.enter(now, want.discovers) for meter in meters]
         for meter, number in zip(meters[1:], numbers[1:], strict=True): meter.end(number)
-        if meters and entered is not None:
-            entered.update({(want.host, *want.meters): (meters[0], numbers[0])})
+        if meters and entered is not None: entered.update({(want.host, *want.meters): (meters[0], numbers[0])})
     return True
 
 def due(limits: Mapping[str, Limit], wants: tuple[Want, ...], now: float) -> float:

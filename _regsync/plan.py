@@ -64,8 +64,7 @@ class Tree(NamedTuple):
                     raise ContentError(f"{blob.digest} is named with {known.size} and with {blob.size} bytes")
             for digest in [entry.digest for entry in manifest.children]:
                 if digest not in lacking and not is_committed(digest):
-                    if digest not in by_digest:
-                        raise NotAtHand(f"the index names {digest}, which is not at hand")
+                    if digest not in by_digest: raise NotAtHand(f"the index names {digest}, which is not at hand")
                     lacking.add(digest)
                     pending.append(by_digest[digest])
         if len(blobs) > _MOST_BLOBS: raise ContentError(f"the image names more than {_MOST_BLOBS} blobs")
@@ -135,8 +134,7 @@ class Election:
             waiting = self._waiting.setdefault(blob, [])
             waiting.append(number)
             # The second to wait for a blob makes it a shared one for the first too.
-            for each in waiting[-1:] if len(waiting) > 2 else waiting if len(waiting) == 2 else ():
-                self._gain(each, 1)
+            for each in waiting[-1:] if len(waiting) > 2 else waiting if len(waiting) == 2 else (): self._gain(each, 1)
         self._gain(number, 0)
 
     def take(self) -> int:

@@ -261,8 +261,7 @@ class Referrers:
         tag, added = oci.referrers_tag(subject), set[str]()
         if self.has_api(target): return frozenset()
         async with self._locks[target.key, subject]:
-            if self._written.get((target.key, tag), set()) >= {each.digest for each in entries}:
-                return frozenset()
+            if self._written.get((target.key, tag), set()) >= {each.digest for each in entries}: return frozenset()
             for _ in range(_PUTS):
                 held = await self._fallback(target, subject, self._discovery.names(target))
                 if held is not None and not held.is_index:

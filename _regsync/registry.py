@@ -98,8 +98,7 @@ class Repository:
     async def get_manifest(self, reference: str, *, expected: oci.Descriptor | None = None) -> oci.Manifest:
         """Fetch and verify (I3) a manifest, also against `expected`, the index entry; RegistryError 404 when absent."""
         accept = oci.ACCEPT_MANIFESTS
-        if expected is not None and expected.media_type not in accept:
-            accept = f"{accept}, {expected.media_type}"
+        if expected is not None and expected.media_type not in accept: accept = f"{accept}, {expected.media_type}"
         call = self.call("manifest_get", "GET", f"manifests/{reference}", ("Accept", accept))
         with self.located("fetch manifest", self.reference(reference)):
             answer = await self._transport.request(self.host, call, ok=(200,), limit=_MANIFEST_LIMIT)
@@ -152,8 +151,7 @@ class Repository:
         call = self.call("blob_head", "HEAD", f"blobs/{blob.digest}")
         with self.located("look up blob", self.reference(blob.digest)):
             try:
-                async with self._transport.opened(self.host, call) as answer:
-                    await self.expect(answer, 200, 404)
+                async with self._transport.opened(self.host, call) as answer: await self.expect(answer, 200, 404)
             except RegistryError as error:
                 if error.status not in (401, 403): raise
                 return False  # several registries hide what is there: the upload decides (design.md section 9)
@@ -209,8 +207,7 @@ class Upload:
         A refused mount is a session (202) like any other (section 1.8); an error not passing leads to a plain POST."""
         if mount_from is not None:
             query = f"?mount={self.blob.digest}" + (f"&from={mount_from}" if mount_from else "")
-            try:
-                return await self._post(query, reads="" if mount_from == self.repository.api_name else mount_from)
+            try: return await self._post(query, reads="" if mount_from == self.repository.api_name else mount_from)
             except (AuthError, RegistryError) as error:
                 fatal = error.fatal if isinstance(error, AuthError) else error.retryable and error.status != 500
                 if fatal:  # otherwise the other repository may be closed to us while this one is open
@@ -258,7 +255,7 @@ class Upload:
                 # `0-0` says nothing: distribution answers so for no byte and for one.
                 if end and 0 < int(end[1]) < self.blob.size: self._opened(call, response, int(end[1]) + 1)
         except RegistryError as error:
-            if error.retryable: raise
+            if error.retryable and not error.forgot_session: raise
             repository.host.resumes, self.broken = False, ""
 
     async def let_go(self) -> None:

@@ -47,8 +47,7 @@ class Outcome(NamedTuple):
 
     def line(self) -> str:
         """Return the one line that a user sees for it (specification section 6)."""
-        if self.error is not None:
-            return f"failed {self.source} -> {self.target}: {self.error.code}: {self.error}"
+        if self.error is not None: return f"failed {self.source} -> {self.target}: {self.error.code}: {self.error}"
         return f"synced {self.source} -> {self.target} ({size_text(self.bytes)}, {duration_text(self.duration)})"
 
     def as_json(self) -> dict[str, Any]:
@@ -168,8 +167,7 @@ def _object(text: str) -> dict[str, Any]:
     return {"type": "object", "properties": properties, "required": [name for name in kinds if name[-1] != "?"]}
 
 def _type(kind: str) -> dict[str, Any]:
-    if kind.startswith("="):
-        return {"enum": [{"null": None, "1": 1}.get(word, word) for word in kind[1:].split("|")]}
+    if kind.startswith("="): return {"enum": [{"null": None, "1": 1}.get(word, word) for word in kind[1:].split("|")]}
     if "|" in kind: return {"anyOf": [_type(word) for word in kind.split("|")]}
     if kind[0] == "[": return {"type": "array", "items": _type(kind[1:-1])}
     if kind[0] == "{": return {"type": "object", "additionalProperties": _type(kind[1:-1])}

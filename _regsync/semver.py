@@ -63,8 +63,7 @@ def _all_admit(comparators: tuple[_Comparator, ...], version: Version, prereleas
     if prerelease == "exclude" and not in_full: return False
     release = version if in_full else Version(version.release)
     for low, high, takes_inside, named in comparators:
-        if (low <= (version if named == version.release else release) < high) is not takes_inside:
-            return False
+        if (low <= (version if named == version.release else release) < high) is not takes_inside: return False
     return True
 
 def parse_range(text: str) -> Range:

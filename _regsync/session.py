@@ -46,8 +46,7 @@ async def run(found: Config, console: Console, one: tuple[MappingRule, str, str]
     if work.rehearsal is not None:
         document = work.rehearsal.analysis() if rehearse == "analysis" else {**document, "dry_run": True}
         if not console.as_json:
-            for line in rehearsal.lines(document) if rehearse == "analysis" else report.plan():
-                console.line(line)
+            for line in rehearsal.lines(document) if rehearse == "analysis" else report.plan(): console.line(line)
     elif one is None: console.summary(report, elapsed)
     if console.as_json: console.document(document)
     return 128 + signals[0] if report.interrupted else report.exit_status()
@@ -67,8 +66,7 @@ async def list_tags(registry: Registry, repository: str, rule: tags.TagRule, con
     told = f"{source}: {len(kept)} of {len(kept) + len(dropped)} tags are selected"
     level, event = ("info", "selected") if kept else ("warning", "nothing_selected")
     console.log(level, event, f"{told} (dropped: {reasons})" if reasons else told)
-    if len(kept) < floor:
-        console.log("warning", "min_tags", f"{source}: min_tags asks for {floor}, not {len(kept)}")
+    if len(kept) < floor: console.log("warning", "min_tags", f"{source}: min_tags asks for {floor}, not {len(kept)}")
     if console.as_json: console.document({"repository": str(source), "tags": kept, "dropped": dict(dropped)})
     for tag in () if console.as_json else kept: console.line(tag)
     return 0

@@ -180,8 +180,7 @@ class Staging:
             yield MemoryPieces(body, offset)
             return
         staged = None
-        with _disk(), contextlib.suppress(KeyError, FileNotFoundError):
-            staged = FileIO(self._files[blob.digest][0])
+        with _disk(), contextlib.suppress(KeyError, FileNotFoundError): staged = FileIO(self._files[blob.digest][0])
         if staged is None:
             self._files.pop(blob.digest, None)  # another run in this directory has ended, and took the file with it
             yield None

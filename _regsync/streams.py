@@ -227,6 +227,5 @@ async def start_tls(below: Stream, context: Any, host: str, timeouts: Timeouts) 
         raise refused from error
     except ValueError as error:
         raise ConnectFailed(f"TLS with {host} cannot begin: {clean(str(error), 200)}") from error
-    except Disconnected as error:
-        raise ConnectFailed(f"{host} ended the TLS handshake: {error.message}") from error
+    except Disconnected as error: raise ConnectFailed(f"{host} ended the TLS handshake: {error.message}") from error
     return secured

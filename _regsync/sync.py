@@ -187,8 +187,7 @@ class Run:
         if selection.shortfall is not None:
             kept, floor = selection.shortfall
             self._log("warning", "min_tags", f"{source}: {kept} tags were found, min_tags asks for {floor}")
-        if not selection.kept:
-            self._log("warning", "nothing_selected", f"{source}: the mapping selects no tag")
+        if not selection.kept: self._log("warning", "nothing_selected", f"{source}: the mapping selects no tag")
         self._report.mappings[mapping.index] = {"from": str(source), "to": mapping.target_repository,
             "selected": len(selection.kept), "dropped": dict(sorted(Counter(selection.dropped.values()).items()))}
         return tuple(selection.kept)
@@ -201,8 +200,7 @@ class Run:
             for target in self._targets(each):
                 # A tag that an earlier run left there is asked for by itself, unless it never moves.
                 name = self._discovery.snapshot_name(mapping, self._source(mapping), target, tag, tag)
-                if self._never_moves(mapping, tag) or self._knowledge.snapshot(name) is None:
-                    tags[target] += 1
+                if self._never_moves(mapping, tag) or self._knowledge.snapshot(name) is None: tags[target] += 1
 
         async def ask(target: Repository) -> None:
             # Kept by the discovery, and raised for each image that needs it.
@@ -244,8 +242,7 @@ class Run:
         """Say whether a tag that never moves is looked at all the same, for its artifacts."""
         source, rule = self._source(mapping), mapping.artifacts
         name = self._discovery.snapshot_name(mapping, source, target, tag, reference)
-        if (known := self._knowledge.snapshot(name)) is None or not rule.enabled:
-            return rule.require_artifacts
+        if (known := self._knowledge.snapshot(name)) is None or not rule.enabled: return rule.require_artifacts
         self._knowledge.take_snapshot(name, *known)  # of a tag that never moves it does not age
         record = self._knowledge.look(self._referrers.record(mapping, source, target, *known))
         shown = self._referrers.shown(source, digest_like(known[0]))
@@ -265,8 +262,7 @@ class Run:
             late = used + cost * (1 - chance) <= share and not self._execution.draining
             used, left = used + cost, left + (not late)
             self._start(self._until_stopped, partial(take, late))
-        if left:
-            self._log("debug", "looks_due", f"{left} images are due for a look at their artifacts, in a later run")
+        if left: self._log("debug", "looks_due", f"{left} images are due for a look at their artifacts, in a later run")
 
     async def _take(self, mapping: MappingRule, sighting: Sighting, source_name: str, reference: str, began: float,
             late: bool | None = None) -> None:
@@ -314,8 +310,7 @@ class Run:
         shared = any(each.target.host.key == sighting.source.host.key for each in sighting.verdicts)
         for manifest in (sighting.tree.root, *sighting.tree.children):
             self._execution.references.update(blob.digest for blob in manifest.blobs)
-            if shared and manifest.digest in sighting.at_source:
-                self._execution.commit(sighting.source.key, manifest)
+            if shared and manifest.digest in sighting.at_source: self._execution.commit(sighting.source.key, manifest)
 
     def _hang(self, whole: Delivery, found: list[Artifact]) -> list[Image]:
         """Note what hangs on an image; return what its target lacks of it, behind that what hangs on it in turn."""

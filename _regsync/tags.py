@@ -25,8 +25,7 @@ _Token = tuple[str, "_Accepts | None"]  # what is written, its test of one chara
 @lru_cache(256)  # a configuration repeats a few patterns in many mappings
 def _tokens(pattern: str) -> tuple[tuple[_Token, ...], str | None]:
     """Return a pattern's tokens, and the only tag that it matches when it has no wildcards."""
-    if not pattern:
-        raise ValueError("an empty pattern matches nothing: remove it, or write '*' for every tag")
+    if not pattern: raise ValueError("an empty pattern matches nothing: remove it, or write '*' for every tag")
     tokens, depth, is_literal = list[_Token](), 0, True
     for match in re.finditer(_TOKEN, pattern, re.DOTALL):
         kind, text = match.lastgroup, match[0][-1]
@@ -34,8 +33,7 @@ def _tokens(pattern: str) -> tuple[tuple[_Token, ...], str | None]:
             trouble = "'[' without ']'" if text == "[" else "a backslash at its end"
             raise ValueError(f"{pattern!r} has {trouble}: write \\{text} for the character itself")
         accepts: _Accepts | None = text.__eq__
-        if kind == "set":
-            accepts, is_literal = _character_set(pattern, match["set"], match["not"] == "!"), False
+        if kind == "set": accepts, is_literal = _character_set(pattern, match["set"], match["not"] == "!"), False
         elif kind == "mark" and (text != "," or depth):
             depth += (text == "{") - (text == "}")
             if depth < 0: raise ValueError(f"{pattern!r} has a '}}' without '{{'")
@@ -49,8 +47,7 @@ def _tokens(pattern: str) -> tuple[tuple[_Token, ...], str | None]:
 
 def _character_set(pattern: str, members: str, negated: bool) -> _Accepts:
     if not members: raise ValueError(f"{pattern!r} has an empty set of characters")
-    if members[0] == "^" and not negated:
-        raise ValueError(f"{pattern!r}: a set is negated by '!', as in [!a-z]")
+    if members[0] == "^" and not negated: raise ValueError(f"{pattern!r}: a set is negated by '!', as in [!a-z]")
     ranges = [(low[-1], (high or low)[-1]) for low, high in re.findall(r"(\\.|.)(?:-(\\.|.))?", members, re.DOTALL)]
     if turned := [f"{low}-{high}" for low, high in ranges if low > high]:
         raise ValueError(f"{pattern!r}: the range {turned[0]} is the wrong way round")

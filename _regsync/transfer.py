@@ -81,8 +81,7 @@ class Relay:
             return memoryview(b"")
         self._hash.update(self._buffer[:count])
         self._count += count
-        if self._count > size:
-            raise ContentError(f"the blob is longer than the {size} bytes of its descriptor")
+        if self._count > size: raise ContentError(f"the blob is longer than the {size} bytes of its descriptor")
         if self._count == size and self._hash.hexdigest() != self._expected:
             raise ContentError("the blob's bytes do not match its digest")
         self.complete = self._count == size
@@ -166,7 +165,7 @@ class Mover:
             error.located(Side.TARGET, "push blob", target.reference(blob.digest))
             step = step._replace(mount_from=None)  # whatever went wrong with it, an upload does not depend on it
             pause = self._transport.pause_after(error, patience, relay.source.host, target.host)
-            broken += isinstance(error, WireError) and upload.begun
+            broken += upload.begun and (isinstance(error, WireError) or getattr(error, "forgot_session", False))
             if broken == _BLOB_STARTS: raise error
             log("debug", "retry", f"{error}; the blob {'goes on, if it can' if upload.broken else 'begins again'}")
             await upload.let_go()
@@ -267,8 +266,7 @@ class Mover:
         """Say whether a repository has accepted an upload; wait for the one that finds out (rule 14)."""
         if self._knowledge.was_used(where) and not self._knowledge.is_empty(where): return True
         await anyio.lowlevel.checkpoint()  # the image's large blobs, which cannot go in one request, find out first
-        while (accepted := self._accepted.get(where)) is not None and not accepted.is_set():
-            await accepted.wait()
+        while (accepted := self._accepted.get(where)) is not None and not accepted.is_set(): await accepted.wait()
         return accepted is not None
 
     async def _begin(self, upload: Upload, step: Step) -> Brought | None:

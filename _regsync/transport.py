@@ -265,11 +265,9 @@ class Transport:
         # What goes when there is a line at last was drawn from the buckets as if it had gone at once.
         limit, began = self.gate.limits.get(registry.authority if registry else ""), anyio.current_time()
         drawn = [(meter, meter.full) for meter in limit.meters.values()] if limit else []
-        try:
-            return await open_stream(origin, context=context, timeouts=timeouts, proxy=proxy, proxy_context=around)
+        try: return await open_stream(origin, context=context, timeouts=timeouts, proxy=proxy, proxy_context=around)
         except ConnectFailed as error:
-            if proxy and str(proxy) not in error.message:
-                error.message = f"through the proxy {proxy}: {error.message}"
+            if proxy and str(proxy) not in error.message: error.message = f"through the proxy {proxy}: {error.message}"
             if proxy and (error.hint is None or "HTTPS_PROXY" in error.hint):
                 error.hint = f"this proxy is named by {decided}; NO_PROXY names hosts to reach without it"
             raise
@@ -469,8 +467,7 @@ class Transport:
     async def _send(self, host: Host, call: Call, lease: Lease, used: str | None) -> Response:
         self._count(lease.origin, call.action)
         own, seconds = lease.origin == host.origin, self.edge.timeouts.manifest_put
-        try:
-            response = await lease.exchange(call.request(used), seconds if call.action == "manifest_put" else None)
+        try: response = await lease.exchange(call.request(used), seconds if call.action == "manifest_put" else None)
         except WireError as error:
             # A host that takes connections and has never answered is as good as down.
             if own and (isinstance(error, ConnectFailed) or (isinstance(error, errors.TimedOut) and not host.known)):

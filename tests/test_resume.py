@@ -605,3 +605,24 @@ async def test_a_cancelled_resumption_holds_nothing(monkeypatch: pytest.MonkeyPa
     while await _cancelled(monkeypatch, at):
         at += 3
     assert at > 90
+
+
+# A session that the target has forgotten.
+
+
+@pytest.mark.parametrize(("often", "bodies"), [(1, 2), (9, 3)])
+async def test_a_forgotten_session_is_opened_anew(often: int, bodies: int) -> None:
+    """The blob begins again, at most twice; what was refused before its body is no resumption."""
+    async with virtual() as world:
+        source, target = world.registry("source.test"), world.registry("target.test")
+        image, digest = load(source, SIZE)
+        gone = target.app.faults.on("PUT", "upload", query={"digest": digest}).first(often)
+        gone.status(404, error="BLOB_UPLOAD_UNKNOWN")
+        ran = await world.copy(source, target)
+        if often == 1:
+            arrived(image, target, ran)
+        else:
+            assert ran.status == 2
+            assert "TARGET_ERROR" in only(ran.failed)
+        assert len(sends(target, digest)) == bodies
+        target.journal.matching("GET", "upload").none()

@@ -27,7 +27,7 @@ __all__ = ["fill", "main"]
 
 ROOT = Path(__file__).resolve().parent.parent
 WIDTH = 120
-SHORT = 110  # a block and its header together
+SHORT = 120  # a block and its header together
 _BLOCKS = ("def ", "async def ", "if ", "elif ", "while ", "for ", "with ", "class ", "async with ", "async for ")
 _DROPPED = "\f"
 _SIMPLE = (
