@@ -20,7 +20,8 @@ import anyio
 import pytest
 
 from _regsync.output import Snapshot
-from _regsync.pacing import hopeless
+from _regsync.pacing import Limit, Meter, hopeless
+from _regsync.providers import Pace
 from _regsync.session import show_progress
 from _regsync.sync import DRAIN_SECONDS, Progress
 from conformance.app import App
@@ -325,7 +326,9 @@ async def test_the_display_says_that_a_run_stops() -> None:
         def clear(self) -> None:
             pass
 
-    progress = Progress({"registry.test": anyio.current_time() + 100})
+    meter = Meter(Pace("manifest_get"), Limit(50))
+    meter.paused = anyio.current_time() + 100
+    progress = Progress({"registry.test": meter})
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(show_progress, Terminal(), progress)
         await anyio.sleep(1.1)
