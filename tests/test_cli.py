@@ -288,7 +288,7 @@ def test_json_is_one_document_however_much_is_logged(source: Server, target: Ser
         (["-v", "-v"], {"warning", "info", "debug", "trace"}),
         (["-vv"], {"warning", "info", "debug", "trace"}),
     ],
-    ids=" ".join,
+    ids=lambda words: " ".join(sorted(words)),
 )
 @pytest.mark.parametrize("place", ["before", "after"])
 def test_levels_of_the_log(
