@@ -44,7 +44,7 @@ class Meter:
         self.inside = dict[int, float]()  # by the order of their entry: when they leave if nothing is heard
         # The bucket is the time at which it is full; a token is there up to `_slack` before that.
         self._gap, self.full = 1 / pace.rate if pace.rate else 0.0, -math.inf
-        self._slack = self._gap * (pace.burst - 1 + 1e-6)  # sums of gaps are rounded
+        self._slack = self._gap * (pace.burst - 1 - 1e-4)  # for sums of gaps are rounded
         # Of a quota: the last number it has room for, its size, seconds between two that discover, when one went last.
         self._last, self._most, self._spread, self._asked, self._held = math.inf, 0, 0.0, -math.inf, -math.inf
         self._left, self._fresh = math.inf, 0

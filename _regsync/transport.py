@@ -76,6 +76,7 @@ class Permit:
     def __init__(self, wants: tuple[Want, ...], rank: float) -> None:
         self.wants, self.rank, self.holds, self.busy = wants, rank, False, 0
         self.entered = dict[tuple[str, ...], tuple[pacing.Meter, int]]()
+        self.drawn = dict[pacing.Meter, tuple[float, float]]()  # when, and the bucket behind it
         self.turn, self.scope = anyio.Event(), anyio.CancelScope()
 
 class Gate:
@@ -128,8 +129,10 @@ class Gate:
                 self.wake()
 
     def _admit(self, permit: Permit, needs: tuple[Want, ...]) -> bool:
-        admitted = pacing.admit(self.limits, needs, anyio.current_time(), permit.entered)
+        admitted, now = pacing.admit(self.limits, needs, anyio.current_time(), permit.entered), anyio.current_time()
         permit.holds = permit.holds or admitted
+        for meter in (self.limits[want.host].meters[name] for want in needs * admitted for name in want.meters):
+            permit.drawn[meter] = now, meter.full
         return admitted
 
     def _give_back(self, permit: Permit) -> None:
@@ -343,6 +346,9 @@ class Transport:
             await self.gate.take(permit, want, let_go=lease.settle if lease else None)
             self._check_open(host, want)
             meter, number = permit.entered.pop((host.key, *want.meters))
+            for each in (self.gate.limits[host.key].meters[name] for name in want.meters):
+                then, full = permit.drawn[each]  # a PUT goes when its source has answered
+                each.full = max(each.full, full + anyio.current_time() - then)
             if call.action == "upload_body":
                 meter.inside[number] = anyio.current_time() + pacing.UNDER_WAY
                 self.gate.wake()
