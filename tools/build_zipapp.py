@@ -235,15 +235,18 @@ def download(wheel: Wheel, cache: str) -> None:
             f"this with .venv/bin/python (tools/check.py makes it), or put the file into {cache}"
         )
     os.makedirs(cache, exist_ok=True)
-    with tempfile.TemporaryDirectory() as directory:
+    with tempfile.TemporaryDirectory(dir=cache) as directory:  # another build may be fetching the same
         requirements = os.path.join(directory, "requirements.txt")
         with open(requirements, "w", encoding="utf-8") as file:
             file.write(f"{wheel.name}=={wheel.version} --hash=sha256:{wheel.sha256}\n")
         command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check"]
         command += ["--no-deps", "--require-hashes", "--only-binary", ":all:"]
         command += ["--implementation", "cp", "--python-version", "3.11", "--abi", "cp311"]
-        command += ["--platform", "manylinux2014_x86_64", "--dest", cache, "--requirement", requirements]
+        command += ["--platform", "manylinux2014_x86_64", "--dest", directory, "--requirement", requirements]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
+        fetched = os.path.join(directory, wheel.file)
+        if os.path.exists(fetched):
+            os.replace(fetched, os.path.join(cache, wheel.file))
     if done.returncode:
         raise BuildError(f"cannot fetch {wheel.name} {wheel.version}: {why_pip_failed(done.stderr)}")
 

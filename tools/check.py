@@ -26,6 +26,7 @@ VENV = os.path.join(ROOT, ".venv")
 STAMP = os.path.join(VENV, "installed-for")
 OLDEST_PYTHON = (3, 10)
 PROGRAMS = ("docker-registry", "skopeo")  # Debian's packages have the programs' names
+PARALLEL = ("-n", "2", "--dist", "loadfile")  # two processes of tests; -n 0 among the arguments: one
 TIME_LIMIT = 19 * 60  # seconds for everything; CI allows 20 minutes
 
 
@@ -52,7 +53,7 @@ def main(argv: Sequence[str]) -> int:
         ("ruff format", ["ruff", "format", "--check", "."]),
         ("layout", ["tools.layout", "--check"]),
         ("mypy", ["mypy", "--strict", *checked]),
-        ("pytest", ["pytest", *argv]),
+        ("pytest", ["pytest", *PARALLEL, *argv]),
     ):
         print(f"== {title}", flush=True)
         try:
