@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import resource
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -76,9 +77,26 @@ def clean_env(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPath
 
 @pytest.fixture(autouse=True)
 def thawed() -> Iterator[None]:
-    """Let go of what a run in this process has frozen: a program ends with its run, these tests go on."""
+    """Let go of what a run in this process has frozen: a program ends with its run, these tests go on.
+
+    Registries of earlier tests are few objects, for which no collection begins, and many bytes.
+    """
     yield
     gc.unfreeze()
+    if memory() > 1.3 * _memory[0]:
+        gc.collect()
+        _memory[0] = max(memory(), 100 << 20)
+
+
+def memory() -> int:
+    """Return the bytes that this process has in memory, where the system tells them."""
+    try:
+        return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * resource.getpagesize()
+    except OSError:
+        return 0
+
+
+_memory = [100 << 20]
 
 
 @pytest.fixture(scope="session")

@@ -232,11 +232,12 @@ async def test_slow_bandwidth_is_not_a_stall(seed: Seed) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.provokes("blob_pulled_twice")  # less than one piece came each time
 async def test_a_line_slower_than_1_kib_a_second_is_given_up(seed: Seed) -> None:
     async with virtual() as world:
         source = world.registry("source.test", down=Link(bandwidth=500))
         target = world.registry("target.test")
-        await image_at(source, seed, sizes=(500_000,))
+        await image_at(source, seed, sizes=(4_000_000,))
         ran = await world.copy(source, target)
         assert ran.status != 0
         assert only(ran.images)["status"] == "failed"
