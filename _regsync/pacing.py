@@ -24,7 +24,7 @@ THROTTLED_FOR, LONGEST_WAIT = 600.0, 300.0
 _EPOCH, UNDER_WAY = 0.1, 1.0
 # Of the last tenth of a quota discovery takes only what comes back, in a minute where no time is told.
 DISCOVERY, _LOW_QUOTA, _USUAL_QUOTA = ("tag_list", "manifest_head", "manifest_get"), 0.1, 60
-_QUOTA = re.compile("([0-9]{1,12})(?:;.*w=([0-9]{1,9}))?")
+_QUOTA = "([0-9]{1,12})(?:;.*w=([0-9]{1,9}))?"  # compiled when it is first needed: a start pays for what it uses
 
 class Want(NamedTuple):
     """What one request or one half of a blob transfer needs of one registry: a permit of this sort (unless it is
@@ -180,7 +180,8 @@ def hopeless(before: Mapping[Any, int], left: Mapping[Any, int], ticks: float) -
 def parse_quota(header: Callable[[str], str | None], wall_now: float) -> tuple[int, int, float] | None:
     """Return what is left of a quota, of how much (0: not told), and at most how long until all of it is back."""
     for prefix in ("", "x-"):
-        left, most, reset = (_QUOTA.match(header(f"{prefix}ratelimit-{name}") or "") for name
+        if not header(f"{prefix}ratelimit-remaining"): continue
+        left, most, reset = (re.match(_QUOTA, header(f"{prefix}ratelimit-{name}") or "") for name
             in ("remaining", "limit", "reset"))
         if left:
             seconds = float((reset and reset[1]) or left[2] or (most and most[2]) or _USUAL_QUOTA)

@@ -22,9 +22,9 @@ _MOST_PAGES, _MOST_TAGS, _MOST_REFERRERS = 10_000, 1_000_000, 10_000
 _OCTETS = ("Content-Type", "application/octet-stream")
 # RFC 8288: <target>; parameters, where a quoted text may hold what separates.
 # `<` cannot stand in a target: 64 KiB of them must not cost their square.
-_LINK = re.compile(r'<([^<>]*)>((?:[^,"]|"[^"]*")*)')
+_LINK = r'<([^<>]*)>((?:[^,"]|"[^"]*")*)'
 # The first `rel` outside of quotes; blanks belong to one place only, for the same reason.
-_NEXT = re.compile(r'(?:[^"]|"[^"]*")*?;\s*rel\s*=\s*(?:"(?:[^"]*\s)?)?next(?![^\s";])', re.IGNORECASE)
+_NEXT = r'(?i)(?:[^"]|"[^"]*")*?;\s*rel\s*=\s*(?:"(?:[^"]*\s)?)?next(?![^\s";])'
 
 class Repository:
     """One repository of one host, seen from one side of a copy."""
@@ -79,8 +79,9 @@ class Repository:
             raise ProtocolBroken(f"the listing has more than {_MOST_PAGES} pages")
 
     def _linked(self, call: Call, answer: Answer) -> str | None:
-        for target, parameters in _LINK.findall(", ".join(answer.headers.all("link"))):
-            if _NEXT.match(parameters):
+        told = ", ".join(answer.headers.all("link"))
+        for target, parameters in re.findall(_LINK, told) if told else ():
+            if re.match(_NEXT, parameters):
                 origin, path = transport.resolve_location(self.host.origin, call.path, target)
                 if origin != self.host.origin or not path.startswith(f"{self._base}/"):
                     raise ProtocolBroken("the next page of the listing is on another origin, refused (R6)")
