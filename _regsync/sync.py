@@ -58,8 +58,8 @@ class Run:
         self._execution = Execution(mover, self._knowledge, self._discovery, self.progress,
             slots=config.max_concurrent_transfers, start=self._start, ask=self._ask, ended=self._end_whole,
             keep_list=None if rehearse else self._referrers.keep, log=self._log)
-        # Images whose next look at their artifacts is due: when the last one was, the requests that it costs.
-        self._late: list[tuple[int, int, Callable[..., Coroutine[Any, Any, None]]]] = []
+        # Images whose next look at their artifacts is due: when the last one was, what it costs, its source.
+        self._late: list[tuple[int, int, str, Callable[..., Coroutine[Any, Any, None]]]] = []
         self._questions: dict[str, deque[Callable[[], Awaitable[None]]]] = {}
         self._workers: Counter[str] = Counter()
         self._asking = set[anyio.CancelScope]()  # of questions, in the end of those that were cut off
@@ -100,7 +100,7 @@ class Run:
                         for source, item in items: self._ask(source, item)
                     async with anyio.create_task_group() as tasks:
                         self._tasks = tasks
-                        self._look_late()
+                        await self._look_late()
                 outer.cancel_scope.cancel()
         finally:
             self._tasks = None
@@ -253,15 +253,17 @@ class Run:
         pattern = None if self._whole else mapping.tags.immutable_tags
         return pattern is not None and self._globs(pattern)(tag)
 
-    def _look_late(self) -> None:
+    async def _look_late(self) -> None:
         """Look again at the artifacts of images that are due, the oldest first (design.md section 8)."""
         share = plan.LATE_SHARE * sum(counter.total() for counter in self._transport.requests.values())
         # Chance rounds, so that a small configuration, too, comes to its share over many runs.
         chance, used, left = self._transport.edge.chance(), 0.0, 0
-        for _, cost, take in sorted(self._late, key=lambda each: each[0]):
+        for _, cost, source, take in sorted(self._late, key=lambda each: each[0]):
             late = used + cost * (1 - chance) <= share and not self._execution.draining
             used, left = used + cost, left + (not late)
-            self._start(self._until_stopped, partial(take, late))
+            if late: self._ask(source, partial(take, True))
+            else:
+                await take(False)  # asks for nothing
         if left: self._log("debug", "looks_due", f"{left} images are due for a look at their artifacts, in a later run")
 
     async def _take(self, mapping: MappingRule, sighting: Sighting, source_name: str, reference: str, began: float,
@@ -277,7 +279,8 @@ class Run:
                 lists = [each for each in wholes if each.known[2] & plan.HAS
                     and not self._referrers.has_api(each.target)]
                 take = partial(self._take, mapping, sighting, source_name, reference, began)
-                self._late.append((min(each.known[0] for each in wholes), 1 + len(lists), take))
+                last = min(each.known[0] for each in wholes)
+                self._late.append((last, 1 + len(lists), sighting.source.host.key, take))
                 return
             try:
                 if need > plan.Look.LATE or late:
