@@ -84,7 +84,7 @@ class Meter:
     def tell(self, now: float, number: int, left: int, most: int, seconds: float) -> bool:
         """Take in a quota by the answer to a request (0: another meter's); False: used up for too long."""
         if number <= self._fresh and left >= self._left: return True
-        self._left, self._fresh = left, max(self._fresh, self._entered if number > self._fresh else 0)
+        self._left, self._fresh = left, self._entered  # what was asked before this one was heard may be older
         self._most = max(self._most, most, left)
         wait = seconds / max(left, 1)
         low = left <= self._most * _LOW_QUOTA and wait <= LONGEST_WAIT
