@@ -77,7 +77,6 @@ class Archive:
         except (ValueError, TypeError, AttributeError, OverflowError, RecursionError) as error:
             raise Damaged("its lists cannot be read") from error
         self._tables = dict(zip(_LAYOUTS, tables, strict=True))
-
     def rows(self, table: str, identity: bytes = b"") -> Iterator[bytes]:
         """Give the rows of a table that begin with `identity`, in order."""
         rows, width, size = self._tables[table], _LAYOUTS[table][0], len(identity)
@@ -87,7 +86,6 @@ class Archive:
             row = bytes(rows[start : start + width])
             if not row.startswith(identity): return
             yield row
-
     def row(self, table: str, identity: bytes) -> bytes | None:
         """Return the row of that identity."""
         return next(self.rows(table, identity), None)
@@ -112,7 +110,6 @@ class Fresh(NamedTuple):
 def encode(old: Archive, fresh: Fresh) -> bytes:
     """Merge an archive with what a run found out into a state file; of an identity the newest row stays."""
     dropped: set[bytes] = set()
-
     def kept(table: str, identity: bytes, rows: Sequence[bytes]) -> bytes:
         # The last is the newest: the time stands behind the identity, big-endian.
         row, at = rows[-1], _LAYOUTS[table][2]
@@ -124,7 +121,6 @@ def encode(old: Archive, fresh: Fresh) -> bytes:
         if moment_of(table, row) >= oldest and identity not in fresh.forgotten: return row
         if table == "M": dropped.add(identity)
         return b""
-
     parts = [json.dumps(each).encode() for each in ([*old.repositories, *fresh.repositories], fresh.facts)]
     for table, (_, size, _) in _LAYOUTS.items():
         rows = groupby(merge(old.rows(table), sorted(fresh.rows.get(table, []))), itemgetter(slice(size)))

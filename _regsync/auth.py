@@ -64,7 +64,6 @@ _SHARED = r"""(?x)(?:.*\.)?(?:
 def is_private(host: str) -> bool:
     """Say whether a host is an address, or a name for one, that a stranger must not send us to."""
     from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address
-
     host = host.rstrip(".").lower()
     try: address = ip_address(host)
     except ValueError:
@@ -79,7 +78,6 @@ def is_private(host: str) -> bool:
 def check_realm(realm: str, scheme: str, registry: str, has_credentials: bool) -> None:
     """Raise AuthError unless the host `registry` may send us to `realm` (protocol-facts.md section 2.7)."""
     from urllib.parse import urlsplit
-
     hint, parent = None, registry.partition(".")[2]
     # A realm of the same owner is below the registry's own name, or below that name's unshared parent.
     kin = [registry] if re.fullmatch(_SHARED, parent) else [registry, parent]
@@ -140,12 +138,10 @@ class Authenticator:
         self._worded: dict[Pair | None, str] = {}  # the registry's words for a scope where ours fail; None: for all
         self._tokens: dict[frozenset[Pair], _Token] = {}
         self._pending: list[_Token] = []
-
     @property
     def learnt(self) -> list[Any]:
         """What the state keeps (JSON): the challenge, and whether a token may cover one request only."""
         return [self._challenge and list(self._challenge), self._one_scope]
-
     def recall(self, learnt: Any) -> None:
         """Take back `learnt` of an earlier run, which saves the bare request. The realm is checked at use."""
         match learnt:
@@ -155,16 +151,13 @@ class Authenticator:
                 if words and (known.scheme == "bearer" or self._scheme == "https"):
                     self._challenge = self._challenge or known
                 self._one_scope = self._one_scope or one_scope
-
     def redact(self, text: str) -> str:
         """Take the secrets out of a text that a server sent."""
         for token in self._tokens.values(): text = text.replace(token.value, "***")
         return self._credential.redact(text)
-
     def declare(self, repository: str, actions: str) -> None:
         """Say that this run uses a repository; tokens will cover it as far as rule 2 allows."""
         self._declared[repository] = _union(self._declared.get(repository, actions), actions)
-
     async def authorization(self, repository: str, actions: str, *, extra: Iterable[Pair] = (),
             before_body: bool = False) -> str | None:
         """Return a request's Authorization header, None: none; SyncError for no token. It touches `extra` as well."""
@@ -178,7 +171,6 @@ class Authenticator:
             if error.retryable or self._seen: raise
         self._challenge = None  # the state led to a place that no longer serves: be told the way again
         return None
-
     async def refused(self, challenges: Iterable[str], used: str | None, repository: str, actions: str) -> bool:
         """Take in a 401 to a request that carried `used`: whether to repeat it once, AuthError if no use."""
         offered = parse_challenges(challenges)
@@ -206,18 +198,15 @@ class Authenticator:
             self._learn(chosen, used, repository, actions)
         self._challenge, self._seen = chosen._replace(scope="", error=""), True
         return True
-
     def forbidden(self, used: str | None) -> bool:
         """Take in a 403 to a request that carried `used`; say whether an exact token may do better."""
         if not (used or "").startswith("Bearer ") or self._credential.registry_token: return False
         held = self._held_as(used)
         self._one_scope = self._one_scope or (held is not None and held.wide)
         return held is None or held.wide  # one no longer held was replaced because of another request's answer
-
     def _refusal(self, who: str, *, fatal: bool = True) -> AuthError:
         hint = "check the user name, and whether the password or token has expired or is too narrow"
         return AuthError(f"{who} refused the credentials ({self._credential.origin})", hint=hint, fatal=fatal)
-
     def _learn(self, given: Challenge, used: str | None, repository: str, actions: str) -> None:
         """Forget the one token that was refused, and how not to word a scope (protocol-facts.md 2.2, 2.3)."""
         held, scope = self._held_as(used), given.scope
@@ -232,20 +221,16 @@ class Authenticator:
             early = self._is_live(held, True) and given.error != "invalid_token"
             alien = alien or (held.wide and (lacking or early))
         self._one_scope = self._one_scope or alien
-
     def _held_as(self, used: str | None) -> _Token | None:
         return next((token for token in self._tokens.values() if used == f"Bearer {token.value}"), None)
-
     def _is_live(self, token: _Token, before_body: bool) -> bool:
         if token.expires is not None: return self._now() < token.expires
         return not before_body or self._now() - token.born < _UNKNOWN_LIFE_BEFORE_BODY
-
     def _serves(self, token: _Token, needed: Scopes) -> bool:
         held = token.scopes
         if self._one_scope: return held == needed
         covers = (name in held and _union(held[name], actions) == held[name] for name, actions in needed.items())
         return None in self._worded or all(covers)
-
     async def _token(self, needed: Scopes, before_body: bool) -> str:
         while True:
             # With one scope each there may be thousands, and only the exact one can serve.
@@ -257,7 +242,6 @@ class Authenticator:
             if not token.done.is_set(): await token.done.wait()
             # Without value and error its asker was cancelled, or it covered too much: the first to look again asks.
             if token.error is not None and self._serves(token, needed): raise token.error.again() from token.error
-
     async def _ask(self, needed: Scopes, before_body: bool) -> _Token:
         """Ask for a token, for all who wait for it, that covers what is needed, then what this run will need next."""
         chosen = {**needed}
@@ -282,11 +266,9 @@ class Authenticator:
             self._pending.remove(token)
             token.done.set()
         return token
-
     async def _exchange(self, scopes: Scopes) -> Answer:
         """Do one token request; protocol-facts.md sections 2.3 (GET) and 2.4 (POST, identity tokens)."""
         from urllib.parse import urlencode
-
         challenge, basic = self._challenge or Challenge("bearer"), self._credential.basic
         realm, query = challenge.realm, [("service", challenge.service)] if challenge.service else []
         check_realm(realm, self._scheme, self._host, not self.anonymous)
@@ -306,7 +288,6 @@ class Authenticator:
         if answer[0] == 200:
             self._refresh_token = ""  # it did: no more POSTs
         return answer
-
     def _read(self, answer: Answer, token: _Token) -> None:
         status, headers, body = answer
         who, (parts, entries) = f"the token service of {self._name}", parsed(body)

@@ -30,17 +30,14 @@ class Work:
     skipped: int = 0
     failed: bool = False
     owned: dict[PlaceKey, Place] = field(default_factory=dict)
-
     @cached_property
     def named(self) -> dict[str, Descriptor]:
         """The blobs by digest."""
         return {blob.digest: blob for blob in self.blobs}
-
     @property
     def own_children(self) -> frozenset[str]:
         """The children that this image itself has to put."""
         return frozenset(digest for _, digest, is_manifest in self.owned if is_manifest)
-
     def is_ready(self) -> bool:
         """Say whether everything that its manifests name is in the repository (I1)."""
         return self.missing == 0 and not self.failed
@@ -54,7 +51,6 @@ class Place:
     # The leader of the same blob elsewhere on the host, whose commit this place waits for, and since when.
     leader: _Lead | None = None
     since: float = 0.0
-
     @property
     def blob(self) -> Descriptor:
         """The blob as its present owner describes it: another image's size is no reason to fail this one."""
@@ -81,7 +77,6 @@ class Claims:
         # Per host that has not mounted or refused yet, the one mount that is tried, and who waits for it.
         self._trials: dict[str, tuple[Place, list[Place]]] = {}
         self._promoted = 0
-
     def promote(self, work: Work) -> list[Step]:
         """Claim all that `work` needs and nobody brings yet; return the steps to take at once."""
         work.order = self._promoted
@@ -101,11 +96,9 @@ class Claims:
             # tag of it is put behind the first one (I2).
             work.missing += self._claim(work, work.root, True) is None
         return self._move_all(places)
-
     def is_covered(self, host: str, digest: str) -> bool:
         """Say whether somebody brings a blob to a host already, or has (for `plan.elect`)."""
         return (host, digest) in self._leads or self.knowledge.is_mountable(host, digest)
-
     def _claim(self, work: Work, digest: str, is_manifest: bool) -> Place | None:
         """Return the place when it is `work`'s to fill; None when it waits for another image."""
         key = (work.where, digest, is_manifest)
@@ -114,7 +107,6 @@ class Claims:
             return None
         self._places[key] = work.owned[key] = Place(key, work)
         return work.owned[key]
-
     def _moves(self, place: Place) -> list[Step]:
         """Decide how a blob comes to its place: mount, wait for the leader's commit, or upload."""
         where, digest, _ = place.key
@@ -132,7 +124,6 @@ class Claims:
                 place.leader, place.since = lead, self._now()
                 return []
         return [Step(place.owner, place.blob, source)]
-
     def arrived(self, work: Work, digest: str) -> list[Work]:
         """Note that what `work` owned is in its repository; return the images that are now ready."""
         # A digest wanted as blob and as child arrives as blob first: children are put after all blobs.
@@ -146,7 +137,6 @@ class Claims:
             each.missing -= 1
             each.skipped += not is_manifest
         return [each for each in ([] if is_manifest else [work]) + place.waiters if each.is_ready()]
-
     def mount_ended(self, host: str, *, mounted: bool) -> list[Step]:
         """Take in how a mount ended: nobody waits for the first one any more, or for one that is refused."""
         _, moved = self._trials.pop(host, (None, []))
@@ -155,14 +145,12 @@ class Claims:
                 source = lead.work.where[1]
                 moved += [each for each in lead.followers if not self.knowledge.may_mount(each.key[0], source)]
         return self._move_all(moved)
-
     def overdue(self, patience: float) -> list[Step]:
         """Let followers upload that have waited longer than `patience` seconds for their leader's commit."""
         before = self._now() - patience
         late = [place for lead in self._leads.values() for place in lead.followers if place.since <= before]
         for place in late: self._stop_following(place)
         return [Step(place.owner, place.blob, None) for place in late]
-
     def failed(self, work: Work) -> tuple[list[Step], list[Work]]:
         """Pass on what a failed image owned to the earliest that waits for it.
 
@@ -188,7 +176,6 @@ class Claims:
         # Its own places may have waited for its own first mount.
         moved = {place.key: place for place in orphans if place.owner is not work}
         return self.released(work, list(moved.values())), ready
-
     def released(self, work: Work, places: Sequence[Place] = ()) -> list[Step]:
         """Take in that an image is complete, or will not be: whoever waits for its blobs may go on, as `places`."""
         moved = list(places)
@@ -199,7 +186,6 @@ class Claims:
                 moved += lead.followers
                 if lead.work is work: del self._leads[key]
         return self._move_all(moved)
-
     def _move_all(self, places: list[Place]) -> list[Step]:
         # In promotion order, so that whoever leads was promoted before those who follow (rule 9).
         ordered = sorted(places, key=lambda each: (each.owner.order, each.key))
@@ -210,7 +196,6 @@ class Claims:
             if self.knowledge.mounts(host) is None and self.knowledge.mount_source(*place.key[:2]):
                 self._trials.setdefault(host, (place, []))
         return [step for place in ordered for step in self._moves(place)]
-
     def _stop_following(self, place: Place) -> list[Place]:
         """Let a place wait for nothing; return those that waited for it to try the first mount."""
         if place.leader is not None:

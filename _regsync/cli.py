@@ -60,7 +60,6 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
         if word in _LATER: raise ConfigError(f"{word} is not part of this version", hint=_LATER[word])
     if name is not None and name not in _COMMANDS:
         import difflib
-
         near = difflib.get_close_matches(name[:64], _COMMANDS, n=1)
         hint = f"did you mean {near[0]!r}?" if near else "see `regsync --help`"
         raise ConfigError(f"there is no command {name!r}", hint=hint)
@@ -89,7 +88,6 @@ def _parser(name: str | None) -> argparse.ArgumentParser:
     fields: list[Field] = []
     if name in ("copy", "tags"):
         from _regsync.fields import SECTIONS
-
         fields = [field for field in SECTIONS["mapping" if name == "copy" else "tags"]
             if (field.name == "platforms" if name == "copy" else field.name != "immutable_tags")]
     for field in fields:
@@ -165,7 +163,6 @@ def _read(name: str) -> dict[str, Any]:
 
 def _read_config(name: str | None, *, lint: bool = False) -> Config:
     from _regsync import config
-
     return config.Config({}, ()) if name is None else config.load(**_read(name), lint=lint)
 
 def _read_mappings(name: str, console: Console, *, lint: bool = False) -> Config:
@@ -179,17 +176,14 @@ def _validate(arguments: argparse.Namespace, console: Console) -> int:
 
 def _version(arguments: argparse.Namespace, console: Console) -> int:
     from _regsync import version
-
     return version.show(as_json=arguments.json)
 
 def _show(arguments: argparse.Namespace, console: Console) -> int:
     if arguments.command == "expand":
         from _regsync import config
-
         text = config.expand(**_read(arguments.file), show_secrets=arguments.show_secrets)
     else:
         from _regsync import fields, report
-
         text = json.dumps(report.schema() if arguments.report else fields.schema(), indent=2) + "\n"
     try: sys.stdout.write(text)
     except UnicodeEncodeError:  # YAML is UTF-8, whatever a terminal is
@@ -199,7 +193,6 @@ def _show(arguments: argparse.Namespace, console: Console) -> int:
 
 def _tags(arguments: argparse.Namespace, console: Console) -> int:
     from _regsync import config, oci, session, tags
-
     given = _read_config(arguments.config)
     where = oci.parse_reference(arguments.repo)
     if where.tag or where.digest:
@@ -215,13 +208,11 @@ def _tags(arguments: argparse.Namespace, console: Console) -> int:
 def _sync(arguments: argparse.Namespace, console: Console) -> int:
     found = _read_mappings(arguments.config, console)
     from _regsync import session
-
     rehearse = "analysis" if arguments.command == "analyze" else "plan" if arguments.dry_run else None
     return _run(session.run, found, console, None, rehearse)
 
 def _copy(arguments: argparse.Namespace, console: Console) -> int:
     from _regsync import config, oci, session, tags
-
     given = _read_config(arguments.config)
     source, target = oci.parse_reference(arguments.src), oci.parse_reference(arguments.dst)
     platforms, reference = tuple(arguments.platform), source.digest or source.tag or "latest"
@@ -242,7 +233,6 @@ def _copy(arguments: argparse.Namespace, console: Console) -> int:
 
 def _run(work: Callable[..., Awaitable[int]], *arguments: Any) -> int:
     import anyio
-
     return anyio.run(work, *arguments, backend="asyncio")
 
 _COMMANDS: Mapping[str, _Command] = {

@@ -37,19 +37,15 @@ class Registry(NamedTuple):
     client_cert: str | None = None
     client_key: str | None = None
     proxy: str | None = None
-
     def place(self, repository: str) -> object:
         """Return what names a repository there, the same under all its names."""
         return self.origin, providers.api_repository(self.host, repository)
-
     def __repr__(self) -> str:
         return f"<Registry {self.alias}: {self.scheme}://{self.authority}>"  # no secret, whatever prints it
-
     @property
     def origin(self) -> tuple[str, int]:
         """What limits and knowledge are keyed by: aliases of one host and port share them."""
         return self.host, self.port
-
     @property
     def authority(self) -> str:
         """`host` or `host:port` as reports show it: without the scheme's own port."""
@@ -118,7 +114,6 @@ class _Reader:
         self.defaults = _Section(Node("map", {}, 0, 0), "", {}, {})
         self.secret_names: set[str] = set()  # variables that gave a secret
         self.read_before: dict[tuple[int, int], Any] = {}
-
     def read(self, text: bytes) -> _Section:
         """Return the document, free of problems; ConfigError otherwise."""
         try:
@@ -135,7 +130,6 @@ class _Reader:
             raise ConfigError(f"{problems[0]}{more}", problems=problems)
         if self.lint: self.doubt(document)
         return document
-
     def doubt(self, document: _Section) -> None:
         rules, routes = document.values["mappings"], []
         for rule in rules:
@@ -149,25 +143,20 @@ class _Reader:
             if name not in used and registry and (registry.password or registry.token):
                 self.note(document.nodes["registries"].value[name][0], f"registries.{name[:64]}",
                     "its credentials are never used: no mapping names it", self.warnings)
-
     def note(self, node: Node, path: str, message: str, into: list[Problem] | None = None) -> None:
         problem = Problem(self.name, node.line, node.column, clean(path, 200), clean(message))
         (self.problems if into is None else into).append(problem)
-
     def refuse(self, section: _Section, name: str, message: str, into: list[Problem] | None = None) -> None:
         self.note(section.nodes[name], f"{section.path}.{name}", message, into)
-
     def value(self, node: Node, field: Field, path: str) -> Any:
         known = (id(node), id(field))
         if known not in self.read_before:
             self.read_before[known] = getattr(self, f"read_{field.type}", self.scalar)(node, field, path)
         return self.read_before[known]
-
     def is_a(self, node: Node, tag: str, path: str) -> bool:
         if node.tag != tag:
             self.note(node, path, f"{'a mapping' if tag == 'map' else 'a list'} is needed, not {node.kind}")
         return node.tag == tag
-
     def read_section(self, node: Node, field: Field, path: str) -> Any:
         if not self.is_a(node, "map", path): return None
         names = [known.name for known in SECTIONS[field.of]]
@@ -185,12 +174,10 @@ class _Reader:
             elif known.required: self.note(node, f"{inner}{known.name}", f"required: {known.meaning}")
         build = getattr(self, f"build_{field.of}", None)
         return build(section) if build else section
-
     def read_list(self, node: Node, field: Field, path: str) -> list[MappingRule]:
         items = enumerate(node.value) if self.is_a(node, "seq", path) else ()
         rules = [(index, self.value(item, _MAPPING, f"{path}[{index}]")) for index, item in items]
         return [rule._replace(index=index) for index, rule in rules if rule]
-
     def read_names(self, node: Node, field: Field, path: str) -> None:
         """Read `registries` or `target_groups` into the reader itself, where uses look them up."""
         for name, (key, value) in node.value.items() if self.is_a(node, "map", path) else ():
@@ -201,7 +188,6 @@ class _Reader:
                 registry = self.value(value, _REGISTRY, inner)
                 self.registries[name] = registry and registry._replace(alias=name)
             else: self.groups[name] = self.read_texts(value, _ALIAS, inner)
-
     def read_texts(self, node: Node, field: Field, path: str) -> tuple[Any, ...] | None:
         if node.tag != "seq" and field.type in ("one_or_texts", "targets"):
             one = self.scalar(node, field, path)
@@ -213,9 +199,7 @@ class _Reader:
             return None
         found = [self.scalar(item, field, f"{path}[{index}]") for index, item in enumerate(node.value)]
         return None if None in found else tuple(dict.fromkeys(found))
-
     read_one_or_texts = read_targets = read_texts
-
     def scalar(self, node: Node, field: Field, path: str) -> Any:
         tags, wanted = _SCALARS.get(field.type, (("str",), "text"))
         # What is one variable wholly may become anything.
@@ -234,18 +218,15 @@ class _Reader:
         except ValueError as error:
             self.note(node, path, str(error))
             return None
-
     def meaning(self, text: str, field: Field) -> Any:
         find = getattr(self, f"find_{field.type}", None)
         return find(field.parsed(text)) if find else field.parsed(text)
-
     def find_targets(self, text: str) -> tuple[Registry, ...] | None:
         if text in self.groups and text in self.registries:
             raise ValueError(f"{text!r} is both a group and a registry: rename one, or write a list")
         if text in self.groups: return self.groups[text]
         registry = self.find_alias(text)
         return registry and (registry,)
-
     def find_alias(self, text: str) -> Registry | None:
         if text in self.groups and text not in self.registries:
             raise ValueError(f"{text!r} is a group, which stands alone and in `targets`: name a registry")
@@ -253,29 +234,23 @@ class _Reader:
             near = self.nearest(text, [*self.registries, *self.groups])
             raise ValueError(f"no registry or group is named {text!r}{near}")
         return self.registries[text]
-
     def find_path(self, text: str) -> str:
         if text == "~" or text.startswith(("~/", "~\\")): return text if self.home is None else self.home + text[1:]
         if self.base_dir is None or text.startswith(("/", "\\")) or text[1:3] in (":/", ":\\"): return text
         return f"{self.base_dir.rstrip('/')}/{text}"
-
     def nearest(self, text: str, known: list[str]) -> str:
         if len(self.problems) > 100:  # comparing is slow
             return ""
         import difflib
-
         near = difflib.get_close_matches(text[:64], known[:500], n=1)
         return f": did you mean {near[0]!r}?" if near else ""
-
     # Where one field is wrong the whole configuration is: builders only look for what fields say against each other.
     def build_defaults(self, section: _Section) -> None: self.defaults = section
-
     def build_tags(self, section: _Section) -> TagRule:
         rule = TagRule(**section.values)
         for name, message in _doubts_of(rule) if self.lint and len(section.values) == len(section.nodes) else ():
             self.refuse(section, name, message, self.warnings)
         return rule
-
     def build_artifacts(self, section: _Section) -> ArtifactRule:
         rule = ArtifactRule(**section.values)
         if not rule.enabled:
@@ -285,7 +260,6 @@ class _Reader:
         if self.lint and rule.include and set(rule.include) <= set(rule.exclude):
             self.refuse(section, "exclude", "drops every type that `include` takes", self.warnings)
         return rule
-
     def build_registry(self, section: _Section) -> Registry | None:
         nodes = section.nodes
         values = {"cloud_profile" if name == "aws_profile" else name: value for name, value in section.values.items()}
@@ -305,7 +279,6 @@ class _Reader:
             message = f"credentials travel over plain HTTP to {found.authority}: use https:// if it can"
             self.refuse(section, "url", message, self.warnings)
         return found
-
     def build_mapping(self, section: _Section) -> MappingRule | None:
         values: dict[str, Any] = {"platforms": None, "tags": TagRule(), "artifacts": ArtifactRule()}
         values |= self.defaults.values | section.values
@@ -343,7 +316,6 @@ def _doubts_of(rule: TagRule) -> Sequence[tuple[str, str]]:
             found.append(("exclude", f"drops every tag that the glob {pattern!r} takes: narrow it"))
     if rule.semver is not None:
         from _regsync.semver import Version, parse_range
-
         versions = parse_range(rule.semver)
         # Where anything is admitted, then something at a bound or right after it.
         bounds = {bound for one in versions.sets for each in one for bound in (each.low, each.high)}
@@ -391,7 +363,6 @@ def _leaves_nothing(first: TagRule, rule: TagRule) -> bool:
 class _Expansion(_Reader):
     """Makes plain values of nodes that were read without a problem."""
     expanded, show_secrets = 0, False
-
     def plain(self, node: Node, field: Field) -> Any:
         self.expanded += 1
         if self.expanded > _MOST_EXPANDED:
@@ -404,7 +375,6 @@ class _Expansion(_Reader):
         if node.tag == "seq":
             return [self.plain(item, _MAPPING if field.type == "list" else field) for item in node.value]
         return self.plain_scalar(node, field)
-
     def plain_section(self, node: Node, field: Field) -> dict[str, Any]:
         nodes = {name: value for name, (_, value) in node.value.items() if value.tag != "null"}
         rows = [row for row in SECTIONS[field.of] if row.name not in ("target_groups", "defaults")]
@@ -415,7 +385,6 @@ class _Expansion(_Reader):
             usual = [row for row in rows if row.default and (self.base_dir or row.name != "cache_dir")]
             nodes = {row.name: Node("str", row.default, 0, 0) for row in usual} | nodes
         return {row.name: self.plain(nodes[row.name], row) for row in rows if row.name in nodes}
-
     def plain_scalar(self, node: Node, field: Field) -> Any:
         written, text = node.value, substitute(node.value, self.environ)
         secret = field.hides(text)

@@ -25,16 +25,13 @@ class Credential(NamedTuple):
     identity_token: str = ""
     registry_token: str = ""
     origin: str = "the configuration"
-
     def __repr__(self) -> str: return f"Credential(username={self.username!r}, origin={self.origin!r})"
-
     @property
     def basic(self) -> str | None:
         """The Authorization header of the Basic scheme, None where there is no such pair."""
         secret = self.password or self.identity_token
         pair = b64encode(f"{self.username}:{secret}".encode("utf-8", "surrogatepass")).decode("ascii")
         return f"Basic {pair}" if self.username and secret else None
-
     def redact(self, text: str) -> str:
         """Take the secrets out of a text that a server sent."""
         for secret in filter(None, (self.password, self.identity_token, self.registry_token, (self.basic or "")[6:])):
@@ -69,10 +66,8 @@ def find_credential(registry: Registry, *, environ: Mapping[str, str], home: str
 
 def _files(environ: Mapping[str, str], home: str | None, read: Read) -> Iterator[tuple[str, bytes | None]]:
     """Yield the places of protocol-facts.md section 3.1 with what they hold, docker's before podman's."""
-
     def below(directory: str | None, *names: str) -> str | None:
         return os.path.join(directory, *names) if directory else None
-
     given = environ.get("DOCKER_AUTH_CONFIG", "").encode("utf-8", "surrogateescape")
     yield "the environment variable DOCKER_AUTH_CONFIG", given or None
     alone = f"/run/containers/{getattr(os, 'getuid', int)()}/auth.json"  # no further `containers` below it

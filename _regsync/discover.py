@@ -32,7 +32,6 @@ class Once(Generic[T]):
         self.answer = answer  # when there is one
         self._lock = anyio.Lock()
         self._error: SyncError | None = None
-
     async def get(self, ask: Callable[[], Awaitable[T]]) -> T:
         while not self.answer:
             async with self._lock:
@@ -46,9 +45,7 @@ class Once(Generic[T]):
 async def together(asks: Iterable[Callable[[], Awaitable[T]]]) -> list[T]:
     """Ask all at the same time; raises the first error when all have ended."""
     found = dict[int, T | SyncError]()
-
     async def ask(number: int, one: Callable[[], Awaitable[T]]) -> None: found[number] = await _or_error(one())
-
     async with anyio.create_task_group() as group:
         for number, one in enumerate(asks): group.start_soon(ask, number, one)
     if errors := [each for each in found.values() if isinstance(each, SyncError)]: raise errors[0]
@@ -81,12 +78,10 @@ class _End:
     snapshot: bytes
     known: Snapshot | None
     held: str | SyncError | None = None
-
     def meets(self, told: str, *, trims: bool) -> bool:
         """Say whether it has, for all that HEADs can tell, what the source's digest comes to."""
         if not isinstance(self.held, str): return self.held is not None
         return self.known == (key_of(told), key_of(self.held)) if trims else self.held == told
-
     def verdict(self, digest: str) -> Verdict:
         error = self.held if isinstance(self.held, SyncError) else None
         return Verdict(self.target, self.snapshot, "unchanged" if self.held == digest else None, error)
@@ -105,7 +100,6 @@ class Discovery:
         # Weights of those that are answered, the one that nobody has asked for longest first, and their sum.
         self._recent: dict[tuple[str, str, str], int] = {}
         self._kept_bytes = 0
-
     def repository(self, registry: Registry, name: str, side: Side) -> Repository:
         """Return the one object of a repository and side."""
         key = (registry.alias, registry.authority, name, side)
@@ -116,34 +110,27 @@ class Discovery:
             found = self._repositories[key] = Repository(self._transport, host, name, side, reads_only=self._reads_only)
             host.authenticator.declare(found.api_name, found.rights)
         return self._repositories[key]
-
     def keep_logins(self) -> None:
         """Let a later run know how the hosts of this one want to be asked."""
         for each in self._repositories.values():
             if any(each.host.authenticator.learnt):
                 self._knowledge.learn(f"login {each.host.key}", each.host.authenticator.learnt)
-
     async def list_tags(self, repository: Repository) -> Mapping[str, str | None] | None:
         """List a repository, once per run (rule 3), as `Repository.list_tags` does."""
         return await self._listings.setdefault(repository.key, Once()).get(repository.list_tags)
-
     async def select(self, mapping: MappingRule, source: Repository) -> tags.Selection:
         """Choose a mapping's tags; literal names need no listing."""
         return tags.select_literals(mapping.tags) or await self.select_listed(mapping.tags, source)
-
     async def select_listed(self, rule: tags.TagRule, source: Repository) -> tags.Selection:
         """Choose among the tags that the source has."""
         if (listed := await self.list_tags(source)) is None:
             missing = RegistryError("the registry knows no such repository", status=404)
             raise missing.located(Side.SOURCE, "list tags of", str(source))
         return tags.select(listed, rule)
-
     def _listed_digest(self, repository: Repository, reference: str) -> str | None:
         return (self.names(repository) or {}).get(reference)
-
     async def target_tags(self, target: Repository) -> Collection[str] | None:
         """Return the tags of a target by its listing, None where it does not say (rule 6)."""
-
         async def ask() -> Collection[str] | None:
             try: listed = await self.list_tags(target)
             except RegistryError as error:
@@ -152,20 +139,16 @@ class Discovery:
             note = self._knowledge.set_populated if listed else self._knowledge.set_empty
             note(target.key)
             return listed or ()
-
         return await self._held.setdefault(target.key, Once()).get(ask)
-
     def names(self, repository: Repository) -> Mapping[str, str | None] | None:
         """Return the tags of a source or target that was listed, None where it was not."""
         once = self._listings.get(repository.key)
         return (once.answer[0] or {}) if once and once.answer else None
-
     def snapshot_name(self, mapping: MappingRule, source: Repository, target: Repository, reference: str,
             target_reference: str) -> bytes:
         """Name what the state keeps of a tag: where from and to, and under which rules it is trimmed."""
         rules = "" if mapping.platforms is None else ",".join(sorted(map(str, mapping.platforms)))
         return named(*source.key, reference, *target.key, target_reference, rules, oci.TRIM_RULE)
-
     async def look_up(self, mapping: MappingRule, reference: str, target_reference: str,
             targets: tuple[Repository, ...], *, silent: Collection[Repository] = ()) -> Sighting:
         """Say what a reference names, which targets lack it (rules 4 to 6, 8); raises what the source says. Of `silent`
@@ -173,10 +156,8 @@ class Discovery:
         source = self.repository(mapping.source, mapping.source_repository, Side.SOURCE)
         names = [self.snapshot_name(mapping, source, each, reference, target_reference) for each in targets]
         ends = [_End(*each, self._knowledge.snapshot(each[1])) for each in zip(targets, names, strict=True)]
-
         async def ask(end: _End) -> None:
             end.held = await _or_error(self._target_digest(end.target, target_reference, end.known))
-
         async with anyio.create_task_group() as group:
             for end in ends:
                 if end.target not in silent: group.start_soon(ask, end)
@@ -195,15 +176,12 @@ class Discovery:
         verdicts = tuple(end.verdict(root.digest) for end in ends)
         lacking = [each.target.key for each in verdicts if each.reason is None and each.error is None]
         tree = plan.Tree(root, (), found.digest) if lacking else None
-
         def is_there(digest: str) -> bool:
             return not self._whole and all(self._knowledge.is_committed(where, digest) for where in lacking)
-
         if not is_there(root.digest): tree = await self._tree(source, found.digest, root, fetched, is_there)
         whole = (root, *tree.children) if tree is not None else ()
         at_source = frozenset(each.digest for each in whole if (*source.key, each.digest) in self._manifests)
         return Sighting(source, tree, root.digest, found.digest, verdicts, at_source)
-
     async def _first_look(self, mapping: MappingRule, source: Repository, reference: str, target_reference: str,
             ends: list[_End]) -> str | Manifest:
         """Ask the source what a tag names: its digest where that is likely to be enough (rules 4 and 5)."""
@@ -218,12 +196,10 @@ class Discovery:
             missing = RegistryError("no such tag or manifest", status=404)
             raise missing.located(Side.SOURCE, "look up", source.reference(reference))
         return told or await self.manifest(source, reference)
-
     async def completed(self, source: Repository, tree: plan.Tree) -> plan.Tree:
         """Fetch what a tree left out because its target seemed to hold it."""
         at_hand = {child.digest: child for child in tree.children}
         return await self._tree(source, tree.source_digest, tree.root, at_hand, lambda digest: False)
-
     async def _target_digest(self, target: Repository, reference: str, known: Snapshot | None) -> str | None:
         """Return what a target holds under a tag, by its listing or a HEAD; what it says is evidence (I5)."""
         listed, held = None, None
@@ -240,7 +216,6 @@ class Discovery:
         elif ":" in reference and self._knowledge.is_committed(target.key, reference):
             self._knowledge.forget(target.key, reference)
         return held
-
     async def manifest(self, source: Repository, reference: str, expected: oci.Descriptor | None = None) -> Manifest:
         """Fetch a manifest, by digest once as long as the budget holds it (rules 7, 8 and 13)."""
         if ":" in reference:
@@ -259,7 +234,6 @@ class Discovery:
             self._kept_bytes -= self._recent.pop(oldest)
             self._manifests.pop(oldest, None)
         return manifest
-
     async def _children(self, source: Repository, top: str, entries: Iterable[oci.Descriptor],
             below: dict[str, Manifest]) -> tuple[Manifest, ...]:
         """Fetch entries of an index into `below`, which holds what is there of the image already."""
@@ -271,7 +245,6 @@ class Discovery:
         found = await together(partial(self.manifest, source, each.digest, each) for each in wanted.values())
         below.update(zip(wanted, found, strict=True))
         return tuple(found)
-
     async def below(self, mapping: MappingRule, sighting: Sighting) -> list[str]:
         """Return the digests below an image's index that referrers may hang on: no attestations, no trimmed indexes."""
         source, tree = sighting.source, sighting.tree
@@ -283,7 +256,6 @@ class Discovery:
         entries = [each for index in (tree.root, *tree.children) for each in index.children if not each.attests]
         trimmed = {each.digest for each in tree.children if (*source.key, each.digest) not in self._manifests}
         return [each.digest for each in entries if each.digest not in trimmed]
-
     async def _root(self, mapping: MappingRule, source: Repository, top: Manifest) -> tuple[Manifest,
             dict[str, Manifest]]:
         """Apply the platform filter (specification section 1.1): the root to push, trimmed indexes below."""
@@ -307,7 +279,6 @@ class Discovery:
             text = f"{source}: the index is trimmed to its platforms, its digest at the target is "
             self.say("info", "index_trimmed", text + trimmed.manifest.digest)
         return trimmed.manifest, {each.manifest.digest: each.manifest for each in trimmed.nested.values()}
-
     async def _tree(self, source: Repository, top: str, root: Manifest, fetched: dict[str, Manifest],
             is_there: Callable[[str], bool]) -> plan.Tree:
         """Fetch everything below the root that is not at hand yet nor at every target, level by level."""

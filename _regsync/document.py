@@ -26,7 +26,6 @@ class Node(NamedTuple):
     value: Any
     line: int
     column: int
-
     @property
     def kind(self) -> str: return _KINDS[self.tag]
 
@@ -36,7 +35,6 @@ class Unreadable(Exception):
 def compose(text: bytes, note: Callable[[Node, str, str], None]) -> Node | None:
     """Return the root of the one document in `text`, None when there is none; `note` takes problems."""
     import yaml
-
     try:
         decoded = text.decode("utf-8-sig")
         loader: Any = yaml.SafeLoader(decoded)  # looks for control characters
@@ -88,7 +86,6 @@ class _Ordinary:
     as fast as PyYAML. Its tokens are the scalars' nodes, and nodes with an indicator or bracket for a tag.
     """
     def __init__(self, loader: Any) -> None: self.loader = loader
-
     def read(self, text: str) -> Node | None:
         """Return the root; None where there is anything else, and where nothing is."""
         self.tokens = self.split(text)
@@ -97,7 +94,6 @@ class _Ordinary:
             root = self.value(_TOP)
         except _Unusual: return None
         return root if self.token is _END else None
-
     def split(self, text: str) -> Iterator[Node]:
         block, flow = (re.compile(_BLOCK), _IN_BLOCK), (re.compile(_FLOW), _IN_FLOW)
         for number, line in enumerate(text.split("\n"), 1):
@@ -113,13 +109,11 @@ class _Ordinary:
                 # The column of a quoted text is that of its quote.
                 yield Node(tag, match[group], number, match.start(group) + (tags[group] != "str"))
             if level: raise _Unusual
-
     def take(self, tags: Container[str]) -> Node:
         token = self.token
         if token.tag not in tags: raise _Unusual
         self.token = next(self.tokens, _END)
         return token
-
     def value(self, above: Node) -> Node:
         """Return what a dash, a key or a bracket holds."""
         tag, _, line, column = self.token
@@ -134,7 +128,6 @@ class _Ordinary:
         node = self.collection(token) if tag in ("[", "{") else token
         if not in_flow and (line != above.line or self.token.line == line): raise _Unusual
         return node
-
     def collection(self, first: Node) -> Node:
         """Return what begins with an indicator or an opening bracket."""
         end = {"[": "]", "{": "}"}.get(first.tag)
@@ -155,10 +148,8 @@ class _Composer:
         self.loader, self.yaml, self.note = loader, yaml, note
         self.anchors: dict[str, Node] = {}
         self.merged = 0
-
     def until(self, end: type) -> Iterator[Any]:
         while not isinstance(event := self.loader.get_event(), end): yield event
-
     def document(self) -> Node | None:
         root: Node | None = None
         for event in self.until(self.yaml.StreamEndEvent):
@@ -166,7 +157,6 @@ class _Composer:
                 raise _at(event.start_mark, "a second document: keep one in a file")
             if isinstance(event, self.yaml.NodeEvent): root = self.node(event, "", 1)
         return root
-
     def node(self, event: Any, path: str, depth: int) -> Node:
         if isinstance(event, self.yaml.AliasEvent):
             if event.anchor not in self.anchors:  # it counts from the end of its node: nothing holds itself
@@ -184,7 +174,6 @@ class _Composer:
             self.note(node, path, f"YAML tag {event.tag} is not supported: remove it")
         if event.anchor is not None: self.anchors[event.anchor] = node
         return node
-
     def mapping(self, path: str, depth: int) -> dict[str, tuple[Node, Node]]:
         """Return keys with values by name: no key twice, merged keys after the mapping's own."""
         pairs: dict[str, tuple[Node, Node]] = {}
@@ -212,7 +201,6 @@ class _Composer:
 def dump(value: object) -> str:
     """Return plain values as a YAML document that every reader of YAML understands alike."""
     import yaml
-
     return yaml.safe_dump(value, sort_keys=False, allow_unicode=True, default_flow_style=None, width=100)
 
 def variables(text: str) -> set[str]:
@@ -229,7 +217,6 @@ def masked(text: str, mask: str) -> str:
 
 def substitute(text: str, environ: Mapping[str, str]) -> str:
     """Put the environment's values into a text; ValueError says what is wrong. Nothing is read twice."""
-
     def value(match: re.Match[str]) -> str:
         name, operator, rest = match.groups()
         if match[0] == "$$": return "$"
@@ -241,5 +228,4 @@ def substitute(text: str, environ: Mapping[str, str]) -> str:
         if found is None or (operator and not found):
             raise ValueError(f"environment variable {name} is not set: {rest or 'set it, or give a default'}")
         return found
-
     return re.sub(_VARIABLE, value, text) if "$" in text else text

@@ -32,7 +32,6 @@ class Problem(NamedTuple):
     column: int
     path: str
     message: str
-
     def __str__(self) -> str:
         place = f"{self.file}:{self.line}:{self.column}" if self.line else self.file
         return f"{place}: {self.path}: {self.message}" if self.path else f"{place}: {self.message}"
@@ -41,11 +40,9 @@ class RegsyncError(Exception):
     """Base of all errors that are told to the user as one line; `exit_status`: of a command that it ends."""
     code = "INTERNAL_ERROR"
     exit_status = 2
-
     def __init__(self, message: str, *, hint: str | None = None) -> None:
         super().__init__(message)
         self.message, self.hint = message, hint
-
     def shed(self) -> None:
         """Let go of frames and causes before it is kept: they hold whole bodies, and a source can make many errors."""
         self.__traceback__ = self.__cause__ = self.__context__ = None
@@ -54,7 +51,6 @@ class ConfigError(RegsyncError):
     """The configuration, the command line or a file that they name is unusable: nothing was attempted."""
     code = "CONFIG_ERROR"
     exit_status = 3
-
     def __init__(self, message: str, *, problems: tuple[Problem, ...] = (), hint: str | None = None) -> None:
         super().__init__(message, hint=hint)
         self.problems = problems
@@ -66,19 +62,16 @@ class SyncError(RegsyncError):
     operation: str | None = None
     reference: str | None = None
     retries = 0
-
     def located(self, side: Side | None, operation: str, reference: str) -> SyncError:
         """Fill in what is not known yet, and return the same error."""
         self.side, self.operation = self.side or side, self.operation or operation
         self.reference = self.reference or reference
         return self
-
     def again(self) -> SyncError:
         """Return a copy for another asker, which adds its own side and reference."""
         twin = type(self).__new__(type(self), *self.args)
         twin.__dict__.update(self.__dict__, side=None, operation=None, reference=None, retries=0)
         return twin
-
     def __str__(self) -> str:
         place = " ".join(filter(None, (self.operation, self.reference)))
         often = f" (tried {self.retries + 1} times)" if self.retries else ""
@@ -111,7 +104,6 @@ class AuthError(SyncError):
     """Credentials are missing, refused, or must not be sent; `fatal`: the whole registry is beyond use."""
     code = "AUTH_ERROR"
     exit_status = 4
-
     def __init__(self, message: str, *, hint: str | None = None, fatal: bool = False) -> None:
         super().__init__(message, hint=hint)
         self.fatal = fatal
@@ -124,12 +116,10 @@ _REMEDIES = {(404, Side.SOURCE): "check the name: `regsync tags {repository}` sh
 class RegistryError(SyncError):
     """A registry answered with an error status; `codes` and `digests` are its body's, `retry_after` is seconds."""
     paced = final = False  # the next attempt waits in front of its window; there is none
-
     def __init__(self, message: str, *, status: int, codes: tuple[str, ...] = (), digests: frozenset[str] = frozenset(),
             retry_after: float | None = None) -> None:
         super().__init__(message)
         self.status, self.codes, self.digests, self.retry_after = status, codes, digests, retry_after
-
     def located(self, side: Side | None, operation: str, reference: str) -> SyncError:
         super().located(side, operation, reference)
         tagged, by_digest, _ = (self.reference or "").partition("@")
@@ -141,19 +131,16 @@ class RegistryError(SyncError):
         if self.hint is None and self.side and named and (remedy := _REMEDIES.get((self.status, self.side))):
             self.hint = remedy.format(repository=f"{host}/{name}", command=command)
         return self
-
     @property
     def code(self) -> str:  # type: ignore[override]
         end = "TARGET_ERROR" if self.side is Side.TARGET else "SOURCE_ERROR"
         return "AUTH_ERROR" if self.status in (401, 403) else end
-
     @property
     def retryable(self) -> bool:  # type: ignore[override]
         # design.md section 9: 408, 429 and 5xx; 501 and 505 say that asking again is pointless. A session that was
         # forgotten before its body came is opened anew.
         again = self.status in (408, 429) or (self.status >= 500 and self.status not in (501, 505))
         return not self.final and (again or self.forgot_session)
-
     @property
     def forgot_session(self) -> bool: return self.status == 404 and "BLOB_UPLOAD_UNKNOWN" in self.codes
 

@@ -84,7 +84,6 @@ class Image:
     # A refused manifest was made good once: it is not tried a second time.
     healed: bool = False
     error: RegsyncError | None = None
-
     def __post_init__(self) -> None: self.source, self.target = self.delivery.source, self.delivery.target
 
 class Progress:
@@ -94,7 +93,6 @@ class Progress:
         self.ends: float | None = None  # when a drain does
         # By host, what answered 429 last; the images that were begun, oldest first.
         self.paused, self.begun = paused, dict[Work, Image]()
-
     def under_way(self) -> list[str]:
         """Return the names of the images that have a step running, oldest first."""
         return [image.source.reference(image.reference) for image in self.begun.values() if image.running]
@@ -128,25 +126,20 @@ class Execution:
         self._ready: list[tuple[int, int, Image]] = []
         # No further image is promoted.
         self.draining = False
-
     def is_idle(self) -> bool:
         """Say whether nothing is left to do."""
         return not (self._pending or self.images)
-
     def _is_full(self) -> bool: return len(self._pending) >= _MOST_PENDING or self._pending_bytes > _HEAVIEST_PENDING
-
     async def wait_for_room(self) -> None:
         """Let discovery rest while too much is pending."""
         while self._is_full() and not self.draining:
             self._room = anyio.Event() if self._room.is_set() else self._room
             await self._room.wait()
-
     def drain(self) -> None:
         """Begin no further image; what has begun may end, whatever the slots, so that no manifest waits for a blob."""
         self.draining = True
         self._room.set()
         self.advance()
-
     def add(self, image: Image) -> None:
         """Let an image wait for its promotion; `advance` follows. Once numbered it keeps its place."""
         if image.number < 0: image.number = next(self._numbers)
@@ -157,12 +150,10 @@ class Execution:
         digests = {blob.digest for manifest in (image.tree.root, *image.tree.children) for blob in manifest.blobs}
         blobs = [(host, digest) for digest in digests if not self._claims.is_covered(host, digest)]
         self._election.add(image.number, blobs)
-
     def commit(self, where: RepositoryKey, manifest: Manifest) -> None:
         """Note a manifest that a repository holds."""
         blobs = [blob.digest for blob in manifest.blobs]
         self._knowledge.commit(where, manifest.digest, blobs, [each.digest for each in manifest.children])
-
     def advance(self) -> None:
         """Start whatever may start: steps of promoted images first, then the next image."""
         while self._slots < self._most_slots or (self.draining and self._ready):
@@ -175,12 +166,10 @@ class Execution:
                 self._promote(image)
                 if not self._is_full(): self._room.set()
             else: return
-
     def hurry(self) -> None:
         """Let those go on that have waited for a mount for too long."""
         self._queue(self._claims.overdue(_MOUNT_PATIENCE))
         self.advance()
-
     def _promote(self, image: Image) -> None:
         where = image.target.key
         try: blobs, children = image.tree.needs(lambda digest: self._knowledge.is_committed(where, digest))
@@ -194,7 +183,6 @@ class Execution:
         self.images[image.work] = image
         steps = self._claims.promote(image.work)
         return self._queue(steps, [image.work] if image.work.is_ready() else ())
-
     async def _complete(self, image: Image) -> None:
         """Fetch what an image lacks of its manifests, and let it wait for its turn again, before others."""
         try: image.tree = await self._discovery.completed(image.source, image.tree)
@@ -203,7 +191,6 @@ class Execution:
             self._close(image)
         else: self.add(image)
         self.advance()
-
     def _queue(self, steps: Sequence[Step], ready: Sequence[Work] = ()) -> None:
         """Let images with something to do have a slot: at once if they hold one, else in their turn."""
         for step in steps: self.images[step.work].queue.append(step)
@@ -211,7 +198,6 @@ class Execution:
         for image in [self.images[work] for work in dict.fromkeys((*(step.work for step in steps), *ready))]:
             if image.running: self._start(image)
             else: heapq.heappush(self._ready, (image.work.order, id(image), image))
-
     def _start(self, image: Image) -> None:
         steps, image.queue = image.queue, []
         finishing, image.finishing = image.finishing, False
@@ -221,7 +207,6 @@ class Execution:
         image.running += len(steps) + finishing
         for step in steps: self._start_task(self._bring, image, step)
         if finishing: self._start_task(self._finish, image)
-
     async def _bring(self, image: Image, step: Step) -> None:
         blob, where, mounts = step.blob, image.target.key, self._knowledge.mounts(image.target.host.key)
         if step.mount_from is None and mounts:
@@ -250,7 +235,6 @@ class Execution:
             self._queue((), self._claims.arrived(step.work, blob.digest))
         if step.mount_from is not None: self._queue(self._claims.mount_ended(image.target.host.key, mounted=mounted))
         self._settle(image)
-
     async def _finish(self, image: Image) -> None:
         """Put the manifests of an image whose blobs are all there (I1, I2)."""
         work = image.work
@@ -268,14 +252,11 @@ class Execution:
                 self._queue(*self._claims.failed(work))
                 self._ask(image.source.host.key, partial(self._complete, image))
         self._settle(image)
-
     async def _put(self, image: Image, work: Work) -> bool:
         """Put the manifests; False when the target lost what was believed there: it is forgotten now (I5)."""
-
         def arrived(child: Manifest) -> None:
             self.commit(work.where, child)
             self._queue((), self._claims.arrived(work, child.digest))
-
         # An artifact may have been put for another tag, whose own waits for the same one.
         is_there = (work.where, image.reference) in self.delivered
         for pause in () if is_there else (*_ABSENT_PAUSES, None):
@@ -299,12 +280,10 @@ class Execution:
         self.commit(work.where, image.tree.root)
         if image.tree.root.digest in work.own_children: arrived(image.tree.root)
         return True
-
     def _believed(self, tree: Tree, where: RepositoryKey, error: RegistryError) -> frozenset[str]:
         """Return what a refusal may be about: what it names, or all, of what this run did not confirm."""
         found = {each for each in tree.names if not self._knowledge.is_confirmed(where, each)}
         return frozenset(found & error.digests or found)
-
     def _settle(self, image: Image) -> None:
         """Note that one step ended; a failed image ends with its last step and passes on what it owned."""
         image.running -= 1
@@ -314,7 +293,6 @@ class Execution:
                 self._close(image)
                 self._queue(*self._claims.failed(image.work))
         self.advance()
-
     def _close(self, image: Image) -> None:
         """Note that an image is at its target, or will not be: what hangs on it follows, or never will."""
         whole, ended = image.delivery, [image]
@@ -333,13 +311,11 @@ class Execution:
             whole.failed += sum(bool(each.artifact) for each in ended)
         whole.open -= len(ended)
         self.conclude(whole)
-
     def follow(self, images: Sequence[Image]) -> None:
         """Promote what hangs on something that is there now."""
         for each in images:
             each.number = next(self._numbers)
             (self.add if self.draining else self._promote)(each)
-
     def conclude(self, whole: Delivery) -> None:
         """End a delivery whose images have all ended; a target without the API is to list the artifacts first."""
         if whole.open: return
@@ -348,7 +324,6 @@ class Execution:
         if self._keep_list is not None and any(listing.values()):
             self._start_task(self._list, whole, listing, self._keep_list)
         else: self._ended(whole)
-
     async def _list(self, whole: Delivery, listing: dict[str, list[Descriptor]],
             keep: Callable[..., Awaitable[frozenset[str]]]) -> None:
         try:

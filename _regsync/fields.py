@@ -55,7 +55,6 @@ def parse_registry_url(text: str) -> tuple[Literal["https", "http"], str, int]:
         raise ValueError(f"scheme {given!r} is not supported: use https:// or http://")
     if host.startswith("["):
         import ipaddress
-
         try: host = ipaddress.IPv6Address(host[1:-1]).compressed
         except ValueError: raise ValueError(f"{host} is no registry address: IPv6 is missing in the brackets") from None
     host = providers.canonical_host(host)
@@ -88,11 +87,9 @@ class Field(NamedTuple):
     needs: tuple[str, ...] = ()
     secret: bool = False
     example: str = ""
-
     def hides(self, text: str) -> bool:
         """Say whether a text is a secret here; a proxy's URL is one where it names a user."""
         return self.secret and (self.name != "proxy" or "@" in text)
-
     def parsed(self, text: str) -> Any:
         """Return what a text means here; ValueError says what is wrong with it."""
         if not text: raise ValueError("must not be empty")
@@ -120,12 +117,10 @@ def _repository(text: str) -> None:
 
 def _range(text: str) -> None:
     from _regsync.semver import parse_range
-
     parse_range(text)
 
 def _proxy(text: str) -> None:
     from _regsync.proxy import proxy_for
-
     try: proxy_for("https", "registry", 443, {}, text)
     except ConfigError as error: raise ValueError(f"{error.message}: {error.hint}") from None
 
@@ -238,6 +233,5 @@ def _property(row: Field) -> dict[str, Any]:
 def value_of(written: str) -> Any:
     """Return what a default or an example of the table is as JSON: most are texts."""
     import json
-
     try: return json.loads(written)
     except ValueError: return written

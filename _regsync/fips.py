@@ -21,7 +21,6 @@ DIGEST_HEX_LENGTHS = {"sha256": 64, "sha512": 128}
 def new_hash(algorithm: str, data: bytes | bytearray | memoryview = b"") -> _Hash:
     """Return a running hash, begun with `data`, for `sha256` or `sha512`; ValueError for anything else."""
     import hashlib
-
     if algorithm not in DIGEST_HEX_LENGTHS: raise ValueError(f"digest algorithm {algorithm!r} is not supported")
     return hashlib.new(algorithm, data)
 

@@ -28,7 +28,6 @@ class Headers(list[tuple[str, str]]):
     def get(self, name: str) -> str | None:
         """Return the first value of `name` (given in lower case)."""
         return next((value for key, value in self if key == name), None)
-
     def all(self, name: str) -> list[str]:
         """Return every value of `name`, in order."""
         return [value for key, value in self if key == name]
@@ -44,7 +43,6 @@ class Pieces(Protocol):
     """The body of an upload, `length` bytes in all: `next` returns a piece, valid until the next one is returned, empty
     at the end, or refuses by raising."""
     length: int
-
     async def next(self) -> memoryview: ...
 
 class Response:
@@ -64,7 +62,6 @@ class Response:
             trailing, closed = connection.framing.trailing_data
             self._tail = memoryview(trailing)[: self.left]
             self.reusable = self.reusable and not closed and len(trailing) <= self.left
-
     async def read_into(self, buffer: memoryview) -> int:
         """Fill `buffer` from the body, letting others run; 0 only at its end, Disconnected when cut short."""
         if self.left is None: await anyio.lowlevel.checkpoint()
@@ -81,7 +78,6 @@ class Response:
             self._tail = self._tail[count:]
         if self.left: self.left -= count
         return count
-
     async def read(self, limit: int) -> bytes:
         """Return the whole body; ContentError above `limit` bytes. An error's body may be short or long."""
         whole, failed = bytearray(), self.status >= 400
@@ -93,7 +89,6 @@ class Response:
             self.reusable = False
         if len(whole) > limit and not failed: raise ContentError(f"the answer is longer than {limit} bytes")
         return bytes(whole[:limit])
-
     async def finish(self) -> bool:
         """Read what little is left; return whether the connection is good for another exchange."""
         if self.reusable and self.left != 0:
@@ -111,7 +106,6 @@ class Connection:
         self._stream, self.close, self._scratch = stream, stream.close, memoryview(bytearray(16 * 1024))
         # What is offered to the stream next, and how many bytes of the body follow it.
         self.piece, self.left = memoryview(b""), 0
-
     def _head(self, request: Request, length: int) -> bytes:
         host = request.target if request.method == "CONNECT" else self.origin.authority
         headers = [("Host", host), *request.headers]
@@ -125,7 +119,6 @@ class Connection:
             return head or b""
         except (h11.LocalProtocolError, UnicodeError):  # h11 shows the header: it may be a credential (I6)
             raise ProtocolBroken("a request cannot be written: its URL or a header is malformed") from None
-
     async def exchange(self, request: Request, first: memoryview, pieces: Pieces | None, seconds: float) -> Response:
         """Send a request, whose body begins with `first`, and return its final answer with the body unread. An error
         of `pieces` is raised as it is, a failed write only when the peer says nothing about it."""
@@ -148,18 +141,15 @@ class Connection:
                 group.cancel_scope.cancel()
         if isinstance(answer, Response): return answer
         raise self._failed or answer
-
     def _take_off(self, piece: memoryview) -> memoryview:
         if len(piece) > self.left or (self.left and not piece):
             raise ContentError("the body does not have its declared length")
         self.left -= len(piece)
         return piece
-
     def _end(self, seconds: float, failed: SyncError | None = None) -> None:
         """Send nothing more; `seconds` bound what is left of the wait for the answer."""
         self.piece, self._failed = memoryview(b""), failed
         self._answering.deadline = anyio.current_time() + seconds
-
     async def _send(self, pieces: Pieces | None, seconds: float) -> None:
         while True:
             try:
@@ -174,7 +164,6 @@ class Connection:
                 self.piece = self._take_off(await pieces.next())
                 self.drawn = True
             except SyncError as error: return self._end(0, error)
-
     async def _listen(self, method: str, seconds: float) -> Response | WireError:
         """Wait for the head of the one final answer, whenever it comes; interim answers say nothing."""
         try:
@@ -186,13 +175,11 @@ class Connection:
                 return response
         except WireError as error: return error
         return TimedOut(f"no answer from {self.origin.authority} within {seconds:g} s")
-
     def is_alive(self) -> bool:
         """Ask the socket, without waiting, whether an idle peer has left or spoken out of turn."""
         try:  # a fresh TLS 1.3 connection is readable because of its session tickets: only reading tells
             return self._stream.recv_into(self._scratch[:1]) in (WANT_READ, WANT_WRITE)
         except WireError: return False
-
     async def _wait(self, want: int, seconds: float | None) -> None:
         """Wait for the stream, in a body at most `seconds`; a head's wait (None) is bounded elsewhere."""
         if seconds is not None and self._waited >= self.timeouts.slow_window:  # waited for this peer alone
@@ -205,7 +192,6 @@ class Connection:
         except TimeoutError as error:
             raise TimedOut(f"{self.origin.authority} moved nothing for {seconds:g} s") from error
         if seconds is not None: self._waited += anyio.current_time() - began
-
     async def fill(self, buffer: memoryview) -> int:
         """Gather what there is (SSL_read gives 16 KiB a call), waiting for the first byte; 0 at the end."""
         await anyio.lowlevel.checkpoint()
@@ -220,7 +206,6 @@ class Connection:
             else: await self._wait(count, self.timeouts.idle)
         self._moved += filled
         return filled
-
     async def next_event(self, seconds: float | None = None) -> object:
         """Return h11's next event, reading as much as it needs; `seconds` as for `_wait`."""
         try:
@@ -243,7 +228,6 @@ class Pool:
     def __init__(self, dial: Callable[[Origin], Awaitable[Stream]], timeouts: Timeouts) -> None:
         self.dial, self.timeouts = dial, timeouts
         self._idle: list[Connection] = []  # the one used last is at the end
-
     def take(self, origin: Origin) -> Connection | None:
         """Take the idle connection that was used last and still lives; close those that do not."""
         self.close(anyio.current_time() - self.timeouts.idle_connection)  # nobody may ever ask for the others again
@@ -252,7 +236,6 @@ class Pool:
             if connection.is_alive(): return connection
             connection.close()
         return None
-
     def give_back(self, connection: Connection) -> None:
         """Keep a connection whose last exchange ended in order."""
         connection.idle_since = anyio.current_time()
@@ -261,11 +244,9 @@ class Pool:
         for surplus in same[:-_IDLE_PER_ORIGIN] or self._idle[:-_IDLE_IN_ALL]:
             self._idle.remove(surplus)
             surplus.close()
-
     def close(self, before: float = math.inf) -> None:
         """Close the idle connections that were last used before a time, or all."""
         while self._idle and self._idle[0].idle_since <= before: self._idle.pop(0).close()
-
     def lease(self, origin: Origin) -> Lease:
         """Give exchanges with `origin` a connection that is theirs alone until the context ends."""
         return Lease(self, origin)
@@ -276,13 +257,10 @@ class Lease:
         self._pool, self.origin = pool, origin
         self._connection: Connection | None = None
         self._response: Response | None = None
-
     async def __aenter__(self) -> Lease: return self
-
     def unsent(self) -> int:
         """Return how many bytes of the body under way have not left."""
         return len(self._connection.piece) + self._connection.left if self._connection else 0
-
     async def settle(self, *_: object) -> None:
         """Let go of the connection: back to the pool when it may serve again, else it is closed."""
         connection, response = self._connection, self._response
@@ -293,9 +271,7 @@ class Lease:
                 connection = None
         finally:
             if connection is not None: connection.close()
-
     __aexit__ = settle
-
     async def exchange(self, request: Request, seconds: float | None = None, pieces: Pieces | None = None) -> Response:
         """Do one exchange; `seconds` bound the wait for the answer's head after the whole body."""
         seconds = self._pool.timeouts.head if seconds is None else seconds

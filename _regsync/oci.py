@@ -93,7 +93,6 @@ class Reference(NamedTuple):
     repository: str
     tag: str | None = None
     digest: str | None = None
-
     def __str__(self) -> str:
         end = f"@{self.digest}" if self.digest else f":{self.tag}" if self.tag else ""
         return f"{self.host}/{self.repository}{end}"
@@ -126,7 +125,6 @@ class Platform(NamedTuple):
     os: str
     architecture: str
     variant: str | None = None
-
     def __str__(self) -> str: return "/".join(filter(None, (self.os, self.architecture, self.variant)))
 
 def parse_platform(text: str) -> Platform:
@@ -149,13 +147,10 @@ class Descriptor(NamedTuple):
     annotations: Mapping[str, str] = MappingProxyType({})
     artifact_type: str | None = None
     data: bytes | None = None
-
     @property
     def is_foreign(self) -> bool: return self.media_type.startswith(_FOREIGN)
-
     @property
     def is_index(self) -> bool: return self.media_type in _INDEX_TYPES
-
     @property
     def attests(self) -> str | None:
         """The digest of the sibling that this entry is BuildKit's attestation of."""
@@ -174,10 +169,8 @@ class Manifest(NamedTuple):
     subject: Descriptor | None = None
     artifact_type: str | None = None
     annotations: Mapping[str, str] = MappingProxyType({})
-
     @property
     def size(self) -> int: return len(self.body)
-
     @property
     def blobs(self) -> tuple[Descriptor, ...]:
         """The blobs that a target needs before this manifest: config, then layers, each digest once."""
@@ -185,7 +178,6 @@ class Manifest(NamedTuple):
         for blob in (self.config, *self.layers):
             if blob and not blob.is_foreign: unique.setdefault(blob.digest, blob)
         return tuple(unique.values())
-
     @property
     def names(self) -> tuple[Descriptor, ...]:
         """Everything that has to be in a repository before this manifest: its blobs and children."""

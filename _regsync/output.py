@@ -26,11 +26,9 @@ class Snapshot(NamedTuple):
     rate: float
     elapsed: float
     waiting: str
-
     def __str__(self) -> str:
         text = f"{self.done} of {self.known} images, {self.data}, {duration_text(self.elapsed)}"
         return f"{text}; {self.waiting}" if self.waiting else text
-
     @property
     def data(self) -> str:
         whole = size_text(max(self.bytes, self.expected))  # a blob that is read again makes more than were expected
@@ -61,11 +59,9 @@ class Console:
         self._marks = "█░" if (getattr(err, "encoding", None) or "").lower().startswith("utf") else "#-"
         self._shown, self._hinted = list[str](), set[str]()
         self.lost = False  # whether a stream could not take what was written to it
-
     def log(self, level: str, event: str, message: str, **fields: Any) -> None:
         """Write one log line when its level is wanted."""
         if _LEVELS[level] >= self._threshold: self._say(f"{level}: {message}", level, event, message, **fields)
-
     def _say(self, text: str, level: str, event: str, message: str, **fields: Any) -> None:
         text = clean(text, _LONGEST_LINE)
         if self._json_log:
@@ -80,14 +76,12 @@ class Console:
         if hint and hint not in self._hinted and not self._json_log:  # once for all that it helps
             self._hinted.add(hint)
             self._line(self._err, clean(f"hint: {hint}", _LONGEST_LINE))
-
     def outcome(self, outcome: Outcome) -> None:
         """Show one image: what was done on standard output, what failed on standard error."""
         if outcome.error is not None:
             line = outcome.line()
             self._say(line, "error", "image_failed", line, **outcome.as_json(), hint=outcome.error.hint)
         elif outcome.status == "synced" and not self.as_json: self.line(outcome.line())
-
     def error(self, error: RegsyncError) -> None:
         """Show why the command as a whole ended."""
         problems, code, hint = getattr(error, "problems", ()), error.code, error.hint
@@ -96,7 +90,6 @@ class Console:
         if self.as_json:
             told = {"code": code, "message": str(error), "hint": hint}
             self.document({"schema": 1, "error": told, "problems": [each._asdict() for each in problems]})
-
     def summary(self, report: Report, elapsed: float) -> None:
         """Show causes that images share, and the summary if there is something to say or somebody to hear."""
         for count, cause in report.causes():
@@ -104,15 +97,12 @@ class Console:
             self._say(text, "error", "failed_alike", text, count=count, cause=cause)
         if not self.as_json and (self._out.isatty() or any(each.status != "skipped" for each in report.outcomes)):
             for line in report.summary(elapsed): self.line(line)
-
     def document(self, value: dict[str, Any]) -> None:
         """Write the one JSON document: ASCII, so that any stream takes it and no terminal obeys it."""
         self._line(self._out, json.dumps(value))
-
     def line(self, text: str) -> None:
         """Write one result."""
         self._line(self._out, clean(text, _LONGEST_LINE))
-
     def progress(self, now: Snapshot) -> None:
         """Show how far a run is: on a terminal at its bottom, in place; else as a line of its own."""
         if not self.live:
@@ -123,12 +113,10 @@ class Console:
         if lines != self._shown:
             self.clear("\n".join(lines))
             self._shown = lines
-
     def _size(self) -> tuple[int, int]:
         try: columns, rows = os.get_terminal_size(self._err.fileno())
         except (OSError, ValueError): columns, rows = 0, 0
         return columns or 80, rows or 24  # some terminals say that they have none
-
     def clear(self, then: str = "") -> None:
         """Take the live display away, and write in its place; a terminal made narrower has wrapped its lines."""
         if self._shown:
@@ -137,14 +125,12 @@ class Console:
             then = "\r" + f"\x1b[{up}A" * (up > 0) + "\x1b[J" + then
             self._shown = []
         if then: self._write(self._err, then)
-
     def _line(self, stream: TextIO, text: str) -> None:
         self.clear()
         try: self._write(stream, text + "\n")
         except UnicodeEncodeError:  # a terminal or pipe without UTF-8 still gets its line
             text = text.replace("…", "...").encode("ascii", "backslashreplace").decode("ascii")
             self._write(stream, text + "\n")
-
     def _write(self, stream: TextIO, text: str) -> None:
         try:
             stream.write(text)

@@ -48,7 +48,6 @@ class Meter:
         # Of a quota: the last number it has room for, its size, seconds between two that discover, when one went last.
         self._last, self._most, self._spread, self._asked, self._held = math.inf, 0, 0.0, -math.inf, -math.inf
         self._left, self._fresh = math.inf, 0
-
     def opens(self, now: float, discovers: bool) -> float:
         """Return when one more request may enter: now, or by time alone, or (inf) not before another one leaves."""
         for number in [number for number, until in self.inside.items() if until <= now]: self.end(number, 200)
@@ -56,7 +55,6 @@ class Meter:
         later = max(self.paused, self.full - self._slack, self._held if discovers else -math.inf)
         full = len(self.inside) >= room or (discovers and self._entered >= self._last)
         return max(later, min(self.inside.values())) if full and self.inside else later
-
     def enter(self, now: float, discovers: bool) -> int:
         """Take a token, and a place in the window; return its number."""
         self.full = max(now, self.full) + self._gap
@@ -64,7 +62,6 @@ class Meter:
         self._entered += 1
         self.inside[self._entered] = math.inf
         return self._entered
-
     def end(self, number: int, status: int = 0, now: float = 0.0, asked: float = 0.0, chance: float = 0.0) -> None:
         """Leave the window by an answer (0: none): widen it, or halve it once in a congestion epoch, which ends with
         the answer to a request that entered after it; pause for what was `asked`, after a 429 at least a back-off."""
@@ -80,7 +77,6 @@ class Meter:
             self.width = min(self.width + 1 / self.width, float(self._limit.cap))
             self._refused, self.refused_since = 0, math.inf
         if asked <= LONGEST_WAIT: self.paused = max(self.paused, now + asked if asked else -math.inf)
-
     def tell(self, now: float, number: int, left: int, most: int, seconds: float) -> bool:
         """Take in a quota by the answer to a request (0: another meter's); False: used up for too long."""
         if number <= self._fresh and left >= self._left: return True
@@ -101,7 +97,6 @@ class Limit:
         self.large = {"read": 0, "write": 0}
         self.meters, self._per_project = dict[str, Meter](), per_project
         self._paces = {action: pace for pace in paces for action in pace.actions.split()}
-
     def meters_of(self, repository: str, *actions: str) -> tuple[str, ...]:
         """Name the meters that a request draws on which does all of `actions`."""
         project = f"{repository.partition('/')[0]}: " if self._per_project else ""
@@ -109,7 +104,6 @@ class Limit:
         for name, pace in found.items():
             if name not in self.meters: self.meters[name] = Meter(pace, self)
         return tuple(found)
-
     def fits(self, wants: Sequence[Want]) -> bool:
         """Say whether all of `wants`, of this registry, can be taken now."""
         bodies = [want for want in wants if want.body is not None]
@@ -118,7 +112,6 @@ class Limit:
         if self.in_use + len(wants) > self.cap or (bodies and self.bodies and self.bodies + len(bodies) > most):
             return False
         return all(self.large[want.body or ""] < _LARGE_STREAMS for want in bodies if want.large)
-
     def count(self, want: Want, step: int) -> None:
         """Take a permit (1) or give it back (-1)."""
         self.in_use += step
@@ -154,7 +147,6 @@ class Patience:
     def __init__(self, attempts: int) -> None:
         self.repeated = 0
         self._left, self._throttled_since = attempts, -1.0
-
     def pause(self, now: float, chance: float, *, throttled: bool, asked: float) -> float | None:
         """Return the seconds before the next attempt, at least what the peer asked for; None to give up."""
         if throttled and self._throttled_since < 0: self._throttled_since = now
@@ -194,6 +186,5 @@ def parse_retry_after(value: str | None, wall_now: float) -> float | None:
     if not (value := (value or "").strip()): return None
     if value.isascii() and value.isdigit(): return float(value[:9])
     from email.utils import parsedate_to_datetime
-
     try: return max(0.0, parsedate_to_datetime(value).timestamp() - wall_now)
     except (ValueError, OverflowError): return None

@@ -31,27 +31,22 @@ class Tree(NamedTuple):
     root: Manifest
     children: tuple[Manifest, ...]
     source_digest: str
-
     @property
     def size(self) -> int: return sum(each.size for each in (self.root, *self.children))
-
     @property
     def names(self) -> frozenset[str]:
         """Everything that the target has to hold before the root: blobs and children, at hand or not."""
         return frozenset(each.digest for manifest in (self.root, *self.children) for each in manifest.names)
-
     def above(self, lost: frozenset[str]) -> frozenset[str]:
         """Return what has to be brought again where `lost` is gone: that, and each manifest that names it."""
         found = set(lost)
         for manifest in (*self.children, self.root):
             found |= {manifest.digest for each in manifest.names if each.digest in found}
         return frozenset(found)
-
     @property
     def is_image(self) -> bool:
         """Say whether every config is an image's: registries look into those (design.md section 7)."""
         return all(one.config is None or one.config.media_type in IMAGE_CONFIGS for one in (self.root, *self.children))
-
     def needs(self, is_committed: Callable[[str], bool]) -> tuple[tuple[Descriptor, ...], tuple[Manifest, ...]]:
         """Return the unique blobs and the children that the target lacks; a committed child stands for all below it."""
         if is_committed(self.root.digest): return (), ()
@@ -100,7 +95,6 @@ def may_be_stale(error: RegistryError) -> bool:
 def grow(root: Manifest, fetched: Mapping[str, Manifest], source_digest: str) -> Tree:
     """Order an image's manifests so that each stands behind its own children (I2); ContentError for a deep one."""
     ordered: dict[str, Manifest] = {}
-
     def visit(manifest: Manifest, depth: int) -> None:
         if manifest.is_index and depth > MAX_INDEX_DEPTH:
             raise ContentError(f"indexes are nested more than {MAX_INDEX_DEPTH} deep")
@@ -108,7 +102,6 @@ def grow(root: Manifest, fetched: Mapping[str, Manifest], source_digest: str) ->
             if (child := fetched.get(entry.digest)) and entry.digest not in ordered:
                 visit(child, depth + 1)
                 ordered[entry.digest] = child
-
     visit(root, 1)
     return Tree(root, tuple(ordered.values()), source_digest)
 
@@ -126,7 +119,6 @@ class Election:
         self._gains: dict[int, int] = {}
         self._waiting: dict[tuple[str, str], list[int]] = {}
         self._heap: list[tuple[int, int]] = []
-
     def add(self, number: int, blobs: Iterable[tuple[str, str]]) -> None:
         """Let an image wait; `blobs` are the (host, digest) that nobody brings or has brought to the host."""
         self._blobs[number], self._gains[number] = list(blobs), 0
@@ -136,7 +128,6 @@ class Election:
             # The second to wait for a blob makes it a shared one for the first too.
             for each in waiting[-1:] if len(waiting) > 2 else waiting if len(waiting) == 2 else (): self._gain(each, 1)
         self._gain(number, 0)
-
     def take(self) -> int:
         """Return the number of the next one; what it brings counts for no other any more."""
         gain, number = heapq.heappop(self._heap)
@@ -146,7 +137,6 @@ class Election:
             for each in self._waiting.pop(blob, ()):
                 if each in self._gains: self._gain(each, -1)
         return number
-
     def _gain(self, number: int, more: int) -> None:
         self._gains[number] += more
         heapq.heappush(self._heap, (-self._gains[number], number))

@@ -22,7 +22,6 @@ class Proxy(NamedTuple):
     port: int
     username: str | None = None
     password: str | None = None
-
     def __repr__(self) -> str:
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"{self.scheme}://{host}:{self.port}"
@@ -48,7 +47,6 @@ def _variable(environ: Mapping[str, str], lower: str) -> tuple[str, str]:
 def _address(host: str) -> Any:
     """Return an IP address, a v4-mapped one as what it stands for; None for a name."""
     from ipaddress import ip_address
-
     try: address = ip_address(host)
     except ValueError: return None
     return getattr(address, "ipv4_mapped", None) or address
@@ -56,7 +54,6 @@ def _address(host: str) -> Any:
 def _exempts(item: str, host: str, port: int) -> bool:
     """Say whether one NO_PROXY item (trimmed, lower case) names this origin. No name is ever resolved."""
     from ipaddress import ip_network
-
     if item == "*": return True
     address = _address(host)
     if "/" in item:
@@ -72,7 +69,6 @@ def _exempts(item: str, host: str, port: int) -> bool:
 
 def _parse(value: str, where: str) -> Proxy:
     from urllib.parse import unquote, urlsplit
-
     try:
         # Go reads `proxy.example:3128` as http://proxy.example:3128.
         parts = urlsplit(value if "://" in value else f"http://{value}")

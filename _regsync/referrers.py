@@ -38,7 +38,6 @@ class Artifact(NamedTuple):
     entry: Descriptor | None
     sighting: Sighting | None
     types: frozenset[str]
-
     def __str__(self) -> str:
         return f"{self.reference} ({', '.join(sorted(self.types)) or 'no type'}) of {self.subject}"
 
@@ -54,7 +53,6 @@ class _Question(NamedTuple):
     targets: tuple[Repository, ...] = ()
     silent: tuple[Repository, ...] = ()
     sure: tuple[Repository, ...] = ()
-
     def wants(self, types: frozenset[str]) -> bool:
         """Say whether the filters take an artifact of these types."""
         rule = self.mapping.artifacts
@@ -73,12 +71,10 @@ class Referrers:
         # By repository and fallback tag, what a list names that this run has put or read last.
         self._written = dict[tuple[RepositoryKey, str], set[str]]()
         self._settled = set[tuple[RepositoryKey, str]]()
-
     def shown(self, source: Repository, digest: str) -> int:
         """Return as bits which tags that list or hold artifacts of a digest a listing made already shows."""
         names, tag = self._discovery.names(source) or (), oci.referrers_tag(digest)
         return sum(1 << bit for bit, end in enumerate(("", *_COSIGN)) if tag + end in names)
-
     def need(self, mapping: MappingRule, whole: Delivery) -> plan.Look:
         """Say whether the artifacts of an image are to be looked at, and give it its record."""
         if whole.error is not None: return plan.Look.NOT
@@ -88,13 +84,11 @@ class Referrers:
         if not whole.there: return plan.Look.ALL
         if not self._kept and not required: return plan.look_without_state(whole.source_digest, self._wall())
         return plan.look_again(whole.known, whole.bits, self._wall(), required=required)
-
     @staticmethod
     def record(mapping: MappingRule, source: Repository, target: Repository, *keys: bytes) -> bytes:
         """Name what the state keeps of an image's artifacts: from where and to, which digests, under which rules."""
         rules = (",".join(sorted(each)) for each in (mapping.artifacts.include, mapping.artifacts.exclude))
         return named("artifacts", *source.key, *target.key, *(key.hex() for key in keys), *rules)
-
     async def look(self, mapping: MappingRule, sighting: Sighting, wholes: Sequence[Delivery],
             need: plan.Look) -> tuple[list[Artifact], list[Artifact]]:
         """Return the artifacts of an image that travel and those that cannot; SyncError when one may be missed."""
@@ -123,7 +117,6 @@ class Referrers:
             missing.hint = "sign the image (with platforms: each platform's), or leave require_artifacts out"
             raise missing.located(source.side, "list referrers of", source.reference(digest))
         return (found, stripped) if rule.enabled else ([], [*found, *stripped])
-
     async def _of(self, asking: _Question, digests: Iterable[str], deep: bool) -> list[Artifact]:
         """Return what hangs on these digests as far as the filters take it, and on that in turn: where a target
         lacks it, if `deep` everywhere. Raises SyncError."""
@@ -139,7 +132,6 @@ class Referrers:
             if len(found) > _MOST: break
         large = f"more than {_MOST} artifacts, or artifacts on artifacts more than {_DEEPEST} deep"
         raise ContentError(large).located(source.side, "list referrers in", str(source))
-
     async def _below(self, source: Repository, artifact: Artifact, *, deep: bool) -> list[str]:
         """Return on which digests of an artifact more may hang; on what cosign's tags name, if a listing shows it."""
         if artifact.entry is None or not (deep or artifact.sighting):
@@ -151,13 +143,11 @@ class Referrers:
             entries += [child for child in below if not (child.attests or child.digest in known)]
             known.update(child.digest for child in below)
         return [each.digest for each in entries]
-
     async def _hangs_on(self, asking: _Question, subject: str) -> list[Artifact]:
         """Return what hangs on one digest. Tags of one digest are planned once (rule 7)."""
         if len(self._hung) > _MOST_HUNG: self._hung.pop(next(iter(self._hung)))
         key = (asking.mapping.index, asking[2:], subject)
         return await self._hung[key].get(partial(self._on, asking, subject))
-
     async def _on(self, asking: _Question, subject: str) -> list[Artifact]:
         listed, source, look = await self._listed(asking.source, subject), asking.source, partial(self._look, asking)
         entries = [partial(look, subject, each.digest, each) for each in listed.entries if each.digest != subject]
@@ -170,7 +160,6 @@ class Referrers:
             self._discovery.say("info", "no_referrers", text)
         found = await together([*entries, *(partial(look, subject, each, None) for each in tags)])
         return [each for each in found if each and asking.wants(each.types)]
-
     async def _look(self, asking: _Question, subject: str, reference: str, entry: Descriptor | None) -> Artifact | None:
         """Find out what an artifact is and which targets lack it; None when it is gone, or is not wanted anyway."""
         mapping, source, targets, silent, sure = asking
@@ -199,7 +188,6 @@ class Referrers:
             text = f"{source}: {reference} is listed as a referrer of {subject} and is not there: it is left out"
             self._discovery.say("warning", "referrer_missing", text)
         return None
-
     async def _names(self, source: Repository) -> Collection[str] | None:
         """Return a source's tags: where no API is, one listing costs less than asking for four tags a digest."""
         names = self._discovery.names(source)
@@ -208,31 +196,26 @@ class Referrers:
             except RegistryError as error:
                 if error.retryable: raise
         return names
-
     async def _listed(self, source: Repository, subject: str) -> _List:
         found = await self._lists[source.key, subject].get(partial(self._list, source, subject))
         if sum(len(text) for each in found.entries for text in each.annotations.values()) > _HEAVY_LIST:
             self._lists.pop((source.key, subject), None)  # rather asked again than kept
         return found
-
     async def _list(self, source: Repository, subject: str) -> _List:
         if (found := await self._api(source, subject)) is not None: return _List(found)
         names = await self._names(source)
         index = await self._fallback(source, subject, names)
         return _List(index.children, index) if index is not None and index.is_index else _List(())
-
     def has_api(self, where: Repository) -> bool | None:
         """Say whether a repository's registry has the referrers API, None where that is not known."""
         fact = self._knowledge.fact(f"referrers {area(where.key)}")
         return None if fact is None else bool(fact)
-
     async def _api(self, where: Repository, subject: str) -> tuple[Descriptor, ...] | None:
         """Ask the referrers API; None where there is none (design.md section 6 rule 15)."""
         if self.has_api(where) is None:
             async with self._locks[area(where.key)]:  # the first answer spares the others the question
                 if self.has_api(where) is None: return await self._ask(where, subject)
         return await self._ask(where, subject) if self.has_api(where) else None
-
     async def _ask(self, where: Repository, subject: str) -> tuple[Descriptor, ...] | None:
         try: found = await where.list_referrers(subject)
         except RegistryError as error:
@@ -243,7 +226,6 @@ class Referrers:
             return None
         self._knowledge.learn(f"referrers {area(where.key)}", True)
         return found
-
     async def _fallback(self, where: Repository, subject: str, names: Collection[str] | None) -> Manifest | None:
         """Return what the fallback tag of a subject names, None where it is absent."""
         tag = oci.referrers_tag(subject)
@@ -252,7 +234,6 @@ class Referrers:
         except RegistryError as error:
             if error.status != 404: raise
         return None
-
     async def keep(self, source: Repository, target: Repository, subject: str,
             entries: Sequence[Descriptor]) -> frozenset[str]:
         """Have a target without the API list these referrers of a subject; return the digests that it lacked."""

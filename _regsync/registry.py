@@ -33,13 +33,10 @@ class Repository:
         self.rights = "pull" if reads_only or side is Side.SOURCE else "pull,push"  # asking to push creates it on Quay
         self.api_name = api_repository(host.registry.host, name)  # Docker Hub's `library/` is on the wire only
         self.key, self._base = (host.key, self.api_name), f"/v2/{self.api_name}"
-
     def __str__(self) -> str: return f"{self.host.key}/{self.name}"
-
     def reference(self, reference: str) -> str:
         """Return the full name of a tag or digest here."""
         return f"{self}{'@' if ':' in reference else ':'}{reference}"
-
     @contextmanager
     def located(self, operation: str, reference: str) -> Iterator[None]:
         """Add side, operation and reference to every error of the block."""
@@ -48,11 +45,9 @@ class Repository:
             error.located(self.side, operation, reference)
             error.message = self.host.authenticator.redact(error.message)  # what is no listing may repeat the request
             raise
-
     def call(self, action: str, method: str, path: str, *headers: tuple[str, str], body: bytes = b"") -> Call:
         """Return a request to an endpoint of this repository."""
         return Call(action, method, f"{self._base}/{path}", self.api_name, self.rights, headers, body)
-
     async def list_tags(self) -> dict[str, str | None] | None:
         """Return every tag, with its digest where the listing has it (Google's); None where no repository is known."""
         row = ROWS[self.host.registry.kind]
@@ -77,7 +72,6 @@ class Repository:
                 if following is None or hash(following) in asked: return tags
                 call = call._replace(path=following)
             raise ProtocolBroken(f"the listing has more than {_MOST_PAGES} pages")
-
     def _linked(self, call: Call, answer: Answer) -> str | None:
         told = ", ".join(answer.headers.all("link"))
         for target, parameters in re.findall(_LINK, told) if told else ():
@@ -87,7 +81,6 @@ class Repository:
                     raise ProtocolBroken("the next page of the listing is on another origin, refused (R6)")
                 return path
         return None
-
     async def head_manifest(self, reference: str) -> str | None:
         """Ask for a manifest's digest: empty where the registry does not tell, None when it is absent."""
         call = self.call("manifest_head", "HEAD", f"manifests/{reference}", ("Accept", oci.ACCEPT_MANIFESTS))
@@ -95,7 +88,6 @@ class Repository:
             answer = await self._transport.request(self.host, call, ok=(200, 404))
             told = answer.headers.get("docker-content-digest") or ""
             return None if answer.status == 404 else told and oci.check_digest(told)
-
     async def get_manifest(self, reference: str, *, expected: oci.Descriptor | None = None) -> oci.Manifest:
         """Fetch and verify (I3) a manifest, also against `expected`, the index entry; RegistryError 404 when absent."""
         accept = oci.ACCEPT_MANIFESTS
@@ -106,7 +98,6 @@ class Repository:
             told = reference if ":" in reference else answer.headers.get("docker-content-digest")
             content_type = answer.headers.get("content-type")
             return oci.parse_manifest(answer.body, content_type=content_type, digest=told, expected=expected)
-
     async def list_referrers(self, digest: str) -> tuple[oci.Descriptor, ...]:
         """Return what the referrers API lists (section 1.10), all pages; RegistryError where there is none."""
         accept = ("Accept", oci.ACCEPT_MANIFESTS.partition(",")[0])
@@ -128,7 +119,6 @@ class Repository:
                 if (following := self._linked(call, answer)) is None: return tuple(found.values())
                 call = call._replace(path=following)
             raise ProtocolBroken(f"the list goes in circles, or names more than {_MOST_REFERRERS}, or has as many KiB")
-
     async def put_manifest(self, reference: str, manifest: oci.Manifest) -> None:
         """Put a manifest's bytes under a tag or its digest."""
         content_type = ("Content-Type", manifest.media_type)
@@ -139,14 +129,12 @@ class Repository:
             stored = answer.status == 201 or answer.headers.get("docker-content-digest")
             if not stored and await self.head_manifest(reference) not in (manifest.digest, ""):
                 raise ProtocolBroken("the registry answered 200 and does not hold the manifest")
-
     def compare(self, answer: Answer | Response, digest: str) -> None:
         """Refuse an answer that names another digest than the one that was pushed."""
         told = answer.headers.get("docker-content-digest")
         # Another algorithm's digest of the same bytes says nothing (section 1.4).
         if told and told.partition(":")[0] == digest.partition(":")[0] and told != digest:
             raise ContentError(f"the registry says that it stored {clean(told, 100)} instead of {digest}")
-
     async def has_blob(self, blob: oci.Descriptor) -> bool:
         """Ask whether a blob is here; the caller holds the permit."""
         call = self.call("blob_head", "HEAD", f"blobs/{blob.digest}")
@@ -157,7 +145,6 @@ class Repository:
                 if error.status not in (401, 403): raise
                 return False  # several registries hide what is there: the upload decides (design.md section 9)
         return answer.status == 200 and answer.headers.get("content-length") in (None, str(blob.size))
-
     @asynccontextmanager
     async def open_blob(self, blob: oci.Descriptor, start: int = 0) -> AsyncIterator[Response]:
         """Open a blob for reading, from byte `start` on (section 1.13: or ProtocolBroken); the caller holds the permit,
@@ -175,7 +162,6 @@ class Repository:
                 if response.length is not None and response.length != left:
                     raise ContentError(f"the blob has {response.length} bytes, its descriptor says {blob.size}")
             yield response
-
     async def expect(self, response: Response, *statuses: int) -> None:
         """Raise what the answer says unless its status is one of `statuses`."""
         if response.status not in statuses:
@@ -186,7 +172,6 @@ class _Counted:
     """A body that tells when the target has taken so much of it that it is well under way."""
     def __init__(self, pieces: Pieces, under_way: Callable[[], None]) -> None:
         self.length, self._pieces, self._under_way, self._given = pieces.length, pieces, under_way, 0
-
     async def next(self) -> memoryview:
         if self._given >= LARGE_BODY: self._under_way()
         piece = await self._pieces.next()
@@ -202,7 +187,6 @@ class Upload:
         self._origin, self.session, self.broken, self.offset = repository.host.origin, "", "", 0
         # Whether a HEAD said so; whether the last body began with the first byte; whether a 401 renewed the login.
         self.absent, self.begun, self._renewed = False, False, False
-
     async def start(self, mount_from: str | None = None) -> bool:
         """Open an upload session, or mount from another repository (empty: any, at Google's): True when now present.
         A refused mount is a session (202) like any other (section 1.8); an error not passing leads to a plain POST."""
@@ -214,7 +198,6 @@ class Upload:
                 if fatal:  # otherwise the other repository may be closed to us while this one is open
                     raise
         return await self._post("")
-
     async def whole(self, body: bytes) -> bool:
         """Upload in one POST (section 1.7, D): True when taken; else a session may be open (`session`)."""
         self.begun = True
@@ -222,7 +205,6 @@ class Upload:
         except RegistryError as error:
             if error.retryable or error.status in (401, 403): raise
             return False
-
     async def _post(self, query: str, *headers: tuple[str, str], body: bytes = b"", reads: str = "") -> bool:
         """Say whether the answer is that the blob is there; else it opens a session."""
         repository = self.repository
@@ -235,7 +217,6 @@ class Upload:
             await repository.expect(response, 202)
             self._opened(call, response, 0)
             return False
-
     def _opened(self, call: Call, response: Response, offset: int) -> None:
         own, location = self.repository.host.origin, response.headers.get("location")
         if location is None: raise ProtocolBroken("the upload was accepted without a Location")
@@ -243,7 +224,6 @@ class Upload:
         transport.check_foreign(own, origin)
         # Only now: a session that is refused is not cancelled either.
         self._origin, self.session, self.broken, self.offset = origin, path, "", offset
-
     async def resume(self) -> None:
         """Ask for what the session of a broken body has kept (section 1.9); with any of it that session is open again.
         A host that has forgotten one is not asked again (design.md section 6, rule 16)."""
@@ -258,11 +238,9 @@ class Upload:
         except RegistryError as error:
             if error.retryable and not error.forgot_session: raise
             repository.host.resumes, self.broken = False, ""
-
     async def let_go(self) -> None:
         """Let others have the connection until `put`: what waits without a permit holds none (I8)."""
         await self._lease.settle()
-
     async def put(self, pieces: Pieces) -> bool:
         """Stream the blob and close the session; False when only a HEAD can tell whether it arrived. Raises what the
         source raises, RegistryError when refused, WireError when the line broke."""
@@ -286,17 +264,14 @@ class Upload:
             await repository.expect(response, 201, 204)
             repository.compare(response, self.blob.digest)
             return not response.early
-
     async def cancel_upload(self) -> None:
         """End the session, which gets no body (section 1.9): one request, whose answer says nothing."""
         call = self._call("upload_finish", "DELETE", "")
         used = await self._transport.login(self.repository.host, call)
         async with self._kept(call) as lease: await lease.exchange(call.request(used))
-
     def _call(self, action: str, method: str, query: str, *headers: tuple[str, str]) -> Call:
         call = self.repository.call(action, method, "", *headers)
         return call._replace(path=self.session + query, origin=self._origin)
-
     def _kept(self, call: Call) -> AbstractAsyncContextManager[Lease]:
         """Give the session's last request, which is counted, its connection."""
         host, self.session = self.repository.host, ""  # whatever happens to a body, its session takes no other

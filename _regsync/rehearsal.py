@@ -23,7 +23,6 @@ class Rehearsal:
         # Of all images that were looked at: blobs' sizes, in how many images, and where they go.
         self._sizes, self._images = dict[str, int](), dict[str, tuple[str, int]]()
         self._uses, self._places, self._plain = Counter[str](), defaultdict[str, set[state.RepositoryKey]](set), 0
-
     def look_at(self, name: str, tree: plan.Tree, where: state.RepositoryKey) -> None:
         """Take in one image, or artifact (no name), on its way to one repository, also one that is there already."""
         blobs = {blob.digest: blob.size for each in (tree.root, *tree.children) for blob in each.blobs}
@@ -32,7 +31,6 @@ class Rehearsal:
         self._images.setdefault(tree.root.digest, (name, sum(blobs.values())))
         self._plain += sum(blobs.values())
         for digest in blobs: self._places[digest].add(where)
-
     async def bring(self, step: claims.Step, source: registry.Repository, target: registry.Repository, *, fan_out: bool,
             disk: bool = True) -> transfer.Brought:
         """Say how a blob would come to its place; a repository that may hold it is asked."""
@@ -56,24 +54,20 @@ class Rehearsal:
         self._expected[host].update({"upload_start": 1, "upload_body": 1})
         self._moved[host] += blob.size
         return transfer.Brought(uploaded=True, bytes=blob.size)
-
     async def put(self, tree: plan.Tree, work: claims.Work, target: registry.Repository, reference: str,
             arrived: Callable[[oci.Manifest], None]) -> None:
         """Count the manifests that would be put."""
         own = [child for child in tree.children if child.digest in work.own_children]
         self._expected[target.host.key]["manifest_put"] += len(own) + 1
         for child in own: arrived(child)
-
     async def absent(self, tree: plan.Tree, target: registry.Repository) -> frozenset[str]:
         """Nothing is put, so nothing is refused."""
         return frozenset()
-
     def expected(self) -> dict[str, dict[str, int]]:
         """Return the requests of a run like this one, by host and action."""
         counted = {host: Counter(actions) for host, actions in self._transport.requests.items()}
         for host, actions in self._expected.items(): counted.setdefault(host, Counter()).update(actions)
         return {host: dict(sorted((+actions).items())) for host, actions in sorted(counted.items())}
-
     def analysis(self) -> dict[str, Any]:
         """Return what `analyze --json` shows; sizes in bytes."""
         shared = [digest for digest, uses in self._uses.items() if uses > 1]

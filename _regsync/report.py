@@ -44,12 +44,10 @@ class Outcome(NamedTuple):
     skipped: int = 0
     artifacts: Mapping[str, int] = _NO_ARTIFACTS
     planned: tuple[str, ...] = ()  # what a dry run says of artifacts
-
     def line(self) -> str:
         """Return the one line that a user sees for it (specification section 6)."""
         if self.error is not None: return f"failed {self.source} -> {self.target}: {self.error.code}: {self.error}"
         return f"synced {self.source} -> {self.target} ({size_text(self.bytes)}, {duration_text(self.duration)})"
-
     def as_json(self) -> dict[str, Any]:
         """Return its object in the JSON report."""
         differs, error = self.source_digest not in (None, self.digest), self.error
@@ -67,7 +65,6 @@ class Report:
     def __init__(self) -> None:
         self.outcomes, self.interrupted = list[Outcome](), False
         self.mappings = dict[int, dict[str, Any]]()  # by number: from, to, selected, dropped reasons
-
     def totals(self) -> dict[str, Any]:
         """Return how images ended, what became of blobs (`unique`: distinct digests), and the bytes sent to targets."""
         ends = Counter(outcome.status.replace("would_sync", "synced") for outcome in self.outcomes)
@@ -76,13 +73,11 @@ class Report:
         return {"images": {status: ends[status] for status in ("synced", "skipped", "failed")},
             "layers": {"transferred": len(uploads), "unique": len(set(uploads)), **counts},
             "bytes": sum(outcome.bytes for outcome in self.outcomes)}
-
     def exit_status(self) -> int:
         """Return 0, 1, 2 or 4 as design.md section 2 orders them; 3 and signals are the caller's."""
         codes = [outcome.error.code for outcome in self.outcomes if outcome.error is not None]
         if codes and len(codes) == len(self.outcomes): return 4 if set(codes) == {"AUTH_ERROR"} else 2
         return 2 if RegsyncError.code in codes else 1 if codes else 0
-
     def causes(self) -> list[tuple[int, str]]:
         """Return the causes that several images share, the most frequent first: how many, code and cause."""
         found: Counter[str] = Counter()
@@ -93,7 +88,6 @@ class Report:
             cause = re.sub(rf"(?<![\w/.-]){name}(?![\w/-])", "...", error.message) if name else error.message
             found[f"{error.code} {host}: {cause}" if host else f"{error.code}: {cause}"] += 1
         return [(count, cause) for cause, count in found.most_common() if count > 1]
-
     def summary(self, elapsed: float) -> list[str]:
         """Return the summary block of specification section 6."""
         images, layers, size = self.totals().values()
@@ -101,7 +95,6 @@ class Report:
             f"Layers: {layers['transferred']} transferred ({layers['unique']} unique references), "
             f"{layers['mounted']} mounted", f"Data: {size_text(size)} transferred",
             f"Time: {duration_text(elapsed)} elapsed"]
-
     def plan(self) -> list[str]:
         """Return what a dry run says: each mapping's selection, what each image would come to, the sum."""
         told: list[str] = []
@@ -120,7 +113,6 @@ class Report:
             f"Images: {images['synced']} would be synced, {images['skipped']} skipped, {images['failed']} failed",
             f"Layers: {layers['transferred']} to transfer, {layers['mounted']} to mount",
             f"Data: {size_text(size)} to transfer"]
-
     def as_json(self, run_id: str, started_at: str, elapsed: float, requests: Mapping[str, Mapping[str, int]],
             throttled: Mapping[str, int]) -> dict[str, Any]:
         """Return the JSON report, schema 1 of design.md section 10."""

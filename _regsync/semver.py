@@ -22,7 +22,6 @@ class Version(NamedTuple):
     release: tuple[int, int, int]
     stage: int = 1
     identifiers: tuple[tuple[int, int, str], ...] = ()
-
     @property
     def is_prerelease(self) -> bool: return not self.stage
 
@@ -49,7 +48,6 @@ class _Comparator(NamedTuple):
 class Range(NamedTuple):
     """What `||` and `,` joined: alternatives of conjunctions."""
     sets: tuple[tuple[_Comparator, ...], ...]
-
     def admits(self, version: Version, prerelease: Prerelease = "exclude") -> bool:
         """Say whether the range, under the rule for pre-releases, takes a version."""
         is_wanted = version.is_prerelease or prerelease != "only"

@@ -27,11 +27,9 @@ async def run(found: Config, console: Console, one: tuple[MappingRule, str, str]
     """Run a configuration's mappings, or copy `one` image; tell how it ended, return the exit status."""
     began, started = anyio.current_time(), time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     report, connected, run_id = Report(), _transport(console), os.urandom(8).hex()
-
     def emit(outcome: Any) -> None:
         report.outcomes.append(outcome)
         console.outcome(outcome)
-
     work, signals, stop = sync.Run(connected, found, emit, report, rehearse), list[int](), anyio.Event()
     try:
         async with anyio.create_task_group() as tasks:

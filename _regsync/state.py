@@ -47,25 +47,20 @@ class Knowledge:
         self._changed, self._looks = False, dict[bytes, bytes]()
         young = self._now() - _FACTS_SECONDS
         self._facts = {name: fact for name, fact in archive.facts.items() if fact[1] >= young}
-
     def has_blob(self, where: RepositoryKey, digest: str, *, careful: bool = False) -> bool:
         """Say whether a blob is known to be in a repository; `careful` where the registry would not miss it."""
         return digest in self._blobs[where] or self._believed("B", where, digest, careful)
-
     def is_confirmed(self, where: RepositoryKey, digest: str) -> bool:
         """Say whether a registry answered in this run that it holds a blob or manifest there."""
         return digest in self._blobs[where] or digest in self._manifests[where]
-
     def add_blob(self, where: RepositoryKey, digest: str) -> None:
         """Note a blob that a registry confirmed."""
         if digest not in self._blobs[where]:
             self._blobs[where].add(digest)
             self._record("B", where, digest)
-
     def is_committed(self, where: RepositoryKey, digest: str) -> bool:
         """Say whether a manifest is known to be in a repository."""
         return digest in self._manifests[where] or self._believed("M", where, digest, False)
-
     def commit(self, where: RepositoryKey, digest: str, blobs: Iterable[str], children: Iterable[str] = ()) -> None:
         """Note a manifest that a registry holds; the blobs that it names may be mounted from there."""
         self._manifests[where].add(digest)
@@ -78,7 +73,6 @@ class Knowledge:
             self._holders[where[0], blob][where[1]] = None
             self._record("B", where, blob, flag=True)
         for name in (*blobs, *children): self._append("E", manifest + key_of(name))
-
     def forget(self, where: RepositoryKey, digest: str) -> None:
         """Drop what was believed of a digest and of what it names: a registry answered otherwise, or refused it."""
         identity = self._identity(where, digest)
@@ -89,60 +83,48 @@ class Knowledge:
         self._forgotten.update(row[37:] + identity[33:] for row in self._archive.rows("E", identity))
         self._changed = True
         self._written.discard(identity)
-
     def miss(self, where: RepositoryKey, digest: str) -> None:
         """Note that a registry said that a blob is not there."""
         if self._identity(where, digest) in self._strengths(where):
             # A manifest that stands there names it, and yet it is gone: this host does not look.
             self.learn(f"lenient {where[0]}", True)
-
     def vouch(self, where: RepositoryKey, digest: str) -> None:
         """Note that a target's tag HEAD or listing answers with this manifest: what it names is strong."""
         self._manifests[where].add(digest)
         self._vouched[where].append(self._identity(where, digest))
-
     def contradict(self, where: RepositoryKey) -> None:
         """Note that an answer of this run speaks against the state of a repository: its entries are weak."""
         self._contradicted.add(where)
         self._vouched.pop(where, None)
         self._strong.pop(where, None)
-
     def set_populated(self, where: RepositoryKey) -> None:
         """Note that a repository holds manifests of others: their blobs are worth asking for."""
         self._populated[where] = True
-
     def set_empty(self, where: RepositoryKey) -> None:
         """Note that a repository was listed, and holds no manifests: what was believed of it is weak."""
         self._populated[where] = False
         self.contradict(where)
-
     def is_empty(self, where: RepositoryKey) -> bool:
         """Say whether a repository held no manifests when this run listed it."""
         return self._populated.get(where) is False
-
     def was_used(self, where: RepositoryKey) -> bool:
         """Say whether an earlier run brought something to a repository."""
         return self._numbers.get(where, self._own) < self._own
-
     def _identity(self, where: RepositoryKey, digest: str) -> bytes:
         return key_of(digest) + self._number(where).to_bytes(4, "big")
-
     def _number(self, where: RepositoryKey) -> int:
         if where not in self._numbers:
             self._numbers[where] = len(self._numbers)
             if self._note is not None: self._note(frame("R", "\0".join(where).encode()))
         return self._numbers[where]
-
     def _record(self, table: str, where: RepositoryKey, digest: str, *, flag: bool = False) -> None:
         row = entry(key_of(digest), self._number(where), int(self._now()), flag)
         self._forgotten.discard(row[:37])
         self._append(table, row)
-
     def _append(self, table: str, row: bytes) -> None:
         if self._note is not None:
             self._rows[table].append(row)
             self._note(frame(table, row))
-
     def _believed(self, table: str, where: RepositoryKey, digest: str, careful: bool) -> bool:
         """Judge an entry of an earlier run (design.md section 7, "Vouching")."""
         if where not in self._numbers: return False
@@ -154,7 +136,6 @@ class Knowledge:
         if where in self._contradicted: return identity in self._strengths(where)
         careful = careful or self.fact(f"lenient {where[0]}") is True
         return not careful or age <= _FRESH_SECONDS or identity in self._strengths(where)
-
     def _strengths(self, where: RepositoryKey) -> set[bytes]:
         """Return the identities that vouched manifests of a repository name, whatever their depth."""
         strong, pending = self._strong[where], self._vouched.pop(where, [])
@@ -166,77 +147,62 @@ class Knowledge:
                 pending += [each for each in named if self._archive.row("M", each)]
                 strong.update(each for each in named if not self._archive.row("M", each))
         return strong
-
     def mount_source(self, where: RepositoryKey, digest: str) -> str | None:
         """Return a repository of the same host from which a blob may be mounted."""
         holders = (each for each in self._holders_of(where[0], digest) if each != where[1])
         return next((each for each in holders if self.may_mount(where, each)), None)
-
     def _holders_of(self, host: str, digest: str) -> Iterator[str]:
         yield from self._holders.get((host, digest), ())
         for row in self._archive.rows("B", key_of(digest)):
             number = int.from_bytes(row[33:37], "big")
             where = self._archive.repositories[number] if number < len(self._archive.repositories) else ("", "")
             if where[0] == host and row[41] and self._believed("B", where, digest, False): yield where[1]
-
     def is_mountable(self, host: str, digest: str) -> bool:
         """Say whether a committed repository of the host holds a blob."""
         return next(self._holders_of(host, digest), None) is not None
-
     def mounts(self, host: str) -> bool | None:
         """Say whether a host mounts, None where no mount has been answered yet."""
         return None if (told := self.fact(f"mounts {host}")) is None else bool(told)
-
     def may_mount(self, where: RepositoryKey, source: str) -> bool:
         """Say whether a mount from `source` is worth asking for, or waiting for."""
         return self.mounts(where[0]) is not False and (where, source) not in self._refused
-
     def refuse_mount(self, where: RepositoryKey, source: str) -> None:
         """Note a refused mount: that pair is not tried again, nor a host that never mounted (rule 10)."""
         self._refused.add((where, source))
         if self.mounts(where[0]) is None: self.learn(f"mounts {where[0]}", False)
-
     def accept_mount(self, host: str) -> None:
         """Note that this host mounts: every refusal, also an earlier one, then says something of its pair."""
         self.learn(f"mounts {host}", True)
-
     def may_probe(self, where: RepositoryKey, allowed: bool) -> bool:
         """Say whether the POST that starts an upload asks for an unknown blob too, not a HEAD (rule 11)."""
         return allowed and (not self._populated.get(where) or self._probed(where) == (True, True))
-
     def learn_probe(self, where: RepositoryKey, *, absent: bool = False, present: bool = False) -> None:
         """Note what a probing POST answered, where a HEAD said the same."""
         old = self._probed(where)
         self.learn(f"probes {area(where)}", [old[0] or absent, old[1] or present])
-
     def probe_is_trusted(self, where: RepositoryKey) -> bool:
         """Say whether a 201 to a probing POST was confirmed by a HEAD before."""
         return self._probed(where)[1]
-
     def _probed(self, where: RepositoryKey) -> tuple[bool, bool]:
         """Return what such a POST was seen to answer: (202 for an absent blob, 201 for a present one)."""
         told = self.fact(f"probes {area(where)}")
         return (told[0] is True, told[1] is True) if isinstance(told, list) and len(told) == 2 else (False, False)
-
     def snapshot(self, name: bytes) -> Snapshot | None:
         """Return what a tag (`archive.named`) was when its target last held it."""
         row = self._archive.row("S", name)
         if row is None or (self._ttl and self._now() - moment_of("S", row) > self._ttl): return None
         return row[36:69], row[69:]
-
     def take_snapshot(self, name: bytes, source: bytes, pushed: bytes) -> None:
         """Note what a tag names at its source, and what its target therefore holds, as keys (`Snapshot`)."""
         row, keys, moment = self._archive.row("S", name), source + pushed, int(self._now())
         # An unchanged tag is written anew from time to time only: a run without changes writes nothing.
         if row is None or row[36:] != keys or (self._ttl and moment - moment_of("S", row) > self._ttl / 4):
             self._append("S", name + moment.to_bytes(4, "big") + keys)
-
     def look(self, name: bytes) -> tuple[int, int, int, bytes]:
         """Return when an image's artifacts were last looked at, when first, the bits noted then (0: they are not known
         to be there), what was listed."""
         row = self._looks.get(name) or self._archive.row("A", name)
         return (moment_of("A", row), int.from_bytes(row[36:40], "big"), row[40], row[41:]) if row else (0, 0, 0, b"")
-
     def looked(self, name: bytes, bits: int, listed: bytes) -> None:
         """Note what a look at an image's artifacts found, `listed` in 8 bytes; this does not age with `ttl`."""
         moment = int(self._now())
@@ -244,17 +210,14 @@ class Knowledge:
         row = name + b"".join(each.to_bytes(4, "big") for each in stamps) + bytes([bits]) + listed
         self._looks[name] = row
         self._append("A", row)
-
     def fact(self, name: str) -> Any:
         """Return what was learnt under a name (JSON's types), None where nothing was."""
         return self._facts.get(name, (None, 0))[0]
-
     def learn(self, name: str, value: Any) -> None:
         """Keep something about a host for a day; `name` says what, and of which host."""
         if self.fact(name) != value:
             self._facts[name] = (value, int(self._now()))
             self._changed = True
-
     def encoded(self) -> bytes | None:
         """Return the state to save, None where it would say nothing new."""
         moment, old = int(self._now()), self._archive

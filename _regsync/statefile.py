@@ -24,12 +24,10 @@ class StateFile:
         self._lock: int | None = None
         self._journal: int | None = None
         self._header, self._end = b"", 0  # what our journal begins with, where an earlier one's whole records end
-
     @property
     def is_kept(self) -> bool:
         """Say whether this run's findings are to be kept: the lock is ours."""
         return self._lock is not None
-
     def load(self, *, keep: bool = True) -> Archive:
         """Take the lock, where findings are to be kept, and read; empty where nothing can be used."""
         if self._directory is None: return EMPTY
@@ -51,10 +49,8 @@ class StateFile:
             self._warn("state", f"the state in {self._shown} is not used: {error}")
         except OSError as error: self._say(f"{self._shown} cannot be read", error)
         return EMPTY
-
     def _say(self, problem: str, error: OSError) -> None:
         self._warn("state", f"{problem}: {clean(error.strerror or str(error))}")
-
     def _read(self) -> Archive:
         whole = _content(self._path)
         self._header = _JOURNAL + zlib.crc32(whole or b"").to_bytes(4, "big")
@@ -63,7 +59,6 @@ class StateFile:
             records, end = unframe(journal[len(self._header) :])
             base, self._end = folded(base, records), len(self._header) + end
         return base
-
     def note(self, record: bytes) -> None:
         """Append one record to the journal: after a `kill -9` it is all that is left."""
         if self._lock is None: return
@@ -77,7 +72,6 @@ class StateFile:
         except OSError as error:
             self._say(f"no state is kept: {self._shown}", error)
             self.close()
-
     def save(self, image: bytes | None) -> None:
         """Replace the state file, and let go of the journal that is folded into it."""
         if self._lock is None or image is None: return
@@ -95,7 +89,6 @@ class StateFile:
         except OSError as error:
             self._say(f"the state in {self._shown} is not saved", error)
             with contextlib.suppress(OSError): os.unlink(partial)
-
     def close(self) -> None:
         """Give the lock back."""
         for descriptor in (self._journal, self._lock):
@@ -108,7 +101,6 @@ def _lock(descriptor: int) -> None:
         from fcntl import LOCK_EX, LOCK_NB, flock
     except ImportError:
         import msvcrt  # Windows
-
         try:
             msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)  # type: ignore[attr-defined]
         except OSError as error: raise BlockingIOError(str(error)) from error

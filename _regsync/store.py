@@ -45,9 +45,7 @@ def _disk() -> Iterator[None]:
 async def read_whole(blob: Descriptor, read: Reader) -> bytes:
     """Return a blob that is small enough for memory."""
     whole = bytearray()
-
     async def keep(piece: memoryview) -> None: whole.extend(piece)
-
     await read(blob, keep)
     return bytes(whole)
 
@@ -55,7 +53,6 @@ class MemoryPieces:
     """A body that is in memory."""
     def __init__(self, body: bytes, offset: int = 0) -> None:
         self.length, self._body, self.complete = len(body) - offset, memoryview(body)[offset:], False
-
     async def next(self) -> memoryview:
         given, self.complete = self.complete, True
         return memoryview(b"") if given else self._body
@@ -66,7 +63,6 @@ class FilePieces:
         self.length, self.complete, self._size, self._file = size - offset, False, size, staged
         self._buffer = memoryview(bytearray(min(PIECE, max(size, 1))))
         staged.seek(offset)
-
     async def next(self) -> memoryview:
         with _disk(): count = await anyio.to_thread.run_sync(self._file.readinto, self._buffer)
         self.complete = self._file.tell() == self._size
@@ -95,11 +91,9 @@ class Staging:
         self._files: dict[str, tuple[str, int]] = {}  # path and size, the least recently used first
         self._readers, self._asked = Counter[str](), Counter[str]()  # how many read a file now, or are about to read
         self._failed: StagingFailed | None = None
-
     def _folder(self, algorithm: str) -> str:
         if not self._directory:
             import tempfile
-
             temporary = tempfile.TemporaryDirectory(prefix="regsync-", ignore_cleanup_errors=True)
             self._directory = self._cleanup.enter_context(temporary)
         folder = os.path.join(self._directory, algorithm)
@@ -110,7 +104,6 @@ class Staging:
                     if time.time() - os.lstat(path).st_mtime > _ABANDONED_SECONDS: _remove(path)
             self._folders.add(folder)
         return folder
-
     async def ensure(self, blob: Descriptor, read: Reader, *, disk: bool = True) -> None:
         """Have a blob here, pulled once whoever asks; one asker's failure or cancellation is its own. NoRoom where the
         limit, or memory alone without `disk`, has no place for it."""
@@ -130,7 +123,6 @@ class Staging:
             try: self._memory[blob.digest] = await read_whole(blob, read)
             finally:
                 if blob.digest not in self._memory: self._memory_size -= blob.size
-
     async def _pull_file(self, blob: Descriptor, read: Reader) -> None:
         if self._failed is not None: raise self._failed.again()
         self._make_room(blob)
@@ -146,10 +138,8 @@ class Staging:
                     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
                     with FileIO(os.open(name, flags, 0o600), "w") as staged:
                         partial = name
-
                         async def write(piece: memoryview) -> None:
                             while piece: piece = piece[await anyio.to_thread.run_sync(staged.write, piece) :]
-
                         await read(blob, write)
                     os.replace(partial, path)
                 self._files[blob.digest] = (path, blob.size)
@@ -159,7 +149,6 @@ class Staging:
         finally:
             self._pulled_size -= blob.size
             _remove(partial)
-
     def _make_room(self, blob: Descriptor) -> None:
         """Remove what was used longest ago and is not being read, until a blob fits (specification 2.7)."""
         if self._limit is None: return
@@ -170,7 +159,6 @@ class Staging:
                 _remove(path)
                 room += size
         if room < blob.size: raise NoRoom(f"staging_size_limit has no room for {blob.size} bytes")
-
     @contextlib.contextmanager
     def opened(self, blob: Descriptor, offset: int = 0) -> Iterator[MemoryPieces | FilePieces | None]:
         """Give a blob that `ensure` has brought, from `offset` on; None when it had to go since: bring it again."""
@@ -190,7 +178,6 @@ class Staging:
         try:
             with staged: yield FilePieces(staged, blob.size, offset)
         finally: self._readers[blob.digest] -= 1
-
     def close(self, *, sweep: bool = True, leftovers: bool = True) -> None:
         """Remove what this run staged, and what earlier ones left; without `sweep` whole files stay for the next."""
         paths = [path for path, _ in self._files.values()]

@@ -40,13 +40,11 @@ class Origin(NamedTuple):
     scheme: str
     host: str
     port: int
-
     @property
     def authority(self) -> str:
         """The Host header: brackets for IPv6, no default port."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return host if self.port == (443 if self.scheme == "https" else 80) else f"{host}:{self.port}"
-
     def __str__(self) -> str: return f"{self.scheme}://{self.authority}"
 
 class Stream(Protocol):
@@ -69,28 +67,23 @@ class SocketStream:
     def __init__(self, own: socket.socket) -> None:
         own.setblocking(False)
         self._socket: Any = own  # no type but Any can shake hands and be a plain socket
-
     def handshake(self) -> int:
         """Go on with the handshake: 0 when done, else what to wait for; OSError when it failed."""
         try: self._socket.do_handshake()
         except (ssl.SSLWantReadError, ssl.SSLWantWriteError) as error: return _WANTS[type(error)]
         return 0
-
     def recv_into(self, buffer: memoryview) -> int:
         try: return int(self._socket.recv_into(buffer))
         except OSError as error: return _answer(error, WANT_READ)
-
     def send(self, data: memoryview) -> int:
         try: return int(self._socket.send(data))
         except OSError as error: return _answer(error, WANT_WRITE)
-
     async def wait(self, want: int) -> None:
         try: await (anyio.wait_readable if want == WANT_READ else anyio.wait_writable)(self._socket)
         except anyio.BusyResourceError:
             await anyio.sleep(0.01)  # both directions of TLS may want the same (a key update): look again soon
         except (anyio.ClosedResourceError, ValueError) as error:
             raise Disconnected("the connection was closed") from error
-
     def close(self) -> None:
         if self._socket.fileno() >= 0:
             anyio.notify_closing(self._socket)
@@ -105,16 +98,13 @@ class TlsInsideStream:
         # Ciphertext that the inner stream has not taken, and how much of `send`'s data it stands for.
         self._unsent, self._encrypted = memoryview(b""), 0
         self._scratch = memoryview(bytearray(64 * 1024))
-
     def _flush(self) -> int:
         while self._unsent or self._outgoing.pending:
             self._unsent = self._unsent or memoryview(self._outgoing.read())
             if (sent := self._inner.send(self._unsent)) < 0: return sent
             self._unsent = self._unsent[sent:]
         return 0
-
     def _turn(self, step: Callable[[], int | None]) -> int:
-
         while True:
             try: return step() or 0
             except ssl.SSLWantReadError:
@@ -125,15 +115,12 @@ class TlsInsideStream:
                 if (got := self._inner.recv_into(self._scratch)) < 0: return got
                 if got: self._incoming.write(self._scratch[:got])
                 else: self._incoming.write_eof()
-
     def handshake(self) -> int:
         done = self._turn(self._object.do_handshake)
         return self._flush() or done
-
     def recv_into(self, buffer: memoryview) -> int:
         try: return self._turn(lambda: self._object.read(len(buffer), buffer))
         except OSError as error: return _answer(error, WANT_READ)
-
     def send(self, data: memoryview) -> int:
         try: self._encrypted = self._encrypted or self._object.write(data[:_TLS_PORTION])
         except OSError as error: return _answer(error, WANT_WRITE)
@@ -177,7 +164,6 @@ async def _race(addresses: list[tuple[int, Any]]) -> SocketStream:
     """Return the first stream that connects, attempts 250 ms apart; the last OSError when none does."""
     connected: list[SocketStream] = []
     refused = OSError("the name has no address that can be used")
-
     async def attempt(family: int, address: Any, failed: anyio.Event) -> None:
         nonlocal refused
         try:
@@ -186,7 +172,6 @@ async def _race(addresses: list[tuple[int, Any]]) -> SocketStream:
         except OSError as error:
             refused = error
             failed.set()
-
     try:
         async with anyio.create_task_group() as group:
             for family, address in addresses:

@@ -65,30 +65,24 @@ class Run:
         self._asking = set[anyio.CancelScope]()  # of questions, in the end of those that were cut off
         self._globs = cache(compile_glob)
         self._tasks: anyio.abc.TaskGroup | None = None
-
     def _count_bytes(self, count: int) -> None: self.progress.bytes += count
-
     def _start(self, task: Callable[..., Coroutine[Any, Any, None]], *arguments: Any) -> None:
         assert self._tasks is not None
         self._tasks.start_soon(task, *arguments)
-
     async def sync(self, stop: anyio.Event) -> None:
         """Run every mapping once."""
         self._prepare(self._config.mappings)
         groups = plan.target_groups(self._config.mappings)
         await self._conduct(stop, [(group[0].source.authority, partial(self._list, group)) for group in groups])
-
     async def copy(self, mapping: MappingRule, reference: str, target_reference: str, stop: anyio.Event) -> None:
         """Copy one image: `reference` at the source, `target_reference` (tag or digest) at the target."""
         self._prepare([mapping])
         item = partial(self._look_up, Wanted(mapping, reference, mapping.targets), target_reference)
         await self._conduct(stop, [(mapping.source.authority, item)])
-
     def _prepare(self, mappings: tuple[MappingRule, ...] | list[MappingRule]) -> None:
         """Read what every registry in use names, so that an unusable file stops all before any request."""
         for mapping in mappings:
             for registry in (mapping.source, *mapping.targets): self._transport.prepare(registry)
-
     async def _conduct(self, stop: anyio.Event, items: list[tuple[str, Callable[[], Awaitable[None]]]]) -> None:
         execution = anyio.CancelScope()
         try:
@@ -116,7 +110,6 @@ class Run:
             # Cannot happen while rule 9 holds; if it does, the image must not be lost silently.
             image.delivery.error = RegsyncError("the run ended while this image waited for another one")
             self._end_whole(image.delivery)
-
     async def _drain(self, stop: anyio.Event, execution: anyio.CancelScope) -> None:
         while not stop.is_set():
             with anyio.move_on_after(_HURRY_SECONDS): await stop.wait()
@@ -139,37 +132,31 @@ class Run:
             if count == asked >= 0: execution.cancel()
             before, asked = {} if dropped else left, count  # the others' speeds change by that
             await anyio.sleep(_DRAIN_TICK)
-
     def _ask(self, source: str, item: Callable[[], Awaitable[None]]) -> None:
         """Queue a question for one source; at most a fixed number of workers ask."""
         self._questions.setdefault(source, deque()).append(item)
         if self._workers[source] < _LOOK_UPS_PER_SOURCE:
             self._workers[source] += 1
             self._start(self._work_off, source)
-
     async def _work_off(self, source: str) -> None:
         queue = self._questions[source]
         while queue and not self._execution.draining:
             await self._until_stopped(queue.popleft())
             await self._execution.wait_for_room()
         self._workers[source] -= 1
-
     async def _until_stopped(self, item: Callable[[], Awaitable[None]]) -> None:
         with anyio.CancelScope() as scope:
             self._asking.add(scope)
             await item()
             self._asking.remove(scope)
-
     async def _list(self, group: list[MappingRule]) -> None:
         """List and select for mappings that write a common repository, then ask for each tag (I10)."""
         kept: dict[int, tuple[str, ...]] = {}
-
         async def select(mapping: MappingRule) -> None:
             try: kept[mapping.index] = await self._select(mapping)
             except SyncError as error:
                 # Its tags are not known: it counts as one failed image per target.
                 self._fail(Wanted(mapping, "*", mapping.targets), error)
-
         async with anyio.create_task_group() as tasks:
             for mapping in group: tasks.start_soon(select, mapping)
         assignment = plan.assign([(mapping, kept[mapping.index]) for mapping in group if mapping.index in kept])
@@ -180,7 +167,6 @@ class Run:
         await self._list_targets(assignment.wanted)
         for wanted in assignment.wanted:
             self._ask(wanted.mapping.source.authority, partial(self._look_up, wanted, wanted.tag))
-
     async def _select(self, mapping: MappingRule) -> tuple[str, ...]:
         source = self._source(mapping)
         selection = await self._discovery.select(mapping, source)
@@ -191,7 +177,6 @@ class Run:
         self._report.mappings[mapping.index] = {"from": str(source), "to": mapping.target_repository,
             "selected": len(selection.kept), "dropped": dict(sorted(Counter(selection.dropped.values()).items()))}
         return tuple(selection.kept)
-
     async def _list_targets(self, wanted: tuple[Wanted, ...]) -> None:
         """List each target repository where that answers two tags or more (design.md section 6 rule 6)."""
         tags: Counter[Repository] = Counter()
@@ -201,22 +186,17 @@ class Run:
                 # A tag that an earlier run left there is asked for by itself, unless it never moves.
                 name = self._discovery.snapshot_name(mapping, self._source(mapping), target, tag, tag)
                 if self._never_moves(mapping, tag) or self._knowledge.snapshot(name) is None: tags[target] += 1
-
         async def ask(target: Repository) -> None:
             # Kept by the discovery, and raised for each image that needs it.
             with suppress(SyncError): await self._discovery.target_tags(target)
-
         async with anyio.create_task_group() as group:
             for target, count in tags.items():
                 if count > 1: group.start_soon(ask, target)
-
     def _source(self, mapping: MappingRule) -> Repository:
         return self._discovery.repository(mapping.source, mapping.source_repository, Side.SOURCE)
-
     def _targets(self, wanted: Wanted) -> list[Repository]:
         name = wanted.mapping.target_repository
         return [self._discovery.repository(each, name, Side.TARGET) for each in wanted.targets]
-
     async def _look_up(self, wanted: Wanted, reference: str) -> None:
         """Ask what one source reference names and which targets lack it; queue what has to be copied."""
         began, mapping, targets = anyio.current_time(), wanted.mapping, self._targets(wanted)
@@ -237,7 +217,6 @@ class Run:
                 await self._take(mapping, sighting, source_name, reference, began)
         except SyncError as error:
             for target in asked: self._end(source_name, target.reference(reference), "failed", error=error)
-
     def _shows_more(self, mapping: MappingRule, target: Repository, tag: str, reference: str) -> bool:
         """Say whether a tag that never moves is looked at all the same, for its artifacts."""
         source, rule = self._source(mapping), mapping.artifacts
@@ -248,11 +227,9 @@ class Run:
         shown = self._referrers.shown(source, digest_like(known[0]))
         wall = self._transport.edge.wall()
         return plan.look_again(record, shown, wall, required=rule.require_artifacts) > plan.Look.LATE
-
     def _never_moves(self, mapping: MappingRule, tag: str) -> bool:
         pattern = None if self._whole else mapping.tags.immutable_tags
         return pattern is not None and self._globs(pattern)(tag)
-
     async def _look_late(self) -> None:
         """Look again at the artifacts of images that are due, the oldest first (design.md section 8)."""
         share = plan.LATE_SHARE * sum(counter.total() for counter in self._transport.requests.values())
@@ -265,7 +242,6 @@ class Run:
             else:
                 await take(False)  # asks for nothing
         if left: self._log("debug", "looks_due", f"{left} images are due for a look at their artifacts, in a later run")
-
     async def _take(self, mapping: MappingRule, sighting: Sighting, source_name: str, reference: str, began: float,
             late: bool | None = None) -> None:
         """Let the execution have what is not there; while `late` is None a look at artifacts may be put off."""
@@ -306,7 +282,6 @@ class Run:
                 self._execution.conclude(whole)
             else: self._execution.add(Image(whole, sighting.tree, reference, verdict.snapshot, then))
         self._execution.advance()
-
     def _note(self, sighting: Sighting) -> None:
         """Count what a tree names; where source and target share a host, the source is the first to mount from."""
         if sighting.tree is None: return
@@ -314,7 +289,6 @@ class Run:
         for manifest in (sighting.tree.root, *sighting.tree.children):
             self._execution.references.update(blob.digest for blob in manifest.blobs)
             if shared and manifest.digest in sighting.at_source: self._execution.commit(sighting.source.key, manifest)
-
     def _hang(self, whole: Delivery, found: list[Artifact]) -> list[Image]:
         """Note what hangs on an image; return what its target lacks of it, behind that what hangs on it in turn."""
         under, first, missed = dict[str, Image](), list[Image](), set[str]()
@@ -338,19 +312,16 @@ class Run:
         # Not complete any more, should this run be ended.
         if first and whole.known[2]: self._knowledge.looked(whole.record, 0, bytes(8))
         return first
-
     def _end(self, source: str, target: str, status: str, **details: Any) -> None:
         self.progress.done += 1
         if error := details.get("error"): error.shed()
         self._emit(Outcome(source=source, target=target, status=status, **details))
-
     def _fail(self, wanted: Wanted, error: SyncError) -> None:
         targets = self._targets(wanted)
         self.progress.known += len(targets)
         for target in targets:
             name = self._source(wanted.mapping).reference(wanted.tag)
             self._end(name, target.reference(wanted.tag), "failed", error=error)
-
     def _end_whole(self, whole: Delivery) -> None:
         bits = whole.bits | plan.HAS * bool(whole.brought or whole.skipped) | plan.COMPLETE
         if whole.record and (whole.error is None or whole.known[2]):

@@ -66,7 +66,6 @@ def _machine(tokens: Sequence[_Token]) -> _Accepts:
             leads[braces[-1][0]].append(i + 1)
             braces[-1].append(i)
         elif tokens[i][0] == "}": leads |= {comma: [i + 1] for comma in braces.pop()[1:]}
-
     @lru_cache(1024)  # many tags begin and go on alike
     def follow(places: frozenset[int], character: str) -> frozenset[int]:
         pending = [place for place in places if tokens[place] == ("*", None)]
@@ -78,7 +77,6 @@ def _machine(tokens: Sequence[_Token]) -> _Accepts:
                 reached.add(place)
                 pending += leads.get(place, ())
         return frozenset(reached)
-
     start = follow(frozenset({0}), "")
     return lambda tag: len(tokens) - 1 in reduce(follow, tag, start)
 
@@ -106,14 +104,12 @@ class TagRule(NamedTuple):
     latest: int | None = None
     min_tags: int | None = None
     immutable_tags: str | None = None
-
     @property
     def order(self) -> _Order | None:
         """How the result is sorted; ValueError when `latest` is set and nothing says it."""
         if self.latest and not (self.sort or self.semver):
             raise ValueError("latest needs `sort` or `semver`, to say which tags are the highest")
         return self.sort or ("semver" if self.semver else None)
-
     @property
     def chooses_versions(self) -> bool: return self.semver is not None or self.semver_prerelease is not None
 
@@ -122,7 +118,6 @@ class Selection(NamedTuple):
     kept: tuple[str, ...]
     dropped: Mapping[str, Reason]
     floor: int = 0
-
     @property
     def shortfall(self) -> tuple[int, int] | None:
         """How many are kept and how many were asked for, where those are more."""
@@ -141,9 +136,7 @@ def select(tags: Iterable[str], rule: TagRule) -> Selection:
     version_of, allowed, prerelease = cache(_version_of), None, rule.semver_prerelease or "exclude"
     if rule.chooses_versions:
         from _regsync.semver import parse_range
-
         allowed = parse_range(rule.semver or "*")
-
     def refusal(tag: str) -> Reason | None:
         if not referrers_are_images and is_referrer_tag(tag): return "referrer_tag"
         if not wanted(tag): return "glob"
@@ -153,7 +146,6 @@ def select(tags: Iterable[str], rule: TagRule) -> Selection:
                 # The rule for pre-releases is the reason where another rule would have let the tag in.
                 return "prerelease" if version and allowed.admits(version, "include") else "semver"
         return "exclude" if excluded(tag) else None
-
     reasons = {tag: refusal(tag) for tag in dict.fromkeys(tags)}
     dropped = {tag: reason for tag, reason in reasons.items() if reason}
     ranked = _ordered([tag for tag, reason in reasons.items() if not reason], rule.order, version_of)
@@ -170,7 +162,6 @@ def select(tags: Iterable[str], rule: TagRule) -> Selection:
 
 def _version_of(tag: str) -> Version | None:
     from _regsync.semver import parse_version
-
     return parse_version(tag)
 
 def _ordered(tags: Sequence[str], order: _Order | None, version_of: Callable[[str], Version | None]) -> tuple[str, ...]:

@@ -29,7 +29,6 @@ def make_context(*, environ: Mapping[str, str], ca_file: str | None = None, clie
         # The trust of these systems is behind an API that OpenSSL does not ask. Since 0.10.5 the peer is
         # checked at the end of do_handshake() also for a socket that was wrapped without one.
         import truststore
-
         context = truststore.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         bundle, directories = environ.get("SSL_CERT_FILE"), []
     if bundle: _load(f"SSL_CERT_FILE={bundle}", context.load_verify_locations, bundle)

@@ -46,7 +46,6 @@ class Relay:
         # What is left of the waits for this source, in seconds; its attempts are counted anew above `_renewed` bytes.
         self._grace, self._patience, self._renewed = _SOURCE_GRACE, pacing.Patience(pacing.ATTEMPTS), 0
         self._pause_after, self._stack = transport.pause_after, AsyncExitStack()
-
     @asynccontextmanager
     async def opened(self, offset: int = 0) -> AsyncIterator[Relay]:
         """Give what follows `offset`, which the target has: read and hashed on from the checkpoint before it."""
@@ -58,18 +57,15 @@ class Relay:
         async with self._stack:
             if not self.complete: await self._open()
             yield self
-
     async def _open(self) -> None:
         await self._stack.aclose()
         self._response = await self._stack.enter_async_context(self.source.open_blob(self._blob, self._count))
-
     async def next(self) -> memoryview:
         """Return the next verified piece; ContentError when the source lies, WireError when it breaks for good."""
         piece = memoryview(b"")
         with self.source.located("fetch blob", self.source.reference(self._blob.digest)):
             while not (piece or self.complete): piece = await self._read()
         return piece
-
     async def _read(self) -> memoryview:
         """Take in one more piece, or open the rest of a body that broke; return what the target lacks of it."""
         size, began = self._blob.size, self._count
@@ -89,7 +85,6 @@ class Relay:
             self._checkpoints.append((self._count, self._hash.copy()))
         self._moved(count)
         return self._buffer[max(0, self._skip - began) : count]
-
     async def _resume(self, broken: SyncError) -> None:
         began, error = anyio.current_time(), broken
         if self._count >= self._renewed:
@@ -126,7 +121,6 @@ class Mover:
         # Where an upload was accepted, and hosts that answered one in one request: unset while the first is under way.
         self._accepted: dict[RepositoryKey, anyio.Event] = {}
         self._tried: dict[str, anyio.Event] = {}
-
     async def bring(self, step: Step, source: Repository, target: Repository, *, fan_out: bool,
             disk: bool = True) -> Brought | None:
         """Bring one blob, for several targets (`fan_out`) pulled once, also to `disk`; raises SyncError, located.
@@ -144,7 +138,6 @@ class Mover:
                         with anyio.move_on_after(self._transport.edge.timeouts.head), suppress(SyncError):
                             async with self._admitted((Want(target.host.key),)): await upload.cancel_upload()
         return None
-
     async def _bring(self, upload: Upload, step: Step, relay: Relay, fan_out: bool, disk: bool) -> Brought:
         patience, broken, log = pacing.Patience(pacing.ATTEMPTS), 0, self._transport.edge.log
         target, blob = upload.repository, upload.blob
@@ -170,7 +163,6 @@ class Mover:
             log("debug", "retry", f"{error}; the blob {'goes on, if it can' if upload.broken else 'begins again'}")
             await upload.let_go()
             await anyio.sleep(pause)
-
     async def _arrived(self, upload: Upload) -> bool:
         """Ask, with nothing held in between, whether a blob whose answer was lost has arrived."""
         for pause in _LOST_ANSWER_PAUSES:
@@ -183,22 +175,18 @@ class Mover:
                 if not error.retryable:  # a registry that has just dropped an answer may not be well yet
                     raise
         return False
-
     async def _bring_once(self, upload: Upload, step: Step, relay: Relay, fan_out: bool, disk: bool) -> Brought:
         blob, host, rank = upload.blob, upload.repository.host.key, float(step.work.order)
         large, known = blob.size >= LARGE_BODY, known_body(blob)
         reading, write = Want(relay.source.host.key, "read", large), Want(host, "write", large)
-
         draws = self._transport.want(relay.source.host, relay.source.call("blob_get", "GET", ""))
         put = self._transport.want(upload.repository.host, upload.repository.call("upload_body", "PUT", ""))
-
         async def read(_: oci.Descriptor, sink: Callable[[memoryview], Awaitable[None]]) -> None:
             meter = self._transport.gate.limits[draws.host].meters[draws.meters[0]]
             if meter.paused > anyio.current_time() and host in self._tried:
                 self._tried[host].set()  # nobody else is to wait for this source
             async with self._admitted((reading,), rank), relay.opened():
                 while not relay.complete: await sink(await relay.next())
-
         if upload.broken:
             async with self._admitted((Want(host),), rank): await upload.resume()
         if not upload.session and await self._goes_whole(upload, step, known):
@@ -221,7 +209,6 @@ class Mover:
                 with memory or self._staging.opened(blob, upload.offset) as body:
                     begun = await self._send(upload, body) if body else None
         return begun
-
     async def _goes_whole(self, upload: Upload, step: Step, known: bytes | None) -> bool:
         """Say whether a small blob goes in one request (rule 12); the first config at a host finds out, others wait."""
         target, blob, host = upload.repository, upload.blob, upload.repository.host.key
@@ -238,7 +225,6 @@ class Mover:
             return True
         if host in self._tried: await self._tried[host].wait()
         return takes() is True
-
     async def _bring_whole(self, upload: Upload, body: bytes | None, read: Reader, rank: float, fan_out: bool,
             disk: bool) -> Brought:
         """Upload a small blob in one request, or as the registry answers that (rule 12)."""
@@ -258,17 +244,14 @@ class Mover:
             if not done and not upload.session: await upload.start()
             self._knowledge.learn(f"whole {host}", done)
             return Brought(uploaded=True, bytes=len(body)) if done else await self._send(upload, MemoryPieces(body))
-
     def _may_probe(self, target: Repository) -> bool:
         return self._knowledge.may_probe(target.key, ROWS[target.host.registry.kind].probe is not None)
-
     async def _accepts(self, where: RepositoryKey) -> bool:
         """Say whether a repository has accepted an upload; wait for the one that finds out (rule 14)."""
         if self._knowledge.was_used(where) and not self._knowledge.is_empty(where): return True
         await anyio.lowlevel.checkpoint()  # the image's large blobs, which cannot go in one request, find out first
         while (accepted := self._accepted.get(where)) is not None and not accepted.is_set(): await accepted.wait()
         return accepted is not None
-
     async def _begin(self, upload: Upload, step: Step) -> Brought | None:
         """Find the blob there, mount it, or open an upload session (then None) unless one is open."""
         where = upload.repository.key
@@ -281,7 +264,6 @@ class Mover:
             if not accepted.is_set(): del self._accepted[where]
             raise
         finally: accepted.set()
-
     async def _mounted(self, upload: Upload, mount_from: str) -> Brought | None:
         digest, where, knowledge = upload.blob.digest, upload.repository.key, self._knowledge
         if await upload.start(mount_from):
@@ -292,7 +274,6 @@ class Mover:
         if knowledge.is_confirmed(holder, digest): return None
         knowledge.forget(holder, digest)  # it rested on an earlier run: specification section 7 wants a fresh HEAD
         return Brought() if await upload.repository.has_blob(upload.blob) else None
-
     async def _there(self, upload: Upload) -> Brought | None:
         target, knowledge = upload.repository, self._knowledge
         absent = not self._may_probe(target)
@@ -307,13 +288,11 @@ class Mover:
                 return None
             knowledge.learn_probe(target.key, present=True)
         return Brought()
-
     async def _is_there(self, upload: Upload) -> bool:
         if not upload.absent and await upload.repository.has_blob(upload.blob): return True
         if not upload.absent: self._knowledge.miss(upload.repository.key, upload.blob.digest)
         upload.absent = True
         return False
-
     @staticmethod
     async def _send(upload: Upload, body: Relay | MemoryPieces | FilePieces) -> Brought:
         """Stream the body, or its rest; _Unanswered when only asking can tell whether a whole body arrived."""
@@ -325,7 +304,6 @@ class Mover:
             upload.repository.host.resumes = False  # it had more, or less, than it said: the blob begins again
             raise Disconnected(f"the rest of a broken upload was refused: {error.message}") from error
         raise _Unanswered(Disconnected("the registry answered before the blob was sent"))
-
     async def absent(self, tree: Tree, target: Repository) -> frozenset[str]:
         """Ask which blobs and children of an image a target lacks."""
         blobs = {blob.digest: blob for manifest in (tree.root, *tree.children) for blob in manifest.blobs}
@@ -333,18 +311,15 @@ class Mover:
             lost = [digest for digest, blob in blobs.items() if not await target.has_blob(blob)]
         children = [child.digest for child in tree.children if await target.head_manifest(child.digest) is None]
         return frozenset(lost + children)
-
     async def put(self, tree: Tree, work: Work, target: Repository, reference: str,
             arrived: Callable[[oci.Manifest], None]) -> None:
         """Put an image's manifests: the children that it has to bring, level by level, the root last (I2)."""
         failures: list[SyncError] = []
-
         async def put(child: oci.Manifest) -> None:
             try:
                 await target.put_manifest(child.digest, child)
                 arrived(child)
             except SyncError as error: failures.append(error)
-
         waiting = {child.digest: child for child in tree.children if child.digest in work.own_children}
         while waiting:
             level = [each for each in waiting.values() if not any(entry.digest in waiting for entry in each.children)]

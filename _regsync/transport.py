@@ -58,7 +58,6 @@ class Call(NamedTuple):
     body: bytes = b""
     also: tuple[tuple[str, str], ...] = ()  # other repositories that the token must cover: (name, rights)
     origin: Origin | None = None  # where it goes when not to the registry itself: an upload's Location
-
     def request(self, authorization: str | None) -> Request:
         """Return what goes over the wire; content is never asked for in a coding (R15)."""
         own = (("User-Agent", f"regsync/{__version__}"), ("Accept-Encoding", "identity"))
@@ -88,7 +87,6 @@ class Gate:
         self._arrivals, self._youngest = 0, 0.0  # so neither discovery nor execution waits for ever
         # What a task holds: its request at a registry that it holds a permit of takes no other.
         self.at_work: ContextVar[Permit | None] = ContextVar("at work", default=None)
-
     @asynccontextmanager
     async def admitted(self, wants: tuple[Want, ...], rank: float | None = None) -> AsyncIterator[Permit]:
         """Hold the permits for `wants` inside the block; the lowest `rank` goes first, by default the youngest's."""
@@ -102,7 +100,6 @@ class Gate:
             self.at_work.reset(outer)
             self._give_back(permit)
             permit.wants = ()
-
     async def take(self, permit: Permit, *wants: Want, let_go: Callable[[], Awaitable[None]] | None = None) -> None:
         """Add what the next requests draw. To wait it gives back all (I8) unless a request of it is under way."""
         wants = tuple(want._replace(within=True) for want in wants if (want.host, *want.meters) not in permit.entered)
@@ -127,20 +124,17 @@ class Gate:
                 self._queues[needs].remove(waiting)
                 heapq.heapify(self._queues[needs])
                 self.wake()
-
     def _admit(self, permit: Permit, needs: tuple[Want, ...]) -> bool:
         admitted, now = pacing.admit(self.limits, needs, anyio.current_time(), permit.entered), anyio.current_time()
         permit.holds = permit.holds or admitted
         for meter in (self.limits[want.host].meters[name] for want in needs * admitted for name in want.meters):
             permit.drawn[meter] = now, meter.full
         return admitted
-
     def _give_back(self, permit: Permit) -> None:
         for meter, number in permit.entered.values(): meter.end(number)
         if permit.holds: pacing.release(self.limits, permit.wants)
         permit.entered, permit.holds = {}, False
         self.wake()
-
     def wake(self) -> None:
         """Let in whoever fits; who comes first of the others looks again when time alone may have made room."""
         heads = [(*queue[0], needs) for needs, queue in self._queues.items() if queue]
@@ -170,7 +164,6 @@ class Host:
         self.resumes = True  # until a status GET on the session of a broken upload fails
         self.secure = f"if it serves HTTPS, write {self.origin._replace(scheme='https')} as its url"
         self.secure = self.secure if registry.scheme == "http" else ""
-
     @contextmanager
     def judged(self) -> Iterator[None]:
         """Stop this registry when an error in the block says that it is beyond use."""
@@ -182,7 +175,6 @@ class Host:
 def resolve_location(base: Origin, path: str, location: str) -> tuple[Origin, str]:
     """Resolve a Location, kept byte for byte (they are signed: protocol-facts.md 1.7); ProtocolBroken if unusable."""
     from urllib.parse import urljoin, urlsplit
-
     try:
         whole = re.match("https?://", location, re.IGNORECASE)  # joining would lose an empty parameter of its path
         parts = urlsplit(location if whole else urljoin(f"{base}{path}", location))
@@ -222,17 +214,14 @@ class Transport:
         self.pool = Pool(self._dial, edge.timeouts)
         # Where a registry sends us is to take us for a stranger (I6), even one of ours: no client certificate.
         self.abroad = Pool(partial(self._dial, abroad=True), edge.timeouts)
-
     def close(self) -> None:
         """Close every idle connection."""
         self.pool.close()
         self.abroad.close()
-
     def prepare(self, registry: Registry) -> None:
         """Read what the configuration names for a registry; ConfigError when it is unusable."""
         if registry.scheme == "https": self._context(registry)
         proxy_for(registry.scheme, api_host(registry.host), registry.port, self.edge.environ, registry.proxy)
-
     def host(self, registry: Registry, repository: str | None = None) -> Host:
         """Return what is known of a registry under a repository's credential; a useless one stops this host only."""
         edge, stopped, credential = self.edge, None, None
@@ -252,11 +241,9 @@ class Transport:
         limit = self.gate.limits.setdefault(registry.authority, fresh)
         limit.cap = min(limit.cap, cap) if registry.max_concurrent else limit.cap
         return self._hosts[key]
-
     def _context(self, registry: Registry | None) -> Any:
         names = ("ca_file", "client_cert", "client_key")
         return self._contexts(**{name: getattr(registry, name, None) for name in names})
-
     async def _dial(self, origin: Origin, *, abroad: bool = False) -> Stream:
         registry, timeouts = self._registries.get(origin), self.edge.timeouts
         proxy, decided = proxy_for(*origin, self.edge.environ, registry.proxy if registry else None)
@@ -276,7 +263,6 @@ class Transport:
             raise
         finally:
             for meter, full in drawn: meter.full = max(meter.full, full + anyio.current_time() - began)
-
     async def fetch(self, host: Host, method: str, url: str, headers: list[auth.Pair], body: bytes) -> auth.Answer:
         """Do one token request: no permit (I8), no redirect (R2), a bounded body."""
         origin, target = resolve_location(Origin("https", "invalid.invalid", 443), "/", url)
@@ -285,10 +271,8 @@ class Transport:
         async with self.kept(host, origin) as lease:
             response = await lease.exchange(Request(method, target, sent, body))
             return response.status, dict(response.headers), await response.read(_TOKEN_BODY)
-
     def _count(self, origin: Origin, action: str) -> None:
         if origin in self._registries: self.requests[self._registries[origin].authority][action] += 1
-
     async def request(self, host: Host, call: Call, *, ok: tuple[int, ...], limit: int = ERROR_BODY) -> Answer:
         """Do a short exchange, repeated as design.md section 9 allows; SyncError when its status is none of `ok`."""
         patience = pacing.Patience(pacing.ATTEMPTS)
@@ -301,7 +285,6 @@ class Transport:
                 pause = self.pause_after(error, patience, host, call=call)
                 self.edge.log("debug", "retry", f"{call.method} {host.key}{call.path.partition('?')[0]}: {error}")
             await anyio.sleep(pause)
-
     def pause_after(self, error: SyncError, patience: pacing.Patience, *hosts: Host, call: Call | None = None) -> float:
         """Return the seconds to wait before what failed is repeated; raise the error when it is not to be."""
         error.retries = patience.repeated
@@ -314,7 +297,6 @@ class Transport:
             self._close(host, self.want(host, call) if call else None, answer, asked)
         if pause is None or not error.retryable or any(each.stopped for each in hosts): raise error
         return pause
-
     def _close(self, host: Host, want: Want | None, error: RegistryError, seconds: float) -> None:
         """Ask for nothing more before a time; where only discovery is refused, what was begun may go on."""
         error.final = True
@@ -322,12 +304,10 @@ class Transport:
         error.message += f" (asks to wait {duration_text(seconds)}, until {moment}, longer than a run waits)"
         if want and want.discovers: self._closed[want] = anyio.current_time() + seconds, error.again()
         else: host.stopped = error.again()
-
     def _check_open(self, host: Host, want: Want) -> None:
         until, closed = self._closed.get(want, (0.0, None))
         if closed is not None and anyio.current_time() < until: raise closed.again()
         if host.stopped is not None: raise host.stopped.again()
-
     def want(self, host: Host, call: Call) -> Want:
         """Say what a request draws; a PUT or POST with the body is more than one step."""
         steps = [call.action]
@@ -335,7 +315,6 @@ class Transport:
         if call.action == "upload_start" and call.body: steps += ["upload_body", "upload_finish"]
         meters = self.gate.limits[host.key].meters_of(call.repository, *steps)
         return Want(host.key, meters=meters, discovers=call.action in pacing.DISCOVERY)
-
     @asynccontextmanager
     async def metered(self, host: Host, call: Call, lease: Lease | None) -> AsyncIterator[Callable[..., None]]:
         """Let a request have what it draws; tell the result of its answer, or nothing when a body is well under way."""
@@ -358,7 +337,6 @@ class Transport:
                 permit.busy -= 1
                 meter.end(number)
                 self.gate.wake()
-
     def _hear(self, host: Host, call: Call, meter: pacing.Meter, number: int, answer: Response | None = None) -> None:
         """Let a window, and all who wait for it, know what an answer says about how often to ask."""
         now, wall, status, header = anyio.current_time(), self.edge.wall(), 200, Headers().get
@@ -377,7 +355,6 @@ class Transport:
             if not about.tell(now, number if about is meter else 0, *quota):
                 self._close(host, want, RegistryError("the quota is used up", status=429), quota[2])
         self.gate.wake()
-
     async def _attempt(self, host: Host, call: Call, limit: int) -> Answer:
         async with AsyncExitStack() as first:
             if not host.known or host.first_contact.locked():
@@ -388,7 +365,6 @@ class Transport:
                 if response.early and response.status < 300:
                     raise errors.Disconnected("the registry answered before the request was sent")
                 return Answer(response.status, response.headers, await response.read(limit))
-
     @asynccontextmanager
     async def opened(self, host: Host, call: Call, *, lease: Lease | None = None) -> AsyncIterator[Response]:
         """Do one exchange, with login and redirects, and give its answer unread."""
@@ -403,7 +379,6 @@ class Transport:
                 refused = Answer(response.status, response.headers, await response.read(ERROR_BODY))
             await self.relearn(host, call, used, refused)
         raise self.refusal(host, refused)
-
     @asynccontextmanager
     async def _followed(self, host: Host, call: Call, used: str | None,
             lease: Lease | None) -> AsyncIterator[tuple[Response, bool]]:
@@ -427,7 +402,6 @@ class Transport:
             base, call, moved, left = origin, call._replace(path=path), True, left or origin != host.origin
             used, lease = None if left else await self.login(host, call), None
         raise ProtocolBroken(f"more than {_MOST_REDIRECTS} redirects")
-
     async def login(self, host: Host, call: Call, *, before_body: bool = False) -> str | None:
         """Return the Authorization header for a call, None for another origin than the registry's (I6)."""
         self._check_open(host, self.want(host, call))
@@ -435,7 +409,6 @@ class Transport:
         with host.judged():
             return await host.authenticator.authorization(call.repository, call.rights, extra=call.also,
                 before_body=before_body)
-
     async def relearn(self, host: Host, call: Call, used: str | None, refused: Answer) -> None:
         """Take in a 401 or 403: return when a new login may do better, else raise the error that it is."""
         login, ways = host.authenticator, refused.headers.all("www-authenticate")
@@ -443,7 +416,6 @@ class Transport:
             again = (await login.refused(ways, used, call.repository, call.rights) if refused.status == 401
                 else login.forbidden(used))
         if not again: raise self.refusal(host, refused)
-
     def refusal(self, host: Host, answer: Answer) -> RegistryError:
         """Turn an answer into an error with the registry's own words, cleaned (R18), and count what is throttled."""
         login, (status, headers, body) = host.authenticator, answer
@@ -469,7 +441,6 @@ class Transport:
         elif status == 400 and b"HTTPS" in (body or b"HTTPS"):
             error.hint = host.secure or None  # as Go and nginx word it; the answer to a HEAD has no words
         return error
-
     async def _send(self, host: Host, call: Call, lease: Lease, used: str | None) -> Response:
         self._count(lease.origin, call.action)
         own, seconds = lease.origin == host.origin, self.edge.timeouts.manifest_put
@@ -485,7 +456,6 @@ class Transport:
         shown = f"{call.method} {lease.origin}{call.path.partition('?')[0]} -> {response.status}"
         self.edge.log("trace", "request", shown)
         return response
-
     def kept(self, host: Host, origin: Origin, lease: Lease | None = None) -> AbstractAsyncContextManager[Lease]:
         """Give the caller's own lease, which outlives this exchange (a POST before its PUT), or one for `origin`."""
         return nullcontext(lease) if lease else (self.pool if origin == host.origin else self.abroad).lease(origin)

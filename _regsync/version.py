@@ -12,7 +12,6 @@ def show(*, as_json: bool) -> int:
     """Write the version to standard output; return the exit status."""
     try:
         import _ssl  # what `ssl` wraps, in a third of its time
-
         openssl = _ssl.OPENSSL_VERSION
     except ImportError: openssl = "no OpenSSL"
     # platform.python_implementation() gives the same word and imports re, subprocess and more.
@@ -23,7 +22,6 @@ def show(*, as_json: bool) -> int:
     text = "regsync {version} ({gate}), {python}, {openssl}".format(**told)
     if as_json:
         import json
-
         text = json.dumps(told)
     sys.stdout.write(text + "\n")
     sys.stdout.flush()

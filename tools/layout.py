@@ -3,7 +3,7 @@
 
 The program is bounded in lines (tests/test_shape.py), and a call that fits into two of them need not take
 eight. What brackets hold is filled, a block of one short statement stands behind its header, one blank line is as
-good as two, none follows the docstring of a class, and none stands in the head of a module, from its docstring to
+good as two, none stands inside a class or a function, and none in the head of a module, from its docstring to
 `__all__`, whose imports are sorted. Statements with comments inside stay as they are. The syntax tree is compared
 before a file is written.
 
@@ -178,9 +178,9 @@ def join(source: str) -> str:
     for above in sorted(joined, reverse=True):
         lines[above : above + 2] = [f"{lines[above]} {lines[above + 1].strip()}"]
     texts = set(range(len(lines))) - _inside_strings("\n".join(lines))
-    for node in ast.walk(ast.parse("\n".join(lines))):
-        if isinstance(node, ast.ClassDef) and ast.get_docstring(node) and not lines[node.body[0].end_lineno or 0]:
-            lines[node.body[0].end_lineno or 0] = _DROPPED
+    for number in texts:
+        if not lines[number] and next((line for line in lines[number:] if line), "").startswith(" "):
+            lines[number] = _DROPPED
     for node in ast.parse("\n".join(lines)).body:
         named = isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__"
         if (named or isinstance(node, ast.Import | ast.ImportFrom)) and not lines[node.lineno - 2]:
