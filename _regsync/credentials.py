@@ -10,13 +10,20 @@ import os
 import re
 from base64 import b64decode, b64encode
 from collections.abc import Callable, Iterator, Mapping
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 from _regsync.config import Registry
 from _regsync.errors import AuthError, clean
 from _regsync.fields import is_loopback
-__all__ = ["Credential", "find_credential"]
+__all__ = ["Answer", "Credential", "Fetch", "Login", "Machine", "Pair", "find_credential"]
 
 Read = Callable[[str], bytes | None]
+Pair = tuple[str, str]
+Answer = tuple[int, Mapping[str, str], bytes]  # status, lower-case headers, body
+
+class Fetch(Protocol):
+    """One exchange with a login service: no redirect, no permit, a bounded body; `seconds`: for all of it."""
+    async def __call__(self, method: str, url: str, headers: list[Pair], body: bytes,
+            seconds: float | None = None) -> Answer: ...
 
 class Credential(NamedTuple):
     """What proves who we are at one registry, found at `origin`; equal only when the secrets are."""
@@ -37,6 +44,19 @@ class Credential(NamedTuple):
         for secret in filter(None, (self.password, self.identity_token, self.registry_token, (self.basic or "")[6:])):
             text = text.replace(secret, "***")
         return text
+
+class Login(NamedTuple):
+    """What a cloud's identity gives; `expires` in seconds since 1970, math.inf where nobody says."""
+    credential: Credential
+    expires: float
+
+class Machine(NamedTuple):
+    """What a cloud's chain of credentials may take from the host; `read` gives None for a file that is not there."""
+    environ: Mapping[str, str]
+    home: str | None
+    read: Read
+    wall: Callable[[], float]
+    fetch: Fetch
 
 def find_credential(registry: Registry, *, environ: Mapping[str, str], home: str | None, read: Read,
         repository: str | None = None) -> tuple[Credential | None, list[str]]:

@@ -36,9 +36,24 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "plan",
         "report",
     ),
-    ("tls", "streams", "http1", "credentials", "auth", "clouds", "transport", "registry", "store", "statefile"),
+    (
+        "tls",
+        "streams",
+        "http1",
+        "credentials",
+        "rsa",
+        "aws",
+        "google",
+        "azure",
+        "clouds",
+        "auth",
+        "transport",
+        "registry",
+        "store",
+        "statefile",
+    ),
     ("discover", "transfer", "rehearsal", "execution", "referrers", "sync"),
-    ("version", "output", "session", "watch", "cli"),
+    ("version", "output", "session", "check", "watch", "cli"),
 )
 PURE = {*LAYERS[2], *LAYERS[3]}
 EDGES = set(LAYERS[4])

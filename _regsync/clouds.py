@@ -1,0 +1,99 @@
+"""Which cloud logs in where, and for how long.
+
+Owns: the order of a cloud's own identity, the files of container clients and the metadata service; who shares a login
+and when it is renewed. May not know: how any cloud does it, challenges. Invariants: nothing is asked before somebody
+needs to log in; one login serves all who wait for it. Follows design.md section 3, protocol-facts.md 4.3, 5.2, 6.1.
+"""
+from __future__ import annotations
+import math
+from collections.abc import Mapping
+from functools import cache
+from types import MappingProxyType
+from typing import Protocol
+import anyio
+from _regsync.config import Registry
+from _regsync.credentials import Credential, Login, Machine, Read, find_credential
+from _regsync.errors import AuthError, ConfigError, SyncError
+from _regsync.fields import is_loopback
+__all__ = ["Chain", "Clouds"]
+
+# By kind, which is an `auth_type` too but for ecr_public.
+_CLOUDS: Mapping[str, str] = MappingProxyType({"ecr": "aws", "ecr_public": "aws", "gar": "google", "gcr": "google",
+    "acr": "azure"})
+_EARLY, _SOONEST = 0.1, 60.0  # renewed so much of its life, and at least so many seconds, before its end
+
+class _Cloud(Protocol):
+    """What a cloud's module offers; guessed: its metadata service alone is asked, and None when that has nothing."""
+    def present(self, machine: Machine) -> bool: ...
+    async def log_in(self, machine: Machine, registry: Registry, *, guessed: bool) -> Login | None: ...
+
+def _module(cloud: str) -> _Cloud:
+    """Import what only those need who use a registry of that cloud."""
+    if cloud == "aws":
+        from _regsync import aws  # type: ignore[attr-defined,unused-ignore]
+        return aws  # type: ignore[no-any-return,unused-ignore]
+    if cloud == "google":
+        from _regsync import google  # type: ignore[attr-defined,unused-ignore]
+        return google  # type: ignore[no-any-return,unused-ignore]
+    from _regsync import azure  # type: ignore[attr-defined,unused-ignore]
+    return azure  # type: ignore[no-any-return,unused-ignore]
+
+class Chain:
+    """One identity at one cloud; `guessed`: only its metadata service, which may have none. `expires`: wall clock."""
+    def __init__(self, clouds: Clouds, cloud: str, registry: Registry, guessed: bool) -> None:
+        self._clouds, self._cloud, self._registry, self._guessed = clouds, cloud, registry, guessed
+        self._login, self.expires, self._asked = Credential(), math.inf, 0
+        self._due = self._end = -math.inf  # by the clock of waiting; all who guess at one cloud wait for one
+        self._error: SyncError | None = None
+        self._lock = clouds.guesses.setdefault(cloud, anyio.Lock()) if guessed else anyio.Lock()
+    async def credential(self, refused: Credential | None = None) -> Credential | None:
+        """Return what to log in with, another than `refused`; None: nothing has answered. All who wait ask once."""
+        asked = self._asked
+        if anyio.current_time() >= self._due or refused == self._login:
+            async with self._lock:
+                if asked == self._asked: await self._renew(refused)
+            if self._error is not None: raise self._error.again()
+        return self._login if self._login != Credential() else None
+    async def _renew(self, refused: Credential | None) -> None:
+        found, self._error, began = None, None, anyio.current_time()
+        guessed = self._guessed and self._login == Credential()
+        try:
+            if not (guessed and self._cloud in self._clouds.absent):
+                found = await _module(self._cloud).log_in(self._clouds.machine, self._registry, guessed=guessed)
+        except ConfigError as error: self._error = AuthError(error.message, hint=error.hint, fatal=True)
+        except SyncError as error: self._error = error
+        if found is not None:
+            life = found.expires - self._clouds.machine.wall()
+            life = life if life > 0 else math.inf  # one of the two clocks is wrong: a 401 will tell
+            self._login, self.expires, self._end = found.credential, found.expires, began + life
+            # A login shorter than that is used for half of its life.
+            self._due = self._end - min(max(_EARLY * life, _SOONEST), life / 2) if life < math.inf else math.inf
+        elif self._error is None:
+            self._clouds.absent.add(self._cloud)
+            self._due = math.inf
+        elif began < self._end and refused is None:
+            self._error, self._due = None, began + _SOONEST  # the old one serves still
+        self._asked += 1
+
+class Clouds:
+    """The logins of a run at clouds, each for all registries that it holds for."""
+    def __init__(self, machine: Machine) -> None:
+        self.machine, self.guesses, self.absent = machine, dict[str, anyio.Lock](), set[str]()
+        self._chains = dict[object, Chain]()
+        self._present = cache(lambda cloud: _module(cloud).present(machine))
+    def find(self, registry: Registry, repository: str | None, read: Read) -> Credential | Chain | None:
+        """Return what logs in to a registry (None: anonymous) in design.md section 3's order; nothing is asked yet."""
+        cloud, given = _CLOUDS.get(registry.auth_type or registry.kind), registry.auth_type is not None
+        if cloud and registry.scheme != "https" and not is_loopback(registry.host):
+            if given: raise AuthError(f"{registry.alias}: a cloud's login is not sent over plain http", fatal=True)
+            cloud = None
+        try: native = cloud is not None and (given or self._present(cloud))
+        except ImportError: cloud, native = None, False
+        if not native:
+            credential, _ = find_credential(registry, environ=self.machine.environ, home=self.machine.home, read=read,
+                repository=repository)
+            if credential is not None or cloud is None: return credential
+        # One login holds for all of Google's hosts, and for all of AWS's accounts in a region (protocol-facts.md 4.3).
+        place = {"google": "", "aws": registry.host.partition(".")[2]}.get(cloud or "", registry.authority)
+        key = cloud, place, registry.cloud_profile, native
+        return self._chains.setdefault(key, Chain(self, str(cloud), registry, not native))
