@@ -38,12 +38,12 @@ _CONFIG = ("-c --config FILE", "take registries and global settings from it; - r
 _NEEDED = ("-c --config FILE", "the configuration; - reads standard input")
 _FILE = ("FILE", "the configuration; - reads standard input")
 _JSON = ("--json", "one JSON document on standard output")
+_SHARD = ("--shard I/N", "only the mappings that are shard I's, from 0, of N; /N takes I from JOB_COMPLETION_INDEX")
 _EVERYWHERE = (("-v", "show decisions; -vv: every request too"), ("-q", "only results and failures"),
     ("--log-format text|json", "form of standard error's lines (text)"), ("--no-progress", "no progress display"))
 _METAVARS = {"count": "N", "text": "RANGE", "texts": "OS/ARCH[/VARIANT]", "one_or_texts": "PATTERN"}
 _LATER = {"watch": "run `regsync sync` from a scheduler",
-    "auth": "`regsync tags` asks with a registry's credentials and changes nothing",
-    "--shard": "split the mappings into several configurations"}
+    "auth": "`regsync tags` asks with a registry's credentials and changes nothing"}
 
 class _Command(NamedTuple):
     text: str
@@ -165,9 +165,14 @@ def _read_config(name: str | None, *, lint: bool = False) -> Config:
     from _regsync import config
     return config.Config({}, ()) if name is None else config.load(**_read(name), lint=lint)
 
-def _read_mappings(name: str, console: Console, *, lint: bool = False) -> Config:
-    found = _read_config(name, lint=lint)
+def _read_mappings(name: str, console: Console, *, lint: bool = False, shard: str | None = None) -> Config:
+    whole = found = _read_config(name, lint=lint)
     for warning in found.warnings: console.log("warning", "config", warning)
+    if shard is not None:
+        from _regsync.shard import parse
+        found = (own := parse(shard, os.environ)).share(whole)
+        told = f"shard {own.number} of {own.total}: {len(found.mappings)} of {len(whole.mappings)} mappings"
+        console.log("info", "shard", told, mappings=len(found.mappings), of=len(whole.mappings))
     return found
 
 def _validate(arguments: argparse.Namespace, console: Console) -> int:
@@ -206,7 +211,7 @@ def _tags(arguments: argparse.Namespace, console: Console) -> int:
     return _run(session.list_tags, config.registry_for(where.host, given), where.repository, rule, console)
 
 def _sync(arguments: argparse.Namespace, console: Console) -> int:
-    found = _read_mappings(arguments.config, console)
+    found = _read_mappings(arguments.config, console, shard=arguments.shard)
     from _regsync import session
     rehearse = "analysis" if arguments.command == "analyze" else "plan" if arguments.dry_run else None
     return _run(session.run, found, console, None, rehearse)
@@ -245,12 +250,12 @@ regsync copy --platform linux/amd64 ghcr.io/org/app:v1 localhost:5000/app
 
 A reference is HOST[:PORT]/REPO[:TAG|@DIGEST]; without a host it is Docker Hub's."""),
     "sync": _Command("run every mapping of a configuration once", _sync, "0 1 2 3 4 130", (
-        _NEEDED, ("--dry-run", "say what a run would do, and change nothing"), _JSON), """\
+        _NEEDED, ("--dry-run", "say what a run would do, and change nothing"), _SHARD, _JSON), """\
 regsync sync -c mirror.yaml
 regsync sync -c mirror.yaml --dry-run
 regsync sync -c - --json <mirror.yaml >report.json"""),
     "analyze": _Command("say what images share, and what a run would cost", _sync, "0 1 2 3 4 130",
-        (_NEEDED, _JSON), """\
+        (_NEEDED, _SHARD, _JSON), """\
 regsync analyze -c mirror.yaml
 
 Every selected image's manifests are read, at the source only; nothing is changed."""),

@@ -34,6 +34,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "state",
         "claims",
         "plan",
+        "shard",
         "report",
     ),
     (
@@ -51,6 +52,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "registry",
         "store",
         "statefile",
+        "health",
     ),
     ("discover", "transfer", "rehearsal", "execution", "referrers", "sync"),
     ("version", "output", "session", "check", "watch", "cli"),
@@ -115,7 +117,7 @@ PROGRAM_CALLS = {
     *(f"spawn{end}" for end in ("l", "le", "lp", "lpe", "v", "ve", "vp", "vpe")),
 }
 POSIX_ONLY = {"fcntl", "grp", "posix", "pwd", "readline", "resource", "syslog", "termios", "tty"}
-TASK_GROUPS = {"streams", "http1", "discover", "transfer", "execution", "sync", "session", "watch"}
+TASK_GROUPS = {"streams", "http1", "health", "discover", "transfer", "execution", "sync", "session", "watch"}
 SCOPES = {"create_task_group", "move_on_after", "move_on_at", "fail_after", "fail_at", "CancelScope"}
 
 

@@ -407,15 +407,7 @@ def test_help_shows_examples_and_the_exit_statuses_that_the_command_has(
 
 
 @pytest.mark.parametrize(
-    "arguments",
-    [
-        ["watch"],
-        ["watch", "-c", "x", "--interval", "5m"],
-        ["auth", "check", "-c", "x"],
-        ["sync", "--shard=1/2", "-c", "x"],
-        ["--shard", "1/2", "sync"],
-    ],
-    ids=" ".join,
+    "arguments", [["watch"], ["watch", "-c", "x", "--interval", "5m"], ["auth", "check", "-c", "x"]], ids=" ".join
 )
 @pytest.mark.parametrize("as_json", [False, True], ids=["text", "json"])
 def test_what_comes_later_is_said_to(arguments: list[str], as_json: bool) -> None:

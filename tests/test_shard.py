@@ -1,0 +1,285 @@
+"""Which mappings a shard has: all of them are somebody's, none is two's, and what belongs together stays together."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from _regsync import config
+from _regsync.config import Config, MappingRule
+from _regsync.errors import ConfigError
+from _regsync.shard import Shard, parse
+from conformance.app import App
+from conformance.images import Seed
+from conformance.server import Server
+from tests.ends import Start, document, run_regsync, tags
+from tests.fuzzing import fuzz
+
+REGISTRIES = {"a": "a.test", "b": "b.test:5000", "c": "c.test", "again": "a.test", "hub": "docker.io"}
+
+
+def load(*mappings: dict[str, Any], cache_dir: str = "/cache") -> Config:
+    """Read mappings, which go from a to b where they say nothing else."""
+    whole = {
+        "registries": {name: {"url": url} for name, url in REGISTRIES.items()},
+        "defaults": {"source": "a", "targets": ["b"]},
+        "mappings": mappings,
+        "global": {"cache_dir": cache_dir},
+    }
+    return config.load(json.dumps(whole).encode(), name="x", environ={}, base_dir="/", home=None)
+
+
+def shares(found: Config, total: int) -> list[list[int]]:
+    """Return the numbers of the mappings that each shard has."""
+    return [[rule.index for rule in Shard(number, total).share(found).mappings] for number in range(total)]
+
+
+def sizes(found: Config, total: int) -> list[int]:
+    return sorted(map(len, shares(found, total)))
+
+
+def below(*paths: str) -> Config:
+    """Mappings of sources of their own to these repositories."""
+    return load(*({"from": f"from/{number}", "to": path} for number, path in enumerate(paths)))
+
+
+# --- the grammar ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "environ", "shard"),
+    [
+        ("0/1", {}, (0, 1)),
+        ("3/4", {"JOB_COMPLETION_INDEX": "1"}, (3, 4)),
+        ("/4", {"JOB_COMPLETION_INDEX": "0"}, (0, 4)),
+        ("/9999", {"JOB_COMPLETION_INDEX": "9998"}, (9998, 9999)),
+    ],
+)
+def test_a_shard_is_named(text: str, environ: dict[str, str], shard: tuple[int, int]) -> None:
+    assert parse(text, environ) == shard
+
+
+@pytest.mark.parametrize("text", ["", "/", "1", "4/4", "5/4", "0/0", "-1/4", "1/4/2", "a/b", "1 / 4", "0/99999", "٣/4"])
+def test_what_names_no_shard_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"^--shard .*I from 0 and below N") as refused:
+        parse(text, {})
+    assert refused.value.hint is not None
+    assert "0/4" in refused.value.hint
+
+
+@pytest.mark.parametrize(
+    ("environ", "shown"),
+    [
+        ({}, "JOB_COMPLETION_INDEX: not set"),
+        ({"JOB_COMPLETION_INDEX": ""}, "JOB_COMPLETION_INDEX: "),
+        ({"JOB_COMPLETION_INDEX": "4"}, "JOB_COMPLETION_INDEX: 4"),
+        ({"JOB_COMPLETION_INDEX": "-1"}, "JOB_COMPLETION_INDEX: -1"),
+        ({"JOB_COMPLETION_INDEX": "\x1b[2J" + "9" * 999}, "JOB_COMPLETION_INDEX: [2J999"),
+    ],
+)
+def test_the_variable_is_named_when_it_is_wrong(environ: dict[str, str], shown: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        parse("/4", environ)
+    assert f"--shard /4 ({shown}" in refused.value.message
+    assert len(refused.value.message) < 140
+
+
+# --- what stays together ------------------------------------------------------------------------------------
+
+
+def test_one_target_repository_stays_together_under_all_its_names() -> None:
+    found = load(
+        {"from": "x", "to": "one"},
+        {"from": "y", "to": "other"},
+        {"from": "z", "to": "one", "source": "c"},
+        {"from": "w", "to": "alpine", "targets": ["hub"]},
+        {"from": "v", "to": "library/alpine", "targets": ["hub"]},
+    )
+    assert shares(found, 3) == [[0, 2], [3, 4], [1]]
+
+
+def test_one_source_repository_stays_together_under_all_its_names() -> None:
+    found = load({"from": "x", "to": "1"}, {"from": "y", "to": "2"}, {"from": "x", "to": "3", "source": "again"})
+    assert shares(found, 2) == [[0, 2], [1]]
+
+
+def test_what_one_mapping_writes_and_another_reads_stays_together() -> None:
+    found = load({"from": "x"}, {"from": "y"}, {"from": "x", "to": "z", "source": "b", "targets": ["c"]})
+    assert shares(found, 2) == [[0, 2], [1]]
+
+
+def test_one_of_several_targets_ties() -> None:
+    found = load(
+        {"from": "1", "to": "x", "targets": ["b", "c"]},
+        {"from": "2", "to": "x", "targets": ["c"]},
+        {"from": "3", "to": "x", "targets": ["hub"]},
+    )
+    assert shares(found, 2) == [[0, 1], [2]]
+
+
+def test_a_base_path_stays_together_at_one_registry() -> None:
+    found = load(
+        {"from": "1", "to": "team/a"},
+        {"from": "2", "to": "else/a"},
+        {"from": "3", "to": "team/b"},
+        {"from": "4", "to": "team/c", "targets": ["c"]},
+        {"from": "5", "to": "teams"},
+        {"from": "6", "to": "team"},
+    )
+    together = next(share for share in shares(found, 4) if 0 in share)
+    assert together == [0, 2]
+    assert sizes(found, 4) == [1, 1, 2, 2]
+
+
+def test_a_path_that_everything_is_below_ties_nothing() -> None:
+    """Else one shard would have all; what is tied below it still is."""
+    flat = below(*(f"mirror/{number}" for number in range(12)))
+    assert sizes(flat, 4) == [3, 3, 3, 3]
+    deep = below(*(f"mirror/{team}/{number}" for team in "abcd" for number in range(3)))
+    assert shares(deep, 4) == [[0, 1, 2], [3, 4, 5], [6, 7, 8], [9, 10, 11]]
+
+
+def test_a_path_with_half_more_than_a_fair_share_stays_together_and_one_with_more_does_not() -> None:
+    others = [f"x{number}" for number in range(6)]
+    held = below(*(f"team/{number}" for number in range(6)), *others)
+    assert shares(held, 3)[0] == [*range(6)]
+    split = below(*(f"team/{number}" for number in range(7)), *others[1:])
+    assert sizes(split, 3) == [4, 4, 4]
+
+
+def test_the_largest_group_goes_first_to_the_shard_with_least() -> None:
+    found = below("a/1", "b/1", "b/2", "c/1", "c/2", "c/3", "d/1", "d/2", "d/3", "d/4")
+    assert shares(found, 3) == [[6, 7, 8, 9], [3, 4, 5], [0, 1, 2]]
+
+
+def test_a_shard_may_be_empty_and_a_configuration_too() -> None:
+    assert shares(below("a", "b"), 4) == [[0], [1], [], []]
+    assert shares(load(), 2) == [[], []]
+
+
+def test_each_shard_has_a_cache_of_its_own() -> None:
+    found = below("a", "b")
+    assert Shard(1, 2).share(found).cache_dir == "/cache/shard-1-of-2"
+    assert Shard(0, 1).share(found).cache_dir == "/cache/shard-0-of-1"
+    assert Shard(0, 2).share(found._replace(cache_dir=None)).cache_dir is None
+
+
+# --- properties ---------------------------------------------------------------------------------------------
+
+PATHS = st.lists(st.sampled_from("abc"), min_size=1, max_size=4).map("/".join)
+MAPPINGS = st.fixed_dictionaries(
+    {
+        "from": PATHS.map("from/{}".format) | st.integers(0, 99).map("many/{}".format),
+        "to": PATHS | st.integers(0, 99).map("mirror/{}".format),
+        "source": st.sampled_from(["a", "again", "c"]),
+        "targets": st.lists(st.sampled_from(["b", "hub"]), min_size=1, max_size=2, unique=True),
+    }
+)
+
+
+def places(rule: MappingRule) -> set[object]:
+    """The repositories that a mapping reads and writes."""
+    written = {target.place(rule.target_repository) for target in rule.targets}
+    return written | {rule.source.place(rule.source_repository)}
+
+
+@fuzz(120)
+@given(st.lists(MAPPINGS, max_size=40), st.integers(1, 9))
+def test_shares_are_disjoint_and_together_the_whole(mappings: list[dict[str, Any]], total: int) -> None:
+    found = load(*mappings)
+    dealt = shares(found, total)
+    assert sorted(index for share in dealt for index in share) == [*range(len(mappings))]
+    assert all(share == sorted(share) for share in dealt)
+    assert shares(found, total) == dealt
+    holders = Counter(
+        place for share in dealt for place in {place for index in share for place in places(found.mappings[index])}
+    )
+    assert set(holders.values()) <= {1}
+
+
+@fuzz(100)
+@given(st.lists(st.tuples(st.sampled_from("abcdefgh"), st.integers(0, 9)), unique=True, max_size=60), st.integers(1, 9))
+def test_a_base_path_is_torn_only_where_it_is_more_than_a_share_should_be(
+    names: list[tuple[str, int]], total: int
+) -> None:
+    found = below(*(f"{team}/{number}" for team, number in names))
+    counts = Counter(team for team, _ in names)
+    holders: Counter[str] = Counter()
+    for share in shares(found, total):
+        holders.update({names[index][0] for index in share})
+    for team, count in counts.items():
+        assert count > max(1, 1.5 * len(names) / total) or holders[team] == 1
+
+
+@fuzz(100)
+@given(st.integers(0, 60), st.integers(1, 12))
+def test_mappings_that_nothing_ties_are_dealt_evenly(count: int, total: int) -> None:
+    dealt = sizes(below(*(f"mirror/{number}" for number in range(count))), total)
+    assert dealt[-1] - dealt[0] <= 1
+
+
+def test_the_order_of_registries_and_the_content_of_other_fields_are_nothing() -> None:
+    mappings: list[dict[str, Any]] = [{"from": f"x/{number}", "to": f"y{number % 7}/{number}"} for number in range(50)]
+    plain = shares(load(*mappings), 4)
+    random.Random(1).shuffle(chosen := ["v1", "v2", "*"])
+    assert shares(load(*({**each, "tags": {"glob": chosen}} for each in mappings)), 4) == plain
+
+
+# --- the command --------------------------------------------------------------------------------------------
+
+
+def load_into(server: Server, repository: str) -> None:
+    assert isinstance(server.app, App)
+    Seed(1).image().load_into(server.app, repository, tag="v1")
+
+
+def test_shards_together_copy_everything_once_and_an_empty_one_ends_well(serve: Start, tmp_path: Path) -> None:
+    source, target = serve(), serve()
+    names = ["a/1", "a/2", "b/1", "b/2"]
+    for name in names:
+        load_into(source, name)
+    mappings = [{"from": name, "tags": tags("v1")} for name in names]
+    path = tmp_path / "mirror.yaml"
+    path.write_text(document({"source": source, "target": target}, *mappings))
+    done: list[str] = []
+    for number in range(3):
+        ran = run_regsync("sync", "--json", "-v", "-c", str(path), "--shard", f"{number}/3")
+        assert ran.status == 0, ran.err
+        done += [each["target"].partition("/")[2] for each in ran.images]
+        assert f"info: shard {number} of 3: {len(ran.images)} of 4 mappings" in ran.err
+        assert (tmp_path / ".regsync" / f"shard-{number}-of-3").is_dir()
+    assert sorted(done) == [f"{name}:v1" for name in names]
+    assert len(ran.images) == 0, "of two groups"
+    again = run_regsync("sync", "--json", "-c", str(path), "--shard", "/3", env={"JOB_COMPLETION_INDEX": "0"})
+    assert [each["status"] for each in again.images] == ["skipped"] * 2, "its state was found again"
+
+
+def test_a_rehearsal_and_an_analysis_are_of_the_shard(serve: Start) -> None:
+    source, target = serve(), serve()
+    for name in ("a", "b"):
+        load_into(source, name)
+    text = document({"source": source, "target": target}, *({"from": name, "tags": tags("v1")} for name in "ab"))
+    for command in (["sync", "--dry-run"], ["analyze"]):
+        ran = run_regsync(*command, "--json", "-c", "-", "--shard", "1/2", stdin=text)
+        assert ran.status == 0, ran.err
+        assert {each.repository for each in source.journal.entries} == {"b"}
+
+
+def test_a_shard_that_is_none_stops_before_anything_is_asked() -> None:
+    text = document({"source": "s.test", "target": "t.test"}, {"from": "a"})
+    for words, environ in (
+        (["--shard", "2/2"], {}),
+        (["--shard=/2"], {}),
+        (["--shard=/2"], {"JOB_COMPLETION_INDEX": "x"}),
+    ):
+        ran = run_regsync("sync", "-c", "-", *words, stdin=text, env=environ)
+        assert (ran.status, ran.out) == (3, "")
+        assert "error: CONFIG_ERROR: --shard " in ran.err
+        assert "hint: " in ran.err
