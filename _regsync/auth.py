@@ -8,20 +8,18 @@ from __future__ import annotations
 import json
 import re
 from base64 import urlsafe_b64decode
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 import anyio
-from _regsync.credentials import Credential
+from _regsync.clouds import Chain
+from _regsync.credentials import Answer, Credential, Fetch, Pair
 from _regsync.errors import AuthError, RegistryError, SyncError, clean
 from _regsync.fields import is_loopback
 from _regsync.pacing import parse_retry_after
 from _regsync.streams import Origin
 __all__ = ["Authenticator", "Challenge", "check_realm", "is_private", "parse_challenges", "parsed"]
 
-Pair = tuple[str, str]
-# (method, url, headers, body) -> (status, lower-case headers, body): follows no redirect, bounds the body.
-Answer = tuple[int, Mapping[str, str], bytes]
-Fetch = Callable[[str, str, list[Pair], bytes], Awaitable[Answer]]
 Clock = Callable[[], float]
 Scopes = Mapping[str, str]  # repository -> actions ("pull" or "pull,push"), the one needed now first
 
@@ -121,16 +119,15 @@ def parsed(body: bytes) -> tuple[dict[str, Any] | None, list[dict[str, Any]]]:
 
 class Authenticator:
     """What is sent to one registry with one credential; its methods may run at once, and be cancelled."""
-    def __init__(self, *, origin: Origin, credential: Credential | None, fetch: Fetch, now: Clock, wall: Clock) -> None:
+    def __init__(self, *, origin: Origin, credential: Credential | Chain | None, fetch: Fetch, now: Clock,
+            wall: Clock) -> None:
         self._scheme, self._host, self._name = origin.scheme, origin.host, origin.authority
         self._fetch, self._now, self._wall = fetch, now, wall
-        self.anonymous, self._credential = credential is None, credential or Credential()
         # How credentials get here, and what may help where the registry does not let us do what we ask.
         self.login = f"log in with a container client (docker login {self._name}), or configure auth_type: basic"
-        self.advice = f"check what the credentials ({self._credential.origin}) are allowed to do there"
-        if self.anonymous:
-            self.advice = f"no credentials are in use: {self.login}; or check the name, absent may look private"
-        self._refresh_token = self._credential.identity_token
+        self.chain, self._shown = credential if isinstance(credential, Chain) else None, deque[Credential](maxlen=16)
+        self.proven = False  # whether a request with this login was let in
+        self._take(None if isinstance(credential, Chain) else credential)
         self._challenge: Challenge | None = None
         self._seen = False  # in this run; a challenge from the state may be out of date
         self._one_scope = False  # whether each request needs a token for exactly itself
@@ -138,6 +135,19 @@ class Authenticator:
         self._worded: dict[Pair | None, str] = {}  # the registry's words for a scope where ours fail; None: for all
         self._tokens: dict[frozenset[Pair], _Token] = {}
         self._pending: list[_Token] = []
+    def _take(self, credential: Credential | None) -> None:
+        self.anonymous, self._credential, self.proven = credential is None, credential or Credential(), False
+        self._shown.append(self._credential)
+        self._refresh_token = self._credential.identity_token
+        self.advice = f"check what the credentials ({self._credential.origin}) are allowed to do there"
+        if self.anonymous:
+            self.advice = f"no credentials are in use: {self.login}; or check the name, absent may look private"
+    async def _log_in(self, *, refused: bool = False) -> bool:
+        """Hold a login that lives, another than one `refused` that was good; say whether it is another than before."""
+        if self.chain is None or (refused and not self.proven): return False
+        found, before = await self.chain.credential(self._credential if refused else None), self._credential
+        if (found or Credential()) != before: self._take(found)
+        return self._credential != before
     @property
     def learnt(self) -> list[Any]:
         """What the state keeps (JSON): the challenge, and whether a token may cover one request only."""
@@ -154,7 +164,8 @@ class Authenticator:
     def redact(self, text: str) -> str:
         """Take the secrets out of a text that a server sent."""
         for token in self._tokens.values(): text = text.replace(token.value, "***")
-        return self._credential.redact(text)
+        for shown in self._shown: text = shown.redact(text)
+        return text
     def declare(self, repository: str, actions: str) -> None:
         """Say that this run uses a repository; tokens will cover it as far as rule 2 allows."""
         self._declared[repository] = _union(self._declared.get(repository, actions), actions)
@@ -163,7 +174,10 @@ class Authenticator:
         """Return a request's Authorization header, None: none; SyncError for no token. It touches `extra` as well."""
         challenge, fixed = self._challenge, self._credential.registry_token
         if fixed and (challenge is not None or self._scheme == "https"): return f"Bearer {fixed}"
-        if challenge is None or challenge.scheme == "basic": return self._credential.basic if challenge else None
+        if challenge is None: return None
+        if challenge.scheme == "basic":
+            await self._log_in()
+            return self._credential.basic
         needed = {repository: actions}
         for name, rights in extra: needed[name] = _union(needed.get(name, rights), rights)
         try: return f"Bearer {await self._token(needed, before_body)}"
@@ -188,11 +202,12 @@ class Authenticator:
         if self._credential.registry_token:
             if used is not None: raise self._refusal(self._name, fatal=False)
         elif chosen.scheme == "basic":
+            await self._log_in()
             if self._credential.basic is None:
                 lack = "none are configured or found" if self.anonymous else f"{self._credential.origin} has none"
                 message = f"{self._name} asks for user name and password, {lack}"
                 raise AuthError(message, hint=self.login, fatal=not self.anonymous)
-            if used == self._credential.basic: raise self._refusal(self._name)
+            if used == self._credential.basic and not await self._log_in(refused=True): raise self._refusal(self._name)
         else:
             check_realm(chosen.realm, self._scheme, self._host, not self.anonymous)
             self._learn(chosen, used, repository, actions)
@@ -253,7 +268,9 @@ class Authenticator:
                 if len(chosen) < _MOST_REPOSITORIES and pair not in covered: chosen.setdefault(*pair)
         self._pending.append(token := _Token(chosen, chosen != needed, self._now()))
         try:
+            await self._log_in()
             answer = await self._exchange(token.scopes)
+            if answer[0] == 401 and await self._log_in(refused=True): answer = await self._exchange(token.scopes)
             # One repository may spoil it for all (ghcr: 403). Not again after a 401 to a password: accounts get locked.
             spoilt = answer[0] in (400, 403, 404, 413, 414, 431) or (answer[0] == 401 and self.anonymous)
             if spoilt and token.wide: self._one_scope = True
@@ -295,7 +312,7 @@ class Authenticator:
         first = entries[0] if entries else document  # protocol-facts.md section 1.12 has the shapes
         texts = (first.get(name) for name in ("message", "error_description", "details", "error"))
         said = next((f": {text}" for text in texts if isinstance(text, str) and text), "")
-        said = clean(self._credential.redact(said), 200)
+        said = clean(self.redact(said), 200)
         if status == 401 and not self.anonymous: raise self._refusal(who)
         if status in (408, 429) or status >= 500:
             wait = parse_retry_after(headers.get("retry-after"), self._wall())
@@ -309,7 +326,9 @@ class Authenticator:
         if not isinstance(value, str) or not re.fullmatch(r"[\x21-\x7e]+", value):
             raise AuthError(f"{who} answered without a usable token")
         renewed = document.get("refresh_token")
-        if self._refresh_token and isinstance(renewed, str) and renewed: self._refresh_token = renewed
+        if self._refresh_token and isinstance(renewed, str) and renewed:
+            self._refresh_token = renewed
+            self._shown.append(Credential(identity_token=renewed))
         try:
             if (life := document.get("expires_in")) is None:
                 claims = json.loads(urlsafe_b64decode(value.split(".")[1] + "=="))

@@ -17,9 +17,10 @@ from contextvars import ContextVar
 from functools import cache, partial
 from typing import Any, NamedTuple
 import anyio
-from _regsync import __version__, auth, errors, pacing, tls
+from _regsync import __version__, auth, credentials, errors, pacing, tls
+from _regsync.clouds import Chain, Clouds
 from _regsync.config import Registry
-from _regsync.credentials import Credential, find_credential
+from _regsync.credentials import Credential, Machine, Pair
 from _regsync.errors import AuthError, ConnectFailed, ProtocolBroken, RegistryError, SyncError, WireError, clean
 from _regsync.http1 import Headers, Lease, Pool, Request, Response, open_stream
 from _regsync.pacing import Want
@@ -152,7 +153,7 @@ class Gate:
 
 class Host:
     """A registry as this run knows it under one credential; shared by all aliases of one host:port."""
-    def __init__(self, transport: Transport, registry: Registry, credential: Credential | None) -> None:
+    def __init__(self, transport: Transport, registry: Registry, credential: Credential | Chain | None) -> None:
         self.registry, self.key = registry, registry.authority
         self.origin = Origin(registry.scheme, api_host(registry.host), registry.port)
         self.authenticator = auth.Authenticator(origin=self.origin, credential=credential,
@@ -212,6 +213,8 @@ class Transport:
         # A file is read once a run, and one TLS context serves all who trust and show the same.
         self._read, self._contexts = cache(edge.read), cache(partial(tls.make_context, environ=edge.environ))
         self.pool = Pool(self._dial, edge.timeouts)
+        # What is read for a login is renewed in place by others: never kept.
+        self._clouds = Clouds(Machine(edge.environ, edge.home, edge.read, edge.wall, partial(self.fetch, None)))
         # Where a registry sends us is to take us for a stranger (I6), even one of ours: no client certificate.
         self.abroad = Pool(partial(self._dial, abroad=True), edge.timeouts)
     def close(self) -> None:
@@ -225,9 +228,7 @@ class Transport:
     def host(self, registry: Registry, repository: str | None = None) -> Host:
         """Return what is known of a registry under a repository's credential; a useless one stops this host only."""
         edge, stopped, credential = self.edge, None, None
-        try:
-            credential, _ = find_credential(registry, environ=edge.environ, home=edge.home, read=self._read,
-                repository=repository)
+        try: credential = self._clouds.find(registry, repository, self._read)
         except AuthError as error: stopped = error
         key = (registry.authority, stopped.message if stopped else credential)  # never another's token
         if key not in self._hosts:
@@ -263,14 +264,20 @@ class Transport:
             raise
         finally:
             for meter, full in drawn: meter.full = max(meter.full, full + anyio.current_time() - began)
-    async def fetch(self, host: Host, method: str, url: str, headers: list[auth.Pair], body: bytes) -> auth.Answer:
-        """Do one token request: no permit (I8), no redirect (R2), a bounded body."""
+    async def fetch(self, host: Host | None, method: str, url: str, headers: list[Pair], body: bytes,
+            seconds: float | None = None) -> credentials.Answer:
+        """Ask a login service: no permit (I8), no redirect (R2), a bounded body; `host`: the registry that named it."""
         origin, target = resolve_location(Origin("https", "invalid.invalid", 443), "/", url)
         self._count(origin, "token")
         sent = (("User-Agent", f"regsync/{__version__}"), ("Accept", "application/json"), *headers)
-        async with self.kept(host, origin) as lease:
-            response = await lease.exchange(Request(method, target, sent, body))
-            return response.status, dict(response.headers), await response.read(_TOKEN_BODY)
+        where = self.kept(host, origin) if host else self.pool.lease(origin)
+        with anyio.move_on_after(seconds):
+            async with where as lease:
+                response = await lease.exchange(Request(method, target, sent, body))
+                # Without the path: on some hosts it is all that a metadata service asks for.
+                self.edge.log("trace", "request", f"{method} {origin} -> {response.status}")
+                return response.status, dict(response.headers), await response.read(_TOKEN_BODY)
+        raise errors.TimedOut(f"{origin} did not answer within {seconds:g} s")
     def _count(self, origin: Origin, action: str) -> None:
         if origin in self._registries: self.requests[self._registries[origin].authority][action] += 1
     async def request(self, host: Host, call: Call, *, ok: tuple[int, ...], limit: int = ERROR_BODY) -> Answer:
@@ -373,6 +380,7 @@ class Transport:
             async with self.metered(host, call, lease) as hear, self._followed(host, call, used, lease) as found:
                 response, moved = found
                 hear(response)
+                host.authenticator.proven |= used is not None and response.status not in (401, 403)
                 if moved or response.status not in (401, 403):
                     yield response
                     return
@@ -413,8 +421,9 @@ class Transport:
         """Take in a 401 or 403: return when a new login may do better, else raise the error that it is."""
         login, ways = host.authenticator, refused.headers.all("www-authenticate")
         with host.judged():
+            # ECR says 403 to a password that is too old; in words only.
             again = (await login.refused(ways, used, call.repository, call.rights) if refused.status == 401
-                else login.forbidden(used))
+                or b"token has expired" in refused.body else login.forbidden(used))
         if not again: raise self.refusal(host, refused)
     def refusal(self, host: Host, answer: Answer) -> RegistryError:
         """Turn an answer into an error with the registry's own words, cleaned (R18), and count what is throttled."""
