@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import count
 from typing import NamedTuple
 from _regsync.oci import Descriptor
 from _regsync.state import Knowledge, RepositoryKey
@@ -48,7 +49,7 @@ class Place:
     key: PlaceKey
     owner: Work
     waiters: list[Work] = field(default_factory=list)
-    # The leader of the same blob elsewhere on the host, whose commit this place waits for, and since when.
+    # Who brings the same blob elsewhere on the host, whose commit this place waits for, and since when.
     leader: _Lead | None = None
     since: float = 0.0
     @property
@@ -56,11 +57,7 @@ class Place:
         """The blob as its present owner describes it: another image's size is no reason to fail this one."""
         return self.owner.named[self.key[1]]
 
-@dataclass(eq=False, repr=False)
-class _Lead:
-    """The one upload of a digest to a host, and the places that will mount from it."""
-    work: Work
-    followers: list[Place] = field(default_factory=list)
+_Lead = tuple[Work, list[Place]]  # who brings a digest to a host, and the places that will mount it from there
 
 class Step(NamedTuple):
     """One blob to bring to its place: by a mount when `mount_from` names a repository, else by upload."""
@@ -76,26 +73,18 @@ class Claims:
         self._leads: dict[tuple[str, str], _Lead] = {}
         # Per host that has not mounted or refused yet, the one mount that is tried, and who waits for it.
         self._trials: dict[str, tuple[Place, list[Place]]] = {}
-        self._promoted = 0
+        self._order = count()
     def promote(self, work: Work) -> list[Step]:
         """Claim all that `work` needs and nobody brings yet; return the steps to take at once."""
-        work.order = self._promoted
-        self._promoted += 1
-        places: list[Place] = []
-        for blob in work.blobs:
-            if self.knowledge.has_blob(work.where, blob.digest, careful=work.careful):
-                work.skipped += 1
-                continue
-            work.missing += 1
-            if place := self._claim(work, blob.digest, False): places.append(place)
-        for child in work.children:
-            # `Tree.needs` has left out those that are committed.
-            work.missing += self._claim(work, child, True) is None
-        if work.root:
-            # An index that names this image waits for it instead of putting it once more, and another
-            # tag of it is put behind the first one (I2).
-            work.missing += self._claim(work, work.root, True) is None
-        return self._move_all(places)
+        work.order, has_blob = next(self._order), self.knowledge.has_blob
+        lacking = [each.digest for each in work.blobs if not has_blob(work.where, each.digest, careful=work.careful)]
+        work.skipped, work.missing = len(work.blobs) - len(lacking), len(lacking)
+        places = [self._claim(work, digest, False) for digest in lacking]
+        # `Tree.needs` has left out children that are committed. An index that names this image waits for it instead of
+        # putting it once more, and another tag of it is put behind the first one (I2).
+        for digest in (*work.children, *filter(None, [work.root])):
+            work.missing += self._claim(work, digest, True) is None
+        return self._move_all([place for place in places if place])
     def is_covered(self, host: str, digest: str) -> bool:
         """Say whether somebody brings a blob to a host already, or has (for `plan.elect`)."""
         return (host, digest) in self._leads or self.knowledge.is_mountable(host, digest)
@@ -117,10 +106,10 @@ class Claims:
                 others.append(place)
                 return []
         if source is None:
-            lead = self._leads.setdefault((where[0], digest), _Lead(place.owner))
+            leader, followers = lead = self._leads.setdefault((where[0], digest), (place.owner, []))
             # Rule 9 keeps this acyclic: the leader was promoted first.
-            if lead.work.order < place.owner.order and self.knowledge.may_mount(where, lead.work.where[1]):
-                lead.followers.append(place)
+            if leader.order < place.owner.order and self.knowledge.may_mount(where, leader.where[1]):
+                followers.append(place)
                 place.leader, place.since = lead, self._now()
                 return []
         return [Step(place.owner, place.blob, source)]
@@ -140,38 +129,28 @@ class Claims:
     def mount_ended(self, host: str, *, mounted: bool) -> list[Step]:
         """Take in how a mount ended: nobody waits for the first one any more, or for one that is refused."""
         _, moved = self._trials.pop(host, (None, []))
-        for (lead_host, _), lead in () if mounted else self._leads.items():
-            if lead_host == host:
-                source = lead.work.where[1]
-                moved += [each for each in lead.followers if not self.knowledge.may_mount(each.key[0], source)]
+        for leader, followers in () if mounted else self._leads.values():
+            there, source = leader.where
+            if there == host: moved += [each for each in followers if not self.knowledge.may_mount(each.key[0], source)]
         return self._move_all(moved)
     def overdue(self, patience: float) -> list[Step]:
         """Let followers upload that have waited longer than `patience` seconds for their leader's commit."""
         before = self._now() - patience
-        late = [place for lead in self._leads.values() for place in lead.followers if place.since <= before]
+        late = [place for _, followers in self._leads.values() for place in followers if place.since <= before]
         for place in late: self._stop_following(place)
         return [Step(place.owner, place.blob, None) for place in late]
     def failed(self, work: Work) -> tuple[list[Step], list[Work]]:
-        """Pass on what a failed image owned to the earliest that waits for it.
-
-        Returns the steps that take over, and the images that became ready by owning a child themselves.
-        """
-        work.failed = True
-        orphans: list[Place] = []
-        ready: list[Work] = []
+        """Pass on what an image owned: the steps of the earliest that waited, and who is ready by owning a child now."""
+        work.failed, orphans, ready = True, list[Place](), list[Work]()
         for place in work.owned.values():
             orphans += self._stop_following(place)
-            heirs = [each for each in place.waiters if not each.failed]
-            if not heirs:
-                del self._places[place.key]
-                continue
-            place.owner, *place.waiters = heirs
-            place.owner.owned[place.key] = place
-            if not place.key[2]:
-                orphans.append(place)
-                continue
-            place.owner.missing -= 1
-            if place.owner.is_ready(): ready.append(place.owner)
+            if heirs := [each for each in place.waiters if not each.failed]:
+                place.owner, *place.waiters = heirs
+                place.owner.owned[place.key] = place
+                place.owner.missing -= place.key[2]
+                if place.owner.is_ready(): ready.append(place.owner)
+                if not place.key[2]: orphans.append(place)
+            else: del self._places[place.key]
         work.owned.clear()
         # Its own places may have waited for its own first mount.
         moved = {place.key: place for place in orphans if place.owner is not work}
@@ -180,11 +159,9 @@ class Claims:
         """Take in that an image is complete, or will not be: whoever waits for its blobs may go on, as `places`."""
         moved = list(places)
         for blob in work.blobs:
-            key = (work.where[0], blob.digest)
-            lead = self._leads.get(key)
-            if lead is not None and not (work.failed and lead.work is not work):
-                moved += lead.followers
-                if lead.work is work: del self._leads[key]
+            leader, followers = self._leads.get(key := (work.where[0], blob.digest), (None, []))
+            if leader is work or not work.failed: moved += followers
+            if leader is work: del self._leads[key]
         return self._move_all(moved)
     def _move_all(self, places: list[Place]) -> list[Step]:
         # In promotion order, so that whoever leads was promoted before those who follow (rule 9).
@@ -199,7 +176,7 @@ class Claims:
     def _stop_following(self, place: Place) -> list[Place]:
         """Let a place wait for nothing; return those that waited for it to try the first mount."""
         if place.leader is not None:
-            place.leader.followers.remove(place)
+            place.leader[1].remove(place)
             place.leader = None
         tried, waiting = self._trials.get(place.key[0][0], (None, []))
         if place in waiting: waiting.remove(place)

@@ -206,9 +206,10 @@ class World:
             orders = [place.owner.order, *(each.order for each in place.waiters)]
             assert orders == sorted(set(orders)), "rule 9: owners before those who wait, earliest first"
             if place.leader is not None:
-                assert place in place.leader.followers
-                assert place.leader.work.order < place.owner.order, "rule 9: leaders before followers"
-                assert not place.leader.work.failed
+                leader, followers = place.leader
+                assert place in followers
+                assert leader.order < place.owner.order, "rule 9: leaders before followers"
+                assert not leader.failed
         for each in self.images.values():
             waits = sum(each.work in place.waiters for place in self.claims._places.values())
             owns = sum(not is_manifest for _, _, is_manifest in each.work.owned)
