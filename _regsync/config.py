@@ -7,7 +7,8 @@ could prove it wrong, but for tags that move by custom and ranges without an end
 """
 from __future__ import annotations
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
@@ -69,6 +70,14 @@ class MappingRule(NamedTuple):
     tags: TagRule
     platforms: tuple[Platform, ...] | None
     artifacts: ArtifactRule
+    @property
+    def content(self) -> object:
+        """What it takes: mappings of one content never contend for a target's tag."""
+        return self.source.place(self.source_repository), self.platforms and frozenset(self.platforms)
+    @property
+    def places(self) -> list[object]:
+        """What it writes to, target by target."""
+        return [target.place(self.target_repository) for target in self.targets]
 
 class Config(NamedTuple):
     """A valid configuration. `cache_ttl` 0 means that entries never expire; `cache_dir` None: no state."""
@@ -131,13 +140,16 @@ class _Reader:
         if self.lint: self.doubt(document)
         return document
     def doubt(self, document: _Section) -> None:
-        rules, routes = document.values["mappings"], []
-        for rule in rules:
-            content = rule.source.place(rule.source_repository), rule.platforms and frozenset(rule.platforms)
-            routes.append(([(content, each.place(rule.target_repository)) for each in rule.targets], rule.tags))
-        for index, first in _shadowed(routes):
-            message = f"copies nothing: mappings[{first}] copies all of it to the same place"
-            self.note(document.nodes["mappings"].value[index], f"mappings[{index}]", message, self.warnings)
+        rules, earlier = document.values["mappings"], defaultdict[object, list[MappingRule]](list)
+        for index, rule in enumerate(rules):
+            before = [earlier[rule.content, place] for place in rule.places]
+            owners = [next((each for each in found if _leaves_nothing(each.tags, rule.tags)), None) for found in before]
+            if owners[0] is not None and None not in owners:
+                message = f"copies nothing: mappings[{owners[0].index}] copies all of it to the same place"
+                self.note(document.nodes["mappings"].value[index], f"mappings[{index}]", message, self.warnings)
+            for found in before:
+                if len(found) < 50:  # lists of thousands of mappings stay linear
+                    found.append(rule)
         used = {registry.alias for rule in rules for registry in (rule.source, *rule.targets)}
         for name, registry in self.registries.items() if rules else ():
             if name not in used and registry and (registry.password or registry.token):
@@ -341,17 +353,6 @@ def _matches_nothing(pattern: str) -> bool:
 def _covers(wide: str, narrow: str) -> bool:
     if wide in (narrow, "*"): return not narrow.startswith(("sha256-", "sha512-")) or wide == narrow
     return bool(re.fullmatch(_SIMPLE, wide) and re.fullmatch(_SIMPLE, narrow)) and compile_glob(wide)(narrow)
-
-def _shadowed(routes: Sequence[tuple[Sequence[object], TagRule]]) -> Iterator[tuple[int, int]]:
-    """Give mappings that earlier ones leave nothing to do, each with the first of those, by keys of what goes where."""
-    earlier: dict[object, list[tuple[int, TagRule]]] = {}
-    for index, (keys, tags) in enumerate(routes):
-        before = [earlier.setdefault(key, []) for key in keys]
-        owners = [next((i for i, wide in each if _leaves_nothing(wide, tags)), None) for each in before]
-        if owners[0] is not None and None not in owners: yield index, owners[0]
-        for each in before:
-            if len(each) < 50:  # lists of thousands of mappings stay linear
-                each.append((index, tags))
 
 def _leaves_nothing(first: TagRule, rule: TagRule) -> bool:
     wide, narrow = first._replace(immutable_tags=None), rule._replace(immutable_tags=None)

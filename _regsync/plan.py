@@ -12,7 +12,6 @@ from typing import NamedTuple
 from _regsync.config import MappingRule, Registry
 from _regsync.errors import ContentError, RegistryError
 from _regsync.oci import IMAGE_CONFIGS, MAX_INDEX_DEPTH, Descriptor, Manifest
-from _regsync.providers import api_repository
 __all__ = ["COMPLETE", "HAS", "LATE_SHARE", "Assignment", "Election", "Look", "NotAtHand", "Tree", "Wanted", "assign",
     "grow", "look_again", "look_without_state", "may_be_stale", "names_absence", "order_blobs", "target_groups"]
 
@@ -21,7 +20,6 @@ LATE_SHARE = 0.02
 # What is noted of a look at an image's artifacts, beside `referrers.Referrers.shown`: it has some, they are all there.
 HAS, COMPLETE = 16, 32
 _MOST_BLOBS = 10_000  # of one image; real ones name hundreds, and a hostile index hundreds of thousands
-_Place = tuple[str, int, str]
 
 class NotAtHand(ContentError):
     """A child that was left at the source, because its target seemed to hold it, is needed after all."""
@@ -141,15 +139,11 @@ class Election:
         self._gains[number] += more
         heapq.heappush(self._heap, (-self._gains[number], number))
 
-def _place(registry: Registry, repository: str) -> _Place:
-    """Return what is one repository whatever alias or Docker Hub spelling names it."""
-    return *registry.origin, api_repository(registry.host, repository)
-
 def target_groups(mappings: Iterable[MappingRule]) -> list[list[MappingRule]]:
     """Group mappings that write a common repository: these are listed together (I10)."""
-    groups, home = dict[int, list[MappingRule]](), dict[_Place, int]()
+    groups, home = dict[int, list[MappingRule]](), dict[object, int]()
     for mapping in mappings:
-        keys = [_place(target, mapping.target_repository) for target in mapping.targets]
+        keys = mapping.places
         group, *joined = sorted({home[key] for key in keys if key in home}) or [mapping.index]
         members = groups.setdefault(group, [])
         for other in joined:
@@ -172,21 +166,17 @@ class Assignment(NamedTuple):
 
 def assign(selected: Iterable[tuple[MappingRule, Iterable[str]]]) -> Assignment:
     """Give each target tag to the first mapping that names it, once; design.md section 3."""
-    owners: dict[tuple[_Place, str], MappingRule] = {}
+    owners: dict[object, MappingRule] = {}
     wanted, conflicts = list[Wanted](), list[tuple[Wanted, MappingRule]]()
     for mapping, tags in selected:
         # Among tags of one digest, the version is put before the name that floats (I2).
         for tag in sorted(tags, key=lambda tag: not tag.removeprefix("v")[:1].isdigit()):
             free: list[Registry] = []
-            for target in mapping.targets:
-                key = (_place(target, mapping.target_repository), tag)
-                if key not in owners:
-                    owners[key] = mapping
+            for target, place in zip(mapping.targets, mapping.places, strict=True):
+                owner = owners.get((place, tag))
+                if owner is None:
+                    owners[place, tag] = mapping
                     free.append(target)
-                elif _content_of(owners[key]) != _content_of(mapping):
-                    conflicts.append((Wanted(mapping, tag, (target,)), owners[key]))
+                elif owner.content != mapping.content: conflicts.append((Wanted(mapping, tag, (target,)), owner))
             if free: wanted.append(Wanted(mapping, tag, tuple(free)))
     return Assignment(tuple(wanted), tuple(conflicts))
-
-def _content_of(mapping: MappingRule) -> object:
-    return _place(mapping.source, mapping.source_repository), mapping.platforms and frozenset(mapping.platforms)
