@@ -9,15 +9,15 @@ import json
 import struct
 import zlib
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from heapq import merge
 from itertools import accumulate, groupby, pairwise
 from operator import itemgetter
-from typing import Any, NamedTuple
+from typing import Any
 from _regsync import fips
 from _regsync.oci import split_digest
-__all__ = ["EMPTY", "Archive", "Damaged", "Fresh", "digest_like", "encode", "entry", "folded", "frame", "key_of",
-    "moment_of", "named", "unframe"]
+__all__ = ["EMPTY", "Archive", "Damaged", "digest_like", "encode", "entry", "folded", "frame", "key_of", "moment_of",
+    "named", "unframe"]
 
 _MAGIC, _VERSION = b"regsync\n", 2
 _HEAD, _CRC, _FRAME = struct.Struct(">8sHI7I"), struct.Struct(">I"), struct.Struct(">cH")
@@ -29,8 +29,7 @@ _ALGORITHMS = {"sha256": b"\1", "sha512": b"\2"}
 # sha512 the first 256 bits, as hard to meet) and a repository's number. Table: width of a row, of its identity, where
 # its time of confirmation stands (0: none). B blobs, M manifests: identity, time, flag (a blob: mountable).
 # E: a manifest's identity, the key of a thing it names. S: a snapshot (`named`), time, keys of the source's and pushed.
-# A: an image's artifacts (`named`), time of the last look, of the first, bits, 8 bytes of a
-# hash of what was listed.
+# A: an image's artifacts (`named`), time of the last look, of the first, bits, 8 bytes of a hash of what was listed.
 _LAYOUTS = {"B": (42, 37, 37), "M": (42, 37, 37), "E": (70, 70, 0), "S": (102, 32, 32), "A": (49, 32, 32)}
 
 class Damaged(ValueError):
@@ -97,35 +96,29 @@ def moment_of(table: str, row: bytes) -> int:
     at = _LAYOUTS[table][2]
     return int.from_bytes(row[at : at + 4], "big")
 
-class Fresh(NamedTuple):
-    """What a save adds to an archive: rows, repositories after the archive's own, facts, what to drop."""
-    rows: Mapping[str, list[bytes]]
-    repositories: list[tuple[str, str]]
-    facts: Mapping[str, Any]
-    oldest: int = 0  # rows confirmed before this moment are dropped
-    forgotten: frozenset[bytes] = frozenset()  # so are these of tables B and M
-    renewed: frozenset[bytes] = frozenset()  # identities in B and M that this run confirmed for free, at `moment`
-    moment: int = 0
-
-def encode(old: Archive, fresh: Fresh) -> bytes:
-    """Merge an archive with what a run found out into a state file; of an identity the newest row stays."""
+def encode(old: Archive, rows: Mapping[str, list[bytes]], repositories: Sequence[tuple[str, str]],
+        facts: Mapping[str, Any], *, oldest: int = 0, forgotten: Set[bytes] = frozenset(),
+        renewed: Set[bytes] = frozenset(), moment: int = 0) -> bytes:
+    """Merge an archive with what a run found out into a state file; of an identity the newest row stays. `repositories`
+    come behind the archive's own. Dropped are rows confirmed before `oldest`, and the `forgotten` of tables B and M;
+    the `renewed` there were confirmed for free, at `moment`."""
     dropped: set[bytes] = set()
-    def kept(table: str, identity: bytes, rows: Sequence[bytes]) -> bytes:
+    def kept(table: str, identity: bytes, found: Sequence[bytes]) -> bytes:
         # The last is the newest: the time stands behind the identity, big-endian.
-        row, at = rows[-1], _LAYOUTS[table][2]
+        row, at = found[-1], _LAYOUTS[table][2]
         if table == "E": return b"" if row[:37] in dropped else row
         if table == "B":
-            row = row[:-1] + max(each[-1:] for each in rows)  # what could be mounted from there once still can
-        if identity in fresh.renewed: row = row[:at] + _CRC.pack(fresh.moment) + row[at + 4 :]
-        oldest = fresh.oldest if table != "A" else fresh.moment - _LONGEST_LOOK
-        if moment_of(table, row) >= oldest and identity not in fresh.forgotten: return row
+            row = row[:-1] + max(each[-1:] for each in found)  # what could be mounted from there once still can
+        if identity in renewed: row = row[:at] + _CRC.pack(moment) + row[at + 4 :]
+        is_young = moment_of(table, row) >= (oldest if table != "A" else moment - _LONGEST_LOOK)
+        if is_young and identity not in forgotten: return row
         if table == "M": dropped.add(identity)
         return b""
-    parts = [json.dumps(each).encode() for each in ([*old.repositories, *fresh.repositories], fresh.facts)]
+    parts = [json.dumps(each).encode() for each in ([*old.repositories, *repositories], facts)]
     for table, (_, size, _) in _LAYOUTS.items():
-        rows = groupby(merge(old.rows(table), sorted(fresh.rows.get(table, []))), itemgetter(slice(size)))
-        parts.append(b"".join(kept(table, identity, [*group]) for identity, group in rows))
-    whole = b"".join([_HEAD.pack(_MAGIC, _VERSION, fresh.moment, *map(len, parts)), *parts])
+        groups = groupby(merge(old.rows(table), sorted(rows.get(table, []))), itemgetter(slice(size)))
+        parts.append(b"".join(kept(table, identity, [*group]) for identity, group in groups))
+    whole = b"".join([_HEAD.pack(_MAGIC, _VERSION, moment, *map(len, parts)), *parts])
     return whole + _CRC.pack(zlib.crc32(whole))
 
 def frame(kind: str, payload: bytes) -> bytes:
@@ -153,5 +146,5 @@ def folded(base: Archive, records: Iterable[tuple[str, bytes]]) -> Archive:
         if kind == "R" and nul: repositories.append((host, name))
         elif kind in rows and len(payload) == _LAYOUTS[kind][0]: rows[kind].append(payload)
         else: raise Damaged("its journal holds what is no record")
-    fresh = Fresh(rows, repositories, base.facts, moment=base.renewed)
-    return Archive(encode(base, fresh)) if repositories or any(rows.values()) else base
+    if not (repositories or any(rows.values())): return base
+    return Archive(encode(base, rows, repositories, base.facts, moment=base.renewed))

@@ -140,7 +140,7 @@ class Claims:
         for place in late: self._stop_following(place)
         return [Step(place.owner, place.blob, None) for place in late]
     def failed(self, work: Work) -> tuple[list[Step], list[Work]]:
-        """Pass on what an image owned: the steps of the earliest that waited, and who is ready by owning a child now."""
+        """Pass on what an image owned: the steps of the earliest that waited, and who is ready by owning a child."""
         work.failed, orphans, ready = True, list[Place](), list[Work]()
         for place in work.owned.values():
             orphans += self._stop_following(place)

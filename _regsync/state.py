@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
-from _regsync.archive import EMPTY, Archive, Fresh, encode, entry, frame, key_of, moment_of
+from _regsync.archive import EMPTY, Archive, encode, entry, frame, key_of, moment_of
 __all__ = ["Knowledge", "RepositoryKey", "Snapshot", "area"]
 
 # Host key (host:port as shown in reports) and repository name.
@@ -224,10 +224,10 @@ class Knowledge:
         due = bool(self._ttl) and moment - old.renewed > self._ttl / 4
         if not (self._changed or any(self._rows.values()) or (due and self._vouched)): return None
         for where in tuple(self._vouched) if due else (): self._strengths(where)
-        return encode(old, Fresh(rows=self._rows, repositories=list(self._numbers)[len(old.repositories) :],
-            facts=self._facts, oldest=moment - int(self._ttl) if self._ttl else 0, forgotten=frozenset(self._forgotten),
-            renewed=frozenset().union(*self._strong.values()) if due else frozenset(),
-            moment=moment if due or not old.renewed else old.renewed))
+        return encode(old, self._rows, list(self._numbers)[len(old.repositories) :], self._facts,
+            oldest=moment - int(self._ttl) if self._ttl else 0, forgotten=self._forgotten,
+            renewed=set().union(*self._strong.values()) if due else set(),
+            moment=moment if due or not old.renewed else old.renewed)
 
 def area(where: RepositoryKey) -> str:
     """Return what of a host is learnt together: the host and the first path segment."""

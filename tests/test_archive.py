@@ -11,27 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from _regsync import statefile
-from _regsync.archive import (
-    EMPTY,
-    Archive,
-    Damaged,
-    Fresh,
-    encode,
-    entry,
-    folded,
-    frame,
-    key_of,
-    moment_of,
-    named,
-    unframe,
-)
+from _regsync.archive import EMPTY, Archive, Damaged, encode, entry, folded, frame, key_of, moment_of, named, unframe
 from _regsync.statefile import StateFile
 
 DIGESTS = [f"sha256:{number:064x}" for number in range(40)] + [f"sha512:{number:064x}{0:064x}" for number in range(5)]
 
 
-def table(*rows: bytes) -> Fresh:
-    return Fresh({"B": list(rows)}, [("host", "repo"), ("host", "other")], {})
+def table(*rows: bytes) -> bytes:
+    return encode(EMPTY, {"B": list(rows)}, [("host", "repo"), ("host", "other")], {})
 
 
 def size(archive: Archive) -> int:
@@ -51,8 +38,8 @@ def test_of_each_identity_the_newest_row_is_found_and_a_mount_source_stays_one(
     rows: list[tuple[str, int, int, bool]],
 ) -> None:
     half = len(rows) // 2
-    first = Archive(encode(EMPTY, table(*(entry(key_of(d), n, t, f) for d, n, t, f in rows[:half]))))
-    both = Archive(encode(first, Fresh({"B": [entry(key_of(d), n, t, f) for d, n, t, f in rows[half:]]}, [], {})))
+    first = Archive(table(*(entry(key_of(d), n, t, f) for d, n, t, f in rows[:half])))
+    both = Archive(encode(first, {"B": [entry(key_of(d), n, t, f) for d, n, t, f in rows[half:]]}, [], {}))
     assert both.repositories == [("host", "repo"), ("host", "other")]
     assert size(both) == len({(d, n) for d, n, _, _ in rows})
     for digest, number, _, _ in rows:
@@ -67,7 +54,7 @@ def test_of_each_identity_the_newest_row_is_found_and_a_mount_source_stays_one(
 def test_rows_that_begin_alike_are_given_in_order_and_no_others() -> None:
     rows = [entry(key_of(digest), number, 5, False) for digest in DIGESTS for number in (0, 1)]
     random.Random(1).shuffle(rows)
-    archive = Archive(encode(EMPTY, table(*rows)))
+    archive = Archive(table(*rows))
     for digest in DIGESTS:
         found = list(archive.rows("B", key_of(digest)))
         assert found == sorted(row for row in rows if row.startswith(key_of(digest)))
@@ -76,7 +63,8 @@ def test_rows_that_begin_alike_are_given_in_order_and_no_others() -> None:
 
 def test_what_is_too_old_or_forgotten_is_dropped_with_what_it_names() -> None:
     manifest, old, blob = identity(DIGESTS[0], 0), identity(DIGESTS[1], 0), key_of(DIGESTS[2])
-    fresh = Fresh(
+    whole = encode(
+        EMPTY,
         {
             "M": [manifest + b"\0\0\0\x09\0", old + b"\0\0\0\x01\0"],
             "E": [manifest + blob, old + blob],
@@ -88,7 +76,7 @@ def test_what_is_too_old_or_forgotten_is_dropped_with_what_it_names() -> None:
         oldest=5,
         forgotten=frozenset({identity(DIGESTS[4], 0)}),
     )
-    archive = Archive(encode(EMPTY, fresh))
+    archive = Archive(whole)
     assert list(archive.rows("M")) == [manifest + b"\0\0\0\x09\0"]
     assert list(archive.rows("E")) == [manifest + blob]
     assert [row[:37] for row in archive.rows("B")] == [identity(DIGESTS[3], 0)]
@@ -98,23 +86,23 @@ def test_what_is_too_old_or_forgotten_is_dropped_with_what_it_names() -> None:
 
 
 def test_what_was_confirmed_for_free_is_as_new_as_the_run() -> None:
-    old = Archive(encode(EMPTY, table(*(entry(key_of(digest), 0, 3, True) for digest in DIGESTS[:2]))))
+    old = Archive(table(*(entry(key_of(digest), 0, 3, True) for digest in DIGESTS[:2])))
     renewed = frozenset({identity(DIGESTS[0], 0)})
-    archive = Archive(encode(old, Fresh({}, [], {}, oldest=4, renewed=renewed, moment=8)))
+    archive = Archive(encode(old, {}, [], {}, oldest=4, renewed=renewed, moment=8))
     assert [(row[:37], moment_of("B", row)) for row in archive.rows("B")] == [(identity(DIGESTS[0], 0), 8)]
     assert archive.renewed == 8
 
 
 @pytest.mark.parametrize("harm", ["cut", "flip", "version", "magic", "empty", "lists"])
 def test_damaged_bytes_are_refused_whole(harm: str) -> None:
-    whole = encode(EMPTY, table(*(entry(key_of(digest), 0, 3, True) for digest in DIGESTS)))
+    whole = table(*(entry(key_of(digest), 0, 3, True) for digest in DIGESTS))
     broken = {
         "cut": whole[:-9],
         "flip": whole[:100] + bytes([whole[100] ^ 1]) + whole[101:],
         "version": whole[:9] + b"\x63" + whole[10:],
         "magic": b"nothing!" + whole[8:],
         "empty": b"",
-        "lists": encode(EMPTY, Fresh({}, [("host",)], {})),  # type: ignore[list-item]
+        "lists": encode(EMPTY, {}, [("host",)], {}),  # type: ignore[list-item]
     }[harm]
     with pytest.raises(Damaged):
         Archive(broken)
@@ -137,7 +125,7 @@ def test_a_journal_is_read_up_to_its_torn_tail(records: list[tuple[str, bytes]],
 
 
 def test_a_journal_folds_into_its_archive() -> None:
-    base = Archive(encode(EMPTY, table(entry(key_of(DIGESTS[0]), 0, 3, True))))
+    base = Archive(table(entry(key_of(DIGESTS[0]), 0, 3, True)))
     row = entry(key_of(DIGESTS[1]), 2, 4, False)
     archive = folded(base, [("R", b"host\0third"), ("B", row)])
     assert archive.repositories == [("host", "repo"), ("host", "other"), ("host", "third")]
@@ -156,7 +144,7 @@ def test_what_is_saved_is_loaded_again_with_private_modes(tmp_path: Path) -> Non
     warned = Warned()
     state = StateFile(str(tmp_path / "cache"), warned)
     assert size(state.load()) == 0
-    state.save(encode(EMPTY, table(entry(key_of(DIGESTS[0]), 0, 3, True))))
+    state.save(table(entry(key_of(DIGESTS[0]), 0, 3, True)))
     state.close()
     assert sorted(each.name for each in (tmp_path / "cache").iterdir()) == ["state.bin", "state.lock"]
     assert (tmp_path / "cache").stat().st_mode & 0o777 == 0o700
@@ -184,7 +172,7 @@ def test_after_a_kill_the_journal_is_all_and_it_goes_on_behind_its_last_whole_re
     third = StateFile(str(tmp_path), warned)
     archive = third.load()
     assert [row[:37] for row in archive.rows("B")] == [identity(DIGESTS[0], 0), identity(DIGESTS[2], 0)]
-    third.save(encode(archive, Fresh({}, [], {})))
+    third.save(encode(archive, {}, [], {}))
     third.close()
     assert not (tmp_path / "state.journal").exists()
     assert warned == []
@@ -195,7 +183,7 @@ def test_a_journal_of_another_state_file_is_left_alone(tmp_path: Path) -> None:
     first.load()
     first.note(frame("R", b"host\0old"))
     first.close()
-    (tmp_path / "state.bin").write_bytes(encode(EMPTY, table(entry(key_of(DIGESTS[0]), 1, 3, True))))
+    (tmp_path / "state.bin").write_bytes(table(entry(key_of(DIGESTS[0]), 1, 3, True)))
     second = StateFile(str(tmp_path), Warned())
     assert second.load().repositories == [("host", "repo"), ("host", "other")]
     second.close()
@@ -204,7 +192,7 @@ def test_a_journal_of_another_state_file_is_left_alone(tmp_path: Path) -> None:
 def test_a_second_run_reads_and_leaves_nothing_behind(tmp_path: Path) -> None:
     first, warned = StateFile(str(tmp_path), Warned()), Warned()
     first.load()
-    first.save(encode(EMPTY, table(entry(key_of(DIGESTS[0]), 0, 3, True))))
+    first.save(table(entry(key_of(DIGESTS[0]), 0, 3, True)))
     second = StateFile(str(tmp_path), warned)
     assert size(second.load()) == 1
     assert not second.is_kept
@@ -223,7 +211,7 @@ def test_damage_is_said_once_and_the_next_save_ends_it(tmp_path: Path) -> None:
     assert size(state.load()) == 0
     assert len(warned) == 1
     assert "not used" in warned[0]
-    state.save(encode(EMPTY, table(entry(key_of(DIGESTS[0]), 0, 3, True))))
+    state.save(table(entry(key_of(DIGESTS[0]), 0, 3, True)))
     state.close()
     after = StateFile(str(tmp_path), warned)
     assert size(after.load()) == 1
@@ -269,7 +257,7 @@ def test_what_follows_a_damaged_journal_is_no_part_of_the_file_beside_it(tmp_pat
     """Its repositories are numbered from nothing: read with the old ones they would be others."""
     first = StateFile(str(tmp_path), Warned())
     first.load()
-    first.save(encode(EMPTY, table(entry(key_of(DIGESTS[0]), 1, 3, True))))
+    first.save(table(entry(key_of(DIGESTS[0]), 1, 3, True)))
     first.close()
     second = StateFile(str(tmp_path), Warned())
     second.load()
