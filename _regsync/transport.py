@@ -248,6 +248,8 @@ class Transport:
     async def _dial(self, origin: Origin, *, abroad: bool = False) -> Stream:
         registry, timeouts = self._registries.get(origin), self.edge.timeouts
         proxy, decided = proxy_for(*origin, self.edge.environ, registry.proxy if registry else None)
+        if origin.scheme == "http" and not (registry or abroad):
+            proxy = None  # metadata, whatever its name (R20)
         through = f" through {proxy} ({decided})" if proxy else ""
         self.edge.log("debug", "connect", f"connecting to {origin}{through}")
         shown = registry._replace(client_cert=None, client_key=None) if registry and abroad else registry

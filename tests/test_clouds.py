@@ -1,0 +1,479 @@
+"""Which login is asked for where, how often and when: a cloud of one function, registries on a clock that jumps."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+from unittest import mock
+
+import anyio
+import pytest
+
+from _regsync import clouds, http1
+from _regsync.clouds import Chain, Clouds
+from _regsync.config import Registry
+from _regsync.credentials import Credential, Login, Machine
+from _regsync.errors import AuthError, ConfigError, ConnectFailed, ContentError, SyncError, TimedOut
+from _regsync.providers import kind_of
+from _regsync.transport import Edge, Transport
+from conformance.app import App
+from conformance.exchange import Reception, Site
+from conformance.images import Seed
+from conformance.memory import Link, Place
+from conformance.messages import Answer, Request, Response, error
+from conformance.tokens import BasicAuth, TokenService
+from tests.ends import Ran, Virtual, document, virtual
+
+pytestmark = [pytest.mark.anyio, pytest.mark.virtual_time]
+
+ECR = "123456789012.dkr.ecr.eu-west-1.amazonaws.com"
+OTHER_ACCOUNT = ECR.replace("123456789012", "210987654321")
+OTHER_REGION = ECR.replace("eu-west-1", "us-east-1")
+GAR, GCR, ACR = "europe-docker.pkg.dev", "gcr.io", "mine.azurecr.io"
+NEW_YEAR = 1767225600.0
+HOUR = 3600.0
+
+
+class Cloud:
+    """A cloud's module: logins `p1`, `p2`, ... that last `life` seconds, or `given` in turn; each is written down."""
+
+    def __init__(self, *given: Login | SyncError | ConfigError | None, present: bool = True, life: float = math.inf):
+        self.given, self.here, self.life = list(given), present, life
+        self.asked: list[tuple[str, bool]] = []
+        self.takes = 0.0
+        self.looked = 0
+
+    def present(self, machine: Machine) -> bool:
+        self.looked += 1
+        return self.here
+
+    async def log_in(self, machine: Machine, registry: Registry, *, guessed: bool) -> Login | None:
+        self.asked.append((registry.authority, guessed))
+        await anyio.sleep(self.takes)
+        if self.given:
+            found = self.given.pop(0)
+            if isinstance(found, (SyncError, ConfigError)):
+                raise found
+            return found
+        return Login(self.credential(len(self.asked)), machine.wall() + self.life)
+
+    @staticmethod
+    def credential(number: int) -> Credential:
+        return Credential("AWS", f"p{number}", origin="a cloud of the tests")
+
+
+@pytest.fixture
+def cloud(monkeypatch: pytest.MonkeyPatch) -> Cloud:
+    made = Cloud()
+    monkeypatch.setattr(clouds, "_module", lambda name: made)
+    return made
+
+
+def registry(host: str = ECR, **fields: Any) -> Registry:
+    fields = {"alias": "mine", "scheme": "https", "port": 443, "kind": kind_of(host, fields.get("auth_type")), **fields}
+    return Registry(host=host, **fields)
+
+
+def machine(**files: bytes) -> Machine:
+    async def fetch(*given: object) -> Any:
+        raise AssertionError("nothing is asked")
+
+    return Machine({}, "/home/someone", files.get, lambda: NEW_YEAR + anyio.current_time(), fetch)
+
+
+def found(host: str = ECR, files: Mapping[str, bytes] | None = None, **fields: Any) -> Credential | Chain | None:
+    return Clouds(machine()).find(registry(host, **fields), "app", (files or {}).get)
+
+
+def chain(**fields: Any) -> Chain:
+    made = found(**fields)
+    assert isinstance(made, Chain)
+    return made
+
+
+# Which login.
+
+DOCKER = "/home/someone/.docker/config.json"
+IN_FILE = {DOCKER: json.dumps({"auths": {ECR: {"username": "file", "password": "hunter2"}}}).encode()}
+
+
+async def test_its_own_variables_or_files_come_before_the_docker_config(cloud: Cloud) -> None:
+    assert isinstance(found(files=IN_FILE), Chain)
+    cloud.here = False
+    credential = found(files=IN_FILE)
+    assert isinstance(credential, Credential)
+    assert credential.username == "file"
+    assert cloud.asked == []
+
+
+async def test_the_metadata_service_comes_last_and_is_guessed(cloud: Cloud) -> None:
+    cloud.here = False
+    assert await chain(files={}).credential() == cloud.credential(1)
+    assert cloud.asked == [(ECR, True)]
+
+
+async def test_a_named_method_is_the_whole_chain_and_no_other_source(cloud: Cloud) -> None:
+    cloud.here = False
+    await chain(files=IN_FILE, auth_type="ecr").credential()
+    assert (cloud.asked, cloud.looked) == ([(ECR, False)], 0)
+
+
+@pytest.mark.parametrize("method", ["anonymous", "basic", "static_token", "docker_config"])
+async def test_another_method_keeps_the_cloud_out(cloud: Cloud, method: str) -> None:
+    assert not isinstance(found(files=IN_FILE, auth_type=method), Chain)
+    assert (cloud.asked, cloud.looked) == ([], 0)
+
+
+@pytest.mark.parametrize("host", ["registry.example", "ghcr.io", "docker.io", "evil-azurecr.io", f"{ECR}.example"])
+async def test_a_host_of_nobody_looks_at_no_cloud(cloud: Cloud, host: str) -> None:
+    assert found(host) is None
+    assert cloud.looked == 0
+
+
+async def test_a_clouds_login_never_goes_over_plain_http(cloud: Cloud) -> None:
+    with pytest.raises(AuthError, match="plain http") as caught:
+        found("registry.example", scheme="http", auth_type="ecr")
+    assert caught.value.fatal
+    assert found(ECR, scheme="http") is None
+    assert isinstance(found("localhost", scheme="http", auth_type="acr"), Chain)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "shared"),
+    [
+        pytest.param(ECR, OTHER_ACCOUNT, True, id="accounts-of-a-region"),
+        pytest.param(ECR, OTHER_REGION, False, id="regions"),
+        pytest.param(GAR, GCR, True, id="google"),
+        pytest.param(ACR, "other.azurecr.io", False, id="azure"),
+    ],
+)
+async def test_a_login_is_shared_by_those_it_holds_for(cloud: Cloud, first: str, second: str, shared: bool) -> None:
+    made = Clouds(machine())
+    chains = [made.find(registry(host), "app", {}.get) for host in (first, second, first)]
+    assert (chains[0] is chains[1]) is shared
+    assert chains[0] is chains[2]
+    assert made.find(registry(ECR, auth_type="ecr", cloud_profile="other"), "app", {}.get) not in chains
+
+
+# When, and how often.
+
+
+async def test_all_who_wait_share_one_login_and_its_error(cloud: Cloud) -> None:
+    cloud.takes, cloud.given = 1.0, [AuthError("no"), Login(cloud.credential(2), math.inf)]
+    one, told = chain(), list[object]()
+
+    async def ask() -> None:
+        try:
+            told.append(await one.credential())
+        except AuthError as error:
+            told.append(error.message)
+
+    for expected in ("no", cloud.credential(2)):
+        async with anyio.create_task_group() as group:
+            for _ in range(20):
+                group.start_soon(ask)
+        assert told == [expected] * 20
+        told.clear()
+    assert len(cloud.asked) == 2
+
+
+async def test_a_cancelled_asker_leaves_the_asking_to_the_next(cloud: Cloud) -> None:
+    cloud.takes, one, told = 10.0, chain(), list[object]()
+
+    async def ask() -> None:
+        told.append(await one.credential())
+
+    async with anyio.create_task_group() as group:
+        with anyio.move_on_after(1):
+            group.start_soon(ask)
+            await one.credential()
+    with anyio.move_on_after(1):
+        await one.credential(cloud.credential(2))
+    assert told == [cloud.credential(2)]
+    assert await one.credential() == cloud.credential(2)
+    assert len(cloud.asked) == 3
+
+
+@pytest.mark.parametrize(
+    ("life", "good"),
+    [
+        pytest.param(12 * HOUR, 12 * HOUR * 0.9, id="at-nine-tenths"),
+        pytest.param(300.0, 240.0, id="a-minute-before"),
+        pytest.param(40.0, 20.0, id="a-short-one-half-way"),
+    ],
+)
+async def test_a_login_is_renewed_before_it_ends(cloud: Cloud, life: float, good: float) -> None:
+    cloud.life, one = life, chain()
+    await one.credential()
+    await anyio.sleep(good - 0.5)
+    assert await one.credential() == cloud.credential(1)
+    await anyio.sleep(1.0)
+    assert await one.credential() == cloud.credential(2)
+    assert one.expires == NEW_YEAR + anyio.current_time() + life
+
+
+@pytest.mark.parametrize("life", [math.inf, -HOUR])
+async def test_a_login_without_end_or_by_another_clock_serves_until_it_is_refused(cloud: Cloud, life: float) -> None:
+    cloud.life, one = life, chain()
+    await one.credential()
+    await anyio.sleep(1000 * HOUR)
+    assert await one.credential() == cloud.credential(1)
+    assert await one.credential(cloud.credential(1)) == cloud.credential(2)
+
+
+async def test_the_old_login_serves_while_it_lives_when_there_is_no_new_one(cloud: Cloud) -> None:
+    cloud.life, one = HOUR, chain()
+    await one.credential()
+    cloud.given = [ConnectFailed("down"), ConnectFailed("down"), ConnectFailed("still down")]
+    await anyio.sleep(0.95 * HOUR)
+    for _ in range(5):
+        assert await one.credential() == cloud.credential(1)
+    assert len(cloud.asked) == 2  # the next is asked for a minute later
+    await anyio.sleep(61)
+    assert await one.credential() == cloud.credential(1)
+    await anyio.sleep(120)
+    with pytest.raises(ConnectFailed, match="still down"):
+        await one.credential()
+    assert await one.credential() == cloud.credential(5)
+
+
+async def test_an_unreadable_file_is_an_error_of_this_registry(cloud: Cloud) -> None:
+    cloud.given = [ConfigError("/x cannot be read: Permission denied", hint="h")]
+    with pytest.raises(AuthError, match="/x cannot be read") as caught:
+        await chain().credential()
+    assert (caught.value.fatal, caught.value.hint) == (True, "h")
+
+
+async def test_one_guess_for_each_cloud_that_has_no_metadata_service(cloud: Cloud) -> None:
+    cloud.here, cloud.takes, cloud.given = False, 1.0, [None]
+    made, told = Clouds(machine()), list[object]()
+
+    async def ask(host: str) -> None:
+        one = made.find(registry(host), "app", {}.get)
+        assert isinstance(one, Chain)
+        told.append(await one.credential())
+
+    async with anyio.create_task_group() as group:
+        for host in (ECR, OTHER_REGION, ECR, OTHER_REGION):
+            group.start_soon(ask, host)
+    assert (told, len(cloud.asked), anyio.current_time()) == ([None] * 4, 1, pytest.approx(1.0))
+    await ask(ECR)
+    assert len(cloud.asked) == 1
+
+
+async def test_what_was_guessed_right_is_renewed_as_what_it_is(cloud: Cloud) -> None:
+    cloud.here, cloud.life = False, HOUR
+    one = chain()
+    await one.credential()
+    await anyio.sleep(HOUR)
+    await one.credential()
+    assert [guessed for _, guessed in cloud.asked] == [True, False]
+
+
+# On the wire.
+
+
+class Turning(App):
+    """A registry that changes its mind about who may come in, once so many logins have been shown to it."""
+
+    def __init__(self, auth: BasicAuth | TokenService, after: int, then: Callable[[], None]) -> None:
+        super().__init__(auth=auth)
+        self.after, self.then = after, then
+
+    def start(self, request: Request) -> Answer | Reception:
+        if request.header("authorization").startswith(("Basic", "Bearer")):
+            self.after -= 1
+            if self.after == 0:
+                self.then()
+        return super().start(request)
+
+
+async def sync(world: Virtual, source: str, *repositories: str, **fields: Any) -> Ran:
+    text = document(
+        {"source": {"url": f"https://{source}", **fields}, "target": "http://target.test"},
+        *({"from": name, "tags": {"glob": ["v1"]}} for name in repositories),
+    )
+    return await world.run("sync", "--json", "-c", "-", stdin=text)
+
+
+def serve(world: Virtual, app: App, host: str, *repositories: str) -> Place:
+    """Let a registry answer under a cloud's name, with an image in each repository, and another be the target."""
+    place = world.listen(app, host, scheme="https")
+    world.registry("target.test")
+    for number, name in enumerate(repositories):
+        Seed(number).image().load_into(app, name, tag="v1")
+    place.journal.clear()
+    return place
+
+
+async def test_fifty_repositories_cost_one_bare_request_and_one_login(cloud: Cloud) -> None:
+    names, cloud.takes = [f"team/app{number}" for number in range(50)], 0.2
+    async with virtual() as world:
+        source = serve(world, App(auth=BasicAuth({"AWS": "p1"})), ECR, *names)
+        ran = await sync(world, ECR, *names)
+        assert (ran.status, len(ran.images), len(cloud.asked)) == (0, 50, 1)
+        source.journal.matching(status=401).exactly(1)
+        assert len(source.journal.matching(header={"authorization": "Basic *"})) == len(source.journal.entries) - 1
+
+
+async def test_what_answers_without_a_login_costs_none(cloud: Cloud) -> None:
+    async with virtual() as world:
+        serve(world, App(), GAR, "p/r/app")
+        assert (await sync(world, GAR, "p/r/app")).status == 0
+    assert cloud.asked == []
+
+
+async def test_an_anonymous_pull_waits_a_second_for_metadata_at_most(cloud: Cloud) -> None:
+    cloud.here, cloud.takes, cloud.given = False, 1.0, [None]
+    async with virtual() as world:
+        tokens = TokenService(now=anyio.current_time)
+        serve(world, App(auth=tokens), GAR, "p/r/one", "p/r/two")
+        ran = await sync(world, GAR, "p/r/one", "p/r/two")
+        assert (ran.status, len(cloud.asked), tokens.requests) == (0, 1, 1)
+        assert ran.seconds < 1.5
+
+
+async def test_a_password_that_was_good_is_asked_for_anew_once(cloud: Cloud) -> None:
+    users = {"AWS": "p1"}
+    async with virtual() as world:
+        source = serve(world, Turning(BasicAuth(users), 4, lambda: auth.users.update(AWS="p2")), ECR, "app")
+        auth = source.app.auth
+        assert (await sync(world, ECR, "app")).status == 0
+        assert len(cloud.asked) == 2
+
+
+async def test_a_password_that_is_refused_twice_stops_the_registry(cloud: Cloud) -> None:
+    async with virtual() as world:
+        source = serve(world, Turning(BasicAuth({"AWS": "p1"}), 2, lambda: auth.users.clear()), ECR, "one", "two")
+        auth = source.app.auth
+        ran = await sync(world, ECR, "one", "two")
+        assert len(cloud.asked) == 2
+        assert {each["error"]["code"] for each in ran.images} == {"AUTH_ERROR"}
+        assert "refused the credentials (a cloud of the tests)" in ran.err
+
+
+async def test_a_login_that_was_never_good_is_not_asked_for_again(cloud: Cloud) -> None:
+    async with virtual() as world:
+        source = serve(world, App(auth=BasicAuth({"AWS": "another"})), ECR, "one", "two")
+        assert (await sync(world, ECR, "one", "two")).status == 4
+        assert len(cloud.asked) == 1
+        source.journal.matching(status=401).exactly(2)
+
+
+async def test_ecr_says_403_to_a_password_that_is_too_old(cloud: Cloud) -> None:
+    class Old(App):
+        def start(self, request: Request) -> Answer | Reception:
+            if self.auth.users["AWS"] == "p2" and request.header("authorization") == Cloud.credential(1).basic:
+                return error(403, "DENIED", "Your authorization token has expired. Reauthenticate and try again.")
+            answer = super().start(request)
+            if request.kind == "manifest" and request.header("authorization"):
+                self.auth.users["AWS"] = "p2"
+            return answer
+
+    async with virtual() as world:
+        serve(world, Old(auth=BasicAuth({"AWS": "p1"})), ECR, "app")
+        assert (await sync(world, ECR, "app")).status == 0
+        assert len(cloud.asked) == 2
+
+
+def refresh(number: int) -> Login:
+    user = "00000000-0000-0000-0000-000000000000"
+    return Login(Credential(user, identity_token=f"refresh{number}", origin="a cloud of the tests"), math.inf)
+
+
+async def test_a_refresh_token_that_ended_early_is_got_anew_once(cloud: Cloud) -> None:
+    cloud.given = [refresh(1), refresh(2)]
+    async with virtual() as world:
+        tokens = TokenService(refresh_tokens=["refresh1"], anonymous=False, expires_in=60, now=anyio.current_time)
+
+        def turn() -> None:
+            tokens.refresh_tokens = {"refresh2": "refresh2"}
+            tokens.revoke()
+
+        serve(world, Turning(tokens, 4, turn), ACR, "app")
+        ran = await sync(world, ACR, "app")
+        assert (ran.status, len(cloud.asked), len(tokens.issued)) == (0, 2, 2)
+
+
+async def test_a_refused_login_at_a_token_service_is_named(cloud: Cloud) -> None:
+    cloud.given = [refresh(1)]
+    async with virtual() as world:
+        serve(world, App(auth=TokenService(anonymous=False, now=anyio.current_time)), ACR, "one", "two")
+        ran = await sync(world, ACR, "one", "two")
+        assert (ran.status, len(cloud.asked)) == (4, 1)
+        assert "refresh1" not in ran.out + ran.err
+
+
+async def test_a_chain_that_finds_nothing_is_told_once_and_stops_its_registry(cloud: Cloud) -> None:
+    cloud.given = [AuthError("looked at a, b and c", hint="give it one", fatal=True)]
+    async with virtual() as world:
+        source = serve(world, App(auth=BasicAuth({"AWS": "p1"})), ECR, "one", "two")
+        ran = await sync(world, ECR, "one", "two")
+        assert (ran.status, len(cloud.asked)) == (4, 1)
+        assert "looked at a, b and c" in ran.err
+        assert "hint: give it one" in ran.err
+        source.journal.matching().exactly(1)
+
+
+# What a cloud's module asks through.
+
+
+async def exchange(world: Virtual, url: str, **given: Any) -> tuple[int, Mapping[str, str], bytes]:
+    def log(level: str, event: str, message: str, **fields: object) -> None:
+        logged.append(message)
+
+    logged = list[str]()
+    edge = Edge({"HTTP_PROXY": "http://proxy.test:3128"}, None, lambda path: None, lambda: 0.5, world.wall, log)
+    with mock.patch.object(http1, "connect", world._connect), mock.patch.object(http1, "start_tls", world._start_tls):
+        transport = Transport(edge)
+        try:
+            return await transport.fetch(None, "GET", url, [("Metadata", "true")], b"", **given)
+        finally:
+            transport.close()
+            assert not any("secret" in line for line in logged), logged
+
+
+class Answers(Site):
+    def __init__(self, answer: Response) -> None:
+        super().__init__()
+        self.answer = answer
+
+    def start(self, request: Request) -> Answer | Reception:
+        request.kind, self.metadata = "token", request.header("metadata")
+        return self.answer
+
+
+async def test_a_login_service_is_asked_without_following_where_it_leads() -> None:
+    async with virtual() as world:
+        moved = Response(302, [("Location", "http://elsewhere.test/")], b"")
+        place = world.listen(Answers(moved), "169.254.169.254")
+        status, headers, _ = await exchange(world, "http://169.254.169.254/secret/path?token=secret")
+        assert (status, headers["location"]) == (302, "http://elsewhere.test/")
+        assert place.app.metadata == "true"
+        place.journal.matching().exactly(1)
+
+
+@pytest.mark.parametrize("name", ["metadata.test", "169.254.129.2", "127.0.0.1"])
+async def test_plain_http_of_a_cloud_is_a_metadata_service_which_no_proxy_sees(name: str) -> None:
+    async with virtual() as world:
+        place = world.listen(Answers(Response(200, [], b"")), name, port=8081)
+        assert (await exchange(world, f"http://{name}:8081/"))[0] == 200
+        place.journal.matching().exactly(1)
+
+
+async def test_an_answer_that_is_too_long_for_a_login_is_an_error() -> None:
+    async with virtual() as world:
+        world.listen(Answers(Response(200, [], bytes(2 * 1024 * 1024))), "login.test", scheme="https")
+        with pytest.raises(ContentError, match="longer than"):
+            await exchange(world, "https://login.test/")
+
+
+async def test_a_metadata_service_has_the_seconds_that_it_is_given() -> None:
+    async with virtual() as world:
+        world.listen(Answers(Response(200, [], b"late")), "169.254.169.254", down=Link(latency=5.0))
+        with pytest.raises(TimedOut, match="did not answer within 1 s"):
+            await exchange(world, "http://169.254.169.254/", seconds=1.0)
+        assert anyio.current_time() == pytest.approx(1.0, abs=0.01)
+        assert (await exchange(world, "http://169.254.169.254/"))[0] == 200
