@@ -181,7 +181,7 @@ def _validate(arguments: argparse.Namespace, console: Console) -> int:
 
 def _version(arguments: argparse.Namespace, console: Console) -> int:
     from _regsync import version
-    return version.show(as_json=arguments.json)
+    return version.inventory() if arguments.sbom else version.show(as_json=arguments.json)
 
 def _show(arguments: argparse.Namespace, console: Console) -> int:
     if arguments.command == "expand":
@@ -277,6 +277,7 @@ regsync schema >regsync.schema.json
 
 Editors complete a configuration that begins with
 # yaml-language-server: $schema=regsync.schema.json"""),
-    "version": _Command("say which build this is and what it runs on", _version, "0 3", (_JSON,),
-        "regsync version --json"),
+    "version": _Command("say which build this is and what it runs on", _version, "0 3", (
+        _JSON, ("--sbom", "print what the file is made of, as CycloneDX")),
+        "regsync version --json\nregsync version --sbom >regsync.cdx.json"),
 }  # fmt: skip

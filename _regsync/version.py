@@ -6,7 +6,11 @@ json, typing or argparse (tests/test_zipapp.py looks): scripts ask often. Follow
 from __future__ import annotations
 import sys
 from _regsync import FIPS_BUILD, __version__, fips
-__all__ = ["show"]
+
+TYPE_CHECKING = False  # as in fips
+if TYPE_CHECKING:
+    from typing import Any
+__all__ = ["inventory", "show"]
 
 def show(*, as_json: bool) -> int:
     """Write the version to standard output; return the exit status."""
@@ -24,5 +28,15 @@ def show(*, as_json: bool) -> int:
         import json
         text = json.dumps(told)
     sys.stdout.write(text + "\n")
+    sys.stdout.flush()
+    return 0
+
+def inventory() -> int:
+    """Write the SBOM (CycloneDX) that the build put into the file to standard output; ConfigError for sources."""
+    from _regsync.errors import ConfigError
+    loader: Any = globals()["__loader__"]
+    if not hasattr(loader, "archive"):
+        raise ConfigError("only a built file has an inventory", hint="tools/build_zipapp.py makes one")
+    sys.stdout.write(loader.get_data(f"{loader.archive}/sbom.cdx.json").decode())
     sys.stdout.flush()
     return 0

@@ -14,6 +14,8 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from cyclonedx.schema import SchemaVersion
+from cyclonedx.validation.json import JsonStrictValidator
 
 from tools import build_zipapp
 
@@ -65,8 +67,20 @@ def interpreter(name: str) -> str | None:
 @pytest.mark.slow
 def test_two_builds_in_different_places_give_the_same_bytes(pyz: Path, tmp_path: Path) -> None:
     out = build_elsewhere(tmp_path / "a deeper" / "checkout", tmp_path / "out")
-    for name in ("regsync.pyz", "regsync-nofips.pyz"):
+    for name in ("regsync.pyz", "regsync-nofips.pyz", "SHA256SUMS"):
         assert (out / name).read_bytes() == (pyz.parent / name).read_bytes()
+
+
+@pytest.mark.slow
+def test_which_python_runs_the_build_does_not_matter(pyz: Path, tmp_path: Path) -> None:
+    others = [path for minor in (10, 12, 13) if (path := interpreter(f"python3.{minor}"))]
+    if not others:
+        pytest.skip("one CPython is on this machine")
+    for path in others:
+        command = (ROOT / "tools" / "build_zipapp.py", "--python", sys.executable, "--cache", ROOT / "build" / "wheels")
+        done = run(path, *command, "--out", tmp_path)
+        assert done.returncode == 0, done.stderr
+        assert (tmp_path / "SHA256SUMS").read_bytes() == (pyz.parent / "SHA256SUMS").read_bytes(), path
 
 
 def test_builds_differ_in_one_constant(pyz: Path) -> None:
@@ -218,6 +232,33 @@ def test_the_file_says_what_it_was_made_of(pyz: Path) -> None:
         told = json.loads(archive.read("build.json"))
     assert told["trees"] == {TREE: "CPython {}.{}.{}".format(*sys.version_info)}
     assert told["packages"]["h11"]["version"] == "0.16.0"
+
+
+def test_the_sums_are_those_of_the_files(pyz: Path) -> None:
+    done = run("sha256sum", "--check", "--strict", "SHA256SUMS", cwd=str(pyz.parent))
+    assert done.stdout == "regsync.pyz: OK\nregsync-nofips.pyz: OK\n"
+
+
+def test_the_inventory_is_valid_and_names_what_is_inside(pyz: Path) -> None:
+    shown = run(sys.executable, pyz, "version", "--sbom")
+    assert (shown.returncode, shown.stderr) == (0, "")
+    assert JsonStrictValidator(SchemaVersion.V1_6).validate_str(shown.stdout) is None
+    told = json.loads(shown.stdout)
+    with zipfile.ZipFile(pyz) as archive:
+        assert archive.read("sbom.cdx.json").decode() == shown.stdout
+        packages = {name.split("/")[0].removesuffix(".py") for name in archive.namelist()} - {TREE, "licenses"}
+    named = {{"PyYAML": "yaml"}.get(each["name"], each["name"]) for each in told["components"]}
+    assert packages - {"__main__", "_regsync", "regsync", "build.json", "sbom.cdx.json"} == named
+    for each, wheel in zip(told["components"], build_zipapp.BUNDLE, strict=True):
+        [distribution] = each["externalReferences"]
+        assert distribution["hashes"] == [{"alg": "SHA-256", "content": wheel.sha256}]
+        assert {entry["value"] for entry in each.get("properties", [])} == set(wheel.dropped)
+
+
+def test_sources_have_no_inventory_and_say_so() -> None:
+    done = run(sys.executable, ROOT / "regsync.py", "version", "--sbom", PYTHONPATH=os.pathsep.join(sys.path))
+    assert (done.returncode, done.stdout) == (3, "")
+    assert done.stderr.startswith("error: CONFIG_ERROR: only a built file has an inventory")
 
 
 def test_bundle_has_the_versions_of_the_metadata() -> None:

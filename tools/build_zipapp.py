@@ -7,6 +7,7 @@ Owns: which files of which packages travel, and how the archive is laid out (des
 
     __main__.py               chooses the tree of the running interpreter; parses on Python 2.7
     build.json                versions: ours, the packages', the interpreters' of the trees
+    sbom.cdx.json             the same for inventories: CycloneDX 1.6, with the wheels' hashes and licences
     licenses/<package>/...    their licences
     h11/ anyio/ ... _regsync/ regsync.py     sources, importable with PYTHONPATH=regsync.pyz
     cp311/...                 the same modules again, each with its bytecode beside it
@@ -58,6 +59,7 @@ class Wheel:
     version: str
     file: str
     sha256: str
+    licence: str  # SPDX's short name
     dropped: tuple[str, ...] = ()
     newest: tuple[int, int] = (99, 0)  # the newest CPython whose tree has it; later ones have the source
 
@@ -71,6 +73,7 @@ BUNDLE = (
         "4.16.0",
         "anyio-4.16.0-py3-none-any.whl",
         "c66ae634e0b8228396b801741beb3294326d4b6102f7bba4041c0dfb58c29026",
+        "MIT",
         ("anyio/_backends/_trio.py", "anyio/pytest_plugin.py", "anyio/to_interpreter.py", "anyio/to_process.py"),
     ),
     Wheel(
@@ -78,12 +81,14 @@ BUNDLE = (
         "0.16.0",
         "h11-0.16.0-py3-none-any.whl",
         "63cf8bbe7522de3bf65932fda1d9c2772064ffb3dae62d55932da54b31cb6c86",
+        "MIT",
     ),
     Wheel(
         "PyYAML",
         "6.0.3",
         "pyyaml-6.0.3-cp311-cp311-manylinux2014_x86_64.manylinux_2_17_x86_64.manylinux_2_28_x86_64.whl",
         "b8bb0864c5a28024fac8a632c443c87c5aa6f215c0b126c449ae1a150412f31d",
+        "MIT",
         ("_yaml/__init__.py", "yaml/cyaml.py"),
     ),
     Wheel(
@@ -91,12 +96,14 @@ BUNDLE = (
         "0.10.5",
         "truststore-0.10.5-py3-none-any.whl",
         "9aaaedaefaf06d8b206278cf8b5012bc897f485a874503501e12d776df78951c",
+        "MIT",
     ),
     Wheel(
         "exceptiongroup",
         "1.3.1",
         "exceptiongroup-1.3.1-py3-none-any.whl",
         "a7a39a3bd276781e98394987d3a5701d0c4edffb633bb7a5144577f82c773598",
+        "MIT",
         newest=(3, 10),
     ),
     Wheel(
@@ -104,6 +111,7 @@ BUNDLE = (
         "3.20",
         "idna-3.20-py3-none-any.whl",
         "ab7ae7122974553370f0bdb919e1a960b2cd1bc1ef0276416d896db81c14582c",
+        "BSD-3-Clause",
         ("idna/__main__.py", "idna/cli.py"),
         newest=(0, 0),  # half a megabyte a tree, imported for host names beyond ASCII only
     ),
@@ -112,6 +120,7 @@ BUNDLE = (
         "4.16.0",
         "typing_extensions-4.16.0-py3-none-any.whl",
         "481caa481374e813c1b176ada14e97f1f67a4539ce9cfeb3f350d78d6370c2e8",
+        "PSF-2.0",
     ),
 )
 
@@ -176,7 +185,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def build(out: str, *, cache: str, pythons: Sequence[str]) -> list[str]:
-    """Write both files into `out`; return their paths, the default build's first."""
+    """Write both files into `out`, and `SHA256SUMS`; return the paths, the default build's first."""
     wheels = {wheel: fetch(wheel, cache) for wheel in BUNDLE}
     interpreters = sorted((probe(python) for python in pythons), key=lambda known: known.version)
     minors = [known.version[:2] for known in interpreters]
@@ -189,7 +198,7 @@ def build(out: str, *, cache: str, pythons: Sequence[str]) -> list[str]:
         for name, data in unpack(wheel, path):
             root[name] = data
             newest[name] = wheel.newest
-    common = {**root, "__main__.py": MAIN.encode(), "build.json": record(interpreters)}
+    common = {**root, "__main__.py": MAIN.encode(), "build.json": record(interpreters), "sbom.cdx.json": sbom()}
     variants: dict[bool, dict[str, bytes]] = {True: {}, False: {}}
     for known in interpreters:
         chosen = {
@@ -204,10 +213,11 @@ def build(out: str, *, cache: str, pythons: Sequence[str]) -> list[str]:
         for known in interpreters:
             files.update(compiled_tree(known, constants))
     os.makedirs(out, exist_ok=True)
-    return [
+    paths = [
         write(os.path.join(out, name), {**common, **variants[fips]})
         for name, fips in (("regsync.pyz", True), ("regsync-nofips.pyz", False))
     ]
+    return [*paths, write_sums(os.path.join(out, "SHA256SUMS"), paths)]
 
 
 # ---------------------------------------------------------------- packages
@@ -387,6 +397,43 @@ def record(interpreters: Sequence[Interpreter]) -> bytes:
         "trees": {known.tree: "CPython {}.{}.{}".format(*known.version) for known in interpreters},
     }
     return json.dumps(told, indent=1).encode() + b"\n"
+
+
+def sbom() -> bytes:
+    """Return the inventory of the file (CycloneDX 1.6): no time and no serial number, which no two builds share."""
+    components: list[dict[str, object]] = []
+    for wheel in BUNDLE:
+        purl = f"pkg:pypi/{wheel.name.lower().replace('_', '-')}@{wheel.version}"
+        hashes = [{"alg": "SHA-256", "content": wheel.sha256}]
+        component = {
+            **{"type": "library", "bom-ref": purl, "name": wheel.name, "version": wheel.version, "purl": purl},
+            "licenses": [{"license": {"id": wheel.licence}}],
+            "externalReferences": [{"type": "distribution", "url": wheel.file, "hashes": hashes}],
+            "properties": [{"name": "regsync:left-out", "value": name} for name in wheel.dropped],
+        }
+        components.append({key: value for key, value in component.items() if value})
+    this = {"type": "application", "bom-ref": "regsync", "name": "regsync", "version": our_version()}
+    told = {
+        "$schema": "http://cyclonedx.org/schema/bom-1.6.schema.json",
+        "bomFormat": "CycloneDX",
+        "specVersion": "1.6",
+        "version": 1,
+        "metadata": {"component": this},
+        "components": components,
+        "dependencies": [{"ref": "regsync", "dependsOn": [each["bom-ref"] for each in components]}],
+    }
+    return json.dumps(told, indent=1).encode() + b"\n"
+
+
+def write_sums(path: str, files: Sequence[str]) -> str:
+    """Write what `sha256sum --check` reads, with names only, beside the files; return `path`."""
+    lines = []
+    for name in files:
+        with open(name, "rb") as file:
+            lines.append(f"{hashlib.sha256(file.read()).hexdigest()}  {os.path.basename(name)}\n")
+    with open(path, "w", encoding="ascii", newline="\n") as file:
+        file.writelines(lines)
+    return path
 
 
 def write(path: str, files: Mapping[str, bytes]) -> str:

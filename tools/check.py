@@ -79,7 +79,7 @@ def has_python(name: str) -> bool:
 def pins() -> list[str]:
     """Read the `name==version` lines of pyproject.toml; Python 3.10 has no tomllib."""
     with open("pyproject.toml", encoding="utf-8") as file:
-        return re.findall(r'(?m)^    "([A-Za-z0-9_.-]+==[^"]+)",$', file.read())
+        return re.findall(r'(?m)^    "([A-Za-z0-9_.-]+(?:\[[a-z-]+\])?==[^"]+)",$', file.read())
 
 
 def ready_venv() -> str:
