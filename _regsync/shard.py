@@ -6,7 +6,6 @@ repository in common stay together: its tags are listed once, conflicts are seen
 target registry, which share layers and mount them: as short a path as makes no group half more than a fair share, for
 everything may lie below one. Follows design.md section 2."""
 from __future__ import annotations
-import heapq
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
@@ -22,20 +21,18 @@ class Shard(NamedTuple):
     total: int
     def share(self, config: Config) -> Config:
         """Return the configuration with this shard's mappings alone, in their order, and a `cache_dir` of its own."""
-        shares = [(0, number, list[MappingRule]()) for number in range(self.total)]
         groups = _groups(config.mappings, max(1.0, 1.5 * len(config.mappings) / self.total))
-        for group in sorted(groups, key=lambda group: (-len(group), group[0].index)):
-            load, number, share = shares[0]
-            heapq.heapreplace(shares, (load + len(group), number, share + group))
-        own = next(sorted(share, key=lambda rule: rule.index) for _, number, share in shares if number == self.number)
+        shares: list[list[MappingRule]] = [[] for _ in range(self.total)]
+        for group in sorted(groups, key=lambda group: (-len(group), group[0].index)): min(shares, key=len).extend(group)
+        own = tuple(sorted(shares[self.number], key=lambda rule: rule.index))
         cache_dir = config.cache_dir and f"{config.cache_dir}/shard-{self.number}-of-{self.total}"
-        return config._replace(mappings=tuple(own), cache_dir=cache_dir)
+        return config._replace(mappings=own, cache_dir=cache_dir)
 
 def parse(text: str, environ: Mapping[str, str]) -> Shard:
     """Read `I/N`, or `/N` with I from the environment; ConfigError names what is wrong."""
     (number, _, total), where = text.partition("/"), clean(text, 40)
-    if text.startswith("/"): where += f" ({_INDEX}: {clean(number := environ.get(_INDEX, 'not set'), 40)})"
-    if all(re.fullmatch("[0-9]{1,4}", part) for part in (number, total)) and int(number) < int(total):
+    if text[:1] == "/": where += f" ({_INDEX}: {clean(number := environ.get(_INDEX, 'not set'), 40)})"
+    if all(re.fullmatch("[0-9]{1,3}", part) for part in (number, total)) and int(number) < int(total):
         return Shard(int(number), int(total))
     hint = "the first of four is 0/4, the last 3/4; /4 is for the pods of an Indexed Job"
     raise ConfigError(f"--shard {where}: I/N is needed, I from 0 and below N", hint=hint)

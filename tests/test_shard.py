@@ -59,14 +59,14 @@ def below(*paths: str) -> Config:
         ("0/1", {}, (0, 1)),
         ("3/4", {"JOB_COMPLETION_INDEX": "1"}, (3, 4)),
         ("/4", {"JOB_COMPLETION_INDEX": "0"}, (0, 4)),
-        ("/9999", {"JOB_COMPLETION_INDEX": "9998"}, (9998, 9999)),
+        ("/999", {"JOB_COMPLETION_INDEX": "998"}, (998, 999)),
     ],
 )
 def test_a_shard_is_named(text: str, environ: dict[str, str], shard: tuple[int, int]) -> None:
     assert parse(text, environ) == shard
 
 
-@pytest.mark.parametrize("text", ["", "/", "1", "4/4", "5/4", "0/0", "-1/4", "1/4/2", "a/b", "1 / 4", "0/99999", "٣/4"])
+@pytest.mark.parametrize("text", ["", "/", "1", "4/4", "5/4", "0/0", "-1/4", "1/4/2", "a/b", "1 / 4", "0/1000", "٣/4"])
 def test_what_names_no_shard_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match=r"^--shard .*I from 0 and below N") as refused:
         parse(text, {})

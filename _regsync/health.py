@@ -1,0 +1,104 @@
+"""The health listener of `watch`: an HTTP/1.1 server of two resources, one request a connection.
+
+Owns: its sockets, heads of requests, answers' framing. May not know: what the states mean, the client's HTTP.
+Invariants: nothing of a request comes back in an answer; a client holds 8 KiB, ten seconds and one of a fixed number of
+places at most, the oldest of which ends for the next client, so that none delays a probe. Follows RFC 9112, design.md
+section 10."""
+from __future__ import annotations
+import errno
+import json
+import re
+import socket
+from collections.abc import Callable
+from email.utils import formatdate
+from http import HTTPStatus
+from typing import Any
+import anyio
+import h11
+from _regsync.errors import ConfigError, Disconnected, clean
+from _regsync.streams import WANT_READ, SocketStream
+__all__ = ["Tell", "serve"]
+
+Tell = Callable[[str], tuple[int, dict[str, Any]]]  # what is said at `/healthz` or `/readyz`: status, document
+_ABSENT = (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL)
+_HEAD, _MOST_CLIENTS, _SECONDS, _NO_FILES_PAUSE = 4096, 128, 5.0, 0.1  # a head may be twice that, less one byte
+
+async def serve(bind: str, port: int, tell: Tell, *, task_status: Any = anyio.TASK_STATUS_IGNORED) -> None:
+    """Serve until cancelled at all addresses of the name `bind` (empty: of this machine), which `task_status` gets;
+    ConfigError where they cannot be had."""
+    listeners, serving = _listen(bind, port), dict[socket.socket, anyio.CancelScope]()
+    async def converse(own: socket.socket) -> None:
+        stream, scratch = SocketStream(own), memoryview(bytearray(_HEAD))
+        try:
+            with anyio.move_on_after(_SECONDS) as scope:
+                serving[own] = scope
+                if len(serving) > _MOST_CLIENTS: serving.pop(next(iter(serving))).cancel()
+                answer = memoryview(await _answer(stream, scratch, tell))
+                scope.deadline = anyio.current_time() + _SECONDS
+                while answer:
+                    if (sent := stream.send(answer)) < 0: await stream.wait(sent)
+                    else: answer = answer[sent:]
+                # A close with bytes unread is a reset, which may take the answer along (RFC 9112 section 9.6).
+                own.shutdown(socket.SHUT_WR)
+                while stream.recv_into(scratch): await stream.wait(WANT_READ)
+        except (Disconnected, OSError):
+            pass  # the client has left: there is nobody to tell
+        finally:
+            serving.pop(own, None)
+            stream.close()
+    async def accept(listener: socket.socket) -> None:
+        listening = SocketStream(listener)
+        try:
+            while True:
+                await listening.wait(WANT_READ)
+                try:  # all that are there: a busy loop comes back late
+                    for _ in range(_MOST_CLIENTS): tasks.start_soon(converse, listener.accept()[0])
+                except BlockingIOError: pass
+                except OSError: await anyio.sleep(_NO_FILES_PAUSE)
+        finally: listening.close()
+    async with anyio.create_task_group() as tasks:
+        for listener in listeners: tasks.start_soon(accept, listener)
+        task_status.started([listener.getsockname() for listener in listeners])
+
+def _listen(bind: str, port: int) -> list[socket.socket]:
+    listeners: list[socket.socket] = []
+    try:
+        if not 0 <= port < 65536: raise ValueError("ports end at 65535")
+        found = socket.getaddrinfo(bind.strip("[]") or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        for family, _, _, _, address in found:
+            both = family == socket.AF_INET6 and len(found) == 1 and socket.has_dualstack_ipv6()
+            try: listeners.append(socket.create_server(address, family=family, backlog=1024, dualstack_ipv6=both))
+            except OSError as error:  # a name may have addresses of a family that is switched off here
+                if error.errno not in _ABSENT or (address == found[-1][4] and not listeners): raise
+    except (OSError, ValueError) as error:
+        for listener in listeners: listener.close()
+        cause = clean(getattr(error, "strerror", None) or str(error), 100).partition(" (while")[0].lower()
+        raise ConfigError(f"the health listener cannot have {clean(bind, 100) or '*'} port {port}: {cause}",
+            hint="name others by --health-bind and --health-port") from error
+    return listeners
+
+async def _answer(stream: SocketStream, scratch: memoryview, tell: Tell) -> bytes:
+    framing = h11.Connection(h11.SERVER, max_incomplete_event_size=_HEAD - 1)
+    status, document, method, event = 400, dict[str, Any](), b"", None
+    try:
+        while (event := framing.next_event()) is h11.NEED_DATA:
+            while (count := stream.recv_into(scratch)) < 0: await stream.wait(count)
+            framing.receive_data(bytes(scratch[:count]))
+        if not isinstance(event, h11.Request):
+            return b""  # the client leaves without a word
+        method, fields = event.method, dict(event.headers)
+        path = re.sub(rb"(?i)^https?://[^/?]*", b"", event.target).partition(b"?")[0]
+        # RFC 9112 sections 3.2 and 6.3: others could see another host, or another end of the message.
+        doubtful = {b"transfer-encoding", b"content-length"} <= {*fields}
+        if doubtful or not re.fullmatch(rb"[\w.~:%\[\]-]*", fields.get(b"host", b"")): pass
+        elif event.http_version[:2] != b"1.": status = 505
+        elif path not in (b"/healthz", b"/readyz"): status = 404
+        elif method not in (b"GET", b"HEAD"): status = 405
+        else: status, document = tell(path.decode())
+    except h11.RemoteProtocolError as error: status = error.error_status_hint
+    phrase = HTTPStatus(status).phrase
+    body = json.dumps(document or {"status": phrase.lower()}).encode()
+    headers = [("Content-Type", "application/json"), ("Content-Length", str(len(body))), ("Cache-Control", "no-store"),
+        ("Connection", "close"), ("Date", formatdate(usegmt=True))] + [("Allow", "GET, HEAD")] * (status == 405)
+    head = framing.send(h11.Response(status_code=status, headers=headers, reason=phrase)) or b""
+    return head if method == b"HEAD" else head + body
