@@ -80,8 +80,7 @@ def list_referrers(held: Manifest | None, more: Sequence[Descriptor]) -> Manifes
         entry = {"mediaType": each.media_type, "digest": each.digest, "size": each.size,
             "artifactType": each.artifact_type, "annotations": dict(each.annotations)}
         document["manifests"].append({key: value for key, value in entry.items() if value})
-    body = json.dumps(document, ensure_ascii=False, separators=(",", ":")).encode("utf-8")
-    return parse_manifest(body, content_type=None)
+    return parse_manifest(_written(document), content_type=None)
 
 def is_referrer_tag(tag: str) -> bool:
     """Tell whether a tag names referrers or cosign's attachments, not an image (design.md section 5)."""
@@ -322,21 +321,17 @@ def nested_indexes(index: Manifest) -> tuple[Descriptor, ...]:
     """Return the children that are indexes, each digest once."""
     return tuple({child.digest: child for child in index.children if child.is_index}.values())
 
-def trim_index(index: Manifest, wanted: Sequence[Platform], nested: Mapping[str, Manifest]) -> Trimmed:
+def trim_index(index: Manifest, wanted: Sequence[Platform], nested: Mapping[str, Manifest],
+        done: dict[str, Trimmed] | None = None, depth: int = 1) -> Trimmed:
     """Keep what `wanted` asks for (design.md section 4), `nested` being all indexes below; ContentError if unable."""
-    return _trim(index, wanted, nested, {}, 1)
-
-def _trim(index: Manifest, wanted: Sequence[Platform], nested: Mapping[str, Manifest], done: dict[str, Trimmed],
-        depth: int) -> Trimmed:
     if depth > MAX_INDEX_DEPTH: raise ContentError(f"indexes are nested more than {MAX_INDEX_DEPTH} deep")
-    kept: list[Descriptor | None] = []
-    matched: set[Platform] = set()
-    available: dict[str, None] = {}
+    done = {} if done is None else done  # each nested index once
+    kept, matched, available = list[Descriptor | None](), set[Platform](), dict[str, None]()
     for child in index.children:
         keep, hits = child, frozenset[Platform]()
         if child.is_index:
             if child.digest not in done:
-                done[child.digest] = _trim(nested[child.digest], wanted, nested, done, depth + 1)
+                done[child.digest] = trim_index(nested[child.digest], wanted, nested, done, depth + 1)
             below = done[child.digest]
             hits = below.matched
             available |= dict.fromkeys(below.available)
@@ -361,7 +356,10 @@ def _rewritten(index: Manifest, chosen: Sequence[Descriptor | None]) -> Manifest
             entry.update(digest=keep.digest, size=keep.size)
             entry.pop("data", None)  # the content of the untrimmed index
     document["manifests"] = [entry for entry, _ in kept]
-    try: body = json.dumps(document, ensure_ascii=False, separators=(",", ":")).encode("utf-8")
-    except UnicodeEncodeError as error:
-        raise ContentError("an index with half a character (a lone surrogate) cannot be trimmed") from error
+    body = _written(document)
     return index._replace(body=body, digest=digest_of(body), children=tuple(filter(None, chosen)))
+
+def _written(document: dict[str, Any]) -> bytes:
+    try: return json.dumps(document, ensure_ascii=False, separators=(",", ":")).encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise ContentError("an index with half a character (a lone surrogate) cannot be changed") from error

@@ -60,9 +60,8 @@ def _all_admit(comparators: tuple[_Comparator, ...], version: Version, prereleas
         in comparators)
     if prerelease == "exclude" and not in_full: return False
     release = version if in_full else Version(version.release)
-    for low, high, takes_inside, named in comparators:
-        if (low <= (version if named == version.release else release) < high) is not takes_inside: return False
-    return True
+    return all((low <= (version if named == version.release else release) < high) is takes_inside
+        for low, high, takes_inside, named in comparators)
 
 def parse_range(text: str) -> Range:
     """Parse a range; ValueError says what is wrong and what to write instead."""

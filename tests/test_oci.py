@@ -657,6 +657,13 @@ def test_index_that_would_not_survive_is_refused_only_when_an_entry_drops(extra:
         oci.trim_index(source, [AMD64], {})
 
 
+def test_a_list_of_referrers_that_would_not_survive_is_not_extended() -> None:
+    text = json.dumps(index(child(1, "linux/amd64"), x=0))
+    held = parse(text.replace('"x": 0', '"x": "\\ud800"').encode())
+    with pytest.raises(ContentError, match="lone surrogate"):
+        oci.list_referrers(held, held.children)
+
+
 PLATFORMS = ["linux/amd64", "linux/arm64", "linux/arm64/v8", "linux/arm", "linux/arm/v6", "windows/amd64"]
 
 
