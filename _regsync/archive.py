@@ -2,8 +2,7 @@
 
 Owns: the tables of what earlier runs confirmed, looked up in place by bisection, their merge with what this run
 confirmed, the framing of the journal. May not know: files, clocks, what a row means (`state.Knowledge` judges).
-Invariant I5: bytes that are not whole, not ours or of another version are `Damaged`, never half read.
-"""
+Invariant I5: bytes that are not whole, not ours or of another version are `Damaged`, never half read."""
 from __future__ import annotations
 import json
 import struct

@@ -2,8 +2,7 @@
 
 Owns: the claims of design.md section 6, rules 9 and 10. May not know: clocks, sockets, tasks, the disk. Invariants: I4
 (skip beats mount, mount beats upload); claims are made in promotion order, so an owner was always promoted before those
-who wait for it and no cycle can form.
-"""
+who wait for it and no cycle can form."""
 from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field

@@ -3,8 +3,7 @@
 Owns: reading by the table of fields, places of problems, inheritance, the model, what may be shown of it, doubts. May
 not know: files, the process environment, how a value is used. Invariant: any input gives a `Config` or a `ConfigError`
 with every problem, aliases are read once, no message shows a secret; a doubt speaks only where no registry's content
-could prove it wrong, but for tags that move by custom and ranges without an end. Follows design.md sections 3 and 4.
-"""
+could prove it wrong, but for tags that move by custom and ranges without an end. Follows design.md sections 3 and 4."""
 from __future__ import annotations
 import re
 from collections import defaultdict
@@ -111,8 +110,7 @@ class _Section(NamedTuple):
 
 class _Reader:
     """Reads nodes by the table. A value that is wrong is noted and read as None; reading goes on. Methods are found by
-    name: `read_` and a type of fields, `find_` and a type of scalars, `build_` and a section with its fields read.
-    """
+    name: `read_` and a type of fields, `find_` and a type of scalars, `build_` and a section with its fields read."""
     def __init__(self, name: str, environ: Mapping[str, str], base_dir: str | None, home: str | None,
             lint: bool) -> None:
         self.name, self.environ, self.base_dir, self.home, self.lint = name, environ, base_dir, home, lint
@@ -401,8 +399,7 @@ class _Expansion(_Reader):
 def load(text: bytes, *, name: str, environ: Mapping[str, str], base_dir: str | None, home: str | None,
         lint: bool = False) -> Config:
     """Read a configuration, which messages call `name`; ConfigError carries every problem, in the order of the file.
-    `base_dir` is its absolute directory, None for standard input. `lint` warns also of what can hardly be meant.
-    """
+    `base_dir` is its absolute directory, None for standard input. `lint` warns also of what can hardly be meant."""
     reader = _Reader(name, environ, base_dir, home, lint)
     document = reader.read(text)
     settings = document.values["global"].values if "global" in document.values else {}
@@ -416,8 +413,7 @@ def load(text: bytes, *, name: str, environ: Mapping[str, str], base_dir: str | 
 def expand(text: bytes, *, name: str, environ: Mapping[str, str], base_dir: str | None, home: str | None,
         show_secrets: bool = False) -> str:
     """Return a configuration as YAML that loads again, without variables, groups and `defaults`; ConfigError as `load`.
-    Unless shown, secrets stay variables or become asterisks; so does all else from a variable that gives a secret too.
-    """
+    Unless shown, secrets stay variables or become asterisks; so does all else from variables that give secrets too."""
     reader = _Expansion(name, environ, base_dir, home, lint=False)
     reader.show_secrets = show_secrets
     return dump(reader.plain(reader.read(text).node, _DOCUMENT))

@@ -2,8 +2,7 @@
 
 Owns: which questions are asked, in which order, and each only once a run (design.md section 6 rules 3 to 8). May not
 know: what is transferred when. Invariant: an answer already held is not asked for again; concurrent askers share one
-question. Follows specification section 1.1 "Tag skip decision", "head_first" and "Platform filtering".
-"""
+question. Follows specification section 1.1 "Tag skip decision", "head_first" and "Platform filtering"."""
 from __future__ import annotations
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass

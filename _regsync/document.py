@@ -2,8 +2,7 @@
 
 Owns: decoding, composition, duplicate and merged keys, `${NAME}`. May not know: which fields exist. Invariant: work and
 memory are bounded by the length of the input, whatever it nests, repeats or refers to; a value never changes the
-document's structure; the short way for ordinary text and PyYAML's events lead to the same nodes. Follows design.md 3.
-"""
+document's structure; the short way for usual text and PyYAML's events lead to the same nodes. Follows design.md 3."""
 from __future__ import annotations
 import re
 from collections.abc import Callable, Container, Iterator, Mapping
@@ -20,8 +19,7 @@ _KINDS = {"map": "a mapping", "seq": "a list", "str": "text", "int": "a whole nu
 
 class Node(NamedTuple):
     """A YAML node with its place; `value` is text, a list of nodes, or key and value nodes by key, `tag` the last word
-    of the YAML tag. Where an alias stands, stands the very node of its anchor.
-    """
+    of the YAML tag. Where an alias stands, stands the very node of its anchor."""
     tag: str
     value: Any
     line: int
@@ -83,8 +81,7 @@ class _Unusual(Exception):
 
 class _Ordinary:
     """Reads block collections, flow ones that end on their line and scalars of one line without escapes, several times
-    as fast as PyYAML. Its tokens are the scalars' nodes, and nodes with an indicator or bracket for a tag.
-    """
+    as fast as PyYAML. Its tokens are the scalars' nodes, and nodes with an indicator or bracket for a tag."""
     def __init__(self, loader: Any) -> None: self.loader = loader
     def read(self, text: str) -> Node | None:
         """Return the root; None where there is anything else, and where nothing is."""

@@ -2,8 +2,7 @@
 
 Owns: the exception tree, the codes of design.md section 2, `Side`. May not know: any other module, so that all import
 it. Invariant: a message never holds a credential, a signed URL or a whole body; text from a registry passes `clean`
-first. Follows protocol-facts.md section 9.2, R10 and R18.
-"""
+first. Follows protocol-facts.md section 9.2, R10 and R18."""
 from __future__ import annotations
 import enum
 from typing import NamedTuple

@@ -1,9 +1,8 @@
 """The fields of the configuration: one table, the grammars of their values, and the table as JSON Schema.
 
-Owns: names, types, defaults and meaning of all fields (the reader, the schema and the README's reference use the same
-rows), durations, sizes, registry addresses. May not know: YAML, places, the model. Invariant: a grammar gives a value,
-or a ValueError with the remedy and no secret; the schema takes whatever `validate` takes. Follows JSON Schema 2020-12.
-"""
+Owns: names, types, defaults and meaning of all fields (reader, schema and the README's reference use the same rows),
+durations, sizes, registry addresses. May not know: YAML, places, the model. Invariant: a grammar gives a value, or a
+ValueError with the remedy and no secret; the schema takes whatever `validate` takes. Follows JSON Schema 2020-12."""
 from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
@@ -69,8 +68,7 @@ class Field(NamedTuple):
     `type` is text, texts, one_or_texts, flag, count, amount (text that may be an unquoted number), path, alias,
     targets, section, list or names; `of` names the section of one, of a list's items and of the values of names.
     `parse` gives a value, `check` lets the text be; both raise ValueError. `refuses` is a pattern of what cannot be in
-    a text, and why. `empty` is the remedy for an empty list, `auth` the one `auth_type` that has the field.
-    """
+    a text, and why. `empty` is the remedy for an empty list, `auth` the one `auth_type` that has the field."""
     name: str
     type: str
     meaning: str

@@ -3,8 +3,7 @@
 Owns: the grammar of a registry's nouns, what a readable manifest is, which entries of an index a platform filter keeps.
 May not know: registries, configuration, HTTP. Invariant: `trim_index` alone changes a manifest's bytes; no digest, tag,
 name or media type leaves unchecked: each may become part of a URL, header or file name (protocol-facts.md section 9.2,
-R11 to R14). Follows protocol-facts.md section 1, design.md sections 2, 4.
-"""
+R11 to R14). Follows protocol-facts.md section 1, design.md sections 2, 4."""
 from __future__ import annotations
 import binascii
 import json

@@ -2,8 +2,7 @@
 
 Owns: the tree of an image in put order, the order of its blobs, the election of leaders, which mapping gets which tag.
 May not know: how anything is asked or moved. Invariants: I2 (children before their index), I10 (on a conflict the
-earlier mapping wins). Follows design.md sections 3, 6, 7, specification 1.1.
-"""
+earlier mapping wins). Follows design.md sections 3, 6, 7, specification 1.1."""
 from __future__ import annotations
 import enum
 import heapq
@@ -109,9 +108,7 @@ def order_blobs(blobs: Iterable[Descriptor], references: Mapping[str, int]) -> t
 
 class Election:
     """Which pending image to promote next: the greedy set cover of specification section 1.1, near-linear over a run.
-
-    The highest gain goes next, then the lowest number: how many blobs others on its host want and nobody brings yet.
-    """
+    The highest gain goes next, then the lowest number: how many blobs others on its host want and nobody brings yet."""
     def __init__(self) -> None:
         self._blobs: dict[int, list[tuple[str, str]]] = {}
         self._gains: dict[int, int] = {}

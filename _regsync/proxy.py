@@ -2,8 +2,7 @@
 
 Owns: the proxy variables, the NO_PROXY grammar. May not know: sockets, CONNECT, the process environment (an argument).
 Invariant: no text of a `Proxy` and no error shows user name or password. Follows protocol-facts.md section 8.1: Go's
-`httpproxy` rules, as container clients have them; lower case first, and empty is unset, as curl and Python have it.
-"""
+`httpproxy` rules, as container clients have them; lower case first, and empty is unset, as curl and Python have it."""
 from __future__ import annotations
 import re
 from collections.abc import Mapping

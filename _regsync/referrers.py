@@ -3,8 +3,7 @@
 Owns: the question of specification section 1.1 "Artifacts" (referrers API, fallback tag, cosign's tags), its filters,
 the fallback index at a target. May not know: when a run looks, how anything is moved. Invariants: what could not be
 asked is an error, never "none"; an entry that somebody else wrote into a fallback index stays. Follows design.md
-section 6 rule 15, protocol-facts.md section 1.10.
-"""
+section 6 rule 15, protocol-facts.md section 1.10."""
 from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Sequence

@@ -2,8 +2,7 @@
 
 Owns: the part of `transfer.Mover` in a dry run, and the numbers of `analyze`. May not know: which image is next.
 Invariant: GET and HEAD only; its requests and bytes are those of a run that gets the same answers, since the same
-discovery, claims and execution lead to it. Follows design.md sections 6 and 10 ("Dry run").
-"""
+discovery, claims and execution lead to it. Follows design.md sections 6 and 10 ("Dry run")."""
 from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping

@@ -2,8 +2,7 @@
 
 Owns: the fold of outcomes into the report of design.md section 10, the JSON Schema of all documents on standard output,
 the exit statuses of design.md section 2. May not know: terminals, files, clocks. Invariant: every image that was
-selected has exactly one outcome. Follows specification sections 3, 6, 7.
-"""
+selected has exactly one outcome. Follows specification sections 3, 6, 7."""
 from __future__ import annotations
 import re
 from collections import Counter

@@ -2,8 +2,7 @@
 
 Owns: when a tag counts as a version, precedence, the range grammar, what a pre-release needs to be admitted. May not
 know: any other module of the program. Invariant: `parse_range` returns a range, or raises ValueError with one line that
-says what to write instead. Follows SemVer 2.0.0 section 11, node-semver (operators, partials) and design.md section 4.
-"""
+says what to write instead. Follows SemVer 2.0.0 section 11, node-semver (operators, partials), design.md section 4."""
 from __future__ import annotations
 import re
 from itertools import takewhile

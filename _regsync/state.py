@@ -2,8 +2,7 @@
 
 Owns: the hot tier and the judgement of the warm one (specification 1.1, three-step look-up), what was learnt of hosts.
 May not know: clocks, sockets, tasks, files. Invariant I5: an entry exists only because a registry answered; what an
-earlier run left is believed as far as design.md section 7, "Vouching", allows, and wrong state costs requests only.
-"""
+earlier run left is believed as far as design.md section 7, "Vouching", allows, and wrong state costs requests only."""
 from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator

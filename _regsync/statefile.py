@@ -1,9 +1,8 @@
 """Disk: the state of earlier runs, its journal and its lock.
 
 Owns: `state.bin`, `state.journal` and `state.lock` in the cache directory. May not know: what is in them. Invariants:
-nothing here fails a run (one warning, and it goes on without state); `state.bin` is replaced whole or not at all; a
-journal counts only for the very file that it was begun beside: no crash loses or repeats anything. Follows design.md 8.
-"""
+nothing here fails a run (one warning, then it goes on without state); `state.bin` is replaced whole or not at all; a
+journal counts only for the file that it was begun beside: no crash loses or repeats anything. Follows design.md 8."""
 from __future__ import annotations
 import contextlib
 import os

@@ -2,8 +2,7 @@
 
 Owns: the glob language, the tag rule, the selection with a reason for every tag that it drops. May not know: where a
 listing comes from, configuration files. Invariant: the selection is a function of the listing and the rule alone, and
-matching is linear in tag times pattern, whatever the pattern. Follows design.md sections 4 (globs) and 5 (the steps).
-"""
+matching is linear in tag times pattern, whatever the pattern. Follows design.md sections 4 (globs), 5 (the steps)."""
 from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
