@@ -20,6 +20,7 @@ from typing import Any, Literal, TypeAlias
 from urllib.parse import quote, urlencode
 
 from .app import App
+from .azure import CLOUDS, Cloud, Directory, Exchange
 from .distribution import AFTER, BEFORE, JUDGES, REWRITES, REWRITES_3
 from .exchange import Reception, Site
 from .images import Seed
@@ -33,8 +34,9 @@ from .tokens import TokenService
 
 __all__ = ["PERSONAS", "Persona", "Provider", "Running", "Storage", "imitate", "persona"]
 
-# Where a part of a provider answers: the registry itself, its token service, where its blobs come from.
-Role: TypeAlias = Literal["registry", "token", "storage"]
+# Where a part of a provider answers: the registry itself, its token service, where its blobs come from, the
+# directory of identities that it believes.
+Role: TypeAlias = Literal["registry", "token", "storage", "authority"]
 Rewrite: TypeAlias = "Callable[[Provider, Request], Request]"
 Before: TypeAlias = "Callable[[Provider, Request], Response | None]"
 Judge: TypeAlias = "Callable[[Provider, Request, bytes], Response | None]"
@@ -45,6 +47,7 @@ After: TypeAlias = "Callable[[Provider, Request, Response], Response]"
 class Persona:
     """One provider. `options` are App's, `tokens` TokenService's; None: everybody may do everything.
 
+    `service` makes the token service, `parts` what else has a role and a host of its own.
     `mount`: "committed" mounts only blobs that a manifest of the source repository names. `caps` are made
     for a provider, so that they can ask it who a caller is. `signed_for`: how many seconds a URL to the
     storage is good for; `redirects`: which methods on blobs are sent there.
@@ -54,6 +57,8 @@ class Persona:
     hosts: Mapping[Role, str]
     options: Mapping[str, Any] = field(default_factory=dict)
     tokens: Mapping[str, Any] | None = None
+    service: Callable[..., TokenService] = TokenService
+    parts: Callable[[Provider], Mapping[Role, Site]] = lambda provider: {}
     mount: Literal["any", "committed", "never"] = "any"
     caps: Callable[[Provider], Sequence[Cap]] = lambda provider: ()
     retry_after: RetryAfter = "seconds"
@@ -82,7 +87,7 @@ class Provider(App):
         self.row, self.now = row, now
         self.tokens: TokenService | None = None
         if row.tokens is not None:
-            self.tokens = TokenService(users, now=now, wall=wall, **row.tokens)
+            self.tokens = row.service(users, now=now, wall=wall, **row.tokens)
         caps = row.caps(self)
         self.rates = Rates(*caps, now=now, wall=wall, retry_after=row.retry_after, message=row.throttled)
         auth = Metered(self.rates, self.tokens)
@@ -93,6 +98,7 @@ class Provider(App):
         self.storage: Storage | None = None
         if "storage" in row.hosts:
             self.storage = self.sites["storage"] = Storage(self, row.signed_for, wall)
+        self.sites.update(row.parts(self))
         # What functions of a row remember between requests, under their own keys.
         self.notes: dict[Any, Any] = {}
         self.place({role: f"https://{host}" for role, host in row.hosts.items()})
@@ -254,6 +260,27 @@ def _hub_preview(provider: Provider) -> None:
     Seed(0).image(sizes=(1,)).load_into(provider, "ratelimitpreview/test", tag="latest")
 
 
+# Azure, sections 6.1 and 6.2: one registry in each cloud.
+
+
+def _acr(cloud: Cloud) -> Persona:
+    """Describe a registry with its cloud's directory; who logs in may do all, nobody else anything."""
+
+    def directory(provider: Provider) -> Mapping[Role, Site]:
+        assert isinstance(provider.tokens, Exchange)
+        provider.tokens.directory = Directory(cloud, wall=provider.tokens.wall)
+        return {"authority": provider.tokens.directory}
+
+    host = f"name.{cloud.suffix}"
+    return Persona(
+        source="protocol-facts.md sections 6.1 to 6.4",
+        hosts={"registry": host, "authority": cloud.authority},
+        tokens={"service": host, "anonymous": False},
+        service=Exchange,
+        parts=directory,
+    )
+
+
 # Registries before OCI 1.1.
 
 
@@ -326,6 +353,7 @@ PERSONAS: Mapping[str, Persona] = MappingProxyType(
             seed=_hub_preview,
             after=(_hub_quota,),
         ),
+        **{f"acr-{key}": _acr(cloud) for key, cloud in CLOUDS.items()},
         "redirecting": Persona(
             source="protocol-facts.md sections 1.2, 1.13; R1 and R4 of 9.2",
             hosts={"registry": "redirecting.test", "storage": "storage.test"},

@@ -264,7 +264,7 @@ class TokenService(Site):
                 return self._bad(request, f"no {name}")
         user: str | None
         if form["grant_type"] == "refresh_token":
-            user = self.refresh_tokens.get(form.get("refresh_token", ""))
+            user = self.holder(form.get("refresh_token", ""))
         elif form["grant_type"] == "password":
             name = form.get("username", "")
             user = name if name in self.users and self.users[name] == form.get("password") else None
@@ -274,6 +274,10 @@ class TokenService(Site):
             return self._refused()
         offline = form.get("access_type") == "offline"
         return self._give(request, user, form.get("scope", "").split(), form["service"], offline=offline)
+
+    def holder(self, refresh_token: str) -> str | None:
+        """Return whose refresh token this is; None when it is nobody's, or no longer good."""
+        return self.refresh_tokens.get(refresh_token)
 
     def _bad(self, request: Request, message: str) -> Response:
         self.journal.violations.append(f"{request.method} {request.path}: {message}")

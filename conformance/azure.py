@@ -1,0 +1,336 @@
+"""Azure's side of a login: the directory, metadata services, a registry's exchange and token endpoints.
+
+Owns: which identities there are, what proves each, tokens with audience, tenant and life, signed so that nobody
+else can make one. May not know: any client, what the registry holds. Invariant: a token is given for the exact
+proof, audience and tenant and for nothing else; what no correct client sends is refused and noted in the journal,
+without the secret that it carried. Follows protocol-facts.md sections 6.1 to 6.4; time is an argument.
+"""
+
+from __future__ import annotations
+
+import base64
+import hmac
+import json
+import re
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import parse_qsl
+
+from .exchange import Reception, Site
+from .messages import Answer, Content, Request, Response
+from .tokens import TokenService
+
+__all__ = ["CLOUDS", "COMMAND_LINE", "Cloud", "Directory", "Exchange", "Identity", "claims_of"]
+
+COMMAND_LINE = "04b07795-8ddb-461a-bbee-02f9e1bf7b46"
+_ASSERTION = "urn:ietf:params:oauth:client-assertion-type:jwt-bearer"
+_TENANT = re.compile(r"/([0-9a-f-]{36})/oauth2/v2\.0/token\Z")
+_METADATA = "/metadata/identity/oauth2/token"
+_SERVICE = "/msi/token"
+_JSON = [("Content-Type", "application/json; charset=utf-8")]
+
+
+@dataclass(frozen=True)
+class Cloud:
+    """What a suffix stands for (section 6.2); its registries take tokens for any of `audiences`."""
+
+    name: str
+    suffix: str
+    authority: str
+    audiences: tuple[str, ...]
+
+
+CLOUDS: Mapping[str, Cloud] = {
+    "io": Cloud(
+        "AzureCloud",
+        "azurecr.io",
+        "login.microsoftonline.com",
+        ("https://containerregistry.azure.net", "https://management.azure.com"),
+    ),
+    "cn": Cloud(
+        "AzureChinaCloud",
+        "azurecr.cn",
+        "login.chinacloudapi.cn",
+        (
+            "https://containerregistry.azure.cn",
+            "https://containerregistry.azure.net",
+            "https://management.core.chinacloudapi.cn/",
+        ),
+    ),
+    "us": Cloud(
+        "AzureUSGovernment",
+        "azurecr.us",
+        "login.microsoftonline.us",
+        (
+            "https://containerregistry.azure.us",
+            "https://containerregistry.azure.net",
+            "https://management.core.usgovcloudapi.net/",
+        ),
+    ),
+}
+
+
+@dataclass
+class Identity:
+    """An application, a managed identity or a user of the directory, and what proves each."""
+
+    client_id: str = "11111111-1111-4111-8111-111111111111"
+    tenant: str = "22222222-2222-4222-8222-222222222222"
+    secret: str = ""
+    # What the federated token has to be; a token that was replaced is no longer good.
+    assertion: str = ""
+    refresh_tokens: set[str] = field(default_factory=set)
+    # Whether machines have it: as their own, or for those who name its client id.
+    managed: str = ""  # "", "system" or "user"
+
+
+def _encoded(part: bytes) -> str:
+    return base64.urlsafe_b64encode(part).rstrip(b"=").decode()
+
+
+def claims_of(token: str) -> dict[str, Any]:
+    """Read a token's claims, unverified."""
+    part = token.split(".")[1]
+    claims = json.loads(base64.urlsafe_b64decode(part + "=" * (-len(part) % 4)))
+    assert isinstance(claims, dict)
+    return claims
+
+
+class _Signer:
+    """Tokens that only their maker can make; whoever reads one learns whether it is genuine and still good."""
+
+    def __init__(self, key: bytes, wall: Callable[[], float]) -> None:
+        self._key, self._wall, self._made = key, wall, 0
+
+    def _mark(self, text: str) -> str:
+        return _encoded(hmac.new(self._key, text.encode(), "sha256").digest())
+
+    def make(self, life: float, **claims: object) -> str:
+        self._made += 1
+        now = int(self._wall())
+        told = {"iat": now, "nbf": now, "exp": now + int(life), "jti": str(self._made), **claims}
+        text = ".".join(_encoded(json.dumps(part).encode()) for part in ({"alg": "HS256", "typ": "JWT"}, told))
+        return f"{text}.{self._mark(text)}"
+
+    def read(self, token: str) -> dict[str, Any] | None:
+        text, _, mark = token.rpartition(".")
+        if not text or not hmac.compare_digest(mark, self._mark(text)):
+            return None
+        claims = claims_of(token)
+        return claims if claims["exp"] > self._wall() else None
+
+
+class Directory(Site):
+    """The authority of a cloud, and the metadata services of its machines, all at one Site.
+
+    `identities` is who there is, and may be added to. `unknown`: audiences that the directory refuses, as of
+    services that a tenant does not have. `header`: IDENTITY_HEADER of the App Service form.
+    """
+
+    def __init__(
+        self,
+        cloud: Cloud,
+        *identities: Identity,
+        header: str = "",
+        life: float = 3599,
+        unknown: tuple[str, ...] = (),
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        super().__init__()
+        self.cloud, self.identities, self.header, self.life = cloud, list(identities), header, life
+        self.unknown = unknown
+        self._signer, self._wall = _Signer(b"the directory's own key", wall), wall
+
+    def read(self, token: str) -> dict[str, Any] | None:
+        """Return the claims of a token that this directory has given and that is still good."""
+        return self._signer.read(token)
+
+    def kind_of(self, request: Request) -> str:
+        return "token"
+
+    def start(self, request: Request) -> Answer | Reception:
+        """Answer the authority's token endpoint and the two metadata services."""
+        request.kind = "token"
+        if request.path == _METADATA:
+            return self._metadata(request)
+        if request.path == _SERVICE:
+            return self._service(request)
+        tenant = _TENANT.match(request.path)
+        if tenant is None or request.method != "POST":
+            return self._wrong(request, 404, "not_found", "no such path or method")
+        content = Content()
+        return Reception(content, lambda _: self._authority(request, tenant[1], bytes(content)), limit=1 << 16)
+
+    def _wrong(self, request: Request, status: int, code: str, text: str) -> Response:
+        """Refuse what no correct client sends, and note it."""
+        self.journal.violations.append(f"{request.method} {request.path}: {text}")
+        return self._refused(status, code, text)
+
+    @staticmethod
+    def _refused(status: int, code: str, text: str) -> Response:
+        # Section 6.2: tenants and users stand behind the first line.
+        number = re.match(r"AADSTS(\d+)", text)
+        document: dict[str, object] = {
+            "error": code,
+            "error_description": f"{text}\r\nTrace ID: 77\r\nfor somebody@secret.test",
+        }
+        if number:
+            document["error_codes"] = [int(number[1])]
+        return Response(status, list(_JSON), json.dumps(document).encode())
+
+    # The authority.
+
+    def _authority(self, request: Request, tenant: str, body: bytes) -> Response:
+        if request.header("content-type") != "application/x-www-form-urlencoded":
+            return self._wrong(request, 400, "invalid_request", "Content-Type is not a form's")
+        pairs = parse_qsl(body.decode(), keep_blank_values=True, strict_parsing=True)
+        form = dict(pairs)
+        if len(form) != len(pairs):
+            return self._wrong(request, 400, "invalid_request", "a field is given twice")
+        audience, _, rest = form.get("scope", "").partition("/.default")
+        if not audience or set(rest.split()) - {"openid", "profile", "offline_access"}:
+            return self._wrong(request, 400, "invalid_scope", "AADSTS70011: the scope is not valid")
+        if all(tenant != each.tenant for each in self.identities):
+            return self._refused(400, "invalid_request", f"AADSTS90002: Tenant '{tenant}' not found.")
+        proofs = {"client_credentials": self._application, "refresh_token": self._user}
+        prove = proofs.get(form.get("grant_type", ""))
+        if prove is None:
+            return self._wrong(request, 400, "unsupported_grant_type", "AADSTS70003: unsupported grant_type")
+        found = prove(request, tenant, form)
+        if isinstance(found, Response):
+            return found
+        return self._given(found, audience, "AADSTS500011: The resource principal was not found in the tenant.")
+
+    def _application(self, request: Request, tenant: str, form: Mapping[str, str]) -> Identity | Response:
+        named = [each for each in self.identities if (each.client_id, each.tenant) == (form.get("client_id"), tenant)]
+        if not named:
+            return self._refused(
+                400, "unauthorized_client", "AADSTS700016: Application was not found in the directory."
+            )
+        known, secret, assertion = named[0], form.get("client_secret"), form.get("client_assertion")
+        if (secret is None) == (assertion is None):
+            return self._wrong(request, 401, "invalid_client", "AADSTS7000218: one of secret and assertion is needed")
+        if secret is not None:
+            if known.secret and hmac.compare_digest(secret.encode(), known.secret.encode()):
+                return known
+            return self._refused(401, "invalid_client", "AADSTS7000215: Invalid client secret provided.")
+        if form.get("client_assertion_type") != _ASSERTION:
+            return self._wrong(request, 400, "invalid_request", "client_assertion_type is another")
+        if known.assertion and assertion == known.assertion:
+            return known
+        return self._refused(401, "invalid_client", "AADSTS700213: No matching federated identity record found.")
+
+    def _user(self, request: Request, tenant: str, form: Mapping[str, str]) -> Identity | Response:
+        if form.get("client_id") != COMMAND_LINE:
+            return self._wrong(request, 400, "invalid_client", "a refresh token of another application")
+        # Refresh tokens are independent of tenants and audiences (section 6.4).
+        for each in self.identities:
+            if form.get("refresh_token") in each.refresh_tokens and each.tenant == tenant:
+                return each
+        return self._refused(400, "invalid_grant", "AADSTS700082: The refresh token has expired due to inactivity.")
+
+    def _given(self, identity: Identity, audience: str, unknown: str, *, text: bool = False) -> Response:
+        if audience not in self.cloud.audiences or audience in self.unknown:
+            return self._refused(400, "invalid_resource", unknown)
+        token = self._signer.make(
+            self.life, aud=audience, tid=identity.tenant, appid=identity.client_id, iss=self.cloud.authority
+        )
+        document: dict[str, object] = {"token_type": "Bearer", "access_token": token}
+        # Metadata services tell numbers as text (section 6.3).
+        if text:
+            document |= {"expires_on": str(int(self._wall() + self.life)), "resource": audience}
+        document["expires_in"] = str(int(self.life)) if text else int(self.life)
+        return Response(200, list(_JSON), json.dumps(document).encode())
+
+    # Metadata services.
+
+    def _machine(self, request: Request, version: str) -> Response:
+        if request.method != "GET":
+            return self._wrong(request, 405, "invalid_request", "only GET")
+        if request.parameter("api-version") != version:
+            return self._wrong(request, 400, "invalid_request", f"api-version is not {version}")
+        audience, named = request.parameter("resource"), request.parameter("client_id")
+        if not audience:
+            return self._wrong(request, 400, "invalid_request", "no resource")
+        held = [each for each in self.identities if each.managed]
+        own = [each for each in held if (each.client_id == named if named else each.managed == "system")]
+        if not own:
+            several = not named and len(held) > 1
+            return self._refused(
+                400, "invalid_request", "Multiple user assigned identities exist" if several else "Identity not found"
+            )
+        return self._given(own[0], audience, "AADSTS500011: The resource principal was not found.", text=True)
+
+    def _metadata(self, request: Request) -> Response:
+        """The service of virtual machines: who asks without its header is told so, which says that it is there."""
+        for name in ("x-forwarded-for", "proxy-authorization", "via"):
+            if request.header(name):
+                return self._wrong(request, 400, "invalid_request", "through a proxy")
+        if request.header("metadata") != "true":
+            return self._refused(400, "invalid_request", "Required metadata header not specified")
+        return self._machine(request, "2018-02-01")
+
+    def _service(self, request: Request) -> Response:
+        if not self.header or request.header("x-identity-header") != self.header:
+            return self._wrong(request, 401, "unauthorized", "X-IDENTITY-HEADER is not the one of the environment")
+        return self._machine(request, "2019-08-01")
+
+
+class Exchange(TokenService):
+    """A registry's own endpoints: a token of the directory for a refresh token, that for an access token.
+
+    `directory` says which tokens are genuine; `tenants` which may log in, all of the directory's where it is
+    empty; `refresh_life` how long what it gives is good (section 6.1).
+    """
+
+    def __init__(self, users: Mapping[str, str] | None = None, **options: Any) -> None:
+        self.directory: Directory | None = options.pop("directory", None)
+        self.tenants: tuple[str, ...] = options.pop("tenants", ())
+        self.refresh_life: float = options.pop("refresh_life", 10_800)
+        # No expires_in in the answers: the JWT tells.
+        fixed = {"path": "/oauth2/token", "field": "access_token", "jwt": True, "expires_in": None, "lifetime": 4500}
+        super().__init__(users, **{**fixed, **options})
+        self._signer = _Signer(b"the registry's own key", self.wall)
+        self.exchanges = 0
+
+    def answer(self, request: Request) -> Answer | Reception | None:
+        """Serve both endpoints at the registry's own origin."""
+        return self.start(request) if request.path in ("/oauth2/exchange", self.path) else None
+
+    def kind_of(self, request: Request) -> str:
+        return "token" if request.path == "/oauth2/exchange" else super().kind_of(request)
+
+    def start(self, request: Request) -> Answer | Reception:
+        """Exchange, or go on as any token service."""
+        if request.path != "/oauth2/exchange":
+            return super().start(request)
+        request.kind = "token"
+        if request.method != "POST":
+            return self._bad(request, "only POST")
+        content = Content()
+        return Reception(content, lambda _: self._exchange(request, bytes(content)), limit=1 << 16)
+
+    def _exchange(self, request: Request, body: bytes) -> Response:
+        form = dict(parse_qsl(body.decode(), keep_blank_values=True, strict_parsing=True))
+        self.exchanges += 1
+        if form.get("grant_type") != "access_token" or not form.get("access_token"):
+            return self._bad(request, "grant_type or access_token is missing")
+        if form.get("service") != self.service:
+            return self._bad(request, "service is another registry")
+        claims = self.directory.read(form["access_token"]) if self.directory is not None else None
+        if claims is None or claims["tid"] != form.get("tenant", claims["tid"]):
+            return self._refused()
+        assert self.directory is not None
+        if claims["aud"] not in self.directory.cloud.audiences or (self.tenants and claims["tid"] not in self.tenants):
+            return self._refused()
+        token = self._signer.make(
+            self.refresh_life, grant_type="refresh_token", aud=self.service, appid=claims["appid"]
+        )
+        return Response(200, [("Content-Type", "application/json")], json.dumps({"refresh_token": token}).encode())
+
+    def holder(self, refresh_token: str) -> str | None:
+        """Return the application that a refresh token of this registry was given to."""
+        claims = self._signer.read(refresh_token)
+        return str(claims["appid"]) if claims is not None and claims["aud"] == self.service else None
