@@ -137,6 +137,7 @@ class Authenticator:
         self._pending: list[_Token] = []
     def _take(self, credential: Credential | None) -> None:
         self.anonymous, self._credential, self.proven = credential is None, credential or Credential(), False
+        self.origin = credential.origin if credential else None
         self._shown.append(self._credential)
         self._refresh_token = self._credential.identity_token
         self.advice = f"check what the credentials ({self._credential.origin}) are allowed to do there"

@@ -42,8 +42,7 @@ _SHARD = ("--shard I/N", "only the mappings that are shard I's, from 0, of N; /N
 _EVERYWHERE = (("-v", "show decisions; -vv: every request too"), ("-q", "only results and failures"),
     ("--log-format text|json", "form of standard error's lines (text)"), ("--no-progress", "no progress display"))
 _METAVARS = {"count": "N", "text": "RANGE", "texts": "OS/ARCH[/VARIANT]", "one_or_texts": "PATTERN"}
-_LATER = {"watch": "run `regsync sync` from a scheduler",
-    "auth": "`regsync tags` asks with a registry's credentials and changes nothing"}
+_LATER = {"watch": "run `regsync sync` from a scheduler"}
 
 class _Command(NamedTuple):
     text: str
@@ -98,7 +97,8 @@ def _parser(name: str | None) -> argparse.ArgumentParser:
             help=field.meaning + ("; may be repeated" if many else ""))
     for form, text in (*(_COMMANDS[name].arguments if name else ()), *_EVERYWHERE):
         *names, last = form.split()
-        if not form.startswith("-"): parser.add_argument(form.lower(), metavar=form, help=text)
+        if not form.startswith("-"):
+            parser.add_argument(form.lower(), metavar=form, help=text, choices=[form] if form.islower() else None)
         elif names:
             choices = last.split("|") if "|" in last else None
             parser.add_argument(*names, metavar=last, help=text, choices=choices, required=(form, text) == _NEEDED)
@@ -216,6 +216,10 @@ def _sync(arguments: argparse.Namespace, console: Console) -> int:
     rehearse = "analysis" if arguments.command == "analyze" else "plan" if arguments.dry_run else None
     return _run(session.run, found, console, None, rehearse)
 
+def _auth(arguments: argparse.Namespace, console: Console) -> int:
+    from _regsync import check
+    return _run(check.check, _read_mappings(arguments.config, console), console)
+
 def _copy(arguments: argparse.Namespace, console: Console) -> int:
     from _regsync import config, oci, session, tags
     given = _read_config(arguments.config)
@@ -266,6 +270,11 @@ regsync tags quay.io/org/app --semver '>=1.2,<3' --latest 5
 regsync tags -v -c mirror.yaml registry.example.com/team/app --glob 'v*'
 
 The rules are those of `tags` in a configuration. -v says why the other tags are left out."""),
+    "auth": _Command("say what the registries of a configuration let us do", _auth, "0 3 4 130",
+        (("check", "ask each repository in use, and write nothing"), _NEEDED, _JSON), """\
+regsync auth check -c mirror.yaml
+
+At targets an upload is begun and ended at once, where the repository exists. No manifest is read or written."""),
     "validate": _Command("say all that is wrong with a configuration", _validate, "0 3", (_FILE,), """\
 regsync validate mirror.yaml
 regsync validate - <mirror.yaml"""),

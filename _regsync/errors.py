@@ -5,6 +5,7 @@ it. Invariant: a message never holds a credential, a signed URL or a whole body;
 first. Follows protocol-facts.md section 9.2, R10 and R18."""
 from __future__ import annotations
 import enum
+import re
 from typing import NamedTuple
 __all__ = ["AuthError", "ConfigError", "ConnectFailed", "ContentError", "Disconnected", "LoginExpired",
     "MappingConflict", "Problem", "ProtocolBroken", "RegistryError", "RegsyncError", "Side", "SyncError", "TimedOut",
@@ -124,7 +125,9 @@ class RegistryError(SyncError):
         tagged, by_digest, _ = (self.reference or "").partition("@")
         host, _, rest = tagged.partition("/")
         name = rest.partition(":")[0]
-        command = f": aws ecr create-repository --repository-name {name}" if ".dkr.ecr." in host else ""
+        ecr = re.match(r"([0-9]{12})\.dkr[.-]ecr(?:-fips)?\.([a-z0-9-]+)\.", host)
+        place = f" --registry-id {ecr[1]} --region {ecr[2]}" if ecr else ""
+        command = f": aws ecr create-repository --repository-name {name}{place}" if ecr else ""
         # What an image names and its own registry lacks is missing for another reason than its name.
         named = not (by_digest and self.side is Side.SOURCE) and not any("BLOB" in code for code in self.codes)
         if self.hint is None and self.side and named and (remedy := _REMEDIES.get((self.status, self.side))):

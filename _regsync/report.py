@@ -128,9 +128,10 @@ _CODE = "=CONFIG_ERROR|AUTH_ERROR|SOURCE_ERROR|TARGET_ERROR|NETWORK_ERROR|CONTEN
 _SHAPES = {"report": "schema: =1; run_id started_at: string; duration_s: number; interrupted dry_run: boolean; "
     "images: [image]; mappings: [mapping]; totals: totals", "error": "schema: =1; error: failure; problems: [problem]",
     "analysis": "schema: =1; images: integer; blobs: sharing; bytes: sums; targets: {place}; requests: {{integer}}; "
-    "largest_images: [large_image]; largest_layers: [large_layer]",
+    "largest_images: [large_image]; largest_layers: [large_layer]", "auth": "schema: =1; access: [access]",
     "tags": "repository: string; tags: [string]; dropped: {string}",
-    "version": "version build python openssl gate: string",
+    "access": "registry repository rights method: string; source expires: string|null; login_used: boolean; "
+    "upload: =null|opened|absent; error: null|cause", "version": "version build python openssl gate: string",
     "image": "source target: string; digest: string|null; source_digest?: string; error: null|cause; "
     "status: =synced|skipped|failed|would_sync; reason: =null|unchanged|immutable_tag|tag_immutable_exists; "
     "bytes: integer; duration_s: number; blobs: blobs; artifacts: artifacts",
@@ -149,7 +150,7 @@ def schema() -> dict[str, Any]:
     """Return the JSON Schema of what `--json` writes; fields may be added within schema 1, none changes its meaning."""
     return {"$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "what regsync --json writes to standard output",
-        "anyOf": [_type(name) for name in ("report", "error", "analysis", "tags", "version")],
+        "anyOf": [_type(name) for name in ("report", "error", "analysis", "auth", "tags", "version")],
         "$defs": {name: _object(text) for name, text in _SHAPES.items()}}
 
 def _object(text: str) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from _regsync.config import Config, MappingRule, Registry
 from _regsync.errors import ConfigError, Side, clean
 from _regsync.output import Console, Snapshot
 from _regsync.report import Report, duration_text
-__all__ = ["list_tags", "run", "show_progress"]
+__all__ = ["connect", "list_tags", "run", "show_progress"]
 
 _TICK, _HEARTBEAT = 0.25, 30.0
 _RATE_SECONDS = 5.0  # an average over hours hides that nothing moves now
@@ -26,7 +26,7 @@ async def run(found: Config, console: Console, one: tuple[MappingRule, str, str]
         rehearse: Literal["plan", "analysis"] | None = None) -> int:
     """Run a configuration's mappings, or copy `one` image; tell how it ended, return the exit status."""
     began, started = anyio.current_time(), time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-    report, connected, run_id = Report(), _transport(console), os.urandom(8).hex()
+    report, connected, run_id = Report(), connect(console), os.urandom(8).hex()
     def emit(outcome: Any) -> None:
         report.outcomes.append(outcome)
         console.outcome(outcome)
@@ -51,7 +51,7 @@ async def run(found: Config, console: Console, one: tuple[MappingRule, str, str]
 
 async def list_tags(registry: Registry, repository: str, rule: tags.TagRule, console: Console) -> int:
     """List a repository, show what a rule selects of it and why not the others; return the exit status."""
-    connected = _transport(console)
+    connected = connect(console)
     try:
         connected.prepare(registry)
         discovery = discover.Discovery(connected, state.Knowledge())
@@ -95,7 +95,8 @@ def _waiting(progress: sync.Progress, now: float) -> str:
     if not names: return "asking what there is" if progress.done == progress.known else "comparing tags"
     return f"copying {names[0]}" if len(names) == 1 else f"{len(names)} under way, first {names[0]}"
 
-def _transport(console: Console) -> transport.Transport:
+def connect(console: Console) -> transport.Transport:
+    """Return the way to all registries, of this process."""
     gc.freeze()  # start-up is over (`regsync.main` says why it was off), and what is there never becomes garbage
     gc.enable()
     home = os.path.expanduser("~")  # itself where nobody knows it

@@ -452,7 +452,7 @@ def proxy(scene: Scene, status: str, login: str = "") -> Ran:
             2,
             f"TARGET_ERROR: push blob T/app@DIGEST: status 404: NAME_UNKNOWN {MISSING}",
             "create the repository, or the project that it is in, there first: "
-            "aws ecr create-repository --repository-name app",
+            "aws ecr create-repository --repository-name app --registry-id 123456789012 --region eu-west-1",
             id="404 at ECR",
         ),
         pytest.param(

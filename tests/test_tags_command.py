@@ -403,12 +403,10 @@ def test_help_shows_examples_and_the_exit_statuses_that_the_command_has(
         statuses = [line.split()[0] for line in said.partition("exit status:\n")[2].splitlines()]
         assert {"0", "3"} <= set(statuses)
         assert ("1" in statuses) is (command in ("copy", "sync", "analyze"))
-        assert ("4" in statuses) is (command in ("copy", "sync", "analyze", "tags"))
+        assert ("4" in statuses) is (command in ("copy", "sync", "analyze", "tags", "auth"))
 
 
-@pytest.mark.parametrize(
-    "arguments", [["watch"], ["watch", "-c", "x", "--interval", "5m"], ["auth", "check", "-c", "x"]], ids=" ".join
-)
+@pytest.mark.parametrize("arguments", [["watch"], ["watch", "-c", "x", "--interval", "5m"]], ids=" ".join)
 @pytest.mark.parametrize("as_json", [False, True], ids=["text", "json"])
 def test_what_comes_later_is_said_to(arguments: list[str], as_json: bool) -> None:
     ran = run_regsync(*arguments, *(["--json"] if as_json else []))

@@ -1,0 +1,243 @@
+"""`auth check`: what each registry in use lets us do, told before any transfer; every request is counted."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+from jsonschema import Draft202012Validator  # type: ignore[import-untyped]
+
+from _regsync import clouds
+from _regsync.report import schema
+from conformance.app import App
+from conformance.exchange import Reception
+from conformance.images import Seed
+from conformance.memory import Place
+from conformance.messages import Answer, Request, error
+from conformance.tokens import BasicAuth, TokenService
+from tests.ends import Ran, Virtual, document, virtual
+from tests.test_clouds import ECR, Cloud
+
+pytestmark = [pytest.mark.anyio, pytest.mark.virtual_time]
+
+USERS = {"me": "hunter2"}
+LOGIN = {"auth_type": "basic", "credentials": {"username": "me", "password": "hunter2"}}
+A_HOUR_LATER = "2026-01-01T01:00:00Z"
+
+
+async def check(
+    world: Virtual, registries: dict[str, Any], *repositories: str, verbose: str = "-v", **mapping: Any
+) -> tuple[Ran, dict[str, dict[str, Any]]]:
+    """Ask in JSON; return the run, and its rows by repository."""
+    text = document(registries, *({"from": name, **mapping} for name in repositories))
+    ran = await world.run("auth", "check", "--json", verbose, "-c", "-", stdin=text)
+    Draft202012Validator(schema()).validate(ran.report)
+    assert set(ran.report) == {"schema", "access"}
+    rows = ran.report["access"]
+    assert [row["repository"] for row in rows] == sorted(row["repository"] for row in rows)
+    return ran, {row["repository"]: row for row in rows}
+
+
+def asked(place: Place) -> list[str]:
+    """What a registry was asked, in order, with what it said."""
+    return [f"{each.method} {each.target.split('/_')[0]} {each.status}" for each in place.journal.entries]
+
+
+def serve(world: Virtual, app: App, name: str, *repositories: str, scheme: str = "http") -> Place:
+    place = world.listen(app, name, scheme=scheme)
+    for number, repository in enumerate(repositories):
+        Seed(number).image().load_into(app, repository, tag="v1")
+    place.journal.clear()
+    return place
+
+
+async def test_each_end_is_asked_as_a_run_would_and_no_manifest_is_touched() -> None:
+    async with virtual() as world:
+        tokens = TokenService(USERS, now=anyio.current_time)
+        source = serve(world, App(auth=tokens), "source.test", "app")
+        target = serve(world, App(auth=BasicAuth(USERS)), "target.test", "app")
+        registries = {"source": "http://source.test", "target": {"url": "http://target.test", **LOGIN}}
+        ran, rows = await check(world, registries, "app")
+        assert ran.status == 0
+        assert [each.split("?")[0] for each in asked(source)] == [
+            "GET /v2/app/tags/list",
+            "GET /token",
+            "GET /v2/app/tags/list",
+        ]
+        session = "/v2/app/blobs/uploads/00000000-0000-4000-8000-000000000001?"
+        assert [each.split("_state")[0] for each in asked(target)] == [
+            "GET /v2/app/tags/list?n=1 401",
+            "GET /v2/app/tags/list?n=1 200",
+            "POST /v2/app/blobs/uploads/ 202",
+            f"DELETE {session}",
+        ]
+        assert rows == {
+            "source.test/app": row("source", "source.test/app"),
+            "target.test/app": row(
+                "target",
+                "target.test/app",
+                rights="pull,push",
+                method="basic",
+                source="credentials of registry 'target'",
+                login_used=True,
+                upload="opened",
+            ),
+        }
+
+
+def row(alias: str, repository: str, **more: Any) -> dict[str, Any]:
+    none = {"source": None, "expires": None, "upload": None, "error": None}
+    plain = {"registry": alias, "repository": repository, "rights": "pull", "method": "anonymous", "login_used": True}
+    return {**plain, **none, **more}
+
+
+async def test_lines_for_people_say_the_same(cloud: Cloud) -> None:
+    cloud.life = 3600.0
+    async with virtual() as world:
+        serve(world, App(auth=BasicAuth({"AWS": "p1"})), ECR, "one", scheme="https")
+        serve(world, App(), "target.test", "one")
+        registries = {"source": f"https://{ECR}", "target": {"url": "http://target.test", **LOGIN}}
+        text = document(registries, {"from": "one"}, {"from": "one", "to": "two"})
+        ran = await world.run("auth", "check", "-q", "-c", "-", stdin=text)
+        assert (ran.status, ran.err) == (0, "")
+        whose = "credentials of registry 'target', which it does not ask for"
+        assert sorted(ran.out.splitlines()) == [
+            f"ok  {ECR}/one  pull  (a cloud of the tests, until {A_HOUR_LATER})",
+            f"ok  target.test/one  pull,push  ({whose})",
+            f"ok  target.test/two  pull,push  ({whose}, not there yet: the first push creates it)",
+        ]
+
+
+@pytest.fixture
+def cloud(monkeypatch: pytest.MonkeyPatch) -> Cloud:
+    made = Cloud()
+    monkeypatch.setattr(clouds, "_module", lambda name: made)
+    return made
+
+
+async def test_a_missing_ecr_repository_comes_with_the_command_that_creates_it(cloud: Cloud) -> None:
+    async with virtual() as world:
+        serve(world, App(), "source.test", "team/app")
+        target = serve(world, App(auth=BasicAuth({"AWS": "p1"})), ECR, scheme="https")
+        registries = {"source": "http://source.test", "target": f"https://{ECR}"}
+        ran, rows = await check(world, registries, "team/app")
+        assert ran.status == 4
+        assert (
+            "aws ecr create-repository --repository-name team/app --registry-id 123456789012 --region eu-west-1\n"
+            in ran.err
+        )
+        found = rows[f"{ECR}/team/app"]
+        assert (found["method"], found["source"], found["upload"]) == ("ecr", "a cloud of the tests", None)
+        assert (found["error"]["code"], found["error"]["status"]) == ("TARGET_ERROR", 404)
+        assert [each.split()[0] for each in asked(target)] == ["GET", "GET"]
+
+
+async def test_what_is_not_there_yet_is_not_created_elsewhere() -> None:
+    async with virtual() as world:
+        serve(world, App(), "source.test", "app")
+        target = serve(world, App(), "target.test")
+        ran, rows = await check(world, {"source": "http://source.test", "target": "http://target.test"}, "app")
+        assert (ran.status, rows["target.test/app"]["upload"]) == (0, "absent")
+        assert asked(target) == ["GET /v2/app/tags/list?n=1 404"]
+
+
+async def test_fifty_repositories_need_seven_tokens_and_one_bare_request() -> None:
+    names = [f"team/app{number}" for number in range(50)]
+    async with virtual() as world:
+        tokens = TokenService(USERS, anonymous=False, now=anyio.current_time)
+        source = serve(world, App(auth=tokens), "source.test", *names)
+        serve(world, App(), "target.test", *names)
+        registries = {"source": {"url": "http://source.test", **LOGIN}, "target": "http://target.test"}
+        ran, rows = await check(world, registries, *names)
+        assert (ran.status, len(rows), tokens.requests) == (0, 100, 7)
+        source.journal.matching("GET", "tag_list").exactly(51)
+
+
+async def test_refused_credentials_are_told_for_each_repository_and_shown_once() -> None:
+    async with virtual() as world:
+        tokens = TokenService({"me": "another"}, now=anyio.current_time)
+        source = serve(world, App(auth=tokens), "source.test", "one", "two")
+        target = serve(world, App(), "target.test", "one", "two")
+        registries = {"source": {"url": "http://source.test", **LOGIN}, "target": "http://target.test"}
+        ran, rows = await check(world, registries, "one", "two")
+        assert (ran.status, tokens.requests, len(source.journal.entries)) == (4, 1, 2)
+        codes = {name: found["error"] and found["error"]["code"] for name, found in rows.items()}
+        wrong = dict.fromkeys(("source.test/one", "source.test/two"), "AUTH_ERROR")
+        assert codes == {**wrong, "target.test/one": None, "target.test/two": None}
+        assert ran.err.count("error: AUTH_ERROR: check source.test/") == 2
+        assert ran.err.count("hint: check the user name") == 1
+        target.journal.matching("POST").exactly(2)
+
+
+async def test_an_unreachable_registry_does_not_hide_the_others() -> None:
+    async with virtual() as world:
+        serve(world, App(), "source.test", *map(str, range(5)))
+        registries = {"source": "http://source.test", "down": "http://nobody.test"}
+        ran, rows = await check(world, registries, *map(str, range(5)))
+        assert ran.status == 4
+        assert {found["registry"] for found in rows.values() if found["error"]} == {"down"}
+        assert {found["error"]["code"] for found in rows.values() if found["error"]} == {"NETWORK_ERROR"}
+
+
+async def test_who_may_only_pull_is_told_at_a_target() -> None:
+    async with virtual() as world:
+        serve(world, App(), "source.test", "app")
+        tokens = TokenService(USERS, grants=lambda user, access: access.action == "pull", now=anyio.current_time)
+        target = serve(world, App(auth=tokens), "target.test", "app")
+        registries = {"source": "http://source.test", "target": {"url": "http://target.test", **LOGIN}}
+        ran, rows = await check(world, registries, "app")
+        assert ran.status == 4
+        assert rows["target.test/app"]["error"]["code"] == "AUTH_ERROR"
+        assert "check what the credentials (credentials of registry 'target') are allowed to do there" in ran.err
+        target.journal.matching("DELETE").none()
+
+
+class Hidden(App):
+    """A registry that lists nothing to those who may push (design.md section 9)."""
+
+    def start(self, request: Request) -> Answer | Reception:
+        if request.kind == "tag_list":
+            return error(403, "DENIED", "requested access to the resource is denied")
+        return super().start(request)
+
+
+async def test_where_a_listing_is_hidden_the_upload_decides() -> None:
+    async with virtual() as world:
+        serve(world, App(), "source.test", "app")
+        target = serve(world, Hidden(), "target.test", "app")
+        ran, rows = await check(world, {"source": "http://source.test", "target": "http://target.test"}, "app")
+        assert (ran.status, rows["target.test/app"]["upload"]) == (0, "opened")
+        target.journal.matching("POST").exactly(1)
+        target.journal.matching("DELETE").exactly(1)
+        ran, rows = await check(world, {"source": "http://target.test", "target": "http://source.test"}, "app")
+        assert (ran.status, rows["target.test/app"]["error"]["code"]) == (4, "AUTH_ERROR")
+
+
+async def test_a_repository_at_both_ends_is_asked_once_and_an_unused_registry_never(tmp_path: Path) -> None:
+    async with virtual() as world:
+        both = serve(world, App(), "both.test", "a", "b")
+        unused = serve(world, App(), "unused.test", "a")
+        text = document(
+            {"source": "http://both.test", "target": "http://both.test", "unused": "http://unused.test"},
+            {"from": "a", "to": "b", "targets": ["source"]},
+            {"from": "b", "to": "c", "targets": ["source"]},
+        )
+        file = tmp_path / "mirror.yaml"
+        file.write_text(text)
+        ran = await world.run("auth", "check", "--json", "-q", "-c", str(file))
+        rights = {each["repository"]: each["rights"] for each in ran.report["access"]}
+        assert rights == {"both.test/a": "pull", "both.test/b": "pull,push", "both.test/c": "pull,push"}
+        both.journal.matching("GET", "tag_list").exactly(3)
+        unused.journal.matching().none()
+    assert os.listdir(tmp_path) == ["mirror.yaml"]
+
+
+@pytest.mark.parametrize("words", [("auth",), ("auth", "chek", "-c", "-"), ("auth", "check")])
+async def test_what_is_no_such_command_is_said(words: tuple[str, ...]) -> None:
+    async with virtual() as world:
+        ran = await world.run(*words)
+    assert ran.status == 3
+    assert "hint: see `regsync auth --help`" in ran.err
