@@ -1,0 +1,331 @@
+"""The files of deploy/: valid by their own standards, and everything that they say to the program is understood.
+
+Nobody can run them here; so their schemas are asked, their commands parsed by our own command line, their
+configuration by `regsync validate`, and what one file names in another is looked up.
+"""
+
+from __future__ import annotations
+
+import configparser
+import copy
+import json
+import lzma
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import kubernetes_validate
+import pytest
+import yaml
+
+from _regsync import cli, config, shard, sync
+from tests.ends import run_regsync
+
+DEPLOY = Path(__file__).resolve().parent.parent / "deploy"
+MANIFESTS = sorted((DEPLOY / "kubernetes").glob("*.yaml"))
+UNITS = sorted((DEPLOY / "systemd").iterdir())
+WORKFLOW = DEPLOY / "ci" / "github-workflow.yml"
+# The oldest is the first in which all fields that are used here are in force.
+VERSIONS = ["1.33", kubernetes_validate.latest_version()]
+MOST_CONFIGMAP = 1024 * 1024  # bytes, of values and of what the API server stores beside them
+PROGRAM = "regsync-program"  # made by the command that common.yaml shows
+
+
+def documents(path: Path) -> list[dict[str, Any]]:
+    return [*yaml.safe_load_all(path.read_text(encoding="utf-8"))]
+
+
+DOCUMENTS = [(path, each) for path in MANIFESTS for each in documents(path)]
+COMMON = {(each["kind"], each["metadata"]["name"]): each for path, each in DOCUMENTS if path.stem == "common"}
+WORKLOADS = {path.stem: each for path, each in DOCUMENTS if path.stem != "common"}
+MIRROR = COMMON["ConfigMap", "regsync-config"]["data"]["mirror.yaml"]
+SECRETS: dict[str, str] = COMMON["Secret", "regsync-secrets"]["stringData"]
+
+
+def pod_of(workload: dict[str, Any]) -> dict[str, Any]:
+    """Return the specification of the pods that a workload makes."""
+    spec = workload["spec"]
+    spec = spec["jobTemplate"]["spec"] if workload["kind"] == "CronJob" else spec
+    return dict(spec["template"]["spec"])
+
+
+def parsed(words: list[str]) -> Any:
+    """Let the program's own command line read what is behind the program's name."""
+    if words[0] in cli._LATER:
+        pytest.skip(f"{words[0]} is not part of this version")
+    return cli._parse(words)
+
+
+def main_of(name: str) -> dict[str, Any]:
+    (container,) = pod_of(WORKLOADS[name])["containers"]
+    return dict(container)
+
+
+# --- Kubernetes ---------------------------------------------------------------------------------------------
+
+
+def test_there_is_one_file_for_each_use() -> None:
+    assert {name: each["kind"] for name, each in WORKLOADS.items()} == {
+        "cronjob": "CronJob",
+        "seed-job": "Job",
+        "sharded-job": "Job",
+        "watch": "Deployment",
+    }
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("path", MANIFESTS, ids=lambda path: path.stem)
+def test_a_manifest_is_valid_and_no_field_of_it_is_unknown(path: Path, version: str) -> None:
+    for each in documents(path):
+        assert kubernetes_validate.validate(each, version, strict=True)
+
+
+def test_a_misspelt_field_would_be_found() -> None:
+    wrong = copy.deepcopy(WORKLOADS["watch"])
+    wrong["spec"]["template"]["spec"]["terminationGracePeriod"] = 30
+    with pytest.raises(kubernetes_validate.ValidationError):
+        kubernetes_validate.validate(wrong, VERSIONS[-1], strict=True)
+
+
+@pytest.mark.parametrize("name", WORKLOADS)
+def test_a_pod_may_do_nothing_that_it_need_not(name: str) -> None:
+    pod = pod_of(WORKLOADS[name])
+    assert pod["automountServiceAccountToken"] is False
+    assert pod["securityContext"]["runAsNonRoot"] is True
+    assert pod["securityContext"]["runAsUser"] > 0
+    assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+    for container in (*pod["initContainers"], *pod["containers"]):
+        assert container["securityContext"] == {
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
+        }
+
+
+@pytest.mark.parametrize("name", WORKLOADS)
+def test_a_pod_has_the_time_that_a_drain_takes(name: str) -> None:
+    """Specification section 1.6: 25 s, and then the state is saved."""
+    assert pod_of(WORKLOADS[name])["terminationGracePeriodSeconds"] == 30 >= sync.DRAIN_SECONDS + 2
+
+
+@pytest.mark.parametrize("name", WORKLOADS)
+def test_a_pod_has_the_resources_of_the_specification(name: str) -> None:
+    """Specification section 1.6."""
+    assert main_of(name)["resources"] == {"requests": {"cpu": "100m", "memory": "128Mi"}, "limits": {"memory": "512Mi"}}
+
+
+@pytest.mark.parametrize("name", WORKLOADS)
+def test_what_a_pod_mounts_and_names_is_there(name: str) -> None:
+    pod = pod_of(WORKLOADS[name])
+    volumes = {each["name"]: each for each in pod["volumes"]}
+    mounted = Counter(
+        mount["name"] for each in (*pod["initContainers"], *pod["containers"]) for mount in each["volumeMounts"]
+    )
+    assert set(mounted) == set(volumes)
+    for volume in volumes.values():
+        if "configMap" in volume:
+            assert volume["configMap"]["name"] == PROGRAM or ("ConfigMap", volume["configMap"]["name"]) in COMMON
+        if "persistentVolumeClaim" in volume:
+            assert ("PersistentVolumeClaim", volume["persistentVolumeClaim"]["claimName"]) in COMMON
+    for source in main_of(name)["envFrom"]:
+        assert ("Secret", source["secretRef"]["name"]) in COMMON
+    writable = {mount["mountPath"] for mount in main_of(name)["volumeMounts"] if not mount.get("readOnly")}
+    assert writable == {load({}).cache_dir}
+    # A mounted file, in place of a directory, would never change.
+    assert not any("subPath" in mount for mount in main_of(name)["volumeMounts"])
+
+
+@pytest.mark.parametrize("name", WORKLOADS)
+def test_the_program_understands_its_arguments(name: str) -> None:
+    container = main_of(name)
+    assert container["command"] == ["python3", "/program/regsync.pyz"]
+    arguments = parsed(container["args"])
+    assert arguments.command == ("watch" if name == "watch" else "sync")
+    paths = {mount["mountPath"] for mount in container["volumeMounts"]}
+    assert os.path.dirname(arguments.config) in paths
+    assert os.path.basename(arguments.config) == "mirror.yaml"
+
+
+def load(more: dict[str, str]) -> config.Config:
+    environ = {**SECRETS, **more}
+    return config.load(MIRROR.encode(), name="mirror.yaml", environ=environ, base_dir="/config", home="/")
+
+
+def test_the_configuration_is_valid_and_nothing_in_it_is_doubted(tmp_path: Path) -> None:
+    path = tmp_path / "mirror.yaml"
+    path.write_text(MIRROR)
+    ran = run_regsync("validate", str(path), env=SECRETS)
+    assert (ran.status, ran.out, ran.err) == (0, "", "")
+    assert set(re.findall(r"\$\{(\w+)\}", MIRROR)) == set(SECRETS)
+
+
+def test_the_pods_of_the_indexed_job_have_all_mappings_among_them() -> None:
+    spec = WORKLOADS["sharded-job"]["spec"]
+    assert spec["completionMode"] == "Indexed"
+    assert spec["completions"] == spec["parallelism"]
+    text = parsed(main_of("sharded-job")["args"]).shard
+    whole, dealt = load({}), list[int]()
+    for index in range(spec["completions"]):
+        own = shard.parse(text, {"JOB_COMPLETION_INDEX": str(index)})
+        assert own.total == spec["completions"]
+        found = own.share(whole)
+        assert found.mappings, "none of them is idle"
+        dealt += [rule.index for rule in found.mappings]
+    assert sorted(dealt) == [*range(len(whole.mappings))]
+
+
+@pytest.mark.parametrize("name", ["seed-job", "sharded-job"])
+def test_what_stays_wrong_is_not_tried_again(name: str) -> None:
+    """Design, section 2: 3 and 4 are for configuration and logins."""
+    first, *_ = WORKLOADS[name]["spec"]["podFailurePolicy"]["rules"]
+    assert first["onExitCodes"] == {"containerName": main_of(name)["name"], "operator": "In", "values": [3, 4]}
+    assert first["action"] == ("FailIndex" if name == "sharded-job" else "FailJob")
+    assert pod_of(WORKLOADS[name])["restartPolicy"] == "Never", "a policy of failures needs it"
+
+
+def test_the_cron_job_never_runs_twice_at_a_time() -> None:
+    spec = WORKLOADS["cronjob"]["spec"]
+    assert spec["concurrencyPolicy"] == "Forbid"
+    assert len(spec["schedule"].split()) == 5
+
+
+def test_the_probes_ask_where_watch_listens() -> None:
+    container = main_of("watch")
+    arguments = parsed(container["args"])
+    (port,) = container["ports"]
+    assert port["containerPort"] == arguments.health_port
+    assert arguments.health_bind == "0.0.0.0", "probes do not come by the loopback"
+    for probe, path in (("livenessProbe", "/healthz"), ("readinessProbe", "/readyz")):
+        assert container[probe]["httpGet"] == {"path": path, "port": port["name"]}
+    assert WORKLOADS["watch"]["spec"]["replicas"] == 1
+    assert WORKLOADS["watch"]["spec"]["strategy"]["type"] == "Recreate"
+    labels = WORKLOADS["watch"]["spec"]["template"]["metadata"]["labels"]
+    assert WORKLOADS["watch"]["spec"]["selector"]["matchLabels"].items() <= labels.items()
+
+
+def test_the_program_as_it_is_packed_fits_and_is_unpacked_as_it_was(pyz: Path, tmp_path: Path) -> None:
+    """By each file's own code, whose directories are put elsewhere."""
+    packed = lzma.compress(pyz.read_bytes())
+    assert len(packed) < MOST_CONFIGMAP - 4096
+    (tmp_path / "packed").mkdir()
+    (tmp_path / "program").mkdir()
+    (tmp_path / "packed" / "regsync.pyz.xz").write_bytes(packed)
+    codes = {tuple(pod_of(each)["initContainers"][0]["command"]) for each in WORKLOADS.values()}
+    ((interpreter, option, code),) = codes
+    assert (interpreter, option) == ("python3", "-c")
+    for directory in ("packed", "program"):
+        assert f'"/{directory}/' in code
+        code = code.replace(f'"/{directory}/', f'"{tmp_path}/{directory}/')
+    subprocess.run([sys.executable, option, code], check=True)
+    program = tmp_path / "program" / "regsync.pyz"
+    assert program.read_bytes() == pyz.read_bytes()
+    told = subprocess.run([sys.executable, program, "version", "--json"], capture_output=True, check=True)
+    assert json.loads(told.stdout)
+    for each in WORKLOADS.values():
+        volumes = {volume["name"]: volume for volume in pod_of(each)["volumes"]}
+        assert int(volumes["program"]["emptyDir"]["sizeLimit"].removesuffix("Mi")) * MOST_CONFIGMAP > len(
+            program.read_bytes()
+        )
+
+
+def test_the_commands_that_are_shown_are_those_that_the_files_need() -> None:
+    text = (DEPLOY / "kubernetes" / "common.yaml").read_text(encoding="utf-8")
+    assert f"create configmap {PROGRAM} --from-file=regsync.pyz.xz" in text
+    for name in re.findall(r"deploy/[\w./-]+\.yaml", text):
+        assert (DEPLOY.parent / name).is_file(), name
+
+
+# --- systemd ------------------------------------------------------------------------------------------------
+
+
+def options(path: Path) -> Iterator[tuple[str, str, str]]:
+    """Give the options of a unit: section, name, value; one name may come more than once."""
+    section = ""
+    for line in path.read_text(encoding="utf-8").splitlines():
+        if match := re.fullmatch(r"\[(\w+)\]", line):
+            section = match[1]
+        elif line and not line.startswith("#"):
+            name, equals, value = line.partition("=")
+            assert section, line
+            assert equals, line
+            yield section, name, value
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd is not installed here")
+def test_systemd_finds_nothing_wrong_with_the_units(tmp_path: Path) -> None:
+    for unit in UNITS:
+        # The interpreter that is there stands for the one that should be.
+        text = unit.read_text(encoding="utf-8").replace("/usr/bin/python3", sys.executable)
+        (tmp_path / unit.name).write_text(text)
+    command = ["systemd-analyze", "verify", "--man=no", *(str(tmp_path / unit.name) for unit in UNITS)]
+    ran = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (ran.returncode, ran.stderr) == (0, "")
+
+
+# systemd.unit(5), systemd.service(5), systemd.exec(5), systemd.resource-control(5), systemd.timer(5).
+KNOWN = {
+    "Unit": "Description Wants After",
+    "Service": """Type ExecStart EnvironmentFile Environment CacheDirectory CacheDirectoryMode TimeoutStopSec
+        SuccessExitStatus LimitNOFILE DynamicUser UMask CapabilityBoundingSet NoNewPrivileges ProtectSystem
+        ProtectHome ProtectProc ProtectClock ProtectHostname ProtectControlGroups ProtectKernelLogs
+        ProtectKernelModules ProtectKernelTunables PrivateDevices PrivateTmp PrivateUsers LockPersonality
+        MemoryDenyWriteExecute RestrictAddressFamilies RestrictNamespaces RestrictRealtime RestrictSUIDSGID
+        SystemCallArchitectures SystemCallFilter SystemCallErrorNumber""",
+    "Timer": "OnBootSec OnUnitInactiveSec RandomizedDelaySec",
+    "Install": "WantedBy",
+}
+
+
+@pytest.mark.parametrize("path", UNITS, ids=lambda path: path.name)
+def test_every_option_of_a_unit_is_known(path: Path) -> None:
+    configparser.RawConfigParser(strict=True).read_string(path.read_text(encoding="utf-8"))
+    for section, name, _ in options(path):
+        assert name in KNOWN[section].split(), f"[{section}] {name}"
+
+
+def test_the_unit_runs_a_sync_of_a_configuration_with_a_cache_that_it_may_write() -> None:
+    service = DEPLOY / "systemd" / "regsync.service"
+    found = {name: value for _, name, value in options(service)}
+    python, program, *words = shlex.split(found["ExecStart"])
+    arguments = parsed(words)
+    assert (arguments.command, arguments.q) == ("sync", True)
+    shown = service.read_text(encoding="utf-8").partition("[Unit]")[0]
+    assert python == "/usr/bin/python3"
+    assert program in shown
+    assert arguments.config in shown
+    assert f"/var/cache/{found['CacheDirectory']}" in shown
+    assert int(found["TimeoutStopSec"]) >= sync.DRAIN_SECONDS + 2
+    assert int(found["SuccessExitStatus"]) == 128 + 15
+
+
+def test_the_timer_counts_from_the_end_of_a_run() -> None:
+    found = {name: value for _, name, value in options(DEPLOY / "systemd" / "regsync.timer")}
+    assert set(found) == {"Description", "OnBootSec", "OnUnitInactiveSec", "RandomizedDelaySec", "WantedBy"}
+    assert found["WantedBy"] == "timers.target"
+
+
+# --- CI -----------------------------------------------------------------------------------------------------
+
+
+def test_the_steps_of_the_workflow_are_commands_of_ours() -> None:
+    workflow = yaml.safe_load(WORKFLOW.read_text(encoding="utf-8"))
+    (job,) = workflow["jobs"].values()
+    commands = []
+    for step in job["steps"]:
+        assert set(step) & {"uses", "run"}
+        if "run" in step:
+            python, program, *words = shlex.split(step["run"].partition(" > ")[0])
+            assert (python, program) == ("python3", "regsync.pyz")
+            commands.append(parsed(words).command)
+    assert commands == ["validate", "sync", "sync"]
+    assert workflow["permissions"] == {"contents": "read"}
+    # YAML 1.1, which PyYAML reads, takes `on` for a truth.
+    assert set(workflow[True]) == {"push", "pull_request"}
+    assert set(job["env"]) == set(SECRETS)
