@@ -174,8 +174,7 @@ class _Reader:
         section, inner = _Section(node, path, nodes, {}), f"{path}." if path else ""
         for name, (key, _) in node.value.items():
             if name not in names: self.note(key, f"{inner}{name[:64]}", f"unknown key{self.nearest(name, names)}")
-        # In the order of the table names come before their uses.
-        for known in SECTIONS[field.of]:
+        for known in SECTIONS[field.of]:  # in their order names come before their uses
             if known.name in nodes:
                 if (read := self.value(nodes[known.name], known, f"{inner}{known.name}")) is not None:
                     section.values[known.name] = read
@@ -212,12 +211,11 @@ class _Reader:
     read_one_or_texts = read_targets = read_texts
     def scalar(self, node: Node, field: Field, path: str) -> Any:
         tags, wanted = _SCALARS.get(field.type, (("str",), "text"))
-        # What is one variable wholly may become anything.
-        if node.tag not in tags and not (node.tag == "str" and re.fullmatch(r"\$\{[^{}]*\}", node.value)):
-            remedy = ": put it in quotes" if "str" in tags and node.tag not in ("map", "seq", "null") else ""
-            self.note(node, path, f"{wanted} is needed, not {node.kind}{remedy}")
-            return None
         try:
+            # What is one variable wholly may become anything.
+            if node.tag not in tags and not (node.tag == "str" and re.fullmatch(r"\$\{[^{}]*\}", node.value)):
+                remedy = ": put it in quotes" if "str" in tags and node.tag not in ("map", "seq", "null") else ""
+                raise ValueError(f"{wanted} is needed, not {node.kind}{remedy}")
             text = substitute(node.value, self.environ)
             if field.hides(text):
                 self.secret_names |= (names := variables(node.value))

@@ -7,6 +7,7 @@ from __future__ import annotations
 import enum
 import heapq
 from collections.abc import Callable, Iterable, Mapping
+from itertools import chain
 from typing import NamedTuple
 from _regsync.config import MappingRule, Registry
 from _regsync.errors import ContentError, RegistryError
@@ -14,8 +15,7 @@ from _regsync.oci import IMAGE_CONFIGS, MAX_INDEX_DEPTH, Descriptor, Manifest
 __all__ = ["COMPLETE", "HAS", "LATE_SHARE", "Assignment", "Election", "Look", "NotAtHand", "Tree", "Wanted", "assign",
     "grow", "look_again", "look_without_state", "may_be_stale", "names_absence", "order_blobs", "target_groups"]
 
-# design.md section 8: of a run's requests, those that ask for late signatures.
-LATE_SHARE = 0.02
+LATE_SHARE = 0.02  # of a run's requests, those that ask for late signatures (design.md section 8)
 # What is noted of a look at an image's artifacts, beside `referrers.Referrers.shown`: it has some, they are all there.
 HAS, COMPLETE = 16, 32
 _MOST_BLOBS = 10_000  # of one image; real ones name hundreds, and a hostile index hundreds of thousands
@@ -138,17 +138,14 @@ class Election:
 
 def target_groups(mappings: Iterable[MappingRule]) -> list[list[MappingRule]]:
     """Group mappings that write a common repository: these are listed together (I10)."""
-    groups, home = dict[int, list[MappingRule]](), dict[object, int]()
+    groups = dict[object, list[MappingRule]]()  # by place
     for mapping in mappings:
-        keys = mapping.places
-        group, *joined = sorted({home[key] for key in keys if key in home}) or [mapping.index]
-        members = groups.setdefault(group, [])
-        for other in joined:
-            members += groups.pop(other)
-            home.update({key: group for key, where in home.items() if where == other})
-        members.append(mapping)
-        home.update(dict.fromkeys(keys, group))
-    return [sorted(group, key=lambda mapping: mapping.index) for group in groups.values()]
+        group, *joined = {id(each): each for key in mapping.places if (each := groups.get(key))}.values() or [[]]
+        more = [mapping, *chain(*joined)]
+        group += more
+        groups.update((key, group) for each in more for key in each.places)
+    unique = {id(each): each for each in groups.values()}.values()
+    return [sorted(each, key=lambda mapping: mapping.index) for each in unique]
 
 class Wanted(NamedTuple):
     """One source tag and the targets that shall have it."""

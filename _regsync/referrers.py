@@ -25,8 +25,7 @@ _COSIGN = (".sig", ".att", ".sbom")
 # Signatures of attestations of signatures have been seen; a chain that goes on is somebody's trap.
 _DEEPEST, _MOST = 8, 10_000
 _MOST_HUNG = 1024  # answers with the manifests of what hangs on a digest; those that were put need no second one
-# A list that others write too is put so often before that is an error.
-_PUTS = 5
+_PUTS = 5  # a list that others write too is put so often before that is an error
 _HEAVY_LIST = 64 * 1024  # characters of annotations; 20,000 images may have such a list each
 
 class Artifact(NamedTuple):

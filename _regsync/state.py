@@ -10,15 +10,11 @@ from typing import Any
 from _regsync.archive import EMPTY, Archive, encode, entry, frame, key_of, moment_of
 __all__ = ["Knowledge", "RepositoryKey", "Snapshot", "area"]
 
-# Host key (host:port as shown in reports) and repository name.
-RepositoryKey = tuple[str, str]
-# A weak entry is believed for so long whatever else is known (design.md section 7).
-_FRESH_SECONDS = 30 * 60
-# What was learnt of a host (design.md section 8).
-_FACTS_SECONDS = 24 * 3600
-
+RepositoryKey = tuple[str, str]  # host key (host:port as shown in reports) and repository name
 # What a tag named when its target last held it: keys (`archive.key_of`) of the source's digest and the pushed one.
 Snapshot = tuple[bytes, bytes]
+_FRESH_SECONDS = 30 * 60  # a weak entry is believed for so long whatever else is known (design.md section 7)
+_FACTS_SECONDS = 24 * 3600  # what was learnt of a host (design.md section 8)
 
 class Knowledge:
     """The hot tier over the warm one; `now` is the wall clock, `ttl` seconds (0: for ever), `note` the journal."""
@@ -33,16 +29,13 @@ class Knowledge:
         self._refused: set[tuple[RepositoryKey, str]] = set()
         self._archive, self._now, self._ttl, self._note = archive, now, ttl, note
         self._numbers = {where: number for number, where in enumerate(archive.repositories)}
-        # Repositories from this number on are this run's.
-        self._own = len(self._numbers)
         self._rows: dict[str, list[bytes]] = {table: [] for table in "BMESA"}
         self._forgotten: set[bytes] = set()
         # Manifests that a target's tag answered with in this run, not yet and already looked into.
         self._vouched: defaultdict[RepositoryKey, list[bytes]] = defaultdict(list)
         self._strong: defaultdict[RepositoryKey, set[bytes]] = defaultdict(set)
         self._contradicted: set[RepositoryKey] = set()
-        # Manifests whose names are in the rows already.
-        self._written: set[bytes] = set()
+        self._written: set[bytes] = set()  # manifests whose names are in the rows already
         self._changed, self._looks = False, dict[bytes, bytes]()
         young = self._now() - _FACTS_SECONDS
         self._facts = {name: fact for name, fact in archive.facts.items() if fact[1] >= young}
@@ -108,7 +101,8 @@ class Knowledge:
         return self._populated.get(where) is False
     def was_used(self, where: RepositoryKey) -> bool:
         """Say whether an earlier run brought something to a repository."""
-        return self._numbers.get(where, self._own) < self._own
+        before = len(self._archive.repositories)
+        return self._numbers.get(where, before) < before
     def _identity(self, where: RepositoryKey, digest: str) -> bytes:
         return key_of(digest) + self._number(where).to_bytes(4, "big")
     def _number(self, where: RepositoryKey) -> int:
