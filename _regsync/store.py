@@ -1,25 +1,32 @@
-"""Disk: staged blobs, for images that go to more than one target; small ones stay in memory.
+"""Disk: staged blobs, for images that go to more than one target (small ones stay in memory); the state on disk.
 
-Owns: files named by digest only (R16). May not know: registries, HTTP. Invariants: a file visible under its digest was
-hashed and is whole, whoever else stages in the same directory; what a killed or failed run left is used when it still
-verifies, a run that ends well leaves nothing. Follows specification 1.1 "Streaming", design.md 6 (rule 13) and 8."""
+Owns: files named by digest only (R16); `state.bin`, `state.journal` and `state.lock`. May not know: registries, HTTP,
+what a state says. Invariants: a file visible under its digest was hashed and is whole, whoever else stages in the same
+directory; what a killed or failed run left is used when it still verifies, a run that ends well leaves nothing. Without
+a state a run goes on, warned once; `state.bin` is replaced whole or not at all; a journal counts only for the file that
+it was begun beside: no crash loses or repeats anything. Follows specification 1.1, design.md 6 (rule 13), 8."""
 from __future__ import annotations
 import contextlib
 import os
 import re
 import time
+import zlib
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
 from io import FileIO
 import anyio.to_thread
+from _regsync.archive import EMPTY, Archive, Damaged, folded, unframe
 from _regsync.errors import SyncError, clean
 from _regsync.fips import DIGEST_HEX_LENGTHS, new_hash
 from _regsync.http1 import PIECE
 from _regsync.oci import Descriptor, split_digest
-__all__ = ["SMALL_BLOB", "FilePieces", "MemoryPieces", "NoRoom", "Reader", "Staging", "StagingFailed", "read_whole"]
+__all__ = ["SMALL_BLOB", "FilePieces", "MemoryPieces", "NoRoom", "Reader", "Staging", "StagingFailed", "StateFile",
+    "read_whole"]
 
 SMALL_BLOB, _MEMORY_BUDGET = 1024 * 1024, 48 * 1024 * 1024  # design.md section 6 rule 13
 _PARTIAL = ".partial"
+_JOURNAL, _LARGEST = b"regsyncj", 1 << 30
+_WRITE = os.O_WRONLY | os.O_CREAT | getattr(os, "O_BINARY", 0) | getattr(os, "O_NOFOLLOW", 0)
 _ABANDONED_SECONDS = 24 * 3600.0  # a partial file is a killed run's then: a living one's is written to all the time
 # Something that reads a blob from its source to the end, verified, piece by piece.
 Reader = Callable[[Descriptor, Callable[[memoryview], Awaitable[None]]], Awaitable[None]]
@@ -33,6 +40,17 @@ class NoRoom(StagingFailed):
 
 def _remove(path: str) -> None:
     with contextlib.suppress(OSError): os.unlink(path)
+
+@contextlib.contextmanager
+def _replacing(path: str) -> Iterator[int]:
+    """Give the descriptor of a file that stands at `path` once it was written, else nowhere."""
+    # A name of its own, and O_EXCL, which follows no link: two runs may write the same.
+    partial = f"{path}.{os.urandom(6).hex()}{_PARTIAL}"
+    descriptor = os.open(partial, _WRITE | os.O_EXCL, 0o600)
+    try:
+        yield descriptor
+        os.replace(partial, path)
+    finally: _remove(partial)
 
 @contextlib.contextmanager
 def _disk() -> Iterator[None]:
@@ -127,28 +145,20 @@ class Staging:
         if self._failed is not None: raise self._failed.again()
         self._make_room(blob)
         self._pulled_size += blob.size
-        partial = ""
         try:
             with _disk():
                 algorithm, encoded = split_digest(blob.digest)
                 path = os.path.join(self._folder(algorithm), encoded)
                 if not await anyio.to_thread.run_sync(_is_whole, path, blob):
-                    # A name of its own, and O_EXCL, which follows no link: two runs may stage the same blob.
-                    name = f"{path}.{os.urandom(6).hex()}{_PARTIAL}"
-                    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
-                    with FileIO(os.open(name, flags, 0o600), "w") as staged:
-                        partial = name
+                    with _replacing(path) as partial, FileIO(partial, "w") as staged:
                         async def write(piece: memoryview) -> None:
                             while piece: piece = piece[await anyio.to_thread.run_sync(staged.write, piece) :]
                         await read(blob, write)
-                    os.replace(partial, path)
                 self._files[blob.digest] = (path, blob.size)
         except StagingFailed as error:
             self._failed = error
             raise
-        finally:
-            self._pulled_size -= blob.size
-            _remove(partial)
+        finally: self._pulled_size -= blob.size
     def _make_room(self, blob: Descriptor) -> None:
         """Remove what was used longest ago and is not being read, until a blob fits (specification 2.7)."""
         if self._limit is None: return
@@ -189,3 +199,96 @@ class Staging:
         self._files.clear()
         self._memory.clear()
         self._cleanup.close()
+
+class StateFile:
+    """The state on disk between `load` and `close`, nothing noted after `save`; `warn(event, message)` tells of it."""
+    def __init__(self, cache_dir: str | None, warn: Callable[[str, str], None]) -> None:
+        self._directory, self._warn, self._shown = cache_dir, warn, clean(cache_dir or "")
+        self._path, self._journal_path = (os.path.join(cache_dir or "", f"state.{end}") for end in ("bin", "journal"))
+        self._lock: int | None = None
+        self._journal: int | None = None
+        self._header, self._end = b"", 0  # what our journal begins with, where an earlier one's whole records end
+    @property
+    def is_kept(self) -> bool:
+        """Say whether this run's findings are to be kept: the lock is ours."""
+        return self._lock is not None
+    def load(self, *, keep: bool = True) -> Archive:
+        """Take the lock, where findings are to be kept, and read; empty where nothing can be used."""
+        if self._directory is None: return EMPTY
+        try:
+            if keep:
+                os.makedirs(self._directory, mode=0o700, exist_ok=True)
+                self._lock = os.open(os.path.join(self._directory, "state.lock"), _WRITE, 0o600)
+                _lock(self._lock)
+        except BlockingIOError:
+            self.close()
+            self._warn("state_locked", f"another run uses {self._shown}: this one leaves no state behind")
+        except OSError as error:
+            self._say(f"no state is kept: {self._shown}", error)
+            self.close()
+            return EMPTY
+        try: return self._read()
+        except Damaged as error:
+            self._header = b""  # what this run notes counts repositories anew: it belongs to no file that is there
+            self._warn("state", f"the state in {self._shown} is not used: {error}")
+        except OSError as error: self._say(f"{self._shown} cannot be read", error)
+        return EMPTY
+    def _say(self, problem: str, error: OSError) -> None:
+        self._warn("state", f"{problem}: {clean(error.strerror or str(error))}")
+    def _read(self) -> Archive:
+        whole = _content(self._path)
+        self._header = _JOURNAL + zlib.crc32(whole or b"").to_bytes(4, "big")
+        base, journal = Archive(whole), _content(self._journal_path) or b""
+        if journal.startswith(self._header):
+            records, end = unframe(journal[len(self._header) :])
+            base, self._end = folded(base, records), len(self._header) + end
+        return base
+    def note(self, record: bytes) -> None:
+        """Append one record to the journal: after a `kill -9` it is all that is left."""
+        if self._lock is None: return
+        try:
+            if self._journal is None:
+                self._journal = os.open(self._journal_path, _WRITE, 0o600)
+                os.ftruncate(self._journal, self._end)
+                os.lseek(self._journal, 0, os.SEEK_END)
+                record = record if self._end else self._header + record
+            os.write(self._journal, record)
+        except OSError as error:
+            self._say(f"no state is kept: {self._shown}", error)
+            self.close()
+    def save(self, image: bytes | None) -> None:
+        """Replace the state file, and let go of the journal that is folded into it."""
+        if self._lock is None or image is None: return
+        try:
+            with _replacing(self._path) as partial, open(partial, "wb") as stream:
+                stream.write(image)
+                stream.flush()
+                os.fsync(stream.fileno())
+            if self._journal is not None:
+                os.close(self._journal)
+                self._journal = None
+            with contextlib.suppress(FileNotFoundError): os.unlink(self._journal_path)
+        except OSError as error: self._say(f"the state in {self._shown} is not saved", error)
+    def close(self) -> None:
+        """Give the lock back."""
+        for descriptor in (self._journal, self._lock):
+            if descriptor is not None: os.close(descriptor)
+        self._journal = self._lock = None
+
+def _lock(descriptor: int) -> None:
+    """Lock a file for this process alone; BlockingIOError when another one has it."""
+    try:
+        from fcntl import LOCK_EX, LOCK_NB, flock
+    except ImportError:
+        import msvcrt  # Windows
+        try:
+            msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)  # type: ignore[attr-defined]
+        except OSError as error: raise BlockingIOError(str(error)) from error
+    else: flock(descriptor, LOCK_EX | LOCK_NB)
+
+def _content(path: str) -> bytes | None:
+    with contextlib.suppress(FileNotFoundError), open(path, "rb") as stream:
+        size = os.fstat(stream.fileno()).st_size  # `read` makes room for as much as it is asked for
+        if size > _LARGEST: raise Damaged(f"it is larger than {_LARGEST} bytes")
+        return stream.read(size)
+    return None

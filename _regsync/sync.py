@@ -24,8 +24,7 @@ from _regsync.registry import Repository
 from _regsync.rehearsal import Rehearsal
 from _regsync.report import Outcome, Report
 from _regsync.state import Knowledge
-from _regsync.statefile import StateFile
-from _regsync.store import Staging
+from _regsync.store import Staging, StateFile
 from _regsync.tags import compile_glob
 from _regsync.transfer import Mover
 from _regsync.transport import Transport

@@ -10,9 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from _regsync import statefile
 from _regsync.archive import EMPTY, Archive, Damaged, encode, entry, folded, frame, key_of, moment_of, named, unframe
-from _regsync.statefile import StateFile
+from _regsync.store import StateFile
 
 DIGESTS = [f"sha256:{number:064x}" for number in range(40)] + [f"sha512:{number:064x}{0:064x}" for number in range(5)]
 
@@ -245,7 +244,7 @@ def test_a_full_disk_fails_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.undo()
     other = StateFile(str(tmp_path), warned)
     other.load()
-    monkeypatch.setattr(statefile.os, "fsync", full)
+    monkeypatch.setattr(os, "fsync", full)
     other.save(b"x")
     monkeypatch.undo()
     other.close()

@@ -35,7 +35,7 @@ from _regsync.archive import (
 from _regsync.auth import Authenticator
 from _regsync.credentials import Credential
 from _regsync.state import Knowledge
-from _regsync.statefile import StateFile
+from _regsync.store import StateFile
 from _regsync.streams import Origin
 from tests.fuzzing import fuzz, trees
 

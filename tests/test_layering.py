@@ -51,7 +51,6 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "transport",
         "registry",
         "store",
-        "statefile",
         "health",
     ),
     ("discover", "transfer", "rehearsal", "execution", "referrers", "sync"),

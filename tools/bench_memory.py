@@ -257,7 +257,7 @@ def state() -> Iterator[Figure]:
         file.write_bytes(_state(["one.example", "two.example", "three.example"], 600_000))
         code = f"""
 import time
-from _regsync.statefile import StateFile
+from _regsync.store import StateFile
 from _regsync.state import Knowledge
 began = time.perf_counter()
 archive = StateFile({directory!r}, print).load()
@@ -270,7 +270,7 @@ for number in range(1000):
 asking = time.perf_counter() - began
 print(took, sum(1 for table in "BMES" for _ in archive.rows(table)), asking)
 """
-        bare = spend([sys.executable, "-c", "from _regsync import statefile, state"])[0]
+        bare = spend([sys.executable, "-c", "from _regsync import store, state"])[0]
         spent, said = spend([sys.executable, "-c", code])
         took, entries, asking = map(float, said.split())
         size = file.stat().st_size / MIB
