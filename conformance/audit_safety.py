@@ -109,7 +109,8 @@ def credential_to_realm(run: Run) -> Iterator[tuple[Act, ...]]:
 @rule("safety", "a credential is sent before, or in another way than, it was asked for there")
 def credential_unasked(run: Run) -> Iterator[tuple[Act, ...]]:
     for act in run.acts:
-        if not _carries(act) or _realms(run, act):
+        # A cloud's login service is there to be shown what proves somebody; it refuses what is not meant for it.
+        if not _carries(act) or _realms(run, act) or act.entry.kind == "login":
             continue
         scheme = act.entry.authorization[0]
         asked = [

@@ -14,7 +14,7 @@ import json
 import re
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 from urllib.parse import parse_qsl
 
@@ -22,8 +22,9 @@ from .exchange import Reception, Site
 from .messages import Answer, Content, Request, Response
 from .tokens import TokenService
 
-__all__ = ["CLOUDS", "COMMAND_LINE", "Cloud", "Directory", "Exchange", "Identity", "claims_of"]
+__all__ = ["CLOUDS", "COMMAND_LINE", "TOKEN_USER", "Cloud", "Directory", "Exchange", "Identity", "claims_of"]
 
+TOKEN_USER = "00000000-0000-0000-0000-000000000000"
 COMMAND_LINE = "04b07795-8ddb-461a-bbee-02f9e1bf7b46"
 _ASSERTION = "urn:ietf:params:oauth:client-assertion-type:jwt-bearer"
 _TENANT = re.compile(r"/([0-9a-f-]{36})/oauth2/v2\.0/token\Z")
@@ -102,17 +103,18 @@ class _Signer:
     """Tokens that only their maker can make; whoever reads one learns whether it is genuine and still good."""
 
     def __init__(self, key: bytes, wall: Callable[[], float]) -> None:
-        self._key, self._wall, self._made = key, wall, 0
+        self._key, self._wall = key, wall
+        self.made: list[str] = []
 
     def _mark(self, text: str) -> str:
         return _encoded(hmac.new(self._key, text.encode(), "sha256").digest())
 
     def make(self, life: float, **claims: object) -> str:
-        self._made += 1
         now = int(self._wall())
-        told = {"iat": now, "nbf": now, "exp": now + int(life), "jti": str(self._made), **claims}
+        told = {"iat": now, "nbf": now, "exp": now + int(life), "jti": str(len(self.made)), **claims}
         text = ".".join(_encoded(json.dumps(part).encode()) for part in ({"alg": "HS256", "typ": "JWT"}, told))
-        return f"{text}.{self._mark(text)}"
+        self.made.append(f"{text}.{self._mark(text)}")
+        return self.made[-1]
 
     def read(self, token: str) -> dict[str, Any] | None:
         text, _, mark = token.rpartition(".")
@@ -143,16 +145,21 @@ class Directory(Site):
         self.unknown = unknown
         self._signer, self._wall = _Signer(b"the directory's own key", wall), wall
 
+    @property
+    def given(self) -> list[str]:
+        """All tokens that were given, for tests that look for them where they must not be."""
+        return self._signer.made
+
     def read(self, token: str) -> dict[str, Any] | None:
         """Return the claims of a token that this directory has given and that is still good."""
         return self._signer.read(token)
 
     def kind_of(self, request: Request) -> str:
-        return "token"
+        return "login"
 
     def start(self, request: Request) -> Answer | Reception:
         """Answer the authority's token endpoint and the two metadata services."""
-        request.kind = "token"
+        request.kind = "login"
         if request.path == _METADATA:
             return self._metadata(request)
         if request.path == _SERVICE:
@@ -282,31 +289,39 @@ class Exchange(TokenService):
     """A registry's own endpoints: a token of the directory for a refresh token, that for an access token.
 
     `directory` says which tokens are genuine; `tenants` which may log in, all of the directory's where it is
-    empty; `refresh_life` how long what it gives is good (section 6.1).
+    empty; `refresh_life` how long what it gives is good (section 6.1). `refusal`: the status for a refresh token
+    that is not good any more, since both are reported (400 in section 2.4).
     """
 
     def __init__(self, users: Mapping[str, str] | None = None, **options: Any) -> None:
         self.directory: Directory | None = options.pop("directory", None)
         self.tenants: tuple[str, ...] = options.pop("tenants", ())
         self.refresh_life: float = options.pop("refresh_life", 10_800)
+        self.refusal = 401
+        self.revoked: set[str] = set()
         # No expires_in in the answers: the JWT tells.
         fixed = {"path": "/oauth2/token", "field": "access_token", "jwt": True, "expires_in": None, "lifetime": 4500}
         super().__init__(users, **{**fixed, **options})
         self._signer = _Signer(b"the registry's own key", self.wall)
         self.exchanges = 0
 
+    @property
+    def given(self) -> list[str]:
+        """All refresh and access tokens that were given."""
+        return [*self._signer.made, *self._tokens]
+
     def answer(self, request: Request) -> Answer | Reception | None:
         """Serve both endpoints at the registry's own origin."""
         return self.start(request) if request.path in ("/oauth2/exchange", self.path) else None
 
     def kind_of(self, request: Request) -> str:
-        return "token" if request.path == "/oauth2/exchange" else super().kind_of(request)
+        return "login" if request.path == "/oauth2/exchange" else super().kind_of(request)
 
     def start(self, request: Request) -> Answer | Reception:
         """Exchange, or go on as any token service."""
         if request.path != "/oauth2/exchange":
             return super().start(request)
-        request.kind = "token"
+        request.kind = "login"
         if request.method != "POST":
             return self._bad(request, "only POST")
         content = Content()
@@ -332,5 +347,18 @@ class Exchange(TokenService):
 
     def holder(self, refresh_token: str) -> str | None:
         """Return the application that a refresh token of this registry was given to."""
-        claims = self._signer.read(refresh_token)
+        claims = self._signer.read(refresh_token) if refresh_token not in self.revoked else None
         return str(claims["appid"]) if claims is not None and claims["aud"] == self.service else None
+
+    def known(self, user: str, password: str) -> str | None:
+        """Return who shows a pair, which may be the refresh token under a name of zeros (section 6.1)."""
+        return self.holder(password) if user == TOKEN_USER else super().known(user, password)
+
+    def _post(self, request: Request, body: bytes) -> Response:
+        answer = super()._post(request, body)
+        return replace(answer, status=self.refusal) if answer.status == 401 else answer
+
+    def revoke_logins(self) -> None:
+        """Make every refresh and access token that was given so far invalid."""
+        self.revoked |= set(self._signer.made)
+        self.revoke()

@@ -246,9 +246,9 @@ class TokenService(Site):
         header, user = request.header("authorization"), None
         if header:
             known = _credentials(header)
-            if known is None or self.users.get(known[0]) != known[1]:
+            user = None if known is None else self.known(*known)
+            if user is None:
                 return self._refused()
-            user = known[0]
         elif not self.anonymous:
             return self._refused()
         wanted = [value for key, value in request.query if key == "scope"]
@@ -266,14 +266,17 @@ class TokenService(Site):
         if form["grant_type"] == "refresh_token":
             user = self.holder(form.get("refresh_token", ""))
         elif form["grant_type"] == "password":
-            name = form.get("username", "")
-            user = name if name in self.users and self.users[name] == form.get("password") else None
+            user = self.known(form.get("username", ""), form.get("password", ""))
         else:
             return self._bad(request, "unknown grant_type")
         if user is None:
             return self._refused()
         offline = form.get("access_type") == "offline"
         return self._give(request, user, form.get("scope", "").split(), form["service"], offline=offline)
+
+    def known(self, user: str, password: str) -> str | None:
+        """Return who shows a user name and a password; None when they are nobody's."""
+        return user if user in self.users and self.users[user] == password else None
 
     def holder(self, refresh_token: str) -> str | None:
         """Return whose refresh token this is; None when it is nobody's, or no longer good."""

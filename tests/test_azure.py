@@ -8,10 +8,15 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import subprocess
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qsl, urlsplit
+from unittest import mock
+from urllib.parse import parse_qsl, urlencode, urlsplit
 
 import msal
 import pytest
@@ -20,13 +25,18 @@ from _regsync import azure
 from _regsync.config import Registry
 from _regsync.credentials import Credential, Login, Machine
 from _regsync.errors import AuthError, ConnectFailed, RegistryError
-from conformance.azure import CLOUDS, COMMAND_LINE, Cloud, Directory, Exchange, Identity, claims_of
+from conformance.azure import CLOUDS, COMMAND_LINE, TOKEN_USER, Cloud, Directory, Exchange, Identity, claims_of
 from conformance.exchange import Site
-from conformance.messages import Response
+from conformance.images import Seed
+from conformance.memory import Link
+from conformance.messages import Request, Response
+from conformance.names import names
+from conformance.personas import Provider, persona
+from conformance.server import run_in_thread
+from tests.ends import Ran, Virtual, document, held, only, tags, virtual
 
 NEW_YEAR = 1767225600.0
 HOME = "/home/someone"
-TOKEN_USER = "00000000-0000-0000-0000-000000000000"
 # What no output may show; with characters that a form changes.
 SECRETS = {
     "secret": "s3cr~t/of+app",
@@ -89,6 +99,7 @@ class World:
     identities: tuple[Identity, ...] = (APP,)
     asked: list[str] = field(default_factory=list)
     forms: list[dict[str, str]] = field(default_factory=list)
+    headers: list[list[tuple[str, str]]] = field(default_factory=list)
     seconds: list[float | None] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -106,6 +117,7 @@ class World:
     ) -> tuple[int, Mapping[str, str], bytes]:
         parts = urlsplit(url)
         self.asked.append(f"{method} {parts.netloc}{parts.path}")
+        self.headers.append(headers)
         self.seconds.append(seconds)
         self.forms.append(dict(parse_qsl(parts.query or body.decode())))
         site = self.sites.get(parts.netloc)
@@ -567,3 +579,303 @@ async def test_a_federated_token_is_read_anew_each_time() -> None:
     world.directory.identities[:] = [Identity(assertion="the-next-one")]
     world.files["/var/token"] = b"the-next-one"
     assert await world.log_in() is not None
+
+
+# msal's word on the same.
+
+
+class Heard:
+    """What msal sends, answered by the directory in memory."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.requests: list[tuple[str, str, dict[str, str], dict[str, str]]] = []
+
+    def ask(self, method: str, url: str, headers: Mapping[str, str], body: str) -> mock.Mock:
+        parts = urlsplit(url)
+        self.requests.append(
+            (method, f"{parts.netloc}{parts.path}", dict(headers), dict(parse_qsl(parts.query or body)))
+        )
+        given = self.world.sites[parts.netloc].request(
+            method, f"{parts.path}?{parts.query}", [*headers.items()], body.encode() or None
+        )
+        return mock.Mock(status_code=given.status, text=given.data.decode(), headers=dict(given.headers))
+
+    def get(self, url: str, params: Any = None, headers: Any = None, **_: Any) -> mock.Mock:
+        if "/.well-known/" in url:
+            return mock.Mock(status_code=404, text="{}", headers={})
+        return self.ask("GET", f"{url}?{urlencode(params or {})}", headers or {}, "")
+
+    def post(self, url: str, params: Any = None, data: Any = None, headers: Any = None, **_: Any) -> mock.Mock:
+        form = {"Content-Type": "application/x-www-form-urlencoded", **(headers or {})}
+        return self.ask("POST", url, form, urlencode(data))
+
+    def close(self) -> None:
+        pass
+
+
+def without_telemetry(fields: Mapping[str, str]) -> dict[str, str]:
+    """Leave out what msal adds for its makers, and what it asks for beside the token that is wanted."""
+    kept = {
+        key: value for key, value in fields.items() if not key.startswith("x-") and key not in ("client_info", "claims")
+    }
+    if "scope" in kept:
+        kept["scope"] = " ".join(set(kept["scope"].split()) - {"openid", "profile", "offline_access"})
+    return kept
+
+
+def authority_of(cloud: Cloud) -> dict[str, Any]:
+    """Options that keep msal from asking where the authority's endpoints are."""
+    return {"authority": f"https://{cloud.authority}/{TENANT}", "instance_discovery": False}
+
+
+@pytest.fixture
+def endpoints(monkeypatch: pytest.MonkeyPatch) -> None:
+    def known(url: str, client: object, **_: Any) -> dict[str, str]:
+        base = url.partition("/v2.0/")[0]
+        return {
+            "authorization_endpoint": f"{base}/oauth2/v2.0/authorize",
+            "token_endpoint": f"{base}/oauth2/v2.0/token",
+            "issuer": f"{base}/v2.0",
+        }
+
+    monkeypatch.setattr(msal.authority, "tenant_discovery", known)
+
+
+@pytest.mark.parametrize("cloud", sorted(CLOUDS))
+@pytest.mark.parametrize("name", ["secret", "file"])
+async def test_msal_proves_an_application_by_the_same_request(endpoints: None, name: str, cloud: str) -> None:
+    world = World(CLOUDS[cloud])
+    SOURCES[name][0](world)
+    assert await world.log_in() is not None
+    heard = Heard(world)
+    proof = SECRETS["secret"] if name == "secret" else {"client_assertion": lambda: SECRETS["assertion"]}
+    app = msal.ConfidentialClientApplication(
+        APP.client_id, client_credential=proof, http_client=heard, **authority_of(world.cloud)
+    )
+    assert "access_token" in app.acquire_token_for_client([f"{world.cloud.audiences[0]}/.default"])
+    method, place, _, form = only(heard.requests)
+    assert f"{method} {place}" == world.asked[0]
+    assert without_telemetry(form) == world.forms[0]
+    world.check()
+
+
+@pytest.mark.parametrize("cloud", sorted(CLOUDS))
+async def test_msal_takes_the_same_refresh_token_from_the_same_file(endpoints: None, cloud: str) -> None:
+    world = World(CLOUDS[cloud])
+    by_command_line(world)
+    assert await world.log_in() is not None
+    heard, cache = Heard(world), msal.SerializableTokenCache()
+    cache.deserialize(world.files[f"{HOME}/.azure/msal_token_cache.json"].decode())
+    app = msal.PublicClientApplication(COMMAND_LINE, token_cache=cache, http_client=heard, **authority_of(world.cloud))
+    account = only(app.get_accounts(username="me@tenant.test"))
+    scope = f"{world.cloud.audiences[0]}/.default"
+    assert "access_token" in app.acquire_token_silent([scope], account)
+    method, place, _, form = only(heard.requests)
+    assert f"{method} {place}" == world.asked[1]
+    assert without_telemetry(form) == world.forms[1]
+    world.check()
+
+
+@pytest.mark.parametrize("chosen", ["", "m"])
+@pytest.mark.parametrize("name", ["service", "machine"])
+async def test_msal_asks_managed_identities_by_the_same_request(
+    name: str, chosen: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = World(environ={"AZURE_CLIENT_ID": chosen})
+    SOURCES[name][0](world)
+    assert await world.log_in() is not None
+    for variable in ("IDENTITY_ENDPOINT", "IDENTITY_HEADER"):
+        if variable in world.environ:
+            monkeypatch.setenv(variable, world.environ[variable])
+    identity = msal.UserAssignedManagedIdentity(client_id=chosen) if chosen else msal.SystemAssignedManagedIdentity()
+    heard = Heard(world)
+    client = msal.ManagedIdentityClient(identity, http_client=heard)
+    assert "access_token" in client.acquire_token_for_client(resource=world.cloud.audiences[0])
+    method, place, headers, query = only(heard.requests)
+    at = -2  # the last request before the exchange
+    assert (f"{method} {place}", query) == (world.asked[at], world.forms[at])
+    theirs = {key: value for key, value in headers.items() if not key.startswith("x-")}
+    assert theirs == dict(world.headers[at])
+    world.check()
+
+
+# The built program, from an empty state, over TLS under the registry's own name.
+
+
+def on_disk(name: str, home: Path, cloud: Cloud, served: str) -> dict[str, str]:
+    """Give a source to a program: its files, and its environment."""
+    application = {"AZURE_CLIENT_ID": APP.client_id, "AZURE_TENANT_ID": TENANT}
+    if name == "secret":
+        return {**application, "AZURE_CLIENT_SECRET": SECRETS["secret"]}
+    if name == "file":
+        (home / "token").write_text(SECRETS["assertion"], encoding="ascii")
+        return {**application, "AZURE_FEDERATED_TOKEN_FILE": str(home / "token")}
+    if name == "service":
+        return {"IDENTITY_ENDPOINT": f"{served}/msi/token", "IDENTITY_HEADER": SECRETS["header"]}
+    (home / ".azure").mkdir()
+    for file, text in session(cloud).items():
+        (home / ".azure" / file).write_bytes(text)
+    return {}
+
+
+def check_hidden(provider: Provider, *texts: str) -> None:
+    """No secret and no token of a run may stand in what it said or left behind."""
+    assert isinstance(provider.tokens, Exchange)
+    assert provider.tokens.directory is not None
+    given = [*SECRETS.values(), *provider.tokens.given, *provider.tokens.directory.given]
+    assert len(given) > len(SECRETS) + 2
+    assert not [secret for secret in given for text in texts if secret in text]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "cloud"), [("secret", "io"), ("file", "cn"), ("service", "us"), ("command-line", "io")]
+)
+def test_the_built_program_logs_in_from_nothing(
+    name: str, cloud: str, pyz: Path, tmp_path: Path, clean_env: Path
+) -> None:
+    seed = Seed(5)
+    with names(tmp_path / "names") as known, persona(f"acr-{cloud}", names=known) as mine, persona("strict") as source:
+        image = seed.index().load_into(source.app, "app", tag="v1")
+        exchange = mine.provider.tokens
+        assert isinstance(exchange, Exchange)
+        directory = exchange.directory
+        assert directory is not None
+        directory.header = SECRETS["header"]
+        directory.identities += [APP, Identity(client_id="m", managed="system")]
+        with run_in_thread(directory) as plain:
+            env = {**os.environ, **known.environ, **on_disk(name, clean_env, CLOUDS[cloud], plain.url)}
+            command = [sys.executable, str(pyz), "copy", "--json", "--no-artifacts", "-vv"]
+            command += [f"{source.address}/app:v1", f"{mine.address}/app:v1"]
+            ran = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=False)
+        assert ran.returncode == 0, ran.stderr
+        assert only(json.loads(ran.stdout)["images"])["status"] == "synced"
+        assert held(mine, "app", image)
+        assert directory.journal.count(status=200) == 1
+        assert (exchange.exchanges, exchange.requests) == (1, 1)
+        refused = [path for path in known.refused if "azure" in path or "microsoft" in path]
+        assert refused == []
+        mine.check()
+        left = [
+            path.read_bytes().decode("latin-1")
+            for path in clean_env.rglob("*")
+            if path.is_file() and ".azure" not in str(path)
+        ]
+        check_hidden(mine.provider, ran.stdout, ran.stderr, *(text for text in left if text != SECRETS["assertion"]))
+
+
+# Whole runs on a clock that jumps, under the names that a virtual machine knows.
+
+
+def registry_of(world: Virtual, cloud: str = "io") -> tuple[Provider, Exchange, Directory]:
+    """Let a registry answer under its own name, and its cloud's directory; nobody is known there yet."""
+    provider = world.persona(f"acr-{cloud}")
+    exchange = provider.tokens
+    assert isinstance(exchange, Exchange)
+    assert exchange.directory is not None
+    return provider, exchange, exchange.directory
+
+
+async def sync(world: Virtual, *repositories: str, env: Mapping[str, str] | None = None, **fields: Any) -> Ran:
+    source = {"url": "https://name.azurecr.io", **fields}
+    wanted = [{"from": name, "tags": tags("v1")} for name in repositories]
+    text = document({"source": source, "target": "http://target.test"}, *wanted)
+    return await world.run("sync", "--json", "-vv", "-c", "-", stdin=text, env=env)
+
+
+ENV = {"AZURE_CLIENT_ID": APP.client_id, "AZURE_TENANT_ID": TENANT, "AZURE_CLIENT_SECRET": SECRETS["secret"]}
+
+
+@pytest.mark.virtual_time
+async def test_a_virtual_machine_logs_in_by_its_own_identity() -> None:
+    """With nothing said about it anywhere: the docker config has no entry, the machine's metadata has an identity."""
+    async with virtual() as world:
+        provider, exchange, directory = registry_of(world)
+        world.registry("target.test")
+        world.listen(directory, "169.254.169.254")
+        directory.identities.append(Identity(client_id="m", managed="system"))
+        names = [f"app{number}" for number in range(50)]
+        for number, name in enumerate(names):
+            Seed(number).image(sizes=(9,)).load_into(provider, name, tag="v1")
+        ran = await sync(world, *names)
+        assert (ran.status, len(ran.images)) == (0, 50)
+        assert [entry.status for entry in directory.journal.entries] == [400, 200]
+        # Eight repositories in a token (design.md section 6, rule 2).
+        assert (exchange.exchanges, exchange.requests) == (1, math.ceil(50 / 8))
+        provider.journal.matching(kind="manifest", status=401).exactly(1)
+        check_hidden(provider, ran.out, ran.err)
+
+
+@pytest.mark.virtual_time
+@pytest.mark.parametrize("identity", [None, "none", "refused"])
+async def test_what_anybody_may_pull_needs_no_login(identity: str | None) -> None:
+    """No metadata service; one without an identity; one whose identity the registry does not know."""
+    async with virtual() as world:
+        provider, exchange, directory = registry_of(world)
+        world.registry("target.test")
+        exchange.anonymous = True
+        if identity:
+            world.listen(directory, "169.254.169.254")
+        if identity == "refused":
+            directory.identities.append(Identity(client_id="m", managed="system"))
+            exchange.tenants = ("33333333-3333-4333-8333-333333333333",)
+        Seed(1).image().load_into(provider, "app", tag="v1")
+        assert (await sync(world, "app")).status == 0
+        assert (exchange.exchanges, exchange.requests) == (identity == "refused", 1)
+
+
+@pytest.mark.virtual_time
+async def test_a_login_that_ends_in_mid_run_is_renewed_once() -> None:
+    async with virtual() as world:
+        provider, exchange, directory = registry_of(world)
+        world.registry("target.test", up=Link(bandwidth=4096))
+        directory.identities.append(APP)
+        exchange.refresh_life, exchange.lifetime = 600, 120
+        names = [f"app{number}" for number in range(20)]
+        for number, name in enumerate(names):
+            Seed(number).image(sizes=(150_000,)).load_into(provider, name, tag="v1")
+        ran = await sync(world, *names, env=ENV, max_concurrent=1)
+        assert ran.status == 0
+        assert 600 < ran.seconds < 1080
+        assert (len(directory.journal.entries), exchange.exchanges) == (2, 2)
+        assert {entry.status for entry in directory.journal.entries} == {200}
+        provider.journal.matching(kind="token", status=401).exactly(0)
+        check_hidden(provider, ran.out, ran.err)
+
+
+@pytest.mark.virtual_time
+@pytest.mark.parametrize("refusal", [400, 401])
+async def test_a_login_that_is_revoked_in_mid_run_is_renewed_once(refusal: int) -> None:
+    """Section 2.4: a refresh token that is refused may be answered 400 there."""
+    async with virtual() as world:
+        provider, exchange, directory = registry_of(world)
+        world.registry("target.test")
+        directory.identities.append(APP)
+        exchange.refusal = refusal
+        for name in ("one", "two"):
+            Seed(1).image().load_into(provider, name, tag="v1")
+
+        def revoked(request: Request) -> None:
+            if request.kind == "blob" and not exchange.revoked:
+                exchange.revoke_logins()
+
+        provider.intercept = revoked
+        ran = await sync(world, "one", "two", env=ENV, max_concurrent=1)
+        assert ran.status == 0
+        assert (len(directory.journal.entries), exchange.exchanges) == (2, 2)
+        check_hidden(provider, ran.out, ran.err)
+
+
+@pytest.mark.virtual_time
+async def test_a_directory_that_is_not_well_is_asked_again() -> None:
+    async with virtual() as world:
+        provider, exchange, directory = registry_of(world)
+        world.registry("target.test")
+        directory.identities.append(APP)
+        Seed(1).image().load_into(provider, "app", tag="v1")
+        answers = [Response(503, [("Retry-After", "9")]), Response(500)]
+        directory.intercept = lambda request: answers.pop(0) if answers else None
+        ran = await sync(world, "app", env=ENV)
+        assert (ran.status, len(directory.journal.entries), exchange.exchanges) == (0, 3, 1)
+        assert ran.seconds >= 9
