@@ -136,19 +136,18 @@ class Authenticator:
         self._tokens: dict[frozenset[Pair], _Token] = {}
         self._pending: list[_Token] = []
     def _take(self, credential: Credential | None) -> None:
-        self.anonymous, self._credential, self.proven = credential is None, credential or Credential(), False
-        self.origin = credential.origin if credential else None
-        self._shown.append(self._credential)
-        self._refresh_token = self._credential.identity_token
-        self.advice = f"check what the credentials ({self._credential.origin}) are allowed to do there"
+        self.anonymous, self.credential, self.proven = credential is None, credential or Credential(), False
+        self._shown.append(self.credential)
+        self._refresh_token = self.credential.identity_token
+        self.advice = f"check what the credentials ({self.credential.origin}) are allowed to do there"
         if self.anonymous:
             self.advice = f"no credentials are in use: {self.login}; or check the name, absent may look private"
     async def _log_in(self, *, refused: bool = False) -> bool:
         """Hold a login that lives, another than one `refused` that was good; say whether it is another than before."""
         if self.chain is None or (refused and not self.proven): return False
-        found, before = await self.chain.credential(self._credential if refused else None), self._credential
+        found, before = await self.chain.credential(self.credential if refused else None), self.credential
         if (found or Credential()) != before: self._take(found)
-        return self._credential != before
+        return self.credential != before
     @property
     def learnt(self) -> list[Any]:
         """What the state keeps (JSON): the challenge, and whether a token may cover one request only."""
@@ -173,12 +172,12 @@ class Authenticator:
     async def authorization(self, repository: str, actions: str, *, extra: Iterable[Pair] = (),
             before_body: bool = False) -> str | None:
         """Return a request's Authorization header, None: none; SyncError for no token. It touches `extra` as well."""
-        challenge, fixed = self._challenge, self._credential.registry_token
+        challenge, fixed = self._challenge, self.credential.registry_token
         if fixed and (challenge is not None or self._scheme == "https"): return f"Bearer {fixed}"
         if challenge is None: return None
         if challenge.scheme == "basic":
             await self._log_in()
-            return self._credential.basic
+            return self.credential.basic
         needed = {repository: actions}
         for name, rights in extra: needed[name] = _union(needed.get(name, rights), rights)
         try: return f"Bearer {await self._token(needed, before_body)}"
@@ -200,15 +199,15 @@ class Authenticator:
             if not offered: return False
             schemes = clean(", ".join(each.scheme for each in offered), 60)
             raise AuthError(f"{self._name} asks for a login by {schemes}, which is not supported")
-        if self._credential.registry_token:
+        if self.credential.registry_token:
             if used is not None: raise self._refusal(self._name, fatal=False)
         elif chosen.scheme == "basic":
             await self._log_in()
-            if self._credential.basic is None:
-                lack = "none are configured or found" if self.anonymous else f"{self._credential.origin} has none"
+            if self.credential.basic is None:
+                lack = "none are configured or found" if self.anonymous else f"{self.credential.origin} has none"
                 message = f"{self._name} asks for user name and password, {lack}"
                 raise AuthError(message, hint=self.login, fatal=not self.anonymous)
-            if used == self._credential.basic and not await self._log_in(refused=True): raise self._refusal(self._name)
+            if used == self.credential.basic and not await self._log_in(refused=True): raise self._refusal(self._name)
         else:
             check_realm(chosen.realm, self._scheme, self._host, not self.anonymous)
             self._learn(chosen, used, repository, actions)
@@ -216,13 +215,13 @@ class Authenticator:
         return True
     def forbidden(self, used: str | None) -> bool:
         """Take in a 403 to a request that carried `used`; say whether an exact token may do better."""
-        if not (used or "").startswith("Bearer ") or self._credential.registry_token: return False
+        if not (used or "").startswith("Bearer ") or self.credential.registry_token: return False
         held = self._held_as(used)
         self._one_scope = self._one_scope or (held is not None and held.wide)
         return held is None or held.wide  # one no longer held was replaced because of another request's answer
     def _refusal(self, who: str, *, fatal: bool = True) -> AuthError:
         hint = "check the user name, and whether the password or token has expired or is too narrow"
-        return AuthError(f"{who} refused the credentials ({self._credential.origin})", hint=hint, fatal=fatal)
+        return AuthError(f"{who} refused the credentials ({self.credential.origin})", hint=hint, fatal=fatal)
     def _learn(self, given: Challenge, used: str | None, repository: str, actions: str) -> None:
         """Forget the one token that was refused, and how not to word a scope (protocol-facts.md 2.2, 2.3)."""
         held, scope = self._held_as(used), given.scope
@@ -287,7 +286,7 @@ class Authenticator:
     async def _exchange(self, scopes: Scopes) -> Answer:
         """Do one token request; protocol-facts.md sections 2.3 (GET) and 2.4 (POST, identity tokens)."""
         from urllib.parse import urlencode
-        challenge, basic = self._challenge or Challenge("bearer"), self._credential.basic
+        challenge, basic = self._challenge or Challenge("bearer"), self.credential.basic
         realm, query = challenge.realm, [("service", challenge.service)] if challenge.service else []
         check_realm(realm, self._scheme, self._host, not self.anonymous)
         worded = [self._worded.get(pair) or f"repository:{pair[0]}:{pair[1]}" for pair in scopes.items()]
@@ -300,7 +299,7 @@ class Authenticator:
             # Where the POST flow is missing or half there (Artifactory 401, ACR 400), GET may do.
             if answer[0] not in (400, 401, 404, 405) or basic is None: return answer
         query += [("scope", word) for word in dict.fromkeys(scope.split())]
-        query += [("account", self._credential.username)] if basic else []
+        query += [("account", self.credential.username)] if basic else []
         url = f"{realm}{'&' if '?' in realm else '?'}{urlencode(query, errors='surrogatepass')}"
         answer = await self._fetch("GET", url, [("Authorization", basic)] if basic else [], b"")
         if answer[0] == 200:
@@ -320,7 +319,7 @@ class Authenticator:
             raise RegistryError(f"{who} answered {status}{said}", status=status, retry_after=wait)
         if not 200 <= status < 300:
             asked = ", ".join(f"{name} ({actions})" for name, actions in [*token.scopes.items()][:2])
-            login = "without credentials" if self.anonymous else f"to the credentials from {self._credential.origin}"
+            login = "without credentials" if self.anonymous else f"to the credentials from {self.credential.origin}"
             message = f"{who} gives no token for {asked} {login}: status {status}{said}"
             raise AuthError(message, hint=self.advice)
         value = document.get("token") or document.get("access_token")

@@ -211,14 +211,13 @@ def _tags(arguments: argparse.Namespace, console: Console) -> int:
     return _run(session.list_tags, config.registry_for(where.host, given), where.repository, rule, console)
 
 def _sync(arguments: argparse.Namespace, console: Console) -> int:
-    found = _read_mappings(arguments.config, console, shard=arguments.shard)
+    found = _read_mappings(arguments.config, console, shard=getattr(arguments, "shard", None))
+    if arguments.command == "auth":
+        from _regsync import check
+        return _run(check.check, found, console)
     from _regsync import session
     rehearse = "analysis" if arguments.command == "analyze" else "plan" if arguments.dry_run else None
     return _run(session.run, found, console, None, rehearse)
-
-def _auth(arguments: argparse.Namespace, console: Console) -> int:
-    from _regsync import check
-    return _run(check.check, _read_mappings(arguments.config, console), console)
 
 def _copy(arguments: argparse.Namespace, console: Console) -> int:
     from _regsync import config, oci, session, tags
@@ -270,7 +269,7 @@ regsync tags quay.io/org/app --semver '>=1.2,<3' --latest 5
 regsync tags -v -c mirror.yaml registry.example.com/team/app --glob 'v*'
 
 The rules are those of `tags` in a configuration. -v says why the other tags are left out."""),
-    "auth": _Command("say what the registries of a configuration let us do", _auth, "0 3 4 130",
+    "auth": _Command("say what the registries of a configuration let us do", _sync, "0 3 4 130",
         (("check", "ask each repository in use, and write nothing"), _NEEDED, _JSON), """\
 regsync auth check -c mirror.yaml
 

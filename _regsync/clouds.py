@@ -9,10 +9,10 @@ import math
 from collections.abc import Mapping
 from functools import cache
 from types import MappingProxyType
-from typing import Protocol
+from typing import Any
 import anyio
 from _regsync.config import Registry
-from _regsync.credentials import Credential, Login, Machine, Read, find_credential
+from _regsync.credentials import Credential, Machine, Read, find_credential
 from _regsync.errors import AuthError, ConfigError, SyncError
 from _regsync.fields import is_loopback
 __all__ = ["Chain", "Clouds"]
@@ -22,57 +22,52 @@ _CLOUDS: Mapping[str, str] = MappingProxyType({"ecr": "aws", "ecr_public": "aws"
     "acr": "azure"})
 _EARLY, _SOONEST = 0.1, 60.0  # renewed so much of its life, and at least so many seconds, before its end
 
-class _Cloud(Protocol):
-    """What a cloud's module offers; guessed: its metadata service alone is asked, and None when that has nothing."""
-    def present(self, machine: Machine) -> bool: ...
-    async def log_in(self, machine: Machine, registry: Registry, *, guessed: bool) -> Login | None: ...
-
-def _module(cloud: str) -> _Cloud:
+def _module(cloud: str) -> Any:
     """Import what only those need who use a registry of that cloud."""
     if cloud == "aws":
-        from _regsync import aws  # type: ignore[attr-defined,unused-ignore]
-        return aws  # type: ignore[no-any-return,unused-ignore]
-    if cloud == "google":
-        from _regsync import google  # type: ignore[attr-defined,unused-ignore]
-        return google  # type: ignore[no-any-return,unused-ignore]
-    from _regsync import azure  # type: ignore[attr-defined,unused-ignore]
-    return azure  # type: ignore[no-any-return,unused-ignore]
+        from _regsync import aws as found  # type: ignore[attr-defined,unused-ignore]
+    elif cloud == "google":
+        from _regsync import google as found  # type: ignore[attr-defined,no-redef,unused-ignore]
+    else:
+        from _regsync import azure as found  # type: ignore[attr-defined,no-redef,unused-ignore]
+    return found
 
 class Chain:
     """One identity at one cloud; `guessed`: only its metadata service, which may have none. `expires`: wall clock."""
     def __init__(self, clouds: Clouds, cloud: str, registry: Registry, guessed: bool) -> None:
         self._clouds, self._cloud, self._registry, self._guessed = clouds, cloud, registry, guessed
-        self._login, self.expires, self._asked = Credential(), math.inf, 0
-        self._due = self._end = -math.inf  # by the clock of waiting; all who guess at one cloud wait for one
+        self._login: Credential | None = None
         self._error: SyncError | None = None
+        self._asked, self.expires, self._due, self._end = 0, math.inf, -math.inf, -math.inf
+        # All who guess at one cloud wait for one.
         self._lock = clouds.guesses.setdefault(cloud, anyio.Lock()) if guessed else anyio.Lock()
     async def credential(self, refused: Credential | None = None) -> Credential | None:
         """Return what to log in with, another than `refused`; None: nothing has answered. All who wait ask once."""
         asked = self._asked
-        if anyio.current_time() >= self._due or refused == self._login:
+        if anyio.current_time() >= self._due or (refused and refused == self._login):
             async with self._lock:
-                if asked == self._asked: await self._renew(refused)
+                if asked == self._asked: await self._renew(serves=refused is None)
             if self._error is not None: raise self._error.again()
-        return self._login if self._login != Credential() else None
-    async def _renew(self, refused: Credential | None) -> None:
-        found, self._error, began = None, None, anyio.current_time()
-        guessed = self._guessed and self._login == Credential()
+        return self._login
+    async def _renew(self, *, serves: bool) -> None:
+        machine, began, guessed = self._clouds.machine, anyio.current_time(), self._guessed and self._login is None
+        found, self._error = None, None
         try:
             if not (guessed and self._cloud in self._clouds.absent):
-                found = await _module(self._cloud).log_in(self._clouds.machine, self._registry, guessed=guessed)
+                found = await _module(self._cloud).log_in(machine, self._registry, guessed=guessed)
         except ConfigError as error: self._error = AuthError(error.message, hint=error.hint, fatal=True)
         except SyncError as error: self._error = error
-        if found is not None:
-            life = found.expires - self._clouds.machine.wall()
-            life = life if life > 0 else math.inf  # one of the two clocks is wrong: a 401 will tell
-            self._login, self.expires, self._end = found.credential, found.expires, began + life
-            # A login shorter than that is used for half of its life.
-            self._due = self._end - min(max(_EARLY * life, _SOONEST), life / 2) if life < math.inf else math.inf
-        elif self._error is None:
+        if self._error is not None:
+            if serves and began < self._end:
+                self._error, self._due = None, began + _SOONEST  # the old one does still
+        elif found is None:
             self._clouds.absent.add(self._cloud)
             self._due = math.inf
-        elif began < self._end and refused is None:
-            self._error, self._due = None, began + _SOONEST  # the old one serves still
+        else:
+            self._login, self.expires = found
+            # One that has ended already is by a clock that is wrong: a 401 will tell. A short one serves half its life.
+            life = self.expires - machine.wall() if self.expires > machine.wall() else math.inf
+            self._end, self._due = began + life, began + max(min(life * (1 - _EARLY), life - _SOONEST), life / 2)
         self._asked += 1
 
 class Clouds:

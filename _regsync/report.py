@@ -130,7 +130,7 @@ _SHAPES = {"report": "schema: =1; run_id started_at: string; duration_s: number;
     "analysis": "schema: =1; images: integer; blobs: sharing; bytes: sums; targets: {place}; requests: {{integer}}; "
     "largest_images: [large_image]; largest_layers: [large_layer]", "auth": "schema: =1; access: [access]",
     "tags": "repository: string; tags: [string]; dropped: {string}",
-    "access": "registry repository rights method: string; source expires: string|null; login_used: boolean; "
+    "access": "registry repository rights method: string; source expires: string|null; "
     "upload: =null|opened|absent; error: null|cause", "version": "version build python openssl gate: string",
     "image": "source target: string; digest: string|null; source_digest?: string; error: null|cause; "
     "status: =synced|skipped|failed|would_sync; reason: =null|unchanged|immutable_tag|tag_immutable_exists; "
