@@ -10,12 +10,11 @@ from functools import cache, partial
 from typing import Generic, NamedTuple, TypeVar
 import anyio
 from _regsync import oci, plan, tags
-from _regsync.archive import key_of, named
 from _regsync.config import MappingRule, Registry
 from _regsync.errors import ContentError, RegistryError, Side, SyncError, clean
 from _regsync.oci import Manifest
 from _regsync.registry import Repository
-from _regsync.state import Knowledge, Snapshot
+from _regsync.state import Knowledge, Snapshot, key_of, named
 from _regsync.transport import Transport
 __all__ = ["Discovery", "Once", "Sighting", "Verdict", "together"]
 
@@ -57,7 +56,7 @@ async def _or_error(asking: Awaitable[T]) -> T | SyncError:
 class Verdict(NamedTuple):
     """What one target needs: nothing (`reason`), the tree, or nothing can be said (`error`)."""
     target: Repository
-    snapshot: bytes  # the name of this tag's (`archive.named`)
+    snapshot: bytes  # the name of this tag's (`state.named`)
     reason: str | None = None
     error: SyncError | None = None
 

@@ -13,7 +13,6 @@ from functools import partial
 from itertools import count
 import anyio
 from _regsync import plan
-from _regsync.archive import key_of
 from _regsync.claims import Claims, Step, Work
 from _regsync.discover import Discovery
 from _regsync.errors import RegistryError, RegsyncError, Side, SyncError
@@ -22,7 +21,7 @@ from _regsync.pacing import Meter
 from _regsync.plan import Tree
 from _regsync.registry import Repository
 from _regsync.rehearsal import Rehearsal
-from _regsync.state import Knowledge, RepositoryKey
+from _regsync.state import Knowledge, RepositoryKey, key_of
 from _regsync.store import SMALL_BLOB
 from _regsync.transfer import Mover
 __all__ = ["Delivery", "Execution", "Image", "Progress"]

@@ -11,14 +11,13 @@ from functools import partial
 from typing import NamedTuple
 import anyio
 from _regsync import oci, plan
-from _regsync.archive import key_of, named
 from _regsync.config import MappingRule
 from _regsync.discover import Discovery, Once, Sighting, together
 from _regsync.errors import ContentError, RegistryError
 from _regsync.execution import Delivery
 from _regsync.oci import Descriptor, Manifest
 from _regsync.registry import Repository
-from _regsync.state import Knowledge, RepositoryKey, area
+from _regsync.state import Knowledge, RepositoryKey, area, key_of, named
 __all__ = ["Artifact", "Referrers"]
 
 _COSIGN = (".sig", ".att", ".sbom")

@@ -13,7 +13,6 @@ from typing import Any, Literal
 import anyio
 import anyio.abc
 from _regsync import pacing, plan
-from _regsync.archive import EMPTY, digest_like, key_of
 from _regsync.config import Config, MappingRule
 from _regsync.discover import Discovery, Sighting
 from _regsync.errors import MappingConflict, RegsyncError, Side, SyncError
@@ -23,7 +22,7 @@ from _regsync.referrers import Artifact, Referrers
 from _regsync.registry import Repository
 from _regsync.rehearsal import Rehearsal
 from _regsync.report import Outcome, Report
-from _regsync.state import Knowledge
+from _regsync.state import EMPTY, Knowledge, digest_like, key_of
 from _regsync.store import Staging, StateFile
 from _regsync.tags import compile_glob
 from _regsync.transfer import Mover

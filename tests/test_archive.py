@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from _regsync.archive import EMPTY, Archive, Damaged, encode, entry, folded, frame, key_of, moment_of, named, unframe
+from _regsync.state import EMPTY, Archive, Damaged, encode, entry, folded, frame, key_of, moment_of, named, unframe
 from _regsync.store import StateFile
 
 DIGESTS = [f"sha256:{number:064x}" for number in range(40)] + [f"sha512:{number:064x}{0:064x}" for number in range(5)]

@@ -15,7 +15,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from _regsync.archive import (
+from _regsync.auth import Authenticator
+from _regsync.credentials import Credential
+from _regsync.state import (
     _CRC,
     _HEAD,
     _LAYOUTS,
@@ -24,6 +26,7 @@ from _regsync.archive import (
     EMPTY,
     Archive,
     Damaged,
+    Knowledge,
     digest_like,
     entry,
     folded,
@@ -32,9 +35,6 @@ from _regsync.archive import (
     named,
     unframe,
 )
-from _regsync.auth import Authenticator
-from _regsync.credentials import Credential
-from _regsync.state import Knowledge
 from _regsync.store import StateFile
 from _regsync.streams import Origin
 from tests.fuzzing import fuzz, trees

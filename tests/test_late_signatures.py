@@ -11,9 +11,8 @@ import anyio
 import pytest
 
 from _regsync import plan
-from _regsync.archive import named
 from _regsync.plan import COMPLETE, HAS, Look
-from _regsync.state import Knowledge
+from _regsync.state import Knowledge, named
 from conformance.attachments import fallback_lists
 from conformance.images import Image, Seed
 from conformance.memory import Place
@@ -65,7 +64,7 @@ def test_what_is_noted_of_a_look_outlives_every_other_entry() -> None:
     before.looked(name, COMPLETE, b"76543210")
     image = before.encoded()
     assert image is not None
-    from _regsync.archive import Archive
+    from _regsync.state import Archive
 
     clock[0] = 5000 + 300 * DAY
     after = Knowledge(Archive(image), now=lambda: clock[0], ttl=60, note=lambda record: None)

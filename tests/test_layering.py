@@ -30,7 +30,6 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "fields",
         "config",
         "pacing",
-        "archive",
         "state",
         "claims",
         "plan",

@@ -234,8 +234,7 @@ def large() -> Iterator[Figure]:
 
 def _state(hosts: Sequence[str], count: int) -> bytes:
     """Write a state of so many entries: manifests of 20 blobs in 200 repositories, and a tag for each."""
-    from _regsync.archive import key_of, named
-    from _regsync.state import Knowledge
+    from _regsync.state import Knowledge, key_of, named
 
     known = Knowledge(now=time.time, note=lambda record: None)
     for number in range(count // 62):
