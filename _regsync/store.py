@@ -15,11 +15,11 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
 from io import FileIO
 import anyio.to_thread
-from _regsync.state import EMPTY, Archive, Damaged, folded, unframe
 from _regsync.errors import SyncError, clean
 from _regsync.fips import DIGEST_HEX_LENGTHS, new_hash
 from _regsync.http1 import PIECE
 from _regsync.oci import Descriptor, split_digest
+from _regsync.state import EMPTY, Archive, Damaged, folded, unframe
 __all__ = ["SMALL_BLOB", "FilePieces", "MemoryPieces", "NoRoom", "Reader", "Staging", "StagingFailed", "StateFile",
     "read_whole"]
 
