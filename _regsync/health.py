@@ -1,11 +1,9 @@
 """The health listener of `watch`: an HTTP/1.1 server of two resources, one request a connection.
 
-Owns: its sockets, heads of requests, answers' framing. May not know: what the states mean, the client's HTTP.
+Owns: its sockets, heads of requests, answers' framing. May not know: what the states mean.
 Invariants: nothing of a request comes back in an answer; a client holds 8 KiB, ten seconds and one of a fixed number of
-places at most, the oldest of which ends for the next client, so that none delays a probe. Follows RFC 9112, design.md
-section 10."""
+places at most; for the next one the oldest ends, and none delays a probe. Follows RFC 9112, design.md section 10."""
 from __future__ import annotations
-import errno
 import json
 import re
 import socket
@@ -20,7 +18,6 @@ from _regsync.streams import WANT_READ, SocketStream
 __all__ = ["Tell", "serve"]
 
 Tell = Callable[[str], tuple[int, dict[str, Any]]]  # what is said at `/healthz` or `/readyz`: status, document
-_ABSENT = (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL)
 _HEAD, _MOST_CLIENTS, _SECONDS, _NO_FILES_PAUSE = 4096, 128, 5.0, 0.1  # a head may be twice that, less one byte
 
 async def serve(bind: str, port: int, tell: Tell, *, task_status: Any = anyio.TASK_STATUS_IGNORED) -> None:
@@ -30,7 +27,7 @@ async def serve(bind: str, port: int, tell: Tell, *, task_status: Any = anyio.TA
     async def converse(own: socket.socket) -> None:
         stream, scratch = SocketStream(own), memoryview(bytearray(_HEAD))
         try:
-            with anyio.move_on_after(_SECONDS) as scope:
+            with own, anyio.move_on_after(_SECONDS) as scope:
                 serving[own] = scope
                 if len(serving) > _MOST_CLIENTS: serving.pop(next(iter(serving))).cancel()
                 answer = memoryview(await _answer(stream, scratch, tell))
@@ -43,19 +40,16 @@ async def serve(bind: str, port: int, tell: Tell, *, task_status: Any = anyio.TA
                 while stream.recv_into(scratch): await stream.wait(WANT_READ)
         except (Disconnected, OSError):
             pass  # the client has left: there is nobody to tell
-        finally:
-            serving.pop(own, None)
-            stream.close()
+        finally: serving.pop(own, None)
     async def accept(listener: socket.socket) -> None:
-        listening = SocketStream(listener)
-        try:
+        with listener:
+            listener.setblocking(False)
             while True:
-                await listening.wait(WANT_READ)
+                await anyio.wait_readable(listener)
                 try:  # all that are there: a busy loop comes back late
                     for _ in range(_MOST_CLIENTS): tasks.start_soon(converse, listener.accept()[0])
                 except BlockingIOError: pass
                 except OSError: await anyio.sleep(_NO_FILES_PAUSE)
-        finally: listening.close()
     async with anyio.create_task_group() as tasks:
         for listener in listeners: tasks.start_soon(accept, listener)
         task_status.started([listener.getsockname() for listener in listeners])
@@ -67,9 +61,7 @@ def _listen(bind: str, port: int) -> list[socket.socket]:
         found = socket.getaddrinfo(bind.strip("[]") or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         for family, _, _, _, address in found:
             both = family == socket.AF_INET6 and len(found) == 1 and socket.has_dualstack_ipv6()
-            try: listeners.append(socket.create_server(address, family=family, backlog=1024, dualstack_ipv6=both))
-            except OSError as error:  # a name may have addresses of a family that is switched off here
-                if error.errno not in _ABSENT or (address == found[-1][4] and not listeners): raise
+            listeners.append(socket.create_server(address, family=family, backlog=1024, dualstack_ipv6=both))
     except (OSError, ValueError) as error:
         for listener in listeners: listener.close()
         cause = clean(getattr(error, "strerror", None) or str(error), 100).partition(" (while")[0].lower()
@@ -78,14 +70,14 @@ def _listen(bind: str, port: int) -> list[socket.socket]:
     return listeners
 
 async def _answer(stream: SocketStream, scratch: memoryview, tell: Tell) -> bytes:
+    """Read one head and return its answer, empty where the client leaves without a word."""
     framing = h11.Connection(h11.SERVER, max_incomplete_event_size=_HEAD - 1)
     status, document, method, event = 400, dict[str, Any](), b"", None
     try:
         while (event := framing.next_event()) is h11.NEED_DATA:
             while (count := stream.recv_into(scratch)) < 0: await stream.wait(count)
             framing.receive_data(bytes(scratch[:count]))
-        if not isinstance(event, h11.Request):
-            return b""  # the client leaves without a word
+        if not isinstance(event, h11.Request): return b""
         method, fields = event.method, dict(event.headers)
         path = re.sub(rb"(?i)^https?://[^/?]*", b"", event.target).partition(b"?")[0]
         # RFC 9112 sections 3.2 and 6.3: others could see another host, or another end of the message.

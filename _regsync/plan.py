@@ -13,7 +13,7 @@ from _regsync.config import MappingRule, Registry
 from _regsync.errors import ContentError, RegistryError
 from _regsync.oci import IMAGE_CONFIGS, MAX_INDEX_DEPTH, Descriptor, Manifest
 __all__ = ["COMPLETE", "HAS", "LATE_SHARE", "Assignment", "Election", "Look", "NotAtHand", "Tree", "Wanted", "assign",
-    "grow", "look_again", "look_without_state", "may_be_stale", "names_absence", "order_blobs", "target_groups"]
+    "grouped", "grow", "look_again", "look_without_state", "may_be_stale", "names_absence", "order_blobs"]
 
 LATE_SHARE = 0.02  # of a run's requests, those that ask for late signatures (design.md section 8)
 # What is noted of a look at an image's artifacts, beside `referrers.Referrers.shown`: it has some, they are all there.
@@ -136,14 +136,15 @@ class Election:
         self._gains[number] += more
         heapq.heappush(self._heap, (-self._gains[number], number))
 
-def target_groups(mappings: Iterable[MappingRule]) -> list[list[MappingRule]]:
-    """Group mappings that write a common repository: these are listed together (I10)."""
-    groups = dict[object, list[MappingRule]]()  # by place
+def grouped(mappings: Iterable[MappingRule], keys: Callable[[MappingRule], list[object]]) -> list[list[MappingRule]]:
+    """Group mappings that have a key in common, each group in their order."""
+    groups = dict[object, list[MappingRule]]()  # by key
     for mapping in mappings:
-        group, *joined = {id(each): each for key in mapping.places if (each := groups.get(key))}.values() or [[]]
+        found = {id(each): each for key in keys(mapping) if (each := groups.get(key))}
+        group, *joined = sorted(found.values(), key=len, reverse=True) or [[]]
         more = [mapping, *chain(*joined)]
         group += more
-        groups.update((key, group) for each in more for key in each.places)
+        groups.update((key, group) for each in more for key in keys(each))
     unique = {id(each): each for each in groups.values()}.values()
     return [sorted(each, key=lambda mapping: mapping.index) for each in unique]
 

@@ -1,16 +1,17 @@
 """The share of a configuration that is one process's, where several work on it.
 
-Owns: the grammar of `--shard`, which mappings stay together, which shard has them. May not know: what registries hold.
+Owns: the grammar of `--shard`, what stays together, which shard has it. May not know: what registries hold.
 Invariants: shares follow from the configuration alone, are disjoint, and together are the whole. Mappings with a
-repository in common stay together: its tags are listed once, conflicts are seen. So do those below one base path of a
-target registry, which share layers and mount them: as short a path as makes no group half more than a fair share, for
-everything may lie below one. Follows design.md section 2."""
+repository in common stay together: it is listed once, conflicts are seen. So do those below one base path of a target
+registry, which mount each other's layers: as short a path as makes no group half more than a fair share, for everything
+may lie below one. Follows design.md section 2."""
 from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 from _regsync.config import Config, MappingRule
 from _regsync.errors import ConfigError, clean
+from _regsync.plan import grouped
 __all__ = ["Shard", "parse"]
 
 _INDEX = "JOB_COMPLETION_INDEX"  # Kubernetes sets it in the pods of an Indexed Job
@@ -39,21 +40,9 @@ def parse(text: str, environ: Mapping[str, str]) -> Shard:
 
 def _groups(rules: Sequence[MappingRule], most: float, depth: int = 1) -> Iterator[list[MappingRule]]:
     """Give what stays together where base paths have `depth` segments, or more in a group of more than `most`."""
-    above, groups = dict[object, object](), dict[object, list[MappingRule]]()
-    def name_of(key: object) -> object:
-        while (up := above.setdefault(key, key)) != key: above[key] = key = above[up]
-        return key
-    for rule in rules:
-        first, *others = _keys(rule, depth)
-        for key in others: above[name_of(key)] = name_of(first)
-    for rule in rules: groups.setdefault(name_of(next(_keys(rule, depth))), []).append(rule)
-    for group in groups.values():
+    def keys(rule: MappingRule) -> list[object]:
+        path, read = rule.target_repository.split("/"), rule.source.place(rule.source_repository)
+        return [read, *rule.places, *((each.origin, *path[:depth], "/") for each in rule.targets if depth < len(path))]
+    for group in grouped(rules, keys):
         if len(group) <= most or all(rule.target_repository.count("/") < depth for rule in group): yield group
         else: yield from _groups(group, most, depth + 1)
-
-def _keys(rule: MappingRule, depth: int) -> Iterator[object]:
-    yield rule.source.place(rule.source_repository)
-    path = rule.target_repository.split("/")
-    for target in rule.targets:
-        yield target.place(rule.target_repository)
-        if depth < len(path): yield target.origin, *path[:depth], "/"

@@ -70,7 +70,7 @@ class Run:
     async def sync(self, stop: anyio.Event) -> None:
         """Run every mapping once."""
         self._prepare(self._config.mappings)
-        groups = plan.target_groups(self._config.mappings)
+        groups = plan.grouped(self._config.mappings, lambda mapping: mapping.places)  # listed together (I10)
         await self._conduct(stop, [(group[0].source.authority, partial(self._list, group)) for group in groups])
     async def copy(self, mapping: MappingRule, reference: str, target_reference: str, stop: anyio.Event) -> None:
         """Copy one image: `reference` at the source, `target_reference` (tag or digest) at the target."""

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from _regsync import config
+from _regsync import config, plan
 from _regsync.config import MappingRule, Registry
 from _regsync.errors import ContentError
 from _regsync.oci import Descriptor, Manifest, Platform
-from _regsync.plan import Election, Tree, assign, grow, order_blobs, target_groups
+from _regsync.plan import Election, Tree, assign, grow, order_blobs
 from _regsync.tags import TagRule
 
 
@@ -225,23 +225,23 @@ def mapping(
     )
 
 
-def grouped(*mappings: MappingRule) -> list[list[int]]:
-    return [[each.index for each in group] for group in target_groups(mappings)]
+def groups_of(*mappings: MappingRule) -> list[list[int]]:
+    return [[each.index for each in group] for group in plan.grouped(mappings, lambda each: each.places)]
 
 
 X, Y, Z = registry("x.example"), registry("y.example"), registry("z.example")
 
 
 def test_mappings_of_different_repositories_are_groups_of_their_own() -> None:
-    assert grouped(mapping(0, "a", "a"), mapping(1, "b", "b")) == [[0], [1]]
+    assert groups_of(mapping(0, "a", "a"), mapping(1, "b", "b")) == [[0], [1]]
 
 
 def test_mappings_that_a_later_one_joins_are_one_group_in_their_own_order() -> None:
     apart = [mapping(number, "a", "r", target) for number, target in enumerate((X, Y, Z))]
-    assert grouped(*apart, mapping(3, "b", "s", X, Y, Z)) == [[0], [1], [2], [3]]
+    assert groups_of(*apart, mapping(3, "b", "s", X, Y, Z)) == [[0], [1], [2], [3]]
     joined = [*apart, mapping(3, "b", "r", X, Z)]
-    assert grouped(*joined) == [[0, 2, 3], [1]]
-    assert grouped(*joined, mapping(4, "c", "r", Z, Y)) == [[0, 1, 2, 3, 4]]
+    assert groups_of(*joined) == [[0, 2, 3], [1]]
+    assert groups_of(*joined, mapping(4, "c", "r", Z, Y)) == [[0, 1, 2, 3, 4]]
 
 
 V, W = registry("v.example"), registry("w.example")
@@ -268,7 +268,7 @@ def test_the_groups_are_those_of_a_search_over_all_pairs() -> None:
             ]
             expected = [group for group in expected if group not in near]
             expected.append(sorted([each.index, *(other for group in near for other in group)]))
-        assert sorted(grouped(*mappings)) == sorted(expected)
+        assert sorted(groups_of(*mappings)) == sorted(expected)
 
 
 def assigned(*selected: tuple[MappingRule, str]) -> tuple[list[str], list[str]]:
@@ -320,5 +320,5 @@ def test_two_ports_of_one_host_are_two_targets() -> None:
 def test_both_spellings_of_a_docker_hub_repository_are_one() -> None:
     hub = registry("docker.io")
     first, second = mapping(0, "a", "nginx", hub), mapping(1, "b", "library/nginx", hub)
-    assert grouped(first, second) == [[0, 1]]
+    assert groups_of(first, second) == [[0, 1]]
     assert assigned((first, "1"), (second, "1")) == (["0 1 docker.io"], ["1 1 docker.io to 0"])
