@@ -174,9 +174,9 @@ class Discovery:
         verdicts = tuple(end.verdict(root.digest) for end in ends)
         lacking = [each.target.key for each in verdicts if each.reason is None and each.error is None]
         tree = plan.Tree(root, (), found.digest) if lacking else None
-        def is_there(digest: str) -> bool:
-            return not self._whole and all(self._knowledge.is_committed(where, digest) for where in lacking)
-        if not is_there(root.digest): tree = await self._tree(source, found.digest, root, fetched, is_there)
+        def is_there(each: oci.Descriptor | Manifest) -> bool:
+            return not self._whole and all(self._knowledge.is_committed(where, each.digest) for where in lacking)
+        if not is_there(root): tree = await self._tree(source, found.digest, root, fetched, is_there)
         whole = (root, *tree.children) if tree is not None else ()
         at_source = frozenset(each.digest for each in whole if (*source.key, each.digest) in self._manifests)
         return Sighting(source, tree, root.digest, found.digest, verdicts, at_source)
@@ -197,7 +197,7 @@ class Discovery:
     async def completed(self, source: Repository, tree: plan.Tree) -> plan.Tree:
         """Fetch what a tree left out because its target seemed to hold it."""
         at_hand = {child.digest: child for child in tree.children}
-        return await self._tree(source, tree.source_digest, tree.root, at_hand, lambda digest: False)
+        return await self._tree(source, tree.source_digest, tree.root, at_hand, lambda entry: False)
     async def _target_digest(self, target: Repository, reference: str, known: Snapshot | None) -> str | None:
         """Return what a target holds under a tag, by its listing or a HEAD; what it says is evidence (I5)."""
         listed, held = None, None
@@ -249,8 +249,8 @@ class Discovery:
         if tree is None:
             top = await self.manifest(source, sighting.source_digest)
             root, fetched = await self._root(mapping, source, top)
-            nested = {each.digest for each in oci.nested_indexes(root)}
-            tree = await self._tree(source, top.digest, root, fetched, lambda digest: digest not in nested)
+            nested = {each.digest for each in root.children if each.is_index}
+            tree = await self._tree(source, top.digest, root, fetched, lambda entry: entry.digest not in nested)
         entries = [each for index in (tree.root, *tree.children) for each in index.children if not each.attests]
         trimmed = {each.digest for each in tree.children if (*source.key, each.digest) not in self._manifests}
         return [each.digest for each in entries if each.digest not in trimmed]
@@ -261,10 +261,7 @@ class Discovery:
         if not wanted or not top.is_index:
             if wanted: self.say("debug", "no_index", f"{source}: not an index, copied whatever the platform filter")
             return top, nested
-        pending = oci.nested_indexes(top)
-        for _ in range(oci.MAX_INDEX_DEPTH):
-            found = await self._children(source, top.digest, pending, nested)
-            pending = tuple(entry for each in found for entry in oci.nested_indexes(each))
+        await self._tree(source, top.digest, top, nested, lambda entry: not entry.is_index)
         with source.located("filter platforms of", source.reference(top.digest)):
             trimmed = oci.trim_index(top, wanted, nested)
             if not trimmed.matched:
@@ -278,11 +275,11 @@ class Discovery:
             self.say("info", "index_trimmed", text + trimmed.manifest.digest)
         return trimmed.manifest, {each.manifest.digest: each.manifest for each in trimmed.nested.values()}
     async def _tree(self, source: Repository, top: str, root: Manifest, fetched: dict[str, Manifest],
-            is_there: Callable[[str], bool]) -> plan.Tree:
-        """Fetch everything below the root that is not at hand yet nor at every target, level by level."""
+            is_there: Callable[[oci.Descriptor], bool]) -> plan.Tree:
+        """Fetch everything below the root that is not at hand yet, nor there, level by level."""
         level = (root, *fetched.values())
         for _ in range(oci.MAX_INDEX_DEPTH + 1):
             entries = {entry.digest: entry for each in level for entry in each.children}
-            lacking = [entry for entry in entries.values() if not is_there(entry.digest)]
+            lacking = [entry for entry in entries.values() if not is_there(entry)]
             level = await self._children(source, top, lacking, fetched)
         with source.located("read", source.reference(top)): return plan.grow(root, fetched, top)

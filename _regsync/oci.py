@@ -15,8 +15,8 @@ from _regsync import fips
 from _regsync.errors import ConfigError, ContentError, clean
 __all__ = ["ACCEPT_MANIFESTS", "IMAGE_CONFIGS", "MAX_INDEX_DEPTH", "TRIM_RULE", "Descriptor", "Manifest", "Platform",
     "Reference", "Trimmed", "check_digest", "digest_of", "is_referrer_tag", "is_repository", "is_tag", "list_referrers",
-    "nested_indexes", "parse_manifest", "parse_platform", "parse_reference", "platform_matches", "referrers_tag",
-    "split_digest", "trim_index"]
+    "parse_manifest", "parse_platform", "parse_reference", "platform_matches", "referrers_tag", "split_digest",
+    "trim_index"]
 
 _T = TypeVar("_T")
 _KINDS: Mapping[type, str] = {str: "a string", list: "a list", dict: "an object"}
@@ -315,10 +315,6 @@ class Trimmed(NamedTuple):
     nested: Mapping[str, Trimmed]
     matched: frozenset[Platform]
     available: tuple[str, ...]
-
-def nested_indexes(index: Manifest) -> tuple[Descriptor, ...]:
-    """Return the children that are indexes, each digest once."""
-    return tuple({child.digest: child for child in index.children if child.is_index}.values())
 
 def trim_index(index: Manifest, wanted: Sequence[Platform], nested: Mapping[str, Manifest],
         done: dict[str, Trimmed] | None = None, depth: int = 1) -> Trimmed:
