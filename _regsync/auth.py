@@ -37,7 +37,6 @@ class Challenge(NamedTuple):
 
 # A word, and its value when `=` follows: quoted (the closing quote may be missing) or bare.
 _WORD = r"""(?s)([!#$%&'*+.^_`|~0-9A-Za-z-]+)(?:[ \t]*=[ \t]*(?:"((?:[^"\\]|\\.)*)"?|([^\s,"]*)))?"""
-
 def parse_challenges(values: Iterable[str]) -> list[Challenge]:
     """Read WWW-Authenticate lines as seen in the wild (protocol-facts.md 2.1): a word without `=` opens a challenge."""
     found: list[dict[str, str]] = []
@@ -58,7 +57,6 @@ _SHARED = r"""(?x)(?:.*\.)?(?:
     | (?:run|web|vercel|netlify|ngrok|ngrok-free|railway|ondigitalocean)\.app | herokuapp\.com | onrender\.com
     | aliyuncs\.com | myqcloud\.com | oraclecloud\.com | scw\.cloud | duckdns\.org | dyndns\.org | ts\.net
     ) |  (?:ac|co|com|edu|go|gob|gov|ltd|me|mil|ne|net|nhs|nom|or|org|plc|sch)\.[a-z]{2} | [0-9.]+"""
-
 def is_private(host: str) -> bool:
     """Say whether a host is an address, or a name for one, that a stranger must not send us to."""
     from ipaddress import IPv4Address, IPv6Address, IPv6Network, ip_address
@@ -72,7 +70,6 @@ def is_private(host: str) -> bool:
         nat64 = IPv4Address(int(address) & 0xFFFFFFFF) if address in IPv6Network("64:ff9b::/96") else None
         address = address.ipv4_mapped or address.sixtofour or nat64 or address
     return not address.is_global or address.is_multicast
-
 def check_realm(realm: str, scheme: str, registry: str, has_credentials: bool) -> None:
     """Raise AuthError unless the host `registry` may send us to `realm` (protocol-facts.md section 2.7)."""
     from urllib.parse import urlsplit
@@ -104,11 +101,9 @@ class _Token:
         self.value, self.done = "", anyio.Event()
         self.expires: float | None = None
         self.error: SyncError | None = None
-
 def _union(*actions: str) -> str:
     # Sorted is `pull,push`: registries compare literally (protocol-facts.md section 2.2).
     return ",".join(sorted({action for text in actions for action in text.split(",")}))
-
 def parsed(body: bytes) -> tuple[dict[str, Any] | None, list[dict[str, Any]]]:
     """Return a server's JSON object (empty for other JSON, None for what is none), and the entries of its `errors`."""
     try: document = json.loads(body)

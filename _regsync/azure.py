@@ -41,11 +41,9 @@ class _Source(NamedTuple):
     hint: str
     secret: str  # what no message may show
     headers: tuple[Pair, ...] = ()  # a metadata service's
-
 def present(machine: Machine) -> bool:
     """Say whether the environment or a session of the command line names an identity."""
     return any(map(machine.environ.get, (_SECRET, _FILE, _SERVICE))) or b"tenantId" in _session(machine, "azureProfile")
-
 async def log_in(machine: Machine, registry: Registry, *, guessed: bool) -> Login | None:
     """Log in by the first identity there is; None where a guess finds none."""
     cloud, authority, *audiences = _CLOUDS.get(registry.host.rpartition(".azurecr.")[2], _CLOUDS["io"])
@@ -67,7 +65,6 @@ async def log_in(machine: Machine, registry: Registry, *, guessed: bool) -> Logi
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError): life = math.inf
     user = "00000000-0000-0000-0000-000000000000"  # whose password is a refresh token
     return Login(Credential(user, identity_token=value, origin=source.origin), machine.wall() + life)
-
 def _named(machine: Machine, authority: str) -> _Source | None:
     """Find what the environment names: a secret, a federated token (6.2), a service of managed identities (6.3)."""
     environ = machine.environ
@@ -83,16 +80,13 @@ def _named(machine: Machine, authority: str) -> _Source | None:
     fields = (("grant_type", "client_credentials"), ("client_id", own[0]), *proven)
     url = _endpoint(environ.get("AZURE_AUTHORITY_HOST") or authority, own[1])
     return _Source(name, url, fields, f"is it still good, and this application's? {_POD}", proof)
-
 def _endpoint(authority: str, tenant: str) -> str:
     return f"https://{re.sub('^https?://|/+$', '', authority)}/{quote(tenant, safe='')}/oauth2/v2.0/token"
-
 def _managed(machine: Machine, origin: str, url: str, version: str, *own: Pair) -> _Source:
     client, headers = machine.environ.get("AZURE_CLIENT_ID"), (("Metadata", "true"), *own)
     fields = (("api-version", version), *((("client_id", client),) if client else ()))
     return _Source(origin, url, fields, f"AZURE_CLIENT_ID chooses one of several; {_ROLE}", "".join(dict(own).values()),
         headers)
-
 async def _of_machine(machine: Machine, audiences: list[str], looked: list[str]) -> tuple[_Source | None, str]:
     """Ask the metadata service of a virtual machine (6.3); None elsewhere, and where the machine has no identity."""
     source = _managed(machine, "the metadata service at 169.254.169.254", _METADATA, "2018-02-01")
@@ -103,11 +97,9 @@ async def _of_machine(machine: Machine, audiences: list[str], looked: list[str])
         if status not in (401, 403, 404): return source, await _token(machine, source, audiences)
     except (AuthError, WireError) as error: looked[-1] += f" ({error.message})"
     return None, ""
-
 def _session(machine: Machine, name: str) -> bytes:
     return (machine.read(f"{machine.environ.get('AZURE_CONFIG_DIR') or f'{machine.home or str()}/.azure'}/{name}.json")
         or b"{}")
-
 def _signed_in(machine: Machine, registry: Registry, cloud: str, authority: str, places: str) -> _Source:
     """Find the newest refresh token of the command line's session in a cloud (6.4); its files are never written."""
     try:
@@ -125,7 +117,6 @@ def _signed_in(machine: Machine, registry: Registry, cloud: str, authority: str,
         return _Source("az login", _endpoint(authority, chosen["tenantId"]), fields, _KEYRING, secret)
     except (LookupError, TypeError, ValueError, AttributeError, RecursionError):
         raise AuthError("az login has left no token in its files", hint=_KEYRING, fatal=True) from None
-
 async def _token(machine: Machine, source: _Source, audiences: list[str]) -> str:
     """Return a source's token for the first audience that the directory knows (6.2)."""
     audience, *others = (f"https://{each}" for each in audiences)
@@ -134,7 +125,6 @@ async def _token(machine: Machine, source: _Source, audiences: list[str]) -> str
     except AuthError as error:
         if not others or not re.search("AADSTS(?:500011|65001)|invalid_resource", error.message): raise
     return await _token(machine, source, audiences[1:])
-
 async def _ask(machine: Machine, source: _Source, wanted: str) -> str:
     """Do one exchange; RegistryError when it may be repeated, AuthError with the other end's words (6.2)."""
     form, kind = urlencode(source.fields), [("Content-Type", "application/x-www-form-urlencoded")]

@@ -17,7 +17,6 @@ from _regsync.report import Outcome
 from _regsync.state import Knowledge
 from _regsync.transport import Transport
 __all__ = ["check"]
-
 async def check(found: Config, console: Console) -> int:
     """Ask for every repository in use, tell what works and what is missing; return the exit status."""
     connected, needs, rows = session.connect(console), dict[tuple[Registry, str], Side](), list[dict[str, Any]]()
@@ -34,7 +33,6 @@ async def check(found: Config, console: Console) -> int:
     finally: connected.close()
     if console.as_json: console.document({"schema": 1, "access": sorted(rows, key=lambda row: str(row["repository"]))})
     return 4 if any(row["error"] for row in rows) else 0
-
 async def _row(connected: Transport, repository: Repository, console: Console) -> dict[str, Any]:
     login, method, upload, error = repository.host.authenticator, repository.host.registry.auth_type, None, None
     try:
@@ -52,7 +50,6 @@ async def _row(connected: Transport, repository: Repository, console: Console) -
     return {"registry": repository.host.registry.alias, "repository": str(repository), "rights": repository.rights,
         "method": method or "detected", "source": source, "expires": until, "upload": upload,
         "error": Outcome("", "", "", error=error).as_json()["error"]}
-
 async def _ask(connected: Transport, repository: Repository) -> str | None:
     host, call = repository.host, repository.call("tag_list", "GET", "tags/list?n=1")
     writes = repository.side is Side.TARGET

@@ -50,7 +50,6 @@ class _Command(NamedTuple):
     statuses: str
     arguments: tuple[tuple[str, str], ...]  # as a usage line has them, with their help
     examples: str
-
 def _parse(argv: Sequence[str]) -> argparse.Namespace:
     rest, valued = list(argv), ("--log-format", "-c", "--config")
     places = [at for at, word in enumerate(argv) if word[:1] != "-" and not (at and argv[at - 1] in valued)]
@@ -68,7 +67,6 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn: raise ConfigError(message, hint=f"see `{self.prog} --help`")
-
 def _parser(name: str | None) -> argparse.ArgumentParser:
     statuses = _STATUSES.splitlines()
     if name is None:
@@ -105,11 +103,9 @@ def _parser(name: str | None) -> argparse.ArgumentParser:
         else: parser.add_argument(form, action="count" if form == "-v" else "store_true", help=text)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     return parser
-
 def _parse_value(field: Field, text: str) -> Any:
     try: return field.parsed(text)
     except ValueError as error: raise argparse.ArgumentTypeError(str(error)) from error
-
 def main(argv: Sequence[str]) -> int:
     """Run one command and return its exit status."""
     # Before the arguments are known to be right: also what is wrong with them is told as they ask.
@@ -132,7 +128,6 @@ def main(argv: Sequence[str]) -> int:
             try: getattr(sys, name).flush()
             except OSError:
                 setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115  it serves until the end
-
 def _tell(console: Console, error: BaseException) -> int:
     while inner := getattr(error, "exceptions", None):
         error = inner[0]  # task groups wrap what a task raises
@@ -148,7 +143,6 @@ def _tell(console: Console, error: BaseException) -> int:
             console.error(told)
     except OSError: pass
     return AuthError.exit_status if told.code == AuthError.code else told.exit_status
-
 def _read(name: str) -> dict[str, Any]:
     try:
         if name == "-": text = sys.stdin.buffer.read(_LARGEST_CONFIG + 1)
@@ -160,11 +154,9 @@ def _read(name: str) -> dict[str, Any]:
     if len(text) > _LARGEST_CONFIG: raise ConfigError(f"{clean(name)} is larger than {_LARGEST_CONFIG} bytes")
     shown, base_dir = ("standard input", None) if name == "-" else (name, os.path.dirname(os.path.abspath(name)))
     return {"text": text, "name": shown, "environ": os.environ, "base_dir": base_dir, "home": os.path.expanduser("~")}
-
 def _read_config(name: str | None, *, lint: bool = False) -> Config:
     from _regsync import config
     return config.Config({}, ()) if name is None else config.load(**_read(name), lint=lint)
-
 def _read_mappings(name: str, console: Console, *, lint: bool = False, shard: str | None = None) -> Config:
     whole = found = _read_config(name, lint=lint)
     for warning in found.warnings: console.log("warning", "config", warning)
@@ -174,15 +166,12 @@ def _read_mappings(name: str, console: Console, *, lint: bool = False, shard: st
         told = f"shard {own.number} of {own.total}: {len(found.mappings)} of {len(whole.mappings)} mappings"
         console.log("info", "shard", told, mappings=len(found.mappings), of=len(whole.mappings))
     return found
-
 def _validate(arguments: argparse.Namespace, console: Console) -> int:
     _read_mappings(arguments.file, console, lint=True)
     return 0
-
 def _version(arguments: argparse.Namespace, console: Console) -> int:
     from _regsync import version
     return version.inventory() if arguments.sbom else version.show(as_json=arguments.json)
-
 def _show(arguments: argparse.Namespace, console: Console) -> int:
     if arguments.command == "expand":
         from _regsync import config
@@ -195,7 +184,6 @@ def _show(arguments: argparse.Namespace, console: Console) -> int:
         sys.stdout.buffer.write(text.encode())
     sys.stdout.flush()
     return 0
-
 def _tags(arguments: argparse.Namespace, console: Console) -> int:
     from _regsync import config, oci, session, tags
     given = _read_config(arguments.config)
@@ -209,7 +197,6 @@ def _tags(arguments: argparse.Namespace, console: Console) -> int:
     try: tags.select((), rule)
     except ValueError as error: raise ConfigError(str(error), hint="see `regsync tags --help`") from error
     return _run(session.list_tags, config.registry_for(where.host, given), where.repository, rule, console)
-
 def _sync(arguments: argparse.Namespace, console: Console) -> int:
     found = _read_mappings(arguments.config, console, shard=getattr(arguments, "shard", None))
     if arguments.command == "auth":
@@ -218,7 +205,6 @@ def _sync(arguments: argparse.Namespace, console: Console) -> int:
     from _regsync import session
     rehearse = "analysis" if arguments.command == "analyze" else "plan" if arguments.dry_run else None
     return _run(session.run, found, console, None, rehearse)
-
 def _copy(arguments: argparse.Namespace, console: Console) -> int:
     from _regsync import config, oci, session, tags
     given = _read_config(arguments.config)
@@ -238,7 +224,6 @@ def _copy(arguments: argparse.Namespace, console: Console) -> int:
             hint="allow 2 at least: one request reads while the other writes")
     one = (mapping, reference, target.digest or target.tag or reference)
     return _run(session.run, given._replace(mappings=(mapping,)), console, one)
-
 def _run(work: Callable[..., Awaitable[int]], *arguments: Any) -> int:
     import anyio
     return anyio.run(work, *arguments, backend="asyncio")

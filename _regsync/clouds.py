@@ -21,7 +21,6 @@ __all__ = ["Chain", "Clouds"]
 _CLOUDS: Mapping[str, str] = MappingProxyType({"ecr": "aws", "ecr_public": "aws", "gar": "google", "gcr": "google",
     "acr": "azure"})
 _EARLY, _SOONEST = 0.1, 60.0  # renewed so much of its life, and at least so many seconds, before its end
-
 def _module(cloud: str) -> Any:
     """Import what only those need who use a registry of that cloud."""
     if cloud == "aws":

@@ -340,16 +340,13 @@ def _doubts_of(rule: TagRule) -> Sequence[tuple[str, str]]:
         why = "moves as a rule, and would never be copied again: leave it out"
         found += [("immutable_tags", f"{tag!r} {why}") for tag in filter(compile_glob(immutable), moving)]
     return found
-
 def _matches_nothing(pattern: str) -> bool:
     """Say whether a pattern asks for a character that tags cannot have, outside of braces and sets."""
     bare = re.sub(r"\{.*\}|\[(?:\\.|[^\]\\])*\]", "*", pattern, flags=re.DOTALL).replace("\\", "")
     return re.fullmatch(r"(?:[A-Za-z0-9_*?][A-Za-z0-9_.*?-]*)?", bare) is None
-
 def _covers(wide: str, narrow: str) -> bool:
     if wide in (narrow, "*"): return not narrow.startswith(("sha256-", "sha512-")) or wide == narrow
     return bool(re.fullmatch(_SIMPLE, wide) and re.fullmatch(_SIMPLE, narrow)) and compile_glob(wide)(narrow)
-
 def _leaves_nothing(first: TagRule, rule: TagRule) -> bool:
     wide, narrow = first._replace(immutable_tags=None), rule._replace(immutable_tags=None)
     return wide == narrow or (wide.latest is None and not narrow.min_tags
@@ -393,7 +390,6 @@ class _Expansion(_Reader):
             return scheme + (f"{_MASK}@{host}" if user else masked(written[len(scheme) :], _MASK))
         value = self.meaning(text, field) if field.type in ("flag", "count", "path") else text
         return value.replace("$", "$$") if isinstance(value, str) else value
-
 def load(text: bytes, *, name: str, environ: Mapping[str, str], base_dir: str | None, home: str | None,
         lint: bool = False) -> Config:
     """Read a configuration, which messages call `name`; ConfigError carries every problem, in the order of the file.
@@ -407,7 +403,6 @@ def load(text: bytes, *, name: str, environ: Mapping[str, str], base_dir: str | 
         mappings=tuple(document.values["mappings"]),
         warnings=tuple(map(str, sorted(reader.warnings, key=lambda problem: problem[1:3]))),
         **{**settings, "cache_dir": where})
-
 def expand(text: bytes, *, name: str, environ: Mapping[str, str], base_dir: str | None, home: str | None,
         show_secrets: bool = False) -> str:
     """Return a configuration as YAML that loads again, without variables, groups and `defaults`; ConfigError as `load`.
@@ -415,7 +410,6 @@ def expand(text: bytes, *, name: str, environ: Mapping[str, str], base_dir: str 
     reader = _Expansion(name, environ, base_dir, home, lint=False)
     reader.show_secrets = show_secrets
     return dump(reader.plain(reader.read(text).node, _DOCUMENT))
-
 def registry_for(host: str, config: Config | None) -> Registry:
     """Return the first configured registry for `HOST[:PORT]`, PORT being the scheme's own, else an unconfigured one."""
     try: scheme, name, port = parse_registry_url(host)

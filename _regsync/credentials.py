@@ -57,7 +57,6 @@ class Machine(NamedTuple):
     read: Read
     wall: Callable[[], float]
     fetch: Fetch
-
 def find_credential(registry: Registry, *, environ: Mapping[str, str], home: str | None, read: Read,
         repository: str | None = None) -> tuple[Credential | None, list[str]]:
     """Find what to log in with (None: anonymous), and where it looked; AuthError for a source that cannot be used."""
@@ -83,7 +82,6 @@ def find_credential(registry: Registry, *, environ: Mapping[str, str], home: str
     if method is None: return None, looked
     hint, places = "log in with a container client, or use auth_type: basic with credentials", ", ".join(looked)
     raise AuthError(f"{where}: no credentials for {registry.authority}; looked at {places}", hint=hint, fatal=True)
-
 def _files(environ: Mapping[str, str], home: str | None, read: Read) -> Iterator[tuple[str, bytes | None]]:
     """Yield the places of protocol-facts.md section 3.1 with what they hold, docker's before podman's."""
     def below(directory: str | None, *names: str) -> str | None:
@@ -99,7 +97,6 @@ def _files(environ: Mapping[str, str], home: str | None, read: Read) -> Iterator
         try:
             if path: yield path, read(path)
         except OSError as error: raise AuthError(f"{path} cannot be read: {error.strerror}", fatal=True) from error
-
 def _look_up(place: str, text: bytes, registry: Registry, repository: str | None) -> Credential | None:
     """Find a registry in one credential file (protocol-facts.md sections 3.2 to 3.4)."""
     legacy = place.endswith(".dockercfg")
@@ -131,7 +128,6 @@ def _look_up(place: str, text: bytes, registry: Registry, repository: str | None
         f"{place} delegates {registry.authority} to the {helper}, and this program starts no other programs",
         hint="use auth_type: basic with credentials, or write an auths entry to a separate file and point "
         "DOCKER_CONFIG at its directory; for public images use auth_type: anonymous", fatal=True)
-
 def _read_entry(place: str, entry: object, registry: Registry) -> Credential | None:
     """Read one `auths` entry; None for the empty one that a credential store leaves behind."""
     broken = AuthError(f"{place}: the entry for {registry.authority} does not parse", fatal=True)

@@ -39,7 +39,6 @@ class Once(Generic[T]):
                     error.shed()
                     self._error = error
         return self.answer[0]
-
 async def together(asks: Iterable[Callable[[], Awaitable[T]]]) -> list[T]:
     """Ask all at the same time; raises the first error when all have ended."""
     found = dict[int, T | SyncError]()
@@ -48,7 +47,6 @@ async def together(asks: Iterable[Callable[[], Awaitable[T]]]) -> list[T]:
         for number, one in enumerate(asks): group.start_soon(ask, number, one)
     if errors := [each for each in found.values() if isinstance(each, SyncError)]: raise errors[0]
     return [each for _, each in sorted(found.items()) if not isinstance(each, SyncError)]
-
 async def _or_error(asking: Awaitable[T]) -> T | SyncError:
     try: return await asking
     except SyncError as error: return error

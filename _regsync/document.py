@@ -29,7 +29,6 @@ class Node(NamedTuple):
 
 class Unreadable(Exception):
     """The document cannot be read on; its arguments are line, column and message."""
-
 def compose(text: bytes, note: Callable[[Node, str, str], None]) -> Node | None:
     """Return the root of the one document in `text`, None when there is none; `note` takes problems."""
     import yaml
@@ -50,17 +49,13 @@ def compose(text: bytes, note: Callable[[Node, str, str], None]) -> Node | None:
     except (ValueError, OverflowError):
         # PyYAML lets chr() and int() refuse "\UFFFFFFFF" and an endless %YAML version themselves.
         raise _at(loader, "malformed YAML: a number out of range") from None
-
 def _at(mark: Any, message: str) -> Unreadable: return Unreadable(mark.line + 1, mark.column + 1, message)
-
 def _after(before: str, message: str) -> Unreadable:
     return Unreadable(before.count("\n") + 1, len(before) - before.rfind("\n"), message)
-
 def _tag(loader: Any, text: str) -> str:
     rules = loader.yaml_implicit_resolvers.get(text[:1], ())
     tag: str = next((tag for tag, pattern in rules if pattern.match(text)), "str")
     return tag.removeprefix(_TAG_PREFIX).replace("value", "str")  # PyYAML has a tag of its own for "="
-
 def _pattern(ends: str) -> str:
     """Return the pattern of a token, or of a line's end, where `ends` are what else ends a plain text."""
     plain = rf"[^\s\-?:,\[\]{{}}#&*!|>'\"%@`](?:[^\s#:{ends}]|:(?=[^\s{ends}])| +(?=[^\s#:{ends}]))*"
@@ -194,16 +189,13 @@ class _Composer:
                 raise Unreadable(source.line, source.column, f"'<<' repeats over {_MOST_MERGED:,} values")
             for name, pair in source.value.items(): pairs.setdefault(name, pair)
         return pairs
-
 def dump(value: object) -> str:
     """Return plain values as a YAML document that every reader of YAML understands alike."""
     import yaml
     return yaml.safe_dump(value, sort_keys=False, allow_unicode=True, default_flow_style=None, width=100)
-
 def variables(text: str) -> set[str]:
     """Return the names that `substitute` looks up."""
     return {name for name, _, _ in re.findall(_VARIABLE, text) if name}
-
 def masked(text: str, mask: str) -> str:
     """Return a text with its variables as `${NAME}`, defaults left out, and `mask`, if any, for the rest."""
     shown = ""
@@ -211,7 +203,6 @@ def masked(text: str, mask: str) -> str:
         piece = f"${{{match[1]}}}" if match[1] else mask or match[0]
         if piece != mask or not shown.endswith(mask): shown += piece
     return shown
-
 def substitute(text: str, environ: Mapping[str, str]) -> str:
     """Put the environment's values into a text; ValueError says what is wrong. Nothing is read twice."""
     def value(match: re.Match[str]) -> str:

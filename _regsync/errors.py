@@ -14,7 +14,6 @@ __all__ = ["AuthError", "ConfigError", "ConnectFailed", "ContentError", "Disconn
 # Bidirectional controls and line separators that reorder or break a terminal line (R18).
 _INVISIBLE = {*range(0x00, 0x20), *range(0x7F, 0xA0), 0x2028, 0x2029, *range(0x202A, 0x202F), *range(0x2066, 0x206A)}
 _CLEANING = dict.fromkeys(_INVISIBLE, "") | dict.fromkeys((0x09, 0x0A, 0x0D, 0x2028, 0x2029), " ")
-
 def clean(text: str, limit: int = 500) -> str:
     """Return `text` on one line, without control characters, at most `limit` characters long."""
     shown = text[: 4 * limit].translate(_CLEANING).strip()

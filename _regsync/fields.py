@@ -20,13 +20,11 @@ _SECONDS = MappingProxyType({"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400})
 _TRUTH = MappingProxyType({"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False})
 _LABEL = r"[A-Za-z0-9](?:[A-Za-z0-9-]*[A-Za-z0-9])?"
 _URL = rf"(?:([A-Za-z][A-Za-z0-9+.-]*)://)?(\[[0-9A-Fa-f:.]+\]|{_LABEL}(?:\.{_LABEL})*)(?::([0-9]{{1,5}}))?"
-
 def parse_duration(text: str) -> float:
     """Return seconds; ValueError shows the grammar."""
     if not re.fullmatch("[0-9]{1,9}|(?:[0-9]{1,9}[smhd])+", text):
         raise ValueError(f"{text!r} is no duration: write 0, seconds (90), or numbers with s, m, h, d (1h30m)")
     return float(sum(int(n) * _SECONDS[unit] for n, unit in re.findall(r"([0-9]+)([smhd]?)", text)))
-
 def parse_size(text: str) -> int:
     """Return bytes; ValueError shows the grammar."""
     match = re.fullmatch(r"0|([0-9]{1,15}(?:\.[0-9]{1,15})?) *([kmgt]i?|)b", text.strip().lower())
@@ -35,10 +33,8 @@ def parse_size(text: str) -> int:
     number, prefix = match.groups("")
     factor: int = (1024 if "i" in prefix else 1000) ** " kmgt".index(prefix[:1] or " ")
     return round(float(number or 0) * factor)
-
 def is_loopback(host: str) -> bool:
     return host in ("localhost", "::1") or re.fullmatch(r"127(?:\.[0-9]{1,3}){3}", host) is not None
-
 def parse_registry_url(text: str) -> tuple[Literal["https", "http"], str, int]:
     """Return scheme, canonical host and port of `[SCHEME://]HOST[:PORT]`; ValueError says the remedy."""
     if "@" in text:
@@ -104,7 +100,6 @@ class Field(NamedTuple):
                 raise ValueError(f"a whole number from {self.least} to 999999999 is needed")
             return int(text)
         return self.parse(text) if self.parse else text
-
 def _repository(text: str) -> None:
     if not is_repository(text):
         if "@" in text or ":" in text.rpartition("/")[2]:
@@ -112,11 +107,9 @@ def _repository(text: str) -> None:
         if is_repository(text.lower()):
             raise ValueError(f"{text!r} has capitals, which registries refuse: write {text.lower()!r}")
         raise ValueError(f"{text!r} is no repository: write a path such as team/app, without host")
-
 def _range(text: str) -> None:
     from _regsync.semver import parse_range
     parse_range(text)
-
 def _proxy(text: str) -> None:
     from _regsync.proxy import proxy_for
     try: proxy_for("https", "registry", 443, {}, text)
@@ -203,7 +196,6 @@ SECTIONS: Mapping[str, tuple[Field, ...]] = MappingProxyType({
     ),
 })
 # fmt: on
-
 def schema() -> dict[str, Any]:
     """Return the JSON Schema of the document; what fields say against each other is for `validate` alone."""
     sections = {name: {"type": "object", "properties": {row.name: _property(row) for row in rows},
@@ -211,7 +203,6 @@ def schema() -> dict[str, Any]:
         } for name, rows in SECTIONS.items()}
     head = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "regsync configuration"}
     return {**head, **sections.pop("config"), "$defs": sections}
-
 def _property(row: Field) -> dict[str, Any]:
     text, section = {"type": "string", "minLength": 1}, {"$ref": f"#/$defs/{row.of}"}
     variable = {"type": "string", "pattern": r"^\$\{[^{}]*\}$"}  # may become anything
@@ -227,7 +218,6 @@ def _property(row: Field) -> dict[str, Any]:
     default = {"default": value_of(row.default)} if row.default else {}
     examples = {"examples": [value_of(row.example)]} if row.example else {}
     return {"description": row.meaning, **default, **examples, **shown}
-
 def value_of(written: str) -> Any:
     """Return what a default or an example of the table is as JSON: most are texts."""
     import json

@@ -17,17 +17,14 @@ if TYPE_CHECKING:
 # Algorithms that this program can verify, with the length of their hexadecimal form
 # (image-spec descriptor.md; sha512 is optional for registries).
 DIGEST_HEX_LENGTHS = {"sha256": 64, "sha512": 128}
-
 def new_hash(algorithm: str, data: bytes | bytearray | memoryview = b"") -> _Hash:
     """Return a running hash, begun with `data`, for `sha256` or `sha512`; ValueError for anything else."""
     import hashlib
     if algorithm not in DIGEST_HEX_LENGTHS: raise ValueError(f"digest algorithm {algorithm!r} is not supported")
     return hashlib.new(algorithm, data)
-
 def hash_hex(algorithm: str, data: bytes | bytearray | memoryview) -> str:
     """Return the hexadecimal digest of `data`; ValueError as `new_hash`."""
     return new_hash(algorithm, data).hexdigest()
-
 def gate_state() -> str:
     """Say in a few words whether the FIPS gate holds, for `regsync version`."""
     if FIPS_BUILD: return "FIPS gate: not in this version; cryptography is the host's OpenSSL, unchecked"

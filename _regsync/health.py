@@ -19,7 +19,6 @@ __all__ = ["Tell", "serve"]
 
 Tell = Callable[[str], tuple[int, dict[str, Any]]]  # what is said at `/healthz` or `/readyz`: status, document
 _HEAD, _MOST_CLIENTS, _SECONDS, _NO_FILES_PAUSE = 4096, 128, 5.0, 0.1  # a head may be twice that, less one byte
-
 async def serve(bind: str, port: int, tell: Tell, *, task_status: Any = anyio.TASK_STATUS_IGNORED) -> None:
     """Serve until cancelled at all addresses of the name `bind` (empty: of this machine), which `task_status` gets;
     ConfigError where they cannot be had."""
@@ -53,7 +52,6 @@ async def serve(bind: str, port: int, tell: Tell, *, task_status: Any = anyio.TA
     async with anyio.create_task_group() as tasks:
         for listener in listeners: tasks.start_soon(accept, listener)
         task_status.started([listener.getsockname() for listener in listeners])
-
 def _listen(bind: str, port: int) -> list[socket.socket]:
     listeners: list[socket.socket] = []
     try:
@@ -68,7 +66,6 @@ def _listen(bind: str, port: int) -> list[socket.socket]:
         raise ConfigError(f"the health listener cannot have {clean(bind, 100) or '*'} port {port}: {cause}",
             hint="name others by --health-bind and --health-port") from error
     return listeners
-
 async def _answer(stream: SocketStream, scratch: memoryview, tell: Tell) -> bytes:
     """Read one head and return its answer, empty where the client leaves without a word."""
     framing = h11.Connection(h11.SERVER, max_incomplete_event_size=_HEAD - 1)

@@ -291,7 +291,6 @@ class Lease:
                 if lost is not None and pieces is not None and self._response.status in (400, 404, 416):
                     raise lost  # what arrived of the first body closed its upload session, or moved it: asking tells
                 return self._response
-
 async def _tunnel(stream: Stream, origin: Origin, proxy: Proxy, timeouts: Timeouts) -> None:
     """Ask the proxy for a tunnel (RFC 9110 section 9.3.6); credentials go nowhere else (R7)."""
     target = f"{origin._replace(scheme='http', port=80).authority}:{origin.port}"
@@ -310,7 +309,6 @@ async def _tunnel(stream: Stream, origin: Origin, proxy: Proxy, timeouts: Timeou
         raise refused
     if connection.framing.trailing_data[0]:
         raise ProtocolBroken(f"the proxy {proxy} sent bytes before the tunnel was used")
-
 async def open_stream(origin: Origin, *, context: Any, timeouts: Timeouts, proxy: Proxy | None = None,
         proxy_context: Any = None) -> Stream:
     """Connect to `origin`, through `proxy` if given; `context` is for https only. ConnectFailed leaves no socket."""

@@ -41,15 +41,12 @@ _NAME_PART = r"[a-z0-9]+(?:(?:\.|__?|-+)[a-z0-9]+)*"
 _TYPE_NAME = r"[a-zA-Z0-9][a-zA-Z0-9!#$&^_.+-]{0,126}"
 _MEDIA_TYPE = rf"{_TYPE_NAME}/{_TYPE_NAME}(?: ?;[ -~]{{0,99}})?"
 _HOST = r"(?:\[[0-9a-f:.]+\]|[a-z0-9](?:[a-z0-9.-]*[a-z0-9])?)(?::[0-9]{1,5})?"
-
 def is_repository(text: str) -> bool:
     """Tell whether `text` is a repository name, without host, tag or digest."""
     return len(text) <= 255 and re.fullmatch(rf"{_NAME_PART}(?:/{_NAME_PART})*", text) is not None
-
 def is_tag(text: str) -> bool:
     """Tell whether `text` is a tag."""
     return re.fullmatch(r"[a-zA-Z0-9_][a-zA-Z0-9._-]{0,127}", text) is not None
-
 def check_digest(text: str) -> str:
     """Return `text` when it is a digest that this program can verify; ContentError otherwise."""
     algorithm, _, encoded = text.partition(":")
@@ -58,19 +55,15 @@ def check_digest(text: str) -> str:
     if length is None and re.fullmatch(r"[a-z0-9]+(?:[+._-][a-z0-9]+)*:[a-zA-Z0-9=_-]+", text):
         raise ContentError(f"digests of {clean(algorithm, 40)} cannot be verified here, only sha256 and sha512 can")
     raise ContentError(f"{clean(text, 140)!r} is not a digest (sha256: and 64 lower-case hex digits)")
-
 def split_digest(digest: str) -> tuple[str, str]:
     """Return the algorithm and the hexadecimal part of a checked digest."""
     return digest.partition(":")[::2]
-
 def digest_of(body: bytes, algorithm: str = "sha256") -> str:
     """Compute the digest of `body`."""
     return f"{algorithm}:{fips.hash_hex(algorithm, body)}"
-
 def referrers_tag(digest: str) -> str:
     """Return the fallback tag that lists a digest's referrers (protocol-facts.md section 1.10)."""
     return "-".join(part[:64] for part in split_digest(digest))
-
 def list_referrers(held: Manifest | None, more: Sequence[Descriptor]) -> Manifest:
     """Return a fallback index that names `more` behind what it `held` (protocol-facts.md section 1.10)."""
     start: dict[str, Any] = {"schemaVersion": 2, "mediaType": _INDEX_TYPES[0], "manifests": []}
@@ -80,7 +73,6 @@ def list_referrers(held: Manifest | None, more: Sequence[Descriptor]) -> Manifes
             "artifactType": each.artifact_type, "annotations": dict(each.annotations)}
         document["manifests"].append({key: value for key, value in entry.items() if value})
     return parse_manifest(_written(document), content_type=None)
-
 def is_referrer_tag(tag: str) -> bool:
     """Tell whether a tag names referrers or cosign's attachments, not an image (design.md section 5)."""
     return re.fullmatch(r"sha(?:256|512)-[a-f0-9]{64}(?:\.(?:sig|att|sbom))?", tag) is not None
@@ -94,7 +86,6 @@ class Reference(NamedTuple):
     def __str__(self) -> str:
         end = f"@{self.digest}" if self.digest else f":{self.tag}" if self.tag else ""
         return f"{self.host}/{self.repository}{end}"
-
 def parse_reference(text: str) -> Reference:
     """Read `[HOST[:PORT]/]REPO[:TAG|@DIGEST]`, no host being Docker Hub, no tag none; ConfigError with a remedy."""
     name, at, digest = text.partition("@")
@@ -124,13 +115,11 @@ class Platform(NamedTuple):
     architecture: str
     variant: str | None = None
     def __str__(self) -> str: return "/".join(filter(None, (self.os, self.architecture, self.variant)))
-
 def parse_platform(text: str) -> Platform:
     """Read `os/arch[/variant]`, lower-casing it; ValueError when it is something else."""
     if not re.fullmatch(r"[a-z0-9][a-z0-9._-]{0,63}(?:/[a-z0-9][a-z0-9._-]{0,63}){1,2}", text.lower()):
         raise ValueError(f"{clean(text, 100)!r} is not OS/ARCH[/VARIANT], as in linux/arm64")
     return Platform(*text.lower().split("/"))
-
 def platform_matches(wanted: Platform, have: Platform) -> bool:
     """Tell whether an index entry's platform is the one asked for (design.md section 4)."""
     variant = have.variant or {"arm64": "v8", "arm": "v7"}.get(have.architecture)
@@ -180,7 +169,6 @@ class Manifest(NamedTuple):
     def names(self) -> tuple[Descriptor, ...]:
         """Everything that has to be in a repository before this manifest: its blobs and children."""
         return (*self.blobs, *self.children)
-
 def parse_manifest(body: bytes, *, content_type: str | None, digest: str | None = None,
         expected: Descriptor | None = None) -> Manifest:
     """Verify and read a manifest or index, asked for by `digest` or the index entry `expected`; else ContentError."""
@@ -200,7 +188,6 @@ def parse_manifest(body: bytes, *, content_type: str | None, digest: str | None 
     if wanted and found != wanted: raise ContentError(f"asked for {wanted}, got {found}; {received}")
     told = (inside, "" if stated in _GENERIC_TYPES else stated, expected.media_type if expected else "")
     return _collect(document, _settle_type(document, list(filter(None, told)), received), found, body)
-
 def _settle_type(document: dict[str, Any], names: Sequence[str], received: str) -> str:
     """Decide what a document is; refuse one about which names and shape disagree (R13)."""
     if len(set(names)) > 1:
@@ -218,7 +205,6 @@ def _settle_type(document: dict[str, Any], names: Sequence[str], received: str) 
     if (media_type in _INDEX_TYPES and no_index) or (media_type in _IMAGE_TYPES and no_image):
         raise ContentError(f"the document does not have the fields of {media_type}; {received}")
     return media_type
-
 def _collect(document: dict[str, Any], media_type: str, digest: str, body: bytes) -> Manifest:
     entries = [(key, document[key]) for key in ("config", "subject") if document.get(key) is not None]
     for key in ("layers", "blobs", "manifests"):
@@ -237,7 +223,6 @@ def _collect(document: dict[str, Any], media_type: str, digest: str, body: bytes
     return Manifest(media_type, digest, body, media_type in _INDEX_TYPES or bool(children), config, layers, children,
         read.get("subject"), _field(document, "artifactType", str) or (config.media_type if config else None),
         _annotations(document))
-
 def _descriptor(value: object, where: str) -> Descriptor:
     try:
         if not isinstance(value, dict): raise ContentError("not an object")
@@ -252,17 +237,14 @@ def _descriptor(value: object, where: str) -> Descriptor:
         data = _data(_field(value, "data", str), digest, size)
         return Descriptor(media_type.lower(), digest, size, platform, annotations, artifact_type, data)
     except ContentError as error: raise ContentError(f"{where}: {error.message}") from error
-
 def _platform(value: dict[str, Any]) -> Platform | None:
     """Read an entry's platform; one that nobody could ask for (an empty `os`, say) is none."""
     parts = [_field(value, key, str) for key in ("os", "architecture", "variant")]
     try: return parse_platform("/".join(parts).rstrip("/"))
     except ValueError: return None
-
 def _annotations(document: dict[str, Any]) -> dict[str, str]:
     # Nulls occur, and mean nothing to a copy.
     return {key: value for key, value in _field(document, "annotations", dict).items() if isinstance(value, str)}
-
 def _data(text: str, digest: str, size: int) -> bytes | None:
     """Return embedded content when it verifies, else None: it is fetched like any other."""
     try:
@@ -270,14 +252,12 @@ def _data(text: str, digest: str, size: int) -> bytes | None:
     except ValueError: return None
     same = text and len(content) == size and digest_of(content, split_digest(digest)[0]) == digest
     return content if same else None
-
 def _field(document: dict[str, Any], key: str, kind: type[_T]) -> _T:
     """Return a field of the type that it must have; absent and null are an empty one, as they are in Go."""
     value = document.get(key)
     if value is None: return kind()
     if not isinstance(value, kind): raise ContentError(f"{key!r} is not {_KINDS[kind]}")
     return value
-
 def _load(body: bytes, received: str, fraction: Callable[[str], Any] | None = None) -> dict[str, Any]:
     try:
         document = json.loads(body.decode(), object_pairs_hook=_object, parse_int=_integer, parse_float=fraction,
@@ -288,11 +268,9 @@ def _load(body: bytes, received: str, fraction: Callable[[str], Any] | None = No
         raise ContentError(f"the document nests deeper than {_MAX_JSON_DEPTH}; {received}") from error
     if not isinstance(document, dict): raise ContentError(f"JSON, but not an object; {received}")
     return document
-
 def _nests_deeper(value: object, most: int) -> bool:
     inside = value.values() if isinstance(value, dict) else value if isinstance(value, list) else None
     return inside is not None and (most == 0 or any(_nests_deeper(each, most - 1) for each in inside))
-
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     # Two readers could take two values for one key, and see two images (the lesson of CVE-2021-41190).
     built: dict[str, Any] = {}
@@ -300,11 +278,9 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         if key in built: raise ContentError(f"the document has the key {clean(key, 60)!r} twice")
         built[key] = value
     return built
-
 def _integer(text: str) -> int:
     # int() takes quadratic time on long texts, which newer Pythons refuse in words of their own.
     return int(text) if len(text) <= 40 else _refuse(text)
-
 def _refuse(text: str) -> NoReturn:
     raise ContentError(f"the document holds the number {clean(text, 40)}, which cannot be kept as it is")
 
@@ -315,7 +291,6 @@ class Trimmed(NamedTuple):
     nested: Mapping[str, Trimmed]
     matched: frozenset[Platform]
     available: tuple[str, ...]
-
 def trim_index(index: Manifest, wanted: Sequence[Platform], nested: Mapping[str, Manifest],
         done: dict[str, Trimmed] | None = None, depth: int = 1) -> Trimmed:
     """Keep what `wanted` asks for (design.md section 4), `nested` being all indexes below; ContentError if unable."""
@@ -342,7 +317,6 @@ def trim_index(index: Manifest, wanted: Sequence[Platform], nested: Mapping[str,
     manifest = _rewritten(index, kept) if changed and matched else index
     below_it = {digest: trimmed for digest, trimmed in done.items() if trimmed.matched}
     return Trimmed(manifest, changed, below_it, frozenset(matched), tuple(available))
-
 def _rewritten(index: Manifest, chosen: Sequence[Descriptor | None]) -> Manifest:
     document = _load(index.body, "the index cannot be trimmed", _refuse)
     kept = [(entry, keep) for entry, keep in zip(document["manifests"], chosen, strict=True) if keep]
@@ -353,7 +327,6 @@ def _rewritten(index: Manifest, chosen: Sequence[Descriptor | None]) -> Manifest
     document["manifests"] = [entry for entry, _ in kept]
     body = _written(document)
     return index._replace(body=body, digest=digest_of(body), children=tuple(filter(None, chosen)))
-
 def _written(document: dict[str, Any]) -> bytes:
     try: return json.dumps(document, ensure_ascii=False, separators=(",", ":")).encode("utf-8")
     except UnicodeEncodeError as error:

@@ -32,7 +32,6 @@ class Snapshot(NamedTuple):
     def data(self) -> str:
         whole = size_text(max(self.bytes, self.expected))  # a blob that is read again makes more than were expected
         return f"{size_text(self.bytes)} of {whole}, {size_text(int(self.rate))}/s"
-
 def progress_lines(now: Snapshot, columns: int, marks: str = "#-") -> list[str]:
     """Return the live display: at most three lines, none as wide as the terminal."""
     rows = [("images", now.done, now.known, f"{now.done} of {now.known}")]

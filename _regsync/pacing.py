@@ -118,7 +118,6 @@ class Limit:
         if want.body is not None:
             self.bodies += step
             self.large[want.body] += step * want.large
-
 def admit(limits: Mapping[str, Limit], wants: tuple[Want, ...], now: float = 0.0,
         entered: dict[tuple[str, ...], tuple[Meter, int]] | None = None) -> bool:
     """Take all that `wants` name, or nothing; True when taken, with places in windows by host and meters."""
@@ -132,12 +131,10 @@ def admit(limits: Mapping[str, Limit], wants: tuple[Want, ...], now: float = 0.0
         for meter, number in zip(meters[1:], numbers[1:], strict=True): meter.end(number)
         if meters and entered is not None: entered.update({(want.host, *want.meters): (meters[0], numbers[0])})
     return True
-
 def due(limits: Mapping[str, Limit], wants: tuple[Want, ...], now: float) -> float:
     """Return when windows and buckets have what `wants` draw, as `Meter.opens` does."""
     return max((limits[want.host].meters[name].opens(now, want.discovers) for want in wants for name in want.meters),
         default=-math.inf)
-
 def release(limits: Mapping[str, Limit], wants: tuple[Want, ...]) -> None:
     """Give back the permits that `admit` took."""
     for want in wants: limits[want.host].count(want, -1)
@@ -155,11 +152,9 @@ class Patience:
         if late or self._left < 1 or asked > LONGEST_WAIT: return None
         self.repeated += 1
         return max(asked, backoff(self.repeated, chance))
-
 def backoff(attempt: int, chance: float) -> float:
     """Return the pause in seconds before attempt `attempt` (from 1); `chance` is uniform in [0, 1)."""
     return float(min(_LONGEST_PAUSE, _FIRST_PAUSE * 2 ** min(attempt - 1, 9)) * chance)
-
 def hopeless(before: Mapping[Any, int], left: Mapping[Any, int], ticks: float) -> list[Any]:
     """Return the streams to drop, by two looks at what each has left, `ticks` times the time between them before the
     end: those that would not end if the whole line were theirs, else the slowest of those that would not."""
@@ -168,7 +163,6 @@ def hopeless(before: Mapping[Any, int], left: Mapping[Any, int], ticks: float) -
     late.sort(key=lambda each: moved[each] / left[each])
     line = sum(moved.values())
     return [each for each in late if left[each] > ticks * line] or late[:1] if line else []
-
 def parse_quota(header: Callable[[str], str | None], wall_now: float) -> tuple[int, int, float] | None:
     """Return what is left of a quota, of how much (0: not told), and at most how long until all of it is back."""
     for prefix in ("", "x-"):
@@ -180,7 +174,6 @@ def parse_quota(header: Callable[[str], str | None], wall_now: float) -> tuple[i
             # Some tell a moment, in seconds since 1970.
             return int(left[1]), int(most[1]) if most else 0, seconds - (seconds > 1e9) * wall_now
     return None
-
 def parse_retry_after(value: str | None, wall_now: float) -> float | None:
     """Return seconds from a Retry-After header (RFC 9110 section 10.2.3: a number or a date)."""
     if not (value := (value or "").strip()): return None

@@ -65,30 +65,25 @@ class Tree(NamedTuple):
 class Look(enum.IntEnum):
     """How an image's artifacts are looked at: not, when it is its turn, the top's at once, or with all below it."""
     NOT, LATE, TOP, ALL = range(4)
-
 def look_again(record: tuple[int, int, int, bytes], shown: int, now: float, *, required: bool) -> Look:
     """Decide on an unchanged image by its record (`Knowledge.look`), and by its tags in a listing."""
     if not record[2] & COMPLETE or (required and not record[2] & HAS): return Look.ALL
     if shown & ~record[2]: return Look.TOP
     pause = min(max(3600.0, (now - record[1]) / 4), 7 * 86400.0)
     return Look.LATE if now - record[0] >= pause else Look.NOT
-
 def look_without_state(digest: str, now: float) -> Look:
     """Decide by digest and day in which hour of the day an unchanged image is looked at."""
     day, rest = divmod(int(now), 86400)
     return Look.ALL if (int(digest[-6:], 16) + day) % 24 == rest // 3600 else Look.NOT
-
 def names_absence(error: RegistryError) -> bool:
     """Say whether a refused manifest was refused for something that it names."""
     return error.status == 404 or any(code.endswith("_UNKNOWN") for code in error.codes)
-
 def may_be_stale(error: RegistryError) -> bool:
     """Say whether a refused manifest may mean that something it names is gone (design.md section 7, I5)."""
     if error.status >= 500: return "MANIFEST_BLOB_UNKNOWN" in error.codes
     # What an immutable tag is refused with (design.md section 9). zot and Quay say no more than MANIFEST_INVALID.
     immutable = {"TAG_INVALID", "ImageTagAlreadyExistsException"} & {*error.codes}
     return error.status not in (401, 403, 413, 429) and not immutable
-
 def grow(root: Manifest, fetched: Mapping[str, Manifest], source_digest: str) -> Tree:
     """Order an image's manifests so that each stands behind its own children (I2); ContentError for a deep one."""
     ordered: dict[str, Manifest] = {}
@@ -101,7 +96,6 @@ def grow(root: Manifest, fetched: Mapping[str, Manifest], source_digest: str) ->
                 ordered[entry.digest] = child
     visit(root, 1)
     return Tree(root, tuple(ordered.values()), source_digest)
-
 def order_blobs(blobs: Iterable[Descriptor], references: Mapping[str, int]) -> tuple[Descriptor, ...]:
     """Order blobs by descending reference count over all images discovered so far; ties as they stand."""
     return tuple(sorted(blobs, key=lambda blob: -references.get(blob.digest, 0)))
@@ -135,7 +129,6 @@ class Election:
     def _gain(self, number: int, more: int) -> None:
         self._gains[number] += more
         heapq.heappush(self._heap, (-self._gains[number], number))
-
 def grouped(mappings: Iterable[MappingRule], keys: Callable[[MappingRule], list[object]]) -> list[list[MappingRule]]:
     """Group mappings that have a key in common, each group in their order."""
     groups = dict[object, list[MappingRule]]()  # by key
@@ -158,7 +151,6 @@ class Assignment(NamedTuple):
     """What a group of mappings comes to: tags to look up, and tags that two mappings fight for."""
     wanted: tuple[Wanted, ...]
     conflicts: tuple[tuple[Wanted, MappingRule], ...]
-
 def assign(selected: Iterable[tuple[MappingRule, Iterable[str]]]) -> Assignment:
     """Give each target tag to the first mapping that names it, once; design.md section 3."""
     owners: dict[object, MappingRule] = {}

@@ -83,7 +83,6 @@ ROWS: Mapping[Kind, Row] = MappingProxyType({
         paces=(Pace(_READS, rate=130, burst=30), Pace(_WRITES, rate=26, burst=10))),
     "unknown": Row(None, "protocol-facts.md sections 7.9 (upload), 1.8 (mounts)", fallback="patch"),
 })  # fmt: skip
-
 def kind_of(host: str, auth_type: str | None = None) -> Kind:
     """Decide the kind of a registry by its host name (no port, no brackets), else by a kind's own `auth_type`."""
     name = host.lower()
@@ -92,15 +91,12 @@ def kind_of(host: str, auth_type: str | None = None) -> Kind:
     by_name = (kind for kind, row in ROWS.items() if row.hosts is not None and re.fullmatch(row.hosts, name))
     by_login = (kind for kind, row in ROWS.items() if auth_type == row.auth is not None)
     return next(chain(by_name, by_login), "unknown")
-
 def canonical_host(host: str) -> str:
     """Return the name by which a host is known here: lower case, one name for Docker Hub."""
     return _DOCKER_HUB[0] if host.lower() in _DOCKER_HUB else host.lower()
-
 def api_host(host: str) -> str:
     """Return the host that answers the requests."""
     return _DOCKER_HUB[-1] if host.lower() in _DOCKER_HUB else host.lower()
-
 def api_repository(host: str, repository: str) -> str:
     """Return the repository as requests name it: `library/` before Docker Hub's one-segment names."""
     return f"library/{repository}" if host.lower() in _DOCKER_HUB and "/" not in repository else repository

@@ -23,7 +23,6 @@ class Proxy(NamedTuple):
     def __repr__(self) -> str:
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"{self.scheme}://{host}:{self.port}"
-
 def proxy_for(scheme: str, host: str, port: int, environ: Mapping[str, str],
         override: str | None = None) -> tuple[Proxy | None, str]:
     """Return an origin's proxy (None: none), and what decided; `override` beats all lists; ConfigError if unusable."""
@@ -34,21 +33,18 @@ def proxy_for(scheme: str, host: str, port: int, environ: Mapping[str, str],
         for item in map(str.strip, items.split(",")):
             if _exempts(item.lower(), host.lower(), port): return None, f"{origin} names {item}"
     return _parse(value, name), name
-
 def _variable(environ: Mapping[str, str], lower: str) -> tuple[str, str]:
     for name in (lower, lower.upper()):
         value = environ.get(name, "").strip()
         # In a CGI program the client's "Proxy:" header arrives as HTTP_PROXY (CVE-2016-1000110).
         if value and not (name == "HTTP_PROXY" and "REQUEST_METHOD" in environ): return name, value
     return lower, ""
-
 def _address(host: str) -> Any:
     """Return an IP address, a v4-mapped one as what it stands for; None for a name."""
     from ipaddress import ip_address
     try: address = ip_address(host)
     except ValueError: return None
     return getattr(address, "ipv4_mapped", None) or address
-
 def _exempts(item: str, host: str, port: int) -> bool:
     """Say whether one NO_PROXY item (trimmed, lower case) names this origin. No name is ever resolved."""
     from ipaddress import ip_network
@@ -64,7 +60,6 @@ def _exempts(item: str, host: str, port: int) -> bool:
     if (literal := _address(name)) or address: return bool(literal == address)
     below = name.startswith((".", "*."))
     return host.endswith(name.removeprefix("*")) if below else f".{host}".endswith(f".{name}")
-
 def _parse(value: str, where: str) -> Proxy:
     from urllib.parse import unquote, urlsplit
     try:

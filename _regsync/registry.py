@@ -277,7 +277,6 @@ class Upload:
         host, self.session = self.repository.host, ""  # whatever happens to a body, its session takes no other
         host.requests[call.action] += 1
         return self._transport.kept(host, self._origin, self._lease if self._origin == host.origin else None)
-
 def _tags_of(body: bytes, with_digests: bool) -> dict[str, str | None]:
     """Read one page of a listing (section 1.11): nulls and digests are left out, other nonsense fails."""
     try:

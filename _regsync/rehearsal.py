@@ -85,7 +85,6 @@ class Rehearsal:
             "requests": self.expected(), "largest_images": [{"image": name, "bytes": size} for name, size in images],
             "largest_layers": [{"digest": digest, "bytes": size, "images": self._uses[digest]} for digest, size
             in layers]}
-
 def lines(found: Mapping[str, Any]) -> list[str]:
     """Return an analysis as text."""
     blobs, (plain, once) = found["blobs"], found["bytes"].values()

@@ -11,13 +11,11 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 from _regsync.errors import RegsyncError
 __all__ = ["Outcome", "Report", "duration_text", "schema", "size_text"]
-
 def size_text(count: int) -> str:
     """Return a size in SI units: `0 B`, `512 B`, `31.5 MB`."""
     if count < 1000: return f"{count} B"
     power = next((power for power in (1, 2, 3) if count / 1000**power < 999.95), 4)  # more would be shown as 1000.0
     return f"{count / 1000**power:.1f} {'BKMGT'[power]}B"
-
 def duration_text(seconds: float) -> str:
     """Return a duration: `0.3s`, `47s`, `2m13s`, `1h30m`."""
     if seconds < 9.95: return f"{seconds:.1f}s"
@@ -145,19 +143,16 @@ _SHAPES = {"report": "schema: =1; run_id started_at: string; duration_s: number;
     "place": "bytes to_move mounts_possible: integer", "large_image": "image: string; bytes: integer",
     "large_layer": "digest: string; bytes images: integer",
     "problem": "file path message: string; line column: integer"}
-
 def schema() -> dict[str, Any]:
     """Return the JSON Schema of what `--json` writes; fields may be added within schema 1, none changes its meaning."""
     return {"$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "what regsync --json writes to standard output",
         "anyOf": [_type(name) for name in ("report", "error", "analysis", "auth", "tags", "version")],
         "$defs": {name: _object(text) for name, text in _SHAPES.items()}}
-
 def _object(text: str) -> dict[str, Any]:
     kinds = {name: _type(kind) for names, kind in re.findall("([^:;]+): ([^;]+)", text) for name in names.split()}
     properties = {name.rstrip("?"): kind for name, kind in kinds.items()}
     return {"type": "object", "properties": properties, "required": [name for name in kinds if name[-1] != "?"]}
-
 def _type(kind: str) -> dict[str, Any]:
     if kind.startswith("="): return {"enum": [{"null": None, "1": 1}.get(word, word) for word in kind[1:].split("|")]}
     if "|" in kind: return {"anyOf": [_type(word) for word in kind.split("|")]}

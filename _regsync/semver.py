@@ -23,12 +23,10 @@ class Version(NamedTuple):
     identifiers: tuple[tuple[int, int, str], ...] = ()
     @property
     def is_prerelease(self) -> bool: return not self.stage
-
 def parse_version(tag: str) -> Version | None:
     """Return the version that a tag spells, or None when it spells none."""
     match = re.fullmatch(_VERSION, tag) if len(tag) <= _LONGEST else None
     return _version([int(part or 0) for part in match.groups()[:3]], match[4]) if match else None
-
 def _version(numbers: list[int], prerelease: str | None = None) -> Version:
     major, minor, patch = (*numbers, 0, 0, 0)[:3]
     parts = prerelease.split(".") if prerelease else []
@@ -51,7 +49,6 @@ class Range(NamedTuple):
         """Say whether the range, under the rule for pre-releases, takes a version."""
         is_wanted = version.is_prerelease or prerelease != "only"
         return is_wanted and any(_all_admit(comparators, version, prerelease) for comparators in self.sets)
-
 def _all_admit(comparators: tuple[_Comparator, ...], version: Version, prerelease: Prerelease) -> bool:
     # In full where one of the same M.m.p is named; elsewhere by M.m.p (`include`, `only`), or refused (`exclude`).
     # `!=1.0.0-rc.1` says what is unwanted: it invites no other pre-release of 1.0.0.
@@ -61,13 +58,11 @@ def _all_admit(comparators: tuple[_Comparator, ...], version: Version, prereleas
     release = version if in_full else Version(version.release)
     return all((low <= (version if named == version.release else release) < high) is takes_inside
         for low, high, takes_inside, named in comparators)
-
 def parse_range(text: str) -> Range:
     """Parse a range; ValueError says what is wrong and what to write instead."""
     if len(text) > _LONGEST: raise ValueError(f"a range of more than {_LONGEST} characters")
     sets = [[_comparator(word.strip(" \t")) for word in part.split(",")] for part in text.split("||")]
     return Range(tuple(map(tuple, sets)))
-
 def _comparator(word: str) -> _Comparator:
     match = re.fullmatch(_COMPARATOR, word)
     if match is None:

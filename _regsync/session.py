@@ -21,7 +21,6 @@ __all__ = ["connect", "list_tags", "run", "show_progress"]
 
 _TICK, _HEARTBEAT = 0.25, 30.0
 _RATE_SECONDS = 5.0  # an average over hours hides that nothing moves now
-
 async def run(found: Config, console: Console, one: tuple[MappingRule, str, str] | None = None,
         rehearse: Literal["plan", "analysis"] | None = None) -> int:
     """Run a configuration's mappings, or copy `one` image; tell how it ended, return the exit status."""
@@ -48,7 +47,6 @@ async def run(found: Config, console: Console, one: tuple[MappingRule, str, str]
     elif one is None: console.summary(report, elapsed)
     if console.as_json: console.document(document)
     return 128 + signals[0] if report.interrupted else report.exit_status()
-
 async def list_tags(registry: Registry, repository: str, rule: tags.TagRule, console: Console) -> int:
     """List a repository, show what a rule selects of it and why not the others; return the exit status."""
     connected = connect(console)
@@ -68,7 +66,6 @@ async def list_tags(registry: Registry, repository: str, rule: tags.TagRule, con
     if console.as_json: console.document({"repository": str(source), "tags": kept, "dropped": dict(dropped)})
     for tag in () if console.as_json else kept: console.line(tag)
     return 0
-
 async def show_progress(console: Console, progress: sync.Progress) -> None:
     """Keep the live display, or a heartbeat every 30 s, until cancelled."""
     began = anyio.current_time()
@@ -83,7 +80,6 @@ async def show_progress(console: Console, progress: sync.Progress) -> None:
             console.progress(Snapshot(progress.done, progress.known, progress.bytes, progress.expected, rate,
                 now - began, _waiting(progress, now)))
     finally: console.clear()
-
 def _waiting(progress: sync.Progress, now: float) -> str:
     names = progress.under_way()
     if progress.ends is not None:
@@ -94,7 +90,6 @@ def _waiting(progress: sync.Progress, now: float) -> str:
             return f"{text}, next try in {duration_text(meter.paused - now)}"
     if not names: return "asking what there is" if progress.done == progress.known else "comparing tags"
     return f"copying {names[0]}" if len(names) == 1 else f"{len(names)} under way, first {names[0]}"
-
 def connect(console: Console) -> transport.Transport:
     """Return the way to all registries, of this process."""
     gc.freeze()  # start-up is over (`regsync.main` says why it was off), and what is there never becomes garbage
@@ -103,7 +98,6 @@ def connect(console: Console) -> transport.Transport:
     return transport.Transport(transport.Edge(environ=os.environ, home=None if home == "~" else home, read=_read_file,
         chance=lambda: int.from_bytes(os.urandom(6), "big") / 2**48, wall=time.time, log=console.log,
         open_files=_raise_file_limit()))
-
 def _read_file(path: str) -> bytes | None:
     try:
         with open(path, "rb") as stream:
@@ -111,7 +105,6 @@ def _read_file(path: str) -> bytes | None:
     except (FileNotFoundError, NotADirectoryError): return None
     except OSError as error:
         raise ConfigError(f"{clean(path)} cannot be read: {clean(error.strerror or str(error))}") from error
-
 async def _listen_for_signals(stop: anyio.Event, signals: list[int], scope: anyio.CancelScope) -> None:
     try:
         with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as received:
@@ -121,7 +114,6 @@ async def _listen_for_signals(stop: anyio.Event, signals: list[int], scope: anyi
                 if len(signals) > 1: scope.cancel()
     except NotImplementedError:
         return  # the event loop of Windows takes no signal handlers; an interrupt then ends the program at once
-
 def _raise_file_limit() -> int:
     most = 65536  # or as many as the system lets us open (design.md section 9)
     try:

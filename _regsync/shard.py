@@ -28,7 +28,6 @@ class Shard(NamedTuple):
         own = tuple(sorted(shares[self.number], key=lambda rule: rule.index))
         cache_dir = config.cache_dir and f"{config.cache_dir}/shard-{self.number}-of-{self.total}"
         return config._replace(mappings=own, cache_dir=cache_dir)
-
 def parse(text: str, environ: Mapping[str, str]) -> Shard:
     """Read `I/N`, or `/N` with I from the environment; ConfigError names what is wrong."""
     (number, _, total), where = text.partition("/"), clean(text, 40)
@@ -37,7 +36,6 @@ def parse(text: str, environ: Mapping[str, str]) -> Shard:
         return Shard(int(number), int(total))
     hint = "the first of four is 0/4, the last 3/4; /4 is for the pods of an Indexed Job"
     raise ConfigError(f"--shard {where}: I/N is needed, I from 0 and below N", hint=hint)
-
 def _groups(rules: Sequence[MappingRule], most: float, depth: int = 1) -> Iterator[list[MappingRule]]:
     """Give what stays together where base paths have `depth` segments, or more in a group of more than `most`."""
     def keys(rule: MappingRule) -> list[object]:

@@ -36,20 +36,16 @@ _LAYOUTS = {"B": (42, 37, 37), "M": (42, 37, 37), "E": (70, 70, 0), "S": (102, 3
 
 class Damaged(ValueError):
     """These bytes are not a state file that this version can read."""
-
 def key_of(digest: str) -> bytes:
     """Return the 33 bytes that stand for a digest."""
     algorithm, encoded = split_digest(digest)
     return _ALGORITHMS[algorithm] + bytes.fromhex(encoded[:64])
-
 def digest_like(key: bytes) -> str:
     """Return the digest of a key; of sha512 its first half, which is what a referrers tag has."""
     return f"{next((name for name, mark in _ALGORITHMS.items() if mark == key[:1]), '')}:{key[1:].hex()}"
-
 def named(*words: str) -> bytes:
     """Return the 32 bytes that identify a snapshot: of which tag, where from and to, under which rules."""
     return bytes.fromhex(fips.hash_hex("sha256", "\0".join(words).encode()))
-
 def entry(key: bytes, number: int, moment: int, flag: bool) -> bytes:
     """Return a row of table B or M."""
     return key + _CRC.pack(number) + _CRC.pack(moment) + bytes([flag])
@@ -92,12 +88,10 @@ class Archive:
         return next(self.rows(table, identity), None)
 
 EMPTY = Archive()
-
 def moment_of(table: str, row: bytes) -> int:
     """Return when a row was confirmed, in seconds of the wall clock."""
     at = _LAYOUTS[table][2]
     return int.from_bytes(row[at : at + 4], "big")
-
 def encode(old: Archive, rows: Mapping[str, list[bytes]], repositories: Sequence[tuple[str, str]],
         facts: Mapping[str, Any], *, oldest: int = 0, forgotten: Set[bytes] = frozenset(),
         renewed: Set[bytes] = frozenset(), moment: int = 0) -> bytes:
@@ -122,12 +116,10 @@ def encode(old: Archive, rows: Mapping[str, list[bytes]], repositories: Sequence
         parts.append(b"".join(kept(table, identity, [*group]) for identity, group in groups))
     whole = b"".join([_HEAD.pack(_MAGIC, _VERSION, moment, *map(len, parts)), *parts])
     return whole + _CRC.pack(zlib.crc32(whole))
-
 def frame(kind: str, payload: bytes) -> bytes:
     """Return one record of the journal, with a checksum of its own."""
     record = _FRAME.pack(kind.encode(), len(payload)) + payload
     return record + _CRC.pack(zlib.crc32(record))
-
 def unframe(journal: bytes) -> tuple[list[tuple[str, bytes]], int]:
     """Return the whole records of a journal up to the first that is torn, and where that begins."""
     records, at = list[tuple[str, bytes]](), 0
@@ -138,7 +130,6 @@ def unframe(journal: bytes) -> tuple[list[tuple[str, bytes]], int]:
         records.append((kind.decode("latin-1"), journal[end - size : end]))
         at = end + 4
     return records, at
-
 def folded(base: Archive, records: Iterable[tuple[str, bytes]]) -> Archive:
     """Return an archive with a journal's records in it; Damaged where they are none."""
     rows: dict[str, list[bytes]] = {table: [] for table in _LAYOUTS}
@@ -362,7 +353,6 @@ class Knowledge:
             oldest=moment - int(self._ttl) if self._ttl else 0, forgotten=self._forgotten,
             renewed=set().union(*self._strong.values()) if due else set(),
             moment=moment if due or not old.renewed else old.renewed)
-
 def area(where: RepositoryKey) -> str:
     """Return what of a host is learnt together: the host and the first path segment."""
     return f"{where[0]} {where[1].partition('/')[0]}"

@@ -37,7 +37,6 @@ class StagingFailed(SyncError):
 
 class NoRoom(StagingFailed):
     """Only this blob: it is larger than what may be staged, or all that is staged is being read."""
-
 def _remove(path: str) -> None:
     with contextlib.suppress(OSError): os.unlink(path)
 
@@ -59,7 +58,6 @@ def _disk() -> Iterator[None]:
         place, why = clean(str(error.filename or "the staging directory")), clean(error.strerror or str(error))
         hint = "several targets need disk: free space in global.cache_dir, or point it elsewhere"
         raise StagingFailed(f"blobs cannot be staged in {place}: {why}", hint=hint) from error
-
 async def read_whole(blob: Descriptor, read: Reader) -> bytes:
     """Return a blob that is small enough for memory."""
     whole = bytearray()
@@ -85,7 +83,6 @@ class FilePieces:
         with _disk(): count = await anyio.to_thread.run_sync(self._file.readinto, self._buffer)
         self.complete = self._file.tell() == self._size
         return self._buffer[: count or 0]
-
 def _is_whole(path: str, blob: Descriptor) -> bool:
     """Say whether a killed run left a blob whole; what it left otherwise goes."""
     if not os.path.isfile(path) or os.path.islink(path): return False
@@ -274,7 +271,6 @@ class StateFile:
         for descriptor in (self._journal, self._lock):
             if descriptor is not None: os.close(descriptor)
         self._journal = self._lock = None
-
 def _lock(descriptor: int) -> None:
     """Lock a file for this process alone; BlockingIOError when another one has it."""
     try:
@@ -285,7 +281,6 @@ def _lock(descriptor: int) -> None:
             msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)  # type: ignore[attr-defined]
         except OSError as error: raise BlockingIOError(str(error)) from error
     else: flock(descriptor, LOCK_EX | LOCK_NB)
-
 def _content(path: str) -> bytes | None:
     with contextlib.suppress(FileNotFoundError), open(path, "rb") as stream:
         size = os.fstat(stream.fileno()).st_size  # `read` makes room for as much as it is asked for

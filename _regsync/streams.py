@@ -54,7 +54,6 @@ class Stream(Protocol):
     def send(self, data: memoryview) -> int: ...
     async def wait(self, want: int) -> None: ...
     def close(self) -> None: ...
-
 def _answer(error: OSError, blocked: int) -> int:
     """Put an error into what `recv_into` or `send` answers: `blocked` when nothing can move; or Disconnected."""
     if isinstance(error, BlockingIOError) or type(error) in _WANTS: return _WANTS.get(type(error), blocked)
@@ -128,13 +127,11 @@ class TlsInsideStream:
             return blocked  # the same memory comes again, and is not encrypted twice
         sent, self._encrypted = self._encrypted, 0
         return sent
-
 def _interleave(found: list[Any]) -> list[tuple[int, Any]]:
     """Order addresses by family in turn, IPv6 first, as RFC 8305 section 4 asks."""
     families = [[(family, address) for family, _, _, _, address in found if family == wanted] for wanted
         in (socket.AF_INET6, socket.AF_INET)]
     return list(dict.fromkeys(each for turn in itertools.zip_longest(*families) for each in turn if each))
-
 async def _resolve(host: str, port: int) -> list[tuple[int, Any]]:
     look_up = partial(socket.getaddrinfo, host, port, type=socket.SOCK_STREAM)
     try:
@@ -144,7 +141,6 @@ async def _resolve(host: str, port: int) -> list[tuple[int, Any]]:
         reason = clean(getattr(error, "strerror", None) or str(error), 100)
         hint = "check the name and this machine's name servers; set HTTPS_PROXY where a proxy leads out"
         raise ConnectFailed(f"the name {clean(host, 100)} could not be resolved: {reason}", hint=hint) from error
-
 async def _connect_one(family: int, address: Any) -> SocketStream:
     own = socket.socket(family, socket.SOCK_STREAM)
     attempt = SocketStream(own)
@@ -159,7 +155,6 @@ async def _connect_one(family: int, address: Any) -> SocketStream:
         attempt.close()
         raise
     return attempt
-
 async def _race(addresses: list[tuple[int, Any]]) -> SocketStream:
     """Return the first stream that connects, attempts 250 ms apart; the last OSError when none does."""
     connected: list[SocketStream] = []
@@ -182,7 +177,6 @@ async def _race(addresses: list[tuple[int, Any]]) -> SocketStream:
         return connected.pop(0)
     finally:  # two may connect in the same turn of the loop; none may stay when this is cancelled
         for loser in connected: loser.close()
-
 async def connect(host: str, port: int, timeouts: Timeouts) -> SocketStream:
     """Connect to the first address of a name that answers; ConnectFailed when none does."""
     try:
@@ -192,7 +186,6 @@ async def connect(host: str, port: int, timeouts: Timeouts) -> SocketStream:
         cause = f" within {timeouts.connect:g} s" if isinstance(error, TimeoutError) else f": {said}"
         hint = "check host and port; does a firewall stand in between, or is HTTPS_PROXY needed?"
         raise ConnectFailed(f"no connection to {Origin('', host, port).authority}{cause}", hint=hint) from error
-
 async def start_tls(below: Stream, context: Any, host: str, timeouts: Timeouts) -> Stream:
     """Shake hands over a plain socket, or inside another stream; the caller closes `below` when it fails."""
     try:

@@ -43,7 +43,6 @@ def _tokens(pattern: str) -> tuple[tuple[_Token, ...], str | None]:
     if literal is not None and not is_tag(literal):  # it will stand in a request as it is (design.md section 5)
         raise ValueError(f"{literal!r} can never be a tag: letters, digits and . _ - only, 128 at most")
     return tuple(tokens), literal
-
 def _character_set(pattern: str, members: str, negated: bool) -> _Accepts:
     if not members: raise ValueError(f"{pattern!r} has an empty set of characters")
     if members[0] == "^" and not negated: raise ValueError(f"{pattern!r}: a set is negated by '!', as in [!a-z]")
@@ -51,7 +50,6 @@ def _character_set(pattern: str, members: str, negated: bool) -> _Accepts:
     if turned := [f"{low}-{high}" for low, high in ranges if low > high]:
         raise ValueError(f"{pattern!r}: the range {turned[0]} is the wrong way round")
     return lambda character: any(low <= character <= high for low, high in ranges) is not negated
-
 def _machine(tokens: Sequence[_Token]) -> _Accepts:
     """Return a test that follows all ways to match at once, as the places in the pattern that they reach."""
     # Only the empty text, which stands in no tag, leads from the first place into the pattern.
@@ -78,7 +76,6 @@ def _machine(tokens: Sequence[_Token]) -> _Accepts:
         return frozenset(reached)
     start = follow(frozenset({0}), "")
     return lambda tag: len(tokens) - 1 in reduce(follow, tag, start)
-
 def compile_glob(*patterns: str) -> _Accepts:
     """Return a case-sensitive test of whole tags against any of the patterns; ValueError for a malformed one."""
     read = [_tokens(pattern) for pattern in patterns]
@@ -88,7 +85,6 @@ def compile_glob(*patterns: str) -> _Accepts:
     if not tokens: return names.__contains__
     matches = _machine([("{", None), *tokens[1:], ("}", None)])
     return lambda tag: tag in names or matches(tag)
-
 def check_glob(pattern: str) -> str | None:
     """Return the only tag that a pattern without wildcards matches; ValueError when it is malformed."""
     return _tokens(pattern)[1]
@@ -121,13 +117,11 @@ class Selection(NamedTuple):
     def shortfall(self) -> tuple[int, int] | None:
         """How many are kept and how many were asked for, where those are more."""
         return (len(self.kept), self.floor) if len(self.kept) < self.floor else None
-
 def select_literals(rule: TagRule) -> Selection | None:
     """Select without a listing where the rule names its tags one by one; None where it does not."""
     if not rule.glob or rule.exclude or rule.chooses_versions or rule.latest: return None
     literals = [name for pattern in rule.glob if (name := check_glob(pattern)) is not None]
     return select(literals, rule) if len(literals) == len(rule.glob) else None
-
 def select(tags: Iterable[str], rule: TagRule) -> Selection:
     """Apply a rule to a listing, in the order of design.md section 5; ValueError for a rule that is wrong."""
     wanted, excluded = compile_glob(*rule.glob or ("*",)), compile_glob(*rule.exclude)
@@ -157,7 +151,6 @@ def select(tags: Iterable[str], rule: TagRule) -> Selection:
     dropped |= dict.fromkeys(cut, "latest")
     for tag in kept: dropped.pop(tag, None)
     return Selection(kept, MappingProxyType(dropped), floor)
-
 def _ordered(tags: Sequence[str], order: _Order | None, version_of: Callable[[str], Version | None]) -> tuple[str, ...]:
     """Return tags highest first; ties of versions, and what is no version, by descending code points."""
     by_text = sorted(tags, reverse=True) if order else tags

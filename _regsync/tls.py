@@ -15,7 +15,6 @@ __all__ = ["explain", "make_context"]
 # Where truststore 0.10.5 looks without OpenSSL's defaults: Alpine, Arch, RHEL 9-10; Fedora; older RHEL; Debian; SUSE.
 _BUNDLES = ("/etc/ssl/cert.pem", "/etc/pki/ca-trust/extracted/pem/tls-ca-bundle.pem", "/etc/pki/tls/cert.pem",
     "/etc/ssl/certs/ca-certificates.crt", "/etc/ssl/ca-bundle.pem")
-
 def make_context(*, environ: Mapping[str, str], ca_file: str | None = None, client_cert: str | None = None,
         client_key: str | None = None) -> ssl.SSLContext:
     """Build a client context that trusts what the system does and `ca_file`; ConfigError names what fails."""
@@ -43,7 +42,6 @@ def make_context(*, environ: Mapping[str, str], ca_file: str | None = None, clie
     elif client_key is not None:
         raise ConfigError(f"client_key {client_key} is given without client_cert", hint="give both, or none")
     return context
-
 def _system_trust(environ: Mapping[str, str], defaults: ssl.DefaultVerifyPaths) -> tuple[str | None, list[str]]:
     """Return the bundle file, if any, and the hashed directories to trust."""
     # Each variable replaces its own default only, as in OpenSSL; of the defaults one is enough, first the directory:
@@ -59,11 +57,9 @@ def _system_trust(environ: Mapping[str, str], defaults: ssl.DefaultVerifyPaths) 
     if not bundle and (named or not directories):
         bundle = next(filter(os.path.isfile, (defaults.openssl_cafile, *(() if directories else _BUNDLES))), None)
     return bundle, directories
-
 def _is_hashed(directory: str) -> bool:
     try: return any(re.fullmatch(r"[0-9a-fA-F]{8}\.[0-9]+", name) for name in os.listdir(directory))
     except OSError: return False
-
 def _load(what: str, load: Callable[..., None], *files: str, **options: str) -> None:
     if missing := [name for name in files if not os.path.exists(name)]:
         raise ConfigError(f"{what}: {missing[0]} does not exist")
@@ -92,7 +88,6 @@ _FAILURES = (  # a pattern for the number in OpenSSL's x509_vfy.h or the error's
     (".*HANDSHAKE_FAILURE", "refused the TLS handshake", "it may want other ciphers or a client certificate"),
     (".*EOF.*", "closed the connection during the TLS handshake", _PLAIN),
 )
-
 def explain(error: OSError, host: str) -> tuple[str, str | None]:
     """Return one line that says why TLS with `host` failed, and a remedy where one is known."""
     reason = getattr(error, "reason", None) or type(error).__name__

@@ -329,7 +329,6 @@ class Mover:
                     del waiting[child.digest]
             if failures: raise failures[0]
         await target.put_manifest(reference, tree.root)
-
 def known_body(blob: oci.Descriptor) -> bytes | None:
     """Return the body where no source has to be asked for it (rule 13)."""
     algorithm, encoded = oci.split_digest(blob.digest)

@@ -172,7 +172,6 @@ class Host:
         except AuthError as error:
             if error.fatal: self.stopped = error.again()
             raise
-
 def resolve_location(base: Origin, path: str, location: str) -> tuple[Origin, str]:
     """Resolve a Location, kept byte for byte (they are signed: protocol-facts.md 1.7); ProtocolBroken if unusable."""
     from urllib.parse import urljoin, urlsplit
@@ -191,7 +190,6 @@ def resolve_location(base: Origin, path: str, location: str) -> tuple[Origin, st
     if re.search("[^!-~]", host + target):
         raise ProtocolBroken("the Location of the answer holds characters that no URL may have")
     return origin, target
-
 def check_foreign(base: Origin, origin: Origin) -> None:
     """Refuse another origin that is less safe than the registry (R3, R4); it never gets credentials."""
     if base.scheme == "https" and origin.scheme != "https":

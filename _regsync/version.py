@@ -11,7 +11,6 @@ TYPE_CHECKING = False  # as in fips
 if TYPE_CHECKING:
     from typing import Any
 __all__ = ["inventory", "show"]
-
 def show(*, as_json: bool) -> int:
     """Write the version to standard output; return the exit status."""
     try:
@@ -30,7 +29,6 @@ def show(*, as_json: bool) -> int:
     sys.stdout.write(text + "\n")
     sys.stdout.flush()
     return 0
-
 def inventory() -> int:
     """Write the SBOM (CycloneDX) that the build put into the file to standard output; ConfigError for sources."""
     from _regsync.errors import ConfigError

@@ -3,7 +3,7 @@
 
 The program is bounded in lines (tests/test_shape.py), and a call that fits into two of them need not take
 eight. What brackets hold is filled, a block of one short statement stands behind its header, one blank line is as
-good as two, none stands inside a class or a function, and none in the head of a module, from its docstring to
+good as two, none stands before a function or inside a class, and none in the head of a module, from its docstring to
 `__all__`, whose imports are sorted. Statements with comments inside stay as they are. The syntax tree is compared
 before a file is written.
 
@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import ast
 import io
+import re
 import subprocess
 import sys
 import tokenize
@@ -179,7 +180,8 @@ def join(source: str) -> str:
         lines[above : above + 2] = [f"{lines[above]} {lines[above + 1].strip()}"]
     texts = set(range(len(lines))) - _inside_strings("\n".join(lines))
     for number in texts:
-        if not lines[number] and next((line for line in lines[number:] if line), "").startswith(" "):
+        following = next((line for line in lines[number:] if line), "")
+        if not lines[number] and re.match(r" |def |async def ", following):
             lines[number] = _DROPPED
     for node in ast.parse("\n".join(lines)).body:
         named = isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__"
