@@ -7,13 +7,12 @@ never into a message or a log (I6). Follows design.md sections 6 and 9, protocol
 from __future__ import annotations
 import json
 import re
-from base64 import urlsafe_b64decode
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 import anyio
 from _regsync.clouds import Chain
-from _regsync.credentials import Answer, Credential, Fetch, Pair
+from _regsync.credentials import Answer, Credential, Fetch, Pair, life_of
 from _regsync.errors import AuthError, RegistryError, SyncError, clean
 from _regsync.fields import is_loopback
 from _regsync.pacing import parse_retry_after
@@ -325,10 +324,8 @@ class Authenticator:
             self._refresh_token = renewed
             self._shown.append(Credential(identity_token=renewed))
         try:
-            if (life := document.get("expires_in")) is None:
-                claims = json.loads(urlsafe_b64decode(value.split(".")[1] + "=="))
-                # By the issuer's own clock where it tells; ours may be wrong.
-                life = float(claims["exp"]) - float(claims.get("iat", self._wall()))
+            life = document.get("expires_in")
+            life = life_of(value, self._wall()) if life is None else life
             token.expires = token.born + max(_SHORTEST_LIFE, float(str(life))) * _REFRESH_AT
         except (ValueError, TypeError, LookupError, OverflowError, RecursionError):
             token.expires = None  # neither the answer nor the token says

@@ -1,30 +1,27 @@
 """The identity that this machine has at Azure, made into a login at an Azure Container Registry.
 
-Owns: where an identity is looked for, in which order, the words of the directory, metadata services and the exchange.
-May not know: sockets, challenges, retries. Invariant: a secret goes to its cloud's (or the environment's) authority, a
-metadata service or the registry, into no message; a source that is there and broken is an error, never a reason to try
-the next. Follows specification section 5.2, protocol-facts.md section 6 (numbers below).
+Owns: where an identity is looked for, the words of the directory, metadata services and the exchange. May not know:
+sockets, challenges, retries. Invariant: a secret goes to its authority, a metadata service or the registry, into no
+message; a source that is there and broken is an error. Follows specification 5.2, protocol-facts.md 6 (numbers below).
 """
 from __future__ import annotations
 import json
 import math
 import re
-from base64 import urlsafe_b64decode
 from typing import NamedTuple
 from urllib.parse import quote, quote_plus, urlencode
 from _regsync.config import Registry
-from _regsync.credentials import Credential, Login, Machine, Pair
+from _regsync.credentials import Credential, Login, Machine, Pair, life_of
 from _regsync.errors import AuthError, RegistryError, WireError, clean
 from _regsync.pacing import parse_retry_after
 __all__ = ["log_in", "present"]
 
 _SECRET, _FILE, _SERVICE = "AZURE_CLIENT_SECRET", "AZURE_FEDERATED_TOKEN_FILE", "IDENTITY_ENDPOINT"
-_METADATA, _PRESENT_WITHIN, _GIVEN_WITHIN = "http://169.254.169.254/metadata/identity/oauth2/token", 1.0, 30.0
+_METADATA, _MACHINE = "http://169.254.169.254/metadata/identity/oauth2/token", "the metadata service 169.254.169.254"
 _ASSERTION = ("client_assertion_type", "urn:ietf:params:oauth:client-assertion-type:jwt-bearer")
-_COMMAND_LINE = "04b07795-8ddb-461a-bbee-02f9e1bf7b46"  # its public client id
-_ROLE = "the cloud's operator grants AcrPull (at targets AcrPush) on the registry to an identity of its tenant"
-_POD = (
-    "in Kubernetes the service account needs the annotation azure.workload.identity/client-id, and the pod the label "
+_PRESENT_WITHIN, _GIVEN_WITHIN, _COMMAND_LINE = 1.0, 30.0, "04b07795-8ddb-461a-bbee-02f9e1bf7b46"  # its client id
+_ROLE = "AZURE_CLIENT_ID chooses an identity, to which the cloud's operator grants AcrPull (at targets AcrPush)"
+_POD = ("in Kubernetes the service account needs the annotation azure.workload.identity/client-id, the pod the label "
     f'azure.workload.identity/use: "true"; elsewhere set {_SECRET}, or run az login; {_ROLE}')
 _KEYRING = "run az login again as a user (a keyring? before it, az config set core.encrypt_token_cache=false)"
 # What a suffix selects (6.2): the cloud's name, its authority, audiences in the order in which they are tried.
@@ -39,32 +36,27 @@ class _Source(NamedTuple):
     url: str
     fields: tuple[Pair, ...]
     hint: str
-    secret: str  # what no message may show
+    secret: str  # what no message may show; without a URL it is the token
     headers: tuple[Pair, ...] = ()  # a metadata service's
 def present(machine: Machine) -> bool:
     """Say whether the environment or a session of the command line names an identity."""
     return any(map(machine.environ.get, (_SECRET, _FILE, _SERVICE))) or b"tenantId" in _session(machine, "azureProfile")
 async def log_in(machine: Machine, registry: Registry, *, guessed: bool) -> Login | None:
-    """Log in by the first identity there is; None where a guess finds none."""
+    """Log in by the first identity there is, whose token is good for a refresh token (6.1); None for a wrong guess."""
     cloud, authority, *audiences = _CLOUDS.get(registry.host.rpartition(".azurecr.")[2], _CLOUDS["io"])
-    looked, token, source = [_SECRET, _FILE, _SERVICE], "", None if guessed else _named(machine, authority)
-    if source is None: source, token = await _of_machine(machine, audiences, looked)
+    looked, source = [_SECRET, _FILE, _SERVICE, _MACHINE], None if guessed else _named(machine, authority)
+    source = source or await _of_machine(machine, audiences, looked)
     if source is None and guessed: return None
-    source = source or _signed_in(machine, registry, cloud, authority, ", ".join(looked))
-    token = token or await _token(machine, source, audiences)
-    # It is good for the registry's refresh token, which tells its own life (6.1).
+    source = source or _signed_in(machine, f"{registry.authority}; looked at {', '.join(looked)}", cloud, authority)
+    token = await _token(machine, source, audiences) if source.url else source.secret
     fields = (("grant_type", "access_token"), ("service", registry.host), ("access_token", token))
     url = f"{registry.scheme}://{registry.authority}/oauth2/exchange"
     try: value = await _ask(machine, _Source(source.origin, url, fields, _ROLE, token), "refresh_token")
     except AuthError:
         if not guessed: raise
         return Login(Credential(), math.inf)  # this registry does not know the machine, but may let anybody pull
-    try:
-        claims = json.loads(urlsafe_b64decode(value.split(".")[1] + "=="))
-        life = float(claims["exp"]) - float(claims.get("iat", machine.wall()))  # by its own clock: ours may be wrong
-    except (ValueError, LookupError, TypeError, AttributeError, RecursionError): life = math.inf
-    user = "00000000-0000-0000-0000-000000000000"  # whose password is a refresh token
-    return Login(Credential(user, identity_token=value, origin=source.origin), machine.wall() + life)
+    user, life = "00000000-0000-0000-0000-000000000000", life_of(value, now := machine.wall())
+    return Login(Credential(user, identity_token=value, origin=source.origin), math.inf if life is None else now + life)
 def _named(machine: Machine, authority: str) -> _Source | None:
     """Find what the environment names: a secret, a federated token (6.2), a service of managed identities (6.3)."""
     environ = machine.environ
@@ -78,43 +70,37 @@ def _named(machine: Machine, authority: str) -> _Source | None:
         raise AuthError(f"{clean(environ[name])}, which {name} names, is not there", hint=_POD, fatal=True)
     proven = (("client_secret", proof),) if name == _SECRET else (_ASSERTION, ("client_assertion", proof))
     fields = (("grant_type", "client_credentials"), ("client_id", own[0]), *proven)
-    url = _endpoint(environ.get("AZURE_AUTHORITY_HOST") or authority, own[1])
-    return _Source(name, url, fields, f"is it still good, and this application's? {_POD}", proof)
-def _endpoint(authority: str, tenant: str) -> str:
-    return f"https://{re.sub('^https?://|/+$', '', authority)}/{quote(tenant, safe='')}/oauth2/v2.0/token"
+    authority = re.sub("^https?://|/+$", "", environ.get("AZURE_AUTHORITY_HOST") or authority)
+    return _Source(name, f"https://{authority}/{quote(own[1])}/oauth2/v2.0/token", fields,
+        f"is it still good, and this application's? {_POD}", proof)
 def _managed(machine: Machine, origin: str, url: str, version: str, *own: Pair) -> _Source:
-    client, headers = machine.environ.get("AZURE_CLIENT_ID"), (("Metadata", "true"), *own)
-    fields = (("api-version", version), *((("client_id", client),) if client else ()))
-    return _Source(origin, url, fields, f"AZURE_CLIENT_ID chooses one of several; {_ROLE}", "".join(dict(own).values()),
-        headers)
-async def _of_machine(machine: Machine, audiences: list[str], looked: list[str]) -> tuple[_Source | None, str]:
+    fields = (("api-version", version), ("client_id", machine.environ.get("AZURE_CLIENT_ID", "")))
+    return _Source(origin, url, fields, _ROLE, own[0][1] if own else "", (("Metadata", "true"), *own))
+async def _of_machine(machine: Machine, wanted: list[str], looked: list[str]) -> _Source | None:
     """Ask the metadata service of a virtual machine (6.3); None elsewhere, and where the machine has no identity."""
-    source = _managed(machine, "the metadata service at 169.254.169.254", _METADATA, "2018-02-01")
-    looked.append(source.origin)
+    source = _managed(machine, looked[-1], _METADATA, "2018-02-01")
     try:
         # A token may take seconds, where there is somebody to give it: who that is refuses this at once.
         status, _, _ = await machine.fetch("GET", f"{_METADATA}?api-version=2018-02-01", [], b"", _PRESENT_WITHIN)
-        if status not in (401, 403, 404): return source, await _token(machine, source, audiences)
+        if status not in (401, 403, 404): return source._replace(url="", secret=await _token(machine, source, wanted))
     except (AuthError, WireError) as error: looked[-1] += f" ({error.message})"
-    return None, ""
+    return None
 def _session(machine: Machine, name: str) -> bytes:
-    return (machine.read(f"{machine.environ.get('AZURE_CONFIG_DIR') or f'{machine.home or str()}/.azure'}/{name}.json")
-        or b"{}")
-def _signed_in(machine: Machine, registry: Registry, cloud: str, authority: str, places: str) -> _Source:
+    return machine.read(f"{machine.environ.get('AZURE_CONFIG_DIR', f'{machine.home}/.azure')}/{name}.json") or b"{}"
+def _signed_in(machine: Machine, wanted: str, cloud: str, host: str) -> _Source:
     """Find the newest refresh token of the command line's session in a cloud (6.4); its files are never written."""
     try:
         profile, cache = (json.loads(_session(machine, name)) for name in ("azureProfile", "msal_token_cache"))
-        mine = [each for each in profile.get("subscriptions", ()) if each["environmentName"] == cloud]
-        if not mine:
-            missing = f"no identity at Azure for {registry.authority}; looked at {places}, az login's ~/.azure"
-            raise AuthError(missing, hint=_POD, fatal=True)
-        chosen = max(mine, key=lambda each: each.get("isDefault") is True)
-        accounts, tokens = cache["Account"].values(), cache["RefreshToken"].values()
-        who = [each["home_account_id"] for each in accounts if each["username"] == chosen["user"]["name"]]
-        ours = [each for each in tokens if each["home_account_id"] in who and each["environment"] == authority]
-        secret = max(ours, key=lambda each: int(each["last_modification_time"]))["secret"]
+        mine = [one for one in profile.get("subscriptions", ()) if one["environmentName"] == cloud]
+        if not mine: raise AuthError(f"no identity at Azure for {wanted}, az login's ~/.azure", hint=_POD, fatal=True)
+        own = max(mine, key=lambda one: one.get("isDefault") is True)
+        who = [one["home_account_id"] for one in cache["Account"].values() if one["username"] == own["user"]["name"]]
+        ours = [one for one in cache["RefreshToken"].values() if one["home_account_id"] in who
+            and one["environment"] == host]
+        secret = max(ours, key=lambda one: int(one["last_modification_time"]))["secret"]
         fields = (("grant_type", "refresh_token"), ("client_id", _COMMAND_LINE), ("refresh_token", secret))
-        return _Source("az login", _endpoint(authority, chosen["tenantId"]), fields, _KEYRING, secret)
+        return _Source("az login", f"https://{host}/{quote(own['tenantId'])}/oauth2/v2.0/token", fields, _KEYRING,
+            secret)
     except (LookupError, TypeError, ValueError, AttributeError, RecursionError):
         raise AuthError("az login has left no token in its files", hint=_KEYRING, fatal=True) from None
 async def _token(machine: Machine, source: _Source, audiences: list[str]) -> str:
@@ -127,7 +113,7 @@ async def _token(machine: Machine, source: _Source, audiences: list[str]) -> str
     return await _token(machine, source, audiences[1:])
 async def _ask(machine: Machine, source: _Source, wanted: str) -> str:
     """Do one exchange; RegistryError when it may be repeated, AuthError with the other end's words (6.2)."""
-    form, kind = urlencode(source.fields), [("Content-Type", "application/x-www-form-urlencoded")]
+    form, kind = urlencode([*filter(all, source.fields)]), [("Content-Type", "application/x-www-form-urlencoded")]
     status, told, body = await (machine.fetch("GET", f"{source.url}?{form}", [*source.headers], b"", _GIVEN_WITHIN)
         if source.headers else machine.fetch("POST", source.url, kind, form.encode()))
     try: value = json.loads(body)[wanted] if status == 200 else None

@@ -14,7 +14,7 @@ from typing import NamedTuple, Protocol
 from _regsync.config import Registry
 from _regsync.errors import AuthError, clean
 from _regsync.fields import is_loopback
-__all__ = ["Answer", "Credential", "Fetch", "Login", "Machine", "Pair", "find_credential"]
+__all__ = ["Answer", "Credential", "Fetch", "Login", "Machine", "Pair", "find_credential", "life_of"]
 
 Read = Callable[[str], bytes | None]
 Pair = tuple[str, str]
@@ -57,6 +57,12 @@ class Machine(NamedTuple):
     read: Read
     wall: Callable[[], float]
     fetch: Fetch
+def life_of(token: str, now: float) -> float | None:
+    """Return a JWT's seconds, by its issuer's clock where it tells, as ours may be wrong; None where it does not."""
+    try:
+        claims = json.loads(b64decode(token.split(".")[1] + "==", "-_"))
+        return float(claims["exp"]) - float(claims.get("iat", now))
+    except (ValueError, TypeError, LookupError, OverflowError, RecursionError): return None
 def find_credential(registry: Registry, *, environ: Mapping[str, str], home: str | None, read: Read,
         repository: str | None = None) -> tuple[Credential | None, list[str]]:
     """Find what to log in with (None: anonymous), and where it looked; AuthError for a source that cannot be used."""

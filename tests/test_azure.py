@@ -183,7 +183,7 @@ SOURCES: dict[str, tuple[Source, str, int]] = {
     "secret": (by_secret, "AZURE_CLIENT_SECRET", 1),
     "file": (by_file, "AZURE_FEDERATED_TOKEN_FILE", 1),
     "service": (by_service, "IDENTITY_ENDPOINT", 1),
-    "machine": (by_machine, "the metadata service at 169.254.169.254", 2),
+    "machine": (by_machine, "the metadata service 169.254.169.254", 2),
     "command-line": (by_command_line, "az login", 2),
 }
 
