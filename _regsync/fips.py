@@ -7,7 +7,7 @@ Follows design.md section 11, protocol-facts.md section 8.3.
 """
 from __future__ import annotations
 from _regsync import FIPS_BUILD
-__all__ = ["DIGEST_HEX_LENGTHS", "gate_state", "hash_hex", "new_hash"]
+__all__ = ["DIGEST_HEX_LENGTHS", "gate_state", "hash_hex", "hmac_bytes", "name_hash", "new_hash"]
 
 # typing's constant without typing, which costs `version` a third of its time.
 TYPE_CHECKING = False
@@ -25,6 +25,14 @@ def new_hash(algorithm: str, data: bytes | bytearray | memoryview = b"") -> _Has
 def hash_hex(algorithm: str, data: bytes | bytearray | memoryview) -> str:
     """Return the hexadecimal digest of `data`; ValueError as `new_hash`."""
     return new_hash(algorithm, data).hexdigest()
+def hmac_bytes(key: bytes, data: bytes) -> bytes:
+    """Return the HMAC of `data` by SHA-256."""
+    import hmac
+    return hmac.digest(key, data, "sha256")
+def name_hash(text: str) -> str:
+    """Return the SHA-1 by which another program has named a file; it secures nothing."""
+    import hashlib
+    return hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
 def gate_state() -> str:
     """Say in a few words whether the FIPS gate holds, for `regsync version`."""
     if FIPS_BUILD: return "FIPS gate: not in this version; cryptography is the host's OpenSSL, unchecked"

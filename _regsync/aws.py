@@ -1,0 +1,248 @@
+"""Logging in to ECR by the identity that AWS gave to this machine.
+
+Owns: SigV4, the names of AWS's services, its chain of credentials, GetAuthorizationToken. May not know: challenges,
+sockets, files (`Machine` has them). Invariant: a secret goes to AWS's own names or to a metadata service, never into a
+message; a source that is named or broken is an error, never a reason to try the next. Keys are a Credential: access
+key, secret, session. Follows protocol-facts.md section 4 (all numbers here), 9.2 (R8, R19: nothing is written back).
+"""
+from __future__ import annotations
+import configparser
+import json
+import re
+import time
+from base64 import b64decode
+from math import inf
+from typing import Any
+from urllib.parse import parse_qsl, quote, urlencode, urlsplit
+import anyio
+from _regsync.config import Registry
+from _regsync.credentials import Credential, Login, Machine, Pair
+from _regsync.errors import AuthError, ConfigError, WireError, clean
+from _regsync.fips import hash_hex, hmac_bytes, name_hash
+__all__ = ["endpoint", "log_in", "present", "sign"]
+
+# Section 4.1: how a partition's regions begin, its suffix, that of its dual-stack APIs; the last has all others.
+_PARTITIONS = (("us-gov-", "amazonaws.com", "api.aws"), ("cn-", "amazonaws.com.cn", "api.amazonwebservices.com.cn"),
+    ("eusc-", "amazonaws.eu", "api.amazonwebservices.eu"), ("us-iso-", "c2s.ic.gov", "api.aws.ic.gov"),
+    ("us-isob-", "sc2s.sgov.gov", "api.aws.scloud"), ("eu-isoe-", "cloud.adc-e.uk", "api.cloud-aws.adc-e.uk"),
+    ("us-isof-", "csp.hci.ic.gov", "api.aws.hci.ic.gov"), ("", "amazonaws.com", "api.aws"))
+_RELATIVE, _FULL = (f"AWS_CONTAINER_CREDENTIALS_{kind}_URI" for kind in ("RELATIVE", "FULL"))
+_IDENTITY, _PROFILES = "AWS_WEB_IDENTITY_TOKEN_FILE", ("AWS_DEFAULT_PROFILE", "AWS_PROFILE")
+_AGENTS = (
+    r"https://.+|http://(?:localhost|127(?:\.\d+){3}|169\.254\.170\.23?|\[(?:::1|fd00:ec2::23)\])(?::\d+)?(?:/.*)?")
+def sign(keys: Credential, method: str, url: str, headers: list[Pair], body: bytes, service: str, region: str,
+        now: float) -> list[Pair]:
+    """Return a request's headers with its date, the keys' session and the signature over all of them (4.4)."""
+    parts, date = urlsplit(url), time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(now))
+    scope, session = f"{date[:8]}/{region}/{service}/aws4_request", keys.identity_token
+    sent = [*headers, ("X-Amz-Date", date), *([("X-Amz-Security-Token", session)] if session else [])]
+    signed = sorted((name.lower(), " ".join(value.split())) for name, value in [("host", parts.netloc), *sent])
+    query = sorted((quote(name, "~"), quote(value, "~")) for name, value in parse_qsl(parts.query, True))
+    names, lines = ";".join(name for name, _ in signed), [f"{name}:{value}" for name, value in signed]
+    canonical = "\n".join((method, quote(parts.path, "/~") or "/", "&".join(map("=".join, query)), *lines, "", names,
+        hash_hex("sha256", body)))
+    text = "\n".join(("AWS4-HMAC-SHA256", date, scope, hash_hex("sha256", canonical.encode())))
+    key = f"AWS4{keys.password}".encode()
+    for part in (*scope.split("/"), text): key = hmac_bytes(key, part.encode())
+    proof = f"Credential={keys.username}/{scope}, SignedHeaders={names}, Signature={key.hex()}"
+    return [*sent, ("Authorization", f"AWS4-HMAC-SHA256 {proof}")]
+def endpoint(service: str, region: str, fips: bool = False, dual: bool = False) -> str:
+    """Return the host of `ecr`, `ecr-public`, `sts`, `portal.sso` or `oidc` in a region (4.2)."""
+    start, suffix, dual_suffix = next(row for row in _PARTITIONS if region.startswith(row[0]))
+    registry = service.startswith("ecr") and not dual
+    # The SDKs' rule has `api.ecr-fips` everywhere; documented, in the two common partitions, is `ecr-fips`.
+    api = "api." if registry and not (fips and service == "ecr" and suffix == "amazonaws.com") else ""
+    fips = fips and (registry or dual or start != "us-gov-")  # GovCloud's others are FIPS under their plain names
+    return f"{api}{service}{'-fips' if fips else ''}.{region}.{dual_suffix if dual else suffix}"
+def present(machine: Machine) -> bool:
+    """Say whether a variable or a file of the chain offers an identity; asks nobody."""
+    if any(map(machine.environ.get, ("AWS_ACCESS_KEY_ID", _IDENTITY, _RELATIVE, _FULL, *_PROFILES))): return True
+    try:
+        return bool(_Chain(machine, None).profile.keys() - {"region", "output"})  # which are about no identity
+    except (AuthError, ConfigError):
+        return True  # `log_in` says what is wrong with the file
+async def log_in(machine: Machine, registry: Registry, *, guessed: bool) -> Login | None:
+    """Get a password for ECR or ECR Public (4.3): by the whole chain; `guessed`: by IMDS alone, None if it is mute, and
+    nobody's login if this machine's role knows nothing of public images."""
+    public, service = registry.kind == "ecr_public", registry.kind.replace("_", "-")
+    # The kind was decided by the whole name, or is the configuration's word for another.
+    found = re.match(r"[0-9]{12}\.dkr[.-]ecr(-fips)?\.([a-z0-9-]+)\.(on\.aws)?", registry.host)
+    chain = _Chain(machine, registry.cloud_profile)
+    chain.region = "us-east-1" if public else found[2] if found else chain.sts_region or ""
+    keys = await (chain.instance() if guessed else chain.keys())
+    if keys is None and guessed: return None
+    if keys is None:
+        hint = "give this machine or container a role, set AWS_PROFILE or AWS_ACCESS_KEY_ID with AWS_SECRET_ACCESS_KEY"
+        raise _error(f"no AWS credentials for {registry.host}; looked at {', '.join(chain.looked)}", hint)
+    target = "SpencerFrontendService" if public else "AmazonEC2ContainerRegistry_V20150921"
+    kind = [("Content-Type", "application/x-amz-json-1.1"), ("X-Amz-Target", f"{target}.GetAuthorizationToken")]
+    if found: chain.fips, chain.dual = chain.fips or bool(found[1]), chain.dual or bool(found[3])
+    more = " and sts:GetServiceBearerToken, or use auth_type: anonymous" if public else ""
+    chain.hint = f"allow this identity {service}:GetAuthorizationToken{more}"
+    try:
+        given = await chain.ask(service, chain.region, kind, b"{}", keys=keys)
+        user, password = b64decode(given["authorizationToken"], validate=True).decode("ascii").split(":", 1)
+        return Login(Credential(user, password, origin=keys.origin), float(given.get("expiresAt", inf)))
+    except (TypeError, LookupError, ValueError): raise _error(f"{service} answered without a usable token") from None
+    except AuthError:
+        if not (guessed and public): raise
+        return Login(Credential(), inf)
+def _error(message: str, hint: str | None = None) -> AuthError: return AuthError(message, hint=hint, fatal=True)
+def _document(text: str) -> dict[str, Any]:
+    """Read what an answer says at any depth, where names differ: JSON, or the XML of STS, without entities."""
+    found = dict[str, Any]()
+    try: json.loads(text, object_pairs_hook=found.update)
+    except (ValueError, RecursionError): found.update(re.findall(r"<(\w+)>([^<]*)</\1>", text))
+    return found
+def _keys(document: dict[str, Any], origin: str) -> Credential:
+    """Read keys as any of the sources writes them."""
+    given = {re.sub("^aws|_", "", name.lower()): str(value) for name, value in document.items() if value}
+    session = given.get("sessiontoken") or given.get("token") or ""
+    if "accesskeyid" in given and "secretaccesskey" in given:
+        return Credential(given["accesskeyid"], given["secretaccesskey"], session, origin=origin)
+    said = given.get("message") or given.get("code") or "the key or its secret is missing"
+    raise _error(f"{origin} gives no AWS credentials: {clean(said, 200)}")
+
+class _Chain:
+    """One walk along the sources of 4.5; `looked` says where it has been, `hint` what may help where it is."""
+    def __init__(self, machine: Machine, cloud_profile: str | None) -> None:
+        self._machine, self._get, self._alone = machine, machine.environ.get, cloud_profile
+        self.looked, self.region, self.hint, self._files = list[str](), "", "", list[str]()
+        self._sections = dict[str, dict[str, str]]()
+        for variable, file in (("AWS_CONFIG_FILE", "config"), ("AWS_SHARED_CREDENTIALS_FILE", "credentials")):
+            self._files.append(path := self._get(variable) or f"~/.aws/{file}")
+            parser = configparser.RawConfigParser(default_section="")
+            try: parser.read_string(self._read(path))
+            except configparser.Error:  # whose own words quote the line
+                raise _error(f"{path} is not a file of profiles as AWS's programs read it") from None
+            for name in parser.sections():
+                whole = file == "config" and name != "default"
+                key = re.sub(r"""\s+["']?|["']$""", " ", name).strip() if whole else f"profile {name}"
+                self._sections.setdefault(key, {}).update(parser.items(name))
+        self._named = next(filter(None, (cloud_profile, *map(self._get, _PROFILES))), None)
+        self.profile = self._sections.get(f"profile {self._named or 'default'}", {})
+        self.fips, self.dual = (self._is_set(f"AWS_USE_{name}_ENDPOINT") for name in ("FIPS", "DUALSTACK"))
+        region = self._get("AWS_REGION") or self._get("AWS_DEFAULT_REGION") or self.profile.get("region")
+        self.sts_region = "us-east-1" if region == "aws-global" else region
+    def _is_set(self, name: str) -> bool:
+        return (self._get(name) or self.profile.get(name[4:].lower(), "")).lower() == "true"
+    def _read(self, path: str, why: str = "") -> str:
+        data = self._machine.read(re.sub("^~(?=/)", lambda _: self._machine.home or "~", path)) or b""
+        if why and not data: raise _error(f"{why}: {clean(path)} is missing or empty", self.hint)
+        return data.decode("utf-8", "replace")
+    async def ask(self, service: str, region: str, headers: list[Pair], body: bytes = b"", path: str = "/",
+            keys: Credential | None = None, secret: str = "") -> dict[str, Any]:
+        """Do one exchange with a service of AWS, or (its `path` a URL) with a container's; three times at most."""
+        if service and not re.fullmatch("[a-z0-9-]+", region): raise _error(f"no region: {region!r}", "set AWS_REGION")
+        url = f"https://{endpoint(service, region, self.fips, self.dual)}{path}" if service else path
+        method, trouble, seconds = "POST" if body else "GET", "", None if service else 2.0
+        for pause in (1.0, 1.0, 0.0):
+            now, sent = self._machine.wall(), headers
+            if keys: sent = sign(keys, method, url, headers, body, service, region, now)
+            try: status, answered, content = await self._machine.fetch(method, url, sent, body, seconds)
+            except WireError as error: trouble = error.message
+            else:
+                told = _document(content.decode("utf-8", "replace"))
+                if status == 200 and told: return told
+                name = str(told.get("__type") or answered.get("x-amzn-errortype") or told.get("Code") or "")
+                trouble = f"{status} {name} {told.get('message') or told.get('Message') or ''}"
+                if service and 400 <= status < 500 and status != 429 and not re.search("Throttl|TooMany|IDPComm", name):
+                    break
+            await anyio.sleep(pause)
+        trouble = clean((keys or Credential()).redact(trouble).replace(secret or "\0", "***"), 300)
+        raise _error(f"{keys.origin if keys else 'no keys'}: {url.split('/')[2]} refuses: {trouble}", self.hint)
+    async def keys(self) -> Credential | None:
+        """Return the first keys that there are; a profile that the configuration names stands for all sources."""
+        if self._alone: return await self._of_profile(self._alone)
+        if keys := await self._own(): return keys
+        self.looked.append(_IDENTITY)
+        names = ("role_arn", "role_session_name", "web_identity_token_file")
+        given = {name: self._get(f"AWS_{name.upper()}", "") for name in names}
+        if self._get(_IDENTITY): return await self._assume(given, _IDENTITY)
+        return await self._of_profile(self._named or "default") or await self._container() or await self.instance()
+    async def _own(self) -> Credential | None:
+        self.looked.append("AWS_ACCESS_KEY_ID")
+        names = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")
+        return _keys({name: self._get(name) for name in names}, names[0]) if self._get(names[0]) else None
+    async def _assume(self, given: dict[str, str], origin: str, keys: Credential | None = None) -> Credential:
+        role, token = given.get("role_arn", ""), "" if keys else self._read(given["web_identity_token_file"], origin)
+        if not role: raise _error(f"{origin}: AWS_ROLE_ARN or role_arn is missing")
+        session, more = given.get("role_session_name") or f"regsync-{self._machine.wall():.0f}", given if keys else {}
+        form = [("Action", "AssumeRole" if keys else "AssumeRoleWithWebIdentity"), ("Version", "2011-06-15"),
+            ("RoleArn", role), ("RoleSessionName", session), ("WebIdentityToken", token.strip()),
+            ("ExternalId", more.get("external_id")), ("DurationSeconds", more.get("duration_seconds"))]
+        kind, body = "application/x-www-form-urlencoded; charset=utf-8", urlencode([pair for pair in form if pair[1]])
+        origin, self.hint = f"role {clean(role, 200)} ({origin})", "check the role's name, and who may assume it"
+        return _keys(await self.ask("sts", self.sts_region or self.region, [("Content-Type", kind)], body.encode(),
+            keys=keys, secret=token.strip()), origin)
+    async def _of_profile(self, name: str, *way: str) -> Credential | None:
+        """Follow a profile; `way`: those whose source it is. It has to give keys then, and where it alone counts."""
+        profile, origin = self._sections.get(f"profile {name}"), f"profile {clean(name, 60)!r}"
+        self.looked.append(f"{origin} in {' and '.join(self._files)}")
+        if profile is None and not way and not self._named: return None
+        if profile is None: raise _error(f"there is no {self.looked[-1]}", "`aws configure list-profiles` shows them")
+        static, by_token = "aws_access_key_id" in profile, "web_identity_token_file" in profile
+        if "role_arn" in profile and not by_token and not (way and static):
+            source, other = profile.get("source_profile"), profile.get("credential_source", "")
+            others = {"EcsContainer": self._container, "Ec2InstanceMetadata": self.instance, "Environment": self._own}
+            if name in way: raise _error(f"{origin} is its own source: {clean(' -> '.join((*way, name)))}")
+            if "mfa_serial" in profile: raise _error(f"{origin} has mfa_serial, and nobody is here to type a code")
+            if bool(source) == bool(other) or not (source or other in others):
+                raise _error(f"{origin} needs either source_profile or credential_source ({', '.join(others)})")
+            keys = await (self._of_profile(source, *way, name) if source else others[other]())
+            if keys: return await self._assume(profile, origin, keys)
+            raise _error(f"{origin}: its credential_source gives nothing: {self.looked[-1]}")
+        if by_token: return await self._assume(profile, origin)
+        if "sso_account_id" in profile or "sso_role_name" in profile: return await self._of_sso(profile, origin)
+        if static: return _keys(profile, origin)
+        if unable := {"login_session", "credential_process"} & profile.keys():
+            raise _error(f"{origin} has {unable.pop()}, which needs another program, and this one starts none",
+                "set the variables that `aws configure export-credentials` prints")
+        if way or self._alone: raise _error(f"{origin} has no credentials")
+        return None
+    async def _of_sso(self, profile: dict[str, str], origin: str) -> Credential:
+        session, soon = profile.get("sso_session", ""), time.gmtime(self._machine.wall() + 60)
+        given = {**profile, **self._sections.get(f"sso-session {session}", {})}
+        names = ("sso_start_url", "sso_region", "sso_account_id", "sso_role_name")
+        lacking = [name for name in names if not given.get(name) or profile.get(name, given[name]) != given[name]]
+        if lacking: raise _error(f"{origin}: missing, or not as its sso-session has it: {', '.join(lacking)}")
+        start, region, account, role = map(given.__getitem__, names)
+        self.hint, query = f"run `aws sso login` for {origin}", urlencode({"role_name": role, "account_id": account})
+        cached = _document(self._read(f"~/.aws/sso/cache/{name_hash(session or start)}.json", origin))
+        if str(cached.get("expiresAt"))[:19] < time.strftime("%Y-%m-%dT%H:%M:%S", soon):  # UTC both: sorts as text
+            form = {name: cached.get(name) for name in ("clientId", "clientSecret", "refreshToken")}
+            if not session or not all(form.values()): raise _error(f"{origin}: its SSO login has expired", self.hint)
+            body, kind = json.dumps({**form, "grantType": "refresh_token"}), [("Content-Type", "application/json")]
+            cached = await self.ask("oidc", region, kind, body.encode(), "/token", secret=str(form["refreshToken"]))
+        token = str(cached.get("accessToken"))
+        return _keys(await self.ask("portal.sso", region, [("x-amz-sso_bearer_token", token)], secret=token,
+            path=f"/federation/credentials?{query}"), origin)
+    async def _container(self) -> Credential | None:
+        what = _RELATIVE if self._get(_RELATIVE) else _FULL
+        self.looked.append(what)
+        if not (url := self._get(what)): return None
+        url = f"http://169.254.170.2{url}" if what == _RELATIVE else url
+        if not re.fullmatch(_AGENTS, url):
+            raise _error(f"{what}: {clean(url, 100)} is neither https nor an agent's address")
+        path = self._get("AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE")
+        token = self._read(path, what) if path else self._get("AWS_CONTAINER_AUTHORIZATION_TOKEN") or ""
+        self.hint, login = f"{what} leads there", [("Authorization", token)] if token else []
+        return _keys(await self.ask("", "", login, path=url, secret=token), what)
+    async def instance(self) -> Credential | None:
+        """Ask IMDSv2 for the keys of this machine's role."""
+        mode = (self._get("AWS_EC2_METADATA_SERVICE_ENDPOINT_MODE") or "").lower()
+        base = "http://[fd00:ec2::254]" if mode == "ipv6" else "http://169.254.169.254"
+        base = (self._get("AWS_EC2_METADATA_SERVICE_ENDPOINT") or base).rstrip("/")
+        login, role, at = (("x-aws-ec2-metadata-token-ttl-seconds", "21600"), "", "meta-data/iam/security-credentials/")
+        self.looked.append(f"the EC2 metadata service at {clean(base, 100)}")
+        try:
+            if self._is_set("AWS_EC2_METADATA_DISABLED"): raise WireError("AWS_EC2_METADATA_DISABLED")
+            for path in ("api/token", at, at):
+                method, url = "GET" if path == at else "PUT", f"{base}/latest/{path}{role}"
+                status, _, body = await self._machine.fetch(method, url, [login], b"", 1.0)
+                if status != 200: raise WireError(f"status {status}")
+                if path == at: role = quote(body.split(b"\n")[0])
+                else: login = ("x-aws-ec2-metadata-token", body.decode("latin-1"))
+            return _keys(_document(body.decode("utf-8", "replace")), self.looked[-1])
+        except WireError as error: self.looked[-1] += f" ({clean(error.message, 150)})"
+        return None
