@@ -119,7 +119,7 @@ class Authenticator:
         self._fetch, self._now, self._wall = fetch, now, wall
         # How credentials get here, and what may help where the registry does not let us do what we ask.
         self.login = f"log in with a container client (docker login {self._name}), or configure auth_type: basic"
-        self.chain, self._shown = credential if isinstance(credential, Chain) else None, deque[Credential](maxlen=16)
+        self.chain, self._shown = credential if isinstance(credential, Chain) else None, deque[Credential](maxlen=256)
         self.proven = False  # whether a request with this login was let in
         self._take(None if isinstance(credential, Chain) else credential)
         self._challenge: Challenge | None = None
@@ -158,7 +158,7 @@ class Authenticator:
     def redact(self, text: str) -> str:
         """Take the secrets out of a text that a server sent."""
         for token in self._tokens.values(): text = text.replace(token.value, "***")
-        for shown in self._shown: text = shown.redact(text)
+        for shown in (self.credential, *self._shown): text = shown.redact(text)
         return text
     def declare(self, repository: str, actions: str) -> None:
         """Say that this run uses a repository; tokens will cover it as far as rule 2 allows."""
@@ -226,6 +226,7 @@ class Authenticator:
         elif scope and (alien or lacking): self._worded[repository, actions] = scope
         if held is not None:
             del self._tokens[frozenset(held.scopes.items())]
+            self._shown.append(Credential(registry_token=held.value))  # and the answer may repeat it
             # "Some registries only look at the first scope": refused before its time, and not as invalid.
             early = self._is_live(held, True) and given.error != "invalid_token"
             alien = alien or (held.wide and (lacking or early))

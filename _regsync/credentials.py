@@ -12,7 +12,7 @@ from base64 import b64decode, b64encode
 from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple, Protocol
 from _regsync.config import Registry
-from _regsync.errors import AuthError, clean
+from _regsync.errors import AuthError, ConfigError, clean
 from _regsync.fields import is_loopback
 __all__ = ["Answer", "Credential", "Fetch", "Login", "Machine", "Pair", "find_credential", "life_of"]
 
@@ -102,7 +102,7 @@ def _files(environ: Mapping[str, str], home: str | None, read: Read) -> Iterator
             below(home, ".dockercfg")):
         try:
             if path: yield path, read(path)
-        except OSError as error: raise AuthError(f"{path} cannot be read: {error.strerror}", fatal=True) from error
+        except ConfigError as error: raise AuthError(error.message, fatal=True) from error
 def _look_up(place: str, text: bytes, registry: Registry, repository: str | None) -> Credential | None:
     """Find a registry in one credential file (protocol-facts.md sections 3.2 to 3.4)."""
     legacy = place.endswith(".dockercfg")
@@ -129,6 +129,9 @@ def _look_up(place: str, text: bytes, registry: Registry, repository: str | None
         # `docker login` leaves an empty entry for what the store has; without one, it has nothing (nativeStore.Store).
         section, program = "credsStore", document.get("credsStore")
         if not program or not (keys or registry.auth_type is not None): return None
+    # What a cloud's helper does, its kind's own chain does, which comes next (protocol-facts.md section 3.4).
+    own = "ecr(_public)? ecr-login|g[ac]r (gcloud|gcr)|acr acr-(env|linux)"
+    if registry.auth_type is None and re.fullmatch(own, f"{registry.kind} {program}"): return None
     helper = f"credential helper docker-credential-{clean(str(program), 40)} ({section})"
     raise AuthError(
         f"{place} delegates {registry.authority} to the {helper}, and this program starts no other programs",

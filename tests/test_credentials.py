@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from _regsync.config import Registry
 from _regsync.credentials import Credential, find_credential
-from _regsync.errors import AuthError
+from _regsync.errors import AuthError, ConfigError
 from _regsync.providers import kind_of
 
 HOME = "/home/someone"
@@ -265,7 +265,7 @@ def test_a_broken_file_is_an_error_that_names_it_and_shows_nothing_of_it(content
 
 def test_an_unreadable_file_is_an_error_that_names_it() -> None:
     def read(path: str) -> bytes | None:
-        raise PermissionError(13, "Permission denied")
+        raise ConfigError(f"{path} cannot be read: Permission denied")
 
     with pytest.raises(AuthError, match=r"config\.json cannot be read: Permission denied"):
         find_credential(registry(), environ={}, home=HOME, read=read)
@@ -300,6 +300,27 @@ def test_a_credential_helper_is_named_and_never_run(document: object, method: st
         assert part in caught.value.message
     assert "auth_type: basic" in (caught.value.hint or "")
     assert caught.value.fatal
+
+
+@pytest.mark.parametrize(
+    ("host", "program"),
+    [
+        ("123456789012.dkr.ecr.eu-west-1.amazonaws.com", "ecr-login"),
+        ("public.ecr.aws", "ecr-login"),
+        ("gcr.io", "gcloud"),
+        ("europe-docker.pkg.dev", "gcr"),
+        ("mine.azurecr.io", "acr-env"),
+    ],
+)
+def test_a_clouds_own_helper_is_built_in(host: str, program: str) -> None:
+    document = {"credHelpers": {host: program}}
+    assert find(registry(host), {DOCKER: document}) is None
+    with pytest.raises(AuthError, match=f"docker-credential-{program}"):
+        find(registry(host, auth_type="docker_config"), {DOCKER: document})
+    with pytest.raises(AuthError, match="docker-credential-pass"):
+        find(registry(host), {DOCKER: {"credHelpers": {host: "pass"}}})
+    with pytest.raises(AuthError, match=f"docker-credential-{program}"):
+        find(registry(), {DOCKER: {"credHelpers": {"registry.example": program}}})
 
 
 def test_an_entry_beside_a_store_is_used() -> None:
