@@ -230,17 +230,6 @@ class Discovery:
             self._kept_bytes -= self._recent.pop(oldest)
             self._manifests.pop(oldest, None)
         return manifest
-    async def _children(self, source: Repository, top: str, entries: Iterable[oci.Descriptor],
-            below: dict[str, Manifest]) -> tuple[Manifest, ...]:
-        """Fetch entries of an index into `below`, which holds what is there of the image already."""
-        wanted = {entry.digest: entry for entry in entries if entry.digest not in below}
-        size = sum(each.size for each in wanted.values()) + sum(each.size for each in below.values())
-        if len(below) + len(wanted) > _MOST_BELOW or size > _LARGEST_TREE:
-            large = f"the index comes to more than {_MOST_BELOW} manifests or {_LARGEST_TREE} bytes of them"
-            raise ContentError(large).located(Side.SOURCE, "read", source.reference(top))
-        found = await together(partial(self.manifest, source, each.digest, each) for each in wanted.values())
-        below.update(zip(wanted, found, strict=True))
-        return tuple(found)
     async def below(self, mapping: MappingRule, sighting: Sighting) -> list[str]:
         """Return the digests below an image's index that referrers may hang on: no attestations, no trimmed indexes."""
         source, tree = sighting.source, sighting.tree
@@ -272,12 +261,18 @@ class Discovery:
             text = f"{source}: the index is trimmed to its platforms, its digest at the target is "
             self.say("info", "index_trimmed", text + trimmed.manifest.digest)
         return trimmed.manifest, {each.manifest.digest: each.manifest for each in trimmed.nested.values()}
-    async def _tree(self, source: Repository, top: str, root: Manifest, fetched: dict[str, Manifest],
+    async def _tree(self, source: Repository, top: str, root: Manifest, at_hand: dict[str, Manifest],
             is_there: Callable[[oci.Descriptor], bool]) -> plan.Tree:
-        """Fetch everything below the root that is not at hand yet, nor there, level by level."""
-        level = (root, *fetched.values())
-        for _ in range(oci.MAX_INDEX_DEPTH + 1):
-            entries = {entry.digest: entry for each in level for entry in each.children}
-            lacking = [entry for entry in entries.values() if not is_there(entry)]
-            level = await self._children(source, top, lacking, fetched)
-        with source.located("read", source.reference(top)): return plan.grow(root, fetched, top)
+        """Fetch everything below the root that is neither at hand yet nor there, level by level."""
+        level = [root, *at_hand.values()]
+        with source.located("read", source.reference(top)):
+            for _ in range(oci.MAX_INDEX_DEPTH + 1):
+                entries = {entry.digest: entry for each in level for entry in each.children}
+                lacking = [each for each in entries.values() if each.digest not in at_hand and not is_there(each)]
+                size = sum(each.size for each in at_hand.values()) + sum(each.size for each in lacking)
+                if len(at_hand) + len(lacking) > _MOST_BELOW or size > _LARGEST_TREE:
+                    large = f"more than {_MOST_BELOW} manifests or {_LARGEST_TREE} bytes of them"
+                    raise ContentError(f"the index comes to {large}")
+                level = await together(partial(self.manifest, source, each.digest, each) for each in lacking)
+                at_hand.update((each.digest, found) for each, found in zip(lacking, level, strict=True))
+            return plan.grow(root, at_hand, top)
