@@ -19,8 +19,10 @@ __all__ = ["log_in", "present"]
 _SECRET, _FILE, _SERVICE = "AZURE_CLIENT_SECRET", "AZURE_FEDERATED_TOKEN_FILE", "IDENTITY_ENDPOINT"
 _METADATA, _MACHINE = "http://169.254.169.254/metadata/identity/oauth2/token", "the metadata service 169.254.169.254"
 _ASSERTION = ("client_assertion_type", "urn:ietf:params:oauth:client-assertion-type:jwt-bearer")
-_PRESENT_WITHIN, _GIVEN_WITHIN, _COMMAND_LINE = 1.0, 30.0, "04b07795-8ddb-461a-bbee-02f9e1bf7b46"  # its client id
-_ROLE = "AZURE_CLIENT_ID chooses an identity, to which the cloud's operator grants AcrPull (at targets AcrPush)"
+_PRESENT_WITHIN, _GIVEN_WITHIN, _STILL_GOOD = 1.0, 30.0, 300.0
+_COMMAND_LINE = "04b07795-8ddb-461a-bbee-02f9e1bf7b46"  # its client id
+_ROLE = ("AZURE_CLIENT_ID chooses an identity, to which the cloud's operator grants AcrPull (at targets AcrPush); for "
+    "public images use auth_type: anonymous")
 _POD = ("in Kubernetes the service account needs the annotation azure.workload.identity/client-id, the pod the label "
     f'azure.workload.identity/use: "true"; elsewhere set {_SECRET}, or run az login; {_ROLE}')
 _KEYRING = "run az login again as a user (a keyring? before it, az config set core.encrypt_token_cache=false)"
@@ -47,7 +49,8 @@ async def log_in(machine: Machine, registry: Registry, *, guessed: bool) -> Logi
     looked, source = [_SECRET, _FILE, _SERVICE, _MACHINE], None if guessed else _named(machine, authority)
     source = source or await _of_machine(machine, audiences, looked)
     if source is None and guessed: return None
-    source = source or _signed_in(machine, f"{registry.authority}; looked at {', '.join(looked)}", cloud, authority)
+    source = source or _signed_in(machine, f"{registry.authority}; looked at {', '.join(looked)}", cloud, authority,
+        audiences[0])
     token = await _token(machine, source, audiences) if source.url else source.secret
     fields = (("grant_type", "access_token"), ("service", registry.host), ("access_token", token))
     url = f"{registry.scheme}://{registry.authority}/oauth2/exchange"
@@ -87,17 +90,21 @@ async def _of_machine(machine: Machine, wanted: list[str], looked: list[str]) ->
     return None
 def _session(machine: Machine, name: str) -> bytes:
     return machine.read(f"{machine.environ.get('AZURE_CONFIG_DIR', f'{machine.home}/.azure')}/{name}.json") or b"{}"
-def _signed_in(machine: Machine, wanted: str, cloud: str, host: str) -> _Source:
-    """Find the newest refresh token of the command line's session in a cloud (6.4); its files are never written."""
+def _signed_in(machine: Machine, wanted: str, cloud: str, host: str, audience: str) -> _Source:
+    """Find a token of the command line's session in a cloud (6.4), whose files are never written."""
     try:
         profile, cache = (json.loads(_session(machine, name)) for name in ("azureProfile", "msal_token_cache"))
         mine = [one for one in profile.get("subscriptions", ()) if one["environmentName"] == cloud]
         if not mine: raise AuthError(f"no identity at Azure for {wanted}, az login's ~/.azure", hint=_POD, fatal=True)
         own = max(mine, key=lambda one: one.get("isDefault") is True)
         who = [one["home_account_id"] for one in cache["Account"].values() if one["username"] == own["user"]["name"]]
-        ours = [one for one in cache["RefreshToken"].values() if one["home_account_id"] in who
-            and one["environment"] == host]
-        secret = max(ours, key=lambda one: int(one["last_modification_time"]))["secret"]
+        held = [[one for one in cache[kind].values() if one["home_account_id"] in who and one["environment"] == host]
+            for kind in ("AccessToken", "RefreshToken")]
+        for one in held[0]:
+            fits = one["realm"] == own["tenantId"] and one["target"].startswith(f"https://{audience}/")
+            if fits and float(one["expires_on"]) > machine.wall() + _STILL_GOOD:
+                return _Source("az login", "", (), "", one["secret"])
+        secret = max(held[1], key=lambda one: int(one["last_modification_time"]))["secret"]
         fields = (("grant_type", "refresh_token"), ("client_id", _COMMAND_LINE), ("refresh_token", secret))
         return _Source("az login", f"https://{host}/{quote(own['tenantId'])}/oauth2/v2.0/token", fields, _KEYRING,
             secret)

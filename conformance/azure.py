@@ -299,6 +299,7 @@ class Exchange(TokenService):
         self.refresh_life: float = options.pop("refresh_life", 10_800)
         self.refusal = 401
         self.revoked: set[str] = set()
+        self._written: list[str] = []
         # No expires_in in the answers: the JWT tells.
         fixed = {"path": "/oauth2/token", "field": "access_token", "jwt": True, "expires_in": None, "lifetime": 4500}
         super().__init__(users, **{**fixed, **options})
@@ -308,7 +309,11 @@ class Exchange(TokenService):
     @property
     def given(self) -> list[str]:
         """All refresh and access tokens that were given."""
-        return [*self._signer.made, *self._tokens]
+        return [*self._signer.made, *self._written]
+
+    def _write(self, user: str | None) -> str:
+        self._written.append(super()._write(user))
+        return self._written[-1]
 
     def answer(self, request: Request) -> Answer | Reception | None:
         """Serve both endpoints at the registry's own origin."""

@@ -33,7 +33,7 @@ from conformance.messages import Request, Response
 from conformance.names import names
 from conformance.personas import Provider, persona
 from conformance.server import run_in_thread
-from tests.ends import Ran, Virtual, document, held, only, tags, virtual
+from tests.ends import Ran, Virtual, basic, document, held, only, tags, virtual
 
 NEW_YEAR = 1767225600.0
 HOME = "/home/someone"
@@ -51,7 +51,11 @@ TENANT = APP.tenant
 
 
 def session(
-    cloud: Cloud = CLOUDS["io"], refresh: str = SECRETS["refresh"], name: str = "me@tenant.test"
+    cloud: Cloud = CLOUDS["io"],
+    refresh: str = SECRETS["refresh"],
+    name: str = "me@tenant.test",
+    token: str = "an-access-token",
+    audience: str = "https://management.core.windows.net/",
 ) -> dict[str, bytes]:
     """Write what the command line leaves behind: the profile as it is documented, the cache by msal itself."""
     cache = msal.SerializableTokenCache()
@@ -61,10 +65,10 @@ def session(
     cache.add(
         {
             "client_id": COMMAND_LINE,
-            "scope": ["https://management.core.windows.net//.default"],
+            "scope": [f"{audience}/.default"],
             "token_endpoint": f"https://{cloud.authority}/{TENANT}/oauth2/v2.0/token",
             "response": {
-                "access_token": "an-access-token-for-the-manager",
+                "access_token": token,
                 "refresh_token": refresh,
                 "expires_in": 3600,
                 "client_info": encode(told).decode().rstrip("="),
@@ -72,7 +76,8 @@ def session(
                 "id_token_claims": who,
                 "foci": "1",
             },
-        }
+        },
+        now=NEW_YEAR,
     )
     subscription = {
         "id": "s1",
@@ -96,6 +101,7 @@ class World:
     environ: dict[str, str] = field(default_factory=dict)
     files: dict[str, bytes] = field(default_factory=dict)
     now: float = NEW_YEAR
+    wall: Callable[[], float] | None = None
     identities: tuple[Identity, ...] = (APP,)
     asked: list[str] = field(default_factory=list)
     forms: list[dict[str, str]] = field(default_factory=list)
@@ -110,7 +116,8 @@ class World:
 
     @property
     def machine(self) -> Machine:
-        return Machine(self.environ, HOME, lambda path: self.files.get(path), lambda: self.now, self.fetch)
+        wall = self.wall or (lambda: self.now)
+        return Machine(self.environ, HOME, lambda path: self.files.get(path), wall, self.fetch)
 
     async def fetch(
         self, method: str, url: str, headers: list[tuple[str, str]], body: bytes, seconds: float | None = None
@@ -518,6 +525,30 @@ async def test_the_newest_refresh_token_of_the_account_is_taken() -> None:
     assert world.forms[1]["refresh_token"] == SECRETS["refresh"]
 
 
+@pytest.mark.parametrize("cloud", sorted(CLOUDS))
+async def test_a_token_that_the_command_line_has_got_is_taken_while_it_is_good(cloud: str) -> None:
+    world = World(CLOUDS[cloud])
+    audience = world.cloud.audiences[0]
+    form = {"grant_type": "refresh_token", "client_id": COMMAND_LINE, "refresh_token": SECRETS["refresh"]}
+    kind = [("content-type", "application/x-www-form-urlencoded")]
+    body = urlencode({**form, "scope": f"{audience}/.default"}).encode()
+    token = world.directory.request("POST", f"/{TENANT}/oauth2/v2.0/token", kind, body).json()["access_token"]
+    files = session(world.cloud, token=token, audience=audience)
+    world.files |= {f"{HOME}/.azure/{name}": text for name, text in files.items()}
+    for seconds, asked in ((3299, 2), (3301, 3)):  # of 3600; the first of them looks for a metadata service
+        world.now = NEW_YEAR + seconds
+        world.asked.clear()
+        assert await world.log_in() is not None
+        assert len(world.asked) == asked
+    changed(
+        world, "msal_token_cache.json", lambda cache: next(iter(cache["AccessToken"].values())).update(realm="other")
+    )
+    world.now = NEW_YEAR
+    world.asked.clear()
+    assert await world.log_in() is not None
+    assert len(world.asked) == 3, "a token for another tenant"
+
+
 async def test_the_directory_of_the_session_is_configurable() -> None:
     world = World(environ={"AZURE_CONFIG_DIR": "/other"})
     world.files |= {f"/other/{name}": text for name, text in session().items()}
@@ -724,7 +755,7 @@ def check_hidden(provider: Provider, *texts: str) -> None:
     assert isinstance(provider.tokens, Exchange)
     assert provider.tokens.directory is not None
     given = [*SECRETS.values(), *provider.tokens.given, *provider.tokens.directory.given]
-    assert len(given) > len(SECRETS) + 2
+    assert len(given) >= len(SECRETS) + 2
     assert not [secret for secret in given for text in texts if secret in text]
 
 
@@ -879,3 +910,58 @@ async def test_a_directory_that_is_not_well_is_asked_again() -> None:
         ran = await sync(world, "app", env=ENV)
         assert (ran.status, len(directory.journal.entries), exchange.exchanges) == (0, 3, 1)
         assert ran.seconds >= 9
+
+
+@pytest.mark.virtual_time
+async def test_nothing_found_stops_the_registry_and_tells_what_a_pod_needs() -> None:
+    async with virtual() as world:
+        provider, exchange, _ = registry_of(world)
+        world.registry("target.test")
+        for name in ("one", "two"):
+            Seed(1).image().load_into(provider, name, tag="v1")
+        ran = await sync(world, "one", "two", auth_type="acr")
+        assert ran.status == 4
+        assert "no identity at Azure for name.azurecr.io; looked at AZURE_CLIENT_SECRET," in ran.err
+        assert "azure.workload.identity/client-id" in ran.err
+        assert {each["error"]["code"] for each in ran.images} == {"AUTH_ERROR"}
+        assert (exchange.exchanges, exchange.requests) == (0, 0)
+
+
+@pytest.mark.virtual_time
+@pytest.mark.parametrize("good", [True, False])
+async def test_what_az_acr_login_leaves_in_the_docker_config_logs_in(good: bool, clean_env: Path) -> None:
+    """Section 6.1: the user of zeros, whose password is the registry's refresh token."""
+    async with virtual() as world:
+        provider, exchange, directory = registry_of(world)
+        world.registry("target.test")
+        directory.identities.append(APP)
+        made = World(wall=world.wall)
+        made.directory, made.exchange = directory, exchange
+        made.sites = {made.cloud.authority: directory, made.host: provider}
+        by_secret(made)
+        login = await made.log_in()
+        assert login is not None
+        if not good:
+            exchange.revoke_logins()
+        entry = {"auth": basic(TOKEN_USER, login.credential.identity_token)}
+        (clean_env / ".docker").mkdir()
+        (clean_env / ".docker" / "config.json").write_text(json.dumps({"auths": {"name.azurecr.io": entry}}))
+        Seed(1).image().load_into(provider, "app", tag="v1")
+        provider.journal.clear()
+        ran = await sync(world, "app")
+        assert (ran.status, exchange.requests) == ((0, 1) if good else (4, 1))
+        check_hidden(provider, ran.out, ran.err)
+
+
+@pytest.mark.virtual_time
+async def test_auth_check_tells_source_and_end_of_a_login() -> None:
+    async with virtual() as world:
+        provider, _, directory = registry_of(world)
+        world.registry("target.test")
+        directory.identities.append(APP)
+        Seed(1).image().load_into(provider, "app", tag="v1")
+        text = document({"source": {"url": "name.azurecr.io"}, "t": "http://target.test"}, {"from": "app"})
+        ran = await world.run("auth", "check", "--json", "-vv", "-c", "-", stdin=text, env=ENV)
+        row = next(each for each in ran.report["access"] if each["repository"] == "name.azurecr.io/app")
+        assert (ran.status, row["source"], row["expires"]) == (0, "AZURE_CLIENT_SECRET", "2026-01-01T03:00:00Z")
+        check_hidden(provider, ran.out, ran.err)
