@@ -142,6 +142,9 @@ class Authenticator:
         found, before = await self.chain.credential(self.credential if refused else None), self.credential
         if (found or Credential()) != before: self._take(found)
         return self.credential != before
+    def begin(self) -> None:
+        """Let another run begin: what it uses is declared anew, and the way to log in may have changed."""
+        self._declared, self._seen = {}, False
     @property
     def learnt(self) -> list[Any]:
         """What the state keeps (JSON): the challenge, and whether a token may cover one request only."""
@@ -176,7 +179,8 @@ class Authenticator:
         for name, rights in extra: needed[name] = _union(needed.get(name, rights), rights)
         try: return f"Bearer {await self._token(needed, before_body)}"
         except (AuthError, RegistryError) as error:
-            if error.retryable or self._seen: raise
+            if error.retryable or self._seen or getattr(error, "fatal", False):
+                raise  # a refused password is not tried twice: accounts get locked
         self._challenge = None  # the state led to a place that no longer serves: be told the way again
         return None
     async def refused(self, challenges: Iterable[str], used: str | None, repository: str, actions: str) -> bool:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from _regsync.fields import Field
 __all__ = ["main"]
 
-_LARGEST_CONFIG = 32 * 1024 * 1024
+_LARGEST_CONFIG, _INTERVAL = 32 * 1024 * 1024, "5m"
 # How a full disk, a quota or a reader that left ends a write. Files of our own have their own errors.
 _LOST_OUTPUT = frozenset({errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})
 
@@ -42,7 +42,6 @@ _SHARD = ("--shard I/N", "only the mappings that are shard I's, from 0, of N; /N
 _EVERYWHERE = (("-v", "show decisions; -vv: every request too"), ("-q", "only results and failures"),
     ("--log-format text|json", "form of standard error's lines (text)"), ("--no-progress", "no progress display"))
 _METAVARS = {"count": "N", "text": "RANGE", "texts": "OS/ARCH[/VARIANT]", "one_or_texts": "PATTERN"}
-_LATER = {"watch": "run `regsync sync` from a scheduler"}
 
 class _Command(NamedTuple):
     text: str
@@ -54,8 +53,6 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     rest, valued = list(argv), ("--log-format", "-c", "--config")
     places = [at for at, word in enumerate(argv) if word[:1] != "-" and not (at and argv[at - 1] in valued)]
     name = rest.pop(places[0]) if places else None  # options may stand before the command
-    for word in (name or "", *(word.partition("=")[0] for word in rest if word.startswith("--"))):
-        if word in _LATER: raise ConfigError(f"{word} is not part of this version", hint=_LATER[word])
     if name is not None and name not in _COMMANDS:
         import difflib
         near = difflib.get_close_matches(name[:64], _COMMANDS, n=1)
@@ -99,7 +96,8 @@ def _parser(name: str | None) -> argparse.ArgumentParser:
             parser.add_argument(form.lower(), metavar=form, help=text, choices=[form] if form.islower() else None)
         elif names:
             choices = last.split("|") if "|" in last else None
-            parser.add_argument(*names, metavar=last, help=text, choices=choices, required=(form, text) == _NEEDED)
+            parser.add_argument(*names, metavar=last, help=text, choices=choices, type=int if last == "N" else str,
+                required=(form, text) == _NEEDED)
         else: parser.add_argument(form, action="count" if form == "-v" else "store_true", help=text)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     return parser
@@ -115,7 +113,8 @@ def main(argv: Sequence[str]) -> int:
     try:
         arguments = _parse(argv)
         verbose = arguments.v or 0
-        level = "error" if arguments.q else ("warning", "debug", "trace")[min(verbose, 2)]
+        least = "info" if arguments.command == "watch" else "warning"
+        level = "error" if arguments.q else (least, "debug", "trace")[min(verbose, 2)]
         console = make(level=level, progress=not (arguments.q or arguments.no_progress))
         return _COMMANDS[arguments.command].run(arguments, console)
     except KeyboardInterrupt: return 130
@@ -205,6 +204,17 @@ def _sync(arguments: argparse.Namespace, console: Console) -> int:
     from _regsync import session
     rehearse = "analysis" if arguments.command == "analyze" else "plan" if arguments.dry_run else None
     return _run(session.run, found, console, None, rehearse)
+def _watch(arguments: argparse.Namespace, console: Console) -> int:
+    from _regsync import config, fields, shard, watch
+    def load(**given: Any) -> Config:
+        whole = config.load(**given)
+        return whole if arguments.shard is None else shard.parse(arguments.shard, os.environ).share(whole)
+    try: interval = fields.parse_duration(arguments.interval or _INTERVAL)
+    except ValueError as error: raise ConfigError(f"--interval: {error}") from error
+    if not interval or arguments.config == "-":
+        raise ConfigError("watch needs a file, not -, and an --interval above 0")
+    where = arguments.health_bind or "127.0.0.1", 8080 if arguments.health_port is None else arguments.health_port
+    return _run(watch.run, console, partial(_read, arguments.config), load, interval, where)
 def _copy(arguments: argparse.Namespace, console: Console) -> int:
     from _regsync import config, oci, session, tags
     given = _read_config(arguments.config)
@@ -242,6 +252,14 @@ A reference is HOST[:PORT]/REPO[:TAG|@DIGEST]; without a host it is Docker Hub's
 regsync sync -c mirror.yaml
 regsync sync -c mirror.yaml --dry-run
 regsync sync -c - --json <mirror.yaml >report.json"""),
+    "watch": _Command("run every mapping again and again, until a signal", _watch, "0 2 3", (_NEEDED,
+        ("--interval DURATION", f"from the end of a cycle to the next ({_INTERVAL})"), _SHARD,
+        ("--health-bind ADDR", "where probes are answered (127.0.0.1)"), ("--health-port N", "its port (8080)"),
+        _JSON), """\
+regsync watch -c mirror.yaml --interval 1h --json >>cycles.jsonl
+
+A changed configuration is taken before the next cycle; SIGHUP begins one at once. Only what changes is
+said. A signal ends the program with 0; with --json each cycle is a line."""),
     "analyze": _Command("say what images share, and what a run would cost", _sync, "0 1 2 3 4 130",
         (_NEEDED, _SHARD, _JSON), """\
 regsync analyze -c mirror.yaml

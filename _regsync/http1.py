@@ -244,9 +244,11 @@ class Pool:
         for surplus in same[:-_IDLE_PER_ORIGIN] or self._idle[:-_IDLE_IN_ALL]:
             self._idle.remove(surplus)
             surplus.close()
-    def close(self, before: float = math.inf) -> None:
-        """Close the idle connections that were last used before a time, or all."""
-        while self._idle and self._idle[0].idle_since <= before: self._idle.pop(0).close()
+    def close(self, before: float = math.inf, origin: Origin | None = None) -> None:
+        """Close the idle connections that were last used before a time, or all; or those to one origin."""
+        for each in [each for each in self._idle if each.idle_since <= before and origin in (None, each.origin)]:
+            self._idle.remove(each)
+            each.close()
     def lease(self, origin: Origin) -> Lease:
         """Give exchanges with `origin` a connection that is theirs alone until the context ends."""
         return Lease(self, origin)

@@ -10,14 +10,15 @@ import os
 import signal
 import time
 from collections import Counter, deque
-from typing import Any, Literal
+from collections.abc import Callable, Sequence
+from typing import Literal
 import anyio
 from _regsync import discover, rehearsal, state, sync, tags, transport
 from _regsync.config import Config, MappingRule, Registry
 from _regsync.errors import ConfigError, Side, clean
 from _regsync.output import Console, Snapshot
 from _regsync.report import Report, duration_text
-__all__ = ["connect", "list_tags", "run", "show_progress"]
+__all__ = ["connect", "list_tags", "listen_for_signals", "run", "show_progress"]
 
 _TICK, _HEARTBEAT = 0.25, 30.0
 _RATE_SECONDS = 5.0  # an average over hours hides that nothing moves now
@@ -26,13 +27,14 @@ async def run(found: Config, console: Console, one: tuple[MappingRule, str, str]
     """Run a configuration's mappings, or copy `one` image; tell how it ended, return the exit status."""
     began, started = anyio.current_time(), time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     report, connected, run_id = Report(), connect(console), os.urandom(8).hex()
-    def emit(outcome: Any) -> None:
-        report.outcomes.append(outcome)
-        console.outcome(outcome)
-    work, signals, stop = sync.Run(connected, found, emit, report, rehearse), list[int](), anyio.Event()
+    work, signals, stop = sync.Run(connected, found, console.outcome, report, rehearse), list[int](), anyio.Event()
     try:
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(_listen_for_signals, stop, signals, tasks.cancel_scope)
+            def take(number: int) -> None:
+                signals.append(number)
+                stop.set()  # take nothing new, and drain
+                if len(signals) > 1: tasks.cancel_scope.cancel()
+            tasks.start_soon(listen_for_signals, take, (signal.SIGINT, signal.SIGTERM))
             if console.live or console.heartbeat: tasks.start_soon(show_progress, console, work.progress)
             await (work.copy(*one, stop) if one else work.sync(stop))
             tasks.cancel_scope.cancel()
@@ -90,13 +92,13 @@ def _waiting(progress: sync.Progress, now: float) -> str:
             return f"{text}, next try in {duration_text(meter.paused - now)}"
     if not names: return "asking what there is" if progress.done == progress.known else "comparing tags"
     return f"copying {names[0]}" if len(names) == 1 else f"{len(names)} under way, first {names[0]}"
-def connect(console: Console) -> transport.Transport:
-    """Return the way to all registries, of this process."""
+def connect(console: Console, log: Callable[..., None] | None = None) -> transport.Transport:
+    """Return what a process asks registries with; `log` stands for the console's."""
     gc.freeze()  # start-up is over (`regsync.main` says why it was off), and what is there never becomes garbage
     gc.enable()
     home = os.path.expanduser("~")  # itself where nobody knows it
     return transport.Transport(transport.Edge(environ=os.environ, home=None if home == "~" else home, read=_read_file,
-        chance=lambda: int.from_bytes(os.urandom(6), "big") / 2**48, wall=time.time, log=console.log,
+        chance=lambda: int.from_bytes(os.urandom(6), "big") / 2**48, wall=time.time, log=log or console.log,
         open_files=_raise_file_limit()))
 def _read_file(path: str) -> bytes | None:
     try:
@@ -105,13 +107,11 @@ def _read_file(path: str) -> bytes | None:
     except (FileNotFoundError, NotADirectoryError): return None
     except OSError as error:
         raise ConfigError(f"{clean(path)} cannot be read: {clean(error.strerror or str(error))}") from error
-async def _listen_for_signals(stop: anyio.Event, signals: list[int], scope: anyio.CancelScope) -> None:
+async def listen_for_signals(take: Callable[[int], None], numbers: Sequence[signal.Signals]) -> None:
+    """Tell `take` of each signal, until cancelled."""
     try:
-        with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as received:
-            async for number in received:
-                signals.append(int(number))
-                stop.set()  # take nothing new, and drain
-                if len(signals) > 1: scope.cancel()
+        with anyio.open_signal_receiver(*numbers) as received:
+            async for number in received: take(int(number))
     except NotImplementedError:
         return  # the event loop of Windows takes no signal handlers; an interrupt then ends the program at once
 def _raise_file_limit() -> int:

@@ -199,8 +199,10 @@ class Staging:
 
 class StateFile:
     """The state on disk between `load` and `close`, nothing noted after `save`; `warn(event, message)` tells of it."""
-    def __init__(self, cache_dir: str | None, warn: Callable[[str, str], None]) -> None:
+    def __init__(self, cache_dir: str | None, warn: Callable[[str, str], None], *, remembers: bool = False) -> None:
+        """Keep it in a directory; where that cannot be and it `remembers`, for the next `load` of this process."""
         self._directory, self._warn, self._shown = cache_dir, warn, clean(cache_dir or "")
+        self.remembers, self._image = remembers, b""
         self._path, self._journal_path = (os.path.join(cache_dir or "", f"state.{end}") for end in ("bin", "journal"))
         self._lock: int | None = None
         self._journal: int | None = None
@@ -212,6 +214,7 @@ class StateFile:
     def load(self, *, keep: bool = True) -> Archive:
         """Take the lock, where findings are to be kept, and read; empty where nothing can be used."""
         if self._directory is None: return EMPTY
+        self._end = 0
         try:
             if keep:
                 os.makedirs(self._directory, mode=0o700, exist_ok=True)
@@ -223,7 +226,8 @@ class StateFile:
         except OSError as error:
             self._say(f"no state is kept: {self._shown}", error)
             self.close()
-            return EMPTY
+            return Archive(self._image) if self._image else EMPTY
+        if not self.is_kept and self._image: return Archive(self._image)
         try: return self._read()
         except Damaged as error:
             self._header = b""  # what this run notes counts repositories anew: it belongs to no file that is there
@@ -255,6 +259,7 @@ class StateFile:
             self.close()
     def save(self, image: bytes | None) -> None:
         """Replace the state file, and let go of the journal that is folded into it."""
+        if self._lock is None: self._image = image or self._image
         if self._lock is None or image is None: return
         try:
             with _replacing(self._path) as partial, open(partial, "wb") as stream:

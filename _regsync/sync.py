@@ -37,14 +37,14 @@ _LOOK_UPS_PER_SOURCE = 16
 class Run:
     """One run over a configuration's mappings, or over one image."""
     def __init__(self, transport: Transport, config: Config, emit: Callable[[Outcome], None], report: Report,
-            rehearse: Literal["plan", "analysis"] | None = None) -> None:
+            rehearse: Literal["plan", "analysis"] | None = None, state: StateFile | None = None) -> None:
         """Prepare a run, or its rehearsal: `plan` asks what it would ask, `analysis` reads every image."""
         self._transport, self._config, self._emit, self._report = transport, config, emit, report
         self.progress = Progress(transport.paused)
         self._log = transport.edge.log
-        self._state = StateFile(config.cache_dir, partial(self._log, "warning"))
+        self._state = state or StateFile(config.cache_dir, partial(self._log, "warning"))
         archive, wall = self._state.load(keep=rehearse is None), transport.edge.wall
-        keep = self._state.note if self._state.is_kept else None
+        keep = self._state.note if self._state.is_kept or self._state.remembers else None
         self._knowledge = Knowledge(archive, now=wall, ttl=config.cache_ttl, note=keep)
         self._whole, self._plans = rehearse == "analysis", rehearse == "plan"
         self._discovery = Discovery(transport, self._knowledge, reads_only=rehearse is not None, whole=self._whole)
@@ -63,26 +63,24 @@ class Run:
         self._asking = set[anyio.CancelScope]()  # of questions, in the end of those that were cut off
         self._globs = cache(compile_glob)
         self._tasks: anyio.abc.TaskGroup | None = None
-    def _count_bytes(self, count: int) -> None: self.progress.bytes += count
+    def _count_bytes(self, count: int) -> None:
+        self.progress.bytes += count
+        self._transport.moved = anyio.current_time()
     def _start(self, task: Callable[..., Coroutine[Any, Any, None]], *arguments: Any) -> None:
         assert self._tasks is not None
         self._tasks.start_soon(task, *arguments)
     async def sync(self, stop: anyio.Event) -> None:
         """Run every mapping once."""
-        self._prepare(self._config.mappings)
         groups = plan.grouped(self._config.mappings, lambda mapping: mapping.places)  # listed together (I10)
         await self._conduct(stop, [(group[0].source.authority, partial(self._list, group)) for group in groups])
     async def copy(self, mapping: MappingRule, reference: str, target_reference: str, stop: anyio.Event) -> None:
         """Copy one image: `reference` at the source, `target_reference` (tag or digest) at the target."""
-        self._prepare([mapping])
         item = partial(self._look_up, Wanted(mapping, reference, mapping.targets), target_reference)
         await self._conduct(stop, [(mapping.source.authority, item)])
-    def _prepare(self, mappings: tuple[MappingRule, ...] | list[MappingRule]) -> None:
-        """Read what every registry in use names, so that an unusable file stops all before any request."""
-        for mapping in mappings:
-            for registry in (mapping.source, *mapping.targets): self._transport.prepare(registry)
     async def _conduct(self, stop: anyio.Event, items: list[tuple[str, Callable[[], Awaitable[None]]]]) -> None:
         execution = anyio.CancelScope()
+        for registry in self._config.in_use:
+            self._transport.prepare(registry)  # an unusable file stops all before any request
         try:
             async with anyio.create_task_group() as outer:
                 outer.start_soon(self._drain, stop, execution)
@@ -100,7 +98,7 @@ class Run:
             # Without the lock, what is there beside our own may be another run's that is at work.
             self._staging.close(sweep=well, leftovers=self._state.is_kept)
             self._discovery.keep_logins()
-            self._state.save(self._knowledge.encoded() if self._state.is_kept else None)
+            self._state.save(self._knowledge.encoded() if self._state.is_kept or self._state.remembers else None)
             self._state.close()
         draining, undone = self._execution.draining, not self._execution.is_idle() or any(self._questions.values())
         self._report.interrupted = draining and (execution.cancelled_caught or undone or bool(self._asking))
@@ -313,7 +311,8 @@ class Run:
     def _end(self, source: str, target: str, status: str, **details: Any) -> None:
         self.progress.done += 1
         if error := details.get("error"): error.shed()
-        self._emit(Outcome(source=source, target=target, status=status, **details))
+        self._report.outcomes.append(Outcome(source=source, target=target, status=status, **details))
+        self._emit(self._report.outcomes[-1])
     def _fail(self, wanted: Wanted, error: SyncError) -> None:
         targets = self._targets(wanted)
         self.progress.known += len(targets)

@@ -11,7 +11,7 @@ import math
 import re
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager, nullcontext
 from contextvars import ContextVar
 from functools import cache, partial
@@ -85,14 +85,14 @@ class Gate:
         self.limits: dict[str, pacing.Limit] = {}
         # Those who wait for the same fit or not together: only the first of each heap is ever asked.
         self._queues: dict[tuple[Want, ...], list[tuple[float, int, Permit]]] = {}
-        self._arrivals, self._youngest = 0, 0.0  # so neither discovery nor execution waits for ever
+        self._arrivals, self.youngest = 0, 0.0  # so neither discovery nor execution waits for ever
         # What a task holds: its request at a registry that it holds a permit of takes no other.
         self.at_work: ContextVar[Permit | None] = ContextVar("at work", default=None)
     @asynccontextmanager
     async def admitted(self, wants: tuple[Want, ...], rank: float | None = None) -> AsyncIterator[Permit]:
         """Hold the permits for `wants` inside the block; the lowest `rank` goes first, by default the youngest's."""
-        self._youngest = max(self._youngest, rank or 0.0)
-        permit = Permit(wants, self._youngest if rank is None else rank)
+        self.youngest = max(self.youngest, rank or 0.0)
+        permit = Permit(wants, self.youngest if rank is None else rank)
         outer = self.at_work.set(permit)
         try:
             await self.take(permit)
@@ -159,7 +159,9 @@ class Host:
         self.authenticator = auth.Authenticator(origin=self.origin, credential=credential,
             fetch=partial(transport.fetch, self), now=anyio.current_time, wall=transport.edge.wall)
         self.requests = transport.requests.setdefault(self.key, Counter())
-        self.stopped: SyncError | None = None  # for good: circuit breaker (design.md section 9)
+        # Circuit breaker (design.md section 9): why it stopped, until when at least; how many failures it takes.
+        self.stopped: SyncError | None = None
+        self.reopens, self.patience = -math.inf, _UNREACHABLE_AFTER
         # What could not be asked since an answer came, after which repetitions of one request are one failure.
         self.known, self.unreached, self.first_contact = False, set[str](), anyio.Lock()
         self.resumes = True  # until a status GET on the session of a broken upload fails
@@ -198,13 +200,14 @@ def check_foreign(base: Origin, origin: Origin) -> None:
         raise ProtocolBroken(f"the registry sends us to a private address ({clean(origin.host, 100)}), refused")
 
 class Transport:
-    """Every exchange of a run passes here."""
+    """Every exchange of a run, or of the runs of one process, passes here."""
     def __init__(self, edge: Edge) -> None:
         self.edge, self.gate = edge, Gate()
         # By host:port: requests of each action, 429s, and what answered the last one, for the display.
         self.requests: dict[str, Counter[str]] = {}
         self.throttled, self.paused = Counter[str](), dict[str, pacing.Meter]()
         self._closed: dict[Want, tuple[float, SyncError]] = {}  # what is not asked before a time, and why
+        self.moved = -math.inf  # when an answer came last, or bytes moved
         self.streams: dict[anyio.CancelScope, Lease] = {}  # the blobs under way: who drops one cancels it
         self._hosts: dict[tuple[str, object], Host] = {}
         self._registries: dict[Origin, Registry] = {}
@@ -219,6 +222,32 @@ class Transport:
         """Close every idle connection."""
         self.pool.close()
         self.abroad.close()
+    def begin(self, registries: Collection[Registry]) -> None:
+        """Begin another run, with the clients of those of its registries that are what they were."""
+        hosts, self._hosts, self._registries, self.requests, self.gate.youngest = self._hosts, {}, {}, {}, 0.0
+        self.throttled.clear()
+        for key, host in hosts.items():
+            if host.registry not in registries:
+                self.gate.limits.pop(host.key, None)
+                self.pool.close(origin=host.origin)
+                continue
+            self._hosts[key], host.requests = host, self.requests.setdefault(host.key, Counter())
+            self._registries.setdefault(host.origin, host.registry)
+            host.authenticator.begin()
+            if host.stopped is not None and host.reopens <= anyio.current_time():
+                # One that stopped is tried once, by a first contact that others wait for.
+                host.stopped, host.known, host.unreached, host.patience = None, False, set(), 1
+    def renew(self, registries: Collection[Registry]) -> None:
+        """Read again what the configuration names; ConfigError when that is unusable: what was read before stays."""
+        kept = self._read, self._contexts
+        self._read, self._contexts = cache(self._read.__wrapped__), cache(self._contexts.__wrapped__)
+        try:
+            for registry in registries:
+                self.prepare(registry)
+                self.host(registry)
+        except errors.ConfigError:
+            self._read, self._contexts = kept
+            raise
     def prepare(self, registry: Registry) -> None:
         """Read what the configuration names for a registry; ConfigError when it is unusable."""
         if registry.scheme == "https": self._context(registry)
@@ -231,8 +260,8 @@ class Transport:
         key = (registry.authority, stopped.message if stopped else credential)  # never another's token
         if key not in self._hosts:
             self._hosts[key] = host = Host(self, registry, credential)
-            host.stopped = stopped
             self._registries.setdefault(host.origin, registry)
+        if stopped is not None: self._hosts[key].stopped = stopped
         # A quarter for each side, since more registries than two may be in use; some files are ours.
         cap = min(registry.max_concurrent or pacing.DEFAULT_CONCURRENCY, max(2, (edge.open_files - 24) // 4))
         row = ROWS[registry.kind]
@@ -310,7 +339,7 @@ class Transport:
         moment = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(self.edge.wall() + seconds))
         error.message += f" (asks to wait {duration_text(seconds)}, until {moment}, longer than a run waits)"
         if want and want.discovers: self._closed[want] = anyio.current_time() + seconds, error.again()
-        else: host.stopped = error.again()
+        else: host.stopped, host.reopens = error.again(), anyio.current_time() + seconds
     def _check_open(self, host: Host, want: Want) -> None:
         until, closed = self._closed.get(want, (0.0, None))
         if closed is not None and anyio.current_time() < until: raise closed.again()
@@ -347,6 +376,7 @@ class Transport:
     def _hear(self, host: Host, call: Call, meter: pacing.Meter, number: int, answer: Response | None = None) -> None:
         """Let a window, and all who wait for it, know what an answer says about how often to ask."""
         now, wall, status, header = anyio.current_time(), self.edge.wall(), 200, Headers().get
+        self.moved = now
         if answer is not None: status, header = answer.status, answer.headers.get
         asked = ((status >= 500 or status in (408, 429))
             and pacing.parse_retry_after(header("retry-after"), wall)) or 0.0
@@ -458,10 +488,10 @@ class Transport:
             # A host that takes connections and has never answered is as good as down.
             if own and (isinstance(error, ConnectFailed) or (isinstance(error, errors.TimedOut) and not host.known)):
                 host.unreached.add(call.path if host.known else str(len(host.unreached)))
-                if len(host.unreached) >= _UNREACHABLE_AFTER: host.stopped = error.again()
+                if len(host.unreached) >= host.patience: host.stopped = error.again()
             elif own and not host.known: error.hint = host.secure or error.hint
             raise
-        if own: host.known, host.unreached = True, set()
+        if own: host.known, host.unreached, host.patience = True, set(), _UNREACHABLE_AFTER
         shown = f"{call.method} {lease.origin}{call.path.partition('?')[0]} -> {response.status}"
         self.edge.log("trace", "request", shown)
         return response

@@ -156,6 +156,7 @@ class Virtual:
         self.network = net
         self._chance = chance
         self._places: list[Place] = []
+        self._since = 0
 
     def registry(self, name: str, *, up: Link | None = None, down: Link | None = None, **options: Any) -> Place:
         """Start a strict registry, `http://NAME`; options are App's."""
@@ -198,9 +199,7 @@ class Virtual:
             parsed.append(given)
             return 0
 
-        # A Site may listen under several names; its journal is one.
-        sites = {place.url: site for site, place in {each.app: each for each in self._places}.items()}
-        since = latest(sites)
+        self._since = latest(self._sites())
         plain_edge, parsed = transport.Edge, list[Any]()
         out, err = io.StringIO(), io.StringIO()
         began = anyio.current_time()
@@ -219,8 +218,17 @@ class Virtual:
             for first, *rest in parsed:
                 status = await first(*rest)
         took = anyio.current_time() - began
-        check_run(sites, since, status)
+        self.check_so_far(status)
         return Ran(status, out.getvalue(), err.getvalue(), seconds=took)
+
+    def check_so_far(self, status: int = 0) -> None:
+        """Judge what came since the last time, as one run: each cycle of a watch is one."""
+        since, self._since = self._since, latest(self._sites())
+        check_run(self._sites(), since, status)
+
+    def _sites(self) -> dict[str, Site]:
+        # A Site may listen under several names; its journal is one.
+        return {place.url: site for site, place in {each.app: each for each in self._places}.items()}
 
     async def sync(self, registries: Mapping[str, Any], *mappings: Mapping[str, Any], **top: Any) -> Ran:
         """Run mappings once, quietly, and report in JSON (see `document`)."""

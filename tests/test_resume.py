@@ -569,14 +569,14 @@ class _Steps(trio.abc.Instrument):
 async def _cancelled(monkeypatch: pytest.MonkeyPatch, at: int) -> bool:
     """Copy from a source that breaks to a target that breaks, cancelled at a step; False when there is none."""
     made: list[transport.Transport] = []
-    plain = session._transport
+    plain = session.connect
 
     def make(console: Any) -> transport.Transport:
         made.append(plain(console))
         return made[-1]
 
     with monkeypatch.context() as patch:
-        patch.setattr(session, "_transport", make)
+        patch.setattr(session, "connect", make)
         async with virtual() as world:
             source, target = world.registry("source.test"), world.registry("target.test")
             image, digest = load(source, MIB)

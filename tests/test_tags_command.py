@@ -406,18 +406,6 @@ def test_help_shows_examples_and_the_exit_statuses_that_the_command_has(
         assert ("4" in statuses) is (command in ("copy", "sync", "analyze", "tags", "auth"))
 
 
-@pytest.mark.parametrize("arguments", [["watch"], ["watch", "-c", "x", "--interval", "5m"]], ids=" ".join)
-@pytest.mark.parametrize("as_json", [False, True], ids=["text", "json"])
-def test_what_comes_later_is_said_to(arguments: list[str], as_json: bool) -> None:
-    ran = run_regsync(*arguments, *(["--json"] if as_json else []))
-    assert ran.status == 3
-    first, hint = ran.err.splitlines()
-    assert first.startswith("error: CONFIG_ERROR: ")
-    assert first.endswith(" is not part of this version")
-    assert hint.startswith("hint: ")
-    assert (ran.out == "") is not as_json
-
-
 @pytest.mark.parametrize(("arguments", "near"), [(["snyc"], "sync"), (["tag", "x"], "tags"), (["x" * 5000], "")])
 def test_an_unknown_command_names_the_nearest(arguments: list[str], near: str) -> None:
     ran = run_regsync(*arguments)

@@ -1,0 +1,267 @@
+"""Watch mode: a new configuration, and what probes are told (design.md section 10)."""
+
+from __future__ import annotations
+
+import json
+import signal
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+from trustme import CA
+
+from conformance.memory import Link
+from conformance.tokens import TokenService
+from tests.ends import held, tags, virtual
+from tests.watching import Scene, Step, lines, made_healths, scene
+
+pytestmark = [pytest.mark.anyio, pytest.mark.virtual_time]
+
+
+# A new configuration.
+
+
+async def test_a_changed_file_is_taken_before_the_next_cycle(tmp_path: Path) -> None:
+    async with scene(tmp_path) as stage:
+        for name in ("one", "two"):
+            stage.load("v1", name)
+        stage.world.registry("third.test")
+        stage.write({"from": "one", "tags": tags("v1")})
+
+        def change() -> None:
+            third = {"third": "http://third.test"}
+            rules = [{"from": "two", "tags": tags("v1")}, {"from": "one", "to": "1", "tags": tags("v1")}]
+            stage.write(*rules, registries=third, **{"global": {"cache_ttl": "1h"}})
+
+        def again() -> None:
+            stage.write({"from": "two", "tags": tags("v1", "v2")})
+
+        ran = await stage.watch(change, again, None)
+        assert lines(ran, "info: registry") == ["info: registry third added", "info: registry third removed"]
+        assert lines(ran, "info: mapping") == [
+            "info: mapping source/one -> one removed",
+            "info: mapping source/two -> two added",
+            "info: mapping source/one -> 1 added",
+            "info: mapping source/two -> two changed",
+            "info: mapping source/one -> 1 removed",
+        ]
+        assert lines(ran, "info: setting") == ["info: setting cache_ttl changed"] * 2
+        assert lines(ran, "read again, 4 changes")
+        assert {*stage.target.app.repositories} == {"one", "two", "1"}
+
+
+async def test_clients_of_registries_that_stay_the_same_are_kept(tmp_path: Path) -> None:
+    async with scene(tmp_path) as stage:
+        stage.load("v1")
+        rule = {"from": "app", "tags": tags("v1")}
+        stage.write(rule)
+        opened: list[tuple[int, int]] = []
+
+        def count() -> None:
+            opened.append((stage.source._connections, stage.target._connections))
+
+        def change() -> None:
+            count()
+            stage.write(rule, registries={"target": {"url": "http://target.test", "max_concurrent": 7}})
+
+        await stage.watch(change, count, count)
+        (source, target), *rest = opened
+        assert rest == [(source, target + 1)] * 2, "the changed one has a new connection, once"
+
+
+async def test_a_hang_up_begins_a_cycle_with_the_new_file(tmp_path: Path) -> None:
+    async with scene(tmp_path) as stage:
+        image = stage.load("v1", "two")
+        stage.write({"from": "one", "tags": tags("x*")})
+
+        async def hang_up() -> None:
+            stage.write({"from": "two", "tags": tags("v1")})
+            signal.raise_signal(signal.SIGHUP)
+            await anyio.sleep(1)
+            assert held(stage.target, "two", image)
+
+        ran = await stage.watch(hang_up, interval=1000)
+        assert ran.status == 0
+        assert stage.target.journal.count("PUT", "manifest") == 1
+
+
+@pytest.mark.provokes("tag_asked_twice")
+async def test_a_hang_up_in_a_cycle_lets_the_next_follow_at_once(tmp_path: Path) -> None:
+    async with scene(tmp_path) as stage:
+        stage.load("v1")
+        stage.write({"from": "app", "tags": tags("v1")})
+        stage.source.app.faults.on("GET", "manifest").first().delay(600)
+
+        async def hang_up() -> None:
+            signal.raise_signal(signal.SIGHUP)
+            await anyio.sleep(400)
+            assert stage.source.journal.count("HEAD", "manifest") == 1, "the second cycle, which follows the first"
+
+        await stage.watch(hang_up, interval=1000, head=700.0)
+
+
+async def test_a_mounted_configuration_is_swapped_by_its_link(tmp_path: Path) -> None:
+    """As Kubernetes does it: the file is a link into a directory that is a link, which is replaced."""
+    async with scene(tmp_path) as stage:
+        stage.load("v1", "one")
+        image = stage.load("v1", "two")
+        real = stage.file
+        for name in ("one", "two"):
+            stage.file = tmp_path / f"..{name}" / "mirror.yaml"
+            stage.file.parent.mkdir()
+            stage.write({"from": name, "tags": tags("v1")})
+        (tmp_path / "..data").symlink_to("..one")
+        real.symlink_to("..data/mirror.yaml")
+        stage.file = real
+
+        def swap() -> None:
+            (tmp_path / "..new").symlink_to("..two")
+            (tmp_path / "..new").rename(tmp_path / "..data")
+
+        ran = await stage.watch(swap, None)
+        assert held(stage.target, "two", image)
+        assert lines(ran, "mapping source/two -> two added")
+        assert (tmp_path / ".regsync" / "state.bin").exists()
+
+
+async def test_a_file_that_cannot_be_used_leaves_the_last_good_one_in_force(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bodies: list[dict[str, Any]] = []
+    healths = made_healths(monkeypatch)
+    async with scene(tmp_path) as stage:
+        stage.load("v1")
+        stage.write({"from": "app", "tags": tags("v1")})
+        good = stage.file.read_bytes()
+
+        def step(content: bytes | None) -> Step:
+            def replace() -> None:
+                bodies.append(healths[0].tell("/healthz")[1])
+                if content is None:
+                    stage.file.unlink()
+                else:
+                    stage.file.write_bytes(content)
+
+            return replace
+
+        bad = b"mappings: []\ndefaults:\n  sorce: x\nregistres: {}\n"
+        steps = [step(bad), step(bad), step(None), step(good), step(good)]
+        ran = await stage.watch(*steps)
+        assert stage.asked[1:] == [({"HEAD manifest": 1}, {"HEAD manifest": 1})] * 5
+        wrong = lines(ran, "error: CONFIG_ERROR: ", "mirror.yaml:3:3", "what was good last stays in force")
+        assert len(wrong) == 1
+        assert len(lines(ran, "mirror.yaml:4:1")) == 1
+        assert len(lines(ran, "cannot be read")) == 1
+        assert len(lines(ran, "read again, 0 changes")) == 1
+        told = [body["reload_error"] for body in bodies]
+        assert told[0] is None
+        assert "mirror.yaml:3:3" in told[1]
+        assert "mirror.yaml:3:3" in told[2], "also where nothing has changed since"
+        assert "cannot be read" in told[3]
+        assert told[4] is None
+        assert all(body["status"] == "ready" for body in bodies)
+
+
+async def test_files_that_the_configuration_names_are_read_again_each_cycle(tmp_path: Path, clean_env: Path) -> None:
+    services: list[TokenService] = []
+
+    def auth() -> TokenService:
+        services.append(TokenService({"u": "p"}, anonymous=False, now=anyio.current_time))
+        return services[-1]
+
+    def log_in(password: str) -> None:
+        (clean_env / ".docker").mkdir(exist_ok=True)
+        logins = {f"{end}.test": {"username": "u", "password": password} for end in ("source", "target")}
+        (clean_env / ".docker" / "config.json").write_text(json.dumps({"auths": logins}))
+
+    async with scene(tmp_path, auth=auth) as stage:
+        image = stage.load("v1")
+        stage.write({"from": "app", "tags": tags("v1")})
+        log_in("old")
+        ran = await stage.watch(lambda: log_in("p"), None)
+        assert len(lines(ran, "failed", "AUTH_ERROR")) == 1
+        assert held(stage.target, "app", image)
+
+
+async def test_a_named_file_that_is_gone_is_as_if_it_were_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    healths, errors = made_healths(monkeypatch), list[str | None]()
+    async with scene(tmp_path) as stage:
+        stage.load("v1")
+        authority = tmp_path / "ca.pem"
+        stage.world.listen(stage.source.app, "source.test", scheme="https")
+        secure = {"url": "https://source.test", "ca_file": str(authority)}
+        CA().cert_pem.write_to_path(str(authority))
+        stage.write({"from": "app", "tags": tags("v1")}, registries={"source": secure})
+        text = authority.read_text()
+
+        def step(content: str | None) -> Step:
+            def replace() -> None:
+                errors.append(healths[0].reload_error)
+                if content is None:
+                    authority.unlink()
+                else:
+                    authority.write_text(content)
+
+            return replace
+
+        ran = await stage.watch(step(None), step(text), step(text))
+        assert (ran.status, ran.out.count("synced ")) == (0, 1)
+        assert not lines(ran, "failed ")
+        assert len(lines(ran, "error: CONFIG_ERROR: ", "ca.pem", "stays in force")) == 1
+        assert [error is None for error in errors] == [True, False, True]
+
+
+# What probes are told.
+
+
+async def test_a_first_cycle_in_which_all_fails_makes_nobody_ready(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    healths = made_healths(monkeypatch)
+    async with scene(tmp_path) as stage:
+        stage.write({"from": "app", "tags": tags("v1")})
+        seen: list[dict[str, Any]] = []
+        ready: list[int] = []
+
+        def look() -> None:
+            seen.append(healths[0].tell("/healthz")[1])
+            ready.append(healths[0].tell("/readyz")[0])
+            stage.load("v1")
+
+        await stage.watch(look, look)
+        assert ready == [503, 200]
+        assert [body["cycle"]["exit_status"] for body in seen] == [2, 0]
+        assert [body["cycle"]["number"] for body in seen] == [1, 2]
+        assert seen[1]["cycle"]["images"] == {"synced": 1, "skipped": 0, "failed": 0}
+        assert seen[1].keys() == {"status", "version", "cycle", "reload_error"}
+        assert healths[0].tell("/readyz")[1]["status"] == "stopping"
+
+
+async def test_a_cycle_is_ill_when_nothing_moves_and_not_when_it_is_long(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    healths = made_healths(monkeypatch)
+    async with virtual() as world:
+        stage = Scene(world, tmp_path)
+        slow = world.registry("slow.test", up=Link(bandwidth=2000), down=Link(bandwidth=2000))
+        stage.seed.image(sizes=(4_000_000,)).load_into(slow.app, "app", tag="v1")
+        stage.write({"from": "app", "source": "slow", "tags": tags("v1")}, registries={"slow": "http://slow.test"})
+        states: list[bool] = []
+
+        async def look() -> None:
+            assert healths[0].began is not None
+            for _ in range(15):
+                states.append(healths[0].tell("/healthz")[0] == 200)
+                await anyio.sleep(60)
+            slow.fail("silent")
+            for _ in range(25):
+                await anyio.sleep(60)
+                states.append(healths[0].tell("/healthz")[0] == 200)
+            slow.recover()
+
+        await stage.watch(look, interval=120, idle=3600.0, slow_window=36000.0)
+        assert all(states[:29])
+        assert not any(states[31:])

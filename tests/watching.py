@@ -1,0 +1,106 @@
+"""A watch on the virtual clock, and what happens between its cycles."""
+
+from __future__ import annotations
+
+import signal
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+from _regsync import watch
+from conformance.app import App
+from conformance.images import Image, Seed
+from tests.ends import Ran, Virtual, document, virtual
+
+INTERVAL = 30.0
+ARTIFACTS = {"artifacts": {"enabled": True}}
+Step = Callable[[], Awaitable[None] | None]
+
+
+class Scene:
+    """Two registries and a configuration; `asked` has what each cycle asked them."""
+
+    def __init__(self, world: Virtual, directory: Path, **options: Any) -> None:
+        self.world, self.file, self.seed = world, directory / "mirror.yaml", Seed(1)
+        self.source, self.target = (
+            world.listen(App(**{name: make() for name, make in options.items()}), f"{end}.test")
+            for end in ("source", "target")
+        )
+        self.asked: list[tuple[dict[str, int], dict[str, int]]] = []
+
+    def load(self, tag: str, repository: str = "app") -> Image:
+        return self.seed.image().load_into(self.source.app, repository, tag=tag)
+
+    def write(self, *mappings: Any, registries: Any = None, **top: Any) -> None:
+        ends = {"source": "http://source.test", "target": "http://target.test", **(registries or {})}
+        top = {"defaults": {**ARTIFACTS, "targets": ["target"]}, **top}
+        self.file.write_text(document(ends, *mappings, **top))
+
+    async def watch(
+        self,
+        *steps: Step | None,
+        more: tuple[str, ...] = (),
+        interval: float = INTERVAL,
+        forgets: bool = False,
+        **timeouts: float,
+    ) -> Ran:
+        """Watch, with a step after each cycle but the last; who `forgets` keeps no journal of what was."""
+        before = Counter[str](), Counter[str]()
+
+        def look() -> None:
+            nonlocal before
+            self.world.check_so_far(1)  # also where the scene has outages
+            now = Counter(self.source.journal.summary()), Counter(self.target.journal.summary())
+            self.asked.append((dict(now[0] - before[0]), dict(now[1] - before[1])))
+            before = now
+            if forgets:
+                before, self.asked = (Counter(), Counter()), self.asked[-1:]
+                for place in (self.source, self.target):
+                    place.journal.clear()
+
+        async def play() -> None:
+            await anyio.sleep(interval / 2)
+            for step in steps:
+                look()
+                done = step() if step else None
+                if done is not None:
+                    await done
+                await anyio.sleep(interval)
+            look()
+            signal.raise_signal(signal.SIGTERM)
+
+        arguments = ("watch", "-c", str(self.file), "--interval", f"{interval:.0f}", "--health-port", "0", *more)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(play)
+            ran = await self.world.run(*arguments, **timeouts)
+            tasks.cancel_scope.cancel()
+        assert "Traceback" not in ran.err
+        return ran
+
+
+@asynccontextmanager
+async def scene(directory: Path, chance: float = 0.0, **options: Any) -> AsyncIterator[Scene]:
+    async with virtual(chance) as world:
+        yield Scene(world, directory, **options)
+
+
+def lines(ran: Ran, *words: str) -> list[str]:
+    return [line for line in ran.err.splitlines() if all(word in line for word in words)]
+
+
+def made_healths(monkeypatch: pytest.MonkeyPatch) -> list[watch.Health]:
+    """Return the list into which each Health goes that is made from now on."""
+    made: list[watch.Health] = []
+
+    class Noted(watch.Health):
+        def __init__(self, *clocks: Callable[[], float]) -> None:
+            super().__init__(*clocks)
+            made.append(self)
+
+    monkeypatch.setattr(watch, "Health", Noted)
+    return made
