@@ -23,6 +23,7 @@ from .app import App
 from .azure import CLOUDS, Cloud, Directory, Exchange
 from .distribution import AFTER, BEFORE, JUDGES, REWRITES, REWRITES_3
 from .exchange import Reception, Site
+from .google import GoogleTokens
 from .images import Seed
 from .journal import Journal
 from .messages import Access, Answer, Content, Request, Response, error
@@ -281,6 +282,23 @@ def _acr(cloud: Cloud) -> Persona:
     )
 
 
+# Google, sections 5.1 and 5.2: what is in the project `public` is everybody's.
+
+
+def _google_grants(user: str | None, access: Access) -> bool:
+    return user is not None or (access.action == "pull" and access.name.startswith("public/"))
+
+
+def _google(host: str) -> Persona:
+    """Describe a registry of Google's; `tokens.google` is to be who gives access tokens."""
+    return Persona(
+        source="protocol-facts.md sections 5.1, 5.2",
+        hosts={"registry": host},
+        tokens={"service": host, "path": "/v2/token", "grants": _google_grants},
+        service=GoogleTokens,
+    )
+
+
 # Registries before OCI 1.1.
 
 
@@ -354,6 +372,8 @@ PERSONAS: Mapping[str, Persona] = MappingProxyType(
             after=(_hub_quota,),
         ),
         **{f"acr-{key}": _acr(cloud) for key, cloud in CLOUDS.items()},
+        "gar": _google("europe-docker.pkg.dev"),
+        "gcr": _google("gcr.io"),
         "redirecting": Persona(
             source="protocol-facts.md sections 1.2, 1.13; R1 and R4 of 9.2",
             hosts={"registry": "redirecting.test", "storage": "storage.test"},
