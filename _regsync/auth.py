@@ -139,8 +139,9 @@ class Authenticator:
     async def _log_in(self, *, refused: bool = False) -> bool:
         """Hold a login that lives, another than one `refused` that was good; say whether it is another than before."""
         if self.chain is None or (refused and not self.proven): return False
-        found, before = await self.chain.credential(self.credential if refused else None), self.credential
-        if (found or Credential()) != before: self._take(found)
+        before = self.credential  # another may hold its renewal before we do
+        found = await self.chain.credential(before if refused else None)
+        if (found or Credential()) != self.credential: self._take(found)
         return self.credential != before
     def begin(self) -> None:
         """Let another run begin: what it uses is declared anew, and the way to log in may have changed."""

@@ -162,7 +162,10 @@ class Aws(Site):
     # One request.
 
     def kind_of(self, request: Request) -> str:
-        """Name the service that a request is for."""
+        """Say that whoever proves something here was asked to, somewhere else."""
+        return "login"
+
+    def _service(self, request: Request) -> str:
         host = re.sub(r":[0-9]+\Z", "", request.header("host").lower())
         found = _HOST.match(host)
         if found:
@@ -173,13 +176,12 @@ class Aws(Site):
 
     def start(self, request: Request) -> Answer | Reception:
         """Receive a short body, then ask the service."""
-        request.kind = self.kind_of(request)
-        self.requests.append(request.kind)
-        content = Content()
-        return Reception(content, lambda _: self._answer(request, bytes(content)), limit=1 << 16)
+        request.kind, service, content = "login", self._service(request), Content()
+        self.requests.append(service)
+        return Reception(content, lambda _: self._answer(service, request, bytes(content)), limit=1 << 16)
 
-    def _answer(self, request: Request, body: bytes) -> Response:
-        match request.kind:
+    def _answer(self, service: str, request: Request, body: bytes) -> Response:
+        match service:
             case "imds":
                 return self._imds(request, body)
             case "container":
@@ -191,7 +193,7 @@ class Aws(Site):
             case "sts":
                 return self._sts(request, body)
             case "ecr" | "ecr-public":
-                return self._ecr(request, body)
+                return self._ecr(service, request, body)
         return self._wrong(request, 404, "UnknownOperationException", "nothing answers here")
 
     def _wrong(self, request: Request, status: int, name: str, message: str) -> Response:
@@ -247,8 +249,7 @@ class Aws(Site):
 
     # ECR and ECR Public, section 4.3.
 
-    def _ecr(self, request: Request, body: bytes) -> Response:
-        service = request.kind
+    def _ecr(self, service: str, request: Request, body: bytes) -> Response:
         if request.method != "POST" or request.target != "/":
             return self._wrong(request, 400, "UnknownOperationException", "operations are POST /")
         if request.header("content-type") != "application/x-amz-json-1.1":
