@@ -26,12 +26,9 @@ from _regsync.store import SMALL_BLOB
 from _regsync.transfer import Mover
 __all__ = ["Delivery", "Execution", "Image", "Progress"]
 
-# Discovery rests while so many images wait, or so many bytes of their manifests, which are in memory.
-_MOST_PENDING, _HEAVIEST_PENDING = 512, 64 * 1024 * 1024
-# A manifest refused for what this run has brought is put again after these (design.md section 7, I5).
-_ABSENT_PAUSES = (0.5, 1.0, 2.0)
-# A blob that another image is to have on the same host is waited for so long: a leader may crawl.
-_MOUNT_PATIENCE = 600.0
+_MOST_PENDING, _HEAVIEST_PENDING = 512, 64 * 1024 * 1024  # images, bytes of manifests, at which discovery rests
+_ABSENT_PAUSES = (0.5, 1.0, 2.0)  # before a manifest is put again that was refused for what this run brought (I5)
+_MOUNT_PATIENCE = 600.0  # for a blob that another image is to have on the same host: a leader may crawl
 
 @dataclass(eq=False, repr=False)
 class Delivery:
@@ -45,9 +42,9 @@ class Delivery:
     source_digest: str
     began: float
     there: bool = False
+    stands: str | None = None  # what a tag that never moves named before
     fan_out: bool = False
-    # Under which the state keeps what is known of its artifacts, what that was, and what it comes to now.
-    record: bytes = b""
+    record: bytes = b""  # under which the state keeps what is known of its artifacts; what that was, and is now
     known: tuple[int, int, int, bytes] = (0, 0, 0, b"")
     bits: int = 0
     listed: bytes = bytes(8)
@@ -55,8 +52,7 @@ class Delivery:
     failed: int = 0
     stripped: int = 0
     planned: list[str] = field(default_factory=list)  # what a rehearsal says of them
-    # By subject, what a target without the referrers API has to list.
-    listing: dict[str, list[Descriptor]] = field(default_factory=dict)
+    listing: dict[str, list[Descriptor]] = field(default_factory=dict)  # by subject, where there is no referrers API
     brought: set[str] = field(default_factory=set)
     open: int = 1  # of its images
     error: RegsyncError | None = None
@@ -80,8 +76,8 @@ class Image:
     finishing: bool = False
     has_begun: bool = False
     running: int = 0
-    # A refused manifest was made good once: it is not tried a second time.
-    healed: bool = False
+    healed: bool = False  # a refused manifest was made good, which is not tried a second time
+    stands: bool = False  # a tag that never moves is there, which is no failure
     error: RegsyncError | None = None
     def __post_init__(self) -> None: self.source, self.target = self.delivery.source, self.delivery.target
 
@@ -90,41 +86,29 @@ class Progress:
     def __init__(self, paused: Mapping[str, Meter]) -> None:
         self.known = self.done = self.bytes = self.expected = 0
         self.ends: float | None = None  # when a drain does
-        # By host, what answered 429 last; the images that were begun, oldest first.
-        self.paused, self.begun = paused, dict[Work, Image]()
+        self.paused, self.begun = paused, dict[Work, Image]()  # by host, what answered 429 last; images, oldest first
     def under_way(self) -> list[str]:
         """Return the names of the images that have a step running, oldest first."""
         return [image.source.reference(image.reference) for image in self.begun.values() if image.running]
 
 class Execution:
-    """Images on their way, at most `slots` with a step running.
-
-    `start` starts a task, `ask` queues a question for a source, `keep_list` is `referrers.Referrers.keep` where lists
-    are kept, `ended` is told of each delivery.
-    """
+    """Images on their way, at most `slots` with a step running. `start` starts a task, `ask` queues a question for a
+    source, `keep_list` is `referrers.Referrers.keep` where lists are kept, `ended` is told of each delivery."""
     def __init__(self, mover: Mover | Rehearsal, knowledge: Knowledge, discovery: Discovery, progress: Progress, *,
             slots: int, start: Callable[..., None], ask: Callable[[str, Callable[[], Awaitable[None]]], None],
             keep_list: Callable[..., Awaitable[frozenset[str]]] | None, ended: Callable[[Delivery], None],
             log: Callable[..., None]) -> None:
         self._mover, self._knowledge, self._discovery, self._progress = mover, knowledge, discovery, progress
         self._most_slots, self._start_task, self._ask, self._ended, self._log = slots, start, ask, ended, log
-        self._keep_list = keep_list
+        self._keep_list, self._claims = keep_list, Claims(knowledge, anyio.current_time)
         # Artifacts that are there, by repository and digest or tag: whether this run brought them.
         self.delivered = dict[tuple[RepositoryKey, str], bool]()
-        self._claims = Claims(knowledge, anyio.current_time)
-        # How often each blob is named by what was discovered: their order follows it.
-        self.references: Counter[str] = Counter()
-        self._read: set[str] = set()
-        self._hosts: set[str] = set()
-        self._pending: dict[int, Image] = {}
-        self._election = plan.Election()
-        self._numbers = count()
-        self._pending_bytes, self._slots = 0, 0
-        self._room = anyio.Event()
-        self.images = progress.begun
-        self._ready: list[tuple[int, int, Image]] = []
-        # No further image is promoted.
-        self.draining = False
+        self.references = Counter[str]()  # how often each blob is named by what was discovered: their order follows it
+        self._read, self._hosts, self._slots = set[str](), set[str](), 0
+        self._pending, self._pending_bytes, self._election, self._numbers = (dict[int, Image](), 0, plan.Election(),
+            count())
+        self._room, self.images, self._ready = anyio.Event(), progress.begun, list[tuple[int, int, Image]]()
+        self.draining = False  # no further image is promoted
     def is_idle(self) -> bool:
         """Say whether nothing is left to do."""
         return not (self._pending or self.images)
@@ -209,8 +193,7 @@ class Execution:
     async def _bring(self, image: Image, step: Step) -> None:
         blob, where, mounts = step.blob, image.target.key, self._knowledge.mounts(image.target.host.key)
         if step.mount_from is None and mounts:
-            # Committed elsewhere since this step was decided.
-            step = step._replace(mount_from=self._knowledge.mount_source(where, blob.digest))
+            step = step._replace(mount_from=self._knowledge.mount_source(where, blob.digest))  # committed since then
         # What cannot be mounted and others need too is kept, when it is small (rule 13).
         several = self.references[blob.digest] > 1 and (mounts is False or len(self._hosts) > 1)
         fan_out = image.delivery.fan_out or (several and blob.size <= SMALL_BLOB)
@@ -263,6 +246,7 @@ class Execution:
                 await self._mover.put(image.tree, work, image.target, image.reference, arrived)
                 break
             except RegistryError as error:
+                if plan.is_immutable(error) and await self._stands(image, error): break
                 if image.healed or not plan.may_be_stale(error): raise
                 lost = self._believed(image.tree, work.where, error)
                 if not lost and plan.names_absence(error):
@@ -279,6 +263,15 @@ class Execution:
         self.commit(work.where, image.tree.root)
         if image.tree.root.digest in work.own_children: arrived(image.tree.root)
         return True
+    async def _stands(self, image: Image, error: RegistryError) -> bool:
+        """Say whether a tag that never moves names the image; with another one there, nothing failed at ecr kinds."""
+        held, digest = await image.target.head_manifest(image.reference), image.tree.root.digest
+        image.stands = held == digest or (held is not None and image.target.host.registry.kind.startswith("ecr"))
+        if image.stands and not (held == digest and error.retries):  # by an attempt whose answer was lost
+            self._log("debug", "tag_immutable_exists", str(error))
+            if not image.artifact: image.delivery.stands = held
+            elif held == digest: self.delivered.setdefault((image.target.key, image.reference), False)
+        return held == digest
     def _believed(self, tree: Tree, where: RepositoryKey, error: RegistryError) -> frozenset[str]:
         """Return what a refusal may be about: what it names, or all, of what this run did not confirm."""
         found = {each for each in tree.names if not self._knowledge.is_confirmed(where, each)}
@@ -296,7 +289,7 @@ class Execution:
         """Note that an image is at its target, or will not be: what hangs on it follows, or never will."""
         whole, ended = image.delivery, [image]
         whole.present += image.work.skipped
-        whole.error = whole.error or image.error
+        whole.error = whole.error or (None if image.stands else image.error)
         if image.error is None:
             self.follow(image.then)
             place = (image.target.key, image.reference)
@@ -307,7 +300,7 @@ class Execution:
                 whole.planned.append(f"carry {image.artifact}")
         else:
             for each in ended: ended += each.then
-            whole.failed += sum(bool(each.artifact) for each in ended)
+            whole.failed += sum(bool(each.artifact) for each in ended) * (not image.stands)
         whole.open -= len(ended)
         self.conclude(whole)
     def follow(self, images: Sequence[Image]) -> None:

@@ -81,9 +81,10 @@ def names_absence(error: RegistryError) -> bool:
 def may_be_stale(error: RegistryError) -> bool:
     """Say whether a refused manifest may mean that something it names is gone (design.md section 7, I5)."""
     if error.status >= 500: return "MANIFEST_BLOB_UNKNOWN" in error.codes
-    # What an immutable tag is refused with (design.md section 9). zot and Quay say no more than MANIFEST_INVALID.
-    immutable = {"TAG_INVALID", "ImageTagAlreadyExistsException"} & {*error.codes}
-    return error.status not in (401, 403, 413, 429) and not immutable
+    return error.status not in (401, 403, 413, 429) and not is_immutable(error)  # zot and Quay say MANIFEST_INVALID
+def is_immutable(error: RegistryError) -> bool:
+    """Say whether this is how a tag that never moves is refused (design.md section 9)."""
+    return "TAG_INVALID" in error.codes or "ImageTagAlreadyExistsException" in error.message
 def grow(root: Manifest, fetched: Mapping[str, Manifest], source_digest: str) -> Tree:
     """Order an image's manifests so that each stands behind its own children (I2); ContentError for a deep one."""
     ordered: dict[str, Manifest] = {}

@@ -53,6 +53,7 @@ class Row(NamedTuple):
     upload: UploadStyle = "put"
     fallback: UploadStyle | None = None  # tried when `upload` is refused or reset
     put_limit: int | None = None  # bodies above it go by `chunks` of at most that size
+    foreign_uploads: bool = True  # whether an upload's Location may be on another host
     probe: Probe | None = "from"  # None: an unknown blob is asked for by HEAD
     page_size: int = 1000
     listing_has_digests: bool = False
@@ -77,9 +78,9 @@ ROWS: Mapping[Kind, Row] = MappingProxyType({
     # Three reports of its chunked PATCH contradict each other; a whole body is safe by all.
     "ghcr": Row(r"ghcr\.io", "protocol-facts.md section 7.1 (host, upload)", auth="ghcr", fallback="patch",
         paces=(Pace(f"{_READS} {_WRITES}", rate=20, burst=10),)),
-    # A whole PUT above about 20 MB is answered 413 or reset.
+    # A whole PUT above about 20 MB is answered 413 or reset. An upload stays at its host: specification section 8.2.
     "acr": Row(r"[a-z0-9-]+\.azurecr\.(?:io|cn|us)", "protocol-facts.md sections 6.1 (hosts), 6.5 (upload)",
-        auth="acr", put_limit=16 * 1024 * 1024,
+        auth="acr", put_limit=16 * 1024 * 1024, foreign_uploads=False,
         paces=(Pace(_READS, rate=130, burst=30), Pace(_WRITES, rate=26, burst=10))),
     "unknown": Row(None, "protocol-facts.md sections 7.9 (upload), 1.8 (mounts)", fallback="patch"),
 })  # fmt: skip

@@ -8,11 +8,11 @@ import json
 import re
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager
-from _regsync import oci, transport
+from _regsync import oci, pacing, transport
 from _regsync.errors import AuthError, ContentError, LoginExpired, ProtocolBroken, RegistryError, Side, SyncError, clean
 from _regsync.http1 import Lease, Pieces, Response
 from _regsync.pacing import LARGE_BODY
-from _regsync.providers import ROWS, api_repository
+from _regsync.providers import ROWS, UploadStyle, api_repository
 from _regsync.transport import Answer, Call, Host, Transport
 __all__ = ["Repository", "Upload"]
 
@@ -32,7 +32,7 @@ class Repository:
         self._transport, self.host, self.name, self.side = transport, host, name, side
         self.rights = "pull" if reads_only or side is Side.SOURCE else "pull,push"  # asking to push creates it on Quay
         self.api_name = api_repository(host.registry.host, name)  # Docker Hub's `library/` is on the wire only
-        self.key, self._base = (host.key, self.api_name), f"/v2/{self.api_name}"
+        self.key, self._base, self.row = (host.key, self.api_name), f"/v2/{self.api_name}", ROWS[host.registry.kind]
     def __str__(self) -> str: return f"{self.host.key}/{self.name}"
     def reference(self, reference: str) -> str:
         """Return the full name of a tag or digest here."""
@@ -50,8 +50,7 @@ class Repository:
         return Call(action, method, f"{self._base}/{path}", self.api_name, self.rights, headers, body)
     async def list_tags(self) -> dict[str, str | None] | None:
         """Return every tag, with its digest where the listing has it (Google's); None where no repository is known."""
-        row = ROWS[self.host.registry.kind]
-        size, tags, asked = row.page_size, dict[str, str | None](), set[int]()  # hashes: a Link may have 64 KiB
+        size, tags, asked = self.row.page_size, dict[str, str | None](), set[int]()  # hashes: a Link may have 64 KiB
         call = self.call("tag_list", "GET", f"tags/list?n={size}")
         with self.located("list tags of", str(self)):
             while len(asked) < _MOST_PAGES:
@@ -62,7 +61,7 @@ class Repository:
                     if "PAGINATION_NUMBER_INVALID" not in error.codes or size <= 100: raise
                     size, call = 100, self.call("tag_list", "GET", "tags/list?n=100")  # an older maximum (section 1.11)
                     continue
-                found = _tags_of(answer.body, row.listing_has_digests)
+                found = _tags_of(answer.body, self.row.listing_has_digests)
                 fresh = [tag for tag in found if tag not in tags]
                 tags.update(found)
                 if len(tags) > _MOST_TAGS: raise ContentError(f"the listing has more than {_MOST_TAGS} tags")
@@ -179,14 +178,17 @@ class _Counted:
         return piece
 
 class Upload:
-    """One blob on its way into a repository: `start`, then `put` unless that is unnecessary. The caller holds permits
+    """One blob on its way into a repository: `start`, then `send` unless that is unnecessary. The caller holds permits
     and lease (all goes over one connection); `session` is the path of the open upload session, empty without one, which
     holds `offset` bytes already; `broken` is that of one whose body broke, where the registry may know it still."""
     def __init__(self, repository: Repository, transport: Transport, lease: Lease, blob: oci.Descriptor) -> None:
         self.repository, self._transport, self._lease, self.blob = repository, transport, lease, blob
         self._origin, self.session, self.broken, self.offset = repository.host.origin, "", "", 0
-        # Whether a HEAD said so; whether the last body began with the first byte; whether a 401 renewed the login.
+        # Whether a HEAD said so; whether a body began with the first byte; whether a 401 renewed the login.
         self.absent, self.begun, self._renewed = False, False, False
+        self.style: UploadStyle = "put"
+        self.let_go = lease.settle  # others have the connection meanwhile: what waits without a permit holds none (I8)
+        self.turned, self.patience = False, pacing.Patience(pacing.ATTEMPTS)  # its dialect; anew with each chunk
     async def start(self, mount_from: str | None = None) -> bool:
         """Open an upload session, or mount from another repository (empty: any, at Google's): True when now present.
         A refused mount is a session (202) like any other (section 1.8); an error not passing leads to a plain POST."""
@@ -200,14 +202,13 @@ class Upload:
         return await self._post("")
     async def whole(self, body: bytes) -> bool:
         """Upload in one POST (section 1.7, D): True when taken; else a session may be open (`session`)."""
-        self.begun = True
         try: return await self._post(f"?digest={self.blob.digest}", _OCTETS, body=body)
         except RegistryError as error:
             if error.retryable or error.status in (401, 403): raise
             return False
     async def _post(self, query: str, *headers: tuple[str, str], body: bytes = b"", reads: str = "") -> bool:
         """Say whether the answer is that the blob is there; else it opens a session."""
-        repository = self.repository
+        repository, self.begun = self.repository, bool(body)
         call = repository.call("upload_start", "POST", f"blobs/uploads/{query}", *headers, body=body)
         call = call._replace(also=((reads, "pull"),) if reads else ())
         async with self._transport.opened(repository.host, call, lease=self._lease) as response:
@@ -222,47 +223,55 @@ class Upload:
         if location is None: raise ProtocolBroken("the upload was accepted without a Location")
         origin, path = transport.resolve_location(own, call.path, location)
         transport.check_foreign(own, origin)
+        if origin != own and not self.repository.row.foreign_uploads:
+            raise ProtocolBroken(f"the registry sends the upload to another host ({clean(origin.host, 100)}), refused")
         # Only now: a session that is refused is not cancelled either.
         self._origin, self.session, self.broken, self.offset = origin, path, "", offset
     async def resume(self) -> None:
-        """Ask for what the session of a broken body has kept (section 1.9); with any of it that session is open again.
-        A host that has forgotten one is not asked again (design.md section 6, rule 16)."""
+        """Ask for what the session of a broken body has kept (section 1.9); with any of it, or in chunks, it is open
+        again. A host that has forgotten one is not asked again (design.md section 6, rule 16)."""
         repository, call = self.repository, self.repository.call("upload_start", "GET", "")._replace(path=self.broken)
+        chunks = self.style == "chunks"
         try:
             async with self._transport.opened(repository.host, call, lease=self._lease) as response:
                 await repository.expect(response, 204)
                 self.broken = ""
                 end = re.fullmatch("0-([0-9]{1,18})", response.headers.get("range") or "")
-                # `0-0` says nothing: distribution answers so for no byte and for one.
-                if end and 0 < int(end[1]) < self.blob.size: self._opened(call, response, int(end[1]) + 1)
+                # `0-0` says nothing: distribution answers so for no byte and for one. What was acknowledged counts.
+                kept = max(int(end[1]) + 1 if end and int(end[1]) else 0, self.offset * chunks)
+                if (kept or chunks) and kept <= self.blob.size: self._opened(call, response, kept)
         except RegistryError as error:
             if error.retryable and not error.forgot_session: raise
+            if error.forgot_session:
+                self.session = ""  # a chunk may go again to where it went, else
             repository.host.resumes, self.broken = False, ""
-    async def let_go(self) -> None:
-        """Let others have the connection until `put`: what waits without a permit holds none (I8)."""
-        await self._lease.settle()
-    async def put(self, pieces: Pieces) -> bool:
-        """Stream the blob and close the session; False when only a HEAD can tell whether it arrived. Raises what the
-        source raises, RegistryError when refused, WireError when the line broke."""
-        host, repository = self.repository.host, self.repository
-        join = "&" if "?" in self.session else "?"
-        rest = (("Content-Range", f"{self.offset}-{self.blob.size - 1}"),) if 0 < self.offset < self.blob.size else ()
-        call = self._call("upload_body", "PUT", f"{join}digest={self.blob.digest}", _OCTETS, *rest)
+    async def send(self, pieces: Pieces, *, last: bool = True) -> bool:
+        """Stream the blob, or a part before the `last`, which closes the session; False when only asking tells whether
+        it arrived. Raises what the source raises, RegistryError when refused, WireError when the line broke."""
+        host, repository, own = self.repository.host, self.repository, self._origin == self.repository.host.origin
+        end, sized = self.offset + pieces.length, self.offset or (self.style == "chunks" and not last)
+        span = (("Content-Range", f"{self.offset}-{end - 1}"),) if pieces.length and sized else ()
+        digest = f"{'&' if '?' in self.session else '?'}digest={self.blob.digest}" if last else ""
+        action = "upload_body" if pieces.length or not last else "upload_finish"
+        call = self._call(action, "PUT" if last else "PATCH", digest, _OCTETS, *span)
         timeouts = self._transport.edge.timeouts
         seconds = timeouts.finish + self.blob.size / timeouts.finish_bytes_per_second
         used = await self._transport.login(host, call, before_body=True)
-        self.broken, self.begun = self.session if host.resumes and self._origin == host.origin else "", not self.offset
+        self.broken = self.session if host.resumes and own and self.style != "patch" else ""
+        self.begun = self.begun or not self.offset
         async with self._transport.metered(host, call, self._lease) as hear, self._kept(call) as lease:
             response = await lease.exchange(call.request(used), seconds, _Counted(pieces, hear))
             hear(response)
             if not response.early or response.status < 500:
                 self.broken = ""  # that session has got its answer
-            if response.status == 401 and self._origin == host.origin and not self._renewed:
+            if response.status == 401 and own and not self._renewed:
                 body, self._renewed = await response.read(transport.ERROR_BODY), True
                 await self._transport.relearn(host, call, used, Answer(401, response.headers, body))
-                raise LoginExpired("the login expired during the upload")  # the transfer begins the blob again
-            await repository.expect(response, 201, 204)
-            repository.compare(response, self.blob.digest)
+                raise LoginExpired("the login expired during the upload")  # what was sent begins again
+            await repository.expect(response, 201, 204, *(() if last else (202,)))
+            self.session = ""
+            if last: repository.compare(response, self.blob.digest)
+            elif not response.early: self._opened(call, response, end)
             return not response.early
     async def cancel_upload(self) -> None:
         """End the session, which gets no body (section 1.9): one request, whose answer says nothing."""
@@ -274,7 +283,9 @@ class Upload:
         return call._replace(path=self.session + query, origin=self._origin)
     def _kept(self, call: Call) -> AbstractAsyncContextManager[Lease]:
         """Give the session's last request, which is counted, its connection."""
-        host, self.session = self.repository.host, ""  # whatever happens to a body, its session takes no other
+        host = self.repository.host
+        if self.style != "chunks":
+            self.session = ""  # whatever happens to a body, its session takes no other
         host.requests[call.action] += 1
         return self._transport.kept(host, self._origin, self._lease if self._origin == host.origin else None)
 def _tags_of(body: bytes, with_digests: bool) -> dict[str, str | None]:

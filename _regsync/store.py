@@ -19,6 +19,7 @@ from _regsync.errors import SyncError, clean
 from _regsync.fips import DIGEST_HEX_LENGTHS, new_hash
 from _regsync.http1 import PIECE
 from _regsync.oci import Descriptor, split_digest
+from _regsync.pacing import Limit
 from _regsync.state import EMPTY, Archive, Damaged, folded, unframe
 __all__ = ["SMALL_BLOB", "FilePieces", "MemoryPieces", "NoRoom", "Reader", "Staging", "StagingFailed", "StateFile",
     "read_whole"]
@@ -67,11 +68,12 @@ async def read_whole(blob: Descriptor, read: Reader) -> bytes:
 
 class MemoryPieces:
     """A body that is in memory."""
-    def __init__(self, body: bytes, offset: int = 0) -> None:
+    def __init__(self, body: bytes | bytearray, offset: int = 0) -> None:
         self.length, self._body, self.complete = len(body) - offset, memoryview(body)[offset:], False
     async def next(self) -> memoryview:
-        given, self.complete = self.complete, True
-        return memoryview(b"") if given else self._body
+        given, self._body = self._body[:PIECE], self._body[PIECE:]
+        self.complete = not self._body
+        return given
 
 class FilePieces:
     """A body read from a staged file."""
@@ -80,9 +82,13 @@ class FilePieces:
         self._buffer = memoryview(bytearray(min(PIECE, max(size, 1))))
         staged.seek(offset)
     async def next(self) -> memoryview:
-        with _disk(): count = await anyio.to_thread.run_sync(self._file.readinto, self._buffer)
+        left = self._buffer[: self._size - self._file.tell()]
+        with _disk(): count = await anyio.to_thread.run_sync(self._file.readinto, left)
         self.complete = self._file.tell() == self._size
         return self._buffer[: count or 0]
+    def cover(self, start: int, end: int) -> FilePieces:
+        """Give a part of it, which is read again when it is asked for again."""
+        return FilePieces(self._file, end, start)
 def _is_whole(path: str, blob: Descriptor) -> bool:
     """Say whether a killed run left a blob whole; what it left otherwise goes."""
     if not os.path.isfile(path) or os.path.islink(path): return False
@@ -106,6 +112,7 @@ class Staging:
         self._files: dict[str, tuple[str, int]] = {}  # path and size, the least recently used first
         self._readers, self._asked = Counter[str](), Counter[str]()  # how many read a file now, or are about to read
         self._failed: StagingFailed | None = None
+        self.parts = Limit(_MEMORY_BUDGET // SMALL_BLOB)  # what parts of others have of that, in small blobs
     def _folder(self, algorithm: str) -> str:
         if not self._directory:
             import tempfile
@@ -125,12 +132,8 @@ class Staging:
         self._asked[blob.digest] += 1
         async with self._pulling.setdefault(blob.digest, anyio.Lock()):
             if blob.digest in self._memory or blob.digest in self._files: return
-            # The least recently used goes (rule 13), unless who had it brought has still to read it.
-            while (not disk and self._memory_size + blob.size > _MEMORY_BUDGET
-                    and (unused := next((each for each in self._memory if not self._asked[each]), None))):
-                self._memory_size -= len(self._memory.pop(unused))
             # What memory has no room for goes to disk: it would have to be read from its source again.
-            if blob.size > SMALL_BLOB or self._memory_size + blob.size > _MEMORY_BUDGET:
+            if blob.size > SMALL_BLOB or self.make_way(blob.size, evict=not disk) < 0:
                 if not disk: raise NoRoom("memory is full")
                 await self._pull_file(blob, read)
                 return
@@ -138,6 +141,13 @@ class Staging:
             try: self._memory[blob.digest] = await read_whole(blob, read)
             finally:
                 if blob.digest not in self._memory: self._memory_size -= blob.size
+    def make_way(self, size: int = 0, *, evict: bool = True) -> int:
+        """Return the room left in memory; what was used least recently goes for it, unless it is to be read."""
+        room = _MEMORY_BUDGET - self.parts.in_use * SMALL_BLOB - size
+        while (evict and self._memory_size > room
+                and (unused := next((each for each in self._memory if not self._asked[each]), None))):
+            self._memory_size -= len(self._memory.pop(unused))
+        return room - self._memory_size
     async def _pull_file(self, blob: Descriptor, read: Reader) -> None:
         if self._failed is not None: raise self._failed.again()
         self._make_room(blob)

@@ -324,12 +324,13 @@ class Run:
         if whole.record and (whole.error is None or whole.known[2]):
             self._knowledge.looked(whole.record, bits if whole.error is None else 0, whole.listed)
         synced, failed = "synced" if self.rehearsal is None else "would_sync", whole.error is not None
-        unchanged = whole.there and not whole.brought
+        unchanged = (whole.there or whole.stands is not None) and not whole.brought
+        reason = "unchanged" if whole.stands is None else "tag_immutable_exists"
         self._end(whole.source_name, whole.target.reference(whole.reference),
             "failed" if failed else "skipped" if unchanged else synced,
-            reason="unchanged" if unchanged and not failed else None, digest=None if failed else whole.digest,
-            source_digest=whole.source_digest, error=whole.error, bytes=whole.bytes,
-            duration=anyio.current_time() - whole.began, transferred=tuple(whole.transferred), mounted=whole.mounted,
-            skipped=whole.present, planned=tuple(whole.planned),
-            artifacts={"synced": len(whole.brought), "skipped": whole.skipped, "failed": whole.failed,
-            "stripped": whole.stripped})
+            reason=reason if unchanged and not failed else None,
+            digest=None if failed else whole.stands or whole.digest, source_digest=whole.source_digest,
+            error=whole.error, bytes=whole.bytes, duration=anyio.current_time() - whole.began,
+            transferred=tuple(whole.transferred), mounted=whole.mounted, skipped=whole.present,
+            planned=tuple(whole.planned), artifacts={"synced": len(whole.brought), "skipped": whole.skipped,
+            "failed": whole.failed, "stripped": whole.stripped})

@@ -17,16 +17,18 @@ from _regsync.fips import hash_hex, new_hash
 from _regsync.http1 import PIECE
 from _regsync.pacing import LARGE_BODY, Want
 from _regsync.plan import Tree
-from _regsync.providers import ROWS
+from _regsync.providers import UploadStyle
 from _regsync.registry import Repository, Upload
 from _regsync.state import Knowledge, RepositoryKey
-from _regsync.store import FilePieces, MemoryPieces, NoRoom, Reader, Staging, StagingFailed, read_whole
+from _regsync.store import SMALL_BLOB, FilePieces, MemoryPieces, NoRoom, Reader, Staging, StagingFailed, read_whole
 from _regsync.transport import Transport
 __all__ = ["Brought", "Mover", "Relay", "known_body"]
 
 # design.md section 6 rule 16: a blob starts again at most twice; when a lost answer is asked for; how long a source is
 # waited for in all, which a target's own time-outs allow; how far apart the states of a hash are kept.
 _BLOB_STARTS, _LOST_ANSWER_PAUSES, _SOURCE_GRACE, _CHECKPOINT = 3, (0.0, 1.0, 3.0), 20.0, 16 * 1024 * 1024
+# Where the gate counts the memory of parts, which is no registry's; codes that may mean "not in this way".
+_PARTS, _NOT_SO = "", {"UNSUPPORTED", "BLOB_UPLOAD_INVALID"}
 _WHOLE_BLOB = 64 * 1024  # rule 12: up to this a blob goes in one request where the registry takes it so
 
 class Brought(NamedTuple):
@@ -52,6 +54,7 @@ class Relay:
         while self._checkpoints[-1][0] > offset: self._checkpoints.pop()
         self._count, running = self._checkpoints[-1]
         self._hash, self._skip, self.length = running.copy(), offset, self._blob.size - offset
+        self._until = self._blob.size + 1  # no piece reaches farther
         self.complete = self.complete and not self.length
         self._buffer = memoryview(bytearray(min(PIECE, self._blob.size + 1)))
         async with self._stack:
@@ -66,11 +69,16 @@ class Relay:
         with self.source.located("fetch blob", self.source.reference(self._blob.digest)):
             while not (piece or self.complete): piece = await self._read()
         return piece
+    async def part(self, end: int) -> bytearray:
+        """Return what comes before an offset: all that is left is verified before a byte of it goes on."""
+        whole, self._until = bytearray(), end
+        while self._count < end: whole += await self.next()
+        return whole
     async def _read(self) -> memoryview:
         """Take in one more piece, or open the rest of a body that broke; return what the target lacks of it."""
         size, began = self._blob.size, self._count
         try:
-            count = await self._response.read_into(self._buffer)
+            count = await self._response.read_into(self._buffer[: self._until - began])
             if not count and began < size: raise Disconnected(f"the blob ended after {began} of {size} bytes")
         except WireError as broken:
             await self._resume(broken)
@@ -118,6 +126,7 @@ class Mover:
             moved: Callable[[int], None]) -> None:
         self._transport, self._knowledge, self._staging, self._moved = transport, knowledge, staging, moved
         self._admitted, self._disk_works = transport.gate.admitted, True
+        transport.gate.limits[_PARTS] = staging.parts
         # Where an upload was accepted, and hosts that answered one in one request: unset while the first is under way.
         self._accepted: dict[RepositoryKey, anyio.Event] = {}
         self._tried: dict[str, anyio.Event] = {}
@@ -139,8 +148,7 @@ class Mover:
                             async with self._admitted((Want(target.host.key),)): await upload.cancel_upload()
         return None
     async def _bring(self, upload: Upload, step: Step, relay: Relay, fan_out: bool, disk: bool) -> Brought:
-        patience, broken, log = pacing.Patience(pacing.ATTEMPTS), 0, self._transport.edge.log
-        target, blob = upload.repository, upload.blob
+        broken, log, target, blob = 0, self._transport.edge.log, upload.repository, upload.blob
         while True:
             try:
                 upload.begun = False
@@ -148,7 +156,9 @@ class Mover:
             except _Unanswered as lost:
                 await upload.let_go()
                 error: SyncError = lost.args[0]
-                if await self._arrived(upload): return Brought(uploaded=True, bytes=blob.size)
+                if await self._arrived(upload):
+                    upload.session = ""  # it has ended with that
+                    return Brought(uploaded=True, bytes=blob.size)
             except StagingFailed as caught:  # a full disk fails nothing: each target reads for itself (design.md 8)
                 news, fan_out = self._disk_works and not isinstance(caught, NoRoom), False
                 log("warning" if news else "debug", "staging", f"{caught}; each target reads for itself")
@@ -157,10 +167,12 @@ class Mover:
             except SyncError as caught: error = caught
             error.located(Side.TARGET, "push blob", target.reference(blob.digest))
             step = step._replace(mount_from=None)  # whatever went wrong with it, an upload does not depend on it
-            pause = self._transport.pause_after(error, patience, relay.source.host, target.host)
             broken += upload.begun and (isinstance(error, WireError) or getattr(error, "forgot_session", False))
+            pause = (0.0 if self._turned(upload, error, broken)
+                else self._transport.pause_after(error, upload.patience, relay.source.host, target.host))
             if broken == _BLOB_STARTS: raise error
-            log("debug", "retry", f"{error}; the blob {'goes on, if it can' if upload.broken else 'begins again'}")
+            log("debug", "retry", f"{error}; it {'goes on' if upload.broken or upload.session else 'begins again'}")
+            error.shed()  # its frames hold a part of the blob
             await upload.let_go()
             await anyio.sleep(pause)
     async def _arrived(self, upload: Upload) -> bool:
@@ -195,9 +207,11 @@ class Mover:
                 if host in self._tried: self._tried[host].set()
         self._accepted.setdefault(upload.repository.key, anyio.Event())
         if known is None and not fan_out:
-            async with self._admitted((reading, write), rank) as permit:
+            parts = -(-min(blob.size, upload.repository.row.put_limit or 0) // SMALL_BLOB)
+            async with self._admitted((reading, write, *parts * (Want(_PARTS),)), rank) as permit:
                 if begun := await self._begin(upload, step): return begun
                 await self._transport.gate.take(permit, draws, put, let_go=upload.let_go)
+                self._staging.make_way()
                 async with relay.opened(upload.offset): return await self._send(upload, relay)
         async with self._admitted((Want(host),), rank):
             begun = await self._begin(upload, step)
@@ -214,7 +228,8 @@ class Mover:
         target, blob, host = upload.repository, upload.blob, upload.repository.host.key
         takes = partial(self._knowledge.fact, f"whole {host}")
         # Elsewhere the POST that asks and starts costs no more than a HEAD, and may save the bytes.
-        asks = not self._knowledge.is_empty(target.key) and self._may_probe(target)
+        probes = self._knowledge.may_probe(target.key, target.row.probe is not None)
+        asks = probes and not self._knowledge.is_empty(target.key)
         small = step.mount_from is None and blob.size <= _WHOLE_BLOB
         if not small or asks or takes() is False or (known is None and not await self._accepts(target.key)):
             return False
@@ -244,8 +259,6 @@ class Mover:
             if not done and not upload.session: await upload.start()
             self._knowledge.learn(f"whole {host}", done)
             return Brought(uploaded=True, bytes=len(body)) if done else await self._send(upload, MemoryPieces(body))
-    def _may_probe(self, target: Repository) -> bool:
-        return self._knowledge.may_probe(target.key, ROWS[target.host.registry.kind].probe is not None)
     async def _accepts(self, where: RepositoryKey) -> bool:
         """Say whether a repository has accepted an upload; wait for the one that finds out (rule 14)."""
         if self._knowledge.was_used(where) and not self._knowledge.is_empty(where): return True
@@ -276,10 +289,9 @@ class Mover:
         return Brought() if await upload.repository.has_blob(upload.blob) else None
     async def _there(self, upload: Upload) -> Brought | None:
         target, knowledge = upload.repository, self._knowledge
-        absent = not self._may_probe(target)
+        absent = not knowledge.may_probe(target.key, target.row.probe is not None)
         if absent and await self._is_there(upload): return Brought()
-        probe = ROWS[target.host.registry.kind].probe
-        if not await upload.start({"from": target.api_name, "bare": ""}.get(probe or "")):
+        if not await upload.start({"from": target.api_name, "bare": ""}.get(target.row.probe or "")):
             knowledge.learn_probe(target.key, absent=absent)
             return None
         if not knowledge.probe_is_trusted(target.key):  # who answers 201 to anything must not make us skip (rule 11)
@@ -293,17 +305,65 @@ class Mover:
         if not upload.absent: self._knowledge.miss(upload.repository.key, upload.blob.digest)
         upload.absent = True
         return False
-    @staticmethod
-    async def _send(upload: Upload, body: Relay | MemoryPieces | FilePieces) -> Brought:
+    def _style(self, upload: Upload) -> UploadStyle:
+        """Choose the dialect of a body by its registry's kind, and by what was learnt of the registry."""
+        row, least = upload.repository.row, self._knowledge.fact(f"patch {upload.repository.host.key}")
+        if row.put_limit and upload.blob.size > row.put_limit: return "chunks"
+        return row.fallback if row.fallback and isinstance(least, int) and upload.blob.size >= least else row.upload
+    def _turned(self, upload: Upload, error: SyncError, broken: int) -> bool:
+        """Turn once to the other dialect: a body was refused as protocol-facts.md section 7.9 says, or broke in all
+        attempts but the last. A limit of size says nothing of smaller bodies."""
+        other, size, fact = upload.repository.row.fallback, upload.blob.size, f"patch {upload.repository.host.key}"
+        status, codes = getattr(error, "status", 0), getattr(error, "codes", ())
+        wrong = status in (405, 411, 501) or (status == 400 and _NOT_SO.intersection(codes))
+        reset = broken == _BLOB_STARTS - 1 and isinstance(error, Disconnected) and error.side is Side.TARGET
+        turns = bool(other and upload.begun and not upload.turned and (wrong or reset or status in (413, 416)))
+        if turns:
+            least = min(0 if wrong else size, self._knowledge.fact(fact) or size)
+            self._knowledge.learn(fact, None if upload.style == other else least)
+            upload.turned, upload.broken = True, ""
+        return turns
+    async def _send(self, upload: Upload, body: Relay | MemoryPieces | FilePieces) -> Brought:
         """Stream the body, or its rest; _Unanswered when only asking can tell whether a whole body arrived."""
+        last, upload.style = body, self._style(upload)
         try:
-            with _answered(body):
-                if await upload.put(body): return Brought(uploaded=True, bytes=upload.blob.size)
+            if upload.style != "put": last = await self._send_parts(upload, body)
+            elif upload.repository.row.put_limit and isinstance(body, Relay):
+                last = MemoryPieces(await body.part(upload.blob.size))
+            with _answered(last):
+                if await upload.send(last): return Brought(uploaded=True, bytes=upload.blob.size)
         except RegistryError as error:
-            if error.retryable or not upload.offset: raise
-            upload.repository.host.resumes = False  # it had more, or less, than it said: the blob begins again
+            if error.retryable or not upload.offset or error.status in (401, 403): raise
+            upload.repository.host.resumes, upload.session = (
+                False,
+                "",
+            )  # it had more, or less, than it said: the blob begins again
             raise Disconnected(f"the rest of a broken upload was refused: {error.message}") from error
         raise _Unanswered(Disconnected("the registry answered before the blob was sent"))
+    async def _send_parts(self, upload: Upload, body: Relay | MemoryPieces | FilePieces) -> MemoryPieces:
+        """Send what the session lacks by PATCH, whole or in chunks (specification section 8.2); return what is left. A
+        chunk that breaks goes again, from memory or disk, unless what was admitted would be held for too long."""
+        limit, end, part = upload.repository.row.put_limit, 0, body
+        while upload.offset < upload.blob.size:
+            if limit and upload.offset >= end:
+                start, end = upload.offset, min(upload.offset + limit, upload.blob.size)
+                held = await body.part(end) if isinstance(body, Relay) else None
+            try:
+                if upload.broken: await upload.resume()
+                if not upload.session: raise Disconnected("the registry has forgotten the upload")
+                if isinstance(body, FilePieces) and limit: part = body.cover(upload.offset, end)
+                elif limit and held: part = MemoryPieces(held, upload.offset - start)
+                if part.length and not await upload.send(part, last=False):
+                    raise Disconnected("the registry answered before what was sent had arrived")
+                upload.patience = pacing.Patience(pacing.ATTEMPTS)
+            except SyncError as error:
+                if getattr(error, "forgot_session", False): upload.session = ""
+                if not upload.session: raise
+                pause = self._transport.pause_after(error, upload.patience, upload.repository.host)
+                if max(pause, getattr(error, "retry_after", None) or 0.0) > _SOURCE_GRACE: raise
+                self._transport.edge.log("debug", "retry", f"{error}; the chunk goes again")
+                await anyio.sleep(pause)
+        return MemoryPieces(b"")
     async def absent(self, tree: Tree, target: Repository) -> frozenset[str]:
         """Ask which blobs and children of an image a target lacks."""
         blobs = {blob.digest: blob for manifest in (tree.root, *tree.children) for blob in manifest.blobs}

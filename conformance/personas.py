@@ -19,6 +19,7 @@ from types import MappingProxyType
 from typing import Any, Literal, TypeAlias
 from urllib.parse import quote, urlencode
 
+from . import dialects
 from .app import App
 from .azure import CLOUDS, Cloud, Directory, Exchange
 from .distribution import AFTER, BEFORE, JUDGES, REWRITES, REWRITES_3
@@ -112,6 +113,12 @@ class Provider(App):
             self.tokens.realm = origins["token"] + self.tokens.path
         if self.storage is not None:
             self.storage.origin = origins["storage"]
+
+    def kind_of(self, request: Request) -> str:
+        """Name what a request asks for, whatever path a Location has."""
+        for rewrite in self.row.rewrites:
+            rewrite(self, request)
+        return request.kind
 
     def start(self, request: Request) -> Answer | Reception:
         """Decide as the strict registry, on what the row makes of the request, and amend the answer."""
@@ -274,11 +281,13 @@ def _acr(cloud: Cloud) -> Persona:
 
     host = f"name.{cloud.suffix}"
     return Persona(
-        source="protocol-facts.md sections 6.1 to 6.4",
+        source="protocol-facts.md sections 6.1 to 6.5",
         hosts={"registry": host, "authority": cloud.authority},
         tokens={"service": host, "anonymous": False},
         service=Exchange,
         parts=directory,
+        caps=dialects.acr_caps,
+        before=(dialects.acr_chunks,),
     )
 
 
@@ -292,10 +301,11 @@ def _google_grants(user: str | None, access: Access) -> bool:
 def _google(host: str) -> Persona:
     """Describe a registry of Google's; `tokens.google` is to be who gives access tokens."""
     return Persona(
-        source="protocol-facts.md sections 5.1, 5.2",
+        source="protocol-facts.md sections 5.1, 5.2, 5.5",
         hosts={"registry": host},
         tokens={"service": host, "path": "/v2/token", "grants": _google_grants},
         service=GoogleTokens,
+        before=(dialects.no_chunks,),
     )
 
 
@@ -328,6 +338,19 @@ _REFERRERS: Mapping[str, Mapping[str, Any]] = {
     "unknown-200-in-html": {"options": _NO_API, "before": (page(200),)},
     "unknown-redirected": {"options": _NO_API, "before": (led_to_a_page,)},
 }
+
+
+# Clouds. What a POST with the whole blob does there nobody says; what is left of a broken body is lost.
+_CLOUD: Mapping[str, Any] = {"single_post": False, "resumable": False}
+_ECR_ACCOUNTS: Sequence[tuple[str, str, Literal["committed", "never"]]] = (
+    ("ecr", "123456789012", "never"),
+    ("ecr_mounting", "210987654321", "committed"),
+)
+_GHCR_FORMS: Sequence[tuple[str, str, Sequence[Before]]] = (
+    ("ghcr", "ghcr.io", ()),
+    ("ghcr_405", "ghcr-405.test", (dialects.no_whole_put(405),)),
+    ("ghcr_416", "ghcr-416.test", (dialects.no_whole_put(416, "REQUESTED_RANGE_NOT_SATISFIABLE"),)),
+)
 
 
 PERSONAS: Mapping[str, Persona] = MappingProxyType(
@@ -374,6 +397,66 @@ PERSONAS: Mapping[str, Persona] = MappingProxyType(
         **{f"acr-{key}": _acr(cloud) for key, cloud in CLOUDS.items()},
         "gar": _google("europe-docker.pkg.dev"),
         "gcr": _google("gcr.io"),
+        # Of the clouds: how they take blobs. Nobody has to log in, unless a test says `auth`.
+        **{
+            name: Persona(
+                source="protocol-facts.md sections 4.7 to 4.9",
+                hosts={"registry": f"{account}.dkr.ecr.eu-west-1.amazonaws.com"},
+                options=_CLOUD,
+                mount=mount,  # BLOB_MOUNTING is a setting of the account
+                caps=dialects.ecr_caps,
+                throttled="Rate exceeded",
+                before=(dialects.absent_repository, dialects.unreferenced),
+                after=(dialects.worded_as_ecr, dialects.seen_late),
+            )
+            for name, account, mount in _ECR_ACCOUNTS
+        },
+        "ecr_public": Persona(
+            source="protocol-facts.md sections 4.7, 4.8 (ECR Public), 4.9",
+            hosts={"registry": "public.ecr.aws"},
+            options=_CLOUD,
+            mount="never",
+            caps=dialects.ecr_public_caps,
+            throttled="Rate exceeded",
+            before=(dialects.absent_repository, dialects.unreferenced),
+            after=(dialects.worded_as_ecr, dialects.seen_late),
+        ),
+        "gar_open": Persona(
+            source="protocol-facts.md section 5.5 (uploads, mounts)",
+            hosts={"registry": "europe-west1-docker.pkg.dev"},
+            options=_CLOUD,
+            mount="never",
+            caps=dialects.google_caps,
+            rewrites=(dialects.from_elsewhere,),
+            before=(dialects.no_chunks,),
+            after=(dialects.elsewhere,),
+        ),
+        "gcr_open": Persona(
+            source="protocol-facts.md sections 1.8 (mount without from), 5.5 (uploads)",
+            hosts={"registry": "eu.gcr.io"},
+            options=_CLOUD,
+            caps=dialects.google_caps,
+            rewrites=(dialects.from_elsewhere,),
+            before=(dialects.no_chunks, dialects.bare_mount),
+            after=(dialects.elsewhere,),
+        ),
+        **{
+            name: Persona(
+                source="protocol-facts.md sections 7.1 (upload, referrers, rate), 7.9 (what is refused)",
+                hosts={"registry": host},
+                options={**_CLOUD, "referrers_api": False},
+                caps=lambda provider: (Cap(2000, 60.0),),
+                before=(dialects.ghcr_chunks, *refuses),
+            )
+            for name, host, refuses in _GHCR_FORMS
+        },
+        "acr": Persona(
+            source="protocol-facts.md section 6.5",
+            hosts={"registry": "team.azurecr.io"},
+            options=_CLOUD,
+            caps=dialects.acr_caps,
+            before=(dialects.acr_chunks,),
+        ),
         "redirecting": Persona(
             source="protocol-facts.md sections 1.2, 1.13; R1 and R4 of 9.2",
             hosts={"registry": "redirecting.test", "storage": "storage.test"},
