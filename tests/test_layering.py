@@ -82,7 +82,8 @@ RESERVED: dict[str, set[str]] = {
     "hmac": {"fips"},
     "secrets": {"fips"},
     "_hashlib": {"fips"},
-    "_ssl": {"version"},
+    "_ssl": {"rsa", "version"},
+    "ctypes": {"rsa"},
     "asyncio": set(),  # anyio is the one way to wait
     "importlib": set(),  # imports that this file cannot see
     "subprocess": set(),  # the service calls no other program

@@ -1,0 +1,126 @@
+"""Signatures by the interpreter's own libcrypto, under every Python beside this one, as `openssl` makes them."""
+
+from __future__ import annotations
+
+import _ssl
+import ctypes
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import padding
+
+from _regsync import rsa
+from _regsync.rsa import sign_rs256
+from conformance.google import make_key
+
+ROOT = Path(__file__).resolve().parent.parent
+# The interpreter that runs the tests, and those that are installed beside its base.
+BESIDE = [
+    path for minor in range(10, 20) for path in Path(sys.base_prefix).parent.glob(f"3.{minor}.*/bin/python3.{minor}")
+]
+PYTHONS = {"this": sys.executable, **{path.name: str(path) for path in BESIDE}}
+
+SIGN = """
+import json, sys
+sys.path.insert(0, sys.argv[1])
+from _regsync.rsa import sign_rs256
+key, message = json.load(sys.stdin)
+print(sign_rs256(key, message.encode()).hex())
+"""
+
+
+def openssl(*arguments: str, text: str = "") -> str:
+    return subprocess.run(["openssl", *arguments], input=text, capture_output=True, text=True, check=True).stdout
+
+
+def signed_elsewhere(pem: str, message: bytes) -> bytes:
+    key = serialization.load_pem_private_key(pem.encode(), password=None)
+    return bytes(key.sign(message, padding.PKCS1v15(), hashes.SHA256()))  # type: ignore[union-attr, call-arg, arg-type]
+
+
+@pytest.mark.parametrize("message", [b"", b"hello", b"\0" * 3, bytes(range(256)) * 5000])
+def test_a_signature_is_the_one_there_is(message: bytes) -> None:
+    key = make_key()
+    signature = sign_rs256(key.pem, message)
+    assert signature == signed_elsewhere(key.pem, message)
+    assert key.verifies(signature, message)
+    assert not key.verifies(signature, message + b".")
+    assert not make_key(1).verifies(signature, message)
+
+
+def test_forms_and_sizes_of_keys() -> None:
+    pem = make_key().pem
+    older = openssl("rsa", "-traditional", text=pem)
+    assert older.startswith("-----BEGIN RSA PRIVATE KEY-----")
+    for form in (older, pem.replace("\n", "\r\n"), f"a comment\n{pem}\n\n", pem.strip()):
+        assert sign_rs256(form, b"x") == sign_rs256(pem, b"x")
+    longer = openssl("genpkey", "-algorithm", "RSA", "-pkeyopt", "rsa_keygen_bits:3072")
+    assert sign_rs256(longer, b"x") == signed_elsewhere(longer, b"x")
+
+
+def broken(change: Callable[[list[str]], list[str]]) -> str:
+    return "\n".join(change(make_key().pem.splitlines()))
+
+
+REFUSED = {
+    "empty": (lambda: "", "is not an RSA key"),
+    "text": (lambda: "secret-secret", "is not an RSA key"),
+    "no-end": (lambda: broken(lambda lines: lines[:-1]), "is not an RSA key"),
+    "cut": (lambda: broken(lambda lines: lines[:10] + lines[-1:]), "does not parse"),
+    "no-base64": (lambda: broken(lambda lines: [*lines[:2], "-", *lines[2:]]), "does not parse"),
+    "certificate": (lambda: make_key().pem.replace("PRIVATE KEY", "CERTIFICATE"), "is not an RSA key"),
+    "public": (lambda: openssl("rsa", "-pubout", text=make_key().pem), "is not an RSA key"),
+    "elliptic": (
+        lambda: openssl("genpkey", "-algorithm", "EC", "-pkeyopt", "ec_paramgen_curve:P-256"),
+        "is not an RSA",
+    ),
+    "edwards": (lambda: openssl("genpkey", "-algorithm", "ED25519"), "is not an RSA key"),
+    "encrypted": (lambda: openssl("pkcs8", "-topk8", "-passout", "pass:x", text=make_key().pem), "is encrypted"),
+    "encrypted-older": (
+        lambda: openssl("rsa", "-traditional", "-aes128", "-passout", "pass:x", text=make_key().pem),
+        "is encrypted",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_a_key_of_no_use_is_refused_in_words_without_the_key(case: str) -> None:
+    make, words = REFUSED[case]
+    key = make()
+    with pytest.raises(ValueError, match=words) as caught:
+        sign_rs256(key, b"x")
+    assert not [line for line in key.splitlines() if len(line) > 5 and line in str(caught.value)]
+    # A failure that stayed on the library's list would be taken for one of the next TLS connection's.
+    crypto = ctypes.CDLL(_ssl.__file__)
+    assert crypto.ERR_peek_error() == 0
+
+
+def test_a_python_that_does_not_show_its_library_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    def nowhere(name: str | None) -> ctypes.CDLL:
+        raise OSError(f"cannot open {name}")
+
+    monkeypatch.setattr(rsa, "CDLL", nowhere)
+    with pytest.raises(ValueError, match="does not show its libcrypto"):
+        sign_rs256(make_key().pem, b"x")
+
+
+def test_another_copy_of_the_library_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_ssl, "OPENSSL_VERSION_NUMBER", _ssl.OPENSSL_VERSION_NUMBER + 16)
+    with pytest.raises(ValueError, match="does not show its libcrypto"):
+        sign_rs256(make_key().pem, b"x")
+
+
+@pytest.mark.parametrize("python", PYTHONS)
+def test_every_python_signs_the_same(python: str) -> None:
+    key = make_key()
+    given = json.dumps([key.pem, "hello"])
+    ran = subprocess.run(
+        [PYTHONS[python], "-c", SIGN, str(ROOT)], input=given, capture_output=True, text=True, check=False, timeout=60
+    )
+    assert (ran.returncode, ran.stderr) == (0, "")
+    assert bytes.fromhex(ran.stdout) == signed_elsewhere(key.pem, b"hello")
