@@ -159,9 +159,8 @@ class Host:
         self.authenticator = auth.Authenticator(origin=self.origin, credential=credential,
             fetch=partial(transport.fetch, self), now=anyio.current_time, wall=transport.edge.wall)
         self.requests = transport.requests.setdefault(self.key, Counter())
-        # Circuit breaker (design.md section 9): why it stopped, until when at least; how many failures it takes.
-        self.stopped: SyncError | None = None
-        self.reopens, self.patience = -math.inf, _UNREACHABLE_AFTER
+        self.stopped: SyncError | None = None  # for the rest of a run: circuit breaker (design.md section 9)
+        self.reopens = -math.inf  # when a later run may ask it again
         # What could not be asked since an answer came, after which repetitions of one request are one failure.
         self.known, self.unreached, self.first_contact = False, set[str](), anyio.Lock()
         self.resumes = True  # until a status GET on the session of a broken upload fails
@@ -235,18 +234,16 @@ class Transport:
             self._registries.setdefault(host.origin, host.registry)
             host.authenticator.begin()
             if host.stopped is not None and host.reopens <= anyio.current_time():
-                # One that stopped is tried once, by a first contact that others wait for.
-                host.stopped, host.known, host.unreached, host.patience = None, False, set(), 1
+                # It is tried by a first contact that others wait for, and one more failure is enough.
+                host.stopped, host.known, host.unreached = None, False, set(map(str, range(_UNREACHABLE_AFTER - 1)))
     def renew(self, registries: Collection[Registry]) -> None:
         """Read again what the configuration names; ConfigError when that is unusable: what was read before stays."""
-        kept = self._read, self._contexts
-        self._read, self._contexts = cache(self._read.__wrapped__), cache(self._contexts.__wrapped__)
+        self._read.cache_clear()
+        kept, self._contexts = self._contexts, cache(self._contexts.__wrapped__)
         try:
-            for registry in registries:
-                self.prepare(registry)
-                self.host(registry)
+            for registry in registries: self.prepare(registry)
         except errors.ConfigError:
-            self._read, self._contexts = kept
+            self._contexts = kept
             raise
     def prepare(self, registry: Registry) -> None:
         """Read what the configuration names for a registry; ConfigError when it is unusable."""
@@ -488,10 +485,10 @@ class Transport:
             # A host that takes connections and has never answered is as good as down.
             if own and (isinstance(error, ConnectFailed) or (isinstance(error, errors.TimedOut) and not host.known)):
                 host.unreached.add(call.path if host.known else str(len(host.unreached)))
-                if len(host.unreached) >= host.patience: host.stopped = error.again()
+                if len(host.unreached) >= _UNREACHABLE_AFTER: host.stopped = error.again()
             elif own and not host.known: error.hint = host.secure or error.hint
             raise
-        if own: host.known, host.unreached, host.patience = True, set(), _UNREACHABLE_AFTER
+        if own: host.known, host.unreached = True, set()
         shown = f"{call.method} {lease.origin}{call.path.partition('?')[0]} -> {response.status}"
         self.edge.log("trace", "request", shown)
         return response

@@ -26,8 +26,8 @@ _NO_PROGRESS, _HOUR = 900.0, 3600.0
 
 class Health:
     """What probes are told; `moved` says when a registry answered last, or bytes moved."""
-    def __init__(self, now: Callable[[], float], moved: Callable[[], float]) -> None:
-        self._now, self._moved, self._is_seeded, self.is_stopping = now, moved, False, False
+    def __init__(self, now: Callable[[], float], moved: Callable[[], float], is_stopping: Callable[[], bool]) -> None:
+        self._now, self._moved, self._is_stopping, self._is_seeded = now, moved, is_stopping, False
         self.began: float | None = None  # when the cycle under way did
         self.cycle: dict[str, Any] | None = None  # the last that ended
         self.reload_error: str | None = None
@@ -38,10 +38,9 @@ class Health:
     def tell(self, path: str) -> tuple[int, dict[str, Any]]:
         """Return status and document: whether the loop waits or has made progress lately, or a cycle has ended well."""
         moves = self.began is None or self._now() - max(self.began, self._moved()) < _NO_PROGRESS
-        ready = self._is_seeded and not self.is_stopping
-        status = "stopping" if self.is_stopping else "ready" if ready else "starting"
-        return 200 if (moves if path == "/healthz" else ready) else 503, {"status": status, "version": __version__,
-            "cycle": self.cycle, "reload_error": self.reload_error}
+        status = "stopping" if self._is_stopping() else "ready" if self._is_seeded else "starting"
+        return 200 if (moves if path == "/healthz" else status == "ready") else 503, {"status": status,
+            "version": __version__, "cycle": self.cycle, "reload_error": self.reload_error}
 def changes(old: config.Config, new: config.Config) -> Iterator[str]:
     """Give a line for each registry, mapping and setting that was added, removed or changed; no line has a value."""
     before, after = _named(old), _named(new)
@@ -87,30 +86,26 @@ class _Said:
 
 class _Watch:
     """The loop; `read` gives the arguments of `load`."""
-    def __init__(self, console: Console, read: _Read, load: _Load, interval: float) -> None:
-        self._console, self._read, self._load, self._interval, self._said = (console, read, load, interval,
-            _Said(console))
-        given = read()
+    def __init__(self, console: Console, read: _Read, load: _Load) -> None:
+        self._console, self._read, self._load, self._said, given = console, read, load, _Said(console), read()
         self._text, self._found = given["text"], load(**given)
         self.transport = session.connect(console, self._said.log)
-        self.health = Health(anyio.current_time, lambda: self.transport.moved)
         self._state = cache(partial(StateFile, warn=partial(self._said.log, "warning"), remembers=True))
         self._stop, self._wake, self._number, self._quiet_since = anyio.Event(), anyio.Event(), 0, anyio.current_time()
+        self.health = Health(anyio.current_time, lambda: self.transport.moved, self._stop.is_set)
     def take(self, scope: anyio.CancelScope, number: int) -> None:
         if number in (signal.SIGINT, signal.SIGTERM):
             if self._stop.is_set(): scope.cancel()
             self._stop.set()
-            self.health.is_stopping = True
         self._wake.set()
-    async def cycles(self) -> None:
+    async def cycles(self, interval: float) -> None:
         while not self._stop.is_set():
             self._wake = anyio.Event()
             self._said.begin()
             if self._number: self._reload()
             await self._cycle()
-            if self._interval > self.transport.edge.timeouts.idle_connection: self.transport.close()
-            if not self._stop.is_set():
-                with anyio.move_on_after(self._interval): await self._wake.wait()
+            if interval > self.transport.edge.timeouts.idle_connection: self.transport.close()
+            with anyio.move_on_after(interval): await (self._stop if self._stop.is_set() else self._wake).wait()
     def _reload(self) -> None:
         try:
             given = self._read()
@@ -139,12 +134,12 @@ class _Watch:
             await work.sync(self._stop)
             tasks.cancel_scope.cancel()
         if not report.interrupted: self._said.end()
-        now, counts, status = anyio.current_time(), report.totals()["images"], report.exit_status()
+        now = anyio.current_time()
         if self._console.as_json:
             self._console.document(report.as_json(os.urandom(8).hex(), started, now - began, self.transport.requests,
                 self.transport.throttled))
-        self.health.end(number=self._number, started_at=started, duration_s=round(now - began, 3), exit_status=status,
-            images=counts)
+        self.health.end(number=self._number, started_at=started, duration_s=round(now - began, 3),
+            exit_status=report.exit_status(), images=report.totals()["images"])
         text = f"cycle {self._number}: {'; '.join(report.summary(now - began))}"
         if self._said.has_news: self._console.log("info", "cycle", text, **(self.health.cycle or {}))
         elif now - self._quiet_since < _HOUR: return
@@ -152,15 +147,14 @@ class _Watch:
         self._quiet_since = now
 async def run(console: Console, read: _Read, load: _Load, interval: float, where: tuple[str, int]) -> int:
     """Run cycles, `interval` seconds apart, until SIGINT or SIGTERM; return the exit status."""
-    watch = _Watch(console, read, load, interval)
+    watch = _Watch(console, read, load)
     numbers = signal.SIGINT, signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM)
     try:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(session.listen_for_signals, partial(watch.take, tasks.cancel_scope), numbers)
             names = await tasks.start(health.serve, *where, watch.health.tell)
-            console.log("info", "listening",
-                f"probes are answered at {', '.join(f'{name[0]}:{name[1]}' for name in names)}")
-            await watch.cycles()
+            console.log("info", "listening", f"probes are answered at {where[0]}, port {names[0][1]}")
+            await watch.cycles(interval)
             tasks.cancel_scope.cancel()
     finally: watch.transport.close()
     return 0

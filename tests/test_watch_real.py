@@ -89,9 +89,9 @@ def holds(registry: str, repository: str, image: Image) -> bool:
 
 
 def probe(line: str, path: str) -> int:
-    """Ask for a state at the address that the program's line tells."""
+    """Ask for a state at the port that the program's line tells."""
     try:
-        with urllib.request.urlopen(f"http://{line.split()[-1]}{path}", timeout=10) as answer:
+        with urllib.request.urlopen(f"http://127.0.0.1:{line.split()[-1]}{path}", timeout=10) as answer:
             return int(answer.status)
     except urllib.error.HTTPError as error:
         return error.code

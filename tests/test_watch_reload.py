@@ -70,6 +70,18 @@ async def test_clients_of_registries_that_stay_the_same_are_kept(tmp_path: Path)
         assert rest == [(source, target + 1)] * 2, "the changed one has a new connection, once"
 
 
+async def test_a_shard_of_a_new_file_is_that_of_the_new_file(tmp_path: Path) -> None:
+    async with scene(tmp_path) as stage:
+        for name in "abcd":
+            stage.load("v1", name)
+        rules = [{"from": name, "tags": tags("v1")} for name in "abcd"]
+        stage.write(*rules[:2])
+        ran = await stage.watch(lambda: stage.write(*rules), None, more=("--shard", "1/2"))
+        assert ran.status == 0
+        assert {*stage.target.app.repositories} == {"b", "d"}
+        assert (tmp_path / ".regsync" / "shard-1-of-2" / "state.bin").exists()
+
+
 async def test_a_hang_up_begins_a_cycle_with_the_new_file(tmp_path: Path) -> None:
     async with scene(tmp_path) as stage:
         image = stage.load("v1", "two")

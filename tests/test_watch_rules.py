@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import pytest
+
 from _regsync import watch
+from tests.ends import run_regsync
 
 
 def test_what_changed_is_said_without_values() -> None:
@@ -25,8 +30,8 @@ def test_what_changed_is_said_without_values() -> None:
 
 
 def test_states_follow_cycles() -> None:
-    clock, moved = [0.0], [-1e9]
-    health = watch.Health(lambda: clock[0], lambda: moved[0])
+    clock, moved, stopping = [0.0], [-1e9], False
+    health = watch.Health(lambda: clock[0], lambda: moved[0], lambda: stopping)
 
     def told(now: float) -> tuple[int, int, str]:
         clock[0] = now
@@ -48,5 +53,31 @@ def test_states_follow_cycles() -> None:
     assert told(1e9) == (200, 200, "ready")
     health.end(exit_status=4)
     assert told(1e9) == (200, 200, "ready"), "for good"
-    health.is_stopping = True
+    stopping = True
     assert told(1e9) == (200, 503, "stopping")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ([], "the following arguments are required: -c/--config"),
+        (["-c", "-"], "needs a file"),
+        (["-c", "/nowhere/mirror.yaml"], "cannot be read"),
+        (["-c", "FILE", "--interval", "0"], "above 0"),
+        (["-c", "FILE", "--interval", "often"], "--interval: 'often' is no duration"),
+        (["-c", "FILE", "--health-port", "http"], "argument --health-port: invalid int value: 'http'"),
+        (["-c", "FILE", "--health-port", "70000"], "127.0.0.1 port 70000: ports end at 65535"),
+        (["-c", "FILE", "--health-bind", "192.0.2.1"], "192.0.2.1 port 8080"),
+        (["-c", "FILE", "--shard", "2/2"], "--shard 2/2"),
+        (["-c", "WRONG"], "wrong.yaml:1:11"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_what_is_wrong_from_the_start_is_an_error(tmp_path: Path, arguments: list[str], words: str) -> None:
+    (tmp_path / "mirror.yaml").write_text("mappings: []")
+    (tmp_path / "wrong.yaml").write_text("mappings: {}")
+    names = {"FILE": str(tmp_path / "mirror.yaml"), "WRONG": str(tmp_path / "wrong.yaml")}
+    ran = run_regsync("watch", *(names.get(each, each) for each in arguments))
+    assert (ran.status, ran.out) == (3, "")
+    assert words in ran.err.splitlines()[0]
+    assert ran.err.startswith("error: CONFIG_ERROR: ")

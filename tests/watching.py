@@ -98,7 +98,7 @@ def made_healths(monkeypatch: pytest.MonkeyPatch) -> list[watch.Health]:
     made: list[watch.Health] = []
 
     class Noted(watch.Health):
-        def __init__(self, *clocks: Callable[[], float]) -> None:
+        def __init__(self, *clocks: Any) -> None:
             super().__init__(*clocks)
             made.append(self)
 
