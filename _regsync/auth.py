@@ -136,11 +136,11 @@ class Authenticator:
         self.advice = f"check what the credentials ({self.credential.origin}) are allowed to do there"
         if self.anonymous:
             self.advice = f"no credentials are in use: {self.login}; or check the name, absent may look private"
-    async def _log_in(self, *, refused: bool = False) -> bool:
+    async def _log_in(self, refused: Credential | None = None) -> bool:
         """Hold a login that lives, another than one `refused` that was good; say whether it is another than before."""
-        if self.chain is None or (refused and not self.proven): return False
-        before = self.credential  # another may hold its renewal before we do
-        found = await self.chain.credential(before if refused else None)
+        before = refused or self.credential
+        if self.chain is None or (refused == self.credential and not self.proven): return False
+        found = await self.chain.credential(refused)
         if (found or Credential()) != self.credential: self._take(found)
         return self.credential != before
     def begin(self) -> None:
@@ -206,7 +206,8 @@ class Authenticator:
                 lack = "none are configured or found" if self.anonymous else f"{self.credential.origin} has none"
                 message = f"{self._name} asks for user name and password, {lack}"
                 raise AuthError(message, hint=self.login, fatal=not self.anonymous)
-            if used == self.credential.basic and not await self._log_in(refused=True): raise self._refusal(self._name)
+            if used == self.credential.basic and not await self._log_in(self.credential):
+                raise self._refusal(self._name)
         else:
             check_realm(chosen.realm, self._scheme, self._host, not self.anonymous)
             self._learn(chosen, used, repository, actions)
@@ -269,8 +270,8 @@ class Authenticator:
         self._pending.append(token := _Token(chosen, chosen != needed, self._now()))
         try:
             await self._log_in()
-            answer = await self._exchange(token.scopes)
-            if answer[0] == 401 and await self._log_in(refused=True): answer = await self._exchange(token.scopes)
+            used, answer = self.credential, await self._exchange(token.scopes)
+            if answer[0] == 401 and await self._log_in(used): answer = await self._exchange(token.scopes)
             # One repository may spoil it for all (ghcr: 403). Not again after a 401 to a password: accounts get locked.
             spoilt = answer[0] in (400, 403, 404, 413, 414, 431) or (answer[0] == 401 and self.anonymous)
             if spoilt and token.wide: self._one_scope = True

@@ -43,7 +43,9 @@ class Chain:
     async def credential(self, refused: Credential | None = None) -> Credential | None:
         """Return what to log in with, another than `refused`; None: nothing has answered. All who wait ask once."""
         asked = self._asked
-        if anyio.current_time() >= self._due or (refused and refused == self._login):
+        if refused and refused == self._login:
+            self._due = -math.inf  # nobody is to use it any more
+        if anyio.current_time() >= self._due:
             async with self._lock:
                 if asked == self._asked: await self._renew(serves=refused is None)
             if self._error is not None: raise self._error.again()

@@ -170,6 +170,19 @@ async def test_refused_credentials_are_told_for_each_repository_and_shown_once()
         target.journal.matching("POST").exactly(2)
 
 
+async def test_a_credential_file_that_cannot_be_read_stops_its_registry_only(tmp_path: Path) -> None:
+    (tmp_path / "config.json").mkdir()
+    async with virtual() as world:
+        source = serve(world, App(), "source.test", "app")
+        serve(world, App(), "target.test", "app")
+        registries = {"source": "http://source.test", "target": {"url": "http://target.test", "auth_type": "anonymous"}}
+        text = document(registries, {"from": "app"})
+        ran = await world.run("auth", "check", "-c", "-", stdin=text, env={"DOCKER_CONFIG": str(tmp_path)})
+        assert (ran.status, ran.out) == (4, "ok  target.test/app  pull,push  (anonymous)\n")
+        assert f"error: AUTH_ERROR: check source.test/app: {tmp_path}/config.json cannot be read: " in ran.err
+        source.journal.matching().none()
+
+
 async def test_an_unreachable_registry_does_not_hide_the_others() -> None:
     async with virtual() as world:
         serve(world, App(), "source.test", *map(str, range(5)))
