@@ -254,9 +254,8 @@ class Discovery:
             if not trimmed.matched:
                 had, asked = clean(", ".join(trimmed.available)) or "none", ", ".join(map(str, wanted))
                 raise RegistryError(f"no platform matches the filter {asked}; the source has {had}", status=404)
-        if lacking := ", ".join(str(each) for each in wanted if each not in trimmed.matched):
-            self.say("warning", "platform_missing",
-                f"{source}: no {lacking} in the source index, the others are copied")
+        if absent := ", ".join(str(each) for each in wanted if each not in trimmed.matched):
+            self.say("warning", "platform_missing", f"{source}: no {absent} in the source index, the others are copied")
         if trimmed.changed:
             text = f"{source}: the index is trimmed to its platforms, its digest at the target is "
             self.say("info", "index_trimmed", text + trimmed.manifest.digest)

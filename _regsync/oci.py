@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, NoReturn, TypeVar
 from _regsync import fips
 from _regsync.errors import ConfigError, ContentError, clean
 __all__ = ["ACCEPT_MANIFESTS", "IMAGE_CONFIGS", "MAX_INDEX_DEPTH", "TRIM_RULE", "Descriptor", "Manifest", "Platform",
-    "Reference", "Trimmed", "check_digest", "digest_of", "is_referrer_tag", "is_repository", "is_tag", "list_referrers",
+    "Reference", "check_digest", "digest_of", "is_referrer_tag", "is_repository", "is_tag", "list_referrers",
     "parse_manifest", "parse_platform", "parse_reference", "platform_matches", "referrers_tag", "split_digest",
     "trim_index"]
 

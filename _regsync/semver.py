@@ -52,8 +52,7 @@ class Range(NamedTuple):
 def _all_admit(comparators: tuple[_Comparator, ...], version: Version, prerelease: Prerelease) -> bool:
     # In full where one of the same M.m.p is named; elsewhere by M.m.p (`include`, `only`), or refused (`exclude`).
     # `!=1.0.0-rc.1` says what is unwanted: it invites no other pre-release of 1.0.0.
-    in_full = not version.is_prerelease or any(each.named == version.release and each.takes_inside for each
-        in comparators)
+    in_full = not version.is_prerelease or any(one.named == version.release and one.takes_inside for one in comparators)
     if prerelease == "exclude" and not in_full: return False
     release = version if in_full else Version(version.release)
     return all((low <= (version if named == version.release else release) < high) is takes_inside
