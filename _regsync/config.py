@@ -330,7 +330,7 @@ def _doubts_of(rule: TagRule) -> Sequence[tuple[str, str]]:
         from _regsync.semver import Version, parse_range
         versions = parse_range(rule.semver)
         # Where anything is admitted, then something at a bound or right after it.
-        bounds = {bound for one in versions.sets for each in one for bound in (each.low, each.high)}
+        bounds = {bound for one in versions.sets for each in one for bound in each[:2]}
         releases = {(major, minor, patch + more) for (major, minor, patch), *_ in bounds for more in (0, 1)}
         near = {bound for bound in bounds if bound.is_prerelease} | {Version(each) for each in releases | {(0, 0, 0)}}
         if not any(versions.admits(version, "include") for version in near):

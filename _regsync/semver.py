@@ -35,12 +35,8 @@ def _version(numbers: list[int], prerelease: str | None = None) -> Version:
 
 _LOWEST, _HIGHEST = Version((0, 0, 0), 0), Version((10**_LONGEST, 0, 0))  # below and above what tags can spell
 
-class _Comparator(NamedTuple):
-    """Takes `low` and what lies between it and `high`, or all but these; `named`: the M.m.p of a pre-release in it."""
-    low: Version
-    high: Version
-    takes_inside: bool
-    named: tuple[int, int, int] | None
+# From where, to below what, whether it takes what lies between or all but that, the M.m.p of a pre-release in it.
+_Comparator = tuple[Version, Version, bool, tuple[int, int, int] | None]
 
 class Range(NamedTuple):
     """What `||` and `,` joined: alternatives of conjunctions."""
@@ -52,11 +48,12 @@ class Range(NamedTuple):
 def _all_admit(comparators: tuple[_Comparator, ...], version: Version, prerelease: Prerelease) -> bool:
     # In full where one of the same M.m.p is named; elsewhere by M.m.p (`include`, `only`), or refused (`exclude`).
     # `!=1.0.0-rc.1` says what is unwanted: it invites no other pre-release of 1.0.0.
-    in_full = not version.is_prerelease or any(one.named == version.release and one.takes_inside for one in comparators)
+    in_full = not version.is_prerelease or any(named == version.release and inside for _, _, inside, named
+        in comparators)
     if prerelease == "exclude" and not in_full: return False
     release = version if in_full else Version(version.release)
-    return all((low <= (version if named == version.release else release) < high) is takes_inside
-        for low, high, takes_inside, named in comparators)
+    return all((low <= (version if named == version.release else release) < high) is inside for low, high, inside, named
+        in comparators)
 def parse_range(text: str) -> Range:
     """Parse a range; ValueError says what is wrong and what to write instead."""
     if len(text) > _LONGEST: raise ValueError(f"a range of more than {_LONGEST} characters")
@@ -86,4 +83,4 @@ def _comparator(word: str) -> _Comparator:
         high = version._replace(identifiers=(*version.identifiers, (-1, 0, "")))
     spans = {">": (high, _HIGHEST), ">=": (low, _HIGHEST), "<": (_LOWEST, low), "<=": (_LOWEST, high)}
     named = version.release if version.is_prerelease else None
-    return _Comparator(*spans.get(operator, (low, high)), operator != "!=", named)
+    return *spans.get(operator, (low, high)), operator != "!=", named

@@ -126,9 +126,10 @@ def select(tags: Iterable[str], rule: TagRule) -> Selection:
     """Apply a rule to a listing, in the order of design.md section 5; ValueError for a rule that is wrong."""
     wanted, excluded = compile_glob(*rule.glob or ("*",)), compile_glob(*rule.exclude)
     referrers_are_images = any(pattern.startswith(("sha256-", "sha512-")) for pattern in rule.glob)
-    from _regsync.semver import parse_range, parse_version
-    version_of, prerelease = cache(parse_version), rule.semver_prerelease or "exclude"
-    allowed = parse_range(rule.semver or "*") if rule.chooses_versions else None
+    version_of, allowed, prerelease = cache(_version_of), None, rule.semver_prerelease or "exclude"
+    if rule.chooses_versions:
+        from _regsync.semver import parse_range
+        allowed = parse_range(rule.semver or "*")
     def refusal(tag: str) -> Reason | None:
         if not referrers_are_images and is_referrer_tag(tag): return "referrer_tag"
         if not wanted(tag): return "glob"
@@ -151,6 +152,9 @@ def select(tags: Iterable[str], rule: TagRule) -> Selection:
     dropped |= dict.fromkeys(cut, "latest")
     for tag in kept: dropped.pop(tag, None)
     return Selection(kept, MappingProxyType(dropped), floor)
+def _version_of(tag: str) -> Version | None:
+    from _regsync.semver import parse_version  # only where versions matter: most starts need none
+    return parse_version(tag)
 def _ordered(tags: Sequence[str], order: _Order | None, version_of: Callable[[str], Version | None]) -> tuple[str, ...]:
     """Return tags highest first; ties of versions, and what is no version, by descending code points."""
     by_text = sorted(tags, reverse=True) if order else tags
