@@ -19,8 +19,7 @@ __all__ = ["log_in", "present"]
 _SECRET, _FILE, _SERVICE = "AZURE_CLIENT_SECRET", "AZURE_FEDERATED_TOKEN_FILE", "IDENTITY_ENDPOINT"
 _METADATA, _MACHINE = "http://169.254.169.254/metadata/identity/oauth2/token", "the metadata service 169.254.169.254"
 _ASSERTION = ("client_assertion_type", "urn:ietf:params:oauth:client-assertion-type:jwt-bearer")
-_PRESENT_WITHIN, _GIVEN_WITHIN, _STILL_GOOD = 1.0, 30.0, 300.0
-_COMMAND_LINE = "04b07795-8ddb-461a-bbee-02f9e1bf7b46"  # its client id
+_SEEN, _GIVEN, _GOOD, _COMMAND_LINE = 1.0, 30.0, 300.0, "04b07795-8ddb-461a-bbee-02f9e1bf7b46"  # seconds; client id
 _ROLE = ("AZURE_CLIENT_ID chooses an identity, to which the cloud's operator grants AcrPull (at targets AcrPush); for "
     "public images use auth_type: anonymous")
 _POD = ("in Kubernetes the service account needs the annotation azure.workload.identity/client-id, the pod the label "
@@ -49,8 +48,7 @@ async def log_in(machine: Machine, registry: Registry, *, guessed: bool) -> Logi
     looked, source = [_SECRET, _FILE, _SERVICE, _MACHINE], None if guessed else _named(machine, authority)
     source = source or await _of_machine(machine, audiences, looked)
     if source is None and guessed: return None
-    source = source or _signed_in(machine, f"{registry.authority}; looked at {', '.join(looked)}", cloud, authority,
-        audiences[0])
+    source = source or _signed_in(machine, ", ".join(looked), cloud, authority, audiences[0])
     token = await _token(machine, source, audiences) if source.url else source.secret
     fields = (("grant_type", "access_token"), ("service", registry.host), ("access_token", token))
     url = f"{registry.scheme}://{registry.authority}/oauth2/exchange"
@@ -74,7 +72,7 @@ def _named(machine: Machine, authority: str) -> _Source | None:
     proven = (("client_secret", proof),) if name == _SECRET else (_ASSERTION, ("client_assertion", proof))
     fields = (("grant_type", "client_credentials"), ("client_id", own[0]), *proven)
     authority = re.sub("^https?://|/+$", "", environ.get("AZURE_AUTHORITY_HOST") or authority)
-    return _Source(name, f"https://{authority}/{quote(own[1])}/oauth2/v2.0/token", fields,
+    return _Source(name, f"https://{authority}/{quote(own[1], errors='replace')}/oauth2/v2.0/token", fields,
         f"is it still good, and this application's? {_POD}", proof)
 def _managed(machine: Machine, origin: str, url: str, version: str, *own: Pair) -> _Source:
     fields = (("api-version", version), ("client_id", machine.environ.get("AZURE_CLIENT_ID", "")))
@@ -84,44 +82,46 @@ async def _of_machine(machine: Machine, wanted: list[str], looked: list[str]) ->
     source = _managed(machine, looked[-1], _METADATA, "2018-02-01")
     try:
         # A token may take seconds, where there is somebody to give it: who that is refuses this at once.
-        status, _, _ = await machine.fetch("GET", f"{_METADATA}?api-version=2018-02-01", [], b"", _PRESENT_WITHIN)
+        status, _, _ = await machine.fetch("GET", f"{_METADATA}?api-version=2018-02-01", [], b"", _SEEN)
         if status not in (401, 403, 404): return source._replace(url="", secret=await _token(machine, source, wanted))
     except (AuthError, WireError) as error: looked[-1] += f" ({error.message})"
     return None
 def _session(machine: Machine, name: str) -> bytes:
     return machine.read(f"{machine.environ.get('AZURE_CONFIG_DIR', f'{machine.home}/.azure')}/{name}.json") or b"{}"
-def _signed_in(machine: Machine, wanted: str, cloud: str, host: str, audience: str) -> _Source:
+def _signed_in(machine: Machine, looked: str, cloud: str, host: str, audience: str) -> _Source:
     """Find a token of the command line's session in a cloud (6.4), whose files are never written."""
     try:
         profile, cache = (json.loads(_session(machine, name)) for name in ("azureProfile", "msal_token_cache"))
         mine = [one for one in profile.get("subscriptions", ()) if one["environmentName"] == cloud]
-        if not mine: raise AuthError(f"no identity at Azure for {wanted}, az login's ~/.azure", hint=_POD, fatal=True)
+        if not mine:
+            raise AuthError(f"no identity at Azure; looked at {looked}, az login's ~/.azure", hint=_POD, fatal=True)
         own = max(mine, key=lambda one: one.get("isDefault") is True)
         who = [one["home_account_id"] for one in cache["Account"].values() if one["username"] == own["user"]["name"]]
         held = [[one for one in cache[kind].values() if one["home_account_id"] in who and one["environment"] == host]
             for kind in ("AccessToken", "RefreshToken")]
         for one in held[0]:
             fits = one["realm"] == own["tenantId"] and one["target"].startswith(f"https://{audience}/")
-            if fits and float(one["expires_on"]) > machine.wall() + _STILL_GOOD:
+            if fits and float(one["expires_on"]) > machine.wall() + _GOOD:
                 return _Source("az login", "", (), "", one["secret"])
         secret = max(held[1], key=lambda one: int(one["last_modification_time"]))["secret"]
         fields = (("grant_type", "refresh_token"), ("client_id", _COMMAND_LINE), ("refresh_token", secret))
-        return _Source("az login", f"https://{host}/{quote(own['tenantId'])}/oauth2/v2.0/token", fields, _KEYRING,
-            secret)
+        return _Source("az login", f"https://{host}/{quote(own['tenantId'], errors='replace')}/oauth2/v2.0/token",
+            fields, _KEYRING, secret)
     except (LookupError, TypeError, ValueError, AttributeError, RecursionError):
         raise AuthError("az login has left no token in its files", hint=_KEYRING, fatal=True) from None
 async def _token(machine: Machine, source: _Source, audiences: list[str]) -> str:
     """Return a source's token for the first audience that the directory knows (6.2)."""
-    audience, *others = (f"https://{each}" for each in audiences)
-    wanted = ("resource", audience) if source.headers else ("scope", f"{audience}/.default")
+    wanted = (("resource", f"https://{audiences[0]}") if source.headers
+        else ("scope", f"https://{audiences[0]}/.default"))
     try: return await _ask(machine, source._replace(fields=(*source.fields, wanted)), "access_token")
     except AuthError as error:
-        if not others or not re.search("AADSTS(?:500011|65001)|invalid_resource", error.message): raise
+        if len(audiences) == 1 or not re.search("AADSTS(?:500011|65001)|invalid_resource", error.message): raise
     return await _token(machine, source, audiences[1:])
 async def _ask(machine: Machine, source: _Source, wanted: str) -> str:
     """Do one exchange; RegistryError when it may be repeated, AuthError with the other end's words (6.2)."""
-    form, kind = urlencode([*filter(all, source.fields)]), [("Content-Type", "application/x-www-form-urlencoded")]
-    status, told, body = await (machine.fetch("GET", f"{source.url}?{form}", [*source.headers], b"", _GIVEN_WITHIN)
+    form = urlencode([*filter(all, source.fields)], errors="replace")
+    kind = [("Content-Type", "application/x-www-form-urlencoded")]
+    status, told, body = await (machine.fetch("GET", f"{source.url}?{form}", [*source.headers], b"", _GIVEN)
         if source.headers else machine.fetch("POST", source.url, kind, form.encode()))
     try: value = json.loads(body)[wanted] if status == 200 else None
     except (ValueError, LookupError, TypeError, RecursionError): value = None
@@ -129,7 +129,8 @@ async def _ask(machine: Machine, source: _Source, wanted: str) -> str:
     # Code and first line: what follows names tenants and users.
     words = r'"(?:error|code|error_description|message)" *: *"([^"\\]*)'
     said = ": ".join(re.findall(words, body.decode("utf-8", "replace"))[:2]).partition(" Trace ID")[0]
-    for each in (source.secret, quote_plus(source.secret)): said = said.replace(each or "\0", "***")
-    said = clean(f"{source.url.partition('?')[0]} refuses {source.origin}: status {status}: {said}", 400)
+    said = f"{source.url.partition('?')[0]} refuses {source.origin}: status {status}: {said}"
+    for each in (source.secret, quote_plus(source.secret, errors="replace")): said = said.replace(each or "\0", "***")
+    said = clean(said)
     if status != 429 and status < 500: raise AuthError(said, hint=source.hint, fatal=True)
     raise RegistryError(said, status=status, retry_after=parse_retry_after(told.get("retry-after"), machine.wall()))

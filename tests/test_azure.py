@@ -921,7 +921,7 @@ async def test_nothing_found_stops_the_registry_and_tells_what_a_pod_needs() -> 
             Seed(1).image().load_into(provider, name, tag="v1")
         ran = await sync(world, "one", "two", auth_type="acr")
         assert ran.status == 4
-        assert "no identity at Azure for name.azurecr.io; looked at AZURE_CLIENT_SECRET," in ran.err
+        assert "no identity at Azure; looked at AZURE_CLIENT_SECRET," in ran.err
         assert "azure.workload.identity/client-id" in ran.err
         assert {each["error"]["code"] for each in ran.images} == {"AUTH_ERROR"}
         assert (exchange.exchanges, exchange.requests) == (0, 0)
