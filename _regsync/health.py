@@ -8,6 +8,7 @@ import json
 import re
 import socket
 from collections.abc import Callable
+from contextlib import suppress
 from email.utils import formatdate
 from http import HTTPStatus
 from typing import Any
@@ -18,35 +19,33 @@ from _regsync.streams import WANT_READ, SocketStream
 __all__ = ["Tell", "serve"]
 
 Tell = Callable[[str], tuple[int, dict[str, Any]]]  # what is said at `/healthz` or `/readyz`: status, document
-_HEAD, _MOST_CLIENTS, _SECONDS, _NO_FILES_PAUSE = 4096, 128, 5.0, 0.1  # a head may be twice that, less one byte
+_HEAD, _MOST_CLIENTS, _SECONDS, _NO_FILES_PAUSE = 4096, 256, 5.0, 0.1  # a head may be twice that, less one byte
 async def serve(bind: str, port: int, tell: Tell, *, task_status: Any = anyio.TASK_STATUS_IGNORED) -> None:
     """Serve until cancelled at all addresses of the name `bind` (empty: of this machine), which `task_status` gets;
     ConfigError where they cannot be had."""
-    listeners, serving = _listen(bind, port), dict[socket.socket, anyio.CancelScope]()
-    async def converse(own: socket.socket) -> None:
-        stream, scratch = SocketStream(own), memoryview(bytearray(_HEAD))
-        try:
-            with own, anyio.move_on_after(_SECONDS) as scope:
-                serving[own] = scope
+    listeners, serving = _listen(bind, port), dict[_Client, anyio.CancelScope]()
+    async def converse(client: _Client) -> None:
+        with client.own, suppress(Disconnected, OSError), anyio.move_on_after(_SECONDS) as scope:  # it may leave
+            try:
+                serving[client] = scope
                 if len(serving) > _MOST_CLIENTS: serving.pop(next(iter(serving))).cancel()
-                answer = memoryview(await _answer(stream, scratch, tell))
-                scope.deadline = anyio.current_time() + _SECONDS
-                while answer:
-                    if (sent := stream.send(answer)) < 0: await stream.wait(sent)
-                    else: answer = answer[sent:]
+                while want := client.step(): await client.stream.wait(want)
                 # A close with bytes unread is a reset, which may take the answer along (RFC 9112 section 9.6).
-                own.shutdown(socket.SHUT_WR)
-                while stream.recv_into(scratch): await stream.wait(WANT_READ)
-        except (Disconnected, OSError):
-            pass  # the client has left: there is nobody to tell
-        finally: serving.pop(own, None)
+                scope.deadline = anyio.current_time() + _SECONDS
+                client.own.shutdown(socket.SHUT_WR)
+                while client.stream.recv_into(client.scratch): await client.stream.wait(WANT_READ)
+            finally: serving.pop(client, None)
     async def accept(listener: socket.socket) -> None:
         with listener:
             listener.setblocking(False)
             while True:
                 await anyio.wait_readable(listener)
-                try:  # all that are there: a busy loop comes back late
-                    for _ in range(_MOST_CLIENTS): tasks.start_soon(converse, listener.accept()[0])
+                try:
+                    for _ in range(_MOST_CLIENTS):  # all that are there: a busy loop comes back late
+                        client = _Client(listener.accept()[0], tell)
+                        tasks.start_soon(converse, client)
+                        with suppress(Disconnected):
+                            client.step()  # most have spoken: do not wait for the task's turn
                 except BlockingIOError: pass
                 except OSError: await anyio.sleep(_NO_FILES_PAUSE)
     async with anyio.create_task_group() as tasks:
@@ -63,31 +62,44 @@ def _listen(bind: str, port: int) -> list[socket.socket]:
     except (OSError, ValueError) as error:
         for listener in listeners: listener.close()
         cause = clean(getattr(error, "strerror", None) or str(error), 100).partition(" (while")[0].lower()
-        raise ConfigError(f"the health listener cannot have {clean(bind, 100) or '*'} port {port}: {cause}",
-            hint="name others by --health-bind and --health-port") from error
+        raise ConfigError(f"no health listener on {clean(bind, 100) or '*'} port {port}: {cause}") from error
     return listeners
-async def _answer(stream: SocketStream, scratch: memoryview, tell: Tell) -> bytes:
-    """Read one head and return its answer, empty where the client leaves without a word."""
-    framing = h11.Connection(h11.SERVER, max_incomplete_event_size=_HEAD - 1)
-    status, document, method, event = 400, dict[str, Any](), b"", None
-    try:
-        while (event := framing.next_event()) is h11.NEED_DATA:
-            while (count := stream.recv_into(scratch)) < 0: await stream.wait(count)
-            framing.receive_data(bytes(scratch[:count]))
-        if not isinstance(event, h11.Request): return b""
-        method, fields = event.method, dict(event.headers)
-        path = re.sub(rb"(?i)^https?://[^/?]*", b"", event.target).partition(b"?")[0]
-        # RFC 9112 sections 3.2 and 6.3: others could see another host, or another end of the message.
-        doubtful = {b"transfer-encoding", b"content-length"} <= {*fields}
-        if doubtful or not re.fullmatch(rb"[\w.~:%\[\]-]*", fields.get(b"host", b"")): pass
-        elif event.http_version[:2] != b"1.": status = 505
-        elif path not in (b"/healthz", b"/readyz"): status = 404
-        elif method not in (b"GET", b"HEAD"): status = 405
-        else: status, document = tell(path.decode())
-    except h11.RemoteProtocolError as error: status = error.error_status_hint
-    phrase = HTTPStatus(status).phrase
-    body = json.dumps(document or {"status": phrase.lower()}).encode()
-    headers = [("Content-Type", "application/json"), ("Content-Length", str(len(body))), ("Cache-Control", "no-store"),
-        ("Connection", "close"), ("Date", formatdate(usegmt=True))] + [("Allow", "GET, HEAD")] * (status == 405)
-    head = framing.send(h11.Response(status_code=status, headers=headers, reason=phrase)) or b""
-    return head if method == b"HEAD" else head + body
+
+class _Client:
+    def __init__(self, own: socket.socket, tell: Tell) -> None:
+        self.own, self.stream, self.scratch, self._tell = own, SocketStream(own), memoryview(bytearray(_HEAD)), tell
+        self._framing = h11.Connection(h11.SERVER, max_incomplete_event_size=_HEAD - 1)
+        self._left: memoryview | None = None  # of the answer
+    def step(self) -> int:
+        """Go on with the exchange: 0 when the answer has left, or the client without a word; else what to wait for."""
+        event, status = None, 400
+        try:
+            while self._left is None and (event := self._framing.next_event()) is h11.NEED_DATA:
+                if (count := self.stream.recv_into(self.scratch)) < 0: return count
+                self._framing.receive_data(bytes(self.scratch[:count]))
+        except h11.RemoteProtocolError as error: status = error.error_status_hint
+        if self._left is None: self._left = memoryview(self._answer(event, status))
+        while self._left:
+            if (sent := self.stream.send(self._left)) < 0: return sent
+            self._left = self._left[sent:]
+        return 0
+    def _answer(self, event: object, status: int) -> bytes:
+        method, document = b"", dict[str, Any]()
+        if isinstance(event, h11.ConnectionClosed): return b""
+        if isinstance(event, h11.Request):
+            method, fields = event.method, dict(event.headers)
+            path = re.sub(rb"(?i)^https?://[^/?]*", b"", event.target).partition(b"?")[0]
+            # RFC 9112 sections 3.2 and 6.3: others could see another host, or another end of the message.
+            doubtful = {b"transfer-encoding", b"content-length"} <= {*fields}
+            if doubtful or not re.fullmatch(rb"[\w.~:%\[\]-]*", fields.get(b"host", b"")): pass
+            elif event.http_version[:2] != b"1.": status = 505
+            elif path not in (b"/healthz", b"/readyz"): status = 404
+            elif method not in (b"GET", b"HEAD"): status = 405
+            else: status, document = self._tell(path.decode())
+        phrase = HTTPStatus(status).phrase
+        body = json.dumps(document or {"status": phrase.lower()}).encode()
+        headers = [("Content-Type", "application/json"), ("Content-Length", str(len(body))),
+            ("Cache-Control", "no-store"), ("Connection", "close"), ("Date", formatdate(usegmt=True)),
+            *([("Allow", "GET, HEAD")] if status == 405 else [])]
+        head = self._framing.send(h11.Response(status_code=status, headers=headers, reason=phrase)) or b""
+        return head if method == b"HEAD" else head + body

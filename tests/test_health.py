@@ -284,14 +284,13 @@ def refused(bind: str, port: int) -> ConfigError:
     errors: list[ConfigError] = []
     anyio.run(try_it)
     assert errors[0].exit_status == 3
-    assert errors[0].hint is not None
-    assert "--health-bind" in errors[0].hint
+    assert errors[0].message.startswith("no health listener on ")
     return errors[0]
 
 
 def test_an_address_in_use_is_named(address: Address) -> None:
     assert refused("127.0.0.1", address[1]).message == (
-        f"the health listener cannot have 127.0.0.1 port {address[1]}: address already in use"
+        f"no health listener on 127.0.0.1 port {address[1]}: address already in use"
     )
 
 
@@ -341,7 +340,7 @@ def test_where_one_address_of_a_name_is_taken_none_is_kept(names: Callable[..., 
 
 def test_clients_that_say_nothing_do_not_keep_others_out(address: Address) -> None:
     with ExitStack() as stack:
-        idle = [stack.enter_context(socket.create_connection(address[:2], timeout=10)) for _ in range(200)]
+        idle = [stack.enter_context(socket.create_connection(address[:2], timeout=10)) for _ in range(400)]
         for each in idle[1::3]:
             each.sendall(b"GET /heal")
         assert asked(address, HEAD + b"\r\n") == 200
@@ -466,21 +465,35 @@ async def test_a_head_that_drips_has_no_more(room: Room) -> None:
 
 @pytest.mark.anyio
 @pytest.mark.virtual_time
-async def test_an_answer_has_five_seconds_to_be_taken(room: Room) -> None:
-    """From the end of the head on, whatever that took."""
+async def test_an_exchange_has_five_seconds_until_the_answer_is_taken(room: Room) -> None:
     length = 10_000_000
     async with anyio.create_task_group() as tasks:
         await tasks.start(health.serve, "", 0, lambda _: (200, {"status": "x" * length}))
         with ended_at_last(tasks):
             stream = await room.connect()
             await stream.send(HEAD)
-            await anyio.sleep(4)
+            await anyio.sleep(3)
             await stream.send(b"\r\n")
-            await anyio.sleep(4.9)
+            await anyio.sleep(1.9)
             assert len(await stream.receive(1)) == 1
             await anyio.sleep(0.2)
             got, _ = await rest_of(stream)
             assert 0 < len(got) < length
+            await stream.aclose()
+
+
+@pytest.mark.anyio
+@pytest.mark.virtual_time
+async def test_an_answer_that_is_taken_slowly_arrives_whole(room: Room) -> None:
+    length = 1_000_000
+    async with anyio.create_task_group() as tasks:
+        await tasks.start(health.serve, "", 0, lambda _: (200, {"status": "x" * length}))
+        with ended_at_last(tasks):
+            stream = await room.connect()
+            await stream.send(HEAD + b"\r\n")
+            await anyio.sleep(4)
+            got, _ = await rest_of(stream)
+            assert len(json.loads(got.partition(b"\r\n\r\n")[2])["status"]) == length
             await stream.aclose()
 
 
@@ -509,13 +522,13 @@ async def test_the_places_are_a_fixed_number_and_the_oldest_client_gives_way(roo
         await tasks.start(health.serve, "", 0, tell)
         with ended_at_last(tasks):
             streams = []
-            for _ in range(130):
+            for _ in range(258):
                 streams.append(await room.connect())
                 await anyio.sleep(0.001)
             for stream in streams[:2]:
                 assert await rest_of(stream) == (b"", 0)
             got, seconds = await rest_of(streams[2])
-            assert (got, round(seconds, 3)) == (b"", 5 - 0.128)
+            assert (got, round(seconds, 3)) == (b"", 5 - 0.256)
             for stream in streams:
                 await stream.aclose()
 
