@@ -28,8 +28,7 @@ _PARTITIONS = (("us-gov-", "amazonaws.com", "api.aws"), ("cn-", "amazonaws.com.c
     ("us-isof-", "csp.hci.ic.gov", "api.aws.hci.ic.gov"), ("", "amazonaws.com", "api.aws"))
 _RELATIVE, _FULL = (f"AWS_CONTAINER_CREDENTIALS_{kind}_URI" for kind in ("RELATIVE", "FULL"))
 _IDENTITY, _PROFILES = "AWS_WEB_IDENTITY_TOKEN_FILE", ("AWS_DEFAULT_PROFILE", "AWS_PROFILE")
-_AGENTS = (
-    r"https://.+|http://(?:localhost|127(?:\.\d+){3}|169\.254\.170\.23?|\[(?:::1|fd00:ec2::23)\])(?::\d+)?(?:/.*)?")
+_AGENTS = r"https://.+|http://(localhost|127(\.\d+){3}|169\.254\.170\.23?|\[(::1|fd00:ec2::23)\])(:\d+)?(/.*)?"
 def sign(keys: Credential, method: str, url: str, headers: list[Pair], body: bytes, service: str, region: str,
         now: float) -> list[Pair]:
     """Return a request's headers with its date, the keys' session and the signature over all of them (4.4)."""
@@ -137,20 +136,19 @@ class _Chain:
         url = f"https://{endpoint(service, region, self.fips, self.dual)}{path}" if service else path
         method, trouble, seconds = "POST" if body else "GET", "", None if service else 2.0
         for pause in (1.0, 1.0, 0.0):
-            now, sent = self._machine.wall(), headers
-            if keys: sent = sign(keys, method, url, headers, body, service, region, now)
+            sent = sign(keys, method, url, headers, body, service, region, self._machine.wall()) if keys else headers
             try: status, answered, content = await self._machine.fetch(method, url, sent, body, seconds)
             except WireError as error: trouble = error.message
             else:
                 told = _document(content.decode("utf-8", "replace"))
                 if status == 200 and told: return told
                 name = str(told.get("__type") or answered.get("x-amzn-errortype") or told.get("Code") or "")
-                trouble = f"{status} {name} {told.get('message') or told.get('Message') or ''}"
-                if service and 400 <= status < 500 and status != 429 and not re.search("Throttl|TooMany|IDPComm", name):
+                trouble = f"status {status} {name} {told.get('message') or told.get('Message') or ''}"
+                if service and not (status in (200, 429) or status > 499 or re.search("Throttl|TooMany|IDPComm", name)):
                     break
             await anyio.sleep(pause)
         trouble = clean((keys or Credential()).redact(trouble).replace(secret or "\0", "***"), 300)
-        raise _error(f"{keys.origin if keys else 'no keys'}: {url.split('/')[2]} refuses: {trouble}", self.hint)
+        raise _error(f"{keys.origin if keys else 'no keys'}: {url.split('/')[2]}: {trouble}", self.hint)
     async def keys(self) -> Credential | None:
         """Return the first keys that there are; a profile that the configuration names stands for all sources."""
         if self._alone: return await self._of_profile(self._alone)
@@ -223,7 +221,7 @@ class _Chain:
         if not (url := self._get(what)): return None
         url = f"http://169.254.170.2{url}" if what == _RELATIVE else url
         if not re.fullmatch(_AGENTS, url):
-            raise _error(f"{what}: {clean(url, 100)} is neither https nor an agent's address")
+            raise _error(f"{what}: {clean(url, 99)} is neither https nor an agent's place")
         path = self._get("AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE")
         token = self._read(path, what) if path else self._get("AWS_CONTAINER_AUTHORIZATION_TOKEN") or ""
         self.hint, login = f"{what} leads there", [("Authorization", token)] if token else []

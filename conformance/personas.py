@@ -20,7 +20,7 @@ from typing import Any, Literal, TypeAlias
 from urllib.parse import quote, urlencode
 
 from . import dialects
-from .app import App
+from .app import App, Auth
 from .azure import CLOUDS, Cloud, Directory, Exchange
 from .distribution import AFTER, BEFORE, JUDGES, REWRITES, REWRITES_3
 from .exchange import Reception, Site
@@ -75,7 +75,10 @@ class Persona:
 
 
 class Provider(App):
-    """A registry that behaves as a row says; `sites` are all parts of it, by role."""
+    """A registry that behaves as a row says; `sites` are all parts of it, by role.
+
+    `auth`: who may ask, where that is more than the row's own token service (`aws`).
+    """
 
     def __init__(
         self,
@@ -84,6 +87,7 @@ class Provider(App):
         users: Mapping[str, str] | None = None,
         now: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
+        auth: Auth | None = None,
         **options: Any,
     ) -> None:
         self.row, self.now = row, now
@@ -92,8 +96,8 @@ class Provider(App):
             self.tokens = row.service(users, now=now, wall=wall, **row.tokens)
         caps = row.caps(self)
         self.rates = Rates(*caps, now=now, wall=wall, retry_after=row.retry_after, message=row.throttled)
-        auth = Metered(self.rates, self.tokens)
-        super().__init__(auth=auth, mounts=row.mount != "never", **{**row.options, **options})
+        login = Metered(self.rates, auth or self.tokens)
+        super().__init__(auth=login, mounts=row.mount != "never", **{**row.options, **options})
         self.sites: dict[Role, Site] = {"registry": self}
         if self.tokens is not None and "token" in row.hosts:
             self.sites["token"] = self.tokens

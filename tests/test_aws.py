@@ -750,7 +750,7 @@ def foreign_web_token(world: World) -> str:
 ROLE = "role_arn = arn:aws:iam::1:role/x\n"
 FAILURES: dict[str, tuple[Source, str]] = {
     "half the keys": (broken(nothing, AWS_ACCESS_KEY_ID="AKIA"), "AWS_ACCESS_KEY_ID gives no AWS credentials: the key"),
-    "wrong secret": (wrong_secret, "AWS_ACCESS_KEY_ID: api.ecr.eu-west-1.amazonaws.com refuses: 400 Sig"),
+    "wrong secret": (wrong_secret, "AWS_ACCESS_KEY_ID: api.ecr.eu-west-1.amazonaws.com: status 400 Sig"),
     "expired keys": (expired_keys, "ExpiredTokenException The security token included"),
     "denied": (denied, "User: poor is not authorized to perform: ecr:GetAuthorizationToken"),
     "wrong clock": (wrong_clock, "Signature expired or not yet current"),
@@ -788,18 +788,18 @@ FAILURES: dict[str, tuple[Source, str]] = {
         ".json is missing or empty",
     ),
     "sso expired": (expired_sso, "profile 'dev': its SSO login has expired"),
-    "sso refused to renew": (refused_refresh, "oidc.eu-west-1.amazonaws.com refuses: 400"),
+    "sso refused to renew": (refused_refresh, "oidc.eu-west-1.amazonaws.com: status 400"),
     "sso without the role": (sso_without_the_role, "403 ForbiddenException No access"),
     "sso in half": (broken(nothing, "[default]\nsso_account_id = 1\n"), "sso_start_url, sso_region, sso_role_name"),
     "sso told twice": (broken(sso, AWS_PROFILE="b", config="[profile b]\nsso_session = corp\nsso_account_id = 1\n"
         "sso_role_name = x\nsso_region = us-east-1\n"), "not as its sso-session has it: sso_region"),
     "container elsewhere": (
         broken(nothing, AWS_CONTAINER_CREDENTIALS_FULL_URI="http://10.0.0.1/keys"),
-        "http://10.0.0.1/keys is neither https nor an agent's address",
+        "http://10.0.0.1/keys is neither https nor an agent's place",
     ),
     "container, led astray": (
         broken(nothing, AWS_CONTAINER_CREDENTIALS_RELATIVE_URI="@evil.test/keys"),
-        "http://169.254.170.2@evil.test/keys is neither https nor an agent's address",
+        "http://169.254.170.2@evil.test/keys is neither https nor an agent's place",
     ),
     "container without its token file": (
         broken(container_with_a_token, AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE="/nowhere"),
@@ -929,7 +929,7 @@ async def test_a_service_that_cannot_be_reached_is_asked_twice_more(world: World
     web_identity(world)
     world.down.add("sts.eu-west-1.amazonaws.com")
     error = await refused(world)
-    assert "sts.eu-west-1.amazonaws.com refuses: no connection to sts.eu-west-1.amazonaws.com" in str(error)
+    assert "sts.eu-west-1.amazonaws.com: no connection to sts.eu-west-1.amazonaws.com" in str(error)
     assert len(world.patience) == 3
     world.down.clear()
     idp = b"<ErrorResponse><Error><Code>IDPCommunicationError</Code><Message>x</Message></Error></ErrorResponse>"
@@ -967,7 +967,7 @@ async def test_nonsense_is_an_error_that_says_so(world: World, body: bytes) -> N
     environment(world)
     answering(world, *[(200, dict[str, str](), body)] * 3)
     error = await refused(world)
-    assert "answered without a usable token" in str(error) or "refuses: 200" in str(error)
+    assert "answered without a usable token" in str(error) or ": status 200" in str(error)
     world.environ.clear()
     web_identity(world)
     answering(world, *[(200, dict[str, str](), body)] * 3)

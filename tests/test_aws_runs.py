@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import anyio
 import pytest
 
 from conformance.app import App
@@ -24,6 +25,7 @@ from conformance.images import Seed
 from conformance.memory import Link
 from conformance.messages import Request
 from conformance.names import Names, names
+from conformance.personas import imitate
 from conformance.server import Server, run_in_thread
 from tests.ends import Virtual, document, held, tags, virtual
 from tests.test_aws import SOURCES, World
@@ -44,7 +46,7 @@ class Parts:
         context = known.context([*SERVICES, PRIVATE, PUBLIC])
         self.aws = Aws()
         self.login = Public(self.aws)
-        self.private, self.public = App(auth=Private(self.aws)), App(auth=self.login)
+        self.private, self.public = imitate("ecr", auth=Private(self.aws)), imitate("ecr_public", auth=self.login)
 
         def start(site: Any, *hosts: str) -> Server:
             server = running.enter_context(run_in_thread(site, ssl_context=context if hosts else None))
@@ -62,6 +64,7 @@ class Parts:
         self.login.issued.clear()
         for app in (self.private, self.public):
             app.repositories.clear()
+            app.notes.clear()
             app.journal.clear()
         self.known.refused.clear()
         self.known.tunnels.clear()
@@ -118,6 +121,7 @@ def test_each_source_copies_out_of_both_and_into_both(pyz: Path, parts: Parts, c
     seed = Seed(7)
     out = seed.image(sizes=(900, 70)).load_into(parts.public, "docker/library/app", tag="v1")
     back = seed.image(sizes=(80, 500)).load_into(parts.private, "team/own", tag="v1")
+    parts.private.repositories["app"], parts.public.repositories["alias/own"]  # created: a push creates none
     mappings = [
         {"from": "docker/library/app", "to": "app", "source": "public", "targets": ["private"], "tags": tags("v1")},
         {"from": "team/own", "to": "alias/own", "source": "private", "targets": ["public"], "tags": tags("v1")},
@@ -155,6 +159,7 @@ def test_public_images_need_no_login(pyz: Path, parts: Parts) -> None:
 
 @pytest.mark.slow
 def test_no_login_at_all_is_told_with_every_place(pyz: Path, parts: Parts, clean_env: Path) -> None:
+    parts.private.repositories["app"]  # is created
     config = document({"source": {"url": PRIVATE, "auth_type": "ecr"}, "target": PRIVATE})
     ran = regsync(
         pyz, parts, nearby(parts, {}), "copy", "-c", "-", f"{PRIVATE}/app:v1", f"{PRIVATE}/app:v2", stdin=config
@@ -171,14 +176,15 @@ def arranged(world: Virtual, **options: Any) -> tuple[Aws, App, dict[str, str]]:
     aws = Aws(now=world.wall, **options)
     user = aws.identity("user")
     world.listen(aws, "api.ecr.eu-west-1.amazonaws.com", scheme="https")
-    private = App(auth=Private(aws))
+    private = imitate("ecr", auth=Private(aws), now=anyio.current_time, wall=world.wall)
     world.listen(private, PRIVATE, scheme="https", up=Link(latency=2.0), down=Link(latency=2.0))
     return aws, private, {"AWS_ACCESS_KEY_ID": user.access, "AWS_SECRET_ACCESS_KEY": user.secret}
 
 
-def sources(world: Virtual, repositories: int) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+def sources(world: Virtual, private: App, repositories: int) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     seed, source = Seed(9), world.registry("source.test")
     for number in range(repositories):
+        private.repositories[f"app{number}"]  # is created
         seed.image(sizes=(300, 200)).load_into(source.app, f"app{number}", tag="v1")  # type: ignore[arg-type]
     mappings = [{"from": f"app{number}", "to": f"app{number}", "tags": tags("v1")} for number in range(repositories)]
     return {"source": {"url": source.url}, "ecr": {"url": f"https://{PRIVATE}", "max_concurrent": 6}}, mappings
@@ -189,7 +195,7 @@ def sources(world: Virtual, repositories: int) -> tuple[dict[str, Any], list[dic
 async def test_fifty_repositories_share_one_login() -> None:
     async with virtual() as world:
         aws, private, environ = arranged(world)
-        registries, mappings = sources(world, 50)
+        registries, mappings = sources(world, private, 50)
         ran = await world.run("sync", "--json", "-q", "-c", "-", stdin=document(registries, *mappings), env=environ)
         assert ran.statuses() == ["synced"] * 50, ran.err
         assert aws.requests == ["ecr"]
@@ -201,7 +207,7 @@ async def test_fifty_repositories_share_one_login() -> None:
 async def test_a_password_is_renewed_once_for_all_before_it_ends() -> None:
     async with virtual() as world:
         aws, private, environ = arranged(world, password_life=200.0)
-        registries, mappings = sources(world, 50)
+        registries, mappings = sources(world, private, 50)
         ran = await world.run("sync", "--json", "-q", "-c", "-", stdin=document(registries, *mappings), env=environ)
         assert ran.statuses() == ["synced"] * 50, ran.err
         # After 140 s of 200 s the next request asks for the next one, whoever sends it and however many wait.
@@ -216,7 +222,7 @@ async def test_a_password_is_renewed_once_for_all_before_it_ends() -> None:
 async def test_a_password_that_is_refused_is_renewed_once_for_all() -> None:
     async with virtual() as world:
         aws, private, environ = arranged(world)
-        registries, mappings = sources(world, 20)
+        registries, mappings = sources(world, private, 20)
 
         def revoke(request: Request) -> None:
             if len(private.journal.entries) == 60:
