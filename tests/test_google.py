@@ -431,6 +431,8 @@ async def test_a_file_of_no_use_is_named_with_what_is_wrong(host: Host, case: st
     [
         "http://oauth2.googleapis.com/token",
         "http://127.0.0.1.example/token",
+        "http://169.254.169.254.example/token",
+        "http://10.0.0.1/token",
         "http://localhost@evil.example/",
         "https://you@oauth2.googleapis.com/token",
         "https:///token",
