@@ -5,8 +5,7 @@ manifests, files. Invariant: a secret goes to its own registry and to a realm th
 never into a message or a log (I6). Follows design.md sections 6 and 9, protocol-facts.md sections 2 and 9.2 (R2, R18).
 """
 from __future__ import annotations
-import json
-import re
+import json, re
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
@@ -18,10 +17,8 @@ from _regsync.fields import is_loopback
 from _regsync.pacing import parse_retry_after
 from _regsync.streams import Origin
 __all__ = ["Authenticator", "Challenge", "check_realm", "is_private", "parse_challenges", "parsed"]
-
 Clock = Callable[[], float]
 Scopes = Mapping[str, str]  # repository -> actions ("pull" or "pull,push"), the one needed now first
-
 # design.md section 6, rule 2. Eight scopes of the longest names stay below any server's limit on a URL.
 _MOST_REPOSITORIES, _UNKNOWN_LIFE_BEFORE_BODY, _REFRESH_AT = 8, 60.0, 0.9
 _SHORTEST_LIFE = 60.0  # the token specification's minimum, as which shorter ones are read (protocol-facts.md 2.5)
@@ -33,7 +30,6 @@ class Challenge(NamedTuple):
     service: str = ""
     scope: str = ""
     error: str = ""
-
 # A word, and its value when `=` follows: quoted (the closing quote may be missing) or bare.
 _WORD = r"""(?s)([!#$%&'*+.^_`|~0-9A-Za-z-]+)(?:[ \t]*=[ \t]*(?:"((?:[^"\\]|\\.)*)"?|([^\s,"]*)))?"""
 def parse_challenges(values: Iterable[str]) -> list[Challenge]:
@@ -46,7 +42,6 @@ def parse_challenges(values: Iterable[str]) -> list[Challenge]:
             if quoted is None and bare is None: found.append(inside := {"scheme": name})
             else: inside.setdefault(name, bare if quoted is None else re.sub(r"(?s)\\(.)", r"\1", quoted))
     return [Challenge(*(given.get(name, "") for name in Challenge._fields)) for given in found]
-
 # Parents below which strangers have names (protocol-facts.md section 2.7), and ends of addresses. Not the
 # public suffix list; what it protects is already at the mercy of the registry that names the realm.
 _SHARED = r"""(?x)(?:.*\.)?(?:

@@ -6,10 +6,7 @@ message; a source that is named or broken is an error, never a reason to try the
 key, secret, session. Follows protocol-facts.md section 4 (all numbers here), 9.2 (R8, R19: nothing is written back).
 """
 from __future__ import annotations
-import configparser
-import json
-import re
-import time
+import configparser, json, re, time
 from base64 import b64decode
 from math import inf
 from typing import Any
@@ -20,7 +17,6 @@ from _regsync.credentials import Credential, Login, Machine, Pair
 from _regsync.errors import AuthError, ConfigError, WireError, clean
 from _regsync.fips import hash_hex, hmac_bytes, name_hash
 __all__ = ["endpoint", "log_in", "present", "sign"]
-
 # Section 4.1: how a partition's regions begin, its suffix, that of its dual-stack APIs; the last has all others.
 _PARTITIONS = (("us-gov-", "amazonaws.com", "api.aws"), ("cn-", "amazonaws.com.cn", "api.amazonwebservices.com.cn"),
     ("eusc-", "amazonaws.eu", "api.amazonwebservices.eu"), ("us-iso-", "c2s.ic.gov", "api.aws.ic.gov"),

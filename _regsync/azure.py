@@ -5,9 +5,7 @@ sockets, challenges, retries. Invariant: a secret goes to its authority, a metad
 message; a source that is there and broken is an error. Follows specification 5.2, protocol-facts.md 6 (numbers below).
 """
 from __future__ import annotations
-import json
-import math
-import re
+import json, math, re
 from typing import NamedTuple
 from urllib.parse import quote, quote_plus, urlencode
 from _regsync.config import Registry
@@ -15,7 +13,6 @@ from _regsync.credentials import Credential, Login, Machine, Pair, life_of
 from _regsync.errors import AuthError, RegistryError, WireError, clean
 from _regsync.pacing import parse_retry_after
 __all__ = ["log_in", "present"]
-
 _SECRET, _FILE, _SERVICE = "AZURE_CLIENT_SECRET", "AZURE_FEDERATED_TOKEN_FILE", "IDENTITY_ENDPOINT"
 _METADATA, _MACHINE = "http://169.254.169.254/metadata/identity/oauth2/token", "the metadata service 169.254.169.254"
 _ASSERTION = ("client_assertion_type", "urn:ietf:params:oauth:client-assertion-type:jwt-bearer")

@@ -3,8 +3,7 @@
 Owns: which question is put to a repository, and how the answer is told. May not know: how a login is made. Invariant:
 no manifest is read or written, no repository created: an upload is begun, and ended at once, only where one is."""
 from __future__ import annotations
-import math
-import time
+import math, time
 from typing import Any
 from _regsync import discover, session
 from _regsync.config import Config, Registry

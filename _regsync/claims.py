@@ -12,7 +12,6 @@ from typing import NamedTuple
 from _regsync.oci import Descriptor
 from _regsync.state import Knowledge, RepositoryKey
 __all__ = ["Claims", "Place", "PlaceKey", "Step", "Work"]
-
 # Repository, digest, and whether it is a manifest: one digest may be wanted as both.
 PlaceKey = tuple[RepositoryKey, str, bool]
 
@@ -55,7 +54,6 @@ class Place:
     def blob(self) -> Descriptor:
         """The blob as its present owner describes it: another image's size is no reason to fail this one."""
         return self.owner.named[self.key[1]]
-
 _Lead = tuple[Work, list[Place]]  # who brings a digest to a host, and the places that will mount it from there
 
 class Step(NamedTuple):

@@ -5,27 +5,20 @@ copied. Invariants: every error ends in one line and one exit status of design.m
 costly imports are made by the command that needs them, whose parser alone is built (throughput.md section 5).
 """
 from __future__ import annotations
-import argparse
-import errno
-import json
-import os
-import sys
+import argparse, errno, json, os, sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 from _regsync import __version__
 from _regsync.errors import AuthError, ConfigError, RegsyncError, clean
 from _regsync.output import Console
-
 if TYPE_CHECKING:
     from _regsync.config import Config
     from _regsync.fields import Field
 __all__ = ["main"]
-
 _LARGEST_CONFIG, _INTERVAL = 32 * 1024 * 1024, "5m"
 # How a full disk, a quota or a reader that left ends a write. Files of our own have their own errors.
 _LOST_OUTPUT = frozenset({errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})
-
 _STATUSES = """\
   0    nothing failed (everything skipped, and nothing to do, included)
   1    something failed, something did not
@@ -237,7 +230,6 @@ def _copy(arguments: argparse.Namespace, console: Console) -> int:
 def _run(work: Callable[..., Awaitable[int]], *arguments: Any) -> int:
     import anyio
     return anyio.run(work, *arguments, backend="asyncio")
-
 _COMMANDS: Mapping[str, _Command] = {
     "copy": _Command("copy one image", _copy, "0 1 2 3 4 130", (
         ("SRC", "the image; without a tag: latest"), ("DST", "where it goes; without a tag: the source's"),

@@ -16,7 +16,6 @@ from _regsync.credentials import Credential, Machine, Read, find_credential
 from _regsync.errors import AuthError, ConfigError, SyncError
 from _regsync.fields import is_loopback
 __all__ = ["Chain", "Clouds"]
-
 # By kind, which is an `auth_type` too but for ecr_public.
 _CLOUDS: Mapping[str, str] = MappingProxyType({"ecr": "aws", "ecr_public": "aws", "gar": "google", "gcr": "google",
     "acr": "azure"})

@@ -91,7 +91,6 @@ class Config(NamedTuple):
     def in_use(self) -> tuple[Registry, ...]:
         """The registries that a mapping names."""
         return tuple(dict.fromkeys(each for rule in self.mappings for each in (rule.source, *rule.targets)))
-
 # What scalars of a type may be in YAML, and what their users call them; all others are text.
 _SCALARS = {"flag": (("bool",), "true or false without quotes"), "count": (("int",), "a whole number without quotes"),
     "amount": (("str", "int", "float"), "text")}

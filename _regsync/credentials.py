@@ -5,9 +5,7 @@ Invariant: a credential is for one host; a source that is named or broken is an 
 go anonymous; no `repr`, no message shows a secret. Follows design.md 3, protocol-facts.md 3 and 9.2 (R8, R9, R19).
 """
 from __future__ import annotations
-import json
-import os
-import re
+import json, os, re
 from base64 import b64decode, b64encode
 from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple, Protocol
@@ -15,7 +13,6 @@ from _regsync.config import Registry
 from _regsync.errors import AuthError, ConfigError, clean
 from _regsync.fields import is_loopback
 __all__ = ["Answer", "Credential", "Fetch", "Login", "Machine", "Pair", "find_credential", "life_of"]
-
 Read = Callable[[str], bytes | None]
 Pair = tuple[str, str]
 Answer = tuple[int, Mapping[str, str], bytes]  # status, lower-case headers, body

@@ -17,7 +17,6 @@ from _regsync.registry import Repository
 from _regsync.state import Knowledge, Snapshot, key_of, named
 from _regsync.transport import Transport
 __all__ = ["Discovery", "Once", "Sighting", "Verdict", "together"]
-
 T = TypeVar("T")
 # design.md section 6 rule 13: 32 MiB, at 8 KB and more for a manifest and what it was parsed into.
 _MANIFEST_BUDGET, _LIGHTEST_MANIFEST = 32 * 1024 * 1024, 8192

@@ -8,7 +8,6 @@ import re
 from collections.abc import Callable, Container, Iterator, Mapping
 from typing import Any, NamedTuple
 __all__ = ["Node", "Unreadable", "compose", "dump", "masked", "substitute", "variables"]
-
 _DEEPEST = 32  # levels; legitimate documents have 6
 _MOST_MERGED = 1_000_000  # what `<<` repeats is read again each time; this is some 60,000 mappings
 _TAG_PREFIX = "tag:yaml.org,2002:"
@@ -62,7 +61,6 @@ def _pattern(ends: str) -> str:
     token = rf"(-)(?= |$)|([A-Za-z_][\w.-]{{0,99}}):(?= |$)|\"([^\"\\]*)\"|'([^']*)'|({plain})|([\[\]{{}},])"
     # Blanks are always taken whole, so that no line can be split in more than one way.
     return rf" *(?! )(?:{token}|(?:(?<![^ ])#.*)?$)"
-
 _BLOCK, _FLOW = _pattern(""), _pattern(r",?\[\]{}")
 # By the groups of the pattern: what a token is, where its own text does not say it.
 _IN_BLOCK, _IN_FLOW = ("", "-", ":", "str", "str", None, ""), ("", "-", "key", "str", "str", None, "")

@@ -4,13 +4,11 @@ Owns: the exception tree, the codes of design.md section 2, `Side`. May not know
 it. Invariant: a message never holds a credential, a signed URL or a whole body; text from a registry passes `clean`
 first. Follows protocol-facts.md section 9.2, R10 and R18."""
 from __future__ import annotations
-import enum
-import re
+import enum, re
 from typing import NamedTuple
 __all__ = ["AuthError", "ConfigError", "ConnectFailed", "ContentError", "Disconnected", "LoginExpired",
     "MappingConflict", "Problem", "ProtocolBroken", "RegistryError", "RegsyncError", "Side", "SyncError", "TimedOut",
     "WireError", "clean"]
-
 # Bidirectional controls and line separators that reorder or break a terminal line (R18).
 _INVISIBLE = {*range(0x00, 0x20), *range(0x7F, 0xA0), 0x2028, 0x2029, *range(0x202A, 0x202F), *range(0x2066, 0x206A)}
 _CLEANING = dict.fromkeys(_INVISIBLE, "") | dict.fromkeys((0x09, 0x0A, 0x0D, 0x2028, 0x2029), " ")
@@ -106,7 +104,6 @@ class AuthError(SyncError):
     def __init__(self, message: str, *, hint: str | None = None, fatal: bool = False) -> None:
         super().__init__(message, hint=hint)
         self.fatal = fatal
-
 _REMEDIES = {(404, Side.SOURCE): "check the name: `regsync tags {repository}` shows what is there",
     (404, Side.TARGET): "create the repository, or the project that it is in, there first{command}",
     (405, Side.TARGET): "is it read-only, or a pull-through cache? name the registry that takes pushes",

@@ -14,7 +14,6 @@ from _regsync.oci import is_repository, parse_platform
 from _regsync.tags import check_glob
 __all__ = ["DEFAULT_PORTS", "SECTIONS", "Field", "is_loopback", "parse_duration", "parse_registry_url", "parse_size",
     "schema", "value_of"]
-
 DEFAULT_PORTS: Mapping[str, int] = MappingProxyType({"https": 443, "http": 80})
 _SECONDS = MappingProxyType({"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400})
 _TRUTH = MappingProxyType({"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False})
@@ -114,7 +113,6 @@ def _proxy(text: str) -> None:
     from _regsync.proxy import proxy_for
     try: proxy_for("https", "registry", 443, {}, text)
     except ConfigError as error: raise ValueError(f"{error.message}: {error.hint}") from None
-
 _AUTH_TYPES = ("ecr", "gar", "gcr", "acr", "ghcr", "anonymous", "basic", "static_token", "docker_config")
 _F = Field
 # fmt: off

@@ -8,12 +8,10 @@ Follows design.md section 11, protocol-facts.md section 8.3.
 from __future__ import annotations
 from _regsync import FIPS_BUILD
 __all__ = ["DIGEST_HEX_LENGTHS", "gate_state", "hash_hex", "hmac_bytes", "name_hash", "new_hash"]
-
 # typing's constant without typing, which costs `version` a third of its time.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from hashlib import _Hash
-
 # Algorithms that this program can verify, with the length of their hexadecimal form
 # (image-spec descriptor.md; sha512 is optional for registries).
 DIGEST_HEX_LENGTHS = {"sha256": 64, "sha512": 128}

@@ -5,9 +5,7 @@ Invariant: a place that is named and broken is an error; secrets go over https o
 Follows protocol-facts.md sections 5.2 to 5.4.
 """
 from __future__ import annotations
-import json
-import os
-import re
+import json, os, re
 from base64 import urlsafe_b64encode
 from math import inf
 from typing import Any, NamedTuple
@@ -17,7 +15,6 @@ from _regsync.config import Registry
 from _regsync.credentials import Answer, Credential, Login, Machine, Pair
 from _regsync.errors import AuthError, ConfigError, WireError, clean
 __all__ = ["log_in", "present"]
-
 _NAMED, _METADATA = "GOOGLE_APPLICATION_CREDENTIALS", ("GCE_METADATA_HOST", "GCE_METADATA_ROOT", "GCE_METADATA_IP")
 _SCOPE, _URN = "https://www.googleapis.com/auth/cloud-platform", "urn:ietf:params:oauth:"
 _TOKENS, _ACCOUNT = "https://oauth2.googleapis.com/token", "service_account_impersonation_url"

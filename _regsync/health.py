@@ -4,20 +4,16 @@ Owns: its sockets, heads of requests, answers' framing. May not know: what the s
 Invariants: nothing of a request comes back in an answer; a client holds 8 KiB, ten seconds and one of a fixed number of
 places at most; for the next one the oldest ends, and none delays a probe. Follows RFC 9112, design.md section 10."""
 from __future__ import annotations
-import json
-import re
-import socket
+import json, re, socket
 from collections.abc import Callable
 from contextlib import suppress
 from email.utils import formatdate
 from http import HTTPStatus
 from typing import Any
-import anyio
-import h11
+import anyio, h11
 from _regsync.errors import ConfigError, Disconnected, clean
 from _regsync.streams import WANT_READ, SocketStream
 __all__ = ["Tell", "serve"]
-
 Tell = Callable[[str], tuple[int, dict[str, Any]]]  # what is said at `/healthz` or `/readyz`: status, document
 _HEAD, _MOST_CLIENTS, _SECONDS, _NO_FILES_PAUSE = 4096, 256, 5.0, 0.1  # a head may be twice that, less one byte
 async def serve(bind: str, port: int, tell: Tell, *, task_status: Any = anyio.TASK_STATUS_IGNORED) -> None:

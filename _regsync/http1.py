@@ -8,14 +8,12 @@ import math
 from base64 import b64encode
 from collections.abc import Awaitable, Callable
 from typing import Any, NamedTuple, Protocol
-import anyio.lowlevel
-import h11
+import anyio.lowlevel, h11
 from _regsync import errors
 from _regsync.errors import ContentError, Disconnected, ProtocolBroken, SyncError, TimedOut, WireError, clean
 from _regsync.proxy import Proxy
 from _regsync.streams import WANT_READ, WANT_WRITE, Origin, Stream, Timeouts, connect, start_tls
 __all__ = ["PIECE", "Connection", "Headers", "Lease", "Pieces", "Pool", "Request", "Response", "open_stream"]
-
 # One piece of a body. throughput.md section 1: 64 KiB costs 12 % more CPU, 1 MiB four times the memory.
 PIECE = 256 * 1024
 _LONGEST_HEAD = 64 * 1024  # signed locations and fat challenges exceed h11's 16 KiB (protocol-facts.md section 2.5)

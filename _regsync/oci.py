@@ -5,9 +5,7 @@ May not know: registries, configuration, HTTP. Invariant: `trim_index` alone cha
 name or media type leaves unchecked: each may become part of a URL, header or file name (protocol-facts.md section 9.2,
 R11 to R14). Follows protocol-facts.md section 1, design.md sections 2, 4."""
 from __future__ import annotations
-import binascii
-import json
-import re
+import binascii, json, re
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple, NoReturn, TypeVar
@@ -17,7 +15,6 @@ __all__ = ["ACCEPT_MANIFESTS", "IMAGE_CONFIGS", "MAX_INDEX_DEPTH", "TRIM_RULE", 
     "Reference", "check_digest", "digest_of", "is_referrer_tag", "is_repository", "is_tag", "list_referrers",
     "parse_manifest", "parse_platform", "parse_reference", "platform_matches", "referrers_tag", "split_digest",
     "trim_index"]
-
 _T = TypeVar("_T")
 _KINDS: Mapping[type, str] = {str: "a string", list: "a list", dict: "an object"}
 # protocol-facts.md section 1.3: OCI's, then Docker's.

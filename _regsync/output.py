@@ -4,14 +4,11 @@ Owns: the two output streams and how values become lines on them. May not know: 
 output holds results only, with `--json` exactly one document; everything else goes to standard error; no control
 character of foreign text reaches either. Follows specification section 6, design.md sections 2 and 10."""
 from __future__ import annotations
-import json
-import os
-import time
+import json, os, time
 from typing import Any, NamedTuple, TextIO
 from _regsync.errors import RegsyncError, clean
 from _regsync.report import Outcome, Report, duration_text, size_text
 __all__ = ["Console", "Snapshot", "progress_lines"]
-
 _LEVELS = {"trace": 5, "debug": 10, "info": 20, "warning": 30, "error": 40}
 _LONGEST_LINE = 2000  # an image's holds two references and a cause that was cut before
 _COLOURS = {"error": "\x1b[31m", "warning": "\x1b[33m"}

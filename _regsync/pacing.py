@@ -5,14 +5,12 @@ request is admitted by one synchronous decision that takes everything it needs o
 8.1, design.md section 9.
 """
 from __future__ import annotations
-import math
-import re
+import math, re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 from _regsync.providers import Pace
 __all__ = ["DEFAULT_CONCURRENCY", "DISCOVERY", "LARGE_BODY", "LONGEST_WAIT", "Limit", "Meter", "Patience", "Want",
     "admit", "due", "hopeless", "parse_quota", "parse_retry_after", "release"]
-
 DEFAULT_CONCURRENCY = 50  # specification section 2.2: `max_concurrent` when unset
 # Bodies from here on count as streams (design.md section 9): few fill a link, more only make every image end late.
 LARGE_BODY, _LARGE_STREAMS = 1024 * 1024, 8

@@ -4,8 +4,7 @@ Owns: the tree of an image in put order, the order of its blobs, the election of
 May not know: how anything is asked or moved. Invariants: I2 (children before their index), I10 (on a conflict the
 earlier mapping wins). Follows design.md sections 3, 6, 7, specification 1.1."""
 from __future__ import annotations
-import enum
-import heapq
+import enum, heapq
 from collections.abc import Callable, Iterable, Mapping
 from itertools import chain
 from typing import NamedTuple
@@ -14,7 +13,6 @@ from _regsync.errors import ContentError, RegistryError
 from _regsync.oci import IMAGE_CONFIGS, MAX_INDEX_DEPTH, Descriptor, Manifest
 __all__ = ["COMPLETE", "HAS", "LATE_SHARE", "Assignment", "Election", "Look", "NotAtHand", "Tree", "Wanted", "assign",
     "grouped", "grow", "look_again", "look_without_state", "may_be_stale", "names_absence", "order_blobs"]
-
 LATE_SHARE = 0.02  # of a run's requests, those that ask for late signatures (design.md section 8)
 # What is noted of a look at an image's artifacts, beside `referrers.Referrers.shown`: it has some, they are all there.
 HAS, COMPLETE = 16, 32

@@ -12,7 +12,6 @@ from types import MappingProxyType
 from typing import Literal, NamedTuple
 __all__ = ["ROWS", "Kind", "Pace", "Probe", "Row", "UploadStyle", "api_host", "api_repository", "canonical_host",
     "kind_of"]
-
 Kind = Literal["ecr", "ecr_public", "dockerhub", "gar", "gcr", "ghcr", "acr", "unknown"]
 # After a POST, put: one PUT with the body; patch: one PATCH without Content-Range, an empty PUT; chunks: PATCHes with
 # `Content-Range: start-end`, an empty PUT.
@@ -32,7 +31,6 @@ class Pace(NamedTuple):
     start: int = 4
     rate: int = 0  # none is published, or known
     burst: int = 1
-
 _HEADS, _UPLOADS = "manifest_head blob_head", "upload_start upload_body upload_finish"
 _READS, _WRITES = f"tag_list manifest_get blob_get {_HEADS}", f"manifest_put {_UPLOADS}"
 # Rates stay below what protocol-facts.md sections 4.8, 5.5, 6.5 and 7.1 say (design.md section 9).
@@ -60,7 +58,6 @@ class Row(NamedTuple):
     paces: tuple[Pace, ...] = _UNKNOWN_PACES
     per_project: bool = False  # whether the first segment of a repository's name has windows of its own
     quota: str | None = None  # the action that `ratelimit-remaining` is about, where not the one that was answered
-
 _ECR_SOURCE = "protocol-facts.md sections 4.1 (hosts), 4.9 (mounts), 7.9 (upload)"
 _GOOGLE_SOURCE = "protocol-facts.md sections 5.1 (hosts), 5.5 (upload, listing), 1.8 (bare mount)"
 ROWS: Mapping[Kind, Row] = MappingProxyType({

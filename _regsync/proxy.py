@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 from _regsync.errors import ConfigError
 __all__ = ["Proxy", "proxy_for"]
-
 # Metadata services hand out this machine's credentials: no proxy is to see them (protocol-facts.md 8.1 and 9.2, R20).
 _ALWAYS_DIRECT = "localhost,127.0.0.0/8,::1,169.254.0.0/16,fe80::/10,fd00:ec2::/32,metadata.google.internal"
 

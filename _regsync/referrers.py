@@ -19,7 +19,6 @@ from _regsync.oci import Descriptor, Manifest
 from _regsync.registry import Repository
 from _regsync.state import Knowledge, RepositoryKey, area, key_of, named
 __all__ = ["Artifact", "Referrers"]
-
 _COSIGN = (".sig", ".att", ".sbom")
 # Signatures of attestations of signatures have been seen; a chain that goes on is somebody's trap.
 _DEEPEST, _MOST = 8, 10_000

@@ -4,8 +4,7 @@ Owns: paths, headers, statuses, the reading of answers. May not know: what is co
 manifest is what its digest says, or the registry is in error), I6 (a Location elsewhere gets no credentials), an error
 names side, operation, reference. Follows OCI distribution-spec 1.1, protocol-facts.md section 1 (numbers below)."""
 from __future__ import annotations
-import json
-import re
+import json, re
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager
 from _regsync import oci, pacing, transport
@@ -15,7 +14,6 @@ from _regsync.pacing import LARGE_BODY
 from _regsync.providers import ROWS, UploadStyle, api_repository
 from _regsync.transport import Answer, Call, Host, Transport
 __all__ = ["Repository", "Upload"]
-
 _MANIFEST_LIMIT, _TAGS_LIMIT = 4 * 1024 * 1024, 8 * 1024 * 1024
 # A listing is in memory; the largest known repositories have some 100,000 tags.
 _MOST_PAGES, _MOST_TAGS, _MOST_REFERRERS = 10_000, 1_000_000, 10_000

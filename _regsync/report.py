@@ -22,7 +22,6 @@ def duration_text(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     if minutes < 60: return f"{minutes}m{rest:02d}s" if minutes else f"{rest}s"
     return f"{minutes // 60}h{minutes % 60:02d}m"
-
 _NO_ARTIFACTS = MappingProxyType(dict.fromkeys(("synced", "skipped", "failed", "stripped"), 0))
 
 class Outcome(NamedTuple):
@@ -119,7 +118,6 @@ class Report:
             "images": [outcome.as_json() for outcome in self.outcomes],
             "mappings": [found for _, found in sorted(self.mappings.items())],
             "totals": {**self.totals(), "requests": asked, "throttled": dict(sorted(throttled.items()))}}
-
 # What `--json` writes, one shape by name: `name name: type`, `?` where it may be absent; a type is a JSON
 # type, another shape, `=value|value`, `type|type`, `[items]`, or `{values}` under any name.
 _CODE = "=CONFIG_ERROR|AUTH_ERROR|SOURCE_ERROR|TARGET_ERROR|NETWORK_ERROR|CONTENT_ERROR|INTERNAL_ERROR"

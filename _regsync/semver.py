@@ -8,7 +8,6 @@ import re
 from itertools import takewhile
 from typing import Literal, NamedTuple
 __all__ = ["Prerelease", "Range", "Version", "parse_range", "parse_version"]
-
 Prerelease = Literal["include", "exclude", "only"]
 _SUFFIX = r"(?:-([0-9A-Za-z-]+(?:\.[0-9A-Za-z-]+)*))?(?:[+_][0-9A-Za-z._+-]+)?"
 _VERSION = rf"v?([0-9]+)(?:\.([0-9]+))?(?:\.([0-9]+))?{_SUFFIX}"
@@ -32,9 +31,7 @@ def _version(numbers: list[int], prerelease: str | None = None) -> Version:
     parts = prerelease.split(".") if prerelease else []
     identifiers = tuple((0, int(part), "") if part.isdigit() else (1, 0, part) for part in parts)
     return Version((major, minor, patch), 0 if parts else 1, identifiers)
-
 _LOWEST, _HIGHEST = Version((0, 0, 0), 0), Version((10**_LONGEST, 0, 0))  # below and above what tags can spell
-
 # From where, to below what, whether it takes what lies between or all but that, the M.m.p of a pre-release in it.
 _Comparator = tuple[Version, Version, bool, tuple[int, int, int] | None]
 

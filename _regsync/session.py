@@ -5,10 +5,7 @@ arguments, configuration files, how anything is asked or copied. Invariant: conn
 ends. Follows specification section 1.6 and design.md sections 2, 5 and 9.
 """
 from __future__ import annotations
-import gc
-import os
-import signal
-import time
+import gc, os, signal, time
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from typing import Literal
@@ -19,7 +16,6 @@ from _regsync.errors import ConfigError, Side, clean
 from _regsync.output import Console, Snapshot
 from _regsync.report import Report, duration_text
 __all__ = ["connect", "list_tags", "listen_for_signals", "run", "show_progress"]
-
 _TICK, _HEARTBEAT = 0.25, 30.0
 _RATE_SECONDS = 5.0  # an average over hours hides that nothing moves now
 async def run(found: Config, console: Console, one: tuple[MappingRule, str, str] | None = None,

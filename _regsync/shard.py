@@ -13,7 +13,6 @@ from _regsync.config import Config, MappingRule
 from _regsync.errors import ConfigError, clean
 from _regsync.plan import grouped
 __all__ = ["Shard", "parse"]
-
 _INDEX = "JOB_COMPLETION_INDEX"  # Kubernetes sets it in the pods of an Indexed Job
 
 class Shard(NamedTuple):

@@ -6,9 +6,7 @@ sockets, tasks, files. Invariant I5: an entry exists only because a registry ans
 believed as far as design.md section 7, "Vouching", allows, wrong state costs requests only, and bytes that are not
 whole, not ours or of another version are `Damaged`, never half read."""
 from __future__ import annotations
-import json
-import struct
-import zlib
+import json, struct, zlib
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
@@ -20,12 +18,10 @@ from _regsync import fips
 from _regsync.oci import split_digest
 __all__ = ["EMPTY", "Archive", "Damaged", "Knowledge", "RepositoryKey", "Snapshot", "area", "digest_like", "encode",
     "entry", "folded", "frame", "key_of", "moment_of", "named", "unframe"]
-
 _MAGIC, _VERSION = b"regsync\n", 2
 _HEAD, _CRC, _FRAME = struct.Struct(">8sHI7I"), struct.Struct(">I"), struct.Struct(">cH")
 _LONGEST_LOOK = 400 * 86400  # what nobody has looked at for longer is of images that are gone
 _ALGORITHMS = {"sha256": b"\1", "sha512": b"\2"}
-
 # A table is rows of one width in ascending order: 600,000 load as the file is read, in a tenth of what objects take,
 # and are found in 20 steps each. A row begins with its identity: a digest's key (a byte for the algorithm, then 32; of
 # sha512 the first 256 bits, as hard to meet) and a repository's number. Table: width of a row, of its identity, where
@@ -86,7 +82,6 @@ class Archive:
     def row(self, table: str, identity: bytes) -> bytes | None:
         """Return the row of that identity."""
         return next(self.rows(table, identity), None)
-
 EMPTY = Archive()
 def moment_of(table: str, row: bytes) -> int:
     """Return when a row was confirmed, in seconds of the wall clock."""
@@ -141,7 +136,6 @@ def folded(base: Archive, records: Iterable[tuple[str, bytes]]) -> Archive:
         else: raise Damaged("its journal holds what is no record")
     if not (repositories or any(rows.values())): return base
     return Archive(encode(base, rows, repositories, base.facts, moment=base.renewed))
-
 RepositoryKey = tuple[str, str]  # host key (host:port as shown in reports) and repository name
 # What a tag named when its target last held it: keys (`key_of`) of the source's digest and the pushed one.
 Snapshot = tuple[bytes, bytes]

@@ -6,11 +6,7 @@ directory; what a killed or failed run left is used when it still verifies, a ru
 a state a run goes on, warned once; `state.bin` is replaced whole or not at all; a journal counts only for the file that
 it was begun beside: no crash loses or repeats anything. Follows specification 1.1, design.md 6 (rule 13), 8."""
 from __future__ import annotations
-import contextlib
-import os
-import re
-import time
-import zlib
+import contextlib, os, re, time, zlib
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
 from io import FileIO
@@ -23,7 +19,6 @@ from _regsync.pacing import Limit
 from _regsync.state import EMPTY, Archive, Damaged, folded, unframe
 __all__ = ["SMALL_BLOB", "FilePieces", "MemoryPieces", "NoRoom", "Reader", "Staging", "StagingFailed", "StateFile",
     "read_whole"]
-
 SMALL_BLOB, _MEMORY_BUDGET = 1024 * 1024, 48 * 1024 * 1024  # design.md section 6 rule 13
 _PARTIAL = ".partial"
 _JOURNAL, _LARGEST = b"regsyncj", 1 << 30

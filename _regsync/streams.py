@@ -4,11 +4,7 @@ Owns: name resolution, the race between addresses, handshakes. May not know: HTT
 who waits on a socket is told before it is closed, it is never half-closed, nobody waits for a close_notify; after
 WANT_WRITE the same memory comes again. Follows design.md section 9; throughput.md sections 2, 3, traps 1, 4, 7, 8."""
 from __future__ import annotations
-import errno
-import itertools
-import os
-import socket
-import ssl
+import errno, itertools, os, socket, ssl
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple, Protocol
@@ -16,7 +12,6 @@ import anyio.to_thread
 from _regsync import tls
 from _regsync.errors import ConnectFailed, Disconnected, clean
 __all__ = ["WANT_READ", "WANT_WRITE", "Origin", "Stream", "Timeouts", "connect", "start_tls"]
-
 WANT_READ, WANT_WRITE = -1, -2  # what `recv_into` and `send` answer instead of a count when nothing can move now
 _WANTS: dict[type[OSError], int] = {ssl.SSLWantReadError: WANT_READ, ssl.SSLWantWriteError: WANT_WRITE}
 _ATTEMPT_DELAY = 0.25  # between attempts, as RFC 8305 section 5 recommends

@@ -10,8 +10,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
 from functools import cache, partial
 from typing import Any, Literal
-import anyio
-import anyio.abc
+import anyio, anyio.abc
 from _regsync import pacing, plan
 from _regsync.config import Config, MappingRule
 from _regsync.discover import Discovery, Sighting
@@ -28,7 +27,6 @@ from _regsync.tags import compile_glob
 from _regsync.transfer import Mover
 from _regsync.transport import Transport
 __all__ = ["DRAIN_SECONDS", "Progress", "Run"]
-
 # Specification section 1.6; how often a drain, and those who wait for a mount, are looked at.
 DRAIN_SECONDS, _DRAIN_TICK, _HURRY_SECONDS = 25.0, 2.0, 30.0
 # Enough to hide a round trip of 100 ms at 160 tags a second; a fixed number, whatever the tags.

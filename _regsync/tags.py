@@ -10,11 +10,9 @@ from functools import cache, lru_cache, reduce
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal, NamedTuple
 from _regsync.oci import is_referrer_tag, is_tag
-
 if TYPE_CHECKING:
     from _regsync.semver import Prerelease, Version
 __all__ = ["Reason", "Selection", "TagRule", "check_glob", "compile_glob", "select", "select_literals"]
-
 Reason = Literal["glob", "semver", "prerelease", "exclude", "latest", "referrer_tag"]
 _Order = Literal["semver", "alpha"]
 _TOKEN = r"\\.|\[(?P<not>!?)(?P<set>(?:\\.|[^\]\\])*)\]|(?P<unfinished>[\[\\])|(?P<mark>[*?{},])|."

@@ -4,14 +4,10 @@ Owns: trusted authorities, client certificates, the lowest TLS version. May not 
 contexts there are (the caller shares them: a bundle takes 30 ms). Invariant: a name that the user gave and that leads
 to nothing is an error, never a silent fall-back. Follows design.md section 9 ("CA"), protocol-facts.md section 8.2."""
 from __future__ import annotations
-import os
-import re
-import ssl
-import sys
+import os, re, ssl, sys
 from collections.abc import Callable, Mapping
 from _regsync.errors import ConfigError, clean
 __all__ = ["explain", "make_context"]
-
 # Where truststore 0.10.5 looks without OpenSSL's defaults: Alpine, Arch, RHEL 9-10; Fedora; older RHEL; Debian; SUSE.
 _BUNDLES = ("/etc/ssl/cert.pem", "/etc/pki/ca-trust/extracted/pem/tls-ca-bundle.pem", "/etc/pki/tls/cert.pem",
     "/etc/ssl/certs/ca-certificates.crt", "/etc/ssl/ca-bundle.pem")
@@ -69,7 +65,6 @@ def _load(what: str, load: Callable[..., None], *files: str, **options: str) -> 
         hint = "PEM files are needed, keys without passphrase"
         raise ConfigError(f"{what} cannot be used: {reason}", hint=hint) from error
     except OSError as error: raise ConfigError(f"{what} cannot be read: {error.strerror}") from error
-
 _CLOCK = "check this host's clock; if it is right, the registry's certificate must be renewed"
 _AUTHORITY = "give the authority's PEM file as `ca_file` of the registry, or in SSL_CERT_FILE"
 _NAME = "use a name in the certificate, or have it reissued"

@@ -23,7 +23,6 @@ from _regsync.state import Knowledge, RepositoryKey
 from _regsync.store import SMALL_BLOB, FilePieces, MemoryPieces, NoRoom, Reader, Staging, StagingFailed, read_whole
 from _regsync.transport import Transport
 __all__ = ["Brought", "Mover", "Relay", "known_body"]
-
 # design.md section 6 rule 16: a blob starts again at most twice; when a lost answer is asked for; how long a source is
 # waited for in all, which a target's own time-outs allow; how far apart the states of a hash are kept.
 _BLOB_STARTS, _LOST_ANSWER_PAUSES, _SOURCE_GRACE, _CHECKPOINT = 3, (0.0, 1.0, 3.0), 20.0, 16 * 1024 * 1024

@@ -6,10 +6,7 @@ by hop, to its own origin only, never again once redirects have left it), I7 and
 Follows design.md sections 6, 7 and 9, protocol-facts.md sections 1.12, 1.13 and 9.2 (R1-R4, R10, R14).
 """
 from __future__ import annotations
-import heapq
-import math
-import re
-import time
+import heapq, math, re, time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager, nullcontext
@@ -30,7 +27,6 @@ from _regsync.report import duration_text
 from _regsync.streams import Origin, Stream, Timeouts
 __all__ = ["ERROR_BODY", "Answer", "Call", "Edge", "Gate", "Host", "Permit", "Transport", "check_foreign",
     "resolve_location"]
-
 _REDIRECTS, _MOST_REDIRECTS, _UNREACHABLE_AFTER = (301, 302, 303, 307, 308), 10, 3
 # R14: an error body is read this far; a manifest, a listing or a token has its own limit.
 ERROR_BODY, _TOKEN_BODY = 64 * 1024, 1024 * 1024

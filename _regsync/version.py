@@ -6,7 +6,6 @@ json, typing or argparse (tests/test_zipapp.py looks): scripts ask often. Follow
 from __future__ import annotations
 import sys
 from _regsync import FIPS_BUILD, __version__, fips
-
 TYPE_CHECKING = False  # as in fips
 if TYPE_CHECKING:
     from typing import Any

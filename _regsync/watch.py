@@ -5,9 +5,7 @@ May not know: how a run goes, HTTP. Invariants: a configuration that cannot be u
 what repeats is said once. Follows specification section 1.5, design.md section 10 ("Health", "Watch").
 """
 from __future__ import annotations
-import os
-import signal
-import time
+import os, signal, time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache, partial
@@ -19,7 +17,6 @@ from _regsync.output import Console
 from _regsync.report import Outcome, Report
 from _regsync.store import StateFile
 __all__ = ["Health", "changes", "run"]
-
 _Read = Callable[[], Mapping[str, Any]]
 _Load = Callable[..., config.Config]
 _NO_PROGRESS, _HOUR = 900.0, 3600.0

@@ -3,9 +3,8 @@
 
 The program is bounded in lines (tests/test_shape.py), and a call that fits into two of them need not take
 eight. What brackets hold is filled, a block of one short statement stands behind its header, one blank line is as
-good as two, none stands before a function or inside a class, and none in the head of a module, from its docstring to
-`__all__`, whose imports are sorted. Statements with comments inside stay as they are. The syntax tree is compared
-before a file is written.
+good as two, and stands before a class only. Imports are sorted, those of whole modules stand in one line. Statements
+with comments inside stay as they are. The syntax tree is compared before a file is written.
 
     python3 tools/layout.py           writes
     python3 tools/layout.py --check   says which files are laid out otherwise; exit status 1 if any
@@ -16,7 +15,7 @@ from __future__ import annotations
 import argparse
 import ast
 import io
-import re
+import itertools
 import subprocess
 import sys
 import tokenize
@@ -181,14 +180,36 @@ def join(source: str) -> str:
     texts = set(range(len(lines))) - _inside_strings("\n".join(lines))
     for number in texts:
         following = next((line for line in lines[number:] if line), "")
-        if not lines[number] and re.match(r" |def |async def ", following):
+        if not lines[number] and following and not following.startswith(("class ", "@")):
             lines[number] = _DROPPED
     for node in ast.parse("\n".join(lines)).body:
         named = isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__"
         if (named or isinstance(node, ast.Import | ast.ImportFrom)) and not lines[node.lineno - 2]:
             lines[node.lineno - 2] = _DROPPED
+    for one, other in itertools.pairwise(ast.parse("\n".join(lines)).body):
+        if isinstance(one, ast.Import) and isinstance(other, ast.Import) and len(both(lines, one, other)) <= WIDTH:
+            lines[other.lineno - 1], lines[one.lineno - 1] = both(lines, one, other), _DROPPED
     kept = [line for number, line in enumerate(lines) if line or lines[number - 1] or number not in texts]
     return "\n".join(line for line in kept if line != _DROPPED)
+
+
+def both(lines: Sequence[str], one: ast.Import, other: ast.Import) -> str:
+    """Return two imports of whole modules as one line."""
+    return f"{lines[one.lineno - 1]}, {lines[other.lineno - 1].removeprefix('import ')}"
+
+
+def separate(source: str) -> str:
+    """Return what a module means, however its imports are written."""
+    tree = ast.parse(source)
+    for node in ast.walk(tree):
+        body = getattr(node, "body", None)
+        if isinstance(body, list):
+            node.body = [  # type: ignore[attr-defined]
+                part
+                for each in body
+                for part in ([ast.Import([name]) for name in each.names] if isinstance(each, ast.Import) else [each])
+            ]
+    return ast.dump(tree)
 
 
 def _inside_strings(source: str) -> set[int]:
@@ -224,7 +245,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             command, input=formatted, capture_output=True, text=True, check=True, cwd=ROOT
         ).stdout
         laid_out = fill(formatted)
-        if ast.dump(ast.parse(laid_out)) != ast.dump(ast.parse(source)):
+        if separate(laid_out) != separate(source):
             raise SystemExit(f"{path.name} would mean something else: a defect of this tool")
         if laid_out != source:
             changed += 1
