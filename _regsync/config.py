@@ -6,10 +6,8 @@ with every problem, aliases are read once, no message shows a secret; a doubt sp
 could prove it wrong, but for tags that move by custom and ranges without an end. Follows design.md sections 3 and 4."""
 from __future__ import annotations
 import re
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 from _regsync import providers
 from _regsync.document import Node, Unreadable, compose, dump, masked, substitute, variables
@@ -141,9 +139,9 @@ class _Reader:
         if self.lint: self.doubt(document)
         return document
     def doubt(self, document: _Section) -> None:
-        rules, earlier = document.values["mappings"], defaultdict[object, list[MappingRule]](list)
+        rules, earlier = document.values["mappings"], dict[object, list[MappingRule]]()
         for index, rule in enumerate(rules):
-            before = [earlier[rule.content, place] for place in rule.places]
+            before = [earlier.setdefault((rule.content, place), []) for place in rule.places]
             owners = [next((each for each in found if _leaves_nothing(each.tags, rule.tags)), None) for found in before]
             if owners[0] is not None and None not in owners:
                 message = f"copies nothing: mappings[{owners[0].index}] copies all of it to the same place"
@@ -402,7 +400,7 @@ def load(text: bytes, *, name: str, environ: Mapping[str, str], base_dir: str | 
     settings = document.values["global"].values if "global" in document.values else {}
     # Standard input has no directory of its own, and no state.
     where = None if base_dir is None else settings.get("cache_dir") or reader.find_path(".regsync")
-    return Config(registries=MappingProxyType({k: v for k, v in reader.registries.items() if v is not None}),
+    return Config(registries={k: v for k, v in reader.registries.items() if v is not None},
         mappings=tuple(document.values["mappings"]),
         warnings=tuple(map(str, sorted(reader.warnings, key=lambda problem: problem[1:3]))),
         **{**settings, "cache_dir": where})

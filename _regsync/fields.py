@@ -6,7 +6,6 @@ ValueError with the remedy and no secret; the schema takes whatever `validate` t
 from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
-from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 from _regsync import providers
 from _regsync.errors import ConfigError
@@ -14,9 +13,9 @@ from _regsync.oci import is_repository, parse_platform
 from _regsync.tags import check_glob
 __all__ = ["DEFAULT_PORTS", "SECTIONS", "Field", "is_loopback", "parse_duration", "parse_registry_url", "parse_size",
     "schema", "value_of"]
-DEFAULT_PORTS: Mapping[str, int] = MappingProxyType({"https": 443, "http": 80})
-_SECONDS = MappingProxyType({"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400})
-_TRUTH = MappingProxyType({"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False})
+DEFAULT_PORTS: Mapping[str, int] = {"https": 443, "http": 80}
+_SECONDS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
+_TRUTH = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 _LABEL = r"[A-Za-z0-9](?:[A-Za-z0-9-]*[A-Za-z0-9])?"
 _URL = rf"(?:([A-Za-z][A-Za-z0-9+.-]*)://)?(\[[0-9A-Fa-f:.]+\]|{_LABEL}(?:\.{_LABEL})*)(?::([0-9]{{1,5}}))?"
 def parse_duration(text: str) -> float:
@@ -127,7 +126,7 @@ _INHERITED = (
     _F("artifacts", "section", "what happens to referrers: signatures, SBOMs, attestations", of="artifacts"),
 )
 # "config" stands in the order in which it is read: names before their uses.
-SECTIONS: Mapping[str, tuple[Field, ...]] = MappingProxyType({
+SECTIONS: Mapping[str, tuple[Field, ...]] = {
     "config": (
         _F("registries", "names", "named registries", of="registry", default="{}"),
         _F("target_groups", "names", "named lists of registries", default="{}", empty="name one registry at least",
@@ -192,7 +191,7 @@ SECTIONS: Mapping[str, tuple[Field, ...]] = MappingProxyType({
         _F("staging_size_limit", "amount", "disk for blobs of several targets; 0: none; absent: no limit",
            parse=parse_size, example="20 GB"),
     ),
-})
+}
 # fmt: on
 def schema() -> dict[str, Any]:
     """Return the JSON Schema of the document; what fields say against each other is for `validate` alone."""

@@ -6,7 +6,6 @@ earlier mapping wins). Follows design.md sections 3, 6, 7, specification 1.1."""
 from __future__ import annotations
 import enum, heapq
 from collections.abc import Callable, Iterable, Mapping
-from itertools import chain
 from typing import NamedTuple
 from _regsync.config import MappingRule, Registry
 from _regsync.errors import ContentError, RegistryError
@@ -134,7 +133,7 @@ def grouped(mappings: Iterable[MappingRule], keys: Callable[[MappingRule], list[
     for mapping in mappings:
         found = {id(each): each for key in keys(mapping) if (each := groups.get(key))}
         group, *joined = sorted(found.values(), key=len, reverse=True) or [[]]
-        more = [mapping, *chain(*joined)]
+        more = [mapping, *(each for other in joined for each in other)]
         group += more
         groups.update((key, group) for each in more for key in keys(each))
     unique = {id(each): each for each in groups.values()}.values()

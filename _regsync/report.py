@@ -7,7 +7,6 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Any, NamedTuple
 from _regsync.errors import RegsyncError
 __all__ = ["Outcome", "Report", "duration_text", "schema", "size_text"]
@@ -22,7 +21,7 @@ def duration_text(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     if minutes < 60: return f"{minutes}m{rest:02d}s" if minutes else f"{rest}s"
     return f"{minutes // 60}h{minutes % 60:02d}m"
-_NO_ARTIFACTS = MappingProxyType(dict.fromkeys(("synced", "skipped", "failed", "stripped"), 0))
+_NO_ARTIFACTS: Mapping[str, int] = dict.fromkeys(("synced", "skipped", "failed", "stripped"), 0)
 
 class Outcome(NamedTuple):
     """The end of one image on one target; `source` and `target` are full references with host."""

@@ -7,7 +7,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache, lru_cache, reduce
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal, NamedTuple
 from _regsync.oci import is_referrer_tag, is_tag
 if TYPE_CHECKING:
@@ -149,7 +148,7 @@ def select(tags: Iterable[str], rule: TagRule) -> Selection:
             kept = _ordered((*kept, *back), order, version_of)
     dropped |= dict.fromkeys(cut, "latest")
     for tag in kept: dropped.pop(tag, None)
-    return Selection(kept, MappingProxyType(dropped), floor)
+    return Selection(kept, dropped, floor)
 def _version_of(tag: str) -> Version | None:
     from _regsync.semver import parse_version  # only where versions matter: most starts need none
     return parse_version(tag)
