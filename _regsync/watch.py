@@ -7,7 +7,7 @@ what repeats is said once. Follows specification section 1.5, design.md section 
 from __future__ import annotations
 import os, signal, time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from functools import cache, partial
 from typing import Any
 import anyio
@@ -17,9 +17,8 @@ from _regsync.output import Console
 from _regsync.report import Outcome, Report
 from _regsync.store import StateFile
 __all__ = ["Health", "changes", "run"]
-_Read = Callable[[], Mapping[str, Any]]
-_Load = Callable[..., config.Config]
 _NO_PROGRESS, _HOUR = 900.0, 3600.0
+_SETTINGS = ("max_concurrent_transfers", "cache_dir", "cache_ttl", "staging_size_limit")
 
 class Health:
     """What probes are told; `moved` says when a registry answered last, or bytes moved."""
@@ -49,11 +48,8 @@ def _named(found: config.Config) -> dict[str, object]:
     for rule in found.mappings:
         name = f"mapping {rule.source.alias}/{rule.source_repository} -> {rule.target_repository}"
         rules[name].append(([each.alias for each in rule.targets], rule.tags, rule.platforms, rule.artifacts))
-    return {
-        **{f"registry {alias}": each for alias, each in found.registries.items()},
-        **rules,
-        **{f"setting {name}": (getattr(found, name),) for name in found._fields[2:-1]},
-    }  # without warnings
+    return {**{f"registry {alias}": each for alias, each in found.registries.items()}, **rules,
+        **{f"setting {name}": (value,) for name, value in found._asdict().items() if name in _SETTINGS}}
 
 class _Said:
     """What was said in the cycle under way and in the one before: what repeats is not said again."""
@@ -83,7 +79,8 @@ class _Said:
 
 class _Watch:
     """The loop; `read` gives the arguments of `load`."""
-    def __init__(self, console: Console, read: _Read, load: _Load) -> None:
+    def __init__(self, console: Console, read: Callable[[], dict[str, Any]],
+            load: Callable[..., config.Config]) -> None:
         self._console, self._read, self._load, self._said, given = console, read, load, _Said(console), read()
         self._text, self._found = given["text"], load(**given)
         self.transport = session.connect(console, self._said.log)
@@ -102,7 +99,7 @@ class _Watch:
             if self._number: self._reload()
             await self._cycle()
             if interval > self.transport.edge.timeouts.idle_connection: self.transport.close()
-            with anyio.move_on_after(interval): await (self._stop if self._stop.is_set() else self._wake).wait()
+            with anyio.move_on_after(interval): await self._wake.wait()
     def _reload(self) -> None:
         try:
             given = self._read()
@@ -142,7 +139,8 @@ class _Watch:
         elif now - self._quiet_since < _HOUR: return
         else: self._console.log("debug", "quiet", f"{'nothing new' if self._said.failed else 'all is well'}; {text}")
         self._quiet_since = now
-async def run(console: Console, read: _Read, load: _Load, interval: float, where: tuple[str, int]) -> int:
+async def run(console: Console, read: Callable[[], dict[str, Any]], load: Callable[..., config.Config], interval: float,
+        where: tuple[str, int]) -> int:
     """Run cycles, `interval` seconds apart, until SIGINT or SIGTERM; return the exit status."""
     watch = _Watch(console, read, load)
     numbers = signal.SIGINT, signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM)
