@@ -149,14 +149,16 @@ def _read(name: str) -> dict[str, Any]:
 def _read_config(name: str | None, *, lint: bool = False) -> Config:
     from _regsync import config
     return config.Config({}, ()) if name is None else config.load(**_read(name), lint=lint)
-def _read_mappings(name: str, console: Console, *, lint: bool = False, shard: str | None = None) -> Config:
-    whole = found = _read_config(name, lint=lint)
+def _read_mappings(name: str, console: Console, *, lint: bool = False) -> Config:
+    found = _read_config(name, lint=lint)
     for warning in found.warnings: console.log("warning", "config", warning)
-    if shard is not None:
-        from _regsync.shard import parse
-        found = (own := parse(shard, os.environ)).share(whole)
-        told = f"shard {own.number} of {own.total}: {len(found.mappings)} of {len(whole.mappings)} mappings"
-        console.log("info", "shard", told, mappings=len(found.mappings), of=len(whole.mappings))
+    return found
+def _share(shard: str | None, whole: Config, console: Console) -> Config:
+    if shard is None: return whole
+    from _regsync.shard import parse
+    found = (own := parse(shard, os.environ)).share(whole)
+    told = f"shard {own.number} of {own.total}: {len(found.mappings)} of {len(whole.mappings)} mappings"
+    console.log("info", "shard", told, mappings=len(found.mappings), of=len(whole.mappings))
     return found
 def _validate(arguments: argparse.Namespace, console: Console) -> int:
     _read_mappings(arguments.file, console, lint=True)
@@ -190,7 +192,7 @@ def _tags(arguments: argparse.Namespace, console: Console) -> int:
     except ValueError as error: raise ConfigError(str(error), hint="see `regsync tags --help`") from error
     return _run(session.list_tags, config.registry_for(where.host, given), where.repository, rule, console)
 def _sync(arguments: argparse.Namespace, console: Console) -> int:
-    found = _read_mappings(arguments.config, console, shard=getattr(arguments, "shard", None))
+    found = _share(getattr(arguments, "shard", None), _read_mappings(arguments.config, console), console)
     if arguments.command == "auth":
         from _regsync import check
         return _run(check.check, found, console)
@@ -198,10 +200,8 @@ def _sync(arguments: argparse.Namespace, console: Console) -> int:
     rehearse = "analysis" if arguments.command == "analyze" else "plan" if arguments.dry_run else None
     return _run(session.run, found, console, None, rehearse)
 def _watch(arguments: argparse.Namespace, console: Console) -> int:
-    from _regsync import config, fields, shard, watch
-    def load(**given: Any) -> Config:
-        whole = config.load(**given)
-        return whole if arguments.shard is None else shard.parse(arguments.shard, os.environ).share(whole)
+    from _regsync import config, fields, watch
+    def load(**given: Any) -> Config: return _share(arguments.shard, config.load(**given), console)
     try: interval = fields.parse_duration(arguments.interval or _INTERVAL)
     except ValueError as error: raise ConfigError(f"--interval: {error}") from error
     if not interval or arguments.config == "-":

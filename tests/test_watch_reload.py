@@ -79,6 +79,8 @@ async def test_a_shard_of_a_new_file_is_that_of_the_new_file(tmp_path: Path) -> 
         ran = await stage.watch(lambda: stage.write(*rules), None, more=("--shard", "1/2"))
         assert ran.status == 0
         assert {*stage.target.app.repositories} == {"b", "d"}
+        told = [line.partition(": ")[2] for line in ran.err.splitlines() if ": shard " in line]
+        assert told == ["shard 1 of 2: 1 of 2 mappings", "shard 1 of 2: 2 of 4 mappings"]
         assert (tmp_path / ".regsync" / "shard-1-of-2" / "state.bin").exists()
 
 

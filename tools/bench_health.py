@@ -3,8 +3,8 @@
 
     python3 tools/bench_health.py [-n IMAGES] [-m MIB] [--idle N]
 
-Two syncs between Debian docker-registry processes, with the listener in the loop that does the work: many small
-images, then eight with one large layer each. All the time 200 clients say nothing, 20 send a byte every 100 ms, and
+`regsync watch` syncs between Debian docker-registry processes: many small images, then eight with one large layer each.
+All the time 200 clients say nothing, 20 send a byte every 100 ms, and
 10 send 64 KiB of garbage again and again; those that are cut off come back. Probes are asked for one after the other,
 each on a connection of its own, GET and HEAD of both resources; a probe's time is from before it connects to the end
 of its answer. Exit status 1: the slowest took more than 100 ms, or a sync failed. Other work on the machine shows.
@@ -19,6 +19,7 @@ import json
 import os
 import random
 import shutil
+import signal
 import socket
 import statistics
 import subprocess
@@ -35,8 +36,6 @@ import anyio
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from _regsync import config, health, session  # noqa: E402
-from _regsync.output import Console  # noqa: E402
 from conformance.copies import push_http  # noqa: E402
 from conformance.images import Seed  # noqa: E402
 from conformance.registries import Missing, docker_registry  # noqa: E402
@@ -50,24 +49,6 @@ PROBES = [
     f"{method} {path} HTTP/1.1\r\nHost: h\r\n\r\n" for method in ("GET", "HEAD") for path in ("/healthz", "/readyz")
 ]
 HERE = ("127.0.0.1", 0)
-
-
-def tell(path: str) -> tuple[int, dict[str, Any]]:
-    return 200, {"status": "ok", "version": "0", "cycle": None, "reload_error": None}
-
-
-async def work(path: str, text: bytes) -> int:
-    """Serve probes while a configuration is synced; say the port first."""
-    found = config.load(text, name=path, environ={}, base_dir=os.path.dirname(path), home=None)
-    quiet = open(os.devnull, "w", encoding="ascii")  # noqa: ASYNC230, SIM115  it serves until the end
-    console = Console(quiet, sys.stderr, level="warning", as_json=False, json_log=False, progress=False)
-    async with anyio.create_task_group() as tasks:
-        (address,) = await tasks.start(health.serve, *HERE, tell)
-        print(address[1], flush=True)
-        await anyio.to_thread.run_sync(sys.stdin.readline)
-        status = await session.run(found, console)
-        tasks.cancel_scope.cancel()
-    return status
 
 
 async def crowd(port: int, idle: int) -> None:
@@ -94,16 +75,21 @@ async def crowd(port: int, idle: int) -> None:
             tasks.start_soon(come, number)
 
 
-def probe(port: int, request: str) -> float:
-    """Ask once and return the seconds."""
+def probe(port: int, request: str) -> tuple[float, bytes]:
+    """Ask once and return the seconds, and what was said."""
     began = time.perf_counter()
     with socket.create_connection((HERE[0], port), timeout=30) as own:
         own.sendall(request.encode())
         got = b""
         while piece := own.recv(65536):
             got += piece
-    assert got.startswith(b"HTTP/1.1 200 OK\r\n"), got
-    return time.perf_counter() - began
+    assert got.startswith((b"HTTP/1.1 200 OK\r\n", b"HTTP/1.1 503 ")), got
+    return time.perf_counter() - began, got.partition(b"\r\n\r\n")[2]
+
+
+def cycle(said: bytes) -> dict[str, Any]:
+    """Return the last cycle that has ended, as a probe was told."""
+    return json.loads(said)["cycle"] or {"number": 0} if said else {"number": 0}
 
 
 def show(title: str, times: Sequence[float]) -> float:
@@ -118,10 +104,9 @@ def show(title: str, times: Sequence[float]) -> float:
 
 
 @contextlib.contextmanager
-def program(*arguments: str) -> Iterator[subprocess.Popen[str]]:
-    """Run this file as another process, which is ended at last."""
-    command = [sys.executable, str(Path(__file__).resolve()), *arguments]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as started:
+def program(*arguments: str) -> Iterator[subprocess.Popen[bytes]]:
+    """Run a file of this checkout as another process, which is ended at last."""
+    with subprocess.Popen([sys.executable, *arguments], stderr=subprocess.DEVNULL) as started:
         try:
             yield started
         finally:
@@ -133,30 +118,48 @@ def elsewhere() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(1, initializer=os.nice, initargs=(10,))
 
 
-def measure(title: str, path: Path, idle: int) -> bool:
-    """Sync a configuration beside the crowd; whether the sync and all probes were well."""
-    with program("--work", str(path)) as worker:
-        assert worker.stdin is not None
-        assert worker.stdout is not None
-        port = int(worker.stdout.readline())
-        requests = itertools.cycle(PROBES)
-        show("nobody else, nothing to do", [probe(port, next(requests)) for _ in range(200)])
+def measure(title: str, path: Path, registries: dict[str, Any], names: Sequence[str], idle: int) -> bool:
+    """Sync repositories beside the crowd; whether the sync and all probes were well."""
+
+    def write(*names: str) -> None:
+        mappings = [{"from": name, "source": "source", "targets": ["target"]} for name in names]
+        path.write_text(json.dumps({"registries": registries, "mappings": mappings}))
+
+    def ask() -> bytes:
+        seconds, said = probe(port, next(requests))
+        times.append(seconds)
+        time.sleep(0.01)
+        return said
+
+    with socket.create_server(HERE) as free:
+        port = free.getsockname()[1]
+    requests, times = itertools.cycle(PROBES), list[float]()
+    write()
+    words = ("watch", "-q", "-c", str(path), "--interval", "1h", "--health-port", str(port))
+    with program(str(ROOT / "regsync.py"), *words) as watch:
+        while not times:
+            with contextlib.suppress(ConnectionError):
+                while cycle(ask())["number"] < 1:
+                    pass
+        times.clear()
+        for _ in range(200):
+            ask()
+        show("nobody else, nothing to do", times)
         with contextlib.ExitStack() as stack, elsewhere() as thread:
-            thread.submit(stack.enter_context, program("--crowd", str(port), "--idle", str(idle))).result()
+            thread.submit(stack.enter_context, program(__file__, "--crowd", str(port), "--idle", str(idle))).result()
             time.sleep(2)
-            show("the crowd, nothing to do", [probe(port, next(requests)) for _ in range(200)])
-            worker.stdin.write("\n")
-            worker.stdin.flush()
-            began, times = time.perf_counter(), list[float]()
-            while worker.poll() is None:
-                time.sleep(0.01)
-                try:
-                    times.append(probe(port, next(requests)))
-                except (ConnectionError, AssertionError):
-                    worker.wait(5)  # the listener ends with the sync, and a probe may fall into that
-            status = worker.wait()
-        slowest = show(f"the crowd, {title} in {time.perf_counter() - began:.1f} s", times)
-    return status == 0 and slowest <= LIMIT
+            times.clear()
+            for _ in range(200):
+                ask()
+            show("the crowd, nothing to do", times)
+            write(*names)
+            watch.send_signal(signal.SIGHUP)
+            times.clear()
+            while (last := cycle(ask()))["number"] < 2:
+                pass
+        slowest = show(f"the crowd, {title} in {last['duration_s']:.1f} s", times)
+        watch.terminate()
+        return watch.wait() == last["exit_status"] == 0 and slowest <= LIMIT
 
 
 def main(argv: Sequence[str]) -> int:
@@ -164,11 +167,8 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("-n", type=int, default=400, help="small images (%(default)s)")
     parser.add_argument("-m", type=int, default=128, help="MiB of each of eight large layers (%(default)s)")
     parser.add_argument("--idle", type=int, default=200, help="clients that say nothing (%(default)s)")
-    parser.add_argument("--work", help=argparse.SUPPRESS)
     parser.add_argument("--crowd", type=int, help=argparse.SUPPRESS)
     given = parser.parse_args(argv)
-    if given.work:
-        return anyio.run(work, given.work, Path(given.work).read_bytes())
     if given.crowd:
         anyio.run(crowd, given.crowd, given.idle)
     place = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
@@ -189,12 +189,8 @@ def main(argv: Sequence[str]) -> int:
                 (f"{given.n} small images", [f"small/{number}" for number in range(10)]),
                 (f"8 images of {given.m} MiB", ["large"]),
             ):
-                path = directory / "mirror.yaml"
                 registries = {"source": {"url": f"http://{source}"}, "target": {"url": f"http://{target}"}}
-                defaults = {"source": "source", "targets": ["target"], "artifacts": {"enabled": True}}
-                mappings = [{"from": name} for name in names]
-                path.write_text(json.dumps({"registries": registries, "defaults": defaults, "mappings": mappings}))
-                well.append(measure(title, path, given.idle))
+                well.append(measure(title, directory / "mirror.yaml", registries, names, given.idle))
     except Missing as error:
         sys.stderr.write(f"{error}\n")
         return 2
