@@ -63,7 +63,7 @@ async def read_whole(blob: Descriptor, read: Reader) -> bytes:
 
 class MemoryPieces:
     """A body that is in memory."""
-    def __init__(self, body: bytes | bytearray, offset: int = 0) -> None:
+    def __init__(self, body: bytes | memoryview, offset: int = 0) -> None:
         self.length, self._body, self.complete = len(body) - offset, memoryview(body)[offset:], False
     async def next(self) -> memoryview:
         given, self._body = self._body[:PIECE], self._body[PIECE:]

@@ -68,11 +68,14 @@ class Relay:
         with self.source.located("fetch blob", self.source.reference(self._blob.digest)):
             while not (piece or self.complete): piece = await self._read()
         return piece
-    async def part(self, end: int) -> bytearray:
-        """Return what comes before an offset: all that is left is verified before a byte of it goes on."""
-        whole, self._until = bytearray(), end
-        while self._count < end: whole += await self.next()
-        return whole
+    async def part(self, end: int, room: bytearray) -> memoryview:
+        """Put what comes before an offset into `room`: all that is left is verified before a byte of it goes on."""
+        held, self._until = 0, end
+        while self._count < end:
+            piece = await self.next()
+            room[held : held + len(piece)] = piece
+            held += len(piece)
+        return memoryview(room)[:held]
     async def _read(self) -> memoryview:
         """Take in one more piece, or open the rest of a body that broke; return what the target lacks of it."""
         size, began = self._blob.size, self._count
@@ -328,7 +331,7 @@ class Mover:
         try:
             if upload.style != "put": last = await self._send_parts(upload, body)
             elif upload.repository.row.put_limit and isinstance(body, Relay):
-                last = MemoryPieces(await body.part(upload.blob.size))
+                last = MemoryPieces(await body.part(upload.blob.size, bytearray(upload.blob.size - upload.offset)))
             with _answered(last):
                 if await upload.send(last): return Brought(uploaded=True, bytes=upload.blob.size)
         except RegistryError as error:
@@ -343,15 +346,16 @@ class Mover:
         """Send what the session lacks by PATCH, whole or in chunks (specification section 8.2); return what is left. A
         chunk that breaks goes again, from memory or disk, unless what was admitted would be held for too long."""
         limit, end, part = upload.repository.row.put_limit, 0, body
+        room = bytearray(min(limit or 0, upload.blob.size) * isinstance(body, Relay))  # one, for all chunks
         while upload.offset < upload.blob.size:
             if limit and upload.offset >= end:
                 start, end = upload.offset, min(upload.offset + limit, upload.blob.size)
-                held = await body.part(end) if isinstance(body, Relay) else None
+                if isinstance(body, Relay): held = await body.part(end, room)
             try:
                 if upload.broken: await upload.resume()
                 if not upload.session: raise Disconnected("the registry has forgotten the upload")
                 if isinstance(body, FilePieces) and limit: part = body.cover(upload.offset, end)
-                elif limit and held: part = MemoryPieces(held, upload.offset - start)
+                elif limit: part = MemoryPieces(held, upload.offset - start)
                 if part.length and not await upload.send(part, last=False):
                     raise Disconnected("the registry answered before what was sent had arrived")
                 upload.patience = pacing.Patience(pacing.ATTEMPTS)

@@ -24,6 +24,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -33,6 +34,7 @@ sys.path.insert(0, str(ROOT))
 from conformance.app import App  # noqa: E402
 from conformance.families import Family, Weighing  # noqa: E402
 from conformance.images import Seed  # noqa: E402
+from conformance.personas import PERSONAS, Provider  # noqa: E402
 from conformance.server import Server, run_in_thread  # noqa: E402
 from conformance.streams import Stream  # noqa: E402
 
@@ -78,14 +80,14 @@ class Spent(NamedTuple):
         return f"{self.wall:.1f} s, {self.cpu:.2f} s of CPU, {self.rss:.0f} MiB"
 
 
-def spend(command: Sequence[str], *, data: int = 0) -> tuple[Spent, str]:
+def spend(command: Sequence[str], *, data: int = 0, **environ: str) -> tuple[Spent, str]:
     """Run a program to its end, with at most `data` bytes of memory of its own; return its standard output.
 
     BenchError when it ends with another status than 0.
     """
     with tempfile.TemporaryDirectory() as directory:
         out = os.path.join(directory, "out")
-        environment = {"HOME": directory, "PATH": "/usr/bin:/bin"}
+        environment = {"HOME": directory, "PATH": "/usr/bin:/bin", **environ}
         launcher = [sys.executable, "-I", "-S", "-c", _LAUNCHER, out, str(TIME_LIMIT), str(data), *command]
         done = subprocess.run(launcher, capture_output=True, text=True, env=environment, cwd=ROOT, check=False)
         if done.returncode:
@@ -232,6 +234,46 @@ def large() -> Iterator[Figure]:
         yield Figure("500 images", spent.rss, "MiB", 512, f"{detail}; {spent}")
 
 
+class _Cloud(Provider, Weighing):
+    """A persona that drops what it has verified."""
+
+
+# Each way of a body into a registry: the row of the persona, the kind that the program is told.
+_WAYS = {
+    "GHCR": ("ghcr", "ghcr"),
+    "one PATCH": ("ghcr_405", "ghcr"),
+    "Google": ("gar_open", "gar"),
+    "ACR": ("acr", "acr"),
+}
+
+
+def dialects() -> Iterator[Figure]:
+    """A layer of 4 GiB to each kind of registry, at most 64 MB (10^6) of memory, none of it on disk."""
+    layer = Stream(10, 1, 4 << 30)
+    for name, (row, kind) in _WAYS.items():
+        cloud = _Cloud(replace(PERSONAS[row], hosts={"registry": "localhost"}))
+        with ExitStack() as stack:
+            directory = stack.enter_context(tempfile.TemporaryDirectory())
+            source, target = (stack.enter_context(run_in_thread(each)) for each in (App(), cloud))
+            image = Seed(11).image(layers=[layer]).load_into(_app(source), "app", "v1")
+            # An address is nobody's; a name is of the kind that its login says. Nobody is asked for one.
+            url = target.url.replace("127.0.0.1", "localhost")
+            registries = {"s": {"url": source.url}, "t": {"url": url, "auth_type": kind}}
+            defaults = {"source": "s", "targets": ["t"], "artifacts": {"enabled": False}}
+            file = Path(directory) / "mirror.yaml"
+            mappings = [{"from": "app", "to": "team/app", "tags": {"glob": "v1"}}]
+            file.write_text(json.dumps({"registries": registries, "defaults": defaults, "mappings": mappings}))
+            command = [sys.executable, str(ROOT / "regsync.py"), "sync", "--json", "-q", "-c", str(file)]
+            spent, said = spend(command, data=64_000_000, GITHUB_TOKEN="none")
+            if json.loads(said)["totals"]["images"]["synced"] != 1 or image.top not in cloud.tags("team/app").values():
+                raise BenchError(f"{name}: {said[:500]}")
+            moved = target.journal.bytes_in() / 1e9
+            sent = ", ".join(f"{n} {what}" for what, n in target.journal.summary().items() if "upload" in what)
+            detail = f"under 64 MB of data; {moved:.2f} GB pushed by {sent}; {spent}"
+            left = sum(each.stat().st_size for each in Path(directory).rglob("*") if each.is_file())
+            yield Figure(f"4 GiB, {name}", spent.rss * MIB / 1e6, "MB", 64, f"{detail}; {left / 1000:.0f} kB on disk")
+
+
 def _state(hosts: Sequence[str], count: int) -> bytes:
     """Write a state of so many entries: manifests of 20 blobs in 200 repositories, and a tag for each."""
     from _regsync.state import Knowledge, key_of, named
@@ -301,6 +343,7 @@ CASES: Mapping[str, Callable[[], Iterator[Figure]]] = {
     "never-moving": never_moving,
     "typical": typical,
     "large": large,
+    "dialects": dialects,
 }
 
 
