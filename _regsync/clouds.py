@@ -21,14 +21,8 @@ _CLOUDS: Mapping[str, str] = MappingProxyType({"ecr": "aws", "ecr_public": "aws"
     "acr": "azure"})
 _EARLY, _SOONEST = 0.1, 60.0  # renewed so much of its life, and at least so many seconds, before its end
 def _module(cloud: str) -> Any:
-    """Import what only those need who use a registry of that cloud."""
-    if cloud == "aws":
-        from _regsync import aws as found  # type: ignore[attr-defined,unused-ignore]
-    elif cloud == "google":
-        from _regsync import google as found  # type: ignore[attr-defined,no-redef,unused-ignore]
-    else:
-        from _regsync import azure as found  # type: ignore[attr-defined,no-redef,unused-ignore]
-    return found
+    from _regsync import aws, azure, google  # only for those who use a registry of a cloud
+    return {"aws": aws, "azure": azure, "google": google}[cloud]
 
 class Chain:
     """One identity at one cloud; `guessed`: only its metadata service, which may have none. `expires`: wall clock."""
@@ -60,9 +54,7 @@ class Chain:
         if self._error is not None:
             if serves and began < self._end:
                 self._error, self._due = None, began + _SOONEST  # the old one does still
-        elif found is None:
-            self._clouds.absent.add(self._cloud)
-            self._due = math.inf
+        elif found is None: self._clouds.absent.add(self._cloud)
         else:
             self._login, self.expires = found
             # One that has ended already is by a clock that is wrong: a 401 will tell. A short one serves half its life.
@@ -82,8 +74,7 @@ class Clouds:
         if cloud and registry.scheme != "https" and not is_loopback(registry.host):
             if given: raise AuthError(f"{registry.alias}: a cloud's login is not sent over plain http", fatal=True)
             cloud = None
-        try: native = cloud is not None and (given or self._present(cloud))
-        except ImportError: cloud, native = None, False
+        native = cloud is not None and (given or self._present(cloud))
         if not native:
             credential, _ = find_credential(registry, environ=self.machine.environ, home=self.machine.home, read=read,
                 repository=repository)

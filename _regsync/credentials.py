@@ -69,9 +69,6 @@ def find_credential(registry: Registry, *, environ: Mapping[str, str], home: str
         return Credential(registry.username or "", registry.password or "", origin=f"credentials of {where}"), looked
     if method == "static_token":
         return Credential(registry_token=registry.token or "", origin=f"token of {where}"), looked
-    if method in ("ecr", "gar", "gcr", "acr"):
-        hint = "use auth_type: basic with a user name and a token from the cloud's own command line"
-        raise AuthError(f"{where}: auth_type {method} is not in this version", hint=hint, fatal=True)
     if (method or registry.kind) == "ghcr":
         looked.append("the environment variable GITHUB_TOKEN")
         if token := environ.get("GITHUB_TOKEN"):

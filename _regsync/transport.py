@@ -221,6 +221,7 @@ class Transport:
         """Begin another run, with the clients of those of its registries that are what they were."""
         hosts, self._hosts, self._registries, self.requests, self.gate.youngest = self._hosts, {}, {}, {}, 0.0
         self.throttled.clear()
+        self._clouds.absent.clear()  # a metadata service may come later than a pod
         for key, host in hosts.items():
             if host.registry not in registries:
                 self.gate.limits.pop(host.key, None)

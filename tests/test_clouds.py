@@ -499,3 +499,14 @@ async def test_a_metadata_service_has_the_seconds_that_it_is_given() -> None:
             await exchange(world, "http://169.254.169.254/", seconds=1.0)
         assert anyio.current_time() == pytest.approx(1.0, abs=0.01)
         assert (await exchange(world, "http://169.254.169.254/"))[0] == 200
+
+
+async def test_a_metadata_service_that_comes_later_is_found_by_the_next_run(cloud: Cloud) -> None:
+    cloud.here, cloud.given = False, [None]
+    made = Clouds(machine())
+    one = made.find(registry(), "app", {}.get)
+    assert isinstance(one, Chain)
+    assert await one.credential() is None
+    assert await one.credential() is None
+    made.absent.clear()  # as the transport does (`begin`)
+    assert await one.credential() == cloud.credential(2)

@@ -64,14 +64,6 @@ def test_each_auth_type_uses_its_own_source_only() -> None:
     assert login(find(registry(auth_type="ghcr"), files, environ)) == ("regsync", "hunter3")
 
 
-@pytest.mark.parametrize("method", ["ecr", "gar", "gcr", "acr"])
-def test_clouds_say_what_to_use_instead(method: str) -> None:
-    with pytest.raises(AuthError, match=f"auth_type {method} is not in this version") as caught:
-        find(registry(auth_type=method))
-    assert caught.value.fatal
-    assert "basic" in (caught.value.hint or "")
-
-
 @pytest.mark.parametrize(
     ("host", "environ", "expected"),
     [
