@@ -68,9 +68,8 @@ def _named(machine: Machine, authority: str) -> _Source | None:
         raise AuthError(f"{clean(environ[name])}, which {name} names, is not there", hint=_POD, fatal=True)
     proven = (("client_secret", proof),) if name == _SECRET else (_ASSERTION, ("client_assertion", proof))
     fields = (("grant_type", "client_credentials"), ("client_id", own[0]), *proven)
-    authority = re.sub("^https?://|/+$", "", environ.get("AZURE_AUTHORITY_HOST") or authority)
-    return _Source(name, f"https://{authority}/{quote(own[1], errors='replace')}/oauth2/v2.0/token", fields,
-        f"is it still good, and this application's? {_POD}", proof)
+    host = re.sub("^https?://|/+$", "", environ.get("AZURE_AUTHORITY_HOST") or authority)
+    return _Source(name, f"https://{host}/{quote(own[1], errors='replace')}/oauth2/v2.0/token", fields, _POD, proof)
 def _managed(machine: Machine, origin: str, url: str, version: str, *own: Pair) -> _Source:
     fields = (("api-version", version), ("client_id", machine.environ.get("AZURE_CLIENT_ID", "")))
     return _Source(origin, url, fields, _ROLE, own[0][1] if own else "", (("Metadata", "true"), *own))

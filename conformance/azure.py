@@ -259,8 +259,8 @@ class Directory(Site):
         if request.parameter("api-version") != version:
             return self._wrong(request, 400, "invalid_request", f"api-version is not {version}")
         audience, named = request.parameter("resource"), request.parameter("client_id")
-        if not audience:
-            return self._wrong(request, 400, "invalid_request", "no resource")
+        if not audience or named == "":
+            return self._wrong(request, 400, "invalid_request", "no resource, or a client_id without a value")
         held = [each for each in self.identities if each.managed]
         own = [each for each in held if (each.client_id == named if named else each.managed == "system")]
         if not own:

@@ -330,6 +330,26 @@ async def test_a_proof_that_is_refused_is_told_in_one_line(name: str, change: di
     assert ("az login" in (error.hint or "")) or name == "secret"
 
 
+@pytest.mark.parametrize(
+    "end", [" Trace ID: 77 for me@secret.test", "\r\nTrace ID: 77 me@secret.test", "\nme@secret.test"]
+)
+async def test_what_follows_the_first_line_of_a_refusal_is_not_told(end: str) -> None:
+    world = World()
+    by_secret(world)
+    told = {"error": "invalid_client", "error_description": f"AADSTS7000222: The keys are expired.{end}"}
+    world.directory.intercept = lambda request: Response(401, [], json.dumps(told).encode())
+    assert (await world.refused()).message.endswith("status 401: invalid_client: AADSTS7000222: The keys are expired.")
+
+
+@pytest.mark.parametrize("name", ["secret", "service"])
+async def test_a_directory_that_knows_none_of_the_audiences_is_an_error(name: str) -> None:
+    world = World()
+    SOURCES[name][0](world)
+    world.directory.unknown = world.cloud.audiences
+    assert "invalid_resource: AADSTS500011" in (await world.refused()).message
+    assert len(world.asked) == 2
+
+
 async def test_what_a_server_repeats_of_a_secret_is_taken_out() -> None:
     world = World()
     by_secret(world)
@@ -519,6 +539,8 @@ async def test_the_newest_refresh_token_of_the_account_is_taken() -> None:
             },
             "mine": mine,
         }
+        account = next(iter(cache["Account"].values()))
+        cache["Account"]["other"] = {**account, "home_account_id": "other", "username": "other"}
 
     changed(world, "msal_token_cache.json", more)
     assert await world.log_in() is not None
