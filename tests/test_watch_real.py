@@ -144,6 +144,6 @@ def test_an_address_that_is_taken_ends_it_before_it_asks_anything(
     file = tmp_path / "mirror.yaml"
     configure(file, "http://registry.invalid", "http://other.invalid", "one")
     with watching(pyz, file, "--health-port", taken) as process:
-        assert process.until("error: CONFIG_ERROR: the health listener cannot have 127.0.0.1 port")
+        assert process.until("error: CONFIG_ERROR: ", "health listener", f"127.0.0.1 port {taken}")
         assert process.ended() == 3
     assert not (tmp_path / ".regsync").exists()
