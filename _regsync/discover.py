@@ -122,8 +122,6 @@ class Discovery:
             missing = RegistryError("the registry knows no such repository", status=404)
             raise missing.located(Side.SOURCE, "list tags of", str(source))
         return tags.select(listed, rule)
-    def _listed_digest(self, repository: Repository, reference: str) -> str | None:
-        return (self.names(repository) or {}).get(reference)
     async def target_tags(self, target: Repository) -> Collection[str] | None:
         """Return the tags of a target by its listing, None where it does not say (rule 6)."""
         async def ask() -> Collection[str] | None:
@@ -181,7 +179,7 @@ class Discovery:
             ends: list[_End]) -> str | Manifest:
         """Ask the source what a tag names: its digest where that is likely to be enough (rules 4 and 5)."""
         if self._whole: return await self.manifest(source, reference)
-        if digest := self._listed_digest(source, reference): return digest
+        if digest := (self.names(source) or {}).get(reference): return digest
         listed = [self.names(end.target) or () for end in ends]
         # Docker Hub counts a manifest's GET against the quota, and not its HEAD (protocol-facts.md 7.2).
         metered = mapping.source.kind == "dockerhub" and any(target_reference in tags for tags in listed)
@@ -199,7 +197,7 @@ class Discovery:
         """Return what a target holds under a tag, by its listing or a HEAD; what it says is evidence (I5)."""
         listed, held = None, None
         if ":" not in reference and target.key in self._held:
-            listed, held = await self.target_tags(target), self._listed_digest(target, reference)
+            listed, held = await self.target_tags(target), (self.names(target) or {}).get(reference)
         if held is None and (listed is None or reference in listed):
             try: held = await target.head_manifest(reference)
             except RegistryError as error:
