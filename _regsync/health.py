@@ -22,26 +22,24 @@ async def serve(bind: str, port: int, tell: Tell, *, task_status: Any = anyio.TA
     listeners, serving = _listen(bind, port), dict[_Client, anyio.CancelScope]()
     async def converse(client: _Client) -> None:
         with client.own, suppress(Disconnected, OSError), anyio.move_on_after(_SECONDS) as scope:  # it may leave
-            try:
-                serving[client] = scope
-                if len(serving) > _MOST_CLIENTS: serving.pop(next(iter(serving))).cancel()
-                while want := client.step(): await client.stream.wait(want)
-                # A close with bytes unread is a reset, which may take the answer along (RFC 9112 section 9.6).
-                scope.deadline = anyio.current_time() + _SECONDS
-                client.own.shutdown(socket.SHUT_WR)
-                while client.stream.recv_into(client.scratch): await client.stream.wait(WANT_READ)
-            finally: serving.pop(client, None)
+            serving[client] = scope
+            if len(serving) > _MOST_CLIENTS: serving.pop(next(iter(serving))).cancel()
+            while want := client.step(): await client.stream.wait(want)
+            # A close with bytes unread is a reset, which may take the answer along (RFC 9112 section 9.6).
+            scope.deadline = anyio.current_time() + _SECONDS
+            client.own.shutdown(socket.SHUT_WR)
+            while client.stream.recv_into(client.scratch): await client.stream.wait(WANT_READ)
+        serving.pop(client, None)
     async def accept(listener: socket.socket) -> None:
         with listener:
             listener.setblocking(False)
             while True:
                 await anyio.wait_readable(listener)
                 try:
-                    for _ in range(_MOST_CLIENTS):  # all that are there: a busy loop comes back late
+                    for _ in range(_MOST_CLIENTS):  # all at once, and most have spoken: a busy loop comes back late
                         client = _Client(listener.accept()[0], tell)
                         tasks.start_soon(converse, client)
-                        with suppress(Disconnected):
-                            client.step()  # most have spoken: do not wait for the task's turn
+                        with suppress(Disconnected): client.step()
                 except BlockingIOError: pass
                 except OSError: await anyio.sleep(_NO_FILES_PAUSE)
     async with anyio.create_task_group() as tasks:

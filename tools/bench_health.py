@@ -106,7 +106,9 @@ def show(title: str, times: Sequence[float]) -> float:
 @contextlib.contextmanager
 def program(*arguments: str) -> Iterator[subprocess.Popen[bytes]]:
     """Run a file of this checkout as another process, which is ended at last."""
-    with subprocess.Popen([sys.executable, *arguments], stderr=subprocess.DEVNULL) as started:
+    with subprocess.Popen(
+        [sys.executable, *arguments], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    ) as started:
         try:
             yield started
         finally:
