@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 from _regsync import oci
 from _regsync.config import Registry
-from _regsync.errors import ContentError, ProtocolBroken, Side, SyncError
+from _regsync.errors import ContentError, ProtocolBroken, Side, SyncError, WireError
 from _regsync.http1 import Headers
 from _regsync.registry import Repository, Upload, _tags_of
 from _regsync.streams import Origin, Stream
@@ -159,8 +159,28 @@ async def upload(world: World, way: str) -> object:
             return await sent.whole(b"blob")
         if not await sent.start("lib" if way == "mount" else None):
             await sent.let_go()
-            await (sent.cancel_upload() if way == "cancel" else sent.put(Blob(b"bl", b"ob")))
+            if way == "cancel":
+                await sent.cancel_upload()
+            elif way == "chunks":
+                await in_chunks(sent)
+            else:
+                await sent.send(Blob(b"bl", b"ob"))
     return None
+
+
+async def in_chunks(sent: Upload) -> None:
+    """Send two chunks; after the first one that breaks ask for what is kept."""
+    sent.style = "chunks"
+    for _ in range(2):
+        try:
+            await sent.send(Blob(b"bl"[sent.offset :] or b"ob"), last=False)
+        except WireError:
+            if not sent.broken:
+                raise
+            await sent.resume()
+        if not (sent.session and sent.offset <= BLOB.size):
+            return
+    await sent.send(Blob(b""))
 
 
 async def fetch(world: World) -> object:
@@ -180,6 +200,7 @@ METHODS: dict[str, Callable[[World], Awaitable[object]]] = {
     "mount": lambda world: upload(world, "mount"),
     "upload": lambda world: upload(world, "start"),
     "cancel": lambda world: upload(world, "cancel"),
+    "chunks": lambda world: upload(world, "chunks"),
     "whole": lambda world: upload(world, "whole"),
 }
 
@@ -188,7 +209,7 @@ METHODS: dict[str, Callable[[World], Awaitable[object]]] = {
 @fuzz(60)
 @given(
     st.sampled_from(["http", "https"]),
-    st.sampled_from(["unknown", "gar"]),
+    st.sampled_from(["unknown", "gar", "acr"]),
     st.booleans(),
     st.lists(wire_answers(), max_size=6),
 )

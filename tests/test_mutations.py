@@ -795,15 +795,15 @@ def a_blob_is_brought_twice(patch: pytest.MonkeyPatch, struck: Struck) -> None:
 
 @mutant("known_blob_asked", plain)
 def a_blob_is_looked_up_behind_its_upload(patch: pytest.MonkeyPatch, struck: Struck) -> None:
-    real = registry.Upload.put
+    real = registry.Upload.send
 
-    async def put(self: Any, pieces: Any) -> bool:
+    async def send(self: Any, pieces: Any, **last: bool) -> bool:
         struck()
-        done = await real(self, pieces)
+        done = await real(self, pieces, **last)
         await self.repository.has_blob(self.blob)
         return done
 
-    replaced(patch, registry.Upload, "put", put)
+    replaced(patch, registry.Upload, "send", send)
 
 
 @mutant("blob_before_session", plain, "blob_pulled_twice")
