@@ -22,8 +22,9 @@ _PARTITIONS = (("us-gov-", "amazonaws.com", "api.aws"), ("cn-", "amazonaws.com.c
     ("eusc-", "amazonaws.eu", "api.amazonwebservices.eu"), ("us-iso-", "c2s.ic.gov", "api.aws.ic.gov"),
     ("us-isob-", "sc2s.sgov.gov", "api.aws.scloud"), ("eu-isoe-", "cloud.adc-e.uk", "api.cloud-aws.adc-e.uk"),
     ("us-isof-", "csp.hci.ic.gov", "api.aws.hci.ic.gov"), ("", "amazonaws.com", "api.aws"))
-_RELATIVE, _FULL = (f"AWS_CONTAINER_CREDENTIALS_{kind}_URI" for kind in ("RELATIVE", "FULL"))
-_IDENTITY, _PROFILES = "AWS_WEB_IDENTITY_TOKEN_FILE", ("AWS_DEFAULT_PROFILE", "AWS_PROFILE")
+# Variables of sources, without AWS_: keys, a token file, what asks the two kinds of containers, names of profiles.
+_KEYS, _IDENTITY, _RELATIVE, _FULL, *_PROFILES = ("access_key_id", "web_identity_token_file",
+    "container_credentials_relative_uri", "container_credentials_full_uri", "default_profile", "profile")
 _AGENTS = r"https://.+|http://(localhost|127(\.\d+){3}|169\.254\.170\.23?|\[(::1|fd00:ec2::23)\])(:\d+)?(/.*)?"
 def sign(keys: Credential, method: str, url: str, headers: list[Pair], body: bytes, service: str, region: str,
         now: float) -> list[Pair]:
@@ -50,12 +51,11 @@ def endpoint(service: str, region: str, fips: bool = False, dual: bool = False) 
     fips = fips and (registry or dual or start != "us-gov-")  # GovCloud's others are FIPS under their plain names
     return f"{api}{service}{'-fips' if fips else ''}.{region}.{dual_suffix if dual else suffix}"
 def present(machine: Machine) -> bool:
-    """Say whether a variable or a file of the chain offers an identity; asks nobody."""
-    if any(map(machine.environ.get, ("AWS_ACCESS_KEY_ID", _IDENTITY, _RELATIVE, _FULL, *_PROFILES))): return True
-    try:
-        return bool(_Chain(machine, None).profile.keys() - {"region", "output"})  # which are about no identity
-    except (AuthError, ConfigError):
-        return True  # `log_in` says what is wrong with the file
+    """Say whether a variable or a file offers an identity, a broken file too: `log_in` says what is wrong with it."""
+    try: chain = _Chain(machine, None)
+    except (AuthError, ConfigError): return True
+    offers = any(map(chain.get, (_KEYS, _IDENTITY, _RELATIVE, _FULL, *_PROFILES)))
+    return offers or bool(chain.profile.keys() - {"region", "output"})  # which are about no identity
 async def log_in(machine: Machine, registry: Registry, *, guessed: bool) -> Login | None:
     """Get a password for ECR or ECR Public (4.3): by the whole chain; `guessed`: by IMDS alone, None if it is mute, and
     nobody's login if this machine's role knows nothing of public images."""
@@ -101,11 +101,13 @@ def _keys(document: dict[str, Any], origin: str) -> Credential:
 class _Chain:
     """One walk along the sources of 4.5; `looked` says where it has been, `hint` what may help where it is."""
     def __init__(self, machine: Machine, cloud_profile: str | None) -> None:
-        self._machine, self._get, self._alone = machine, machine.environ.get, cloud_profile
+        self._machine, self._alone, given = machine, cloud_profile, machine.environ.items()
+        self._set = {name[4:].lower(): value for name, value in given if name.startswith("AWS_")}
+        self.get = self._set.get
         self.looked, self.region, self.hint, self._files = list[str](), "", "", list[str]()
         self._sections = dict[str, dict[str, str]]()
-        for variable, file in (("AWS_CONFIG_FILE", "config"), ("AWS_SHARED_CREDENTIALS_FILE", "credentials")):
-            self._files.append(path := self._get(variable) or f"~/.aws/{file}")
+        for variable, file in (("config_file", "config"), ("shared_credentials_file", "credentials")):
+            self._files.append(path := self.get(variable) or f"~/.aws/{file}")
             parser = configparser.RawConfigParser(default_section="")
             try: parser.read_string(self._read(path))
             except configparser.Error:  # whose own words quote the line
@@ -114,13 +116,12 @@ class _Chain:
                 whole = file == "config" and name != "default"
                 key = re.sub(r"""\s+["']?|["']$""", " ", name).strip() if whole else f"profile {name}"
                 self._sections.setdefault(key, {}).update(parser.items(name))
-        self._named = next(filter(None, (cloud_profile, *map(self._get, _PROFILES))), None)
+        self._named = next(filter(None, (cloud_profile, *map(self.get, _PROFILES))), None)
         self.profile = self._sections.get(f"profile {self._named or 'default'}", {})
-        self.fips, self.dual = (self._is_set(f"AWS_USE_{name}_ENDPOINT") for name in ("FIPS", "DUALSTACK"))
-        region = self._get("AWS_REGION") or self._get("AWS_DEFAULT_REGION") or self.profile.get("region")
+        self.fips, self.dual = self._is_set("use_fips_endpoint"), self._is_set("use_dualstack_endpoint")
+        region = self.get("region") or self.get("default_region") or self.profile.get("region")
         self.sts_region = "us-east-1" if region == "aws-global" else region
-    def _is_set(self, name: str) -> bool:
-        return (self._get(name) or self.profile.get(name[4:].lower(), "")).lower() == "true"
+    def _is_set(self, name: str) -> bool: return (self.get(name) or self.profile.get(name, "")).lower() == "true"
     def _read(self, path: str, why: str = "") -> str:
         data = self._machine.read(re.sub("^~(?=/)", lambda _: self._machine.home or "~", path)) or b""
         if why and not data: raise _error(f"{why}: {clean(path)} is missing or empty", self.hint)
@@ -149,15 +150,13 @@ class _Chain:
         """Return the first keys that there are; a profile that the configuration names stands for all sources."""
         if self._alone: return await self._of_profile(self._alone)
         if keys := await self._own(): return keys
-        self.looked.append(_IDENTITY)
-        names = ("role_arn", "role_session_name", "web_identity_token_file")
-        given = {name: self._get(f"AWS_{name.upper()}", "") for name in names}
-        if self._get(_IDENTITY): return await self._assume(given, _IDENTITY)
+        self.looked.append("AWS_WEB_IDENTITY_TOKEN_FILE")
+        if self.get(_IDENTITY): return await self._assume(self._set, self.looked[-1])
         return await self._of_profile(self._named or "default") or await self._container() or await self.instance()
     async def _own(self) -> Credential | None:
         self.looked.append("AWS_ACCESS_KEY_ID")
-        names = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")
-        return _keys({name: self._get(name) for name in names}, names[0]) if self._get(names[0]) else None
+        given = {name: self.get(name) for name in (_KEYS, "secret_access_key", "session_token")}
+        return _keys(given, self.looked[-1]) if given[_KEYS] else None
     async def _assume(self, given: dict[str, str], origin: str, keys: Credential | None = None) -> Credential:
         role, token = given.get("role_arn", ""), "" if keys else self._read(given["web_identity_token_file"], origin)
         if not role: raise _error(f"{origin}: AWS_ROLE_ARN or role_arn is missing")
@@ -212,27 +211,26 @@ class _Chain:
         return _keys(await self.ask("portal.sso", region, [("x-amz-sso_bearer_token", token)], secret=token,
             path=f"/federation/credentials?{query}"), origin)
     async def _container(self) -> Credential | None:
-        what = _RELATIVE if self._get(_RELATIVE) else _FULL
-        self.looked.append(what)
-        if not (url := self._get(what)): return None
-        url = f"http://169.254.170.2{url}" if what == _RELATIVE else url
+        name = _RELATIVE if self.get(_RELATIVE) else _FULL
+        self.looked.append(what := f"AWS_{name.upper()}")
+        if not (url := self.get(name)): return None
+        url = f"http://169.254.170.2{url}" if name == _RELATIVE else url
         if not re.fullmatch(_AGENTS, url):
             raise _error(f"{what}: {clean(url, 99)} is neither https nor an agent's place")
-        path = self._get("AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE")
-        token = self._read(path, what) if path else self._get("AWS_CONTAINER_AUTHORIZATION_TOKEN") or ""
+        path, token = self.get("container_authorization_token_file"), self.get("container_authorization_token") or ""
+        token = self._read(path, what) if path else token
         self.hint, login = f"{what} leads there", [("Authorization", token)] if token else []
         return _keys(await self.ask("", "", login, path=url, secret=token), what)
     async def instance(self) -> Credential | None:
         """Ask IMDSv2 for the keys of this machine's role."""
-        mode = (self._get("AWS_EC2_METADATA_SERVICE_ENDPOINT_MODE") or "").lower()
-        base = "http://[fd00:ec2::254]" if mode == "ipv6" else "http://169.254.169.254"
-        base = (self._get("AWS_EC2_METADATA_SERVICE_ENDPOINT") or base).rstrip("/")
+        ipv6 = (self.get("ec2_metadata_service_endpoint_mode") or "").lower() == "ipv6"
+        base = self.get("ec2_metadata_service_endpoint") or f"http://{'[fd00:ec2::254]' if ipv6 else '169.254.169.254'}"
         login, role, at = (("x-aws-ec2-metadata-token-ttl-seconds", "21600"), "", "meta-data/iam/security-credentials/")
-        self.looked.append(f"the EC2 metadata service at {clean(base, 100)}")
+        self.looked.append(f"the EC2 metadata service at {clean(base.rstrip('/'), 100)}")
         try:
-            if self._is_set("AWS_EC2_METADATA_DISABLED"): raise WireError("AWS_EC2_METADATA_DISABLED")
+            if self._is_set("ec2_metadata_disabled"): raise WireError("AWS_EC2_METADATA_DISABLED")
             for path in ("api/token", at, at):
-                method, url = "GET" if path == at else "PUT", f"{base}/latest/{path}{role}"
+                method, url = "GET" if path == at else "PUT", f"{base.rstrip('/')}/latest/{path}{role}"
                 status, _, body = await self._machine.fetch(method, url, [login], b"", 1.0)
                 if status != 200: raise WireError(f"status {status}")
                 if path == at: role = quote(body.split(b"\n")[0])
