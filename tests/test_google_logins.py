@@ -235,7 +235,7 @@ async def test_an_access_token_that_was_taken_back_is_replaced_once(tmp_path: Pa
         config = document({"source": GAR, "t": target}, {"from": "project/app/app", "to": "app", "tags": tags("v1")})
 
         async def take_back() -> None:
-            await anyio.sleep(400)
+            await anyio.sleep(250)
             services.revoke()
 
         group.start_soon(take_back)
