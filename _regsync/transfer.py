@@ -336,10 +336,8 @@ class Mover:
                 if await upload.send(last): return Brought(uploaded=True, bytes=upload.blob.size)
         except RegistryError as error:
             if error.retryable or not upload.offset or error.status in (401, 403): raise
-            upload.repository.host.resumes, upload.session = (
-                False,
-                "",
-            )  # it had more, or less, than it said: the blob begins again
+            # It had more, or less, than it said: the blob begins again.
+            upload.repository.host.resumes, upload.session = False, ""
             raise Disconnected(f"the rest of a broken upload was refused: {error.message}") from error
         raise _Unanswered(Disconnected("the registry answered before the blob was sent"))
     async def _send_parts(self, upload: Upload, body: Relay | MemoryPieces | FilePieces) -> MemoryPieces:

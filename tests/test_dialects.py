@@ -393,6 +393,25 @@ async def test_a_refused_put_is_followed_by_one_patch_and_never_tried_again(name
             target.journal.matching("POST", "upload_start").exactly(2)
 
 
+async def test_a_limit_of_size_says_nothing_of_smaller_bodies(tmp_path: Path) -> None:
+    """What is too long goes by one PATCH, and what is longer, in this run and the next; the rest by PUT."""
+    async with virtual() as world:
+        source, target = world.registry("source.test"), world.registry("target.test", single_post=False)
+        load(source, 3 * MIB, 70_000)
+        large = target.app.faults.on("PUT", "upload", where=lambda asked: (asked.length() or 0) > 2 * MIB)
+        large.status(413, early=True)
+        ran = await mirror(world, source, target, home=tmp_path)
+        assert (ran.status, len(large.struck)) == (0, 1), ran.err
+        assert [count for _, count, _ in patches(app(target))] == [3 * MIB]
+        image = Seed(9).image(layers=[blob(3 * MIB + 1), blob(80_000)]).load_into(app(source), "team/app", tag="v2")
+        target.journal.clear()
+        again = await mirror(world, source, target, home=tmp_path)
+        assert (again.status, len(large.struck)) == (0, 1), again.err
+        assert held(target, "team/app", image)
+        assert [count for _, count, _ in patches(app(target))] == [3 * MIB + 1]
+        assert [each.request_bytes for each in bodies(app(target), "PUT") if each.request_bytes > 1000] == [80_000]
+
+
 @pytest.mark.parametrize("often", [2, 3])
 async def test_a_put_that_breaks_whenever_it_is_tried_is_followed_by_one_patch(often: int) -> None:
     async with virtual() as world:

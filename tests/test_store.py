@@ -191,6 +191,29 @@ async def test_memory_alone_keeps_what_was_used_last_and_what_is_still_to_be_rea
     assert [source.reads for source in sources] == [1, 2, 2, 1]
 
 
+async def test_what_parts_of_others_take_of_the_memory_small_blobs_have_not(tmp_path: Path) -> None:
+    """What is kept for later goes for them; what somebody has still to read stays."""
+    staging = Staging(str(tmp_path))
+    kept, awaited, late = (described(bytes([n]) * SMALL_BLOB) for n in range(3))
+    for number, blob in enumerate((kept, awaited)):
+        await staging.ensure(blob, Source(bytes([number]) * SMALL_BLOB), disk=False)
+    with staging.opened(kept) as pieces:
+        assert pieces is not None
+    staging.parts.in_use = staging.parts.cap - 1
+    assert staging.make_way() == 0
+    with pytest.raises(NoRoom):
+        await staging.ensure(late, Source(bytes([2]) * SMALL_BLOB), disk=False)
+    again = Source(bytes(SMALL_BLOB))
+    with pytest.raises(NoRoom):
+        await staging.ensure(kept, again, disk=False)
+    assert again.reads == 0
+    with staging.opened(awaited) as pieces:
+        assert await content(pieces) == bytes([1]) * SMALL_BLOB
+    await staging.ensure(late, Source(bytes([2]) * SMALL_BLOB), disk=False)
+    assert files(tmp_path) == []
+    staging.close()
+
+
 async def test_what_memory_has_no_room_for_is_staged_on_disk_and_read_once(
     tmp_path: Path, staging: Staging, monkeypatch: pytest.MonkeyPatch
 ) -> None:
