@@ -220,6 +220,36 @@ def test_signatures_are_botocores(
     assert f"SignedHeaders={signer.signed_headers(signer.headers_to_sign(theirs))}," in ours["Authorization"]
 
 
+@pytest.mark.parametrize(
+    ("change", "name"),
+    [
+        ("", ""),
+        ("region", "SignatureDoesNotMatch"),
+        ("service", "SignatureDoesNotMatch"),
+        ("secret", "SignatureDoesNotMatch"),
+        ("body", "SignatureDoesNotMatch"),
+        ("early", "SignatureDoesNotMatch"),
+        ("late", "SignatureDoesNotMatch"),
+        ("added header", "SignatureDoesNotMatch"),
+        ("no session", "UnrecognizedClientException"),
+        ("unsigned", "MissingAuthenticationTokenException"),
+    ],
+)
+def test_the_services_here_take_a_good_signature_and_no_other(world: World, change: str, name: str) -> None:
+    """What the persona lets pass, AWS would: each part of a signature counts."""
+    user, url, body = world.aws.identity("role", lasting=False), "https://api.ecr.eu-west-1.amazonaws.com/", b"{}"
+    keys = Credential(user.access, user.secret + "x" * (change == "secret"), user.session * (change != "no session"))
+    now = world.aws.now() + {"early": -600.0, "late": 600.0}.get(change, 0.0)
+    service, region = "sts" if change == "service" else "ecr", "us-east-1" if change == "region" else "eu-west-1"
+    sent = aws.sign(keys, "POST", url, ECR, body, service, region, now)
+    if change == "added header":
+        sent.append(("X-Amz-Content-Sha256", "unsigned"))
+    if change == "unsigned":
+        sent.pop()
+    answer = world.answer("POST", url, sent, b"{ }" if change == "body" else body)
+    assert (answer.status, answer.json().get("__type", "")) == (400 if change else 200, name)
+
+
 # Names of services: sections 4.1 and 4.2.
 
 REGIONS = (
