@@ -2,22 +2,20 @@
 
 Owns: challenges, the rules for realms, tokens with their scopes and lifetimes. May not know: sockets, permits, retries,
 manifests, files. Invariant: a secret goes to its own registry and to a realm that `check_realm` let pass, nowhere else,
-never into a message or a log (I6). Follows design.md sections 6 and 9, protocol-facts.md sections 2 and 9.2 (R2, R18).
-"""
+never into a message or a log (I6). Follows design.md 6 and 9, protocol-facts.md 2 and 9.2 (R2, R18)."""
 from __future__ import annotations
-import json, re
+import re
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 import anyio
 from _regsync.clouds import Chain
-from _regsync.credentials import Answer, Credential, Fetch, Pair, life_of
+from _regsync.credentials import Answer, Credential, Fetch, Pair, json_object, life_of
 from _regsync.errors import AuthError, RegistryError, SyncError, clean
 from _regsync.fields import is_loopback
 from _regsync.pacing import parse_retry_after
 from _regsync.streams import Origin
 __all__ = ["Authenticator", "Challenge", "check_realm", "is_private", "parse_challenges", "parsed"]
-Clock = Callable[[], float]
 Scopes = Mapping[str, str]  # repository -> actions ("pull" or "pull,push"), the one needed now first
 # design.md section 6, rule 2. Eight scopes of the longest names stay below any server's limit on a URL.
 _MOST_REPOSITORIES, _UNKNOWN_LIFE_BEFORE_BODY, _REFRESH_AT = 8, 60.0, 0.9
@@ -99,17 +97,15 @@ def _union(*actions: str) -> str:
     # Sorted is `pull,push`: registries compare literally (protocol-facts.md section 2.2).
     return ",".join(sorted({action for text in actions for action in text.split(",")}))
 def parsed(body: bytes) -> tuple[dict[str, Any] | None, list[dict[str, Any]]]:
-    """Return a server's JSON object (empty for other JSON, None for what is none), and the entries of its `errors`."""
-    try: document = json.loads(body)
-    except (ValueError, RecursionError): return None, []
-    document = document if isinstance(document, dict) else {}
-    entries = document.get("errors")
+    """Return a server's JSON object (None for anything else), and the entries of its `errors`."""
+    document = json_object(body)
+    entries = (document or {}).get("errors")
     return document, [entry for entry in entries if isinstance(entry, dict)] if isinstance(entries, list) else []
 
 class Authenticator:
     """What is sent to one registry with one credential; its methods may run at once, and be cancelled."""
-    def __init__(self, *, origin: Origin, credential: Credential | Chain | None, fetch: Fetch, now: Clock,
-            wall: Clock) -> None:
+    def __init__(self, *, origin: Origin, credential: Credential | Chain | None, fetch: Fetch, now: Callable[[], float],
+            wall: Callable[[], float]) -> None:
         self._scheme, self._host, self._name = origin.scheme, origin.host, origin.authority
         self._fetch, self._now, self._wall = fetch, now, wall
         # How credentials get here, and what may help where the registry does not let us do what we ask.
@@ -325,10 +321,9 @@ class Authenticator:
         if self._refresh_token and isinstance(renewed, str) and renewed:
             self._refresh_token = renewed
             self._shown.append(Credential(identity_token=renewed))
-        try:
-            life = document.get("expires_in")
-            life = life_of(value, self._wall()) if life is None else life
-            token.expires = token.born + max(_SHORTEST_LIFE, float(str(life))) * _REFRESH_AT
-        except (ValueError, TypeError, LookupError, OverflowError, RecursionError):
-            token.expires = None  # neither the answer nor the token says
+        life = document.get("expires_in")
+        life = life_of(value, self._wall()) if life is None else life
+        try: token.expires = token.born + max(_SHORTEST_LIFE, float(str(life))) * _REFRESH_AT
+        except ValueError:
+            pass  # neither the answer nor the token says
         token.value = value

@@ -3,18 +3,16 @@
 Owns: SigV4, the names of AWS's services, its chain of credentials, GetAuthorizationToken. May not know: challenges,
 sockets, files (`Machine` has them). Invariant: a secret goes to AWS's own names or to a metadata service, never into a
 message; a source that is named or broken is an error, never a reason to try the next. Keys are a Credential: access
-key, secret, session. Follows protocol-facts.md section 4 (all numbers here), 9.2 (R8, R19: nothing is written back).
-"""
+key, secret, session. Follows protocol-facts.md section 4 (all numbers here), 9.2 (R8, R19: nothing is written back)."""
 from __future__ import annotations
-import configparser, json, re, time
+import configparser, json, math, re, time
 from base64 import b64decode
-from math import inf
 from typing import Any
 from urllib.parse import parse_qsl, quote, urlencode, urlsplit
 import anyio
 from _regsync.config import Registry
 from _regsync.credentials import Credential, Login, Machine, Pair
-from _regsync.errors import AuthError, ConfigError, WireError, clean
+from _regsync.errors import AuthError, WireError, clean
 from _regsync.fips import hash_hex, hmac_bytes, name_hash
 __all__ = ["endpoint", "log_in", "present", "sign"]
 # Section 4.1: how a partition's regions begin, its suffix, that of its dual-stack APIs; the last has all others.
@@ -51,9 +49,8 @@ def endpoint(service: str, region: str, fips: bool = False, dual: bool = False) 
     fips = fips and (registry or dual or start != "us-gov-")  # GovCloud's others are FIPS under their plain names
     return f"{api}{service}{'-fips' if fips else ''}.{region}.{dual_suffix if dual else suffix}"
 def present(machine: Machine) -> bool:
-    """Say whether a variable or a file offers an identity, a broken file too: `log_in` says what is wrong with it."""
-    try: chain = _Chain(machine, None)
-    except (AuthError, ConfigError): return True
+    """Say whether a variable or a file offers an identity; AuthError, ConfigError: a broken file is there."""
+    chain = _Chain(machine, None)
     offers = any(map(chain.get, (_KEYS, _IDENTITY, _RELATIVE, _FULL, *_PROFILES)))
     return offers or bool(chain.profile.keys() - {"region", "output"})  # which are about no identity
 async def log_in(machine: Machine, registry: Registry, *, guessed: bool) -> Login | None:
@@ -77,11 +74,11 @@ async def log_in(machine: Machine, registry: Registry, *, guessed: bool) -> Logi
     try:
         given = await chain.ask(service, chain.region, kind, b"{}", keys=keys)
         user, password = b64decode(given["authorizationToken"], validate=True).decode("ascii").split(":", 1)
-        return Login(Credential(user, password, origin=keys.origin), float(given.get("expiresAt", inf)))
+        return Login(Credential(user, password, origin=keys.origin), float(given.get("expiresAt", math.inf)))
     except (TypeError, LookupError, ValueError): raise _error(f"{service} answered without a usable token") from None
     except AuthError:
         if not (guessed and public): raise
-        return Login(Credential(), inf)
+        return Login(Credential(), math.inf)
 def _error(message: str, hint: str | None = None) -> AuthError: return AuthError(message, hint=hint, fatal=True)
 def _document(text: str) -> dict[str, Any]:
     """Read what an answer says at any depth, where names differ: JSON, or the XML of STS, without entities."""

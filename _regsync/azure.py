@@ -2,14 +2,13 @@
 
 Owns: where an identity is looked for, the words of the directory, metadata services and the exchange. May not know:
 sockets, challenges, retries. Invariant: a secret goes to its authority, a metadata service or the registry, into no
-message; a source that is there and broken is an error. Follows specification 5.2, protocol-facts.md 6 (numbers below).
-"""
+message; a source that is broken is an error. Follows specification 5.2, protocol-facts.md 6 (numbers below)."""
 from __future__ import annotations
 import json, math, re
 from typing import NamedTuple
 from urllib.parse import quote, quote_plus, urlencode
 from _regsync.config import Registry
-from _regsync.credentials import Credential, Login, Machine, Pair, life_of
+from _regsync.credentials import Credential, Login, Machine, Pair, json_object, life_of
 from _regsync.errors import AuthError, RegistryError, WireError, clean
 from _regsync.pacing import parse_retry_after
 __all__ = ["log_in", "present"]
@@ -119,9 +118,8 @@ async def _ask(machine: Machine, source: _Source, wanted: str) -> str:
     kind = [("Content-Type", "application/x-www-form-urlencoded")]
     status, told, body = await (machine.fetch("GET", f"{source.url}?{form}", [*source.headers], b"", _GIVEN)
         if source.headers else machine.fetch("POST", source.url, kind, form.encode()))
-    try: value = json.loads(body)[wanted] if status == 200 else None
-    except (ValueError, LookupError, TypeError, RecursionError): value = None
-    if isinstance(value, str): return value
+    value = (json_object(body) or {}).get(wanted)
+    if status == 200 and isinstance(value, str): return value
     # Code and first line: what follows names tenants and users.
     words = r'"(?:error|code|error_description|message)" *: *"([^"\\]*)'
     said = ": ".join(re.findall(words, body.decode("utf-8", "replace"))[:2]).partition(" Trace ID")[0]

@@ -2,13 +2,10 @@
 
 Owns: the order of a cloud's own identity, the files of container clients and the metadata service; who shares a login
 and when it is renewed. May not know: how any cloud does it, challenges. Invariants: nothing is asked before somebody
-needs to log in; one login serves all who wait for it. Follows design.md section 3, protocol-facts.md 4.3, 5.2, 6.1.
-"""
+needs to log in; one login serves all who wait for it. Follows design.md section 3, protocol-facts.md 4.3, 5.2, 6.1."""
 from __future__ import annotations
 import math
-from collections.abc import Mapping
 from functools import cache
-from types import MappingProxyType
 from typing import Any
 import anyio
 from _regsync.config import Registry
@@ -17,8 +14,7 @@ from _regsync.errors import AuthError, ConfigError, SyncError
 from _regsync.fields import is_loopback
 __all__ = ["Chain", "Clouds"]
 # By kind, which is an `auth_type` too but for ecr_public.
-_CLOUDS: Mapping[str, str] = MappingProxyType({"ecr": "aws", "ecr_public": "aws", "gar": "google", "gcr": "google",
-    "acr": "azure"})
+_CLOUDS = {"ecr": "aws", "ecr_public": "aws", "gar": "google", "gcr": "google", "acr": "azure"}
 _EARLY, _SOONEST = 0.1, 60.0  # renewed so much of its life, and at least so many seconds, before its end
 def _module(cloud: str) -> Any:
     from _regsync import aws, azure, google  # only for those who use a registry of a cloud
@@ -74,7 +70,9 @@ class Clouds:
         if cloud and registry.scheme != "https" and not is_loopback(registry.host):
             if given: raise AuthError(f"{registry.alias}: a cloud's login is not sent over plain http", fatal=True)
             cloud = None
-        native = cloud is not None and (given or self._present(cloud))
+        # A file that is there and broken is an identity, of which the chain will say what is wrong.
+        try: native = cloud is not None and (given or self._present(cloud))
+        except (AuthError, ConfigError): native = True
         if not native:
             credential, _ = find_credential(registry, environ=self.machine.environ, home=self.machine.home, read=read,
                 repository=repository)

@@ -2,17 +2,16 @@
 
 Owns: the order of the sources, the files of container clients. May not know: challenges, sockets; files are arguments.
 Invariant: a credential is for one host; a source that is named or broken is an error, never a reason to try another or
-go anonymous; no `repr`, no message shows a secret. Follows design.md 3, protocol-facts.md 3 and 9.2 (R8, R9, R19).
-"""
+go anonymous; no `repr`, no message shows a secret. Follows design.md 3, protocol-facts.md 3 and 9.2 (R8, R9, R19)."""
 from __future__ import annotations
 import json, os, re
 from base64 import b64decode, b64encode
 from collections.abc import Callable, Iterator, Mapping
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 from _regsync.config import Registry
 from _regsync.errors import AuthError, ConfigError, clean
 from _regsync.fields import is_loopback
-__all__ = ["Answer", "Credential", "Fetch", "Login", "Machine", "Pair", "find_credential", "life_of"]
+__all__ = ["Answer", "Credential", "Fetch", "Login", "Machine", "Pair", "find_credential", "json_object", "life_of"]
 Read = Callable[[str], bytes | None]
 Pair = tuple[str, str]
 Answer = tuple[int, Mapping[str, str], bytes]  # status, lower-case headers, body
@@ -54,6 +53,11 @@ class Machine(NamedTuple):
     read: Read
     wall: Callable[[], float]
     fetch: Fetch
+def json_object(text: bytes) -> dict[str, Any] | None:
+    """Return the JSON object that a text is, None for anything else."""
+    try: found = json.loads(text)
+    except (ValueError, RecursionError): return None
+    return found if isinstance(found, dict) else None
 def life_of(token: str, now: float) -> float | None:
     """Return a JWT's seconds, by its issuer's clock where it tells, as ours may be wrong; None where it does not."""
     try:
@@ -100,13 +104,11 @@ def _files(environ: Mapping[str, str], home: str | None, read: Read) -> Iterator
 def _look_up(place: str, text: bytes, registry: Registry, repository: str | None) -> Credential | None:
     """Find a registry in one credential file (protocol-facts.md sections 3.2 to 3.4)."""
     legacy = place.endswith(".dockercfg")
-    unusable = AuthError(f"{place} is not a container client's credential file", fatal=True)
-    try:
-        document = {"auths": json.loads(text)} if legacy else json.loads(text)
-        auths, programs = document.get("auths") or {}, document.get("credHelpers") or {}
-    except (ValueError, RecursionError, AttributeError):
-        raise unusable from None  # the parser's own error carries the whole document
-    if not isinstance(auths, dict) or not isinstance(programs, dict): raise unusable
+    found = json_object(text)
+    document = {"auths": found} if legacy else found or {}
+    auths, programs = document.get("auths") or {}, document.get("credHelpers") or {}
+    if found is None or not isinstance(auths, dict) or not isinstance(programs, dict):
+        raise AuthError(f"{place} is not a container client's credential file", fatal=True)
     names = [registry.authority, f"{registry.host}:{registry.port}"]
     if registry.host == "docker.io":
         names = ["https://index.docker.io/v1/", *names, "index.docker.io", "registry-1.docker.io"]
@@ -119,7 +121,7 @@ def _look_up(place: str, text: bytes, registry: Registry, repository: str | None
         url = r"(?:https?://)?([^/]*).*" if legacy else r"https?://([^/]*).*"
         keys += [key for key in auths if key not in keys and re.sub(url, r"\1", key.lower(), count=1) in names]
         for key in keys:
-            if (found := _read_entry(place, auths[key], registry)) is not None: return found
+            if (credential := _read_entry(place, auths[key], registry)) is not None: return credential
         # `docker login` leaves an empty entry for what the store has; without one, it has nothing (nativeStore.Store).
         section, program = "credsStore", document.get("credsStore")
         if not program or not (keys or registry.auth_type is not None): return None

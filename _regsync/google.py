@@ -2,18 +2,16 @@
 
 Owns: the order of the places, the kinds of files, what token services are asked. May not know: sockets, challenges.
 Invariant: a place that is named and broken is an error; secrets go over https or to this machine, and into no message.
-Follows protocol-facts.md sections 5.2 to 5.4.
-"""
+Follows protocol-facts.md sections 5.2 to 5.4."""
 from __future__ import annotations
-import json, os, re
+import json, math, os, re
 from base64 import urlsafe_b64encode
-from math import inf
 from typing import Any, NamedTuple
 from urllib.parse import quote, urlencode, urlsplit
 import anyio
 from _regsync.config import Registry
-from _regsync.credentials import Answer, Credential, Login, Machine, Pair
-from _regsync.errors import AuthError, ConfigError, WireError, clean
+from _regsync.credentials import Answer, Credential, Login, Machine, Pair, json_object
+from _regsync.errors import AuthError, WireError, clean
 __all__ = ["log_in", "present"]
 _NAMED, _METADATA = "GOOGLE_APPLICATION_CREDENTIALS", ("GCE_METADATA_HOST", "GCE_METADATA_ROOT", "GCE_METADATA_IP")
 _SCOPE, _URN = "https://www.googleapis.com/auth/cloud-platform", "urn:ietf:params:oauth:"
@@ -31,9 +29,7 @@ _SAFE = r"(https://[^/?#@\s]+|http://(localhost|127\.[0-9.]+|\[::1\]|169\.254\.[
 def present(machine: Machine) -> bool:
     """Say whether something of this machine names a Google identity; without a request."""
     path = _well_known(machine)
-    try: return any(map(machine.environ.get, (_NAMED, *_METADATA))) or bool(path and machine.read(path) is not None)
-    except ConfigError:
-        return True  # `log_in` says what is wrong with the file
+    return any(map(machine.environ.get, (_NAMED, *_METADATA))) or bool(path and machine.read(path) is not None)
 def _well_known(machine: Machine) -> str:
     home, below = (machine.environ.get("APPDATA"), "gcloud") if os.name == "nt" else (machine.home, ".config/gcloud")
     folder = machine.environ.get("CLOUDSDK_CONFIG") or (home and os.path.join(home, below))
@@ -43,7 +39,7 @@ async def log_in(machine: Machine, registry: Registry, *, guessed: bool) -> Logi
     named, path = machine.environ.get(_NAMED), _well_known(machine)
     if not guessed and (place := named or path):
         file = _Fields(machine, f"{named} ({_NAMED})" if named else path, {})
-        if (text := machine.read(place)) is not None: return await file._replace(info=_parsed(text)).log_in()
+        if (text := machine.read(place)) is not None: return await file._replace(info=json_object(text) or {}).log_in()
         if named: raise file.error("there is no such file", f"correct or unset {_NAMED}")
     host = clean(next(filter(None, map(machine.environ.get, _METADATA)), "169.254.169.254"), 100)
     server = _Fields(machine, f"the metadata server {host}", {})
@@ -60,9 +56,6 @@ async def log_in(machine: Machine, registry: Registry, *, guessed: bool) -> Logi
         message = f"registry {registry.alias!r}: no Google identity for {registry.authority}; looked at {places}"
         hint = f"{_LOGIN}, name a key file by {_NAMED}, or {_ATTACH}; for public images use auth_type: anonymous"
         raise AuthError(message, hint=hint, fatal=True) from error
-def _parsed(text: bytes) -> dict[str, Any]:
-    try: return dict(json.loads(text))
-    except (ValueError, TypeError, RecursionError): return {}
 
 class _Fields(NamedTuple):
     """What a credential file, or an object in one, says, and where it stands."""
@@ -89,10 +82,12 @@ class _Fields(NamedTuple):
         await anyio.sleep(3.0 - more)
         return await self.ask(method, url, headers, body, more - 1)
     def read(self, answer: Answer, hint: str, *secrets: str | None, life: object = None) -> Login:
-        document, text = _parsed(answer[2]), answer[2].decode("utf-8", "replace") if answer[0] != 200 else ""
+        document, text = json_object(answer[2]) or {}, answer[2].decode("utf-8", "replace") if answer[0] != 200 else ""
         token, said = document.get("access_token") or document.get("accessToken"), str(document.get("expires_in", life))
         if answer[0] == 200 and isinstance(token, str) and re.fullmatch("[!-~]+", token):
-            ends = self.machine.wall() + (float(said) if re.fullmatch("[0-9]{1,9}", said) else inf)  # STS may quote it
+            ends = self.machine.wall() + (
+                float(said) if re.fullmatch("[0-9]{1,9}", said) else math.inf
+            )  # STS may quote it
             return Login(Credential("oauth2accesstoken", token, origin=self.where), ends)
         for secret in filter(None, secrets): text = text.replace(secret, "***")
         raise self.error(f"status {answer[0]}, no token {clean(text, 200)}", hint)
@@ -139,5 +134,5 @@ class _Fields(NamedTuple):
             status, _, text = await self.ask("GET", self.text("url", form=_SAFE), headers)
         else: raise self.error(f"{', '.join(self.info) or 'nothing'} is not supported; use a file or url")
         name = form.text("subject_token_field_name") if form.info.get("type") == "json" else "token"
-        found = _parsed(text) if name != "token" else {"token": text.decode("utf-8", "replace").strip()}
+        found = json_object(text) or {} if name != "token" else {"token": text.decode("utf-8", "replace").strip()}
         return self._replace(info=found if status == 200 else {}).text(name)

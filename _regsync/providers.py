@@ -2,13 +2,10 @@
 
 Owns: the anchored host patterns, Docker Hub's names, one row of facts per kind. May not know: configuration, HTTP,
 credentials. Invariant: a kind is decided by the whole host name, never by a suffix, as cloud tokens follow the kind
-(CVE-2026-105769; protocol-facts.md section 9.2, R8). Follows design.md sections 3, 9; a row names what it rests on.
-"""
+(CVE-2026-105769; protocol-facts.md section 9.2, R8). Follows design.md sections 3, 9; a row names what it rests on."""
 from __future__ import annotations
 import re
 from collections.abc import Mapping
-from itertools import chain
-from types import MappingProxyType
 from typing import Literal, NamedTuple
 __all__ = ["ROWS", "Kind", "Pace", "Probe", "Row", "UploadStyle", "api_host", "api_repository", "canonical_host",
     "kind_of"]
@@ -47,7 +44,6 @@ class Row(NamedTuple):
     """What is known of one kind of registry. Mounts are tried on every kind (design.md section 6, rule 10)."""
     hosts: str | None
     source: str
-    auth: str | None = None  # the `auth_type` that speaks the kind's own scheme
     upload: UploadStyle = "put"
     fallback: UploadStyle | None = None  # tried when `upload` is refused or reset
     put_limit: int | None = None  # bodies above it go by `chunks` of at most that size
@@ -60,35 +56,34 @@ class Row(NamedTuple):
     quota: str | None = None  # the action that `ratelimit-remaining` is about, where not the one that was answered
 _ECR_SOURCE = "protocol-facts.md sections 4.1 (hosts), 4.9 (mounts), 7.9 (upload)"
 _GOOGLE_SOURCE = "protocol-facts.md sections 5.1 (hosts), 5.5 (upload, listing), 1.8 (bare mount)"
-ROWS: Mapping[Kind, Row] = MappingProxyType({
+ROWS: Mapping[Kind, Row] = {
     # A mount is answered 201 only for a source with a committed manifest (4.9): no word about the repository itself.
-    "ecr": Row(_ECR, _ECR_SOURCE, auth="ecr", probe=None, paces=_ECR_PACES),
-    "ecr_public": Row(r"public\.ecr\.aws", _ECR_SOURCE, auth="ecr", probe=None, paces=_ECR_PUBLIC_PACES),
+    "ecr": Row(_ECR, _ECR_SOURCE, probe=None, paces=_ECR_PACES),
+    "ecr_public": Row(r"public\.ecr\.aws", _ECR_SOURCE, probe=None, paces=_ECR_PUBLIC_PACES),
     "dockerhub": Row("|".join(map(re.escape, _DOCKER_HUB)),
         "protocol-facts.md sections 7.2 (names, quota), 1.8 (mounts), 7.9 (upload)", quota="manifest_get",
         paces=(Pace(_HEADS, 8), Pace("manifest_get", 1), Pace(f"tag_list blob_get {_WRITES}"))),
     # Other package types live under *.pkg.dev too: only the -docker names are registries.
-    "gar": Row(r"[a-z0-9-]+-docker\.pkg\.dev", _GOOGLE_SOURCE, "gar", probe="bare", page_size=10000,
+    "gar": Row(r"[a-z0-9-]+-docker\.pkg\.dev", _GOOGLE_SOURCE, probe="bare", page_size=10000,
         listing_has_digests=True, paces=_GOOGLE_PACES, per_project=True),
-    "gcr": Row(r"(?:[a-z]+\.)?gcr\.io", _GOOGLE_SOURCE, "gcr", probe="bare", page_size=10000,
+    "gcr": Row(r"(?:[a-z]+\.)?gcr\.io", _GOOGLE_SOURCE, probe="bare", page_size=10000,
         listing_has_digests=True, paces=_GOOGLE_PACES, per_project=True),
     # Three reports of its chunked PATCH contradict each other; a whole body is safe by all.
-    "ghcr": Row(r"ghcr\.io", "protocol-facts.md section 7.1 (host, upload)", auth="ghcr", fallback="patch",
+    "ghcr": Row(r"ghcr\.io", "protocol-facts.md section 7.1 (host, upload)", fallback="patch",
         paces=(Pace(f"{_READS} {_WRITES}", rate=20, burst=10),)),
     # A whole PUT above about 20 MB is answered 413 or reset. An upload stays at its host: specification section 8.2.
     "acr": Row(r"[a-z0-9-]+\.azurecr\.(?:io|cn|us)", "protocol-facts.md sections 6.1 (hosts), 6.5 (upload)",
-        auth="acr", put_limit=16 * 1024 * 1024, foreign_uploads=False,
+        put_limit=16 * 1024 * 1024, foreign_uploads=False,
         paces=(Pace(_READS, rate=130, burst=30), Pace(_WRITES, rate=26, burst=10))),
     "unknown": Row(None, "protocol-facts.md sections 7.9 (upload), 1.8 (mounts)", fallback="patch"),
-})  # fmt: skip
+}  # fmt: skip
 def kind_of(host: str, auth_type: str | None = None) -> Kind:
-    """Decide the kind of a registry by its host name (no port, no brackets), else by a kind's own `auth_type`."""
+    """Decide the kind of a registry by its host name (no port, no brackets), else by an `auth_type` of its name."""
     name = host.lower()
     if not any(letter.isalpha() for letter in name):
         return "unknown"  # an address is nobody's; the patterns need not even be compiled
     by_name = (kind for kind, row in ROWS.items() if row.hosts is not None and re.fullmatch(row.hosts, name))
-    by_login = (kind for kind, row in ROWS.items() if auth_type == row.auth is not None)
-    return next(chain(by_name, by_login), "unknown")
+    return (*by_name, *(kind for kind in ROWS if kind == auth_type), "unknown")[0]
 def canonical_host(host: str) -> str:
     """Return the name by which a host is known here: lower case, one name for Docker Hub."""
     return _DOCKER_HUB[0] if host.lower() in _DOCKER_HUB else host.lower()

@@ -1,8 +1,7 @@
 """RSA signatures by the libcrypto that the interpreter's own TLS runs on.
 
 Owns: finding that library, what keys it takes. May not know: what is signed. Invariant: no other copy of it is used, no
-message shows a key, nothing is left on its list of errors, which TLS reads too. Follows protocol-facts.md 5.4 (c), 8.3.
-"""
+message shows a key, nothing is left on its list of errors, which TLS reads too. Follows protocol-facts.md 5.4, 8.3."""
 from __future__ import annotations
 import re
 from ctypes import CDLL, byref, c_size_t, c_void_p, create_string_buffer

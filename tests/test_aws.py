@@ -910,7 +910,8 @@ def test_a_file_with_a_region_alone_is_no_identity(world: World) -> None:
     world.write(".aws/config", "[default]\nregion = eu-west-1\noutput = json\n[profile a]\naws_access_key_id = x\n")
     assert not aws.present(world.machine)
     world.write(".aws/credentials", "nonsense")
-    assert aws.present(world.machine), "for log_in to complain about"
+    with pytest.raises(AuthError, match="is not a file of profiles"):
+        aws.present(world.machine)
 
 
 # Services that fail for a while, or answer nonsense.

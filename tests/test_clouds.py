@@ -44,9 +44,12 @@ class Cloud:
         self.asked: list[tuple[str, bool]] = []
         self.takes = 0.0
         self.looked = 0
+        self.broken: SyncError | ConfigError | None = None
 
     def present(self, machine: Machine) -> bool:
         self.looked += 1
+        if self.broken:
+            raise self.broken
         return self.here
 
     async def log_in(self, machine: Machine, registry: Registry, *, guessed: bool) -> Login | None:
@@ -106,6 +109,13 @@ async def test_its_own_variables_or_files_come_before_the_docker_config(cloud: C
     assert isinstance(credential, Credential)
     assert credential.username == "file"
     assert cloud.asked == []
+
+
+@pytest.mark.parametrize("broken", [ConfigError("/x cannot be read"), AuthError("no file of profiles", fatal=True)])
+async def test_its_own_broken_file_is_a_file_of_its_own(cloud: Cloud, broken: SyncError | ConfigError) -> None:
+    cloud.broken = broken
+    await chain(files=IN_FILE).credential()
+    assert cloud.asked == [(ECR, False)], "the whole chain, which meets the file again and says what is wrong"
 
 
 async def test_the_metadata_service_comes_last_and_is_guessed(cloud: Cloud) -> None:

@@ -681,7 +681,8 @@ async def test_a_well_known_file_that_cannot_be_read_is_no_reason_to_look_elsewh
         raise ConfigError(f"{path} cannot be read: Permission denied")
 
     machine = host.machine._replace(read=read)
-    assert google.present(machine)
+    with pytest.raises(ConfigError, match="Permission denied"):
+        google.present(machine)
     with pytest.raises(ConfigError, match="Permission denied"):
         await google.log_in(machine, REGISTRY, guessed=False)
 
