@@ -23,7 +23,7 @@ _PARTITIONS = (("us-gov-", "amazonaws.com", "api.aws"), ("cn-", "amazonaws.com.c
 # Variables of sources, without AWS_: keys, a token file, what asks the two kinds of containers, names of profiles.
 _KEYS, _IDENTITY, _RELATIVE, _FULL, *_PROFILES = ("access_key_id", "web_identity_token_file",
     "container_credentials_relative_uri", "container_credentials_full_uri", "default_profile", "profile")
-_AGENTS = r"https://.+|http://(localhost|127(\.\d+){3}|169\.254\.170\.23?|\[(::1|fd00:ec2::23)\])(:\d+)?(/.*)?"
+_NEARBY = r"https://.+|http://(localhost|127(\.\d+){3}|169\.254\.170\.23?|\[(::1|fd00:ec2::23)\])(:\d+)?(/.*)?"
 def sign(keys: Credential, method: str, url: str, headers: list[Pair], body: bytes, service: str, region: str,
         now: float) -> list[Pair]:
     """Return a request's headers with its date, the keys' session and the signature over all of them (4.4)."""
@@ -212,8 +212,8 @@ class _Chain:
         self.looked.append(what := f"AWS_{name.upper()}")
         if not (url := self.get(name)): return None
         url = f"http://169.254.170.2{url}" if name == _RELATIVE else url
-        if not re.fullmatch(_AGENTS, url):
-            raise _error(f"{what}: {clean(url, 99)} is neither https nor an agent's place")
+        if not re.fullmatch(_NEARBY, url):
+            raise _error(f"{what}: {clean(url, 99)} is neither https nor a metadata address")
         path, token = self.get("container_authorization_token_file"), self.get("container_authorization_token") or ""
         token = self._read(path, what) if path else token
         self.hint, login = f"{what} leads there", [("Authorization", token)] if token else []

@@ -43,7 +43,7 @@ from conformance.aws import ACCOUNT, Aws
 
 pytestmark = pytest.mark.anyio
 PRIVATE = f"{ACCOUNT}.dkr.ecr.eu-west-1.amazonaws.com"
-AGENT = "http://169.254.170.23/v1/credentials"
+METADATA = "http://169.254.170.23/v1/credentials"
 
 
 def registry(host: str = PRIVATE, **options: Any) -> Registry:
@@ -496,7 +496,7 @@ def container(world: World) -> str:
 
 def container_with_a_token(world: World) -> str:
     world.aws.container = ("/v1/credentials", "a-token")
-    world.environ |= {"AWS_CONTAINER_CREDENTIALS_FULL_URI": AGENT, "AWS_CONTAINER_AUTHORIZATION_TOKEN": "a-token"}
+    world.environ |= {"AWS_CONTAINER_CREDENTIALS_FULL_URI": METADATA, "AWS_CONTAINER_AUTHORIZATION_TOKEN": "a-token"}
     return "container"
 
 
@@ -825,11 +825,11 @@ FAILURES: dict[str, tuple[Source, str]] = {
         "sso_role_name = x\nsso_region = us-east-1\n"), "not as its sso-session has it: sso_region"),
     "container elsewhere": (
         broken(nothing, AWS_CONTAINER_CREDENTIALS_FULL_URI="http://10.0.0.1/keys"),
-        "http://10.0.0.1/keys is neither https nor an agent's place",
+        "http://10.0.0.1/keys is neither https nor a metadata address",
     ),
     "container, led astray": (
         broken(nothing, AWS_CONTAINER_CREDENTIALS_RELATIVE_URI="@evil.test/keys"),
-        "http://169.254.170.2@evil.test/keys is neither https nor an agent's place",
+        "http://169.254.170.2@evil.test/keys is neither https nor a metadata address",
     ),
     "container without its token file": (
         broken(container_with_a_token, AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE="/nowhere"),
@@ -969,7 +969,7 @@ async def test_a_service_that_cannot_be_reached_is_asked_twice_more(world: World
 
 
 @pytest.mark.virtual_time
-async def test_an_agent_is_asked_three_times_a_second_apart(world: World) -> None:
+async def test_a_containers_service_is_asked_three_times_a_second_apart(world: World) -> None:
     container(world)
     answering(world, (404, {}, b""), (500, {}, b""))
     began = anyio.current_time()
