@@ -111,8 +111,7 @@ class Authenticator:
         # How credentials get here, and what may help where the registry does not let us do what we ask.
         self.login = f"log in with a container client (docker login {self._name}), or configure auth_type: basic"
         self.chain, self._shown = credential if isinstance(credential, Chain) else None, deque[Credential](maxlen=256)
-        self.proven = False  # whether a request with this login was let in
-        self._take(None if isinstance(credential, Chain) else credential)
+        self._take(None if isinstance(credential, Chain) else credential)  # `proven`: it has let a request in
         self._challenge: Challenge | None = None
         self._seen = False  # in this run; a challenge from the state may be out of date
         self._one_scope = False  # whether each request needs a token for exactly itself
@@ -129,9 +128,8 @@ class Authenticator:
             self.advice = f"no credentials are in use: {self.login}; or check the name, absent may look private"
     async def _log_in(self, refused: Credential | None = None) -> bool:
         """Hold a login that lives, another than one `refused` that was good; say whether it is another than before."""
-        before = refused or self.credential
         if self.chain is None or (refused == self.credential and not self.proven): return False
-        found = await self.chain.credential(refused)
+        before, found = refused or self.credential, await self.chain.credential(refused)
         if (found or Credential()) != self.credential: self._take(found)
         return self.credential != before
     def begin(self) -> None:

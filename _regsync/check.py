@@ -50,10 +50,9 @@ async def _row(connected: Transport, repository: Repository, console: Console) -
         "method": method or "detected", "source": source, "expires": until, "upload": upload,
         "error": Outcome("", "", "", error=error).as_json()["error"]}
 async def _ask(connected: Transport, repository: Repository) -> str | None:
-    host, call = repository.host, repository.call("tag_list", "GET", "tags/list?n=1")
-    writes = repository.side is Side.TARGET
-    try:
-        await connected.request(host, call, ok=(200,), limit=8 * 1024 * 1024)  # not all servers know `n`
+    host, writes = repository.host, repository.side is Side.TARGET
+    call = repository.call("tag_list", "GET", "tags/list?n=1")
+    try: await connected.request(host, call, ok=(200,), limit=8 * 1024 * 1024)
     except RegistryError as error:
         # What hides a repository may let us push to it all the same; what ECR has not got it does not create.
         if not writes or error.status not in (401, 403, 404): raise

@@ -32,8 +32,7 @@ class Chain:
     async def credential(self, refused: Credential | None = None) -> Credential | None:
         """Return what to log in with, another than `refused`; None: nothing has answered. All who wait ask once."""
         asked = self._asked
-        if refused and refused == self._login:
-            self._due = -math.inf  # nobody is to use it any more
+        if refused and refused == self._login: self._due = -math.inf
         if anyio.current_time() >= self._due:
             async with self._lock:
                 if asked == self._asked: await self._renew(serves=refused is None)
@@ -48,8 +47,7 @@ class Chain:
         except ConfigError as error: self._error = AuthError(error.message, hint=error.hint, fatal=True)
         except SyncError as error: self._error = error
         if self._error is not None:
-            if serves and began < self._end:
-                self._error, self._due = None, began + _SOONEST  # the old one does still
+            if serves and began < self._end: self._error, self._due = None, began + _SOONEST
         elif found is None: self._clouds.absent.add(self._cloud)
         else:
             self._login, self.expires = found

@@ -6,8 +6,8 @@ go anonymous; no `repr`, no message shows a secret. Follows design.md 3, protoco
 from __future__ import annotations
 import json, os, re
 from base64 import b64decode, b64encode
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from typing import Any, NamedTuple
 from _regsync.config import Registry
 from _regsync.errors import AuthError, ConfigError, clean
 from _regsync.fields import is_loopback
@@ -15,11 +15,8 @@ __all__ = ["Answer", "Credential", "Fetch", "Login", "Machine", "Pair", "find_cr
 Read = Callable[[str], bytes | None]
 Pair = tuple[str, str]
 Answer = tuple[int, Mapping[str, str], bytes]  # status, lower-case headers, body
-
-class Fetch(Protocol):
-    """One exchange with a login service: no redirect, no permit, a bounded body; `seconds`: for all of it."""
-    async def __call__(self, method: str, url: str, headers: list[Pair], body: bytes,
-            seconds: float | None = None) -> Answer: ...
+# (method, url, headers, body, seconds for all of it: none) -> answer: no redirect, no permit, a bounded body.
+Fetch = Callable[..., Awaitable[Answer]]
 
 class Credential(NamedTuple):
     """What proves who we are at one registry, found at `origin`; equal only when the secrets are."""
