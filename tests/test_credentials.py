@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import base64
 import json
+import subprocess
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -325,6 +327,18 @@ def test_no_secret_is_in_the_text_of_a_credential() -> None:
     assert "hunter" not in f"{held!r} {held}"
     basic = held.basic or ""
     assert held.redact(f"no hunter1, hunter2, hunter3 nor {basic[6:]}") == "no ***, ***, *** nor ***"
+
+
+@pytest.mark.parametrize("host", ["registry.example", "ghcr.io", "gcr.io"])
+def test_who_uses_no_clouds_identity_imports_none(host: str) -> None:
+    code = (
+        "import sys\nfrom _regsync import cli\nstatus = cli.main(sys.argv[1:])\n"
+        "print(status, *sorted({'aws', 'azure', 'google', 'rsa'} & {name.rpartition('.')[2] for name in sys.modules}))"
+    )
+    config = json.dumps({"registries": {"one": {"url": host, "auth_type": "docker_config"}}, "mappings": []})
+    command = [sys.executable, "-c", code, "tags", f"{host}/app", "-c", "-"]
+    ran = subprocess.run(command, input=config, capture_output=True, text=True, check=True)
+    assert (ran.stdout, "no credentials for" in ran.stderr) == ("4\n", True), ran.stderr
 
 
 NAMES = ["auths", "credHelpers", "credsStore", "registry.example", "auth", "identitytoken"]
