@@ -55,10 +55,9 @@ class Delivery:
     brought: set[str] = field(default_factory=set)
     open: int = 1  # of its images
     error: RegsyncError | None = None
-    transferred: list[str] = field(default_factory=list)
+    transferred: list[Descriptor] = field(default_factory=list)
     mounted: int = 0
     present: int = 0
-    bytes: int = 0
 
 @dataclass(eq=False, repr=False)
 class Image:
@@ -104,14 +103,11 @@ class Execution:
         self.delivered = dict[tuple[RepositoryKey, str], bool]()
         self.references = Counter[str]()  # how often each blob is named by what was discovered: their order follows it
         self._read, self._hosts, self._slots = set[str](), set[str](), 0
-        self._pending, self._pending_bytes, self._election, self._numbers = (dict[int, Image](), 0, plan.Election(),
-            count())
-        self._room, self.images, self._ready = anyio.Event(), progress.begun, list[tuple[int, int, Image]]()
+        self.pending, self._pending_bytes = dict[int, Image](), 0  # what waits for its promotion
+        self._election, self._numbers, self._room = plan.Election(), count(), anyio.Event()
+        self.images, self._ready = progress.begun, list[tuple[int, int, Image]]()
         self.draining = False  # no further image is promoted
-    def is_idle(self) -> bool:
-        """Say whether nothing is left to do."""
-        return not (self._pending or self.images)
-    def _is_full(self) -> bool: return len(self._pending) >= _MOST_PENDING or self._pending_bytes > _HEAVIEST_PENDING
+    def _is_full(self) -> bool: return len(self.pending) >= _MOST_PENDING or self._pending_bytes > _HEAVIEST_PENDING
     async def wait_for_room(self) -> None:
         """Let discovery rest while too much is pending."""
         while self._is_full() and not self.draining:
@@ -125,7 +121,7 @@ class Execution:
     def add(self, image: Image) -> None:
         """Let an image wait for its promotion; `advance` follows. Once numbered it keeps its place."""
         if image.number < 0: image.number = next(self._numbers)
-        self._pending[image.number] = image
+        self.pending[image.number] = image
         self._pending_bytes += image.tree.size
         host = image.target.host.key
         self._hosts.add(host)
@@ -142,8 +138,8 @@ class Execution:
             if self._ready:
                 image = heapq.heappop(self._ready)[2]
                 if not self.draining or image.finishing or image.has_begun: self._start(image)
-            elif self._pending and not self.draining:
-                image = self._pending.pop(self._election.take())
+            elif self.pending and not self.draining:
+                image = self.pending.pop(self._election.take())
                 self._pending_bytes -= image.tree.size
                 self._promote(image)
                 if not self._is_full(): self._room.set()
@@ -207,12 +203,11 @@ class Execution:
         else:
             if brought is None:
                 return  # dropped while draining: its image stays undone
-            mounted = brought.mounted
-            image.delivery.bytes += brought.bytes
+            mounted = brought == "mounted"
             image.delivery.mounted += mounted
-            image.delivery.present += not (mounted or brought.uploaded)
-            if brought.uploaded: image.delivery.transferred.append(blob.digest)
-            else: self._progress.expected -= blob.size * reads
+            image.delivery.present += brought == "there"
+            image.delivery.transferred += [blob] * (brought == "uploaded")
+            if brought != "uploaded": self._progress.expected -= blob.size * reads
             self._queue((), self._claims.arrived(step.work, blob.digest))
         if step.mount_from is not None: self._queue(self._claims.mount_ended(image.target.host.key, mounted=mounted))
         self._settle(image)

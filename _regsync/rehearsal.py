@@ -37,7 +37,7 @@ class Rehearsal:
         if step.mount_from is not None:
             self._knowledge.accept_mount(host)
             self._expected[host]["upload_start"] += 1
-            return transfer.Brought(mounted=True)
+            return "mounted"
         if not self._knowledge.is_empty(target.key):
             async with self._transport.gate.admitted((pacing.Want(host),), float(step.work.order)):
                 present = await target.has_blob(blob)
@@ -45,14 +45,14 @@ class Rehearsal:
             self._expected[host]["blob_head"] -= probes
             if present:
                 self._expected[host]["upload_start"] += probes
-                return transfer.Brought()
+                return "there"
         read = (source.host.key, blob.digest)
         if transfer.known_body(blob) is None and not (fan_out and read in self._read):
             self._expected[source.host.key]["blob_get"] += 1
         self._read.add(read)
         self._expected[host].update({"upload_start": 1, "upload_body": 1})
         self._moved[host] += blob.size
-        return transfer.Brought(uploaded=True, bytes=blob.size)
+        return "uploaded"
     async def put(self, tree: plan.Tree, work: claims.Work, target: registry.Repository, reference: str,
             arrived: Callable[[oci.Manifest], None]) -> None:
         """Count the manifests that would be put."""

@@ -38,8 +38,7 @@ class Run:
             rehearse: Literal["plan", "analysis"] | None = None, state: StateFile | None = None) -> None:
         """Prepare a run, or its rehearsal: `plan` asks what it would ask, `analysis` reads every image."""
         self._transport, self._config, self._emit, self._report = transport, config, emit, report
-        self.progress = Progress(transport.paused)
-        self._log = transport.edge.log
+        self.progress, self._log = Progress(transport.paused), transport.edge.log
         self._state = state or StateFile(config.cache_dir, partial(self._log, "warning"))
         archive, wall = self._state.load(keep=rehearse is None), transport.edge.wall
         keep = self._state.note if self._state.is_kept or self._state.remembers else None
@@ -98,7 +97,8 @@ class Run:
             self._discovery.keep_logins()
             self._state.save(self._knowledge.encoded() if self._state.is_kept or self._state.remembers else None)
             self._state.close()
-        draining, undone = self._execution.draining, not self._execution.is_idle() or any(self._questions.values())
+        draining, undone = (self._execution.draining,
+            bool(self._execution.pending or self._execution.images or any(self._questions.values())))
         self._report.interrupted = draining and (execution.cancelled_caught or undone or bool(self._asking))
         for image in () if draining else list(self._execution.images.values()):
             # Cannot happen while rule 9 holds; if it does, the image must not be lost silently.
@@ -135,14 +135,12 @@ class Run:
     async def _work_off(self, source: str) -> None:
         queue = self._questions[source]
         while queue and not self._execution.draining:
-            await self._until_stopped(queue.popleft())
+            with anyio.CancelScope() as scope:
+                self._asking.add(scope)
+                await queue.popleft()()
+                self._asking.remove(scope)
             await self._execution.wait_for_room()
         self._workers[source] -= 1
-    async def _until_stopped(self, item: Callable[[], Awaitable[None]]) -> None:
-        with anyio.CancelScope() as scope:
-            self._asking.add(scope)
-            await item()
-            self._asking.remove(scope)
     async def _list(self, group: list[MappingRule]) -> None:
         """List and select for mappings that write a common repository, then ask for each tag (I10)."""
         kept: dict[int, tuple[str, ...]] = {}
@@ -328,7 +326,8 @@ class Run:
             "failed" if failed else "skipped" if unchanged else synced,
             reason=reason if unchanged and not failed else None,
             digest=None if failed else whole.stands or whole.digest, source_digest=whole.source_digest,
-            error=whole.error, bytes=whole.bytes, duration=anyio.current_time() - whole.began,
-            transferred=tuple(whole.transferred), mounted=whole.mounted, skipped=whole.present,
-            planned=tuple(whole.planned), artifacts={"synced": len(whole.brought), "skipped": whole.skipped,
-            "failed": whole.failed, "stripped": whole.stripped})
+            error=whole.error, bytes=sum(blob.size for blob in whole.transferred),
+            duration=anyio.current_time() - whole.began, transferred=tuple(blob.digest for blob in whole.transferred),
+            mounted=whole.mounted, skipped=whole.present, planned=tuple(whole.planned),
+            artifacts={"synced": len(whole.brought), "skipped": whole.skipped, "failed": whole.failed,
+            "stripped": whole.stripped})

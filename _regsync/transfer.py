@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, nullcontext, suppress
 from functools import partial
-from typing import NamedTuple
+from typing import Literal
 import anyio.lowlevel
 from _regsync import oci, pacing
 from _regsync.claims import Step, Work
@@ -29,12 +29,7 @@ _BLOB_STARTS, _LOST_ANSWER_PAUSES, _SOURCE_GRACE, _CHECKPOINT = 3, (0.0, 1.0, 3.
 # Where the gate counts the memory of parts, which is no registry's; codes that may mean "not in this way".
 _PARTS, _NOT_SO = "", {"UNSUPPORTED", "BLOB_UPLOAD_INVALID"}
 _WHOLE_BLOB = 64 * 1024  # rule 12: up to this a blob goes in one request where the registry takes it so
-
-class Brought(NamedTuple):
-    """How a blob came to its place: `uploaded` bytes were sent, or it was `mounted`, or neither."""
-    uploaded: bool = False
-    mounted: bool = False
-    bytes: int = 0
+Brought = Literal["uploaded", "mounted", "there"]  # how a blob came to its place
 
 class Relay:
     """A blob on its way out of its source: counted, hashed, its last piece withheld until both agree. A broken one goes
@@ -160,7 +155,7 @@ class Mover:
                 error: SyncError = lost.args[0]
                 if await self._arrived(upload):
                     upload.session = ""  # it has ended with that
-                    return Brought(uploaded=True, bytes=blob.size)
+                    return "uploaded"
             except StagingFailed as caught:  # a full disk fails nothing: each target reads for itself (design.md 8)
                 news, fan_out = self._disk_works and not isinstance(caught, NoRoom), False
                 log("warning" if news else "debug", "staging", f"{caught}; each target reads for itself")
@@ -248,7 +243,7 @@ class Mover:
         blob, host = upload.blob, upload.repository.host.key
         if not self._knowledge.is_empty(upload.repository.key):
             async with self._admitted((Want(host),), rank):
-                if await self._is_there(upload): return Brought()
+                if await self._is_there(upload): return "there"
         while body is None and fan_out:
             await self._staging.ensure(blob, read, disk=disk)
             with self._staging.opened(blob) as pieces:
@@ -260,7 +255,7 @@ class Mover:
             with _answered(): done = await upload.whole(body)
             if not done and not upload.session: await upload.start()
             self._knowledge.learn(f"whole {host}", done)
-            return Brought(uploaded=True, bytes=len(body)) if done else await self._send(upload, MemoryPieces(body))
+            return "uploaded" if done else await self._send(upload, MemoryPieces(body))
     async def _accepts(self, where: RepositoryKey) -> bool:
         """Say whether a repository has accepted an upload; wait for the one that finds out (rule 14)."""
         if self._knowledge.was_used(where) and not self._knowledge.is_empty(where): return True
@@ -283,16 +278,16 @@ class Mover:
         digest, where, knowledge = upload.blob.digest, upload.repository.key, self._knowledge
         if await upload.start(mount_from):
             knowledge.accept_mount(where[0])
-            return Brought(mounted=True)
+            return "mounted"
         knowledge.refuse_mount(where, mount_from)
         holder = (where[0], mount_from)
         if knowledge.is_confirmed(holder, digest): return None
         knowledge.forget(holder, digest)  # it rested on an earlier run: specification section 7 wants a fresh HEAD
-        return Brought() if await upload.repository.has_blob(upload.blob) else None
+        return "there" if await upload.repository.has_blob(upload.blob) else None
     async def _there(self, upload: Upload) -> Brought | None:
         target, knowledge = upload.repository, self._knowledge
         absent = not knowledge.may_probe(target.key, target.row.probe is not None)
-        if absent and await self._is_there(upload): return Brought()
+        if absent and await self._is_there(upload): return "there"
         if not await upload.start({"from": target.api_name, "bare": ""}.get(target.row.probe or "")):
             knowledge.learn_probe(target.key, absent=absent)
             return None
@@ -301,12 +296,12 @@ class Mover:
                 await upload.start()
                 return None
             knowledge.learn_probe(target.key, present=True)
-        return Brought()
+        return "there"
     async def _is_there(self, upload: Upload) -> bool:
-        if not upload.absent and await upload.repository.has_blob(upload.blob): return True
-        if not upload.absent: self._knowledge.miss(upload.repository.key, upload.blob.digest)
-        upload.absent = True
-        return False
+        if upload.absent: return False
+        upload.absent = not await upload.repository.has_blob(upload.blob)
+        if upload.absent: self._knowledge.miss(upload.repository.key, upload.blob.digest)
+        return not upload.absent
     def _style(self, upload: Upload) -> UploadStyle:
         """Choose the dialect of a body by its registry's kind, and by what was learnt of the registry."""
         row, least = upload.repository.row, self._knowledge.fact(f"patch {upload.repository.host.key}")
@@ -333,7 +328,7 @@ class Mover:
             elif upload.repository.row.put_limit and isinstance(body, Relay):
                 last = MemoryPieces(await body.part(upload.blob.size, bytearray(upload.blob.size - upload.offset)))
             with _answered(last):
-                if await upload.send(last): return Brought(uploaded=True, bytes=upload.blob.size)
+                if await upload.send(last): return "uploaded"
         except RegistryError as error:
             if error.retryable or not upload.offset or error.status in (401, 403): raise
             # It had more, or less, than it said: the blob begins again.

@@ -8,10 +8,11 @@ Follows design.md sections 6, 7 and 9, protocol-facts.md sections 1.12, 1.13 and
 from __future__ import annotations
 import heapq, math, re, time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Mapping
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager, nullcontext
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, nullcontext
 from contextvars import ContextVar
 from functools import cache, partial
+from itertools import count
 from typing import Any, NamedTuple
 import anyio
 from _regsync import __version__, auth, credentials, errors, pacing, tls
@@ -81,7 +82,7 @@ class Gate:
         self.limits: dict[str, pacing.Limit] = {}
         # Those who wait for the same fit or not together: only the first of each heap is ever asked.
         self._queues: dict[tuple[Want, ...], list[tuple[float, int, Permit]]] = {}
-        self._arrivals, self.youngest = 0, 0.0  # so neither discovery nor execution waits for ever
+        self._arrivals, self.youngest = count(), 0.0  # so neither discovery nor execution waits for ever
         # What a task holds: its request at a registry that it holds a permit of takes no other.
         self.at_work: ContextVar[Permit | None] = ContextVar("at work", default=None)
     @asynccontextmanager
@@ -108,8 +109,7 @@ class Gate:
             if let_go is not None: await let_go()
             self._give_back(permit)
             needs = (*permit.wants, *wants)
-        self._arrivals += 1
-        waiting, permit.turn = (permit.rank, self._arrivals, permit), anyio.Event()
+        waiting, permit.turn = (permit.rank, next(self._arrivals), permit), anyio.Event()
         heapq.heappush(self._queues.setdefault(needs, []), waiting)
         try:
             while not permit.turn.is_set():
@@ -160,15 +160,8 @@ class Host:
         # What could not be asked since an answer came, after which repetitions of one request are one failure.
         self.known, self.unreached, self.first_contact = False, set[str](), anyio.Lock()
         self.resumes = True  # until a status GET on the session of a broken upload fails
-        self.secure = f"if it serves HTTPS, write {self.origin._replace(scheme='https')} as its url"
-        self.secure = self.secure if registry.scheme == "http" else ""
-    @contextmanager
-    def judged(self) -> Iterator[None]:
-        """Stop this registry when an error in the block says that it is beyond use."""
-        try: yield
-        except AuthError as error:
-            if error.fatal: self.stopped = error.again()
-            raise
+        told = f"if it serves HTTPS, write {self.origin._replace(scheme='https')} as its url"
+        self.secure = told if registry.scheme == "http" else None
 def resolve_location(base: Origin, path: str, location: str) -> tuple[Origin, str]:
     """Resolve a Location, kept byte for byte (they are signed: protocol-facts.md 1.7); ProtocolBroken if unusable."""
     from urllib.parse import urljoin, urlsplit
@@ -293,9 +286,8 @@ class Transport:
         origin, target = resolve_location(Origin("https", "invalid.invalid", 443), "/", url)
         self._count(origin, "token")
         sent = (("User-Agent", f"regsync/{__version__}"), ("Accept", "application/json"), *headers)
-        where = self.kept(host, origin) if host else self.pool.lease(origin)
         with anyio.move_on_after(seconds):
-            async with where as lease:
+            async with self.kept(host, origin) if host else self.pool.lease(origin) as lease:
                 response = await lease.exchange(Request(method, target, sent, body))
                 # Without the path: on some hosts it is all that a metadata service asks for.
                 self.edge.log("trace", "request", f"{method} {origin} -> {response.status}")
@@ -321,8 +313,9 @@ class Transport:
         answer = error if isinstance(error, RegistryError) else None
         throttled, asked = answer is not None and answer.status == 429, (answer and answer.retry_after) or 0.0
         now, host = anyio.current_time(), hosts[-1 if error.side is errors.Side.TARGET else 0]
-        paced = answer is not None and answer.paced
-        pause = patience.pause(now, self.edge.chance(), throttled=throttled, asked=0.0 if paced else asked)
+        if isinstance(error, AuthError) and error.fatal: host.stopped = error.again()
+        pause = patience.pause(now, self.edge.chance(), throttled=throttled,
+            asked=0.0 if answer and answer.paced else asked)
         if answer and answer.retryable and asked > pacing.LONGEST_WAIT:
             self._close(host, self.want(host, call) if call else None, answer, asked)
         if pause is None or not error.retryable or any(each.stopped for each in hosts): raise error
@@ -438,17 +431,14 @@ class Transport:
         """Return the Authorization header for a call, None for another origin than the registry's (I6)."""
         self._check_open(host, self.want(host, call))
         if call.origin is not None and call.origin != host.origin: return None
-        with host.judged():
-            return await host.authenticator.authorization(call.repository, call.rights, extra=call.also,
-                before_body=before_body)
+        return await host.authenticator.authorization(call.repository, call.rights, extra=call.also,
+            before_body=before_body)
     async def relearn(self, host: Host, call: Call, used: str | None, refused: Answer) -> None:
         """Take in a 401 or 403: return when a new login may do better, else raise the error that it is."""
         login, ways = host.authenticator, refused.headers.all("www-authenticate")
-        with host.judged():
-            # ECR says 403 to a password that is too old; in words only.
-            again = (await login.refused(ways, used, call.repository, call.rights) if refused.status == 401
-                or b"token has expired" in refused.body else login.forbidden(used))
-        if not again: raise self.refusal(host, refused)
+        # ECR says 403 to a password that is too old; in words only.
+        if not (await login.refused(ways, used, call.repository, call.rights) if refused.status == 401
+                or b"token has expired" in refused.body else login.forbidden(used)): raise self.refusal(host, refused)
     def refusal(self, host: Host, answer: Answer) -> RegistryError:
         """Turn an answer into an error with the registry's own words, cleaned (R18), and count what is throttled."""
         login, (status, headers, body) = host.authenticator, answer
@@ -472,7 +462,7 @@ class Transport:
             error.hint = f"who logs in may ask more often: {login.login}" if login.anonymous else None
         elif status in (401, 403): error.hint = login.advice
         elif status == 400 and b"HTTPS" in (body or b"HTTPS"):
-            error.hint = host.secure or None  # as Go and nginx word it; the answer to a HEAD has no words
+            error.hint = host.secure  # as Go and nginx word it; the answer to a HEAD has no words
         return error
     async def _send(self, host: Host, call: Call, lease: Lease, used: str | None) -> Response:
         self._count(lease.origin, call.action)

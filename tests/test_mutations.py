@@ -503,7 +503,7 @@ def _children_last(patch: pytest.MonkeyPatch, struck: Struck) -> None:
 def a_blob_is_taken_for_present_without_asking(patch: pytest.MonkeyPatch, struck: Struck) -> None:
     async def bring(self: Any, step: Any, *_: Any, **__: Any) -> Any:
         struck()
-        return transfer.Brought()
+        return "there"
 
     replaced(patch, transfer.Mover, "bring", bring)
 
