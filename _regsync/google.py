@@ -85,10 +85,8 @@ class _Fields(NamedTuple):
         document, text = json_object(answer[2]) or {}, answer[2].decode("utf-8", "replace") if answer[0] != 200 else ""
         token, said = document.get("access_token") or document.get("accessToken"), str(document.get("expires_in", life))
         if answer[0] == 200 and isinstance(token, str) and re.fullmatch("[!-~]+", token):
-            ends = self.machine.wall() + (
-                float(said) if re.fullmatch("[0-9]{1,9}", said) else math.inf
-            )  # STS may quote it
-            return Login(Credential("oauth2accesstoken", token, origin=self.where), ends)
+            life = float(said) if re.fullmatch("[0-9]{1,9}", said) else math.inf  # STS may quote it
+            return Login(Credential("oauth2accesstoken", token, origin=self.where), self.machine.wall() + life)
         for secret in filter(None, secrets): text = text.replace(secret, "***")
         raise self.error(f"status {answer[0]}, no token {clean(text, 200)}", hint)
     async def log_in(self) -> Login:
@@ -133,6 +131,6 @@ class _Fields(NamedTuple):
             headers = [(name, str(value)) for name, value in self.part("headers").info.items()]
             status, _, text = await self.ask("GET", self.text("url", form=_SAFE), headers)
         else: raise self.error(f"{', '.join(self.info) or 'nothing'} is not supported; use a file or url")
-        name = form.text("subject_token_field_name") if form.info.get("type") == "json" else "token"
-        found = json_object(text) or {} if name != "token" else {"token": text.decode("utf-8", "replace").strip()}
+        name, found = "token", {"token": text.decode("utf-8", "replace").strip()}
+        if form.info.get("type") == "json": name, found = form.text("subject_token_field_name"), json_object(text) or {}
         return self._replace(info=found if status == 200 else {}).text(name)

@@ -36,7 +36,6 @@ _ECR_PACES = (*(Pace(action, 8) for action in ("tag_list", "manifest_head", "blo
     Pace("upload_body", rate=400, burst=50), Pace("upload_finish", rate=80, burst=20))
 _ECR_PUBLIC_PACES = (*(Pace(actions, rate=9) for actions in (_READS, "upload_start", "upload_finish", "manifest_put")),
     Pace("upload_body", rate=200, burst=30))
-_GOOGLE_PACES = (Pace(f"{_READS} {_WRITES}", rate=240, burst=30),)
 _UNKNOWN_PACES = (Pace(f"tag_list {_HEADS}", 8), Pace("manifest_get"), Pace("blob_get", 32), Pace(_UPLOADS, 32),
     Pace("manifest_put"))
 
@@ -55,7 +54,10 @@ class Row(NamedTuple):
     per_project: bool = False  # whether the first segment of a repository's name has windows of its own
     quota: str | None = None  # the action that `ratelimit-remaining` is about, where not the one that was answered
 _ECR_SOURCE = "protocol-facts.md sections 4.1 (hosts), 4.9 (mounts), 7.9 (upload)"
-_GOOGLE_SOURCE = "protocol-facts.md sections 5.1 (hosts), 5.5 (upload, listing), 1.8 (bare mount)"
+# Other package types live under *.pkg.dev too: only the -docker names are registries.
+_GAR = Row(r"[a-z0-9-]+-docker\.pkg\.dev", "protocol-facts.md sections 5.1 (hosts), 5.5 (upload, listing), 1.8 (bare "
+    "mount)", probe="bare", page_size=10000, listing_has_digests=True, per_project=True,
+    paces=(Pace(f"{_READS} {_WRITES}", rate=240, burst=30),))
 ROWS: Mapping[Kind, Row] = {
     # A mount is answered 201 only for a source with a committed manifest (4.9): no word about the repository itself.
     "ecr": Row(_ECR, _ECR_SOURCE, probe=None, paces=_ECR_PACES),
@@ -63,11 +65,8 @@ ROWS: Mapping[Kind, Row] = {
     "dockerhub": Row("|".join(map(re.escape, _DOCKER_HUB)),
         "protocol-facts.md sections 7.2 (names, quota), 1.8 (mounts), 7.9 (upload)", quota="manifest_get",
         paces=(Pace(_HEADS, 8), Pace("manifest_get", 1), Pace(f"tag_list blob_get {_WRITES}"))),
-    # Other package types live under *.pkg.dev too: only the -docker names are registries.
-    "gar": Row(r"[a-z0-9-]+-docker\.pkg\.dev", _GOOGLE_SOURCE, probe="bare", page_size=10000,
-        listing_has_digests=True, paces=_GOOGLE_PACES, per_project=True),
-    "gcr": Row(r"(?:[a-z]+\.)?gcr\.io", _GOOGLE_SOURCE, probe="bare", page_size=10000,
-        listing_has_digests=True, paces=_GOOGLE_PACES, per_project=True),
+    "gar": _GAR,
+    "gcr": _GAR._replace(hosts=r"(?:[a-z]+\.)?gcr\.io"),
     # Three reports of its chunked PATCH contradict each other; a whole body is safe by all.
     "ghcr": Row(r"ghcr\.io", "protocol-facts.md section 7.1 (host, upload)", fallback="patch",
         paces=(Pace(f"{_READS} {_WRITES}", rate=20, burst=10),)),

@@ -118,8 +118,8 @@ def by_file(host: Host, **fields: Any) -> dict[str, Any]:
 
 
 def by_json_file(host: Host) -> dict[str, Any]:
-    host.files[FILE] = json.dumps({"other": 1, "id_token": subject(host)}).encode()
-    form = {"type": "json", "subject_token_field_name": "id_token"}
+    host.files[FILE] = json.dumps({"other": 1, "token": subject(host)}).encode()
+    form = {"type": "json", "subject_token_field_name": "token"}
     return host.google.external_account({"file": FILE, "format": form})
 
 
