@@ -8,6 +8,7 @@ import re
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
+from urllib.parse import urlencode, urlsplit
 import anyio
 from _regsync.clouds import Chain
 from _regsync.credentials import Answer, Credential, Fetch, Pair, json_object, life_of
@@ -64,7 +65,6 @@ def is_private(host: str) -> bool:
     return not address.is_global or address.is_multicast
 def check_realm(realm: str, scheme: str, registry: str, has_credentials: bool) -> None:
     """Raise AuthError unless the host `registry` may send us to `realm` (protocol-facts.md section 2.7)."""
-    from urllib.parse import urlsplit
     hint, parent = None, registry.partition(".")[2]
     # A realm of the same owner is below the registry's own name, or below that name's unshared parent.
     kin = [registry] if re.fullmatch(_SHARED, parent) else [registry, parent]
@@ -143,10 +143,9 @@ class Authenticator:
         """Take back `learnt` of an earlier run, which saves the bare request. The realm is checked at use."""
         match learnt:
             case [None | [str(), str(), str(), str(), str()] as words, bool(one_scope)]:
-                known = Challenge(*words or ("",))
                 # Basic over http only after this run was asked for it (protocol-facts.md section 2.6).
-                if words and (known.scheme == "bearer" or self._scheme == "https"):
-                    self._challenge = self._challenge or known
+                if words and (words[0] == "bearer" or self._scheme == "https"):
+                    self._challenge = self._challenge or Challenge(*words)
                 self._one_scope = self._one_scope or one_scope
     def redact(self, text: str) -> str:
         """Take the secrets out of a text that a server sent."""
@@ -275,7 +274,6 @@ class Authenticator:
         return token
     async def _exchange(self, scopes: Scopes) -> Answer:
         """Do one token request; protocol-facts.md sections 2.3 (GET) and 2.4 (POST, identity tokens)."""
-        from urllib.parse import urlencode
         challenge, basic = self._challenge or Challenge("bearer"), self.credential.basic
         realm, query = challenge.realm, [("service", challenge.service)] if challenge.service else []
         check_realm(realm, self._scheme, self._host, not self.anonymous)

@@ -55,9 +55,9 @@ class Row(NamedTuple):
     quota: str | None = None  # the action that `ratelimit-remaining` is about, where not the one that was answered
 _ECR_SOURCE = "protocol-facts.md sections 4.1 (hosts), 4.9 (mounts), 7.9 (upload)"
 # Other package types live under *.pkg.dev too: only the -docker names are registries.
-_GAR = Row(r"[a-z0-9-]+-docker\.pkg\.dev", "protocol-facts.md sections 5.1 (hosts), 5.5 (upload, listing), 1.8 (bare "
-    "mount)", probe="bare", page_size=10000, listing_has_digests=True, per_project=True,
-    paces=(Pace(f"{_READS} {_WRITES}", rate=240, burst=30),))
+_GAR = Row(r"[a-z0-9-]+-docker\.pkg\.dev",
+    "protocol-facts.md sections 5.1 (hosts), 5.5 (upload, listing), 1.8 (bare mount)", probe="bare", page_size=10000,
+    listing_has_digests=True, per_project=True, paces=(Pace(f"{_READS} {_WRITES}", rate=240, burst=30),))
 ROWS: Mapping[Kind, Row] = {
     # A mount is answered 201 only for a source with a committed manifest (4.9): no word about the repository itself.
     "ecr": Row(_ECR, _ECR_SOURCE, probe=None, paces=_ECR_PACES),
