@@ -31,8 +31,7 @@ _MOUNT_PATIENCE = 600.0  # for a blob that another image is to have on the same 
 
 @dataclass(eq=False, repr=False)
 class Delivery:
-    """What a user calls an image, on its way to one target: the image proper and its artifacts, and what became of
-    them; `there`: the image proper was not needed."""
+    """What a user calls an image, on its way to one target: it and its artifacts, what became of them."""
     source: Repository
     target: Repository
     source_name: str
@@ -40,7 +39,7 @@ class Delivery:
     digest: str
     source_digest: str
     began: float
-    there: bool = False
+    there: bool = False  # the image proper was not needed
     stands: str | None = None  # what a tag that never moves named before
     fan_out: bool = False
     record: bytes = b""  # under which the state keeps what is known of its artifacts; what that was, and is now
@@ -159,8 +158,7 @@ class Execution:
         ordered, lacking = plan.order_blobs(blobs, self.references), tuple(child.digest for child in children)
         image.work = Work(where, ordered, lacking, image.tree.root.digest, careful=not image.tree.is_image)
         self.images[image.work] = image
-        steps = self._claims.promote(image.work)
-        return self._queue(steps, [image.work] if image.work.is_ready() else ())
+        return self._queue(self._claims.promote(image.work), [image.work] if image.work.is_ready() else ())
     async def _complete(self, image: Image) -> None:
         """Fetch what an image lacks of its manifests, and let it wait for its turn again, before others."""
         try: image.tree = await self._discovery.completed(image.source, image.tree)
@@ -242,7 +240,9 @@ class Execution:
             except RegistryError as error:
                 if plan.is_immutable(error) and await self._stands(image, error): break
                 if image.healed or not plan.may_be_stale(error): raise
-                lost = self._believed(image.tree, work.where, error)
+                # It may be about what it names, or all, of what this run did not confirm.
+                found = {each for each in image.tree.names if not self._knowledge.is_confirmed(work.where, each)}
+                lost = frozenset(found & error.digests or found)
                 if not lost and plan.names_absence(error):
                     # All of it was confirmed in this run. A registry that is late to see it gets some time.
                     if pause is not None:
@@ -266,10 +266,6 @@ class Execution:
             if not image.artifact: image.delivery.stands = held
             elif held == digest: self.delivered.setdefault((image.target.key, image.reference), False)
         return held == digest
-    def _believed(self, tree: Tree, where: RepositoryKey, error: RegistryError) -> frozenset[str]:
-        """Return what a refusal may be about: what it names, or all, of what this run did not confirm."""
-        found = {each for each in tree.names if not self._knowledge.is_confirmed(where, each)}
-        return frozenset(found & error.digests or found)
     def _settle(self, image: Image) -> None:
         """Note that one step ended; a failed image ends with its last step and passes on what it owned."""
         image.running -= 1

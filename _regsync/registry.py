@@ -18,8 +18,7 @@ _MANIFEST_LIMIT, _TAGS_LIMIT = 4 * 1024 * 1024, 8 * 1024 * 1024
 # A listing is in memory; the largest known repositories have some 100,000 tags.
 _MOST_PAGES, _MOST_TAGS, _MOST_REFERRERS = 10_000, 1_000_000, 10_000
 _OCTETS = ("Content-Type", "application/octet-stream")
-# RFC 8288: <target>; parameters, where a quoted text may hold what separates.
-# `<` cannot stand in a target: 64 KiB of them must not cost their square.
+# RFC 8288: <target>; parameters, whose quotes may hold separators. A target has no `<`: 64 KiB must not cost a square.
 _LINK = r'<([^<>]*)>((?:[^,"]|"[^"]*")*)'
 # The first `rel` outside of quotes; blanks belong to one place only, for the same reason.
 _NEXT = r'(?i)(?:[^"]|"[^"]*")*?;\s*rel\s*=\s*(?:"(?:[^"]*\s)?)?next(?![^\s";])'
@@ -144,8 +143,7 @@ class Repository:
         return answer.status == 200 and answer.headers.get("content-length") in (None, str(blob.size))
     @asynccontextmanager
     async def open_blob(self, blob: oci.Descriptor, start: int = 0) -> AsyncIterator[Response]:
-        """Open a blob for reading, from byte `start` on (section 1.13: or ProtocolBroken); the caller holds the permit,
-        hashes and counts (I3)."""
+        """Open a blob from byte `start` on (section 1.13: or ProtocolBroken); who calls has permit, hash, count (I3)."""
         span = (("Range", f"bytes={start}-"),) if start else ()
         call = self.call("blob_get", "GET", f"blobs/{blob.digest}", *span)
         async with AsyncExitStack() as stack:

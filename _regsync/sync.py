@@ -310,10 +310,9 @@ class Run:
         self._report.outcomes.append(Outcome(source=source, target=target, status=status, **details))
         self._emit(self._report.outcomes[-1])
     def _fail(self, wanted: Wanted, error: SyncError) -> None:
-        targets = self._targets(wanted)
-        self.progress.known += len(targets)
-        for target in targets:
-            name = self._source(wanted.mapping).reference(wanted.tag)
+        name = self._source(wanted.mapping).reference(wanted.tag)
+        for target in self._targets(wanted):
+            self.progress.known += 1
             self._end(name, target.reference(wanted.tag), "failed", error=error)
     def _end_whole(self, whole: Delivery) -> None:
         bits = whole.bits | plan.HAS * bool(whole.brought or whole.skipped) | plan.COMPLETE

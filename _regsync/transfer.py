@@ -17,7 +17,6 @@ from _regsync.fips import hash_hex, new_hash
 from _regsync.http1 import PIECE
 from _regsync.pacing import LARGE_BODY, Want
 from _regsync.plan import Tree
-from _regsync.providers import UploadStyle
 from _regsync.registry import Repository, Upload
 from _regsync.state import Knowledge, RepositoryKey
 from _regsync.store import SMALL_BLOB, FilePieces, MemoryPieces, NoRoom, Reader, Staging, StagingFailed, read_whole
@@ -129,8 +128,7 @@ class Mover:
         self._tried: dict[str, anyio.Event] = {}
     async def bring(self, step: Step, source: Repository, target: Repository, *, fan_out: bool,
             disk: bool = True) -> Brought | None:
-        """Bring one blob, for several targets (`fan_out`) pulled once, also to `disk`; raises SyncError, located.
-        None when it was dropped."""
+        """Bring one blob, for several targets (`fan_out`) pulled once, also to `disk`; None: dropped; errors: located."""
         with anyio.CancelScope() as dropped:
             async with self._transport.pool.lease(target.host.origin) as lease:
                 self._transport.streams[dropped] = lease
@@ -302,11 +300,6 @@ class Mover:
         upload.absent = not await upload.repository.has_blob(upload.blob)
         if upload.absent: self._knowledge.miss(upload.repository.key, upload.blob.digest)
         return not upload.absent
-    def _style(self, upload: Upload) -> UploadStyle:
-        """Choose the dialect of a body by its registry's kind, and by what was learnt of the registry."""
-        row, least = upload.repository.row, self._knowledge.fact(f"patch {upload.repository.host.key}")
-        if row.put_limit and upload.blob.size > row.put_limit: return "chunks"
-        return row.fallback if row.fallback and isinstance(least, int) and upload.blob.size >= least else row.upload
     def _turned(self, upload: Upload, error: SyncError, broken: int) -> bool:
         """Turn once to the other dialect: a body was refused as protocol-facts.md section 7.9 says, or broke in all
         attempts but the last. A limit of size says nothing of smaller bodies."""
@@ -322,17 +315,20 @@ class Mover:
         return turns
     async def _send(self, upload: Upload, body: Relay | MemoryPieces | FilePieces) -> Brought:
         """Stream the body, or its rest; _Unanswered when only asking can tell whether a whole body arrived."""
-        last, upload.style = body, self._style(upload)
+        row, host, size, last = upload.repository.row, upload.repository.host, upload.blob.size, body
+        least = self._knowledge.fact(f"patch {host.key}")  # the dialect follows the kind, and what was learnt
+        upload.style = row.fallback if row.fallback and isinstance(least, int) and size >= least else row.upload
+        if row.put_limit and size > row.put_limit: upload.style = "chunks"
         try:
             if upload.style != "put": last = await self._send_parts(upload, body)
-            elif upload.repository.row.put_limit and isinstance(body, Relay):
-                last = MemoryPieces(await body.part(upload.blob.size, bytearray(upload.blob.size - upload.offset)))
+            elif row.put_limit and isinstance(body, Relay):
+                last = MemoryPieces(await body.part(size, bytearray(size - upload.offset)))
             with _answered(last):
                 if await upload.send(last): return "uploaded"
         except RegistryError as error:
             if error.retryable or not upload.offset or error.status in (401, 403): raise
             # It had more, or less, than it said: the blob begins again.
-            upload.repository.host.resumes, upload.session = False, ""
+            host.resumes, upload.session = False, ""
             raise Disconnected(f"the rest of a broken upload was refused: {error.message}") from error
         raise _Unanswered(Disconnected("the registry answered before the blob was sent"))
     async def _send_parts(self, upload: Upload, body: Relay | MemoryPieces | FilePieces) -> MemoryPieces:
