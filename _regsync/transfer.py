@@ -128,7 +128,7 @@ class Mover:
         self._tried: dict[str, anyio.Event] = {}
     async def bring(self, step: Step, source: Repository, target: Repository, *, fan_out: bool,
             disk: bool = True) -> Brought | None:
-        """Bring one blob, for several targets (`fan_out`) pulled once, also to `disk`; None: dropped; errors: located."""
+        """Bring a blob, for several targets (`fan_out`) pulled once, also to `disk`; None: dropped; errors: located."""
         with anyio.CancelScope() as dropped:
             async with self._transport.pool.lease(target.host.origin) as lease:
                 self._transport.streams[dropped] = lease
