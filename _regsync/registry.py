@@ -143,7 +143,7 @@ class Repository:
         return answer.status == 200 and answer.headers.get("content-length") in (None, str(blob.size))
     @asynccontextmanager
     async def open_blob(self, blob: oci.Descriptor, start: int = 0) -> AsyncIterator[Response]:
-        """Open a blob from byte `start` on (section 1.13: or ProtocolBroken); the caller has a permit and hashes (I3)."""
+        """Open a blob at byte `start` (section 1.13: or ProtocolBroken); the caller has a permit and hashes (I3)."""
         span = (("Range", f"bytes={start}-"),) if start else ()
         call = self.call("blob_get", "GET", f"blobs/{blob.digest}", *span)
         async with AsyncExitStack() as stack:
