@@ -123,9 +123,8 @@ class Authenticator:
         self.anonymous, self.credential, self.proven = credential is None, credential or Credential(), False
         self._shown.append(self.credential)
         self._refresh_token = self.credential.identity_token
-        self.advice = f"check what the credentials ({self.credential.origin}) are allowed to do there"
-        if self.anonymous:
-            self.advice = f"no credentials are in use: {self.login}; or check the name, absent may look private"
+        self.advice = (f"no credentials are in use: {self.login}; or check the name, absent may look private"
+            if self.anonymous else f"check what the credentials ({self.credential.origin}) are allowed to do there")
     async def _log_in(self, refused: Credential | None = None) -> bool:
         """Hold a login that lives, another than one `refused` that was good; say whether it is another than before."""
         if self.chain is None or (refused == self.credential and not self.proven): return False
@@ -299,8 +298,7 @@ class Authenticator:
         document = parts or {}
         first = entries[0] if entries else document  # protocol-facts.md section 1.12 has the shapes
         texts = (first.get(name) for name in ("message", "error_description", "details", "error"))
-        said = next((f": {text}" for text in texts if isinstance(text, str) and text), "")
-        said = clean(self.redact(said), 200)
+        said = clean(self.redact(next((f": {text}" for text in texts if isinstance(text, str) and text), "")), 200)
         if status == 401 and not self.anonymous: raise self._refusal(who)
         if status in (408, 429) or status >= 500:
             wait = parse_retry_after(headers.get("retry-after"), self._wall())

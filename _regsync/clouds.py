@@ -72,8 +72,7 @@ class Clouds:
         try: native = cloud is not None and (given or self._present(cloud))
         except (AuthError, ConfigError): native = True
         if not native:
-            credential, _ = find_credential(registry, environ=self.machine.environ, home=self.machine.home, read=read,
-                repository=repository)
+            credential = find_credential(registry, self.machine.environ, self.machine.home, read, repository)
             if credential is not None or cloud is None: return credential
         # One login holds for all of Google's hosts, and for all of AWS's accounts in a region (protocol-facts.md 4.3).
         place = {"google": "", "aws": registry.host.partition(".")[2]}.get(cloud or "", registry.authority)

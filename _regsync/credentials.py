@@ -61,26 +61,25 @@ def life_of(token: str, now: float) -> float | None:
         claims = json.loads(b64decode(token.split(".")[1] + "==", "-_"))
         return float(claims["exp"]) - float(claims.get("iat", now))
     except (ValueError, TypeError, LookupError, OverflowError, RecursionError): return None
-def find_credential(registry: Registry, *, environ: Mapping[str, str], home: str | None, read: Read,
-        repository: str | None = None) -> tuple[Credential | None, list[str]]:
-    """Find what to log in with (None: anonymous), and where it looked; AuthError for a source that cannot be used."""
+def find_credential(registry: Registry, environ: Mapping[str, str], home: str | None, read: Read,
+        repository: str | None = None) -> Credential | None:
+    """Find what to log in with (None: anonymous); AuthError for a source that cannot be used, and where it looked."""
     method, where, looked = registry.auth_type, f"registry {registry.alias!r}", list[str]()
-    if method == "anonymous": return None, looked
+    if method == "anonymous": return None
     if method == "basic":
-        return Credential(registry.username or "", registry.password or "", origin=f"credentials of {where}"), looked
-    if method == "static_token":
-        return Credential(registry_token=registry.token or "", origin=f"token of {where}"), looked
+        return Credential(registry.username or "", registry.password or "", origin=f"credentials of {where}")
+    if method == "static_token": return Credential(registry_token=registry.token or "", origin=f"token of {where}")
     if (method or registry.kind) == "ghcr":
         looked.append("the environment variable GITHUB_TOKEN")
         if token := environ.get("GITHUB_TOKEN"):
             if registry.scheme != "https" and not is_loopback(registry.host):
                 raise AuthError(f"{where}: GITHUB_TOKEN is not sent over plain http", fatal=True)
             # Any user name goes with a token (protocol-facts.md section 7.1); Actions sets the real one.
-            return Credential(environ.get("GITHUB_ACTOR") or "regsync", token, origin="GITHUB_TOKEN"), looked
+            return Credential(environ.get("GITHUB_ACTOR") or "regsync", token, origin="GITHUB_TOKEN")
     for place, text in _files(environ, home, read) if method != "ghcr" else ():
         looked.append(place)
-        if text is not None and (found := _look_up(place, text, registry, repository)) is not None: return found, looked
-    if method is None: return None, looked
+        if text is not None and (found := _look_up(place, text, registry, repository)) is not None: return found
+    if method is None: return None
     hint, places = "log in with a container client, or use auth_type: basic with credentials", ", ".join(looked)
     raise AuthError(f"{where}: no credentials for {registry.authority}; looked at {places}", hint=hint, fatal=True)
 def _files(environ: Mapping[str, str], home: str | None, read: Read) -> Iterator[tuple[str, bytes | None]]:

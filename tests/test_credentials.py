@@ -45,8 +45,7 @@ def find(
         path: content if isinstance(content, bytes) else json.dumps(content).encode()
         for path, content in (files or {}).items()
     }
-    found, _ = find_credential(at, environ=environ or {}, home=HOME, read=held.get, repository=repository)
-    return found
+    return find_credential(at, environ or {}, HOME, held.get, repository)
 
 
 def login(found: Credential | None) -> tuple[str | None, str | None] | None:
@@ -199,22 +198,26 @@ def test_places_are_searched_in_order(missing: int) -> None:
         opened.append(path)
         return json.dumps(documents[path]).encode() if path in documents else None
 
-    found, looked = find_credential(registry(), environ=environ, home=HOME, read=read)
+    found = find_credential(registry(), environ, HOME, read)
     assert found is not None
     assert found.username == list(ALL.values())[missing]
-    assert looked == list(ALL)[: missing + 1]
-    assert opened == looked[1:]
+    assert opened == list(ALL)[1 : missing + 1]
 
 
 def test_places_without_variables_are_the_home_directorys() -> None:
-    found, looked = find_credential(registry(), environ={}, home=HOME, read=lambda path: None)
-    assert found is None
-    assert looked[0] == VARIABLE
-    assert looked[1] == DOCKER
-    assert looked[2].startswith("/run/containers/")
-    assert looked[3:] == [PODMAN, LEGACY]
-    _, without_home = find_credential(registry(), environ={}, home=None, read=lambda path: None)
-    assert len(without_home) == 2
+    opened: list[str] = []
+
+    def read(path: str) -> bytes | None:
+        opened.append(path)
+        return None
+
+    assert find_credential(registry(), {}, HOME, read) is None
+    assert opened[0] == DOCKER
+    assert opened[1].startswith("/run/containers/")
+    assert opened[2:] == [PODMAN, LEGACY]
+    opened.clear()
+    assert find_credential(registry(), {}, None, read) is None
+    assert len(opened) == 1
 
 
 def test_legacy_keys_may_be_urls_without_scheme() -> None:
@@ -262,7 +265,7 @@ def test_an_unreadable_file_is_an_error_that_names_it() -> None:
         raise ConfigError(f"{path} cannot be read: Permission denied")
 
     with pytest.raises(AuthError, match=r"config\.json cannot be read: Permission denied"):
-        find_credential(registry(), environ={}, home=HOME, read=read)
+        find_credential(registry(), {}, HOME, read)
 
 
 @pytest.mark.parametrize(
