@@ -1,8 +1,7 @@
 """Google's application default credentials: an access token by whatever identity the machine has.
 
-Owns: the order of the places, the kinds of files, what token services are asked. May not know: sockets, challenges.
-Invariant: a place that is named and broken is an error; secrets go over https or to this machine, and into no message.
-Follows protocol-facts.md sections 5.2 to 5.4."""
+Owns: the places' order, the kinds of files, what is asked. May not know: sockets, challenges. Invariant: a named place
+that is broken is an error; secrets go by https or to this machine, into no message. Follows protocol-facts.md 5.2-4."""
 from __future__ import annotations
 import json, math, os, re
 from base64 import urlsafe_b64encode
