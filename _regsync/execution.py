@@ -232,8 +232,7 @@ class Execution:
             self.commit(work.where, child)
             self._queue((), self._claims.arrived(work, child.digest))
         # An artifact may have been put for another tag, whose own waits for the same one.
-        is_there = (work.where, image.reference) in self.delivered
-        for pause in () if is_there else (*_ABSENT_PAUSES, None):
+        for pause in () if (work.where, image.reference) in self.delivered else (*_ABSENT_PAUSES, None):
             try:
                 await self._mover.put(image.tree, work, image.target, image.reference, arrived)
                 break

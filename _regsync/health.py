@@ -17,8 +17,7 @@ __all__ = ["Tell", "serve"]
 Tell = Callable[[str], tuple[int, dict[str, Any]]]  # what is said at `/healthz` or `/readyz`: status, document
 _HEAD, _MOST_CLIENTS, _SECONDS, _NO_FILES_PAUSE = 4096, 256, 5.0, 0.1  # a head may be twice that, less one byte
 async def serve(bind: str, port: int, tell: Tell, *, task_status: Any = anyio.TASK_STATUS_IGNORED) -> None:
-    """Serve until cancelled at all addresses of the name `bind` (empty: of this machine), which `task_status` gets;
-    ConfigError where they cannot be had."""
+    """Serve until cancelled at all addresses of `bind` (empty: ours), which `task_status` gets; ConfigError without."""
     listeners, serving = _listen(bind, port), dict[_Client, anyio.CancelScope]()
     async def converse(client: _Client) -> None:
         with client.own, suppress(Disconnected, OSError), anyio.move_on_after(_SECONDS) as scope:  # it may leave

@@ -25,14 +25,13 @@ DISCOVERY, _LOW_QUOTA, _USUAL_QUOTA = ("tag_list", "manifest_head", "manifest_ge
 _QUOTA = "([0-9]{1,12})(?:;.*w=([0-9]{1,9}))?"  # compiled when it is first needed: a start pays for what it uses
 
 class Want(NamedTuple):
-    """What one request or one half of a blob transfer needs of one registry: a permit of this sort (unless it is
-    `within` work that has one), a place in the first meter's window, a token of every meter."""
+    """What a request or half of a blob transfer takes: a permit, a place in its first meter, a token of each meter."""
     host: str
     body: str | None = None  # "read", "write", or None for a short request
     large: bool = False
     meters: tuple[str, ...] = ()
     discovers: bool = False
-    within: bool = False
+    within: bool = False  # of work that has a permit: it takes none
 
 class Meter:
     """A group of actions at a registry: the adaptive window of those under way, the bucket that feeds it, pauses."""

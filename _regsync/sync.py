@@ -117,8 +117,7 @@ class Run:
         before, asked = dict[anyio.CancelScope, int](), -1
         while True:
             left = {scope: lease.unsent() for scope, lease in self._transport.streams.items()}
-            ticks = (execution.deadline - anyio.current_time()) / _DRAIN_TICK
-            dropped = pacing.hopeless(before, left, ticks)
+            dropped = pacing.hopeless(before, left, (execution.deadline - anyio.current_time()) / _DRAIN_TICK)
             for scope in dropped: scope.cancel()
             # Whatever waits, for a registry that is ill or asks for a pause, is left when nothing else goes on.
             busy = any(limit.in_use for limit in self._transport.gate.limits.values())

@@ -264,10 +264,10 @@ class Mover:
         """Find the blob there, mount it, or open an upload session (then None) unless one is open."""
         where = upload.repository.key
         accepted = self._accepted.setdefault(where, anyio.Event())
-        if upload.session:
-            accepted.set()  # by this very session, whatever became of another one's start meanwhile
-            return None
-        try: return await (self._mounted(upload, step.mount_from) if step.mount_from else self._there(upload))
+        try:
+            if upload.session:
+                return None  # it was accepted, whatever became of another one's start meanwhile
+            return await (self._mounted(upload, step.mount_from) if step.mount_from else self._there(upload))
         except SyncError:
             if not accepted.is_set(): del self._accepted[where]
             raise
