@@ -8,8 +8,8 @@ Follows design.md sections 6, 7 and 9, protocol-facts.md sections 1.12, 1.13 and
 from __future__ import annotations
 import heapq, math, re, time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, nullcontext
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Mapping
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager, nullcontext
 from contextvars import ContextVar
 from functools import cache, partial
 from itertools import count
@@ -162,6 +162,13 @@ class Host:
         self.resumes = True  # until a status GET on the session of a broken upload fails
         told = f"if it serves HTTPS, write {self.origin._replace(scheme='https')} as its url"
         self.secure = told if registry.scheme == "http" else None
+    @contextmanager
+    def judged(self) -> Iterator[None]:
+        """Stop this registry at once when an error in the block says that it is beyond use: accounts get locked."""
+        try: yield
+        except AuthError as error:
+            if error.fatal: self.stopped = error.again()
+            raise
 def resolve_location(base: Origin, path: str, location: str) -> tuple[Origin, str]:
     """Resolve a Location, kept byte for byte (they are signed: protocol-facts.md 1.7); ProtocolBroken if unusable."""
     from urllib.parse import urljoin, urlsplit
@@ -313,7 +320,6 @@ class Transport:
         answer = error if isinstance(error, RegistryError) else None
         throttled, asked = answer is not None and answer.status == 429, (answer and answer.retry_after) or 0.0
         now, host = anyio.current_time(), hosts[-1 if error.side is errors.Side.TARGET else 0]
-        if isinstance(error, AuthError) and error.fatal: host.stopped = error.again()
         pause = patience.pause(now, self.edge.chance(), throttled=throttled,
             asked=0.0 if answer and answer.paced else asked)
         if answer and answer.retryable and asked > pacing.LONGEST_WAIT:
@@ -431,14 +437,17 @@ class Transport:
         """Return the Authorization header for a call, None for another origin than the registry's (I6)."""
         self._check_open(host, self.want(host, call))
         if call.origin is not None and call.origin != host.origin: return None
-        return await host.authenticator.authorization(call.repository, call.rights, extra=call.also,
-            before_body=before_body)
+        with host.judged():
+            return await host.authenticator.authorization(call.repository, call.rights, extra=call.also,
+                before_body=before_body)
     async def relearn(self, host: Host, call: Call, used: str | None, refused: Answer) -> None:
         """Take in a 401 or 403: return when a new login may do better, else raise the error that it is."""
         login, ways = host.authenticator, refused.headers.all("www-authenticate")
-        # ECR says 403 to a password that is too old; in words only.
-        if not (await login.refused(ways, used, call.repository, call.rights) if refused.status == 401
-                or b"token has expired" in refused.body else login.forbidden(used)): raise self.refusal(host, refused)
+        with host.judged():
+            # ECR says 403 to a password that is too old; in words only.
+            again = (await login.refused(ways, used, call.repository, call.rights) if refused.status == 401
+                or b"token has expired" in refused.body else login.forbidden(used))
+        if not again: raise self.refusal(host, refused)
     def refusal(self, host: Host, answer: Answer) -> RegistryError:
         """Turn an answer into an error with the registry's own words, cleaned (R18), and count what is throttled."""
         login, (status, headers, body) = host.authenticator, answer
