@@ -105,10 +105,9 @@ class Limit:
         """Say whether all of `wants`, of this registry, can be taken now."""
         bodies = [want for want in wants if want.body is not None]
         # A fifth, at least two, stays for discovery; but a transfer inside one registry (two permits) fits when idle.
-        most = max(1, self.cap - max(2, self.cap // 5))
-        if self.in_use + len(wants) > self.cap or (bodies and self.bodies and self.bodies + len(bodies) > most):
-            return False
-        return all(self.large[want.body or ""] < _LARGE_STREAMS for want in bodies if want.large)
+        most = max(1, self.cap - max(2, self.cap // 5)) if self.bodies else self.cap
+        room = self.in_use + len(wants) <= self.cap and (not bodies or self.bodies + len(bodies) <= most)
+        return room and all(self.large[want.body or ""] < _LARGE_STREAMS for want in bodies if want.large)
     def count(self, want: Want, step: int) -> None:
         """Take a permit (1) or give it back (-1)."""
         self.in_use += step

@@ -334,9 +334,8 @@ class Transport:
         if want and want.discovers: self._closed[want] = anyio.current_time() + seconds, error.again()
         else: host.stopped, host.reopens = error.again(), anyio.current_time() + seconds
     def _check_open(self, host: Host, want: Want) -> None:
-        until, closed = self._closed.get(want, (0.0, None))
-        if closed is not None and anyio.current_time() < until: raise closed.again()
-        if host.stopped is not None: raise host.stopped.again()
+        until, closed = self._closed.get(want, (-math.inf, None))
+        if error := closed if anyio.current_time() < until else host.stopped: raise error.again()
     def want(self, host: Host, call: Call) -> Want:
         """Say what a request draws; a PUT or POST with the body is more than one step."""
         steps = [call.action]
