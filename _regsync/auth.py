@@ -109,7 +109,8 @@ class Authenticator:
         self._scheme, self._host, self._name = origin.scheme, origin.host, origin.authority
         self._fetch, self._now, self._wall = fetch, now, wall
         # How credentials get here, and what may help where the registry does not let us do what we ask.
-        self.login = f"log in with a container client (docker login {self._name}), or configure auth_type: basic"
+        cloud = "set auth_type (ecr, gar, acr) to see why no cloud logs in, or " * isinstance(credential, Chain)
+        self.login = f"{cloud}log in with a container client (docker login {self._name}), or configure auth_type: basic"
         self.chain, self._shown = credential if isinstance(credential, Chain) else None, deque[Credential](maxlen=256)
         self._take(None if isinstance(credential, Chain) else credential)  # `proven`: it has let a request in
         self._challenge: Challenge | None = None

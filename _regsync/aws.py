@@ -132,9 +132,9 @@ class _Chain:
         for pause in (1.0, 1.0, 0.0):
             sent = sign(keys, method, url, headers, body, service, region, self._machine.wall()) if keys else headers
             try: status, answered, content = await self._machine.fetch(method, url, sent, body, seconds)
-            except WireError as error: trouble = error.message
+            except WireError as error: trouble, hint = error.message, error.hint if service else self.hint
             else:
-                told = _document(content.decode("utf-8", "replace"))
+                told, hint = _document(content.decode("utf-8", "replace")), self.hint
                 if status == 200 and told: return told
                 name = str(told.get("__type") or answered.get("x-amzn-errortype") or told.get("Code") or "")
                 trouble = f"status {status} {name} {told.get('message') or told.get('Message') or ''}"
@@ -142,7 +142,7 @@ class _Chain:
                     break
             await anyio.sleep(pause)
         trouble = clean((keys or Credential()).redact(trouble).replace(secret or "\0", "***"), 300)
-        raise _error(f"{keys.origin if keys else 'no keys'}: {url.split('/')[2]}: {trouble}", self.hint)
+        raise _error(f"{keys.origin if keys else 'no keys'}: {url.split('/')[2]}: {trouble}", hint)
     async def keys(self) -> Credential | None:
         """Return the first keys that there are; a profile that the configuration names stands for all sources."""
         if self._alone: return await self._of_profile(self._alone)

@@ -42,10 +42,9 @@ async def _row(connected: Transport, repository: Repository, console: Console) -
     expires = login.chain.expires if login.chain else math.inf
     until = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(expires)) if expires < math.inf else None
     source = None if login.anonymous or not login.proven else login.credential.origin  # who is not asked shows none
-    later = "not there yet: the first push creates it" if upload == "absent" else None
-    told = (source or "anonymous", until and f"until {until}", later)
-    line = f"ok  {repository}  {repository.rights}  ({', '.join(filter(None, told))})"
-    if not (error or console.as_json): console.line(line)
+    later = "not there yet, so no push was tried" if upload == "absent" else ""
+    told = ", ".join(filter(None, (source or "anonymous", until and f"until {until}", later)))
+    if not (error or console.as_json): console.line(f"ok  {repository}  {repository.rights}  ({told})")
     return {"registry": repository.host.registry.alias, "repository": str(repository), "rights": repository.rights,
         "method": method or "detected", "source": source, "expires": until, "upload": upload,
         "error": Outcome("", "", "", error=error).as_json()["error"]}

@@ -264,11 +264,11 @@ regsync tags quay.io/org/app --semver '>=1.2,<3' --latest 5
 regsync tags -v -c mirror.yaml registry.example.com/team/app --glob 'v*'
 
 The rules are those of `tags` in a configuration. -v says why the other tags are left out."""),
-    "auth": _Command("say what the registries of a configuration let us do", _sync, "0 3 4 130",
+    "auth": _Command("say what the registries of a configuration let us do", _sync, "0 3 130",
         (("check", "ask each repository in use, and write nothing"), _NEEDED, _JSON), """\
 regsync auth check -c mirror.yaml
 
-At targets an upload is begun and ended at once, where the repository exists. No manifest is read or written."""),
+At targets an upload is begun and ended, in repositories that exist. Exit status 4: not all that is needed holds."""),
     "validate": _Command("say all that is wrong with a configuration", _validate, "0 3", (_FILE,), """\
 regsync validate mirror.yaml
 regsync validate - <mirror.yaml"""),

@@ -55,7 +55,8 @@ def _listen(bind: str, port: int) -> list[socket.socket]:
     except (OSError, ValueError) as error:
         for listener in listeners: listener.close()
         cause = clean(getattr(error, "strerror", None) or str(error), 100).partition(" (while")[0].lower()
-        raise ConfigError(f"no health listener on {clean(bind, 100) or '*'} port {port}: {cause}") from error
+        raise ConfigError(f"no health listener on {clean(bind, 100) or '*'} port {port}: {cause}",
+            hint="--health-bind and --health-port take another") from error
     return listeners
 
 class _Client:

@@ -52,7 +52,7 @@ class Console:
         self.live, self.heartbeat = progress and terminal, progress and not terminal
         self._colours = {} if os.environ.get("NO_COLOR") or not terminal else _COLOURS
         self._marks = "█░" if (getattr(err, "encoding", None) or "").lower().startswith("utf") else "#-"
-        self._shown, self._hinted = list[str](), set[str]()
+        self._shown, self.hinted = list[str](), set[str]()
         self.lost = False  # whether a stream could not take what was written to it
     def log(self, level: str, event: str, message: str, **fields: Any) -> None:
         """Write one log line when its level is wanted."""
@@ -68,8 +68,8 @@ class Console:
             text = " ".join([f"{colour}{word}\x1b[0m", *more])
         self._line(self._err, text)
         hint = fields.get("hint")
-        if hint and hint not in self._hinted and not self._json_log:  # once for all that it helps
-            self._hinted.add(hint)
+        if hint and hint not in self.hinted and not self._json_log:  # once for all that it helps
+            self.hinted.add(hint)
             self._line(self._err, clean(f"hint: {hint}", _LONGEST_LINE))
     def outcome(self, outcome: Outcome) -> None:
         """Show one image: what was done on standard output, what failed on standard error."""

@@ -54,12 +54,12 @@ def _named(found: config.Config) -> dict[str, object]:
 class _Said:
     """What was said in the cycle under way and in the one before: what repeats is not said again."""
     def __init__(self, console: Console) -> None:
-        self._console, self._before, self._now = console, set[object](), set[object]()
+        self._console, self._before, self._now, self.has_news = console, set[object](), set[object](), False
         # By source and target, how an image failed.
         self.failed, self._failed = dict[tuple[str, str], object](), dict[tuple[str, str], object]()
-        self.has_news = False
     def begin(self) -> None:
         self._before, self._now, self._failed, self.failed, self.has_news = self._now, set(), self.failed, {}, False
+        self._console.hinted.clear()  # the next failure that is said may be months later
     def log(self, level: str, event: str, message: str, **fields: Any) -> None:
         said = (event, message)
         if level in ("trace", "debug") or (said not in self._before and said not in self._now):
@@ -107,15 +107,14 @@ class _Watch:
             found = self._load(**given) if changed else self._found
             self.transport.renew(found.in_use)
         except ConfigError as error:
-            self._text, self.health.reload_error = b"", str(error)
+            self._text, self.health.reload_error = None, str(error)
             for each in error.problems or [error]:
                 self._said.log("error", "reload_failed", f"{error.code}: {each}; what was good last stays in force")
             return
         if changed:
             lines, self._text, self._found = [*changes(self._found, found)], given["text"], found
             self.health.reload_error = None
-            for line in (*lines, f"the configuration was read again, {len(lines)} changes"):
-                self._console.log("info", "reloaded", line)
+            for line in (*lines, f"configuration changes: {len(lines)}"): self._console.log("info", "reloaded", line)
     async def _cycle(self) -> None:
         began, started = anyio.current_time(), time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         self.health.began, self._number, report = began, self._number + 1, Report()

@@ -105,7 +105,7 @@ async def test_lines_for_people_say_the_same(cloud: Cloud) -> None:
         assert sorted(ran.out.splitlines()) == [
             f"ok  {ECR}/one  pull  (a cloud of the tests, until {A_HOUR_LATER})",
             "ok  target.test/one  pull,push  (anonymous)",
-            "ok  target.test/two  pull,push  (anonymous, not there yet: the first push creates it)",
+            "ok  target.test/two  pull,push  (anonymous, not there yet, so no push was tried)",
         ]
 
 
@@ -131,6 +131,16 @@ async def test_a_missing_ecr_repository_comes_with_the_command_that_creates_it(c
         assert (found["method"], found["source"], found["upload"]) == ("detected", "a cloud of the tests", None)
         assert (found["error"]["code"], found["error"]["status"]) == ("TARGET_ERROR", 404)
         assert [each.split()[0] for each in asked(target)] == ["GET", "GET"]
+
+
+async def test_who_has_no_login_at_a_cloud_is_told_how_to_see_why(cloud: Cloud) -> None:
+    cloud.here, cloud.given = False, [None]
+    async with virtual() as world:
+        serve(world, App(), "source.test", "app")
+        serve(world, App(auth=BasicAuth({"AWS": "p1"})), ECR, "app", scheme="https")
+        ran, rows = await check(world, {"source": "http://source.test", "target": f"https://{ECR}"}, "app")
+        assert (ran.status, rows[f"{ECR}/app"]["error"]["code"]) == (4, "AUTH_ERROR")
+        assert "hint: set auth_type (ecr, gar, acr) to see why no cloud logs in, or log in with" in ran.err
 
 
 async def test_what_is_not_there_yet_is_not_created_elsewhere() -> None:

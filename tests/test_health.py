@@ -285,6 +285,7 @@ def refused(bind: str, port: int) -> ConfigError:
     anyio.run(try_it)
     assert errors[0].exit_status == 3
     assert errors[0].message.startswith("no health listener on ")
+    assert errors[0].hint == "--health-bind and --health-port take another"
     return errors[0]
 
 

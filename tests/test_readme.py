@@ -105,6 +105,12 @@ def test_the_exit_statuses_are_those_of_the_help() -> None:
     assert interrupted == "interrupted by SIGINT, SIGTERM, with work left undone"
 
 
+def test_the_help_of_auth_check_says_what_status_four_means() -> None:
+    helped = cli._parser("auth").format_help()
+    assert "Exit status 4: not all that is needed holds." in helped
+    assert "  4    " not in helped
+
+
 def test_refused_references_need_no_network() -> None:
     for words in (["copy", "docker://a/b", "c"], ["copy", "a/B", "c"], ["sync"], ["sync", "-c", ""]):
         ran = run_regsync(*words)

@@ -108,6 +108,19 @@ async def test_json_is_a_document_a_cycle_that_counts_that_cycle_only(tmp_path: 
 
 
 @pytest.mark.provokes("asked_again_after_404")
+async def test_a_later_failure_comes_with_its_hint_again(tmp_path: Path) -> None:
+    async with scene(tmp_path) as stage:
+        stage.write({"from": "app", "tags": tags("v1")})
+
+        def add() -> None:
+            stage.write({"from": "app", "tags": tags("v1")}, {"from": "other", "tags": tags("v1")})
+
+        ran = await stage.watch(None, add, None)
+        failed = [line.partition(" ")[0] for line in ran.err.splitlines() if line.startswith(("failed ", "hint: "))]
+        assert failed == ["failed", "hint:"] * 2
+
+
+@pytest.mark.provokes("asked_again_after_404")
 async def test_a_failure_is_said_once_and_its_end_too(tmp_path: Path) -> None:
     async with scene(tmp_path) as stage:
         stage.load("v1")

@@ -47,7 +47,7 @@ async def test_a_changed_file_is_taken_before_the_next_cycle(tmp_path: Path) -> 
             "info: mapping source/one -> 1 removed",
         ]
         assert lines(ran, "info: setting") == ["info: setting cache_ttl changed"] * 2
-        assert lines(ran, "read again, 4 changes")
+        assert lines(ran, "configuration changes: 4")
         assert {*stage.target.app.repositories} == {"one", "two", "1"}
 
 
@@ -167,7 +167,7 @@ async def test_a_file_that_cannot_be_used_leaves_the_last_good_one_in_force(
         assert len(wrong) == 1
         assert len(lines(ran, "mirror.yaml:4:1")) == 1
         assert len(lines(ran, "cannot be read")) == 1
-        assert len(lines(ran, "read again, 0 changes")) == 1
+        assert len(lines(ran, "configuration changes: 0")) == 1
         told = [body["reload_error"] for body in bodies]
         assert told[0] is None
         assert "mirror.yaml:3:3" in told[1]
@@ -175,6 +175,22 @@ async def test_a_file_that_cannot_be_used_leaves_the_last_good_one_in_force(
         assert "cannot be read" in told[3]
         assert told[4] is None
         assert all(body["status"] == "ready" for body in bodies)
+
+
+async def test_an_empty_file_after_a_wrong_one_is_told(tmp_path: Path) -> None:
+    async with scene(tmp_path) as stage:
+        stage.load("v1")
+        stage.write({"from": "app", "tags": tags("v1")})
+
+        def write(text: str) -> Step:
+            def replace() -> None:
+                stage.file.write_text(text)
+
+            return replace
+
+        ran = await stage.watch(write("- x\n"), write(""))
+        wrong = lines(ran, "error: CONFIG_ERROR: ", "what was good last stays in force")
+        assert len(wrong) == len({*wrong}) == 2
 
 
 async def test_files_that_the_configuration_names_are_read_again_each_cycle(tmp_path: Path, clean_env: Path) -> None:
