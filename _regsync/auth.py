@@ -299,7 +299,7 @@ class Authenticator:
         document = parts or {}
         first = entries[0] if entries else document  # protocol-facts.md section 1.12 has the shapes
         texts = (first.get(name) for name in ("message", "error_description", "details", "error"))
-        said = clean(self.redact(next((f": {text}" for text in texts if isinstance(text, str) and text), "")), 200)
+        said = clean(self.redact(clean(next((f": {it}" for it in texts if isinstance(it, str) and it), ""), 4**9)), 200)
         if status == 401 and not self.anonymous: raise self._refusal(who)
         if status in (408, 429) or status >= 500:
             wait = parse_retry_after(headers.get("retry-after"), self._wall())

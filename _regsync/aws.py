@@ -74,7 +74,7 @@ async def log_in(machine: Machine, registry: Registry, *, guessed: bool) -> Logi
     try:
         given = await chain.ask(service, chain.region, kind, b"{}", keys=keys)
         user, password = b64decode(given["authorizationToken"], validate=True).decode("ascii").split(":", 1)
-        return Login(Credential(user, password, origin=keys.origin), float(given.get("expiresAt", math.inf)))
+        return Login(Credential(user, password, origin=keys.origin), float(str(given.get("expiresAt", math.inf))))
     except (TypeError, LookupError, ValueError): raise _error(f"{service} answered without a usable token") from None
     except AuthError:
         if not (guessed and public): raise
@@ -90,9 +90,9 @@ def _keys(document: dict[str, Any], origin: str) -> Credential:
     """Read keys as any of the sources writes them."""
     given = {re.sub("^aws|_", "", name.lower()): str(value) for name, value in document.items() if value}
     session = given.get("sessiontoken") or given.get("token") or ""
-    if "accesskeyid" in given and "secretaccesskey" in given:
-        return Credential(given["accesskeyid"], given["secretaccesskey"], session, origin=origin)
-    said = given.get("message") or given.get("code") or "the key or its secret is missing"
+    found = Credential(given.get("accesskeyid", ""), given.get("secretaccesskey", ""), session, origin=origin)
+    if found.username and found.password and re.fullmatch("[ -~]+", "".join(found[:3])): return found
+    said = given.get("message") or given.get("code") or "the key or its secret is missing, or no text of ASCII"
     raise _error(f"{origin} gives no AWS credentials: {clean(said, 200)}")
 
 class _Chain:
@@ -141,7 +141,7 @@ class _Chain:
                 if service and not (status in (200, 429) or status > 499 or re.search("Throttl|TooMany|IDPComm", name)):
                     break
             await anyio.sleep(pause)
-        trouble = clean((keys or Credential()).redact(trouble).replace(secret or "\0", "***"), 300)
+        trouble = clean((keys or Credential()).redact(clean(trouble, 2**20)).replace(secret or "\0", "***"), 300)
         raise _error(f"{keys.origin if keys else 'no keys'}: {url.split('/')[2]}: {trouble}", hint)
     async def keys(self) -> Credential | None:
         """Return the first keys that there are; a profile that the configuration names stands for all sources."""
@@ -156,8 +156,8 @@ class _Chain:
         return _keys(given, self.looked[-1]) if given[_KEYS] else None
     async def _assume(self, given: dict[str, str], origin: str, keys: Credential | None = None) -> Credential:
         role, token = given.get("role_arn", ""), "" if keys else self._read(given["web_identity_token_file"], origin)
-        if not role: raise _error(f"{origin}: AWS_ROLE_ARN or role_arn is missing")
         session, more = given.get("role_session_name") or f"regsync-{self._machine.wall():.0f}", given if keys else {}
+        if not (role and (role + session).isprintable()): raise _error(f"{origin}: no AWS_ROLE_ARN or role_arn as text")
         form = [("Action", "AssumeRole" if keys else "AssumeRoleWithWebIdentity"), ("Version", "2011-06-15"),
             ("RoleArn", role), ("RoleSessionName", session), ("WebIdentityToken", token.strip()),
             ("ExternalId", more.get("external_id")), ("DurationSeconds", more.get("duration_seconds"))]

@@ -97,12 +97,12 @@ def _signed_in(machine: Machine, looked: str, cloud: str, host: str, audience: s
         for one in held[0]:
             fits = one["realm"] == own["tenantId"] and one["target"].startswith(f"https://{audience}/")
             if fits and float(one["expires_on"]) > machine.wall() + _GOOD:
-                return _Source("az login", "", (), "", one["secret"])
-        secret = max(held[1], key=lambda one: int(one["last_modification_time"]))["secret"]
+                return _Source("az login", "", (), "", "" + one["secret"])
+        secret = "" + max(held[1], key=lambda one: int(one["last_modification_time"]))["secret"]
         fields = (("grant_type", "refresh_token"), ("client_id", _COMMAND_LINE), ("refresh_token", secret))
         return _Source("az login", f"https://{host}/{quote(own['tenantId'], errors='replace')}/oauth2/v2.0/token",
             fields, _KEYRING, secret)
-    except (LookupError, TypeError, ValueError, AttributeError, RecursionError):
+    except (LookupError, TypeError, ValueError, AttributeError, OverflowError, RecursionError):
         raise AuthError("az login has left no token in its files", hint=_KEYRING, fatal=True) from None
 async def _token(machine: Machine, source: _Source, audiences: list[str]) -> str:
     """Return a source's token for the first audience that the directory knows (6.2)."""
@@ -123,7 +123,7 @@ async def _ask(machine: Machine, source: _Source, wanted: str) -> str:
     # Code and first line: what follows names tenants and users.
     words = r'"(?:error|code|error_description|message)" *: *"([^"\\]*)'
     said = ": ".join(re.findall(words, body.decode("utf-8", "replace"))[:2]).partition(" Trace ID")[0]
-    said = f"{source.url.partition('?')[0]} refuses {source.origin}: status {status}: {said}"
+    said = clean(f"{source.url.partition('?')[0]} refuses {source.origin}: status {status}: {said}", 2**20)
     for each in (source.secret, quote_plus(source.secret, errors="replace")): said = said.replace(each or "\0", "***")
     said = clean(said)
     if status != 429 and status < 500: raise AuthError(said, hint=source.hint, fatal=True)

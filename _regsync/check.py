@@ -40,7 +40,7 @@ async def _row(connected: Transport, repository: Repository, console: Console) -
         error = caught
         console.log("error", "check_failed", f"{error.code}: {error}", code=error.code, hint=error.hint)
     expires = login.chain.expires if login.chain else math.inf
-    until = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(expires)) if expires < math.inf else None
+    until = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(expires)) if 0 <= expires < 1e11 else None
     source = None if login.anonymous or not login.proven else login.credential.origin  # who is not asked shows none
     later = "not there yet, so no push was tried" if upload == "absent" else ""
     told = ", ".join(filter(None, (source or "anonymous", until and f"until {until}", later)))

@@ -6,7 +6,7 @@ from __future__ import annotations
 import json, math, os, re
 from base64 import urlsafe_b64encode
 from typing import Any, NamedTuple
-from urllib.parse import quote, urlencode, urlsplit
+from urllib.parse import quote, unquote, urlencode, urlsplit
 import anyio
 from _regsync.config import Registry
 from _regsync.credentials import Answer, Credential, Login, Machine, Pair, json_object
@@ -81,13 +81,13 @@ class _Fields(NamedTuple):
         await anyio.sleep(3.0 - more)
         return await self.ask(method, url, headers, body, more - 1)
     def read(self, answer: Answer, hint: str, *secrets: str | None, life: object = None) -> Login:
-        document, text = json_object(answer[2]) or {}, answer[2].decode("utf-8", "replace") if answer[0] != 200 else ""
+        document, text = json_object(answer[2]) or {}, clean(unquote(answer[2].decode("utf-8", "replace")), 2**20)
         token, said = document.get("access_token") or document.get("accessToken"), str(document.get("expires_in", life))
         if answer[0] == 200 and isinstance(token, str) and re.fullmatch("[!-~]+", token):
             life = float(said) if re.fullmatch("[0-9]{1,9}", said) else math.inf  # STS may quote it
             return Login(Credential("oauth2accesstoken", token, origin=self.where), self.machine.wall() + life)
         for secret in filter(None, secrets): text = text.replace(secret, "***")
-        raise self.error(f"status {answer[0]}, no token {clean(text, 200)}", hint)
+        raise self.error(f"status {answer[0]}, no token {clean(text, 200) if answer[0] != 200 else ''}", hint)
     async def log_in(self) -> Login:
         if (kind := str(self.info.get("type"))) in _KINDS:
             name, default, grant, fields, hint = _KINDS[kind]

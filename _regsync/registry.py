@@ -179,7 +179,7 @@ class Upload:
     holds `offset` bytes already; `broken` is that of one whose body broke, where the registry may know it still."""
     def __init__(self, repository: Repository, transport: Transport, lease: Lease, blob: oci.Descriptor) -> None:
         self.repository, self._transport, self._lease, self.blob = repository, transport, lease, blob
-        self._origin, self.session, self.broken, self.offset = repository.host.origin, "", "", 0
+        self._origin, self.session, self.broken, self.offset, self.sent = repository.host.origin, "", "", 0, 0
         # Whether a HEAD said so; whether a body began with the first byte; whether a 401 renewed the login.
         self.absent, self.begun, self._renewed = False, False, False
         self.style: UploadStyle = "put"
@@ -234,8 +234,8 @@ class Upload:
                 self.broken = ""
                 end = re.fullmatch("0-([0-9]{1,18})", response.headers.get("range") or "")
                 # `0-0` says nothing: distribution answers so for no byte and for one. What was acknowledged counts.
-                kept = max(int(end[1]) + 1 if end and int(end[1]) else 0, self.offset * chunks)
-                if (kept or chunks) and kept <= self.blob.size: self._opened(call, response, kept)
+                kept = max(int(end[1]) + 1 if end and 0 < int(end[1]) < self.sent else 0, self.offset * chunks)
+                if kept or chunks: self._opened(call, response, kept)
         except RegistryError as error:
             if error.retryable and not error.forgot_session: raise
             if error.forgot_session:
@@ -245,8 +245,8 @@ class Upload:
         """Stream the blob, or a part before the `last`, which closes the session; False when only asking tells whether
         it arrived. Raises what the source raises, RegistryError when refused, WireError when the line broke."""
         host, repository, own = self.repository.host, self.repository, self._origin == self.repository.host.origin
-        end, sized = self.offset + pieces.length, self.offset or (self.style == "chunks" and not last)
-        span = (("Content-Range", f"{self.offset}-{end - 1}"),) if pieces.length and sized else ()
+        self.sent, sized = self.offset + pieces.length, self.offset or (self.style == "chunks" and not last)
+        span = (("Content-Range", f"{self.offset}-{self.sent - 1}"),) if pieces.length and sized else ()
         digest = f"{'&' if '?' in self.session else '?'}digest={self.blob.digest}" if last else ""
         action = "upload_body" if pieces.length or not last else "upload_finish"
         call = self._call(action, "PUT" if last else "PATCH", digest, _OCTETS, *span)
@@ -267,7 +267,7 @@ class Upload:
             await repository.expect(response, 201, 204, *(() if last else (202,)))
             self.session = ""
             if last: repository.compare(response, self.blob.digest)
-            elif not response.early: self._opened(call, response, end)
+            elif not response.early: self._opened(call, response, self.sent)
             return not response.early
     async def cancel_upload(self) -> None:
         """End the session, which gets no body (section 1.9): one request, whose answer says nothing."""

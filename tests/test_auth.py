@@ -815,6 +815,7 @@ async def test_a_401_without_challenge_to_a_token_renews_it() -> None:
         pytest.param(
             answer(400, {"details": "bad\x1b[2J\nscope"}), None, "status 400: bad[2J scope", False, id="details"
         ),
+        pytest.param(answer(403, {"error": "hun\0ter2"}), USER, "status 403: ***", False, id="hidden-secret"),
         pytest.param(answer(404, {"error": "unknown"}), None, "status 404: unknown", False, id="error-field"),
         pytest.param((404, {}, b"<html>"), None, "status 404", False, id="html"),
         pytest.param(answer(302, None, location="https://evil.test/"), USER, "status 302", False, id="redirect"),

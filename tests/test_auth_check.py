@@ -11,6 +11,7 @@ import pytest
 from jsonschema import Draft202012Validator  # type: ignore[import-untyped]
 
 from _regsync import clouds
+from _regsync.credentials import Login
 from _regsync.report import schema
 from conformance.app import App
 from conformance.exchange import Reception
@@ -141,6 +142,17 @@ async def test_who_has_no_login_at_a_cloud_is_told_how_to_see_why(cloud: Cloud) 
         ran, rows = await check(world, {"source": "http://source.test", "target": f"https://{ECR}"}, "app")
         assert (ran.status, rows[f"{ECR}/app"]["error"]["code"]) == (4, "AUTH_ERROR")
         assert "hint: set auth_type (ecr, gar, acr) to see why no cloud logs in, or log in with" in ran.err
+
+
+@pytest.mark.parametrize("expires", [1e300, -1e300, float("nan")])
+async def test_an_end_that_no_calendar_has_is_not_shown(cloud: Cloud, expires: float) -> None:
+    """ACR's token says it itself, in a part that the registry writes."""
+    cloud.given = [Login(cloud.credential(1), expires)]
+    async with virtual() as world:
+        serve(world, App(auth=BasicAuth({"AWS": "p1"})), ECR, "team/app", scheme="https")
+        serve(world, App(), "target.test")
+        ran, rows = await check(world, {"source": f"https://{ECR}", "target": "http://target.test"}, "team/app")
+        assert (ran.status, rows[f"{ECR}/team/app"]["expires"]) == (0, None)
 
 
 async def test_what_is_not_there_yet_is_not_created_elsewhere() -> None:

@@ -6,6 +6,7 @@ says whether that is what AWS's own programs send, and finds the same identity f
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import io
 import json
@@ -787,7 +788,12 @@ FAILURES: dict[str, tuple[Source, str]] = {
     "line break": (broken(nothing, AWS_ACCESS_KEY_ID="A\nB", AWS_SECRET_ACCESS_KEY="x"), "AWS_ACCESS_KEY_ID"),
     "no such profile": (broken(config_file, AWS_PROFILE="gone"), "there is no profile 'gone' in ~/.aws/config and"),
     "no token file": (without(web_identity, "token"), "AWS_WEB_IDENTITY_TOKEN_FILE: "),
-    "no role": (broken(web_identity, AWS_ROLE_ARN=""), "AWS_ROLE_ARN or role_arn is missing"),
+    "no role": (broken(web_identity, AWS_ROLE_ARN=""), "no AWS_ROLE_ARN or role_arn as text"),
+    "role that is no text": (broken(web_identity, AWS_ROLE_ARN="\udcff"), "no AWS_ROLE_ARN or role_arn as text"),
+    "key that is no text": (
+        broken(nothing, AWS_ACCESS_KEY_ID="A", AWS_SECRET_ACCESS_KEY="\udcff"),
+        "AWS_ACCESS_KEY_ID gives no AWS credentials: the key or its secret is missing, or no text",
+    ),
     "foreign token": (foreign_web_token, "InvalidIdentityToken no provider knows ***"),
     "not a file of profiles": (broken(nothing, "aws_access_key_id\n"), "~/.aws/config is not a file of profiles"),
     "program": (broken(nothing, "[default]\ncredential_process = /bin/keys --secret s3cret\n"), "credential_process"),
@@ -953,6 +959,23 @@ async def test_a_service_that_is_busy_is_asked_twice_more(world: World, answer: 
     answering(world, answer, answer, answer)
     await refused(world)
     assert world.aws.requests[3:] == ["instead"] * 3
+
+
+async def test_an_end_beyond_all_numbers_is_none(world: World) -> None:
+    environment(world)
+    data = {"authorizationToken": base64.b64encode(b"AWS:pw").decode(), "expiresAt": 10**400}
+    answering(world, (200, {}, json.dumps({"authorizationData": [data]}).encode()))
+    login = await world.log_in()
+    assert login is not None
+    assert login.expires == math.inf
+
+
+async def test_keys_from_an_agent_are_text_or_an_error(world: World) -> None:
+    """They go into a signature for the role, which has no form for half a character."""
+    broken(nothing, f"[default]\n{ROLE}credential_source = EcsContainer\n")(world)
+    world.environ["AWS_CONTAINER_CREDENTIALS_FULL_URI"] = "http://127.0.0.1/keys"
+    answering(world, (200, {}, json.dumps({"AccessKeyId": "A", "SecretAccessKey": "\ud800"}).encode()))
+    assert "AWS_CONTAINER_CREDENTIALS_FULL_URI gives no AWS credentials" in str(await refused(world))
 
 
 @pytest.mark.virtual_time

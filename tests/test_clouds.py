@@ -130,6 +130,31 @@ async def test_a_named_method_is_the_whole_chain_and_no_other_source(cloud: Clou
     assert (cloud.asked, cloud.looked) == ([(ECR, False)], 0)
 
 
+@pytest.mark.parametrize(
+    ("host", "path"),
+    [
+        (ACR, ".azure/azureProfile.json"),
+        (ECR, ".aws/credentials"),
+        (GAR, ".config/gcloud/application_default_credentials.json"),
+    ],
+)
+async def test_a_file_that_cannot_be_read_fails_its_own_registry_alone(host: str, path: str) -> None:
+    def read(name: str) -> bytes | None:
+        if name == f"/home/someone/{path}":
+            raise ConfigError(f"{name} cannot be read: Permission denied")
+        return None
+
+    async def fetch(*given: object) -> Any:
+        raise ConnectFailed("nobody is there")
+
+    ends = Clouds(machine()._replace(read=read, fetch=fetch))
+    made = ends.find(registry(host), "app", read)
+    assert isinstance(made, Chain)
+    with pytest.raises(AuthError, match="Permission denied") as caught:
+        await made.credential()
+    assert caught.value.fatal
+
+
 @pytest.mark.parametrize("method", ["anonymous", "basic", "static_token", "docker_config"])
 async def test_another_method_keeps_the_cloud_out(cloud: Cloud, method: str) -> None:
     assert not isinstance(found(files=IN_FILE, auth_type=method), Chain)

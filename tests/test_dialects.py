@@ -202,6 +202,29 @@ async def test_a_chunk_that_broke_goes_again_from_memory(answers: str, number: i
         assert [each.response_bytes for each in reads(source, image)] == [BIG]
 
 
+async def test_a_registry_that_claims_more_than_was_sent_is_not_believed() -> None:
+    """Else a chunk that it never got would be left out, or the session closed over bytes that nobody has verified."""
+
+    def claim(request: Request, answer: Answer) -> Answer:
+        asked = isinstance(answer, Response) and request.method == "GET" and request.kind == "upload"
+        if asked and isinstance(answer, Response):
+            others = [pair for pair in answer.headers if pair[0].lower() != "range"]
+            return Response(answer.status, [*others, ("Range", f"0-{BIG - 1}")], b"")
+        return answer
+
+    async with virtual() as world:
+        source = world.registry("source.test")
+        target = _Atomic(single_post=False)
+        target.amend = claim
+        world.listen(target, ACR, scheme="https")
+        image = load(source, BIG)
+        target.faults.on("PATCH", "upload").nth(1).drop(after=BROKEN, reset=True)
+        ran = await mirror(world, source, ACR)
+        assert (ran.status, ran.statuses()) == (0, ["synced"]), ran.err
+        assert held_by(target, image)
+        assert [span for span, _, _ in patches(target)] == [SPANS[0], *SPANS]
+
+
 def reads(source: Place, image: Image) -> list[Entry]:
     return list(source.journal.matching("GET", "blob", reference=digest_of(image, BIG)))
 

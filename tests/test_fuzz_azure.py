@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -61,17 +62,32 @@ ENTRY = st.fixed_dictionaries(
 KINDS = ("Account", "RefreshToken", "AccessToken")
 ENTRIES = st.dictionaries(st.text(max_size=2), ENTRY, max_size=3)
 CACHE = st.one_of(trees(*KINDS, leaves=LEAVES), st.fixed_dictionaries({}, optional=dict.fromkeys(KINDS, ENTRIES)))
+
+
+def session(**tokens: dict[str, object]) -> dict[str, object]:
+    """What the command line keeps of a user with these tokens."""
+    both = {"home_account_id": "h", "environment": "login.microsoftonline.com", "realm": "t"}
+    both["target"] = "https://containerregistry.azure.net/.default"
+    account = {"Account": {"1": {"home_account_id": "h", "username": "me"}}, "AccessToken": {}, "RefreshToken": {}}
+    return {**account, **{kind: {"1": {**both, **fields}} for kind, fields in tokens.items()}}
+
+
 SUBSCRIPTION = {"environmentName": "AzureCloud", "tenantId": "t", "user": {"name": "me", "type": "user"}}
 
 
 @fuzz(50)
 @given(PROFILE | st.just({"subscriptions": [SUBSCRIPTION]}), CACHE)
 @example({"subscriptions": [{**SUBSCRIPTION, "tenantId": "\ud800"}]}, {})
+@example({"subscriptions": [SUBSCRIPTION]}, session(RefreshToken={"last_modification_time": math.inf, "secret": "s"}))
+@example({"subscriptions": [SUBSCRIPTION]}, session(RefreshToken={"last_modification_time": "1", "secret": [1]}))
+@example({"subscriptions": [SUBSCRIPTION]}, session(AccessToken={"expires_on": 10**400, "secret": "s"}))
+@example({"subscriptions": [SUBSCRIPTION]}, session(AccessToken={"expires_on": "9999999999", "secret": [1]}))
 def test_any_session_of_the_command_line_is_a_login_or_an_error(profile: object, cache: object) -> None:
     files = {
         f"{PLACE}/azureProfile.json": json.dumps(profile).encode(),
         f"{PLACE}/msal_token_cache.json": json.dumps(cache).encode(),
     }
+    log_in({}, files, NOBODY, (400, {}, b"no"))
     log_in({}, files, NOBODY)
 
 

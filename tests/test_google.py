@@ -12,7 +12,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
-from urllib.parse import parse_qsl, urlsplit
+from urllib.parse import parse_qsl, quote, urlsplit
 
 import anyio
 import pytest
@@ -536,6 +536,10 @@ async def test_what_a_service_echoes_shows_no_secret(host: Host) -> None:
     host.write(user)
     host.instead["oauth2.googleapis.com"] = echo(f"no {secret} and {CLIENT[1]}\x1b[2J".encode())
     assert (await host.refused()).message.endswith("no token no *** and ***[2J")
+    assert "/" in secret, "as Google's have it"
+    parted = f"{secret[:5]}\0{secret[5:]}"
+    host.instead["oauth2.googleapis.com"] = echo(f"no {quote(secret, safe='')} and {parted}".encode())
+    assert (await host.refused()).message.endswith("no token no *** and ***")
     host.instead["oauth2.googleapis.com"] = echo(b'{"access_token": "the-token"}', 200)
     host.instead["iamcredentials.googleapis.com"] = echo(f"Bearer {token}?".encode())
     assert (await host.refused()).message.endswith("no token Bearer ***?")
