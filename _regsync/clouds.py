@@ -47,7 +47,7 @@ class Chain:
         except ConfigError as error: self._error = AuthError(error.message, hint=error.hint, fatal=True)
         except SyncError as error: self._error = error
         if self._error is not None:
-            if serves and began < self._end: self._error, self._due = None, began + _SOONEST
+            if serves and began < self._end and self._due > -math.inf: self._error, self._due = None, began + _SOONEST
         elif found is None: self._clouds.absent.add(self._cloud)
         else:
             self._login, self.expires = found

@@ -258,6 +258,27 @@ async def test_a_login_without_end_or_by_another_clock_serves_until_it_is_refuse
     assert await one.credential(cloud.credential(1)) == cloud.credential(2)
 
 
+async def test_a_login_refused_while_its_renewal_fails_serves_nobody(cloud: Cloud) -> None:
+    cloud.life, one = HOUR, chain()
+    await one.credential()
+    cloud.given, cloud.takes = [ConnectFailed("down")], 5.0
+    await anyio.sleep(0.95 * HOUR)
+    told = list[object]()
+
+    async def ask(refused: Credential | None) -> None:
+        try:
+            told.append(await one.credential(refused))
+        except ConnectFailed as error:
+            told.append(error.message)
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(ask, None)
+        await anyio.sleep(1)
+        group.start_soon(ask, cloud.credential(1))
+    assert (told, len(cloud.asked)) == (["down", "down"], 2)
+    assert await one.credential() == cloud.credential(3)
+
+
 async def test_the_old_login_serves_while_it_lives_when_there_is_no_new_one(cloud: Cloud) -> None:
     cloud.life, one = HOUR, chain()
     await one.credential()
