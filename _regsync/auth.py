@@ -1,5 +1,4 @@
 """What has to be sent to a registry so that it lets us in.
-
 Owns: challenges, the rules for realms, tokens with their scopes and lifetimes. May not know: sockets, permits, retries,
 manifests, files. Invariant: a secret goes to its own registry and to a realm that `check_realm` let pass, nowhere else,
 never into a message or a log (I6). Follows design.md 6 and 9, protocol-facts.md 2 and 9.2 (R2, R18)."""
@@ -16,12 +15,10 @@ from _regsync.errors import AuthError, RegistryError, SyncError, clean
 from _regsync.fields import is_loopback
 from _regsync.pacing import parse_retry_after
 from _regsync.streams import Origin
-__all__ = ["Authenticator", "Challenge", "check_realm", "is_private", "parse_challenges", "parsed"]
-Scopes = Mapping[str, str]  # repository -> actions ("pull" or "pull,push"), the one needed now first
+_Scopes = Mapping[str, str]  # repository -> actions ("pull" or "pull,push"), the one needed now first
 # design.md section 6, rule 2. Eight scopes of the longest names stay below any server's limit on a URL.
 _MOST_REPOSITORIES, _UNKNOWN_LIFE_BEFORE_BODY, _REFRESH_AT = 8, 60.0, 0.9
 _SHORTEST_LIFE = 60.0  # the token specification's minimum, as which shorter ones are read (protocol-facts.md 2.5)
-
 class Challenge(NamedTuple):
     """One way in that a 401 offers; `scheme` is lower case, what is missing is empty."""
     scheme: str
@@ -86,9 +83,8 @@ def check_realm(realm: str, scheme: str, registry: str, has_credentials: bool) -
     else: return
     shown = clean(realm.partition("?")[0].rpartition("@")[2], 100)
     raise AuthError(f"{registry} asks for a login at {shown!r}, {trouble}", hint=hint)
-
 class _Token:
-    def __init__(self, scopes: Scopes, wide: bool, born: float) -> None:
+    def __init__(self, scopes: _Scopes, wide: bool, born: float) -> None:
         self.scopes, self.wide, self.born = scopes, wide, born  # asked for when; wide: for more than one request needed
         self.value, self.done = "", anyio.Event()
         self.expires: float | None = None
@@ -101,7 +97,6 @@ def parsed(body: bytes) -> tuple[dict[str, Any] | None, list[dict[str, Any]]]:
     document = json_object(body)
     entries = (document or {}).get("errors")
     return document, [entry for entry in entries if isinstance(entry, dict)] if isinstance(entries, list) else []
-
 class Authenticator:
     """What is sent to one registry with one credential; its methods may run at once, and be cancelled."""
     def __init__(self, *, origin: Origin, credential: Credential | Chain | None, fetch: Fetch, now: Callable[[], float],
@@ -215,8 +210,7 @@ class Authenticator:
         held, scope = self._held_as(used), given.scope
         lacking = given.error == "insufficient_scope" and used is not None
         alien = ":" in scope and f" repository:{repository}:" not in f" {scope}"
-        if scope and ":" not in scope:
-            self._worded[None] = scope  # ECR Public: `aws`, whatever the repository
+        if scope and ":" not in scope: self._worded[None] = scope  # ECR Public: `aws`, whatever the repository
         elif scope and (alien or lacking): self._worded[repository, actions] = scope
         if held is not None:
             del self._tokens[frozenset(held.scopes.items())]
@@ -230,12 +224,12 @@ class Authenticator:
     def _is_live(self, token: _Token, before_body: bool) -> bool:
         if token.expires is not None: return self._now() < token.expires
         return not before_body or self._now() - token.born < _UNKNOWN_LIFE_BEFORE_BODY
-    def _serves(self, token: _Token, needed: Scopes) -> bool:
+    def _serves(self, token: _Token, needed: _Scopes) -> bool:
         held = token.scopes
         if self._one_scope: return held == needed
         covers = (name in held and _union(held[name], actions) == held[name] for name, actions in needed.items())
         return None in self._worded or all(covers)
-    async def _token(self, needed: Scopes, before_body: bool) -> str:
+    async def _token(self, needed: _Scopes, before_body: bool) -> str:
         while True:
             # With one scope each there may be thousands, and only the exact one can serve.
             keys = [frozenset(needed.items())] if self._one_scope else [*self._tokens]
@@ -246,7 +240,7 @@ class Authenticator:
             if not token.done.is_set(): await token.done.wait()
             # Without value and error its asker was cancelled, or it covered too much: the first to look again asks.
             if token.error is not None and self._serves(token, needed): raise token.error.again() from token.error
-    async def _ask(self, needed: Scopes, before_body: bool) -> _Token:
+    async def _ask(self, needed: _Scopes, before_body: bool) -> _Token:
         """Ask for a token, for all who wait for it, that covers what is needed, then what this run will need next."""
         chosen = {**needed}
         if not self._one_scope and None not in self._worded:
@@ -272,7 +266,7 @@ class Authenticator:
             self._pending.remove(token)
             token.done.set()
         return token
-    async def _exchange(self, scopes: Scopes) -> Answer:
+    async def _exchange(self, scopes: _Scopes) -> Answer:
         """Do one token request; protocol-facts.md sections 2.3 (GET) and 2.4 (POST, identity tokens)."""
         challenge, basic = self._challenge or Challenge("bearer"), self.credential.basic
         realm, query = challenge.realm, [("service", challenge.service)] if challenge.service else []
@@ -290,8 +284,7 @@ class Authenticator:
         query += [("account", self.credential.username)] if basic else []
         url = f"{realm}{'&' if '?' in realm else '?'}{urlencode(query, errors='surrogatepass')}"
         answer = await self._fetch("GET", url, [("Authorization", basic)] if basic else [], b"")
-        if answer[0] == 200:
-            self._refresh_token = ""  # it did: no more POSTs
+        if answer[0] == 200: self._refresh_token = ""  # it did: no more POSTs
         return answer
     def _read(self, answer: Answer, token: _Token) -> None:
         status, headers, body = answer
@@ -319,6 +312,5 @@ class Authenticator:
         life = document.get("expires_in")
         life = life_of(value, self._wall()) if life is None else life
         try: token.expires = token.born + max(_SHORTEST_LIFE, float(str(life))) * _REFRESH_AT
-        except ValueError:
-            pass  # neither the answer nor the token says
+        except ValueError: pass  # neither the answer nor the token says
         token.value = value

@@ -1,5 +1,4 @@
 """Logging in to ECR by the identity that AWS gave to this machine.
-
 Owns: SigV4, the names of AWS's services, its chain of credentials, GetAuthorizationToken. May not know: challenges,
 sockets, files (`Machine` has them). Invariant: a secret goes to AWS's own names or to a metadata service, never into a
 message; a source that is named or broken is an error, never a reason to try the next. Keys are a Credential: access
@@ -14,7 +13,6 @@ from _regsync.config import Registry
 from _regsync.credentials import Credential, Login, Machine, Pair
 from _regsync.errors import AuthError, WireError, clean
 from _regsync.fips import hash_hex, hmac_bytes, name_hash
-__all__ = ["endpoint", "log_in", "present", "sign"]
 # Section 4.1: how a partition's regions begin, its suffix, that of its dual-stack APIs; the last has all others.
 _PARTITIONS = (("us-gov-", "amazonaws.com", "api.aws"), ("cn-", "amazonaws.com.cn", "api.amazonwebservices.com.cn"),
     ("eusc-", "amazonaws.eu", "api.amazonwebservices.eu"), ("us-iso-", "c2s.ic.gov", "api.aws.ic.gov"),
@@ -94,7 +92,6 @@ def _keys(document: dict[str, Any], origin: str) -> Credential:
     if found.username and found.password and re.fullmatch("[ -~]+", "".join(found[:3])): return found
     said = given.get("message") or given.get("code") or "the key or its secret is missing, or no text of ASCII"
     raise _error(f"{origin} gives no AWS credentials: {clean(said, 200)}")
-
 class _Chain:
     """One walk along the sources of 4.5; `looked` says where it has been, `hint` what may help where it is."""
     def __init__(self, machine: Machine, cloud_profile: str | None) -> None:

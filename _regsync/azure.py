@@ -1,5 +1,4 @@
 """The identity that this machine has at Azure, made into a login at an Azure Container Registry.
-
 Owns: where an identity is looked for, the words of the directory, metadata services and the exchange. May not know:
 sockets, challenges, retries. Invariant: a secret goes to its authority, a metadata service or the registry, into no
 message; a source that is broken is an error. Follows specification 5.2, protocol-facts.md 6 (numbers below)."""
@@ -11,7 +10,6 @@ from _regsync.config import Registry
 from _regsync.credentials import Credential, Login, Machine, Pair, json_object, life_of
 from _regsync.errors import AuthError, RegistryError, WireError, clean
 from _regsync.pacing import parse_retry_after
-__all__ = ["log_in", "present"]
 _SECRET, _FILE, _SERVICE = "AZURE_CLIENT_SECRET", "AZURE_FEDERATED_TOKEN_FILE", "IDENTITY_ENDPOINT"
 _METADATA, _MACHINE = "http://169.254.169.254/metadata/identity/oauth2/token", "the metadata service 169.254.169.254"
 _ASSERTION = ("client_assertion_type", "urn:ietf:params:oauth:client-assertion-type:jwt-bearer")
@@ -26,7 +24,6 @@ _CLOUDS = {"io": ("AzureCloud", "login.microsoftonline.com", "containerregistry.
     "cn": ("AzureChinaCloud", "login.chinacloudapi.cn", "containerregistry.azure.cn", "containerregistry.azure.net",
     "management.core.chinacloudapi.cn/"), "us": ("AzureUSGovernment", "login.microsoftonline.us",
     "containerregistry.azure.us", "containerregistry.azure.net", "management.core.usgovcloudapi.net/")}
-
 class _Source(NamedTuple):
     """What gives a token of the directory: an authority (POST, for a scope) or a metadata service (GET, a resource)."""
     origin: str

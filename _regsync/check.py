@@ -1,5 +1,4 @@
 """`auth check`: what a configuration's registries let us do, before any transfer.
-
 Owns: which question is put to a repository, and how the answer is told. May not know: how a login is made. Invariant:
 no manifest is read or written, no repository created: an upload is begun, and ended at once, only where one is."""
 from __future__ import annotations
@@ -15,7 +14,6 @@ from _regsync.registry import Repository, Upload
 from _regsync.report import Outcome
 from _regsync.state import Knowledge
 from _regsync.transport import Transport
-__all__ = ["check"]
 async def check(found: Config, console: Console) -> int:
     """Ask for every repository in use, tell what works and what is missing; return the exit status."""
     connected, needs, rows = session.connect(console), dict[tuple[Registry, str], Side](), list[dict[str, Any]]()

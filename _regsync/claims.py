@@ -1,5 +1,4 @@
 """Who brings which blob where, and who waits for whom.
-
 Owns: the claims of design.md section 6, rules 9 and 10. May not know: clocks, sockets, tasks, the disk. Invariants: I4
 (skip beats mount, mount beats upload); claims are made in promotion order, so an owner was always promoted before those
 who wait for it and no cycle can form."""
@@ -11,10 +10,8 @@ from itertools import count
 from typing import NamedTuple
 from _regsync.oci import Descriptor
 from _regsync.state import Knowledge, RepositoryKey
-__all__ = ["Claims", "Place", "PlaceKey", "Step", "Work"]
 # Repository, digest, and whether it is a manifest: one digest may be wanted as both.
-PlaceKey = tuple[RepositoryKey, str, bool]
-
+_PlaceKey = tuple[RepositoryKey, str, bool]
 @dataclass(eq=False, repr=False)
 class Work:
     """One image on its way to one repository; `missing` counts blobs, and children of others, that are not there."""
@@ -28,7 +25,7 @@ class Work:
     missing: int = 0
     skipped: int = 0
     failed: bool = False
-    owned: dict[PlaceKey, Place] = field(default_factory=dict)
+    owned: dict[_PlaceKey, _Place] = field(default_factory=dict)
     @cached_property
     def named(self) -> dict[str, Descriptor]:
         """The blobs by digest."""
@@ -40,11 +37,10 @@ class Work:
     def is_ready(self) -> bool:
         """Say whether everything that its manifests name is in the repository (I1)."""
         return self.missing == 0 and not self.failed
-
 @dataclass(eq=False, repr=False)
-class Place:
+class _Place:
     """One digest that somebody brings into one repository, and who waits for it in promotion order."""
-    key: PlaceKey
+    key: _PlaceKey
     owner: Work
     waiters: list[Work] = field(default_factory=list)
     # Who brings the same blob elsewhere on the host, whose commit this place waits for, and since when.
@@ -54,22 +50,20 @@ class Place:
     def blob(self) -> Descriptor:
         """The blob as its present owner describes it: another image's size is no reason to fail this one."""
         return self.owner.named[self.key[1]]
-_Lead = tuple[Work, list[Place]]  # who brings a digest to a host, and the places that will mount it from there
-
+_Lead = tuple[Work, list[_Place]]  # who brings a digest to a host, and the places that will mount it from there
 class Step(NamedTuple):
     """One blob to bring to its place: by a mount when `mount_from` names a repository, else by upload."""
     work: Work
     blob: Descriptor
     mount_from: str | None
-
 class Claims:
     """Who brings what; every method is one synchronous decision and returns what may start now."""
     def __init__(self, knowledge: Knowledge, now: Callable[[], float] = float) -> None:
         self.knowledge, self._now = knowledge, now
-        self._places: dict[PlaceKey, Place] = {}
+        self._places: dict[_PlaceKey, _Place] = {}
         self._leads: dict[tuple[str, str], _Lead] = {}
         # Per host that has not mounted or refused yet, the one mount that is tried, and who waits for it.
-        self._trials: dict[str, tuple[Place, list[Place]]] = {}
+        self._trials: dict[str, tuple[_Place, list[_Place]]] = {}
         self._order = count()
     def promote(self, work: Work) -> list[Step]:
         """Claim all that `work` needs and nobody brings yet; return the steps to take at once."""
@@ -85,15 +79,15 @@ class Claims:
     def is_covered(self, host: str, digest: str) -> bool:
         """Say whether somebody brings a blob to a host already, or has (for `plan.elect`)."""
         return (host, digest) in self._leads or self.knowledge.is_mountable(host, digest)
-    def _claim(self, work: Work, digest: str, is_manifest: bool) -> Place | None:
+    def _claim(self, work: Work, digest: str, is_manifest: bool) -> _Place | None:
         """Return the place when it is `work`'s to fill; None when it waits for another image."""
         key = (work.where, digest, is_manifest)
         if key in self._places:
             self._places[key].waiters.append(work)
             return None
-        self._places[key] = work.owned[key] = Place(key, work)
+        self._places[key] = work.owned[key] = _Place(key, work)
         return work.owned[key]
-    def _moves(self, place: Place) -> list[Step]:
+    def _moves(self, place: _Place) -> list[Step]:
         """Decide how a blob comes to its place: mount, wait for the leader's commit, or upload."""
         where, digest, _ = place.key
         source = self.knowledge.mount_source(where, digest)
@@ -138,7 +132,7 @@ class Claims:
         return [Step(place.owner, place.blob, None) for place in late]
     def failed(self, work: Work) -> tuple[list[Step], list[Work]]:
         """Pass on what an image owned: the steps of the earliest that waited, and who is ready by owning a child."""
-        work.failed, orphans, ready = True, list[Place](), list[Work]()
+        work.failed, orphans, ready = True, list[_Place](), list[Work]()
         for place in work.owned.values():
             orphans += self._stop_following(place)
             if heirs := [each for each in place.waiters if not each.failed]:
@@ -152,7 +146,7 @@ class Claims:
         # Its own places may have waited for its own first mount.
         moved = {place.key: place for place in orphans if place.owner is not work}
         return self.released(work, list(moved.values())), ready
-    def released(self, work: Work, places: Sequence[Place] = ()) -> list[Step]:
+    def released(self, work: Work, places: Sequence[_Place] = ()) -> list[Step]:
         """Take in that an image is complete, or will not be: whoever waits for its blobs may go on, as `places`."""
         moved = list(places)
         for blob in work.blobs:
@@ -160,7 +154,7 @@ class Claims:
             if leader is work or not work.failed: moved += followers
             if leader is work: del self._leads[key]
         return self._move_all(moved)
-    def _move_all(self, places: list[Place]) -> list[Step]:
+    def _move_all(self, places: list[_Place]) -> list[Step]:
         # In promotion order, so that whoever leads was promoted before those who follow (rule 9).
         ordered = sorted(places, key=lambda each: (each.owner.order, each.key))
         for place in ordered: self._stop_following(place)
@@ -170,7 +164,7 @@ class Claims:
             if self.knowledge.mounts(host) is None and self.knowledge.mount_source(*place.key[:2]):
                 self._trials.setdefault(host, (place, []))
         return [step for place in ordered for step in self._moves(place)]
-    def _stop_following(self, place: Place) -> list[Place]:
+    def _stop_following(self, place: _Place) -> list[_Place]:
         """Let a place wait for nothing; return those that waited for it to try the first mount."""
         if place.leader is not None:
             place.leader[1].remove(place)

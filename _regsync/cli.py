@@ -1,9 +1,7 @@
 """The command line: arguments, the files that they name, errors, exit status.
-
 Owns: what each command takes, its help, and what its end means for the shell. May not know: how anything is asked or
 copied. Invariants: every error ends in one line and one exit status of design.md section 2; no traceback without `-vv`;
-costly imports are made by the command that needs them, whose parser alone is built (throughput.md section 5).
-"""
+costly imports are made by the command that needs them, whose parser alone is built (throughput.md section 5)."""
 from __future__ import annotations
 import argparse, errno, json, os, sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -15,7 +13,6 @@ from _regsync.output import Console
 if TYPE_CHECKING:
     from _regsync.config import Config
     from _regsync.fields import Field
-__all__ = ["main"]
 _LARGEST_CONFIG, _INTERVAL = 32 * 1024 * 1024, "5m"
 # How a full disk, a quota or a reader that left ends a write. Files of our own have their own errors.
 _LOST_OUTPUT = frozenset({errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})
@@ -35,7 +32,6 @@ _SHARD = ("--shard I/N", "only the mappings that are shard I's, from 0, of N; /N
 _EVERYWHERE = (("-v", "show decisions; -vv: every request too"), ("-q", "only results and failures"),
     ("--log-format text|json", "form of standard error's lines (text)"), ("--no-progress", "no progress display"))
 _METAVARS = {"count": "N", "text": "RANGE", "texts": "OS/ARCH[/VARIANT]", "one_or_texts": "PATTERN"}
-
 class _Command(NamedTuple):
     text: str
     run: Callable[[argparse.Namespace, Console], int]
@@ -54,7 +50,6 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     arguments = _parser(name).parse_args(rest, argparse.Namespace(command=name))
     if name is None: raise ConfigError("a command is needed", hint="see `regsync --help`")
     return arguments
-
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn: raise ConfigError(message, hint=f"see `{self.prog} --help`")
 def _parser(name: str | None) -> argparse.ArgumentParser:
@@ -118,11 +113,9 @@ def main(argv: Sequence[str]) -> int:
         # What a stream could not take goes nowhere, or the interpreter's last flush complains.
         for name in ("stdout", "stderr") if console.lost else ():
             try: getattr(sys, name).flush()
-            except OSError:
-                setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115  it serves until the end
+            except OSError: setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115  it serves until the end
 def _tell(console: Console, error: BaseException) -> int:
-    while inner := getattr(error, "exceptions", None):
-        error = inner[0]  # task groups wrap what a task raises
+    while inner := getattr(error, "exceptions", None): error = inner[0]  # task groups wrap what a task raises
     if isinstance(error, RegsyncError): told = error
     elif isinstance(error, OSError) and error.errno in _LOST_OUTPUT:
         console.lost = True
@@ -155,8 +148,8 @@ def _read_mappings(name: str, console: Console, *, lint: bool = False) -> Config
     return found
 def _share(shard: str | None, whole: Config, console: Console) -> Config:
     if shard is None: return whole
-    from _regsync.shard import parse
-    found = (own := parse(shard, os.environ)).share(whole)
+    from _regsync.plan import parse_shard
+    found = (own := parse_shard(shard, os.environ)).share(whole)
     told = f"shard {own.number} of {own.total}: {len(found.mappings)} of {len(whole.mappings)} mappings"
     console.log("info", "shard", told, mappings=len(found.mappings), of=len(whole.mappings))
     return found

@@ -1,5 +1,4 @@
 """Which cloud logs in where, and for how long.
-
 Owns: the order of a cloud's own identity, the files of container clients and the metadata service; who shares a login
 and when it is renewed. May not know: how any cloud does it, challenges. Invariants: nothing is asked before somebody
 needs to log in; one login serves all who wait for it. Follows design.md section 3, protocol-facts.md 4.3, 5.2, 6.1."""
@@ -12,14 +11,12 @@ from _regsync.config import Registry
 from _regsync.credentials import Credential, Machine, Read, find_credential
 from _regsync.errors import AuthError, ConfigError, SyncError
 from _regsync.fields import is_loopback
-__all__ = ["Chain", "Clouds"]
 # By kind, which is an `auth_type` too but for ecr_public.
 _CLOUDS = {"ecr": "aws", "ecr_public": "aws", "gar": "google", "gcr": "google", "acr": "azure"}
 _EARLY, _SOONEST = 0.1, 60.0  # renewed so much of its life, and at least so many seconds, before its end
 def _module(cloud: str) -> Any:
     from _regsync import aws, azure, google  # only for those who use a registry of a cloud
     return {"aws": aws, "azure": azure, "google": google}[cloud]
-
 class Chain:
     """One identity at one cloud; `guessed`: only its metadata service, which may have none. `expires`: wall clock."""
     def __init__(self, clouds: Clouds, cloud: str, registry: Registry, guessed: bool) -> None:
@@ -55,7 +52,6 @@ class Chain:
             life = self.expires - machine.wall() if self.expires > machine.wall() else math.inf
             self._end, self._due = began + life, began + max(min(life * (1 - _EARLY), life - _SOONEST), life / 2)
         self._asked += 1
-
 class Clouds:
     """The logins of a run at clouds, each for all registries that it holds for."""
     def __init__(self, machine: Machine) -> None:

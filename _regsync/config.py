@@ -1,5 +1,4 @@
 """The configuration: YAML bytes and the environment in, frozen values out.
-
 Owns: reading by the table of fields, places of problems, inheritance, the model, what may be shown of it, doubts. May
 not know: files, the process environment, how a value is used. Invariant: any input gives a `Config` or a `ConfigError`
 with every problem, aliases are read once, no message shows a secret; a doubt speaks only where no registry's content
@@ -15,8 +14,6 @@ from _regsync.errors import ConfigError, Problem, clean
 from _regsync.fields import DEFAULT_PORTS, SECTIONS, Field, is_loopback, parse_registry_url
 from _regsync.oci import Platform
 from _regsync.tags import TagRule, check_glob, compile_glob, select
-__all__ = ["ArtifactRule", "Config", "MappingRule", "Registry", "expand", "load", "registry_for"]
-
 class Registry(NamedTuple):
     """One named registry. `host` has no brackets and is Docker Hub's canonical name where it is that."""
     alias: str
@@ -49,14 +46,12 @@ class Registry(NamedTuple):
         """`host` or `host:port` as reports show it: without the scheme's own port."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return host if self.port == DEFAULT_PORTS[self.scheme] else f"{host}:{self.port}"
-
 class ArtifactRule(NamedTuple):
     """Which referrers travel with their image."""
     enabled: bool = True
     include: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
     require_artifacts: bool = False
-
 class MappingRule(NamedTuple):
     """One entry of `mappings` after inheritance; `platforms` None copies all."""
     index: int  # type: ignore[assignment]
@@ -75,7 +70,6 @@ class MappingRule(NamedTuple):
     def places(self) -> list[object]:
         """What it writes to, target by target."""
         return [target.place(self.target_repository) for target in self.targets]
-
 class Config(NamedTuple):
     """A valid configuration. `cache_ttl` 0 means that entries never expire; `cache_dir` None: no state."""
     registries: Mapping[str, Registry]
@@ -101,14 +95,12 @@ _SIMPLE = r"[A-Za-z0-9._*-]+"  # one such glob can be matched against the text o
 # Tags that move by custom: names, and versions that leave something out.
 _MOVING = (r"(?:latest|current|stable|lts|mainline|main|master|trunk|head|edge|nightly|canary|rolling|snapshot"
     r"|dev|develop|testing|unstable|next|v?[0-9]{1,3}(?:\.[0-9]{1,3})?)(?:-[a-z]+)*")
-
 class _Section(NamedTuple):
     """A mapping as read: `nodes` of the fields that are given, `values` of those that are also right."""
     node: Node
     path: str
     nodes: dict[str, Node]
     values: dict[str, Any]
-
 class _Reader:
     """Reads nodes by the table. A value that is wrong is noted and read as None; reading goes on. Methods are found by
     name: `read_` and a type of fields, `find_` and a type of scalars, `build_` and a section with its fields read."""
@@ -307,7 +299,6 @@ class _Reader:
             message = f"reads and writes {where}, whose max_concurrent is 1: allow 2 at least"
             self.note(section.node, section.path, message)
         return rule
-
 @lru_cache(256)  # large configurations repeat a few rules
 def _doubts_of(rule: TagRule) -> Sequence[tuple[str, str]]:
     found: list[tuple[str, str]] = []
@@ -324,7 +315,7 @@ def _doubts_of(rule: TagRule) -> Sequence[tuple[str, str]]:
         if check_glob(pattern) is None and any(_covers(wide, pattern) for wide in rule.exclude):
             found.append(("exclude", f"drops every tag that the glob {pattern!r} takes: narrow it"))
     if rule.semver is not None:
-        from _regsync.semver import Version, parse_range
+        from _regsync.tags import Version, parse_range
         versions = parse_range(rule.semver)
         # Where anything is admitted, then something at a bound or right after it.
         bounds = {bound for one in versions.sets for each in one for bound in each[:2]}
@@ -354,7 +345,6 @@ def _leaves_nothing(first: TagRule, rule: TagRule) -> bool:
         and all(any(_covers(a, b) for a in wide.glob or ("*",)) for b in narrow.glob or ("*",))
         and set(wide.exclude) <= set(narrow.exclude) and (wide.semver, wide.semver_prerelease)
         in ((None, None), (narrow.semver, narrow.semver_prerelease)))
-
 class _Expansion(_Reader):
     """Makes plain values of nodes that were read without a problem."""
     expanded, show_secrets = 0, False

@@ -1,5 +1,4 @@
 """Where the credential for one registry comes from.
-
 Owns: the order of the sources, the files of container clients. May not know: challenges, sockets; files are arguments.
 Invariant: a credential is for one host; a source that is named or broken is an error, never a reason to try another or
 go anonymous; no `repr`, no message shows a secret. Follows design.md 3, protocol-facts.md 3 and 9.2 (R8, R9, R19)."""
@@ -11,13 +10,11 @@ from typing import Any, NamedTuple
 from _regsync.config import Registry
 from _regsync.errors import AuthError, ConfigError, clean
 from _regsync.fields import is_loopback
-__all__ = ["Answer", "Credential", "Fetch", "Login", "Machine", "Pair", "find_credential", "json_object", "life_of"]
 Read = Callable[[str], bytes | None]
 Pair = tuple[str, str]
 Answer = tuple[int, Mapping[str, str], bytes]  # status, lower-case headers, body
 # (method, url, headers, body, seconds for all of it: none) -> answer: no redirect, no permit, a bounded body.
 Fetch = Callable[..., Awaitable[Answer]]
-
 class Credential(NamedTuple):
     """What proves who we are at one registry, found at `origin`; equal only when the secrets are."""
     username: str = ""
@@ -37,12 +34,10 @@ class Credential(NamedTuple):
         for secret in filter(None, (self.password, self.identity_token, self.registry_token, (self.basic or "")[6:])):
             text = text.replace(secret, "***")
         return text
-
 class Login(NamedTuple):
     """What a cloud's identity gives; `expires` in seconds since 1970, math.inf where nobody says."""
     credential: Credential
     expires: float
-
 class Machine(NamedTuple):
     """What a cloud's chain of credentials may take from the host; `read` gives None for a file that is not there."""
     environ: Mapping[str, str]
@@ -136,8 +131,7 @@ def _read_entry(place: str, entry: object, registry: Registry) -> Credential | N
     if not isinstance(entry, dict) or not all(isinstance(entry.get(name) or "", str) for name in names): raise broken
     auth, username, password, identity_token, registry_token = (entry.get(name) or "" for name in names)
     if auth:
-        try:
-            username, password = b64decode(auth, validate=True).decode().rstrip("\0").split(":", 1)  # old dockers pad
+        try: username, password = b64decode(auth, validate=True).decode().rstrip("\0").split(":", 1)  # old dockers pad
         except ValueError: raise broken from None
         if not username: raise broken
     identity_token = identity_token or (password if username == "<token>" else "")

@@ -1,5 +1,4 @@
 """Ask registries what there is: listings, what a tag names at both ends, the tree of an image.
-
 Owns: which questions are asked, in which order, and each only once a run (design.md section 6 rules 3 to 8). May not
 know: what is transferred when. Invariant: an answer already held is not asked for again; concurrent askers share one
 question. Follows specification section 1.1 "Tag skip decision", "head_first" and "Platform filtering"."""
@@ -16,20 +15,18 @@ from _regsync.oci import Manifest
 from _regsync.registry import Repository
 from _regsync.state import Knowledge, Snapshot, key_of, named
 from _regsync.transport import Transport
-__all__ = ["Discovery", "Once", "Sighting", "Verdict", "together"]
-T = TypeVar("T")
+_T = TypeVar("_T")
 # design.md section 6 rule 13: 32 MiB, at 8 KB and more for a manifest and what it was parsed into.
 _MANIFEST_BUDGET, _LIGHTEST_MANIFEST = 32 * 1024 * 1024, 8192
 _NOT_SAYING = (401, 403)
 _MOST_BELOW, _LARGEST_TREE = 10_000, 32 * 1024 * 1024  # of one image, all levels; entries name indexes of 4 MiB each
-
-class Once(Generic[T]):
+class Once(Generic[_T]):
     """One question asked once: later askers wait for the answer; a cancelled asker hands the asking on."""
-    def __init__(self, *answer: T) -> None:
+    def __init__(self, *answer: _T) -> None:
         self.answer = answer  # when there is one
         self._lock = anyio.Lock()
         self._error: SyncError | None = None
-    async def get(self, ask: Callable[[], Awaitable[T]]) -> T:
+    async def get(self, ask: Callable[[], Awaitable[_T]]) -> _T:
         while not self.answer:
             async with self._lock:
                 if self._error is not None: raise self._error
@@ -38,34 +35,31 @@ class Once(Generic[T]):
                     error.shed()
                     self._error = error
         return self.answer[0]
-async def together(asks: Iterable[Callable[[], Awaitable[T]]]) -> list[T]:
+async def together(asks: Iterable[Callable[[], Awaitable[_T]]]) -> list[_T]:
     """Ask all at the same time; raises the first error when all have ended."""
-    found = dict[int, T | SyncError]()
-    async def ask(number: int, one: Callable[[], Awaitable[T]]) -> None: found[number] = await _or_error(one())
+    found = dict[int, _T | SyncError]()
+    async def ask(number: int, one: Callable[[], Awaitable[_T]]) -> None: found[number] = await _or_error(one())
     async with anyio.create_task_group() as group:
         for number, one in enumerate(asks): group.start_soon(ask, number, one)
     if errors := [each for each in found.values() if isinstance(each, SyncError)]: raise errors[0]
     return [each for _, each in sorted(found.items()) if not isinstance(each, SyncError)]
-async def _or_error(asking: Awaitable[T]) -> T | SyncError:
+async def _or_error(asking: Awaitable[_T]) -> _T | SyncError:
     try: return await asking
     except SyncError as error: return error
-
-class Verdict(NamedTuple):
+class _Verdict(NamedTuple):
     """What one target needs: nothing (`reason`), the tree, or nothing can be said (`error`)."""
     target: Repository
     snapshot: bytes  # the name of this tag's (`state.named`)
     reason: str | None = None
     error: SyncError | None = None
-
 class Sighting(NamedTuple):
     """What was found out about one source tag."""
     source: Repository
     tree: plan.Tree | None
     digest: str
     source_digest: str
-    verdicts: tuple[Verdict, ...]
+    verdicts: tuple[_Verdict, ...]
     at_source: frozenset[str] = frozenset()  # what of the tree the source itself holds: all but trimmed indexes
-
 @dataclass
 class _End:
     """One target of a look-up: its tag's snapshot, and what it is found to hold: a digest, nothing, an error."""
@@ -77,10 +71,9 @@ class _End:
         """Say whether it has, for all that HEADs can tell, what the source's digest comes to."""
         if not isinstance(self.held, str): return self.held is not None
         return self.known == (key_of(told), key_of(self.held)) if trims else self.held == told
-    def verdict(self, digest: str) -> Verdict:
+    def verdict(self, digest: str) -> _Verdict:
         error = self.held if isinstance(self.held, SyncError) else None
-        return Verdict(self.target, self.snapshot, "unchanged" if self.held == digest else None, error)
-
+        return _Verdict(self.target, self.snapshot, "unchanged" if self.held == digest else None, error)
 class Discovery:
     """The questions of one run."""
     def __init__(self, transport: Transport, knowledge: Knowledge, *, reads_only: bool = False,

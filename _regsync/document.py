@@ -1,5 +1,4 @@
 """A YAML document as nodes that know their place, and the environment's part in its texts.
-
 Owns: decoding, composition, duplicate and merged keys, `${NAME}`. May not know: which fields exist. Invariant: work and
 memory are bounded by the length of the input, whatever it nests, repeats or refers to; a value never changes the
 document's structure; the short way for usual text and PyYAML's events lead to the same nodes. Follows design.md 3."""
@@ -7,7 +6,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Container, Iterator, Mapping
 from typing import Any, NamedTuple
-__all__ = ["Node", "Unreadable", "compose", "dump", "masked", "substitute", "variables"]
 _DEEPEST = 32  # levels; legitimate documents have 6
 _MOST_MERGED = 1_000_000  # what `<<` repeats is read again each time; this is some 60,000 mappings
 _TAG_PREFIX = "tag:yaml.org,2002:"
@@ -15,7 +13,6 @@ _TAG_PREFIX = "tag:yaml.org,2002:"
 _VARIABLE = r"\$\$|\$\{(?:([A-Za-z_][A-Za-z0-9_]*)(?::([-?])((?:[^$}]|\$(?!\{))*))?\})?"
 _KINDS = {"map": "a mapping", "seq": "a list", "str": "text", "int": "a whole number", "float": "a decimal number",
     "bool": "a truth value", "null": "empty", "timestamp": "a date", "merge": "a merge key"}
-
 class Node(NamedTuple):
     """A YAML node with its place; `value` is text, a list of nodes, or key and value nodes by key, `tag` the last word
     of the YAML tag. Where an alias stands, stands the very node of its anchor."""
@@ -25,7 +22,6 @@ class Node(NamedTuple):
     column: int
     @property
     def kind(self) -> str: return _KINDS[self.tag]
-
 class Unreadable(Exception):
     """The document cannot be read on; its arguments are line, column and message."""
 def compose(text: bytes, note: Callable[[Node, str, str], None]) -> Node | None:
@@ -68,10 +64,8 @@ _LONGEST_LINE = 10_000  # a pattern remembers hundreds of bytes for each word th
 _FARTHEST, _MOST_NESTED = 22, 8  # columns of block collections, levels of flow ones: no deeper than `_DEEPEST`
 _HELD = frozenset({"[", "{", *_KINDS})
 _TOP, _END = Node("-", "", 0, -1), Node("", "", -1, 0)
-
 class _Unusual(Exception):
     """Something for PyYAML to understand, or to refuse."""
-
 class _Ordinary:
     """Reads block collections, flow ones that end on their line and scalars of one line without escapes, several times
     as fast as PyYAML. Its tokens are the scalars' nodes, and nodes with an indicator or bracket for a tag."""
@@ -131,7 +125,6 @@ class _Ordinary:
             if end and self.token.tag != end: self.take({","})
         if end: self.take({end})
         return node
-
 class _Composer:
     """One pass over the parser's events. PyYAML's own would not bound depth, nor name repeated keys."""
     def __init__(self, loader: Any, yaml: Any, note: Callable[[Node, str, str], None]) -> None:

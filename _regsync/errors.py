@@ -1,14 +1,10 @@
 """Every error that a user can see, and the one way to make foreign text safe to print.
-
 Owns: the exception tree, the codes of design.md section 2, `Side`. May not know: any other module, so that all import
 it. Invariant: a message never holds a credential, a signed URL or a whole body; text from a registry passes `clean`
 first. Follows protocol-facts.md section 9.2, R10 and R18."""
 from __future__ import annotations
 import enum, re
 from typing import NamedTuple
-__all__ = ["AuthError", "ConfigError", "ConnectFailed", "ContentError", "Disconnected", "LoginExpired",
-    "MappingConflict", "Problem", "ProtocolBroken", "RegistryError", "RegsyncError", "Side", "SyncError", "TimedOut",
-    "WireError", "clean"]
 # Bidirectional controls and line separators that reorder or break a terminal line (R18).
 _INVISIBLE = {*range(0x00, 0x20), *range(0x7F, 0xA0), 0x2028, 0x2029, *range(0x202A, 0x202F), *range(0x2066, 0x206A)}
 _CLEANING = dict.fromkeys(_INVISIBLE, "") | dict.fromkeys((0x09, 0x0A, 0x0D, 0x2028, 0x2029), " ")
@@ -16,12 +12,10 @@ def clean(text: str, limit: int = 500) -> str:
     """Return `text` on one line, without control characters, at most `limit` characters long."""
     shown = text[: 4 * limit].translate(_CLEANING).strip()
     return shown if len(shown) <= limit else shown[: limit - 1] + "…"
-
 class Side(enum.Enum):
     """Which end of a copy something happened at."""
     SOURCE = "source"
     TARGET = "target"
-
 class Problem(NamedTuple):
     """One thing wrong with a configuration: a place (1-based; 0 when unknown), a key path, the trouble."""
     file: str
@@ -32,7 +26,6 @@ class Problem(NamedTuple):
     def __str__(self) -> str:
         place = f"{self.file}:{self.line}:{self.column}" if self.line else self.file
         return f"{place}: {self.path}: {self.message}" if self.path else f"{place}: {self.message}"
-
 class RegsyncError(Exception):
     """Base of all errors that are told to the user as one line; `exit_status`: of a command that it ends."""
     code = "INTERNAL_ERROR"
@@ -43,7 +36,6 @@ class RegsyncError(Exception):
     def shed(self) -> None:
         """Let go of frames and causes before it is kept: they hold whole bodies, and a source can make many errors."""
         self.__traceback__ = self.__cause__ = self.__context__ = None
-
 class ConfigError(RegsyncError):
     """The configuration, the command line or a file that they name is unusable: nothing was attempted."""
     code = "CONFIG_ERROR"
@@ -51,7 +43,6 @@ class ConfigError(RegsyncError):
     def __init__(self, message: str, *, problems: tuple[Problem, ...] = (), hint: str | None = None) -> None:
         super().__init__(message, hint=hint)
         self.problems = problems
-
 class SyncError(RegsyncError):
     """Something failed at a registry, raised bare, then `located`; `retryable`: the same exchange may succeed again."""
     retryable = False
@@ -73,30 +64,23 @@ class SyncError(RegsyncError):
         place = " ".join(filter(None, (self.operation, self.reference)))
         often = f" (tried {self.retries + 1} times)" if self.retries else ""
         return (f"{place}: {self.message}" if place else self.message) + often
-
 class WireError(SyncError):
     """The network or the peer's HTTP failed; `code` is NETWORK_ERROR."""
     code = "NETWORK_ERROR"
     retryable = True
-
 class ConnectFailed(WireError):
     """No connection to the host could be made: name, address, TLS or proxy."""
-
 class TimedOut(WireError):
     """The peer did not answer, or did not move, in the time that the policy allows."""
-
 class Disconnected(WireError):
     """The connection ended in the middle of an exchange."""
-
 class LoginExpired(SyncError):
     """A body was refused for its login, and there is a new one: what was sent begins again."""
     code = "AUTH_ERROR"
     retryable = True
-
 class ProtocolBroken(WireError):
     """The peer's bytes are not the HTTP that was agreed on; asking again would give the same."""
     retryable = False
-
 class AuthError(SyncError):
     """Credentials are missing, refused, or must not be sent; `fatal`: the whole registry is beyond use."""
     code = "AUTH_ERROR"
@@ -108,7 +92,6 @@ _REMEDIES = {(404, Side.SOURCE): "check the name: `regsync tags {repository}` sh
     (404, Side.TARGET): "create the repository, or the project that it is in, there first{command}",
     (405, Side.TARGET): "is it read-only, or a pull-through cache? name the registry that takes pushes",
     (413, Side.TARGET): "the registry or a proxy before it limits requests (nginx: client_max_body_size)"}
-
 class RegistryError(SyncError):
     """A registry answered with an error status; `codes` and `digests` are its body's, `retry_after` is seconds."""
     paced = final = False  # the next attempt waits in front of its window; there is none
@@ -141,11 +124,9 @@ class RegistryError(SyncError):
         return not self.final and (again or self.forgot_session)
     @property
     def forgot_session(self) -> bool: return self.status == 404 and "BLOB_UPLOAD_UNKNOWN" in self.codes
-
 class MappingConflict(SyncError):
     """Two mappings want one target tag from different sources; the later one loses."""
     code = "TARGET_ERROR"
-
 class ContentError(SyncError):
     """Bytes are not what their digest, size or media type says, or a document that cannot be copied."""
     code = "CONTENT_ERROR"

@@ -1,9 +1,7 @@
 """Bring what discovery found: promote images, start their steps, put their manifests, end each in one way.
-
 Owns: what is pending, the image slots, the healing of a state that was wrong. May not know: tags, mappings, how
 anything is asked or moved. Invariants: I8 (a waiting image has no task and no slot), I9, I10, I5 "Healing"; who brings
-what is `claims.Claims`' to decide. Follows specification 1.1 "Pipeline", design.md sections 6, 7, 9.
-"""
+what is `claims.Claims`' to decide. Follows specification 1.1 "Pipeline", design.md sections 6, 7, 9."""
 from __future__ import annotations
 import heapq
 from collections import Counter
@@ -24,11 +22,9 @@ from _regsync.rehearsal import Rehearsal
 from _regsync.state import Knowledge, RepositoryKey, key_of
 from _regsync.store import SMALL_BLOB
 from _regsync.transfer import Mover
-__all__ = ["Delivery", "Execution", "Image", "Progress"]
 _MOST_PENDING, _HEAVIEST_PENDING = 512, 64 * 1024 * 1024  # images, bytes of manifests, at which discovery rests
 _ABSENT_PAUSES = (0.5, 1.0, 2.0)  # before a manifest is put again that was refused for what this run brought (I5)
 _MOUNT_PATIENCE = 600.0  # for a blob that another image is to have on the same host: a leader may crawl
-
 @dataclass(eq=False, repr=False)
 class Delivery:
     """What a user calls an image, on its way to one target: it and its artifacts, what became of them."""
@@ -57,7 +53,6 @@ class Delivery:
     transferred: list[Descriptor] = field(default_factory=list)
     mounted: int = 0
     present: int = 0
-
 @dataclass(eq=False, repr=False)
 class Image:
     """One image or artifact on its way to its target under one reference; `then` is what hangs on it."""
@@ -77,7 +72,6 @@ class Image:
     stands: bool = False  # a tag that never moves is there, which is no failure
     error: RegsyncError | None = None
     def __post_init__(self) -> None: self.source, self.target = self.delivery.source, self.delivery.target
-
 class Progress:
     """What a progress display shows: images known and done, bytes moved and expected, who has to wait."""
     def __init__(self, paused: Mapping[str, Meter]) -> None:
@@ -87,7 +81,6 @@ class Progress:
     def under_way(self) -> list[str]:
         """Return the names of the images that have a step running, oldest first."""
         return [image.source.reference(image.reference) for image in self.begun.values() if image.running]
-
 class Execution:
     """Images on their way, at most `slots` with a step running. `start` starts a task, `ask` queues a question for a
     source, `keep_list` is `referrers.Referrers.keep` where lists are kept, `ended` is told of each delivery."""
@@ -199,8 +192,7 @@ class Execution:
                 disk=image.delivery.fan_out)
         except SyncError as error: image.error, mounted = image.error or error, False
         else:
-            if brought is None:
-                return  # dropped while draining: its image stays undone
+            if brought is None: return  # dropped while draining: its image stays undone
             mounted = brought == "mounted"
             image.delivery.mounted += mounted
             image.delivery.present += brought == "there"

@@ -1,5 +1,4 @@
 """The fields of the configuration: one table, the grammars of their values, and the table as JSON Schema.
-
 Owns: names, types, defaults and meaning of all fields (reader, schema and the README's reference use the same rows),
 durations, sizes, registry addresses. May not know: YAML, places, the model. Invariant: a grammar gives a value, or a
 ValueError with the remedy and no secret; the schema takes whatever `validate` takes. Follows JSON Schema 2020-12."""
@@ -11,8 +10,6 @@ from _regsync import providers
 from _regsync.errors import ConfigError
 from _regsync.oci import is_repository, parse_platform
 from _regsync.tags import check_glob
-__all__ = ["DEFAULT_PORTS", "SECTIONS", "Field", "is_loopback", "parse_duration", "parse_registry_url", "parse_size",
-    "schema", "value_of"]
 DEFAULT_PORTS: Mapping[str, int] = {"https": 443, "http": 80}
 _SECONDS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 _TRUTH = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
@@ -56,7 +53,6 @@ def parse_registry_url(text: str) -> tuple[Literal["https", "http"], str, int]:
     port = int(digits or DEFAULT_PORTS[scheme])
     if not 0 < port < 65536: raise ValueError(f"port {port} does not exist: use 1 to 65535")
     return scheme, host, port
-
 class Field(NamedTuple):
     """One field as users write it; what `schema`, the reference in the README and the reader need.
     `type` is text, texts, one_or_texts, flag, count, amount (text that may be an unquoted number), path, alias,
@@ -106,7 +102,7 @@ def _repository(text: str) -> None:
             raise ValueError(f"{text!r} has capitals, which registries refuse: write {text.lower()!r}")
         raise ValueError(f"{text!r} is no repository: write a path such as team/app, without host")
 def _range(text: str) -> None:
-    from _regsync.semver import parse_range
+    from _regsync.tags import parse_range
     parse_range(text)
 def _proxy(text: str) -> None:
     from _regsync.proxy import proxy_for

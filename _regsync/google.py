@@ -1,5 +1,4 @@
 """Google's application default credentials: an access token by whatever identity the machine has.
-
 Owns: the places' order, the kinds of files, what is asked. May not know: sockets, challenges. Invariant: a named place
 that is broken is an error; secrets go by https or to this machine, into no message. Follows protocol-facts.md 5.2-4."""
 from __future__ import annotations
@@ -11,7 +10,6 @@ import anyio
 from _regsync.config import Registry
 from _regsync.credentials import Answer, Credential, Login, Machine, Pair, json_object
 from _regsync.errors import AuthError, WireError, clean
-__all__ = ["log_in", "present"]
 _NAMED, _METADATA = "GOOGLE_APPLICATION_CREDENTIALS", ("GCE_METADATA_HOST", "GCE_METADATA_ROOT", "GCE_METADATA_IP")
 _SCOPE, _URN = "https://www.googleapis.com/auth/cloud-platform", "urn:ietf:params:oauth:"
 _TOKENS, _ACCOUNT = "https://oauth2.googleapis.com/token", "service_account_impersonation_url"
@@ -55,7 +53,6 @@ async def log_in(machine: Machine, registry: Registry, *, guessed: bool) -> Logi
         message = f"registry {registry.alias!r}: no Google identity for {registry.authority}; looked at {places}"
         hint = f"{_LOGIN}, name a key file by {_NAMED}, or {_ATTACH}; for public images use auth_type: anonymous"
         raise AuthError(message, hint=hint, fatal=True) from error
-
 class _Fields(NamedTuple):
     """What a credential file, or an object in one, says, and where it stands."""
     machine: Machine
@@ -92,8 +89,7 @@ class _Fields(NamedTuple):
         if (kind := str(self.info.get("type"))) in _KINDS:
             name, default, grant, fields, hint = _KINDS[kind]
             form = {"grant_type": grant, **{each: self.text(each) for each in fields.split()}}
-            if kind == "service_account":
-                form["assertion"] = self.assertion()  # RFC 7523; the exchange is RFC 8693
+            if kind == "service_account": form["assertion"] = self.assertion()  # RFC 7523; the exchange is RFC 8693
             if kind == "external_account":
                 project = not self.info.get("client_id") and self.info.get("workforce_pool_user_project")
                 form |= {"options": quote(json.dumps({"userProject": project}))} if project else {}
@@ -116,7 +112,7 @@ class _Fields(NamedTuple):
         shown = *login.split()[1:], *map(form.get, ("assertion", "client_secret", "refresh_token", "subject_token"))
         return at.read(await at.ask("POST", url, headers, body.encode()), hint, *shown, life=life)
     def assertion(self) -> str:
-        from _regsync.rsa import sign_rs256
+        from _regsync.fips import sign_rs256
         now, header = int(self.machine.wall()), {"typ": "JWT", "alg": "RS256", "kid": self.text("private_key_id")}
         claims = {"iat": now, "exp": now + 3600, "iss": self.text("client_email"), "aud": _TOKENS, "scope": _SCOPE}
         signed = b".".join(urlsafe_b64encode(json.dumps(part).encode()).rstrip(b"=") for part in (header, claims))

@@ -1,8 +1,7 @@
 """The health listener of `watch`: an HTTP/1.1 server of two resources, one request a connection.
-
-Owns: its sockets, heads of requests, answers' framing. May not know: what the states mean.
-Invariants: nothing of a request comes back in an answer; a client holds 8 KiB, ten seconds and one of a fixed number of
-places at most; for the next one the oldest ends, and none delays a probe. Follows RFC 9112, design.md section 10."""
+Owns: its sockets, heads of requests, answers' framing. May not know: what the states mean. Invariants: nothing of a
+request comes back in an answer; a client holds 8 KiB, ten seconds and one of a fixed number of places at most; for the
+next one the oldest ends, and none delays a probe. Follows RFC 9112, design.md section 10."""
 from __future__ import annotations
 import json, re, socket
 from collections.abc import Callable
@@ -13,7 +12,6 @@ from typing import Any
 import anyio, h11
 from _regsync.errors import ConfigError, Disconnected, clean
 from _regsync.streams import WANT_READ, SocketStream
-__all__ = ["Tell", "serve"]
 Tell = Callable[[str], tuple[int, dict[str, Any]]]  # what is said at `/healthz` or `/readyz`: status, document
 _HEAD, _MOST_CLIENTS, _SECONDS, _NO_FILES_PAUSE = 4096, 256, 5.0, 0.1  # a head may be twice that, less one byte
 async def serve(bind: str, port: int, tell: Tell, *, task_status: Any = anyio.TASK_STATUS_IGNORED) -> None:
@@ -58,7 +56,6 @@ def _listen(bind: str, port: int) -> list[socket.socket]:
         raise ConfigError(f"no health listener on {clean(bind, 100) or '*'} port {port}: {cause}",
             hint="--health-bind and --health-port take another") from error
     return listeners
-
 class _Client:
     def __init__(self, own: socket.socket, tell: Tell) -> None:
         self.own, self.stream, self.scratch, self._tell = own, SocketStream(own), memoryview(bytearray(_HEAD)), tell

@@ -1,5 +1,4 @@
 """HTTP/1.1 exchanges over streams: heads and framing by h11, bodies with the fewest copies.
-
 Owns: connections, tunnels, pool, time-outs, answers in the middle of an upload. May not know: registries, logins,
 redirects, retries (but an idle connection found dead is replaced). Invariants: I7 (a body that cannot begin again is
 sent once), I9 (kept only after a whole exchange). Follows RFC 9112, design.md section 9, throughput.md section 8."""
@@ -13,14 +12,12 @@ from _regsync import errors
 from _regsync.errors import ContentError, Disconnected, ProtocolBroken, SyncError, TimedOut, WireError, clean
 from _regsync.proxy import Proxy
 from _regsync.streams import WANT_READ, WANT_WRITE, Origin, Stream, Timeouts, connect, start_tls
-__all__ = ["PIECE", "Connection", "Headers", "Lease", "Pieces", "Pool", "Request", "Response", "open_stream"]
 # One piece of a body. throughput.md section 1: 64 KiB costs 12 % more CPU, 1 MiB four times the memory.
 PIECE = 256 * 1024
 _LONGEST_HEAD = 64 * 1024  # signed locations and fat challenges exceed h11's 16 KiB (protocol-facts.md section 2.5)
 _WORTH_DRAINING, _WORTH_WAITING = 64 * 1024, 1.0  # to keep a connection by more than this costs more than a new one
 _LAST_WORDS = 2.0  # how long a peer's refusal may still be in flight after our write failed
 _IDLE_PER_ORIGIN, _IDLE_IN_ALL = 64, 256  # a registry may send us to another host for each blob
-
 class Headers(list[tuple[str, str]]):
     """Response headers; names in lower case, repeated ones kept apart."""
     def get(self, name: str) -> str | None:
@@ -29,20 +26,17 @@ class Headers(list[tuple[str, str]]):
     def all(self, name: str) -> list[str]:
         """Return every value of `name`, in order."""
         return [value for key, value in self if key == name]
-
 class Request(NamedTuple):
     """One request to an origin; `target` is path and query, `headers` are without Host and length."""
     method: str
     target: str
     headers: tuple[tuple[str, str], ...] = ()
     body: bytes = b""
-
 class Pieces(Protocol):
     """The body of an upload, `length` bytes in all: `next` returns a piece, valid until the next one is returned, empty
     at the end, or refuses by raising."""
     length: int
     async def next(self) -> memoryview: ...
-
 class Response:
     """An answer whose head has arrived; its body is read by exactly one of `read` and `read_into`."""
     def __init__(self, connection: Connection, head: h11.Response, method: str) -> None:
@@ -96,7 +90,6 @@ class Response:
                     while self.left != 0 and (self.left or 0) <= budget: budget -= await self.read_into(scratch)
             except WireError: return False
         return self.reusable and self.left == 0
-
 class Connection:
     """One stream, one exchange at a time."""
     def __init__(self, origin: Origin, stream: Stream, timeouts: Timeouts) -> None:
@@ -220,7 +213,6 @@ class Connection:
             broken = f"{self.origin.authority} does not speak HTTP/1.1: {clean(str(error), 150)}"
             raise ProtocolBroken(broken) from error
         return event
-
 class Pool:
     """Idle connections, last in, first out, bounded and aged. It bounds nothing in use (I8)."""
     def __init__(self, dial: Callable[[Origin], Awaitable[Stream]], timeouts: Timeouts) -> None:
@@ -250,7 +242,6 @@ class Pool:
     def lease(self, origin: Origin) -> Lease:
         """Give exchanges with `origin` a connection that is theirs alone until the context ends."""
         return Lease(self, origin)
-
 class Lease:
     """One connection at a time for exchanges that belong together; one found dead is replaced once."""
     def __init__(self, pool: Pool, origin: Origin) -> None:

@@ -1,5 +1,4 @@
 """The vocabulary of the OCI specifications: names, references, digests, descriptors, manifests, platforms.
-
 Owns: the grammar of a registry's nouns, what a readable manifest is, which entries of an index a platform filter keeps.
 May not know: registries, configuration, HTTP. Invariant: `trim_index` alone changes a manifest's bytes; no digest, tag,
 name or media type leaves unchecked: each may become part of a URL, header or file name (protocol-facts.md section 9.2,
@@ -11,10 +10,6 @@ from types import MappingProxyType
 from typing import Any, NamedTuple, NoReturn, TypeVar
 from _regsync import fips
 from _regsync.errors import ConfigError, ContentError, clean
-__all__ = ["ACCEPT_MANIFESTS", "IMAGE_CONFIGS", "MAX_INDEX_DEPTH", "TRIM_RULE", "Descriptor", "Manifest", "Platform",
-    "Reference", "check_digest", "digest_of", "is_referrer_tag", "is_repository", "is_tag", "list_referrers",
-    "parse_manifest", "parse_platform", "parse_reference", "platform_matches", "referrers_tag", "split_digest",
-    "trim_index"]
 _T = TypeVar("_T")
 _KINDS: Mapping[type, str] = {str: "a string", list: "a list", dict: "an object"}
 # protocol-facts.md section 1.3: OCI's, then Docker's.
@@ -73,7 +68,6 @@ def list_referrers(held: Manifest | None, more: Sequence[Descriptor]) -> Manifes
 def is_referrer_tag(tag: str) -> bool:
     """Tell whether a tag names referrers or cosign's attachments, not an image (design.md section 5)."""
     return re.fullmatch(r"sha(?:256|512)-[a-f0-9]{64}(?:\.(?:sig|att|sbom))?", tag) is not None
-
 class Reference(NamedTuple):
     """An image by host (and port), repository, and tag or digest or neither."""
     host: str
@@ -105,7 +99,6 @@ def parse_reference(text: str) -> Reference:
         return Reference(host, repository, tag or None, check_digest(digest) if at else None)
     except (ContentError, ValueError) as error:
         raise ConfigError(f"reference {clean(text, 300)!r}: {clean(str(error))}") from error
-
 class Platform(NamedTuple):
     """An operating system and architecture, with a variant when one is named."""
     os: str
@@ -121,7 +114,6 @@ def platform_matches(wanted: Platform, have: Platform) -> bool:
     """Tell whether an index entry's platform is the one asked for (design.md section 4)."""
     variant = have.variant or {"arm64": "v8", "arm": "v7"}.get(have.architecture)
     return wanted[:2] == have[:2] and wanted.variant in (None, variant)
-
 class Descriptor(NamedTuple):
     """What a document says of a blob or manifest; `data` only when it is that content, verified."""
     media_type: str
@@ -140,7 +132,6 @@ class Descriptor(NamedTuple):
         """The digest of the sibling that this entry is BuildKit's attestation of."""
         unknown = self.platform == Platform("unknown", "unknown")
         return self.annotations.get("vnd.docker.reference.digest") if unknown else None
-
 class Manifest(NamedTuple):
     """A manifest or index, and what of its bytes matters for a copy; `digest` is the one asked for, else the sha256."""
     media_type: str
@@ -244,8 +235,7 @@ def _annotations(document: dict[str, Any]) -> dict[str, str]:
     return {key: value for key, value in _field(document, "annotations", dict).items() if isinstance(value, str)}
 def _data(text: str, digest: str, size: int) -> bytes | None:
     """Return embedded content when it verifies, else None: it is fetched like any other."""
-    try:
-        content = binascii.a2b_base64(text)  # skips characters that are not base64; the digest decides
+    try: content = binascii.a2b_base64(text)  # skips characters that are not base64; the digest decides
     except ValueError: return None
     same = text and len(content) == size and digest_of(content, split_digest(digest)[0]) == digest
     return content if same else None
@@ -280,16 +270,15 @@ def _integer(text: str) -> int:
     return int(text) if len(text) <= 40 else _refuse(text)
 def _refuse(text: str) -> NoReturn:
     raise ContentError(f"the document holds the number {clean(text, 40)}, which cannot be kept as it is")
-
-class Trimmed(NamedTuple):
+class _Trimmed(NamedTuple):
     """What a platform filter leaves: nothing if `matched` is empty; `nested`: the indexes below, by original digest."""
     manifest: Manifest
     changed: bool
-    nested: Mapping[str, Trimmed]
+    nested: Mapping[str, _Trimmed]
     matched: frozenset[Platform]
     available: tuple[str, ...]
 def trim_index(index: Manifest, wanted: Sequence[Platform], nested: Mapping[str, Manifest],
-        done: dict[str, Trimmed] | None = None, depth: int = 1) -> Trimmed:
+        done: dict[str, _Trimmed] | None = None, depth: int = 1) -> _Trimmed:
     """Keep what `wanted` asks for (design.md section 4), `nested` being all indexes below; ContentError if unable."""
     if depth > MAX_INDEX_DEPTH: raise ContentError(f"indexes are nested more than {MAX_INDEX_DEPTH} deep")
     done = {} if done is None else done  # each nested index once
@@ -313,7 +302,7 @@ def trim_index(index: Manifest, wanted: Sequence[Platform], nested: Mapping[str,
     changed = tuple(kept) != index.children
     manifest = _rewritten(index, kept) if changed and matched else index
     below_it = {digest: trimmed for digest, trimmed in done.items() if trimmed.matched}
-    return Trimmed(manifest, changed, below_it, frozenset(matched), tuple(available))
+    return _Trimmed(manifest, changed, below_it, frozenset(matched), tuple(available))
 def _rewritten(index: Manifest, chosen: Sequence[Descriptor | None]) -> Manifest:
     document = _load(index.body, "the index cannot be trimmed", _refuse)
     kept = [(entry, keep) for entry, keep in zip(document["manifests"], chosen, strict=True) if keep]

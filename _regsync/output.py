@@ -1,5 +1,4 @@
 """What the user sees: results, log lines, progress, the JSON document.
-
 Owns: the two output streams and how values become lines on them. May not know: what a run does. Invariant: standard
 output holds results only, with `--json` exactly one document; everything else goes to standard error; no control
 character of foreign text reaches either. Follows specification section 6, design.md sections 2 and 10."""
@@ -8,11 +7,9 @@ import json, os, time
 from typing import Any, NamedTuple, TextIO
 from _regsync.errors import RegsyncError, clean
 from _regsync.report import Outcome, Report, duration_text, size_text
-__all__ = ["Console", "Snapshot", "progress_lines"]
 _LEVELS = {"trace": 5, "debug": 10, "info": 20, "warning": 30, "error": 40}
 _LONGEST_LINE = 2000  # an image's holds two references and a cause that was cut before
 _COLOURS = {"error": "\x1b[31m", "warning": "\x1b[33m"}
-
 class Snapshot(NamedTuple):
     """How far a run is: images and bytes, done of known; bytes a second; seconds; what takes long."""
     done: int
@@ -42,7 +39,6 @@ def progress_lines(now: Snapshot, columns: int, marks: str = "#-") -> list[str]:
     lines.append(f"{duration_text(now.elapsed):<7}{now.waiting}".rstrip())
     # The last column wraps on some terminals, and a line that wraps is not cleared.
     return [line if len(line) < columns else f"{line[: max(0, columns - 2)]}~" for line in lines]
-
 class Console:
     """Standard output and standard error of one command."""
     def __init__(self, out: TextIO, err: TextIO, *, level: str, as_json: bool, json_log: bool, progress: bool) -> None:

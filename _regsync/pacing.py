@@ -1,16 +1,12 @@
 """When a request may go: permits per registry, windows and buckets per action, what a peer asks us to wait.
-
 Owns: the arithmetic of waiting. May not know: clocks, sockets, tasks; `now` and chance are arguments. Invariant I8: a
 request is admitted by one synchronous decision that takes everything it needs or nothing. Follows specification section
-8.1, design.md section 9.
-"""
+8.1, design.md section 9."""
 from __future__ import annotations
 import math, re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 from _regsync.providers import Pace
-__all__ = ["DEFAULT_CONCURRENCY", "DISCOVERY", "LARGE_BODY", "LONGEST_WAIT", "Limit", "Meter", "Patience", "Want",
-    "admit", "due", "hopeless", "parse_quota", "parse_retry_after", "release"]
 DEFAULT_CONCURRENCY = 50  # specification section 2.2: `max_concurrent` when unset
 # Bodies from here on count as streams (design.md section 9): few fill a link, more only make every image end late.
 LARGE_BODY, _LARGE_STREAMS = 1024 * 1024, 8
@@ -23,7 +19,6 @@ _EPOCH, UNDER_WAY = 0.1, 1.0
 # Of the last tenth of a quota discovery takes only what comes back, in a minute where no time is told.
 DISCOVERY, _LOW_QUOTA, _USUAL_QUOTA = ("tag_list", "manifest_head", "manifest_get"), 0.1, 60
 _QUOTA = "([0-9]{1,12})(?:;.*w=([0-9]{1,9}))?"  # compiled when it is first needed: a start pays for what it uses
-
 class Want(NamedTuple):
     """What a request or half of a blob transfer takes: a permit, a place in its first meter, a token of each meter."""
     host: str
@@ -32,7 +27,6 @@ class Want(NamedTuple):
     meters: tuple[str, ...] = ()
     discovers: bool = False
     within: bool = False  # of work that has a permit: it takes none
-
 class Meter:
     """A group of actions at a registry: the adaptive window of those under way, the bucket that feeds it, pauses."""
     def __init__(self, pace: Pace, limit: Limit) -> None:
@@ -86,7 +80,6 @@ class Meter:
         self._spread = wait if low else 0.0
         self._held = (self._asked if left else now) + self._spread
         return left > 0 or low
-
 class Limit:
     """What one registry gives and who uses it: permits over all actions, a meter for each group of them."""
     def __init__(self, cap: int, paces: Sequence[Pace] = (), *, per_project: bool = False) -> None:
@@ -134,7 +127,6 @@ def due(limits: Mapping[str, Limit], wants: tuple[Want, ...], now: float) -> flo
 def release(limits: Mapping[str, Limit], wants: tuple[Want, ...]) -> None:
     """Give back the permits that `admit` took."""
     for want in wants: limits[want.host].count(want, -1)
-
 class Patience:
     """Repetitions of one piece of work: so many attempts, and apart from them 429s for so long."""
     def __init__(self, attempts: int) -> None:

@@ -1,25 +1,23 @@
-"""What has to be copied for one image, and which mapping writes which tag.
-
-Owns: the tree of an image in put order, the order of its blobs, the election of leaders, which mapping gets which tag.
-May not know: how anything is asked or moved. Invariants: I2 (children before their index), I10 (on a conflict the
-earlier mapping wins). Follows design.md sections 3, 6, 7, specification 1.1."""
+"""What has to be copied for one image, which mapping writes which tag, and which mappings are one process's share.
+Owns: the tree of an image in put order, the order of its blobs, the election of leaders, which mapping gets which tag,
+shards. May not know: how anything is asked or moved, what registries hold. Invariants: I2 (children before their
+index), I10 (on a conflict the earlier mapping wins); shards are disjoint and together the whole. Mappings with a
+repository in common share one: it is listed once, conflicts are seen. So do those below one base path of a target,
+which mount each other's layers: as short a path as makes no group half more than a fair share, for everything may lie
+below one. Follows design.md sections 2, 3, 6, 7, specification 1.1."""
 from __future__ import annotations
-import enum, heapq
-from collections.abc import Callable, Iterable, Mapping
+import enum, heapq, re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
-from _regsync.config import MappingRule, Registry
-from _regsync.errors import ContentError, RegistryError
+from _regsync.config import Config, MappingRule, Registry
+from _regsync.errors import ConfigError, ContentError, RegistryError, clean
 from _regsync.oci import IMAGE_CONFIGS, MAX_INDEX_DEPTH, Descriptor, Manifest
-__all__ = ["COMPLETE", "HAS", "LATE_SHARE", "Assignment", "Election", "Look", "NotAtHand", "Tree", "Wanted", "assign",
-    "grouped", "grow", "look_again", "look_without_state", "may_be_stale", "names_absence", "order_blobs"]
 LATE_SHARE = 0.02  # of a run's requests, those that ask for late signatures (design.md section 8)
 # What is noted of a look at an image's artifacts, beside `referrers.Referrers.shown`: it has some, they are all there.
 HAS, COMPLETE = 16, 32
 _MOST_BLOBS = 10_000  # of one image; real ones name hundreds, and a hostile index hundreds of thousands
-
 class NotAtHand(ContentError):
     """A child that was left at the source, because its target seemed to hold it, is needed after all."""
-
 class Tree(NamedTuple):
     """An image as it will stand at the target: `children` in put order, without the root."""
     root: Manifest
@@ -58,7 +56,6 @@ class Tree(NamedTuple):
                     pending.append(by_digest[digest])
         if len(blobs) > _MOST_BLOBS: raise ContentError(f"the image names more than {_MOST_BLOBS} blobs")
         return tuple(blobs.values()), tuple(child for child in self.children if child.digest in lacking)
-
 class Look(enum.IntEnum):
     """How an image's artifacts are looked at: not, when it is its turn, the top's at once, or with all below it."""
     NOT, LATE, TOP, ALL = range(4)
@@ -97,7 +94,6 @@ def grow(root: Manifest, fetched: Mapping[str, Manifest], source_digest: str) ->
 def order_blobs(blobs: Iterable[Descriptor], references: Mapping[str, int]) -> tuple[Descriptor, ...]:
     """Order blobs by descending reference count over all images discovered so far; ties as they stand."""
     return tuple(sorted(blobs, key=lambda blob: -references.get(blob.digest, 0)))
-
 class Election:
     """Which pending image to promote next: the greedy set cover of specification section 1.1, near-linear over a run.
     The highest gain goes next, then the lowest number: how many blobs others on its host want and nobody brings yet."""
@@ -138,18 +134,16 @@ def grouped(mappings: Iterable[MappingRule], keys: Callable[[MappingRule], list[
         groups.update((key, group) for each in more for key in keys(each))
     unique = {id(each): each for each in groups.values()}.values()
     return [sorted(each, key=lambda mapping: mapping.index) for each in unique]
-
 class Wanted(NamedTuple):
     """One source tag and the targets that shall have it."""
     mapping: MappingRule
     tag: str
     targets: tuple[Registry, ...]
-
-class Assignment(NamedTuple):
+class _Assignment(NamedTuple):
     """What a group of mappings comes to: tags to look up, and tags that two mappings fight for."""
     wanted: tuple[Wanted, ...]
     conflicts: tuple[tuple[Wanted, MappingRule], ...]
-def assign(selected: Iterable[tuple[MappingRule, Iterable[str]]]) -> Assignment:
+def assign(selected: Iterable[tuple[MappingRule, Iterable[str]]]) -> _Assignment:
     """Give each target tag to the first mapping that names it, once; design.md section 3."""
     owners: dict[object, MappingRule] = {}
     wanted, conflicts = list[Wanted](), list[tuple[Wanted, MappingRule]]()
@@ -164,4 +158,33 @@ def assign(selected: Iterable[tuple[MappingRule, Iterable[str]]]) -> Assignment:
                     free.append(target)
                 elif owner.content != mapping.content: conflicts.append((Wanted(mapping, tag, (target,)), owner))
             if free: wanted.append(Wanted(mapping, tag, tuple(free)))
-    return Assignment(tuple(wanted), tuple(conflicts))
+    return _Assignment(tuple(wanted), tuple(conflicts))
+_INDEX = "JOB_COMPLETION_INDEX"  # Kubernetes sets it in the pods of an Indexed Job
+class Shard(NamedTuple):
+    """One of `total`, numbered from 0."""
+    number: int
+    total: int
+    def share(self, config: Config) -> Config:
+        """Return the configuration with this shard's mappings alone, in their order, and a `cache_dir` of its own."""
+        groups = _groups(config.mappings, max(1.0, 1.5 * len(config.mappings) / self.total))
+        shares: list[list[MappingRule]] = [[] for _ in range(self.total)]
+        for group in sorted(groups, key=lambda group: (-len(group), group[0].index)): min(shares, key=len).extend(group)
+        own = tuple(sorted(shares[self.number], key=lambda rule: rule.index))
+        cache_dir = config.cache_dir and f"{config.cache_dir}/shard-{self.number}-of-{self.total}"
+        return config._replace(mappings=own, cache_dir=cache_dir)
+def parse_shard(text: str, environ: Mapping[str, str]) -> Shard:
+    """Read `I/N`, or `/N` with I from the environment; ConfigError names what is wrong."""
+    (number, _, total), where = text.partition("/"), clean(text, 40)
+    if text[:1] == "/": where += f" ({_INDEX}: {clean(number := environ.get(_INDEX, 'not set'), 40)})"
+    if all(re.fullmatch("[0-9]{1,3}", part) for part in (number, total)) and int(number) < int(total):
+        return Shard(int(number), int(total))
+    hint = "the first of four is 0/4, the last 3/4; /4 is for the pods of an Indexed Job"
+    raise ConfigError(f"--shard {where}: I/N is needed, I from 0 and below N", hint=hint)
+def _groups(rules: Sequence[MappingRule], most: float, depth: int = 1) -> Iterator[list[MappingRule]]:
+    """Give what stays together where base paths have `depth` segments, or more in a group of more than `most`."""
+    def keys(rule: MappingRule) -> list[object]:
+        path, read = rule.target_repository.split("/"), rule.source.place(rule.source_repository)
+        return [read, *rule.places, *((each.origin, *path[:depth], "/") for each in rule.targets if depth < len(path))]
+    for group in grouped(rules, keys):
+        if len(group) <= most or all(rule.target_repository.count("/") < depth for rule in group): yield group
+        else: yield from _groups(group, most, depth + 1)

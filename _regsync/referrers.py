@@ -1,5 +1,4 @@
 """Which artifacts hang on an image, and the list of them where a registry keeps none itself.
-
 Owns: the question of specification section 1.1 "Artifacts" (referrers API, fallback tag, cosign's tags), its filters,
 the fallback index at a target. May not know: when a run looks, how anything is moved. Invariants: what could not be
 asked is an error, never "none"; an entry that somebody else wrote into a fallback index stays. Follows design.md
@@ -18,14 +17,12 @@ from _regsync.execution import Delivery
 from _regsync.oci import Descriptor, Manifest
 from _regsync.registry import Repository
 from _regsync.state import Knowledge, RepositoryKey, area, key_of, named
-__all__ = ["Artifact", "Referrers"]
 _COSIGN = (".sig", ".att", ".sbom")
 # Signatures of attestations of signatures have been seen; a chain that goes on is somebody's trap.
 _DEEPEST, _MOST = 8, 10_000
 _MOST_HUNG = 1024  # answers with the manifests of what hangs on a digest; those that were put need no second one
 _PUTS = 5  # a list that others write too is put so often before that is an error
 _HEAVY_LIST = 64 * 1024  # characters of annotations; 20,000 images may have such a list each
-
 class Artifact(NamedTuple):
     """One artifact: what it hangs on, its digest or cosign's tag, its entry in a fallback index (None for a tag), what
     was found out about it (None: every target has it)."""
@@ -36,11 +33,9 @@ class Artifact(NamedTuple):
     types: frozenset[str]
     def __str__(self) -> str:
         return f"{self.reference} ({', '.join(sorted(self.types)) or 'no type'}) of {self.subject}"
-
 class _List(NamedTuple):
     entries: tuple[Descriptor, ...]
     fallback: Manifest | None = None  # the index that they are from
-
 class _Question(NamedTuple):
     """For whom is asked. `silent` targets lacked the image: nobody asks them for what they did not get; the `sure` hold
     it with all that hung on it once: what an earlier run brought needs no question."""
@@ -53,7 +48,6 @@ class _Question(NamedTuple):
         """Say whether the filters take an artifact of these types."""
         rule = self.mapping.artifacts
         return not (rule.include and types.isdisjoint(rule.include)) and types.isdisjoint(rule.exclude)
-
 class Referrers:
     """The questions of one run about artifacts, and what it keeps at targets without the API."""
     def __init__(self, discovery: Discovery, knowledge: Knowledge, wall: Callable[[], float], *, kept: bool) -> None:

@@ -1,5 +1,4 @@
 """The distribution specification from the client's side: one method per endpoint.
-
 Owns: paths, headers, statuses, the reading of answers. May not know: what is copied where, or why. Invariants: I3 (a
 manifest is what its digest says, or the registry is in error), I6 (a Location elsewhere gets no credentials), an error
 names side, operation, reference. Follows OCI distribution-spec 1.1, protocol-facts.md section 1 (numbers below)."""
@@ -13,7 +12,6 @@ from _regsync.http1 import Lease, Pieces, Response
 from _regsync.pacing import LARGE_BODY
 from _regsync.providers import ROWS, UploadStyle, api_repository
 from _regsync.transport import Answer, Call, Host, Transport
-__all__ = ["Repository", "Upload"]
 _MANIFEST_LIMIT, _TAGS_LIMIT = 4 * 1024 * 1024, 8 * 1024 * 1024
 # A listing is in memory; the largest known repositories have some 100,000 tags.
 _MOST_PAGES, _MOST_TAGS, _MOST_REFERRERS = 10_000, 1_000_000, 10_000
@@ -22,7 +20,6 @@ _OCTETS = ("Content-Type", "application/octet-stream")
 _LINK = r'<([^<>]*)>((?:[^,"]|"[^"]*")*)'
 # The first `rel` outside of quotes; blanks belong to one place only, for the same reason.
 _NEXT = r'(?i)(?:[^"]|"[^"]*")*?;\s*rel\s*=\s*(?:"(?:[^"]*\s)?)?next(?![^\s";])'
-
 class Repository:
     """One repository of one host, seen from one side of a copy."""
     def __init__(self, transport: Transport, host: Host, name: str, side: Side, *, reads_only: bool = False) -> None:
@@ -162,7 +159,6 @@ class Repository:
         if response.status not in statuses:
             body = await response.read(transport.ERROR_BODY)
             raise self._transport.refusal(self.host, Answer(response.status, response.headers, body))
-
 class _Counted:
     """A body that tells when the target has taken so much of it that it is well under way."""
     def __init__(self, pieces: Pieces, under_way: Callable[[], None]) -> None:
@@ -172,7 +168,6 @@ class _Counted:
         piece = await self._pieces.next()
         self._given += len(piece)
         return piece
-
 class Upload:
     """One blob on its way into a repository: `start`, then `send` unless that is unnecessary. The caller holds permits
     and lease (all goes over one connection); `session` is the path of the open upload session, empty without one, which
@@ -238,8 +233,7 @@ class Upload:
                 if kept or chunks: self._opened(call, response, kept)
         except RegistryError as error:
             if error.retryable and not error.forgot_session: raise
-            if error.forgot_session:
-                self.session = ""  # a chunk may go again to where it went, else
+            if error.forgot_session: self.session = ""  # a chunk may go again to where it went, else
             repository.host.resumes, self.broken = False, ""
     async def send(self, pieces: Pieces, *, last: bool = True) -> bool:
         """Stream the blob, or a part before the `last`, which closes the session; False when only asking tells whether
@@ -258,8 +252,7 @@ class Upload:
         async with self._transport.metered(host, call, self._lease) as hear, self._kept(call) as lease:
             response = await lease.exchange(call.request(used), seconds, _Counted(pieces, hear))
             hear(response)
-            if not response.early or response.status < 500:
-                self.broken = ""  # that session has got its answer
+            if not response.early or response.status < 500: self.broken = ""  # that session has got its answer
             if response.status == 401 and own and not self._renewed:
                 body, self._renewed = await response.read(transport.ERROR_BODY), True
                 await self._transport.relearn(host, call, used, Answer(401, response.headers, body))
@@ -280,8 +273,7 @@ class Upload:
     def _kept(self, call: Call) -> AbstractAsyncContextManager[Lease]:
         """Give the session's last request, which is counted, its connection."""
         host = self.repository.host
-        if self.style != "chunks":
-            self.session = ""  # whatever happens to a body, its session takes no other
+        if self.style != "chunks": self.session = ""  # whatever happens to a body, its session takes no other
         host.requests[call.action] += 1
         return self._transport.kept(host, self._origin, self._lease if self._origin == host.origin else None)
 def _tags_of(body: bytes, with_digests: bool) -> dict[str, str | None]:

@@ -1,5 +1,4 @@
 """A run that changes nothing: what would be moved, and what it would cost.
-
 Owns: the part of `transfer.Mover` in a dry run, and the numbers of `analyze`. May not know: which image is next.
 Invariant: GET and HEAD only; its requests and bytes are those of a run that gets the same answers, since the same
 discovery, claims and execution lead to it. Follows design.md sections 6 and 10 ("Dry run")."""
@@ -10,8 +9,6 @@ from typing import Any
 from _regsync import claims, oci, pacing, plan, providers, registry, state, transfer
 from _regsync.report import size_text
 from _regsync.transport import Transport
-__all__ = ["Rehearsal", "lines"]
-
 class Rehearsal:
     """Stands where the mover stands."""
     def __init__(self, transport: Transport, knowledge: state.Knowledge) -> None:

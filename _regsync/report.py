@@ -1,5 +1,4 @@
 """What happened in a run: outcomes, totals, exit status, and the words for sizes and times.
-
 Owns: the fold of outcomes into the report of design.md section 10, the JSON Schema of all documents on standard output,
 the exit statuses of design.md section 2. May not know: terminals, files, clocks. Invariant: every image that was
 selected has exactly one outcome. Follows specification sections 3, 6, 7."""
@@ -9,7 +8,6 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 from _regsync.errors import RegsyncError
-__all__ = ["Outcome", "Report", "duration_text", "schema", "size_text"]
 def size_text(count: int) -> str:
     """Return a size in SI units: `0 B`, `512 B`, `31.5 MB`."""
     if count < 1000: return f"{count} B"
@@ -22,7 +20,6 @@ def duration_text(seconds: float) -> str:
     if minutes < 60: return f"{minutes}m{rest:02d}s" if minutes else f"{rest}s"
     return f"{minutes // 60}h{minutes % 60:02d}m"
 _NO_ARTIFACTS: Mapping[str, int] = dict.fromkeys(("synced", "skipped", "failed", "stripped"), 0)
-
 class Outcome(NamedTuple):
     """The end of one image on one target; `source` and `target` are full references with host."""
     source: str
@@ -54,7 +51,6 @@ class Outcome(NamedTuple):
             "error": cause, "bytes": self.bytes, "duration_s": round(self.duration, 3),
             "blobs": {"transferred": len(self.transferred), "mounted": self.mounted, "skipped": self.skipped},
             "artifacts": dict(self.artifacts)}
-
 class Report:
     """The fold over a run's outcomes."""
     def __init__(self) -> None:

@@ -1,9 +1,7 @@
 """A command at work: what the process gives to it, signals, and how its progress and its end are told.
-
 Owns: the edge to the process (environment, files, clock, chance) and the wiring of a run or a listing. May not know:
 arguments, configuration files, how anything is asked or copied. Invariant: connections are closed however a command
-ends. Follows specification section 1.6 and design.md sections 2, 5 and 9.
-"""
+ends. Follows specification section 1.6 and design.md sections 2, 5 and 9."""
 from __future__ import annotations
 import gc, os, signal, time
 from collections import Counter, deque
@@ -13,9 +11,9 @@ import anyio
 from _regsync import discover, rehearsal, state, sync, tags, transport
 from _regsync.config import Config, MappingRule, Registry
 from _regsync.errors import ConfigError, Side, clean
+from _regsync.execution import Progress
 from _regsync.output import Console, Snapshot
 from _regsync.report import Report, duration_text
-__all__ = ["connect", "list_tags", "listen_for_signals", "run", "show_progress"]
 _TICK, _HEARTBEAT = 0.25, 30.0
 _RATE_SECONDS = 5.0  # an average over hours hides that nothing moves now
 async def run(found: Config, console: Console, one: tuple[MappingRule, str, str] | None = None,
@@ -64,7 +62,7 @@ async def list_tags(registry: Registry, repository: str, rule: tags.TagRule, con
     if console.as_json: console.document({"repository": str(source), "tags": kept, "dropped": dict(dropped)})
     for tag in () if console.as_json else kept: console.line(tag)
     return 0
-async def show_progress(console: Console, progress: sync.Progress) -> None:
+async def show_progress(console: Console, progress: Progress) -> None:
     """Keep the live display, or a heartbeat every 30 s, until cancelled."""
     began = anyio.current_time()
     past = deque([(began, 0)])
@@ -78,7 +76,7 @@ async def show_progress(console: Console, progress: sync.Progress) -> None:
             console.progress(Snapshot(progress.done, progress.known, progress.bytes, progress.expected, rate,
                 now - began, _waiting(progress, now)))
     finally: console.clear()
-def _waiting(progress: sync.Progress, now: float) -> str:
+def _waiting(progress: Progress, now: float) -> str:
     names = progress.under_way()
     if progress.ends is not None:
         return f"stopping in {duration_text(max(0.0, progress.ends - now))} at most, {len(names)} under way"
@@ -98,8 +96,7 @@ def connect(console: Console, log: Callable[..., None] | None = None) -> transpo
         open_files=_raise_file_limit()))
 def _read_file(path: str) -> bytes | None:
     try:
-        with open(path, "rb") as stream:
-            return stream.read(4 * 1024 * 1024)  # more than any file of credentials has
+        with open(path, "rb") as stream: return stream.read(4 * 1024 * 1024)  # more than any file of credentials has
     except (FileNotFoundError, NotADirectoryError): return None
     except OSError as error:
         raise ConfigError(f"{clean(path)} cannot be read: {clean(error.strerror or str(error))}") from error

@@ -1,5 +1,4 @@
 """What is known about blobs, manifests and tags at registries: by this run, and by earlier ones, as they left it.
-
 Owns: the hot tier and the judgement of the warm one (specification 1.1, three-step look-up), what was learnt of hosts;
 the warm tier as bytes, looked up in place: `state.bin` and its journal (design.md section 8). May not know: clocks,
 sockets, tasks, files. Invariant I5: an entry exists only because a registry answered; what an earlier run left is
@@ -16,8 +15,6 @@ from operator import itemgetter
 from typing import Any
 from _regsync import fips
 from _regsync.oci import split_digest
-__all__ = ["EMPTY", "Archive", "Damaged", "Knowledge", "RepositoryKey", "Snapshot", "area", "digest_like", "encode",
-    "entry", "folded", "frame", "key_of", "moment_of", "named", "unframe"]
 _MAGIC, _VERSION = b"regsync\n", 2
 _HEAD, _CRC, _FRAME = struct.Struct(">8sHI7I"), struct.Struct(">I"), struct.Struct(">cH")
 _LONGEST_LOOK = 400 * 86400  # what nobody has looked at for longer is of images that are gone
@@ -29,7 +26,6 @@ _ALGORITHMS = {"sha256": b"\1", "sha512": b"\2"}
 # E: a manifest's identity, the key of a thing it names. S: a snapshot (`named`), time, keys of the source's and pushed.
 # A: an image's artifacts (`named`), time of the last look, of the first, bits, 8 bytes of a hash of what was listed.
 _LAYOUTS = {"B": (42, 37, 37), "M": (42, 37, 37), "E": (70, 70, 0), "S": (102, 32, 32), "A": (49, 32, 32)}
-
 class Damaged(ValueError):
     """These bytes are not a state file that this version can read."""
 def key_of(digest: str) -> bytes:
@@ -45,7 +41,6 @@ def named(*words: str) -> bytes:
 def entry(key: bytes, number: int, moment: int, flag: bool) -> bytes:
     """Return a row of table B or M."""
     return key + _CRC.pack(number) + _CRC.pack(moment) + bytes([flag])
-
 class Archive:
     """What earlier runs left, read only."""
     def __init__(self, image: bytes | None = None) -> None:
@@ -141,7 +136,6 @@ RepositoryKey = tuple[str, str]  # host key (host:port as shown in reports) and 
 Snapshot = tuple[bytes, bytes]
 _FRESH_SECONDS = 30 * 60  # a weak entry is believed for so long whatever else is known (design.md section 7)
 _FACTS_SECONDS = 24 * 3600  # what was learnt of a host (design.md section 8)
-
 class Knowledge:
     """The hot tier over the warm one; `now` is the wall clock, `ttl` seconds (0: for ever), `note` the journal."""
     def __init__(self, archive: Archive = EMPTY, *, now: Callable[[], float] = float, ttl: float = 0.0,

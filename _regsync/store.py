@@ -1,5 +1,4 @@
 """Disk: staged blobs, for images that go to more than one target (small ones stay in memory); the state on disk.
-
 Owns: files named by digest only (R16); `state.bin`, `state.journal` and `state.lock`. May not know: registries, HTTP,
 what a state says. Invariants: a file visible under its digest was hashed and is whole, whoever else stages in the same
 directory; what a killed or failed run left is used when it still verifies, a run that ends well leaves nothing. Without
@@ -17,8 +16,6 @@ from _regsync.http1 import PIECE
 from _regsync.oci import Descriptor, split_digest
 from _regsync.pacing import Limit
 from _regsync.state import EMPTY, Archive, Damaged, folded, unframe
-__all__ = ["SMALL_BLOB", "FilePieces", "MemoryPieces", "NoRoom", "Reader", "Staging", "StagingFailed", "StateFile",
-    "read_whole"]
 SMALL_BLOB, _MEMORY_BUDGET = 1024 * 1024, 48 * 1024 * 1024  # design.md section 6 rule 13
 _PARTIAL = ".partial"
 _JOURNAL, _LARGEST = b"regsyncj", 1 << 30
@@ -26,16 +23,13 @@ _WRITE = os.O_WRONLY | os.O_CREAT | getattr(os, "O_BINARY", 0) | getattr(os, "O_
 _ABANDONED_SECONDS = 24 * 3600.0  # a partial file is a killed run's then: a living one's is written to all the time
 # Something that reads a blob from its source to the end, verified, piece by piece.
 Reader = Callable[[Descriptor, Callable[[memoryview], Awaitable[None]]], Awaitable[None]]
-
 class StagingFailed(SyncError):
     """The disk is full or not to be used; no other blob will fare better in this run."""
     code = "CONFIG_ERROR"
-
 class NoRoom(StagingFailed):
     """Only this blob: it is larger than what may be staged, or all that is staged is being read."""
 def _remove(path: str) -> None:
     with contextlib.suppress(OSError): os.unlink(path)
-
 @contextlib.contextmanager
 def _replacing(path: str) -> Iterator[int]:
     """Give the descriptor of a file that stands at `path` once it was written, else nowhere."""
@@ -46,7 +40,6 @@ def _replacing(path: str) -> Iterator[int]:
         yield descriptor
         os.replace(partial, path)
     finally: _remove(partial)
-
 @contextlib.contextmanager
 def _disk() -> Iterator[None]:
     try: yield
@@ -60,7 +53,6 @@ async def read_whole(blob: Descriptor, read: Reader) -> bytes:
     async def keep(piece: memoryview) -> None: whole.extend(piece)
     await read(blob, keep)
     return bytes(whole)
-
 class MemoryPieces:
     """A body that is in memory."""
     def __init__(self, body: bytes | memoryview, offset: int = 0) -> None:
@@ -69,7 +61,6 @@ class MemoryPieces:
         given, self._body = self._body[:PIECE], self._body[PIECE:]
         self.complete = not self._body
         return given
-
 class FilePieces:
     """A body read from a staged file."""
     def __init__(self, staged: FileIO, size: int, offset: int) -> None:
@@ -94,7 +85,6 @@ def _is_whole(path: str, blob: Descriptor) -> bool:
     whole = running.hexdigest() == encoded
     if not whole: os.unlink(path)
     return whole
-
 class Staging:
     """Blobs pulled once for several targets: small ones in memory, the others, at most `limit` bytes, in files."""
     def __init__(self, cache_dir: str | None, limit: int | None = None) -> None:
@@ -201,7 +191,6 @@ class Staging:
         self._files.clear()
         self._memory.clear()
         self._cleanup.close()
-
 class StateFile:
     """The state on disk between `load` and `close`, nothing noted after `save`; `warn(event, message)` tells of it."""
     def __init__(self, cache_dir: str | None, warn: Callable[[str, str], None], *, remembers: bool = False) -> None:
@@ -287,8 +276,7 @@ def _lock(descriptor: int) -> None:
         from fcntl import LOCK_EX, LOCK_NB, flock
     except ImportError:
         import msvcrt  # Windows
-        try:
-            msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)  # type: ignore[attr-defined]
+        try: msvcrt.locking(descriptor, msvcrt.LK_NBLCK, 1)  # type: ignore[attr-defined]
         except OSError as error: raise BlockingIOError(str(error)) from error
     else: flock(descriptor, LOCK_EX | LOCK_NB)
 def _content(path: str) -> bytes | None:

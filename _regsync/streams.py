@@ -1,5 +1,4 @@
 """Byte streams to a peer: own non-blocking sockets, plain or TLS, TLS inside TLS.
-
 Owns: name resolution, the race between addresses, handshakes. May not know: HTTP, registries, credentials. Invariants:
 who waits on a socket is told before it is closed, it is never half-closed, nobody waits for a close_notify; after
 WANT_WRITE the same memory comes again. Follows design.md section 9; throughput.md sections 2, 3, traps 1, 4, 7, 8."""
@@ -11,12 +10,10 @@ from typing import Any, NamedTuple, Protocol
 import anyio.to_thread
 from _regsync import tls
 from _regsync.errors import ConnectFailed, Disconnected, clean
-__all__ = ["WANT_READ", "WANT_WRITE", "Origin", "Stream", "Timeouts", "connect", "start_tls"]
 WANT_READ, WANT_WRITE = -1, -2  # what `recv_into` and `send` answer instead of a count when nothing can move now
 _WANTS: dict[type[OSError], int] = {ssl.SSLWantReadError: WANT_READ, ssl.SSLWantWriteError: WANT_WRITE}
 _ATTEMPT_DELAY = 0.25  # between attempts, as RFC 8305 section 5 recommends
 _TLS_PORTION = 64 * 1024  # how much is encrypted before a TLS proxy has taken what was encrypted before
-
 class Timeouts(NamedTuple):
     """How long each wait may take, in seconds (design.md section 9); tests pass others."""
     connect: float = 10.0
@@ -29,7 +26,6 @@ class Timeouts(NamedTuple):
     slowest_bytes_per_second: float = 1024.0
     slow_window: float = 300.0
     idle_connection: float = 50.0
-
 class Origin(NamedTuple):
     """Scheme, host (lower case, no brackets) and port: what a credential is bound to (R1)."""
     scheme: str
@@ -41,7 +37,6 @@ class Origin(NamedTuple):
         host = f"[{self.host}]" if ":" in self.host else self.host
         return host if self.port == (443 if self.scheme == "https" else 80) else f"{host}:{self.port}"
     def __str__(self) -> str: return f"{self.scheme}://{self.authority}"
-
 class Stream(Protocol):
     """Two directions of bytes; only `wait` sleeps. `recv_into` and `send` return the bytes moved (none read: the end),
     WANT_READ or WANT_WRITE, or raise Disconnected. `close` is at once; whoever waits gets Disconnected."""
@@ -55,7 +50,6 @@ def _answer(error: OSError, blocked: int) -> int:
     if blocked == WANT_READ and isinstance(error, (ssl.SSLZeroReturnError, ssl.SSLEOFError)):
         return 0  # common without close_notify: lengths and digests decide whether anything is missing
     raise Disconnected(f"the connection broke: {clean(error.strerror or type(error).__name__, 100)}") from error
-
 class SocketStream:
     """A connected socket or SSLSocket in non-blocking mode."""
     def __init__(self, own: socket.socket) -> None:
@@ -82,7 +76,6 @@ class SocketStream:
         if self._socket.fileno() >= 0:
             anyio.notify_closing(self._socket)
             self._socket.close()
-
 class TlsInsideStream:
     """TLS inside a TLS proxy's; only `send` waits for room, only `recv_into` for bytes, so both may go on at once."""
     def __init__(self, inner: Stream, context: Any, server_hostname: str) -> None:
@@ -102,8 +95,7 @@ class TlsInsideStream:
         while True:
             try: return step() or 0
             except ssl.SSLWantReadError:
-                try:
-                    self._flush()  # what has no room now goes with the next `send`
+                try: self._flush()  # what has no room now goes with the next `send`
                 except Disconnected:
                     pass  # what the peer said before it left is still to be read; the next `send` fails
                 if (got := self._inner.recv_into(self._scratch)) < 0: return got
@@ -118,8 +110,7 @@ class TlsInsideStream:
     def send(self, data: memoryview) -> int:
         try: self._encrypted = self._encrypted or self._object.write(data[:_TLS_PORTION])
         except OSError as error: return _answer(error, WANT_WRITE)
-        if (blocked := self._flush()) < 0:
-            return blocked  # the same memory comes again, and is not encrypted twice
+        if (blocked := self._flush()) < 0: return blocked  # the same memory comes again, and is not encrypted twice
         sent, self._encrypted = self._encrypted, 0
         return sent
 def _interleave(found: list[Any]) -> list[tuple[int, Any]]:

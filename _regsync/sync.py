@@ -1,9 +1,7 @@
 """Conduct one run: listings, look-ups and transfers at the same time, every image to one outcome.
-
 Owns: the queues of questions, the isolation of failures, the drain, the state's load and save. May not know: how
 anything is asked, moved or printed, nor in which order images are brought. Invariants: I10; every selected image ends
-in exactly one outcome unless the run is interrupted. Follows specification 1.1 "Pipeline", 1.6 and 3; design.md 9.
-"""
+in exactly one outcome unless the run is interrupted. Follows specification 1.1 "Pipeline", 1.6 and 3; design.md 9."""
 from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Coroutine
@@ -26,12 +24,10 @@ from _regsync.store import Staging, StateFile
 from _regsync.tags import compile_glob
 from _regsync.transfer import Mover
 from _regsync.transport import Transport
-__all__ = ["DRAIN_SECONDS", "Progress", "Run"]
 # Specification section 1.6; how often a drain, and those who wait for a mount, are looked at.
 DRAIN_SECONDS, _DRAIN_TICK, _HURRY_SECONDS = 25.0, 2.0, 30.0
 # Enough to hide a round trip of 100 ms at 160 tags a second; a fixed number, whatever the tags.
 _LOOK_UPS_PER_SOURCE = 16
-
 class Run:
     """One run over a configuration's mappings, or over one image."""
     def __init__(self, transport: Transport, config: Config, emit: Callable[[Outcome], None], report: Report,
@@ -111,8 +107,7 @@ class Run:
         text = f"stopping: what is under way may end, for {DRAIN_SECONDS:.0f} s; a second signal ends it now"
         self._log("warning", "stopping", text)
         self._execution.drain()
-        for scope in self._asking:
-            scope.cancel()  # they would find what is not brought any more
+        for scope in self._asking: scope.cancel()  # they would find what is not brought any more
         self.progress.ends = execution.deadline = anyio.current_time() + DRAIN_SECONDS
         before, asked = dict[anyio.CancelScope, int](), -1
         while True:
@@ -230,8 +225,7 @@ class Run:
             late = used + cost * (1 - chance) <= share and not self._execution.draining
             used, left = used + cost, left + (not late)
             if late: self._ask(source, partial(take, True))
-            else:
-                await take(False)  # asks for nothing
+            else: await take(False)  # asks for nothing
         if left: self._log("debug", "looks_due", f"{left} images are due for a look at their artifacts, in a later run")
     async def _take(self, mapping: MappingRule, sighting: Sighting, source_name: str, reference: str, began: float,
             late: bool | None = None) -> None:

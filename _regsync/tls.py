@@ -1,5 +1,4 @@
 """The only place where a TLS context is made, and where its failures are put into words.
-
 Owns: trusted authorities, client certificates, the lowest TLS version. May not know: sockets, registries, how many
 contexts there are (the caller shares them: a bundle takes 30 ms). Invariant: a name that the user gave and that leads
 to nothing is an error, never a silent fall-back. Follows design.md section 9 ("CA"), protocol-facts.md section 8.2."""
@@ -7,7 +6,6 @@ from __future__ import annotations
 import os, re, ssl, sys
 from collections.abc import Callable, Mapping
 from _regsync.errors import ConfigError, clean
-__all__ = ["explain", "make_context"]
 # Where truststore 0.10.5 looks without OpenSSL's defaults: Alpine, Arch, RHEL 9-10; Fedora; older RHEL; Debian; SUSE.
 _BUNDLES = ("/etc/ssl/cert.pem", "/etc/pki/ca-trust/extracted/pem/tls-ca-bundle.pem", "/etc/pki/tls/cert.pem",
     "/etc/ssl/certs/ca-certificates.crt", "/etc/ssl/ca-bundle.pem")

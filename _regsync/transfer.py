@@ -1,9 +1,7 @@
 """Bring blobs and manifests of one image to one target.
-
 Owns: the way of one blob (look up, mount, upload, relay, check, repetition) and of an image's manifests. May not know:
 which image is next. Invariants: I1, I2 (children first, awaited), I3 (the last piece is withheld until count and hash
-agree), I7, I8 (all of a transfer is admitted in one step; pauses hold nothing). Follows design.md sections 6, 7, 9.
-"""
+agree), I7, I8 (all of a transfer is admitted in one step; pauses hold nothing). Follows design.md sections 6, 7, 9."""
 from __future__ import annotations
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, nullcontext, suppress
@@ -21,7 +19,6 @@ from _regsync.registry import Repository, Upload
 from _regsync.state import Knowledge, RepositoryKey
 from _regsync.store import SMALL_BLOB, FilePieces, MemoryPieces, NoRoom, Reader, Staging, StagingFailed, read_whole
 from _regsync.transport import Transport
-__all__ = ["Brought", "Mover", "Relay", "known_body"]
 # design.md section 6 rule 16: a blob starts again at most twice; when a lost answer is asked for; how long a source is
 # waited for in all, which a target's own time-outs allow; how far apart the states of a hash are kept.
 _BLOB_STARTS, _LOST_ANSWER_PAUSES, _SOURCE_GRACE, _CHECKPOINT = 3, (0.0, 1.0, 3.0), 20.0, 16 * 1024 * 1024
@@ -29,7 +26,6 @@ _BLOB_STARTS, _LOST_ANSWER_PAUSES, _SOURCE_GRACE, _CHECKPOINT = 3, (0.0, 1.0, 3.
 _PARTS, _NOT_SO = "", {"UNSUPPORTED", "BLOB_UPLOAD_INVALID"}
 _WHOLE_BLOB = 64 * 1024  # rule 12: up to this a blob goes in one request where the registry takes it so
 Brought = Literal["uploaded", "mounted", "there"]  # how a blob came to its place
-
 class Relay:
     """A blob on its way out of its source: counted, hashed, its last piece withheld until both agree. A broken one goes
     on by Range, so that the target's PUT stays open (rule 16)."""
@@ -99,14 +95,11 @@ class Relay:
                     await anyio.sleep(self._pause_after(error, self._patience, self.source.host))
                     try: return await self._open()
                     except SyncError as caught: error = caught
-                    if not error.retryable:
-                        break  # to begin again is what is left
+                    if not error.retryable: break  # to begin again is what is left
             raise broken
         finally: self._grace -= anyio.current_time() - began
-
 class _Unanswered(Exception):
     """A whole body was sent, or a success came too early: a HEAD decides (rule 16), else the argument is raised."""
-
 @contextmanager
 def _answered(body: Relay | MemoryPieces | FilePieces | None = None) -> Iterator[None]:
     """Raise _Unanswered instead of what failed where `body` (None: one that is sent at once) may have arrived."""
@@ -115,7 +108,6 @@ def _answered(body: Relay | MemoryPieces | FilePieces | None = None) -> Iterator
         lost = error.side is not Side.SOURCE and (isinstance(error, WireError) or error.status >= 500)
         if lost and (body is None or body.complete): raise _Unanswered(error) from error
         raise
-
 class Mover:
     """Moves blobs and manifests; what it learns goes into `knowledge`."""
     def __init__(self, transport: Transport, knowledge: Knowledge, staging: Staging,
@@ -265,8 +257,7 @@ class Mover:
         where = upload.repository.key
         accepted = self._accepted.setdefault(where, anyio.Event())
         try:
-            if upload.session:
-                return None  # it was accepted, whatever became of another one's start meanwhile
+            if upload.session: return None  # it was accepted, whatever became of another one's start meanwhile
             return await (self._mounted(upload, step.mount_from) if step.mount_from else self._there(upload))
         except SyncError:
             if not accepted.is_set(): del self._accepted[where]

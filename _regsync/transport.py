@@ -1,10 +1,8 @@
 """One authenticated, admitted, repeated exchange with a registry.
-
 Owns: each registry's `Host`, admission, redirects, repetition (not of what goes with a blob: the transfer does that),
 how an answer becomes an error. May not know: what a manifest or a blob is. Invariants: I6 (a credential is attached hop
 by hop, to its own origin only, never again once redirects have left it), I7 and I8 (nothing is held while waiting).
-Follows design.md sections 6, 7 and 9, protocol-facts.md sections 1.12, 1.13 and 9.2 (R1-R4, R10, R14).
-"""
+Follows design.md sections 6, 7 and 9, protocol-facts.md sections 1.12, 1.13 and 9.2 (R1-R4, R10, R14)."""
 from __future__ import annotations
 import heapq, math, re, time
 from collections import Counter
@@ -26,14 +24,11 @@ from _regsync.providers import ROWS, api_host
 from _regsync.proxy import proxy_for
 from _regsync.report import duration_text
 from _regsync.streams import Origin, Stream, Timeouts
-__all__ = ["ERROR_BODY", "Answer", "Call", "Edge", "Gate", "Host", "Permit", "Transport", "check_foreign",
-    "resolve_location"]
 _REDIRECTS, _MOST_REDIRECTS, _UNREACHABLE_AFTER = (301, 302, 303, 307, 308), 10, 3
 # R14: an error body is read this far; a manifest, a listing or a token has its own limit.
 ERROR_BODY, _TOKEN_BODY = 64 * 1024, 1024 * 1024
 # No URL begins in another: 64 KiB of `://` must not cost their square.
 _QUERY = r"(://(?:(?!://)[^\s?])*\?)\S+"
-
 class Edge(NamedTuple):
     """What a run takes from its machine, so that tests can give it others."""
     environ: Mapping[str, str]
@@ -44,7 +39,6 @@ class Edge(NamedTuple):
     log: Callable[..., None]
     timeouts: Timeouts = Timeouts()
     open_files: int = 65536  # how many the process may have; permits are clamped to it
-
 class Call(NamedTuple):
     """One request as a registry method words it; `action` is a key of design.md section 9."""
     action: str
@@ -61,35 +55,32 @@ class Call(NamedTuple):
         own = (("User-Agent", f"regsync/{__version__}"), ("Accept-Encoding", "identity"))
         login = (("Authorization", authorization),) if authorization is not None else ()
         return Request(self.method, self.path, (*own, *login, *self.headers), self.body)
-
 class Answer(NamedTuple):
     """A whole answer: its body is in memory."""
     status: int
     headers: Headers
     body: bytes
-
-class Permit:
+class _Permit:
     """What one piece of work holds: permits of registries, places in windows (`entered`) for its next requests."""
     def __init__(self, wants: tuple[Want, ...], rank: float) -> None:
         self.wants, self.rank, self.holds, self.busy = wants, rank, False, 0
         self.entered = dict[tuple[str, ...], tuple[pacing.Meter, int]]()
         self.drawn = dict[pacing.Meter, tuple[float, float]]()  # when, and the bucket behind it
         self.turn, self.scope = anyio.Event(), anyio.CancelScope()
-
 class Gate:
     """The waiting in front of permits: by rank, then first come, first served among those that fit."""
     def __init__(self) -> None:
         self.limits: dict[str, pacing.Limit] = {}
         # Those who wait for the same fit or not together: only the first of each heap is ever asked.
-        self._queues: dict[tuple[Want, ...], list[tuple[float, int, Permit]]] = {}
+        self._queues: dict[tuple[Want, ...], list[tuple[float, int, _Permit]]] = {}
         self._arrivals, self.youngest = count(), 0.0  # so neither discovery nor execution waits for ever
         # What a task holds: its request at a registry that it holds a permit of takes no other.
-        self.at_work: ContextVar[Permit | None] = ContextVar("at work", default=None)
+        self.at_work: ContextVar[_Permit | None] = ContextVar("at work", default=None)
     @asynccontextmanager
-    async def admitted(self, wants: tuple[Want, ...], rank: float | None = None) -> AsyncIterator[Permit]:
+    async def admitted(self, wants: tuple[Want, ...], rank: float | None = None) -> AsyncIterator[_Permit]:
         """Hold the permits for `wants` inside the block; the lowest `rank` goes first, by default the youngest's."""
         self.youngest = max(self.youngest, rank or 0.0)
-        permit = Permit(wants, self.youngest if rank is None else rank)
+        permit = _Permit(wants, self.youngest if rank is None else rank)
         outer = self.at_work.set(permit)
         try:
             await self.take(permit)
@@ -98,12 +89,11 @@ class Gate:
             self.at_work.reset(outer)
             self._give_back(permit)
             permit.wants = ()
-    async def take(self, permit: Permit, *wants: Want, let_go: Callable[[], Awaitable[None]] | None = None) -> None:
+    async def take(self, permit: _Permit, *wants: Want, let_go: Callable[[], Awaitable[None]] | None = None) -> None:
         """Add what the next requests draw. To wait it gives back all (I8) unless a request of it is under way."""
         wants = tuple(want._replace(within=True) for want in wants if (want.host, *want.meters) not in permit.entered)
         needs = wants if permit.holds else (*permit.wants, *wants)
-        if self._queues:
-            self.wake()  # by time alone others may fit by now, and they came first
+        if self._queues: self.wake()  # by time alone others may fit by now, and they came first
         if not needs or self._admit(permit, needs): return
         if permit.holds and not (permit.busy or permit.entered):
             if let_go is not None: await let_go()
@@ -121,13 +111,13 @@ class Gate:
                 self._queues[needs].remove(waiting)
                 heapq.heapify(self._queues[needs])
                 self.wake()
-    def _admit(self, permit: Permit, needs: tuple[Want, ...]) -> bool:
+    def _admit(self, permit: _Permit, needs: tuple[Want, ...]) -> bool:
         admitted, now = pacing.admit(self.limits, needs, anyio.current_time(), permit.entered), anyio.current_time()
         permit.holds = permit.holds or admitted
         for meter in (self.limits[want.host].meters[name] for want in needs * admitted for name in want.meters):
             permit.drawn[meter] = now, meter.full
         return admitted
-    def _give_back(self, permit: Permit) -> None:
+    def _give_back(self, permit: _Permit) -> None:
         for meter, number in permit.entered.values(): meter.end(number)
         if permit.holds: pacing.release(self.limits, permit.wants)
         permit.entered, permit.holds = {}, False
@@ -146,7 +136,6 @@ class Gate:
                 later = pacing.due(self.limits, needs, now := anyio.current_time())
                 permit.scope.deadline = later if later > now else math.inf
         self._queues = {needs: queue for needs, queue in self._queues.items() if queue}
-
 class Host:
     """A registry as this run knows it under one credential; shared by all aliases of one host:port."""
     def __init__(self, transport: Transport, registry: Registry, credential: Credential | Chain | None) -> None:
@@ -193,7 +182,6 @@ def check_foreign(base: Origin, origin: Origin) -> None:
         raise ProtocolBroken(f"the registry sends us from https to http ({clean(origin.host, 100)}), refused")
     if auth.is_private(origin.host) and not auth.is_private(base.host):
         raise ProtocolBroken(f"the registry sends us to a private address ({clean(origin.host, 100)}), refused")
-
 class Transport:
     """Every exchange of a run, or of the runs of one process, passes here."""
     def __init__(self, edge: Edge) -> None:
@@ -269,8 +257,7 @@ class Transport:
     async def _dial(self, origin: Origin, *, abroad: bool = False) -> Stream:
         registry, timeouts = self._registries.get(origin), self.edge.timeouts
         proxy, decided = proxy_for(*origin, self.edge.environ, registry.proxy if registry else None)
-        if origin.scheme == "http" and not (registry or abroad):
-            proxy = None  # metadata, whatever its name (R20)
+        if origin.scheme == "http" and not (registry or abroad): proxy = None  # metadata, whatever its name (R20)
         through = f" through {proxy} ({decided})" if proxy else ""
         self.edge.log("debug", "connect", f"connecting to {origin}{through}")
         shown = registry._replace(client_cert=None, client_key=None) if registry and abroad else registry

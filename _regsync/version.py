@@ -1,15 +1,9 @@
 """What `regsync version` says: this program, its interpreter, its OpenSSL, its FIPS gate.
-
 Owns: those words. May not know: anything but `fips`. Invariant: without `as_json` nothing costly is loaded, no ssl,
-json, typing or argparse (tests/test_zipapp.py looks): scripts ask often. Follows design.md sections 1 and 10.
-"""
+json, typing or argparse (tests/test_zipapp.py looks): scripts ask often. Follows design.md sections 1 and 10."""
 from __future__ import annotations
 import sys
 from _regsync import FIPS_BUILD, __version__, fips
-TYPE_CHECKING = False  # as in fips
-if TYPE_CHECKING:
-    from typing import Any
-__all__ = ["inventory", "show"]
 def show(*, as_json: bool) -> int:
     """Write the version to standard output; return the exit status."""
     try:
@@ -31,7 +25,7 @@ def show(*, as_json: bool) -> int:
 def inventory() -> int:
     """Write the SBOM (CycloneDX) that the build put into the file to standard output; ConfigError for sources."""
     from _regsync.errors import ConfigError
-    loader: Any = globals()["__loader__"]
+    loader = globals()["__loader__"]
     if not hasattr(loader, "archive"):
         raise ConfigError("only a built file has an inventory", hint="tools/build_zipapp.py makes one")
     sys.stdout.write(loader.get_data(f"{loader.archive}/sbom.cdx.json").decode())

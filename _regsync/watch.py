@@ -1,9 +1,7 @@
 """Watch mode: cycle after cycle until a signal, each with the configuration as it is then.
-
 Owns: when a cycle begins, what a new configuration changes, what is said of a cycle, the states that probes ask for.
 May not know: how a run goes, HTTP. Invariants: a configuration that cannot be used leaves the last good one in force;
-what repeats is said once. Follows specification section 1.5, design.md section 10 ("Health", "Watch").
-"""
+what repeats is said once. Follows specification section 1.5, design.md section 10 ("Health", "Watch")."""
 from __future__ import annotations
 import os, signal, time
 from collections import Counter, defaultdict
@@ -16,10 +14,8 @@ from _regsync.errors import ConfigError
 from _regsync.output import Console
 from _regsync.report import Outcome, Report
 from _regsync.store import StateFile
-__all__ = ["Health", "changes", "run"]
 _NO_PROGRESS, _HOUR = 900.0, 3600.0
 _SETTINGS = ("max_concurrent_transfers", "cache_dir", "cache_ttl", "staging_size_limit")
-
 class Health:
     """What probes are told; `moved` says when a registry answered last, or bytes moved."""
     def __init__(self, now: Callable[[], float], moved: Callable[[], float], is_stopping: Callable[[], bool]) -> None:
@@ -50,7 +46,6 @@ def _named(found: config.Config) -> dict[str, object]:
         rules[name].append(([each.alias for each in rule.targets], rule.tags, rule.platforms, rule.artifacts))
     return {**{f"registry {alias}": each for alias, each in found.registries.items()}, **rules,
         **{f"setting {name}": (value,) for name, value in found._asdict().items() if name in _SETTINGS}}
-
 class _Said:
     """What was said in the cycle under way and in the one before: what repeats is not said again."""
     def __init__(self, console: Console) -> None:
@@ -76,7 +71,6 @@ class _Said:
         gone = self._failed.keys() - self.failed.keys()
         names = Counter(" -> ".join(name.rpartition(":")[0] for name in pair) for pair in sorted(gone))
         for name, count in names.items(): self.log("info", "recovered", f"no longer failing: {name} ({count})")
-
 class _Watch:
     """The loop; `read` gives the arguments of `load`."""
     def __init__(self, console: Console, read: Callable[[], dict[str, Any]],

@@ -25,7 +25,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from _regsync import cli, config, shard, sync
+from _regsync import cli, config, plan, sync
 from tests.ends import run_regsync
 
 DEPLOY = Path(__file__).resolve().parent.parent / "deploy"
@@ -171,7 +171,7 @@ def test_the_pods_of_the_indexed_job_have_all_mappings_among_them() -> None:
     text = parsed(main_of("sharded-job")["args"]).shard
     whole, dealt = load({}), list[int]()
     for index in range(spec["completions"]):
-        own = shard.parse(text, {"JOB_COMPLETION_INDEX": str(index)})
+        own = plan.parse_shard(text, {"JOB_COMPLETION_INDEX": str(index)})
         assert own.total == spec["completions"]
         found = own.share(whole)
         assert found.mappings, "none of them is idle"

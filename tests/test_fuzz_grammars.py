@@ -19,8 +19,7 @@ from _regsync.errors import ConfigError, ContentError
 from _regsync.fields import parse_duration, parse_registry_url, parse_size
 from _regsync.pacing import parse_retry_after
 from _regsync.proxy import proxy_for
-from _regsync.semver import parse_range, parse_version
-from _regsync.tags import compile_glob
+from _regsync.tags import compile_glob, parse_range, parse_version
 from tests.fuzzing import fuzz, scraps
 
 # Durations and sizes.

@@ -21,27 +21,13 @@ PROGRAM = sorted((ROOT / "_regsync").glob("*.py"))
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("__init__",),
     ("fips",),
-    ("errors", "oci", "semver"),
-    (
-        "providers",
-        "proxy",
-        "tags",
-        "document",
-        "fields",
-        "config",
-        "pacing",
-        "state",
-        "claims",
-        "plan",
-        "shard",
-        "report",
-    ),
+    ("errors", "oci"),
+    ("providers", "proxy", "tags", "document", "fields", "config", "pacing", "state", "claims", "plan", "report"),
     (
         "tls",
         "streams",
         "http1",
         "credentials",
-        "rsa",
         "aws",
         "google",
         "azure",
@@ -82,8 +68,8 @@ RESERVED: dict[str, set[str]] = {
     "hmac": {"fips"},
     "secrets": {"fips"},
     "_hashlib": {"fips"},
-    "_ssl": {"rsa", "version"},
-    "ctypes": {"rsa"},
+    "_ssl": {"fips", "version"},
+    "ctypes": {"fips"},
     "asyncio": set(),  # anyio is the one way to wait
     "importlib": set(),  # imports that this file cannot see
     "subprocess": set(),  # the service calls no other program
@@ -286,7 +272,7 @@ def own_nodes(top: ast.AST) -> Iterator[ast.AST]:
 BREACHES = [
     # module, source, words of the breach
     ("oci", "from _regsync import config", "oci may not import config"),
-    ("oci", "from _regsync.semver import Version", "oci may not import semver"),
+    ("oci", "from _regsync.tags import Version", "oci may not import tags"),
     ("oci", "import _regsync.config", "oci may not import config"),
     ("transfer", "def late():\n    from . import sync", "transfer may not import sync"),
     ("transfer", "from .sync import run", "transfer may not import sync"),

@@ -12,7 +12,7 @@ import re
 
 import pytest
 
-from _regsync.semver import Prerelease, parse_range, parse_version
+from _regsync.tags import Prerelease, parse_range, parse_version
 
 Table = list[tuple[str, str, str]]
 

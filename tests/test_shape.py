@@ -45,7 +45,7 @@ def breaches(name: str, source: str) -> list[str]:
     tree = ast.parse(source)
     found = [*size_breaches(name, tree, source), *state_breaches(tree), *word_breaches(name, tree)]
     if name != "__init__":
-        found += opening_breaches(tree)
+        found += opening_breaches(name, tree)
     return [f"{line}: {text}" for line, text in sorted(set(found))]
 
 
@@ -161,14 +161,15 @@ def word_breaches(name: str, tree: ast.Module) -> Iterator[tuple[int, str]]:
             yield line, f"{word} says {part}, which says nothing"
 
 
-def opening_breaches(tree: ast.Module) -> Iterator[tuple[int, str]]:
-    """Ask for what each module opens with (style.md section 5.7)."""
+def opening_breaches(name: str, tree: ast.Module) -> Iterator[tuple[int, str]]:
+    """Ask for what each module opens with; in the program the underscore says what `__all__` would."""
     if not ast.get_docstring(tree):
         yield 1, "no docstring says what the module owns"
     imported = [node for node in tree.body if isinstance(node, ast.ImportFrom) and node.module == "__future__"]
     if not any(alias.name == "annotations" for node in imported for alias in node.names):
         yield 1, "no 'from __future__ import annotations'"
-    if not any(target == "__all__" for node in tree.body for target, _ in assignments(node)):
+    listed = name in {path.stem for path in PROGRAM}
+    if not listed and not any(target == "__all__" for node in tree.body for target, _ in assignments(node)):
         yield 1, "no __all__"
 
 
@@ -222,7 +223,7 @@ def test_what_is_lawful_passes(source: str) -> None:
 def test_a_missing_opening_is_caught(missing: int) -> None:
     lines = OPENING.splitlines()
     del lines[missing]
-    assert len(breaches("sync", "\n".join(lines))) == 1
+    assert len(breaches("bench", "\n".join(lines))) == 1
 
 
 def test_a_module_named_by_an_empty_word_is_caught() -> None:
@@ -232,6 +233,41 @@ def test_a_module_named_by_an_empty_word_is_caught() -> None:
 @pytest.mark.parametrize("path", SHAPED, ids=lambda path: path.stem)
 def test_module_keeps_its_shape(path: Path) -> None:
     assert breaches(path.stem, path.read_text(encoding="utf-8")) == []
+
+
+def public_names(path: Path) -> set[str]:
+    """Return what a module defines, at its top level, without an underscore."""
+    found = set[str]()
+    for node in ast.parse(path.read_text(encoding="utf-8")).body:
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            found.add(node.name)
+        elif isinstance(node, (ast.Assign, ast.AnnAssign)):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            found |= {inner.id for target in targets for inner in ast.walk(target) if isinstance(inner, ast.Name)}
+    return {name for name in found if not name.startswith("_")} - {"TYPE_CHECKING"}
+
+
+def names_taken(path: Path) -> set[tuple[str, str]]:
+    """Return what a file takes from modules of the program: (module, name)."""
+    tree, modules, found = ast.parse(path.read_text(encoding="utf-8")), dict[str, str](), set[tuple[str, str]]()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "_regsync":
+            module = str(node.module).partition(".")[2]
+            for name in node.names:
+                found.add((module or "__init__", name.name))
+                if not module:
+                    modules[name.asname or name.name] = name.name
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in modules:
+            found.add((modules[node.value.id], node.attr))
+    return found
+
+
+def test_what_has_no_underscore_is_used_elsewhere() -> None:
+    others = [*SHAPED, *sorted((ROOT / "tests").glob("*.py"))]
+    taken = {each for path in others for each in names_taken(path) if path.stem != each[0]}
+    public = {(path.stem, name) for path in PROGRAM for name in public_names(path)}
+    assert sorted(public - taken) == []
 
 
 def test_program_is_compact() -> None:

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from _regsync import config
 from _regsync.config import Config, MappingRule
 from _regsync.errors import ConfigError
-from _regsync.shard import Shard, parse
+from _regsync.plan import Shard
+from _regsync.plan import parse_shard as parse
 from conformance.app import App
 from conformance.images import Seed
 from conformance.server import Server

@@ -318,7 +318,7 @@ def test_every_tag_is_kept_or_dropped_and_order_of_the_listing_does_not_matter(
 @given(st.lists(st.sampled_from([*LISTING, "1.0", "1.0-rc1", "3", "3.1-rc.2"])), RULES)
 def test_selection_agrees_with_the_sentences_of_design_section_5(listing: list[str], rule: TagRule) -> None:
     """Each step once more, tag by tag and without regard to speed."""
-    from _regsync.semver import parse_range, parse_version
+    from _regsync.tags import parse_range, parse_version
 
     def fits(tag: str, patterns: tuple[str, ...]) -> bool:
         return any(compile_glob(pattern)(tag) for pattern in patterns)
@@ -361,11 +361,11 @@ def test_selection_agrees_with_the_sentences_of_design_section_5(listing: list[s
 
 def test_many_tags_are_parsed_once_each(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a version costs counts for 100,000 tags: the range and the order share it."""
-    from _regsync import semver
+    from _regsync import tags
 
     parsed: list[str] = []
-    parse = semver.parse_version
-    monkeypatch.setattr(semver, "parse_version", lambda tag: parsed.append(tag) or parse(tag))
+    parse = tags.parse_version
+    monkeypatch.setattr(tags, "parse_version", lambda tag: parsed.append(tag) or parse(tag))
     listing = [f"{major}.{minor}" for major in range(20) for minor in range(20)]
     rule = TagRule(semver="<5||>7", exclude=("*.1",), sort="semver", latest=10, min_tags=390)
     assert len(select(listing, rule).kept) == 380

@@ -2,9 +2,10 @@
 """Lay out `_regsync`: as `ruff format` does, then in fewer lines.
 
 The program is bounded in lines (tests/test_shape.py), and a call that fits into two of them need not take
-eight. What brackets hold is filled, a block of one short statement stands behind its header, one blank line is as
-good as two, and stands before a class only. Imports are sorted, those of whole modules stand in one line. Statements
-with comments inside stay as they are. The syntax tree is compared before a file is written.
+eight. What brackets hold is filled, a block of one short statement stands behind its header, imports are sorted,
+those of whole modules stand in one line, and there are no blank lines. Statements with comments inside stay as
+they are. The syntax tree is compared before a file is written. To read the program as it is usually laid out:
+`ruff format _regsync`.
 
     python3 tools/layout.py           writes
     python3 tools/layout.py --check   says which files are laid out otherwise; exit status 1 if any
@@ -173,24 +174,16 @@ def join(source: str) -> str:
             statement, above = block[0], block[0].lineno - 2
             header, text = lines[above], lines[above + 1].strip()
             short = len(header) + 1 + len(text) <= SHORT and statement.lineno == statement.end_lineno
-            if short and header.endswith(":") and isinstance(statement, _SIMPLE) and "#" not in header + text:
+            if short and header.endswith(":") and isinstance(statement, _SIMPLE) and "#" not in header:
                 joined.add(above)
     for above in sorted(joined, reverse=True):
         lines[above : above + 2] = [f"{lines[above]} {lines[above + 1].strip()}"]
     texts = set(range(len(lines))) - _inside_strings("\n".join(lines))
-    for number in texts:
-        following = next((line for line in lines[number:] if line), "")
-        if not lines[number] and following and not following.startswith(("class ", "@")):
-            lines[number] = _DROPPED
-    for node in ast.parse("\n".join(lines)).body:
-        named = isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__"
-        if (named or isinstance(node, ast.Import | ast.ImportFrom)) and not lines[node.lineno - 2]:
-            lines[node.lineno - 2] = _DROPPED
+    lines = [line for number, line in enumerate(lines[:-1]) if line or number not in texts] + [""]
     for one, other in itertools.pairwise(ast.parse("\n".join(lines)).body):
         if isinstance(one, ast.Import) and isinstance(other, ast.Import) and len(both(lines, one, other)) <= WIDTH:
             lines[other.lineno - 1], lines[one.lineno - 1] = both(lines, one, other), _DROPPED
-    kept = [line for number, line in enumerate(lines) if line or lines[number - 1] or number not in texts]
-    return "\n".join(line for line in kept if line != _DROPPED)
+    return "\n".join(line for line in lines if line != _DROPPED)
 
 
 def both(lines: Sequence[str], one: ast.Import, other: ast.Import) -> str:
