@@ -317,11 +317,11 @@ class Mover:
             with _answered(last):
                 if await upload.send(last): return "uploaded"
         except RegistryError as error:
-            if error.retryable or not upload.offset or error.status in (401, 403): raise
+            if error.retryable or not upload.offset or upload.style == "patch" or error.status in (401, 403): raise
             # It had more, or less, than it said: the blob begins again.
             host.resumes, upload.session = False, ""
             raise Disconnected(f"the rest of a broken upload was refused: {error.message}") from error
-        raise _Unanswered(Disconnected("the registry answered before the blob was sent"))
+        raise _Unanswered(WireError("the registry answered before the blob was sent"))
     async def _send_parts(self, upload: Upload, body: Relay | MemoryPieces | FilePieces) -> MemoryPieces:
         """Send what the session lacks by PATCH, whole or in chunks (specification section 8.2); return what is left. A
         chunk that breaks goes again, from memory or disk, unless what was admitted would be held for too long."""

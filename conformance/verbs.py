@@ -46,7 +46,7 @@ At: TypeAlias = "Literal['request', 'answer', 'head']"
 
 # What a refusal is called when the rule does not say (protocol-facts.md section 1.12).
 _CODES = {401: "UNAUTHORIZED", 403: "DENIED", 405: "UNSUPPORTED", 429: "TOOMANYREQUESTS", 503: "UNAVAILABLE"}
-_TURNS = 10  # a throttled body moves so many times a second
+_TURNS, _LEAST = 10, 16  # a throttled body moves so many times a second, or so many bytes at a time
 
 
 # Answers instead of the registry's.
@@ -419,7 +419,7 @@ class Throttle(Effect):
 
     @property
     def _turn(self) -> int:
-        return max(1, (self.rate or 0) // _TURNS)
+        return max(_LEAST, (self.rate or 0) // _TURNS)
 
     def limit(self, received: int) -> int | None:
         return self._turn if self.rate and self.of != "response" else None

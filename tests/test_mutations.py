@@ -597,7 +597,7 @@ def any_realm_is_believed(patch: pytest.MonkeyPatch, struck: Struck) -> None:
 def a_password_is_sent_before_it_is_asked_for(patch: pytest.MonkeyPatch, struck: Struck) -> None:
     async def authorization(self: Any, *_: Any, **__: Any) -> Any:
         struck()
-        return self._credential.basic
+        return self.credential.basic
 
     replaced(patch, auth.Authenticator, "authorization", authorization)
 
@@ -611,7 +611,7 @@ def the_password_goes_to_the_registry_that_takes_tokens(patch: pytest.MonkeyPatc
         if found is None:
             return None
         struck()
-        return self._credential.basic
+        return self.credential.basic
 
     replaced(patch, auth.Authenticator, "authorization", authorization)
 
