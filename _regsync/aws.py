@@ -77,7 +77,8 @@ async def log_in(machine: Machine, registry: Registry, *, guessed: bool) -> Logi
     except AuthError:
         if not (guessed and public): raise
         return Login(Credential(), math.inf)
-def _error(message: str, hint: str | None = None) -> AuthError: return AuthError(message, hint=hint, fatal=True)
+def _error(message: str, hint: str | None = None, code: str = AuthError.code) -> AuthError:
+    return AuthError(message, hint=hint, fatal=True, code=code)
 def _document(text: str) -> dict[str, Any]:
     """Read what an answer says at any depth, where names differ: JSON, or the XML of STS, without entities."""
     found = dict[str, Any]()
@@ -129,8 +130,10 @@ class _Chain:
         for pause in (1.0, 1.0, 0.0):
             sent = sign(keys, method, url, headers, body, service, region, self._machine.wall()) if keys else headers
             try: status, answered, content = await self._machine.fetch(method, url, sent, body, seconds)
-            except WireError as error: trouble, hint = error.message, error.hint if service else self.hint
+            except WireError as error:
+                trouble, hint, code = error.message, error.hint if service else self.hint, error.code
             else:
+                code = WireError.code if status > 499 else AuthError.code
                 told, hint = _document(content.decode("utf-8", "replace")), self.hint
                 if status == 200 and told: return told
                 name = str(told.get("__type") or answered.get("x-amzn-errortype") or told.get("Code") or "")
@@ -139,7 +142,7 @@ class _Chain:
                     break
             await anyio.sleep(pause)
         trouble = clean((keys or Credential()).redact(clean(trouble, 2**20)).replace(secret or "\0", "***"), 300)
-        raise _error(f"{keys.origin if keys else 'no keys'}: {url.split('/')[2]}: {trouble}", hint)
+        raise _error(f"{keys.origin if keys else 'no keys'}: {url.split('/')[2]}: {trouble}", hint, code)
     async def keys(self) -> Credential | None:
         """Return the first keys that there are; a profile that the configuration names stands for all sources."""
         if self._alone: return await self._of_profile(self._alone)

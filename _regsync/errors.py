@@ -85,9 +85,9 @@ class AuthError(SyncError):
     """Credentials are missing, refused, or must not be sent; `fatal`: the whole registry is beyond use."""
     code = "AUTH_ERROR"
     exit_status = 4
-    def __init__(self, message: str, *, hint: str | None = None, fatal: bool = False) -> None:
+    def __init__(self, message: str, *, hint: str | None = None, fatal: bool = False, code: str = code) -> None:
         super().__init__(message, hint=hint)
-        self.fatal = fatal
+        self.fatal, self.code = fatal, code  # another code where a login service could not be asked
 _REMEDIES = {(404, Side.SOURCE): "check the name: `regsync tags {repository}` shows what is there",
     (404, Side.TARGET): "create the repository, or the project that it is in, there first{command}",
     (405, Side.TARGET): "is it read-only, or a pull-through cache? name the registry that takes pushes",

@@ -58,12 +58,18 @@ class _Fields(NamedTuple):
     machine: Machine
     where: str
     info: dict[str, Any]
-    def error(self, text: str, hint: str | None = None) -> AuthError:
-        return AuthError(f"{self.where}: {text}", hint=hint, fatal=True)
+    def error(self, text: str, hint: str | None = None, code: str = AuthError.code) -> AuthError:
+        return AuthError(f"{self.where}: {text}", hint=hint, fatal=True, code=code)
     def text(self, name: str, default: str = "", form: str = "(?s).+") -> str:
         value = self.info.get(name) or default
         if isinstance(value, str) and re.fullmatch(form, value): return value
         raise self.error(f"{name} is not an https URL" if value else f"there is no {name}")
+    def owned(self, name: str, default: str = "") -> str:
+        """Return a URL that secrets are sent to: on this host, Google's, or the file's own universe's (section 5.3)."""
+        url, host = self.text(name, default, _SAFE), re.split("[/?:]+", self.text(name, default))[1].lower()
+        domains = ("googleapis.com", str(self.info.get("universe_domain") or "googleapis.com"))
+        if url.startswith("http:") or f".{host}".endswith(tuple(f".{each}" for each in domains)): return url
+        raise self.error(f"{name} names {clean(host, 100)}, which is not Google's")
     def part(self, name: str) -> _Fields:
         value = self.info.get(name)
         return self._replace(where=f"{self.where}, {name}", info=value if isinstance(value, dict) else {})
@@ -74,7 +80,7 @@ class _Fields(NamedTuple):
             answer = await self.machine.fetch(method, url, headers, body, seconds)
             if not more or (answer[0] < 500 and answer[0] not in passing): return answer
         except WireError as error:
-            if not more: raise self.error(error.message, error.hint) from error
+            if not more: raise self.error(error.message, error.hint, error.code) from error
         await anyio.sleep(3.0 - more)
         return await self.ask(method, url, headers, body, more - 1)
     def read(self, answer: Answer, hint: str, *secrets: str | None, life: object = None) -> Login:
@@ -84,7 +90,8 @@ class _Fields(NamedTuple):
             life = float(said) if re.fullmatch("[0-9]{1,9}", said) else math.inf  # STS may quote it
             return Login(Credential("oauth2accesstoken", token, origin=self.where), self.machine.wall() + life)
         for secret in filter(None, secrets): text = text.replace(secret, "***")
-        raise self.error(f"status {answer[0]}, no token {clean(text, 200) if answer[0] != 200 else ''}", hint)
+        code = WireError.code if answer[0] > 499 else AuthError.code
+        raise self.error(f"status {answer[0]}, no token {clean(text, 200) if answer[0] != 200 else ''}", hint, code)
     async def log_in(self) -> Login:
         if (kind := str(self.info.get("type"))) in _KINDS:
             name, default, grant, fields, hint = _KINDS[kind]
@@ -95,13 +102,13 @@ class _Fields(NamedTuple):
                 form |= {"options": quote(json.dumps({"userProject": project}))} if project else {}
                 form |= {"scope": _SCOPE, "requested_token_type": f"{_URN}token-type:access_token",
                     "subject_token": await self.part("credential_source").subject()}
-            login = await self.post(self.text(name, default, _SAFE), form, hint)
+            login = await self.post(self.owned(name, default), form, hint)
             if _ACCOUNT not in self.info: return login
         elif kind == "impersonated_service_account": login = await self.part("source_credentials").log_in()
         else: raise self.error(f"type {clean(kind, 40)!r} is none of {', '.join(_KINDS)}, impersonated_service_account")
         life = self.part("service_account_impersonation").info.get("token_lifetime_seconds") or 3600
         wanted = {"delegates": self.info.get("delegates") or [], "scope": [_SCOPE], "lifetime": f"{life}s"}
-        return await self.post(self.text(_ACCOUNT, form=_SAFE), wanted, _GRANT, login.credential.password, life)
+        return await self.post(self.owned(_ACCOUNT), wanted, _GRANT, login.credential.password, life)
     async def post(self, url: str, form: dict[str, Any], hint: str, token: str = "", life: object = None) -> Login:
         kind, body, coded = str(self.info["type"]), urlencode(form, errors="surrogatepass"), "x-www-form-urlencoded"
         client = Credential(*(str(self.info.get(name) or "") for name in ("client_id", "client_secret"))).basic or ""

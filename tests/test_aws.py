@@ -986,6 +986,7 @@ async def test_a_service_that_cannot_be_reached_is_asked_twice_more(world: World
     assert "sts.eu-west-1.amazonaws.com: no connection to sts.eu-west-1.amazonaws.com" in str(error)
     assert len(world.patience) == 3
     assert error.hint is None, "no permission is missing"
+    assert error.code == "NETWORK_ERROR", "nobody has refused the identity"
     world.down.clear()
     idp = b"<ErrorResponse><Error><Code>IDPCommunicationError</Code><Message>x</Message></Error></ErrorResponse>"
     answering(world, (400, {}, idp))

@@ -455,6 +455,26 @@ async def test_secrets_go_to_no_place_that_is_not_https(host: Host, field: str, 
 
 
 @pytest.mark.anyio
+@pytest.mark.parametrize("field", ["token_uri", "token_url", "service_account_impersonation_url"])
+@pytest.mark.parametrize(
+    "name", ["evil.example", "googleapis.com.evil.example", "notgoogleapis.com", "sts.example.cloud"]
+)
+async def test_secrets_go_to_google_alone(host: Host, field: str, name: str) -> None:
+    """protocol-facts.md 5.3: the file of a stranger may name any file as its token, and any place to send it to."""
+    url = f"https://{name}/token"
+    source: Mapping[str, Any] = host.google.authorized_user(token_uri=url)
+    if field == "token_url":
+        source = by_file(host, token_url=url)
+    elif field == "service_account_impersonation_url":
+        source = host.google.impersonated(host.google.authorized_user(), service_account_impersonation_url=url)
+    host.write(source)
+    assert f"{field} names {name}, which is not Google's" in (await host.refused()).message
+    assert all(asked[1] == "https://oauth2.googleapis.com/token" for asked in host.asked)
+    host.write({**source, "universe_domain": "example.cloud"})
+    assert ("which is not Google's" in (await host.refused()).message) is (name != "sts.example.cloud")
+
+
+@pytest.mark.anyio
 @pytest.mark.parametrize("url", ["http://localhost:8080/token", "http://127.0.0.1/token", "http://[::1]:1/t?a=b"])
 async def test_this_machine_may_be_asked_without_https(host: Host, url: str) -> None:
     host.instead[urlsplit(url).netloc] = Response(200, [], b'{"access_token": "t", "expires_in": 60}')
