@@ -153,7 +153,7 @@ class Mover:
                 continue
             except SyncError as caught: error = caught
             error.located(Side.TARGET, "push blob", target.reference(blob.digest))
-            step = step._replace(mount_from=None)  # whatever went wrong with it, an upload does not depend on it
+            step = step._replace(mount_from="")  # whatever went wrong with it, an upload does not depend on it
             broken += upload.begun and (isinstance(error, WireError) or getattr(error, "forgot_session", False))
             pause = (0.0 if self._turned(upload, error, broken)
                 else self._transport.pause_after(error, upload.patience, relay.source.host, target.host))
@@ -217,7 +217,7 @@ class Mover:
         # Elsewhere the POST that asks and starts costs no more than a HEAD, and may save the bytes.
         probes = self._knowledge.may_probe(target.key, target.row.probe is not None)
         asks = probes and not self._knowledge.is_empty(target.key)
-        small = step.mount_from is None and blob.size <= _WHOLE_BLOB
+        small = not step.mount_from and blob.size <= _WHOLE_BLOB
         if not small or asks or takes() is False or (known is None and not await self._accepts(target.key)):
             return False
         if blob.media_type not in oci.IMAGE_CONFIGS:
@@ -258,7 +258,10 @@ class Mover:
         accepted = self._accepted.setdefault(where, anyio.Event())
         try:
             if upload.session: return None  # it was accepted, whatever became of another one's start meanwhile
-            return await (self._mounted(upload, step.mount_from) if step.mount_from else self._there(upload))
+            # None: nobody had it when this was decided; somebody may have put it while this waited for its turn.
+            holder = self._knowledge.mount_source(where, upload.blob.digest) if step.mount_from is None else ""
+            mount_from = step.mount_from or holder
+            return await (self._mounted(upload, mount_from) if mount_from else self._there(upload))
         except SyncError:
             if not accepted.is_set(): del self._accepted[where]
             raise
