@@ -14,12 +14,10 @@ from itertools import count
 from typing import Any, NamedTuple
 import anyio
 from _regsync import __version__, auth, credentials, errors, pacing, tls
-from _regsync.clouds import Chain, Clouds
 from _regsync.config import Registry
 from _regsync.credentials import Credential, Machine, Pair
 from _regsync.errors import AuthError, ConnectFailed, ProtocolBroken, RegistryError, SyncError, WireError, clean
 from _regsync.http1 import Headers, Lease, Pool, Request, Response, open_stream
-from _regsync.pacing import Want
 from _regsync.providers import ROWS, api_host
 from _regsync.proxy import proxy_for
 from _regsync.report import duration_text
@@ -62,7 +60,7 @@ class Answer(NamedTuple):
     body: bytes
 class _Permit:
     """What one piece of work holds: permits of registries, places in windows (`entered`) for its next requests."""
-    def __init__(self, wants: tuple[Want, ...], rank: float) -> None:
+    def __init__(self, wants: tuple[pacing.Want, ...], rank: float) -> None:
         self.wants, self.rank, self.holds, self.busy = wants, rank, False, 0
         self.entered = dict[tuple[str, ...], tuple[pacing.Meter, int]]()
         self.drawn = dict[pacing.Meter, tuple[float, float]]()  # when, and the bucket behind it
@@ -72,12 +70,12 @@ class Gate:
     def __init__(self) -> None:
         self.limits: dict[str, pacing.Limit] = {}
         # Those who wait for the same fit or not together: only the first of each heap is ever asked.
-        self._queues: dict[tuple[Want, ...], list[tuple[float, int, _Permit]]] = {}
+        self._queues: dict[tuple[pacing.Want, ...], list[tuple[float, int, _Permit]]] = {}
         self._arrivals, self.youngest = count(), 0.0  # so neither discovery nor execution waits for ever
         # What a task holds: its request at a registry that it holds a permit of takes no other.
         self.at_work: ContextVar[_Permit | None] = ContextVar("at work", default=None)
     @asynccontextmanager
-    async def admitted(self, wants: tuple[Want, ...], rank: float | None = None) -> AsyncIterator[_Permit]:
+    async def admitted(self, wants: tuple[pacing.Want, ...], rank: float | None = None) -> AsyncIterator[_Permit]:
         """Hold the permits for `wants` inside the block; the lowest `rank` goes first, by default the youngest's."""
         self.youngest = max(self.youngest, rank or 0.0)
         permit = _Permit(wants, self.youngest if rank is None else rank)
@@ -89,7 +87,8 @@ class Gate:
             self.at_work.reset(outer)
             self._give_back(permit)
             permit.wants = ()
-    async def take(self, permit: _Permit, *wants: Want, let_go: Callable[[], Awaitable[None]] | None = None) -> None:
+    async def take(self, permit: _Permit, *wants: pacing.Want,
+            let_go: Callable[[], Awaitable[None]] | None = None) -> None:
         """Add what the next requests draw. To wait it gives back all (I8) unless a request of it is under way."""
         wants = tuple(want._replace(within=True) for want in wants if (want.host, *want.meters) not in permit.entered)
         needs = wants if permit.holds else (*permit.wants, *wants)
@@ -111,7 +110,7 @@ class Gate:
                 self._queues[needs].remove(waiting)
                 heapq.heapify(self._queues[needs])
                 self.wake()
-    def _admit(self, permit: _Permit, needs: tuple[Want, ...]) -> bool:
+    def _admit(self, permit: _Permit, needs: tuple[pacing.Want, ...]) -> bool:
         admitted, now = pacing.admit(self.limits, needs, anyio.current_time(), permit.entered), anyio.current_time()
         permit.holds = permit.holds or admitted
         for meter in (self.limits[want.host].meters[name] for want in needs * admitted for name in want.meters):
@@ -138,7 +137,7 @@ class Gate:
         self._queues = {needs: queue for needs, queue in self._queues.items() if queue}
 class Host:
     """A registry as this run knows it under one credential; shared by all aliases of one host:port."""
-    def __init__(self, transport: Transport, registry: Registry, credential: Credential | Chain | None) -> None:
+    def __init__(self, transport: Transport, registry: Registry, credential: Credential | auth.Chain | None) -> None:
         self.registry, self.key = registry, registry.authority
         self.origin = Origin(registry.scheme, api_host(registry.host), registry.port)
         self.authenticator = auth.Authenticator(origin=self.origin, credential=credential,
@@ -189,7 +188,7 @@ class Transport:
         # By host:port: requests of each action, 429s, and what answered the last one, for the display.
         self.requests: dict[str, Counter[str]] = {}
         self.throttled, self.paused = Counter[str](), dict[str, pacing.Meter]()
-        self._closed: dict[Want, tuple[float, SyncError]] = {}  # what is not asked before a time, and why
+        self._closed: dict[pacing.Want, tuple[float, SyncError]] = {}  # what is not asked before a time, and why
         self.moved = -math.inf  # when an answer came last, or bytes moved
         self.streams: dict[anyio.CancelScope, Lease] = {}  # the blobs under way: who drops one cancels it
         self._hosts: dict[tuple[str, object], Host] = {}
@@ -198,7 +197,7 @@ class Transport:
         self._read, self._contexts = cache(edge.read), cache(partial(tls.make_context, environ=edge.environ))
         self.pool = Pool(self._dial, edge.timeouts)
         # What is read for a login is renewed in place by others: never kept.
-        self._clouds = Clouds(Machine(edge.environ, edge.home, edge.read, edge.wall, partial(self.fetch, None)))
+        self._clouds = auth.Clouds(Machine(edge.environ, edge.home, edge.read, edge.wall, partial(self.fetch, None)))
         # Where a registry sends us is to take us for a stranger (I6), even one of ours: no client certificate.
         self.abroad = Pool(partial(self._dial, abroad=True), edge.timeouts)
     def close(self) -> None:
@@ -313,23 +312,23 @@ class Transport:
             self._close(host, self.want(host, call) if call else None, answer, asked)
         if pause is None or not error.retryable or any(each.stopped for each in hosts): raise error
         return pause
-    def _close(self, host: Host, want: Want | None, error: RegistryError, seconds: float) -> None:
+    def _close(self, host: Host, want: pacing.Want | None, error: RegistryError, seconds: float) -> None:
         """Ask for nothing more before a time; where only discovery is refused, what was begun may go on."""
         error.final = True
         moment = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(self.edge.wall() + seconds))
         error.message += f" (asks to wait {duration_text(seconds)}, until {moment}, longer than a run waits)"
         if want and want.discovers: self._closed[want] = anyio.current_time() + seconds, error.again()
         else: host.stopped, host.reopens = error.again(), anyio.current_time() + seconds
-    def _check_open(self, host: Host, want: Want) -> None:
+    def _check_open(self, host: Host, want: pacing.Want) -> None:
         until, closed = self._closed.get(want, (-math.inf, None))
         if error := closed if anyio.current_time() < until else host.stopped: raise error.again()
-    def want(self, host: Host, call: Call) -> Want:
+    def want(self, host: Host, call: Call) -> pacing.Want:
         """Say what a request draws; a PUT or POST with the body is more than one step."""
         steps = [call.action]
         if (call.action, call.method) == ("upload_body", "PUT"): steps = ["upload_finish", "upload_body"]
         if call.action == "upload_start" and call.body: steps += ["upload_body", "upload_finish"]
         meters = self.gate.limits[host.key].meters_of(call.repository, *steps)
-        return Want(host.key, meters=meters, discovers=call.action in pacing.DISCOVERY)
+        return pacing.Want(host.key, meters=meters, discovers=call.action in pacing.DISCOVERY)
     @asynccontextmanager
     async def metered(self, host: Host, call: Call, lease: Lease | None) -> AsyncIterator[Callable[..., None]]:
         """Let a request have what it draws; tell the result of its answer, or nothing when a body is well under way."""

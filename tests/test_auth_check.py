@@ -10,7 +10,7 @@ import anyio
 import pytest
 from jsonschema import Draft202012Validator  # type: ignore[import-untyped]
 
-from _regsync import clouds
+from _regsync import auth
 from _regsync.credentials import Login
 from _regsync.report import schema
 from conformance.app import App
@@ -113,7 +113,7 @@ async def test_lines_for_people_say_the_same(cloud: Cloud) -> None:
 @pytest.fixture
 def cloud(monkeypatch: pytest.MonkeyPatch) -> Cloud:
     made = Cloud()
-    monkeypatch.setattr(clouds, "_module", lambda name: made)
+    monkeypatch.setattr(auth, "_module", lambda name: made)
     return made
 
 

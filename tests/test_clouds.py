@@ -11,8 +11,8 @@ from unittest import mock
 import anyio
 import pytest
 
-from _regsync import clouds, http1
-from _regsync.clouds import Chain, Clouds
+from _regsync import auth, http1
+from _regsync.auth import Chain, Clouds
 from _regsync.config import Registry
 from _regsync.credentials import Credential, Login, Machine
 from _regsync.errors import AuthError, ConfigError, ConnectFailed, ContentError, SyncError, TimedOut
@@ -70,7 +70,7 @@ class Cloud:
 @pytest.fixture
 def cloud(monkeypatch: pytest.MonkeyPatch) -> Cloud:
     made = Cloud()
-    monkeypatch.setattr(clouds, "_module", lambda name: made)
+    monkeypatch.setattr(auth, "_module", lambda name: made)
     return made
 
 
