@@ -16,7 +16,6 @@ from _regsync.discover import Discovery
 from _regsync.errors import RegistryError, RegsyncError, Side, SyncError
 from _regsync.oci import Descriptor, Manifest
 from _regsync.pacing import Meter
-from _regsync.plan import Tree
 from _regsync.registry import Repository
 from _regsync.rehearsal import Rehearsal
 from _regsync.state import Knowledge, RepositoryKey, key_of
@@ -57,7 +56,7 @@ class Delivery:
 class Image:
     """One image or artifact on its way to its target under one reference; `then` is what hangs on it."""
     delivery: Delivery
-    tree: Tree
+    tree: plan.Tree
     reference: str
     snapshot: bytes
     then: list[Image]

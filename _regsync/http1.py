@@ -8,8 +8,8 @@ from base64 import b64encode
 from collections.abc import Awaitable, Callable
 from typing import Any, NamedTuple, Protocol
 import anyio.lowlevel, h11
-from _regsync import errors
-from _regsync.errors import ContentError, Disconnected, ProtocolBroken, SyncError, TimedOut, WireError, clean
+from _regsync.errors import (ConnectFailed, ContentError, Disconnected, ProtocolBroken, SyncError, TimedOut, WireError,
+    clean)
 from _regsync.proxy import Proxy
 from _regsync.streams import WANT_READ, WANT_WRITE, Origin, Stream, Timeouts, connect, start_tls
 # One piece of a body. throughput.md section 1: 64 KiB costs 12 % more CPU, 1 MiB four times the memory.
@@ -290,12 +290,12 @@ async def _tunnel(stream: Stream, origin: Origin, proxy: Proxy, timeouts: Timeou
     connection = Connection(Origin(proxy.scheme, proxy.host, proxy.port), stream, timeouts)
     try: answer = await connection.exchange(Request("CONNECT", target, headers), memoryview(b""), None, timeouts.head)
     except WireError as error:
-        raise errors.ConnectFailed(f"the proxy {proxy} did not open a tunnel: {error.message}") from error
+        raise ConnectFailed(f"the proxy {proxy} did not open a tunnel: {error.message}") from error
     if not 200 <= (status := answer.status) < 300:
         lacking = "put user and password into the proxy's URL, percent-encoded"
         wrong = "check the user and password in the proxy's URL"
         hint = (wrong if proxy.username else lacking) if status == 407 else None
-        refused = errors.ConnectFailed(f"the proxy {proxy} refused a tunnel to {target} ({status})", hint=hint)
+        refused = ConnectFailed(f"the proxy {proxy} refused a tunnel to {target} ({status})", hint=hint)
         refused.retryable = status >= 500
         raise refused
     if connection.framing.trailing_data[0]:

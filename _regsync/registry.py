@@ -9,7 +9,6 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontext
 from _regsync import oci, pacing, transport
 from _regsync.errors import AuthError, ContentError, LoginExpired, ProtocolBroken, RegistryError, Side, SyncError, clean
 from _regsync.http1 import Lease, Pieces, Response
-from _regsync.pacing import LARGE_BODY
 from _regsync.providers import ROWS, UploadStyle, api_repository
 from _regsync.transport import Answer, Call, Host, Transport
 _MANIFEST_LIMIT, _TAGS_LIMIT = 4 * 1024 * 1024, 8 * 1024 * 1024
@@ -164,7 +163,7 @@ class _Counted:
     def __init__(self, pieces: Pieces, under_way: Callable[[], None]) -> None:
         self.length, self._pieces, self._under_way, self._given = pieces.length, pieces, under_way, 0
     async def next(self) -> memoryview:
-        if self._given >= LARGE_BODY: self._under_way()
+        if self._given >= pacing.LARGE_BODY: self._under_way()
         piece = await self._pieces.next()
         self._given += len(piece)
         return piece

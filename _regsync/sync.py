@@ -14,7 +14,6 @@ from _regsync.config import Config, MappingRule
 from _regsync.discover import Discovery, Sighting
 from _regsync.errors import MappingConflict, RegsyncError, Side, SyncError
 from _regsync.execution import Delivery, Execution, Image, Progress
-from _regsync.plan import Wanted
 from _regsync.referrers import Artifact, Referrers
 from _regsync.registry import Repository
 from _regsync.rehearsal import Rehearsal
@@ -68,7 +67,7 @@ class Run:
         await self._conduct(stop, [(group[0].source.authority, partial(self._list, group)) for group in groups])
     async def copy(self, mapping: MappingRule, reference: str, target_reference: str, stop: anyio.Event) -> None:
         """Copy one image: `reference` at the source, `target_reference` (tag or digest) at the target."""
-        item = partial(self._look_up, Wanted(mapping, reference, mapping.targets), target_reference)
+        item = partial(self._look_up, plan.Wanted(mapping, reference, mapping.targets), target_reference)
         await self._conduct(stop, [(mapping.source.authority, item)])
     async def _conduct(self, stop: anyio.Event, items: list[tuple[str, Callable[[], Awaitable[None]]]]) -> None:
         execution = anyio.CancelScope()
@@ -142,7 +141,7 @@ class Run:
             try: kept[mapping.index] = await self._select(mapping)
             except SyncError as error:
                 # Its tags are not known: it counts as one failed image per target.
-                self._fail(Wanted(mapping, "*", mapping.targets), error)
+                self._fail(plan.Wanted(mapping, "*", mapping.targets), error)
         async with anyio.create_task_group() as tasks:
             for mapping in group: tasks.start_soon(select, mapping)
         assignment = plan.assign([(mapping, kept[mapping.index]) for mapping in group if mapping.index in kept])
@@ -163,7 +162,7 @@ class Run:
         self._report.mappings[mapping.index] = {"from": str(source), "to": mapping.target_repository,
             "selected": len(selection.kept), "dropped": dict(sorted(Counter(selection.dropped.values()).items()))}
         return tuple(selection.kept)
-    async def _list_targets(self, wanted: tuple[Wanted, ...]) -> None:
+    async def _list_targets(self, wanted: tuple[plan.Wanted, ...]) -> None:
         """List each target repository where that answers two tags or more (design.md section 6 rule 6)."""
         tags: Counter[Repository] = Counter()
         for each in wanted:
@@ -180,10 +179,10 @@ class Run:
                 if count > 1: group.start_soon(ask, target)
     def _source(self, mapping: MappingRule) -> Repository:
         return self._discovery.repository(mapping.source, mapping.source_repository, Side.SOURCE)
-    def _targets(self, wanted: Wanted) -> list[Repository]:
+    def _targets(self, wanted: plan.Wanted) -> list[Repository]:
         name = wanted.mapping.target_repository
         return [self._discovery.repository(each, name, Side.TARGET) for each in wanted.targets]
-    async def _look_up(self, wanted: Wanted, reference: str) -> None:
+    async def _look_up(self, wanted: plan.Wanted, reference: str) -> None:
         """Ask what one source reference names and which targets lack it; queue what has to be copied."""
         began, mapping, targets = anyio.current_time(), wanted.mapping, self._targets(wanted)
         self.progress.known += len(targets)
@@ -302,7 +301,7 @@ class Run:
         if error := details.get("error"): error.shed()
         self._report.outcomes.append(Outcome(source=source, target=target, status=status, **details))
         self._emit(self._report.outcomes[-1])
-    def _fail(self, wanted: Wanted, error: SyncError) -> None:
+    def _fail(self, wanted: plan.Wanted, error: SyncError) -> None:
         name = self._source(wanted.mapping).reference(wanted.tag)
         for target in self._targets(wanted):
             self.progress.known += 1

@@ -13,7 +13,6 @@ from _regsync.claims import Step, Work
 from _regsync.errors import ContentError, Disconnected, RegistryError, Side, SyncError, WireError
 from _regsync.fips import hash_hex, new_hash
 from _regsync.http1 import PIECE
-from _regsync.pacing import LARGE_BODY, Want
 from _regsync.plan import Tree
 from _regsync.registry import Repository, Upload
 from _regsync.state import Knowledge, RepositoryKey
@@ -88,7 +87,7 @@ class Relay:
     async def _resume(self, broken: SyncError) -> None:
         began, error = anyio.current_time(), broken
         if self._count >= self._renewed:
-            self._patience, self._renewed = pacing.Patience(pacing.ATTEMPTS), self._count + LARGE_BODY
+            self._patience, self._renewed = pacing.Patience(pacing.ATTEMPTS), self._count + pacing.LARGE_BODY
         try:
             with anyio.move_on_after(self._grace):
                 while True:
@@ -132,7 +131,7 @@ class Mover:
                     del self._transport.streams[dropped]
                     if upload.session:  # and no body follows: the source has refused it, or a HEAD has found it there
                         with anyio.move_on_after(self._transport.edge.timeouts.head), suppress(SyncError):
-                            async with self._admitted((Want(target.host.key),)): await upload.cancel_upload()
+                            async with self._admitted((pacing.Want(target.host.key),)): await upload.cancel_upload()
         return None
     async def _bring(self, upload: Upload, step: Step, relay: Relay, fan_out: bool, disk: bool) -> Brought:
         broken, log, target, blob = 0, self._transport.edge.log, upload.repository, upload.blob
@@ -167,7 +166,7 @@ class Mover:
         for pause in _LOST_ANSWER_PAUSES:
             await anyio.sleep(pause)
             try:
-                async with self._admitted((Want(upload.repository.host.key),)):
+                async with self._admitted((pacing.Want(upload.repository.host.key),)):
                     upload.absent = not await upload.repository.has_blob(upload.blob)
                     if not upload.absent: return True
             except SyncError as error:
@@ -176,8 +175,8 @@ class Mover:
         return False
     async def _bring_once(self, upload: Upload, step: Step, relay: Relay, fan_out: bool, disk: bool) -> Brought:
         blob, host, rank = upload.blob, upload.repository.host.key, float(step.work.order)
-        large, known = blob.size >= LARGE_BODY, known_body(blob)
-        reading, write = Want(relay.source.host.key, "read", large), Want(host, "write", large)
+        large, known = blob.size >= pacing.LARGE_BODY, known_body(blob)
+        reading, write = pacing.Want(relay.source.host.key, "read", large), pacing.Want(host, "write", large)
         draws = self._transport.want(relay.source.host, relay.source.call("blob_get", "GET", ""))
         put = self._transport.want(upload.repository.host, upload.repository.call("upload_body", "PUT", ""))
         async def read(_: oci.Descriptor, sink: Callable[[memoryview], Awaitable[None]]) -> None:
@@ -187,7 +186,7 @@ class Mover:
             async with self._admitted((reading,), rank), relay.opened():
                 while not relay.complete: await sink(await relay.next())
         if upload.broken:
-            async with self._admitted((Want(host),), rank): await upload.resume()
+            async with self._admitted((pacing.Want(host),), rank): await upload.resume()
         if not upload.session and await self._goes_whole(upload, step, known):
             try: return await self._bring_whole(upload, known, read, rank, fan_out, disk)
             finally:
@@ -195,12 +194,12 @@ class Mover:
         self._accepted.setdefault(upload.repository.key, anyio.Event())
         if known is None and not fan_out:
             parts = -(-min(blob.size, upload.repository.row.put_limit or 0) // SMALL_BLOB)
-            async with self._admitted((reading, write, *parts * (Want(_PARTS),)), rank) as permit:
+            async with self._admitted((reading, write, *parts * (pacing.Want(_PARTS),)), rank) as permit:
                 if begun := await self._begin(upload, step): return begun
                 await self._transport.gate.take(permit, draws, put, let_go=upload.let_go)
                 self._staging.make_way()
                 async with relay.opened(upload.offset): return await self._send(upload, relay)
-        async with self._admitted((Want(host),), rank):
+        async with self._admitted((pacing.Want(host),), rank):
             begun = await self._begin(upload, step)
             await upload.let_go()
         while begun is None:
@@ -232,7 +231,7 @@ class Mover:
         """Upload a small blob in one request, or as the registry answers that (rule 12)."""
         blob, host = upload.blob, upload.repository.host.key
         if not self._knowledge.is_empty(upload.repository.key):
-            async with self._admitted((Want(host),), rank):
+            async with self._admitted((pacing.Want(host),), rank):
                 if await self._is_there(upload): return "there"
         while body is None and fan_out:
             await self._staging.ensure(blob, read, disk=disk)
@@ -241,7 +240,7 @@ class Mover:
         body = await read_whole(blob, read) if body is None else body
         upload.blob = blob._replace(data=body)  # what is sent again is not read again
         rank = -1.0 if self._knowledge.fact(f"whole {host}") is None else rank  # others wait for this answer
-        async with self._admitted((Want(host, "write"),), rank):
+        async with self._admitted((pacing.Want(host, "write"),), rank):
             with _answered(): done = await upload.whole(body)
             if not done and not upload.session: await upload.start()
             self._knowledge.learn(f"whole {host}", done)
@@ -353,7 +352,7 @@ class Mover:
     async def absent(self, tree: Tree, target: Repository) -> frozenset[str]:
         """Ask which blobs and children of an image a target lacks."""
         blobs = {blob.digest: blob for manifest in (tree.root, *tree.children) for blob in manifest.blobs}
-        async with self._admitted((Want(target.host.key),)):
+        async with self._admitted((pacing.Want(target.host.key),)):
             lost = [digest for digest, blob in blobs.items() if not await target.has_blob(blob)]
         children = [child.digest for child in tree.children if await target.head_manifest(child.digest) is None]
         return frozenset(lost + children)
