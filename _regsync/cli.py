@@ -148,9 +148,10 @@ def _read_mappings(name: str, console: Console, *, lint: bool = False) -> Config
     return found
 def _share(shard: str | None, whole: Config, console: Console) -> Config:
     if shard is None: return whole
-    from _regsync.plan import parse_shard
-    found = (own := parse_shard(shard, os.environ)).share(whole)
-    told = f"shard {own.number} of {own.total}: {len(found.mappings)} of {len(whole.mappings)} mappings"
+    from _regsync import plan
+    number, total = plan.parse_shard(shard, os.environ)
+    found = plan.share(whole, number, total)
+    told = f"shard {number} of {total}: {len(found.mappings)} of {len(whole.mappings)} mappings"
     console.log("info", "shard", told, mappings=len(found.mappings), of=len(whole.mappings))
     return found
 def _validate(arguments: argparse.Namespace, console: Console) -> int:

@@ -139,12 +139,10 @@ class Wanted(NamedTuple):
     mapping: MappingRule
     tag: str
     targets: tuple[Registry, ...]
-class _Assignment(NamedTuple):
-    """What a group of mappings comes to: tags to look up, and tags that two mappings fight for."""
-    wanted: tuple[Wanted, ...]
-    conflicts: tuple[tuple[Wanted, MappingRule], ...]
-def assign(selected: Iterable[tuple[MappingRule, Iterable[str]]]) -> _Assignment:
-    """Give each target tag to the first mapping that names it, once; design.md section 3."""
+def assign(selected: Iterable[tuple[MappingRule, Iterable[str]]]) -> tuple[list[Wanted],
+        list[tuple[Wanted, MappingRule]]]:
+    """Give each target tag to the first mapping that names it, once (design.md section 3): the tags to look up, and
+    those that two mappings fight for, with the one that has them."""
     owners: dict[object, MappingRule] = {}
     wanted, conflicts = list[Wanted](), list[tuple[Wanted, MappingRule]]()
     for mapping, tags in selected:
@@ -158,26 +156,22 @@ def assign(selected: Iterable[tuple[MappingRule, Iterable[str]]]) -> _Assignment
                     free.append(target)
                 elif owner.content != mapping.content: conflicts.append((Wanted(mapping, tag, (target,)), owner))
             if free: wanted.append(Wanted(mapping, tag, tuple(free)))
-    return _Assignment(tuple(wanted), tuple(conflicts))
+    return wanted, conflicts
 _INDEX = "JOB_COMPLETION_INDEX"  # Kubernetes sets it in the pods of an Indexed Job
-class Shard(NamedTuple):
-    """One of `total`, numbered from 0."""
-    number: int
-    total: int
-    def share(self, config: Config) -> Config:
-        """Return the configuration with this shard's mappings alone, in their order, and a `cache_dir` of its own."""
-        groups = _groups(config.mappings, max(1.0, 1.5 * len(config.mappings) / self.total))
-        shares: list[list[MappingRule]] = [[] for _ in range(self.total)]
-        for group in sorted(groups, key=lambda group: (-len(group), group[0].index)): min(shares, key=len).extend(group)
-        own = tuple(sorted(shares[self.number], key=lambda rule: rule.index))
-        cache_dir = config.cache_dir and f"{config.cache_dir}/shard-{self.number}-of-{self.total}"
-        return config._replace(mappings=own, cache_dir=cache_dir)
-def parse_shard(text: str, environ: Mapping[str, str]) -> Shard:
-    """Read `I/N`, or `/N` with I from the environment; ConfigError names what is wrong."""
+def share(config: Config, number: int, total: int) -> Config:
+    """Return the configuration with the mappings of one of `total` shards, in their order, and its own `cache_dir`."""
+    groups = _groups(config.mappings, max(1.0, 1.5 * len(config.mappings) / total))
+    shares: list[list[MappingRule]] = [[] for _ in range(total)]
+    for group in sorted(groups, key=lambda group: (-len(group), group[0].index)): min(shares, key=len).extend(group)
+    own = tuple(sorted(shares[number], key=lambda rule: rule.index))
+    cache_dir = config.cache_dir and f"{config.cache_dir}/shard-{number}-of-{total}"
+    return config._replace(mappings=own, cache_dir=cache_dir)
+def parse_shard(text: str, environ: Mapping[str, str]) -> tuple[int, int]:
+    """Read `I/N`, I from 0, or `/N` with I from the environment; ConfigError names what is wrong."""
     (number, _, total), where = text.partition("/"), clean(text, 40)
     if text[:1] == "/": where += f" ({_INDEX}: {clean(number := environ.get(_INDEX, 'not set'), 40)})"
     if all(re.fullmatch("[0-9]{1,3}", part) for part in (number, total)) and int(number) < int(total):
-        return Shard(int(number), int(total))
+        return int(number), int(total)
     hint = "the first of four is 0/4, the last 3/4; /4 is for the pods of an Indexed Job"
     raise ConfigError(f"--shard {where}: I/N is needed, I from 0 and below N", hint=hint)
 def _groups(rules: Sequence[MappingRule], most: float, depth: int = 1) -> Iterator[list[MappingRule]]:

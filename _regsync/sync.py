@@ -144,25 +144,23 @@ class Run:
                 self._fail(plan.Wanted(mapping, "*", mapping.targets), error)
         async with anyio.create_task_group() as tasks:
             for mapping in group: tasks.start_soon(select, mapping)
-        assignment = plan.assign([(mapping, kept[mapping.index]) for mapping in group if mapping.index in kept])
-        for lost, owner in assignment.conflicts:
+        wanted, conflicts = plan.assign([(mapping, kept[mapping.index]) for mapping in group if mapping.index in kept])
+        for lost, owner in conflicts:
             text = f"mappings[{owner.index}] writes this tag too, from another source"
             hint = "give one of the two mappings another `to`, or narrow its tags"
             self._fail(lost, MappingConflict(text, hint=hint))
-        await self._list_targets(assignment.wanted)
-        for wanted in assignment.wanted:
-            self._ask(wanted.mapping.source.authority, partial(self._look_up, wanted, wanted.tag))
+        await self._list_targets(wanted)
+        for each in wanted: self._ask(each.mapping.source.authority, partial(self._look_up, each, each.tag))
     async def _select(self, mapping: MappingRule) -> tuple[str, ...]:
         source = self._source(mapping)
-        selection = await self._discovery.select(mapping, source)
-        if selection.shortfall is not None:
-            kept, floor = selection.shortfall
-            self._log("warning", "min_tags", f"{source}: {kept} tags were found, min_tags asks for {floor}")
-        if not selection.kept: self._log("warning", "nothing_selected", f"{source}: the mapping selects no tag")
+        kept, dropped, floor = await self._discovery.select(mapping, source)
+        if len(kept) < floor:
+            self._log("warning", "min_tags", f"{source}: {len(kept)} tags were found, min_tags asks for {floor}")
+        if not kept: self._log("warning", "nothing_selected", f"{source}: the mapping selects no tag")
         self._report.mappings[mapping.index] = {"from": str(source), "to": mapping.target_repository,
-            "selected": len(selection.kept), "dropped": dict(sorted(Counter(selection.dropped.values()).items()))}
-        return tuple(selection.kept)
-    async def _list_targets(self, wanted: tuple[plan.Wanted, ...]) -> None:
+            "selected": len(kept), "dropped": dict(sorted(Counter(dropped.values()).items()))}
+        return kept
+    async def _list_targets(self, wanted: list[plan.Wanted]) -> None:
         """List each target repository where that answers two tags or more (design.md section 6 rule 6)."""
         tags: Counter[Repository] = Counter()
         for each in wanted:

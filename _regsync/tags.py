@@ -177,10 +177,6 @@ class Selection(NamedTuple):
     kept: tuple[str, ...]
     dropped: Mapping[str, Reason]
     floor: int = 0
-    @property
-    def shortfall(self) -> tuple[int, int] | None:
-        """How many are kept and how many were asked for, where those are more."""
-        return (len(self.kept), self.floor) if len(self.kept) < self.floor else None
 def select_literals(rule: TagRule) -> Selection | None:
     """Select without a listing where the rule names its tags one by one; None where it does not."""
     if not rule.glob or rule.exclude or rule.chooses_versions or rule.latest: return None
@@ -190,7 +186,7 @@ def select(tags: Iterable[str], rule: TagRule) -> Selection:
     """Apply a rule to a listing, in the order of design.md section 5; ValueError for a rule that is wrong."""
     wanted, excluded = compile_glob(*rule.glob or ("*",)), compile_glob(*rule.exclude)
     referrers_are_images = any(pattern.startswith(("sha256-", "sha512-")) for pattern in rule.glob)
-    version_of, allowed, prerelease = cache(_version_of), None, rule.semver_prerelease or "exclude"
+    version_of, allowed, prerelease = cache(parse_version), None, rule.semver_prerelease or "exclude"
     if rule.chooses_versions: allowed = parse_range(rule.semver or "*")
     def refusal(tag: str) -> Reason | None:
         if not referrers_are_images and is_referrer_tag(tag): return "referrer_tag"
@@ -214,7 +210,6 @@ def select(tags: Iterable[str], rule: TagRule) -> Selection:
     dropped |= dict.fromkeys(cut, "latest")
     for tag in kept: dropped.pop(tag, None)
     return Selection(kept, dropped, floor)
-def _version_of(tag: str) -> Version | None: return parse_version(tag)
 def _ordered(tags: Sequence[str], order: _Order | None, version_of: Callable[[str], Version | None]) -> tuple[str, ...]:
     """Return tags highest first; ties of versions, and what is no version, by descending code points."""
     by_text = sorted(tags, reverse=True) if order else tags

@@ -171,9 +171,9 @@ def test_the_pods_of_the_indexed_job_have_all_mappings_among_them() -> None:
     text = parsed(main_of("sharded-job")["args"]).shard
     whole, dealt = load({}), list[int]()
     for index in range(spec["completions"]):
-        own = plan.parse_shard(text, {"JOB_COMPLETION_INDEX": str(index)})
-        assert own.total == spec["completions"]
-        found = own.share(whole)
+        number, total = plan.parse_shard(text, {"JOB_COMPLETION_INDEX": str(index)})
+        assert total == spec["completions"]
+        found = plan.share(whole, number, total)
         assert found.mappings, "none of them is idle"
         dealt += [rule.index for rule in found.mappings]
     assert sorted(dealt) == [*range(len(whole.mappings))]

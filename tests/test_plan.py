@@ -272,14 +272,10 @@ def test_the_groups_are_those_of_a_search_over_all_pairs() -> None:
 
 
 def assigned(*selected: tuple[MappingRule, str]) -> tuple[list[str], list[str]]:
-    found = assign([(each, tags.split()) for each, tags in selected])
-    wanted = [
-        f"{each.mapping.index} {each.tag} {' '.join(target.alias for target in each.targets)}" for each in found.wanted
-    ]
-    lost = [
-        f"{each.mapping.index} {each.tag} {each.targets[0].alias} to {owner.index}" for each, owner in found.conflicts
-    ]
-    return wanted, lost
+    wanted, lost = assign([(each, tags.split()) for each, tags in selected])
+    return [
+        f"{each.mapping.index} {each.tag} {' '.join(target.alias for target in each.targets)}" for each in wanted
+    ], [f"{each.mapping.index} {each.tag} {each.targets[0].alias} to {owner.index}" for each, owner in lost]
 
 
 def test_a_tag_from_two_sources_goes_to_the_earlier_mapping_at_that_target_only() -> None:

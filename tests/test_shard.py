@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from _regsync import config
 from _regsync.config import Config, MappingRule
 from _regsync.errors import ConfigError
-from _regsync.plan import Shard
 from _regsync.plan import parse_shard as parse
+from _regsync.plan import share
 from conformance.app import App
 from conformance.images import Seed
 from conformance.server import Server
@@ -39,7 +39,7 @@ def load(*mappings: dict[str, Any], cache_dir: str = "/cache") -> Config:
 
 def shares(found: Config, total: int) -> list[list[int]]:
     """Return the numbers of the mappings that each shard has."""
-    return [[rule.index for rule in Shard(number, total).share(found).mappings] for number in range(total)]
+    return [[rule.index for rule in share(found, number, total).mappings] for number in range(total)]
 
 
 def sizes(found: Config, total: int) -> list[int]:
@@ -167,9 +167,9 @@ def test_a_shard_may_be_empty_and_a_configuration_too() -> None:
 
 def test_each_shard_has_a_cache_of_its_own() -> None:
     found = below("a", "b")
-    assert Shard(1, 2).share(found).cache_dir == "/cache/shard-1-of-2"
-    assert Shard(0, 1).share(found).cache_dir == "/cache/shard-0-of-1"
-    assert Shard(0, 2).share(found._replace(cache_dir=None)).cache_dir is None
+    assert share(found, 1, 2).cache_dir == "/cache/shard-1-of-2"
+    assert share(found, 0, 1).cache_dir == "/cache/shard-0-of-1"
+    assert share(found._replace(cache_dir=None), 0, 2).cache_dir is None
 
 
 # --- properties ---------------------------------------------------------------------------------------------
@@ -213,8 +213,8 @@ def test_a_base_path_is_torn_only_where_it_is_more_than_a_share_should_be(
     found = below(*(f"{team}/{number}" for team, number in names))
     counts = Counter(team for team, _ in names)
     holders: Counter[str] = Counter()
-    for share in shares(found, total):
-        holders.update({names[index][0] for index in share})
+    for one in shares(found, total):
+        holders.update({names[index][0] for index in one})
     for team, count in counts.items():
         assert count > max(1, 1.5 * len(names) / total) or holders[team] == 1
 
