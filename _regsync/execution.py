@@ -1,7 +1,7 @@
 """Bring what discovery found: promote images, start their steps, put their manifests, end each in one way.
 Owns: what is pending, the image slots, the healing of a state that was wrong. May not know: tags, mappings, how
 anything is asked or moved. Invariants: I8 (a waiting image has no task and no slot), I9, I10, I5 "Healing"; who brings
-what is `claims.Claims`' to decide. Follows specification 1.1 "Pipeline", design.md sections 6, 7, 9."""
+what is `plan.Claims`' to decide. Follows specification 1.1 "Pipeline", design.md sections 6, 7, 9."""
 from __future__ import annotations
 import heapq
 from collections import Counter
@@ -11,7 +11,6 @@ from functools import partial
 from itertools import count
 import anyio
 from _regsync import plan
-from _regsync.claims import Claims, Step, Work
 from _regsync.discover import Discovery
 from _regsync.errors import RegistryError, RegsyncError, Side, SyncError
 from _regsync.oci import Descriptor, Manifest
@@ -62,8 +61,8 @@ class Image:
     then: list[Image]
     artifact: str = ""  # what a rehearsal calls it, if it is one
     number: int = -1
-    work: Work = field(default_factory=lambda: Work(("", ""), ()))
-    queue: list[Step] = field(default_factory=list)
+    work: plan.Work = field(default_factory=lambda: plan.Work(("", ""), {}))
+    queue: list[plan.Step] = field(default_factory=list)
     finishing: bool = False
     has_begun: bool = False
     running: int = 0
@@ -76,7 +75,10 @@ class Progress:
     def __init__(self, paused: Mapping[str, Meter]) -> None:
         self.known = self.done = self.bytes = self.expected = 0
         self.ends: float | None = None  # when a drain does
-        self.paused, self.begun = paused, dict[Work, Image]()  # by host, what answered 429 last; images, oldest first
+        self.paused, self.begun = (
+            paused,
+            dict[plan.Work, Image](),
+        )  # by host, what answered 429 last; images, oldest first
     def under_way(self) -> list[str]:
         """Return the names of the images that have a step running, oldest first."""
         return [image.source.reference(image.reference) for image in self.begun.values() if image.running]
@@ -89,7 +91,7 @@ class Execution:
             log: Callable[..., None]) -> None:
         self._mover, self._knowledge, self._discovery, self._progress = mover, knowledge, discovery, progress
         self._most_slots, self._start_task, self._ask, self._ended, self._log = slots, start, ask, ended, log
-        self._keep_list, self._claims = keep_list, Claims(knowledge, anyio.current_time)
+        self._keep_list, self._claims = keep_list, plan.Claims(knowledge, anyio.current_time)
         # Artifacts that are there, by repository and digest or tag: whether this run brought them.
         self.delivered = dict[tuple[RepositoryKey, str], bool]()
         self.references = Counter[str]()  # how often each blob is named by what was discovered: their order follows it
@@ -148,7 +150,7 @@ class Execution:
             image.error = error.located(Side.SOURCE, "read", image.source.reference(image.reference))
             return self._close(image)
         ordered, lacking = plan.order_blobs(blobs, self.references), tuple(child.digest for child in children)
-        image.work = Work(where, ordered, lacking, image.tree.root.digest, careful=not image.tree.is_image)
+        image.work = plan.Work(where, ordered, lacking, image.tree.root.digest, careful=not image.tree.is_image)
         self.images[image.work] = image
         return self._queue(self._claims.promote(image.work), [image.work] if image.work.is_ready() else ())
     async def _complete(self, image: Image) -> None:
@@ -159,7 +161,7 @@ class Execution:
             self._close(image)
         else: self.add(image)
         self.advance()
-    def _queue(self, steps: Sequence[Step], ready: Sequence[Work] = ()) -> None:
+    def _queue(self, steps: Sequence[plan.Step], ready: Sequence[plan.Work] = ()) -> None:
         """Let images with something to do have a slot: at once if they hold one, else in their turn."""
         for step in steps: self.images[step.work].queue.append(step)
         for work in ready: self.images[work].finishing = True
@@ -175,7 +177,7 @@ class Execution:
         image.running += len(steps) + finishing
         for step in steps: self._start_task(self._bring, image, step)
         if finishing: self._start_task(self._finish, image)
-    async def _bring(self, image: Image, step: Step) -> None:
+    async def _bring(self, image: Image, step: plan.Step) -> None:
         blob, where, mounts = step.blob, image.target.key, self._knowledge.mounts(image.target.host.key)
         if step.mount_from is None and mounts:
             step = step._replace(mount_from=self._knowledge.mount_source(where, blob.digest))  # committed since then
@@ -217,7 +219,7 @@ class Execution:
                 self._queue(*self._claims.failed(work))
                 self._ask(image.source.host.key, partial(self._complete, image))
         self._settle(image)
-    async def _put(self, image: Image, work: Work) -> bool:
+    async def _put(self, image: Image, work: plan.Work) -> bool:
         """Put the manifests; False when the target lost what was believed there: it is forgotten now (I5)."""
         def arrived(child: Manifest) -> None:
             self.commit(work.where, child)

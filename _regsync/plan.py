@@ -1,17 +1,21 @@
-"""What has to be copied for one image, which mapping writes which tag, and which mappings are one process's share.
-Owns: the tree of an image in put order, the order of its blobs, the election of leaders, which mapping gets which tag,
-shards. May not know: how anything is asked or moved, what registries hold. Invariants: I2 (children before their
-index), I10 (on a conflict the earlier mapping wins); shards are disjoint and together the whole. Mappings with a
-repository in common share one: it is listed once, conflicts are seen. So do those below one base path of a target,
-which mount each other's layers: as short a path as makes no group half more than a fair share, for everything may lie
-below one. Follows design.md sections 2, 3, 6, 7, specification 1.1."""
+"""What has to be copied for one image, who brings which blob where, and which mappings are one process's share.
+Owns: the tree of an image in put order, the order of its blobs, the election of leaders, the claims of design.md
+section 6 rules 9 and 10, which mapping gets which tag, shards. May not know: how anything is asked or moved, clocks,
+tasks. Invariants: I2 (children before their index), I4 (skip beats mount, mount beats upload), I10 (on a conflict the
+earlier mapping wins); claims are made in promotion order: an owner was promoted before those who wait for it, no cycle
+can form; shards are disjoint and together the whole. Mappings with a repository in common share one: it is listed once,
+conflicts are seen. So do those below one base path of a target, which mount each other's layers: as short a path as
+makes no group half more than a fair share. Follows design.md sections 2, 3, 6, 7, specification 1.1."""
 from __future__ import annotations
 import enum, heapq, re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import count
 from typing import NamedTuple
 from _regsync.config import Config, MappingRule, Registry
 from _regsync.errors import ConfigError, ContentError, RegistryError, clean
 from _regsync.oci import IMAGE_CONFIGS, MAX_INDEX_DEPTH, Descriptor, Manifest
+from _regsync.state import Knowledge, RepositoryKey
 LATE_SHARE = 0.02  # of a run's requests, those that ask for late signatures (design.md section 8)
 # What is noted of a look at an image's artifacts, beside `referrers.Referrers.shown`: it has some, they are all there.
 HAS, COMPLETE = 16, 32
@@ -91,9 +95,9 @@ def grow(root: Manifest, fetched: Mapping[str, Manifest], source_digest: str) ->
                 ordered[entry.digest] = child
     visit(root, 1)
     return Tree(root, tuple(ordered.values()), source_digest)
-def order_blobs(blobs: Iterable[Descriptor], references: Mapping[str, int]) -> tuple[Descriptor, ...]:
-    """Order blobs by descending reference count over all images discovered so far; ties as they stand."""
-    return tuple(sorted(blobs, key=lambda blob: -references.get(blob.digest, 0)))
+def order_blobs(blobs: Iterable[Descriptor], references: Mapping[str, int]) -> dict[str, Descriptor]:
+    """Return blobs by digest, by descending reference count over all images discovered so far; ties as they stand."""
+    return {blob.digest: blob for blob in sorted(blobs, key=lambda blob: -references.get(blob.digest, 0))}
 class Election:
     """Which pending image to promote next: the greedy set cover of specification section 1.1, near-linear over a run.
     The highest gain goes next, then the lowest number: how many blobs others on its host want and nobody brings yet."""
@@ -157,6 +161,166 @@ def assign(selected: Iterable[tuple[MappingRule, Iterable[str]]]) -> tuple[list[
                 elif owner.content != mapping.content: conflicts.append((Wanted(mapping, tag, (target,)), owner))
             if free: wanted.append(Wanted(mapping, tag, tuple(free)))
     return wanted, conflicts
+# Repository, digest, and whether it is a manifest: one digest may be wanted as both.
+_PlaceKey = tuple[RepositoryKey, str, bool]
+@dataclass(eq=False, repr=False)
+class Work:
+    """One image on its way to one repository; `missing` counts blobs, and children of others, that are not there."""
+    where: RepositoryKey
+    blobs: Mapping[str, Descriptor]  # by digest, in the order in which they go
+    children: tuple[str, ...] = ()
+    root: str = ""
+    # The registry would not miss a blob: what earlier runs knew is not enough (design.md section 7).
+    careful: bool = False
+    order: int = -1
+    missing: int = 0
+    skipped: int = 0
+    failed: bool = False
+    owned: dict[_PlaceKey, _Place] = field(default_factory=dict)
+    @property
+    def own_children(self) -> frozenset[str]:
+        """The children that this image itself has to put."""
+        return frozenset(digest for _, digest, is_manifest in self.owned if is_manifest)
+    def is_ready(self) -> bool:
+        """Say whether everything that its manifests name is in the repository (I1)."""
+        return self.missing == 0 and not self.failed
+@dataclass(eq=False, repr=False)
+class _Place:
+    """One digest that somebody brings into one repository, and who waits for it in promotion order."""
+    key: _PlaceKey
+    owner: Work
+    waiters: list[Work] = field(default_factory=list)
+    # Who brings the same blob elsewhere on the host, whose commit this place waits for, and since when.
+    leader: _Lead | None = None
+    since: float = 0.0
+    @property
+    def blob(self) -> Descriptor:
+        """The blob as its present owner describes it: another image's size is no reason to fail this one."""
+        return self.owner.blobs[self.key[1]]
+_Lead = tuple[Work, list[_Place]]  # who brings a digest to a host, and the places that will mount it from there
+class Step(NamedTuple):
+    """One blob to bring to its place: by a mount when `mount_from` names a repository, else by upload."""
+    work: Work
+    blob: Descriptor
+    mount_from: str | None
+class Claims:
+    """Who brings what; every method is one synchronous decision and returns what may start now."""
+    def __init__(self, knowledge: Knowledge, now: Callable[[], float] = float) -> None:
+        self.knowledge, self._now = knowledge, now
+        self._places: dict[_PlaceKey, _Place] = {}
+        self._leads: dict[tuple[str, str], _Lead] = {}
+        # Per host that has not mounted or refused yet, the one mount that is tried, and who waits for it.
+        self._trials: dict[str, tuple[_Place, list[_Place]]] = {}
+        self._order = count()
+    def promote(self, work: Work) -> list[Step]:
+        """Claim all that `work` needs and nobody brings yet; return the steps to take at once."""
+        work.order, has_blob = next(self._order), self.knowledge.has_blob
+        lacking = [digest for digest in work.blobs if not has_blob(work.where, digest, careful=work.careful)]
+        work.skipped, work.missing = len(work.blobs) - len(lacking), len(lacking)
+        places = [self._claim(work, digest, False) for digest in lacking]
+        # `Tree.needs` has left out children that are committed. An index that names this image waits for it instead of
+        # putting it once more, and another tag of it is put behind the first one (I2).
+        for digest in (*work.children, *filter(None, [work.root])):
+            work.missing += self._claim(work, digest, True) is None
+        return self._move_all([place for place in places if place])
+    def is_covered(self, host: str, digest: str) -> bool:
+        """Say whether somebody brings a blob to a host already, or has (for `Election`)."""
+        return (host, digest) in self._leads or any(self.knowledge.holders(host, digest))
+    def _claim(self, work: Work, digest: str, is_manifest: bool) -> _Place | None:
+        """Return the place when it is `work`'s to fill; None when it waits for another image."""
+        key = (work.where, digest, is_manifest)
+        if key in self._places:
+            self._places[key].waiters.append(work)
+            return None
+        self._places[key] = work.owned[key] = _Place(key, work)
+        return work.owned[key]
+    def _moves(self, place: _Place) -> list[Step]:
+        """Decide how a blob comes to its place: mount, wait for the leader's commit, or upload."""
+        where, digest, _ = place.key
+        source = self.knowledge.mount_source(where, digest)
+        if source is not None and self.knowledge.mounts(where[0]) is None:
+            tried, others = self._trials.setdefault(where[0], (place, []))
+            if tried is not place:
+                others.append(place)
+                return []
+        if source is None:
+            leader, followers = lead = self._leads.setdefault((where[0], digest), (place.owner, []))
+            # Rule 9 keeps this acyclic: the leader was promoted first.
+            if leader.order < place.owner.order and self.knowledge.may_mount(where, leader.where[1]):
+                followers.append(place)
+                place.leader, place.since = lead, self._now()
+                return []
+        return [Step(place.owner, place.blob, source)]
+    def arrived(self, work: Work, digest: str) -> list[Work]:
+        """Note that what `work` owned is in its repository; return the images that are now ready."""
+        # A digest wanted as blob and as child arrives as blob first: children are put after all blobs.
+        is_manifest = (work.where, digest, False) not in work.owned
+        place = work.owned.pop((work.where, digest, is_manifest))
+        del self._places[place.key]
+        if not is_manifest:
+            self.knowledge.add_blob(work.where, digest)
+            work.missing -= 1
+        for each in place.waiters:
+            each.missing -= 1
+            each.skipped += not is_manifest
+        return [each for each in ([] if is_manifest else [work]) + place.waiters if each.is_ready()]
+    def mount_ended(self, host: str, *, mounted: bool) -> list[Step]:
+        """Take in how a mount ended: nobody waits for the first one any more, or for one that is refused."""
+        _, moved = self._trials.pop(host, (None, []))
+        for leader, followers in () if mounted else self._leads.values():
+            there, source = leader.where
+            if there == host: moved += [each for each in followers if not self.knowledge.may_mount(each.key[0], source)]
+        return self._move_all(moved)
+    def overdue(self, patience: float) -> list[Step]:
+        """Let followers upload that have waited longer than `patience` seconds for their leader's commit."""
+        before = self._now() - patience
+        late = [place for _, followers in self._leads.values() for place in followers if place.since <= before]
+        for place in late: self._stop_following(place)
+        return [Step(place.owner, place.blob, None) for place in late]
+    def failed(self, work: Work) -> tuple[list[Step], list[Work]]:
+        """Pass on what an image owned: the steps of the earliest that waited, and who is ready by owning a child."""
+        work.failed, orphans, ready = True, list[_Place](), list[Work]()
+        for place in work.owned.values():
+            orphans += self._stop_following(place)
+            if heirs := [each for each in place.waiters if not each.failed]:
+                place.owner, *place.waiters = heirs
+                place.owner.owned[place.key] = place
+                place.owner.missing -= place.key[2]
+                if place.owner.is_ready(): ready.append(place.owner)
+                if not place.key[2]: orphans.append(place)
+            else: del self._places[place.key]
+        work.owned.clear()
+        # Its own places may have waited for its own first mount.
+        moved = {place.key: place for place in orphans if place.owner is not work}
+        return self.released(work, list(moved.values())), ready
+    def released(self, work: Work, places: Sequence[_Place] = ()) -> list[Step]:
+        """Take in that an image is complete, or will not be: whoever waits for its blobs may go on, as `places`."""
+        moved = list(places)
+        for digest in work.blobs:
+            leader, followers = self._leads.get(key := (work.where[0], digest), (None, []))
+            if leader is work or not work.failed: moved += followers
+            if leader is work: del self._leads[key]
+        return self._move_all(moved)
+    def _move_all(self, places: list[_Place]) -> list[Step]:
+        # In promotion order, so that whoever leads was promoted before those who follow (rule 9).
+        ordered = sorted(places, key=lambda each: (each.owner.order, each.key))
+        for place in ordered: self._stop_following(place)
+        # Rule 10: the first mount on a host is of the smallest blob.
+        for place in sorted(ordered, key=lambda each: each.blob.size):
+            host = place.key[0][0]
+            if self.knowledge.mounts(host) is None and self.knowledge.mount_source(*place.key[:2]):
+                self._trials.setdefault(host, (place, []))
+        return [step for place in ordered for step in self._moves(place)]
+    def _stop_following(self, place: _Place) -> list[_Place]:
+        """Let a place wait for nothing; return those that waited for it to try the first mount."""
+        if place.leader is not None:
+            place.leader[1].remove(place)
+            place.leader = None
+        tried, waiting = self._trials.get(place.key[0][0], (None, []))
+        if place in waiting: waiting.remove(place)
+        if tried is not place: return []
+        del self._trials[place.key[0][0]]
+        return waiting
 _INDEX = "JOB_COMPLETION_INDEX"  # Kubernetes sets it in the pods of an Indexed Job
 def share(config: Config, number: int, total: int) -> Config:
     """Return the configuration with the mappings of one of `total` shards, in their order, and its own `cache_dir`."""

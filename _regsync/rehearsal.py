@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping
 from typing import Any
-from _regsync import claims, oci, pacing, plan, providers, registry, state, transfer
+from _regsync import oci, pacing, plan, providers, registry, state, transfer
 from _regsync.report import size_text
 from _regsync.transport import Transport
 class Rehearsal:
@@ -27,7 +27,7 @@ class Rehearsal:
         self._images.setdefault(tree.root.digest, (name, sum(blobs.values())))
         self._plain += sum(blobs.values())
         for digest in blobs: self._places[digest].add(where)
-    async def bring(self, step: claims.Step, source: registry.Repository, target: registry.Repository, *, fan_out: bool,
+    async def bring(self, step: plan.Step, source: registry.Repository, target: registry.Repository, *, fan_out: bool,
             disk: bool = True) -> transfer.Brought:
         """Say how a blob would come to its place; a repository that may hold it is asked."""
         blob, host = step.blob, target.host.key
@@ -50,7 +50,7 @@ class Rehearsal:
         self._expected[host].update({"upload_start": 1, "upload_body": 1})
         self._moved[host] += blob.size
         return "uploaded"
-    async def put(self, tree: plan.Tree, work: claims.Work, target: registry.Repository, reference: str,
+    async def put(self, tree: plan.Tree, work: plan.Work, target: registry.Repository, reference: str,
             arrived: Callable[[oci.Manifest], None]) -> None:
         """Count the manifests that would be put."""
         own = [child for child in tree.children if child.digest in work.own_children]

@@ -262,17 +262,15 @@ class Knowledge:
         return strong
     def mount_source(self, where: RepositoryKey, digest: str) -> str | None:
         """Return a repository of the same host from which a blob may be mounted."""
-        holders = (each for each in self._holders_of(where[0], digest) if each != where[1])
+        holders = (each for each in self.holders(where[0], digest) if each != where[1])
         return next((each for each in holders if self.may_mount(where, each)), None)
-    def _holders_of(self, host: str, digest: str) -> Iterator[str]:
+    def holders(self, host: str, digest: str) -> Iterator[str]:
+        """Give the repositories of a host that hold a blob under a committed manifest."""
         yield from self._holders.get((host, digest), ())
         for row in self._archive.rows("B", key_of(digest)):
             number = int.from_bytes(row[33:37], "big")
             where = self._archive.repositories[number] if number < len(self._archive.repositories) else ("", "")
             if where[0] == host and row[41] and self._believed("B", where, digest, False): yield where[1]
-    def is_mountable(self, host: str, digest: str) -> bool:
-        """Say whether a committed repository of the host holds a blob."""
-        return next(self._holders_of(host, digest), None) is not None
     def mounts(self, host: str) -> bool | None:
         """Say whether a host mounts, None where no mount has been answered yet."""
         return None if (told := self.fact(f"mounts {host}")) is None else bool(told)

@@ -9,11 +9,10 @@ from functools import partial
 from typing import Literal
 import anyio.lowlevel
 from _regsync import oci, pacing
-from _regsync.claims import Step, Work
 from _regsync.errors import ContentError, Disconnected, RegistryError, Side, SyncError, WireError
 from _regsync.fips import hash_hex, new_hash
 from _regsync.http1 import PIECE
-from _regsync.plan import Tree
+from _regsync.plan import Step, Tree, Work
 from _regsync.registry import Repository, Upload
 from _regsync.state import Knowledge, RepositoryKey
 from _regsync.store import SMALL_BLOB, FilePieces, MemoryPieces, NoRoom, Reader, Staging, StagingFailed, read_whole

@@ -11,8 +11,8 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from _regsync.claims import Claims, Step, Work
 from _regsync.oci import Descriptor
+from _regsync.plan import Claims, Step, Work
 from _regsync.state import Knowledge, RepositoryKey
 
 HOSTS = ("one.example", "two.example")
@@ -30,7 +30,7 @@ def blob(digest: str, size: int = 10) -> Descriptor:
 
 
 def work(where: RepositoryKey, *digests: str, children: tuple[str, ...] = ()) -> Work:
-    return Work(where, tuple(blob(digest) for digest in digests), children)
+    return Work(where, {digest: blob(digest) for digest in digests}, children)
 
 
 @dataclass(eq=False)
@@ -169,7 +169,7 @@ class World:
             for ready in self.claims.arrived(image.work, child):
                 self._make_ready(ready)
         else:
-            named = tuple(each.digest for each in image.work.blobs)
+            named = tuple(image.work.blobs)
             self._must_hold(where, named, image.work.children)
             self._put(where, image.root, named)
             self._queue(self.claims.released(image.work))
@@ -351,7 +351,7 @@ def finish(claims: Claims, done: Work) -> list[Step]:
     """Everything that `done` owns arrives, then its manifest."""
     for _, digest, _ in list(done.owned):
         claims.arrived(done, digest)
-    claims.knowledge.commit(done.where, f"sha256:{'f':0<32}{done.order:032x}", [each.digest for each in done.blobs])
+    claims.knowledge.commit(done.where, f"sha256:{'f':0<32}{done.order:032x}", list(done.blobs))
     return claims.released(done)
 
 
@@ -380,7 +380,7 @@ def test_a_follower_mounts_from_whichever_repository_commits_first() -> None:
 
 def test_an_heir_uses_its_own_description_of_the_blob() -> None:
     """One image that lies about a size must not take the others with it."""
-    liar, honest = Work(A, (blob(BLOBS[0], 99),)), Work(A, (blob(BLOBS[0], 10),))
+    liar, honest = Work(A, {BLOBS[0]: blob(BLOBS[0], 99)}), Work(A, {BLOBS[0]: blob(BLOBS[0], 10)})
     claims, _ = claims_of(liar, honest)
     steps, ready = claims.failed(liar)
     assert [(step.work, step.blob.size) for step in steps] == [(honest, 10)]
@@ -555,8 +555,8 @@ def test_our_own_commits_do_not_make_an_empty_repository_a_populated_one() -> No
 
 def test_the_first_mount_on_a_host_is_of_the_smallest_blob_and_the_others_wait_for_it() -> None:
     sizes = {BLOBS[0]: 900, BLOBS[1]: 20, BLOBS[2]: 300}
-    lead = Work(A, tuple(blob(digest, size) for digest, size in sizes.items()))
-    follower = Work(B, tuple(blob(digest, size) for digest, size in sizes.items()))
+    lead = Work(A, {digest: blob(digest, size) for digest, size in sizes.items()})
+    follower = Work(B, {digest: blob(digest, size) for digest, size in sizes.items()})
     claims, _ = claims_of(lead, follower)
     assert shown(finish(claims, lead)) == [(B, BLOBS[1], A[1])]
     # A mount that broke off says nothing of the host: the next one is the first then.

@@ -22,7 +22,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("__init__",),
     ("fips",),
     ("errors", "oci"),
-    ("providers", "proxy", "tags", "document", "fields", "config", "pacing", "state", "claims", "plan", "report"),
+    ("providers", "proxy", "tags", "document", "fields", "config", "pacing", "state", "plan", "report"),
     (
         "tls",
         "streams",

@@ -137,7 +137,7 @@ def test_one_digest_with_two_sizes_is_refused_unless_it_is_not_needed() -> None:
 def test_blobs_go_by_falling_number_of_references_and_else_as_they_stand() -> None:
     blobs = [blob(name) for name in "abcd"]
     ordered = order_blobs(blobs, {"c": 7, "b": 2, "d": 2})
-    assert [each.digest for each in ordered] == ["c", "b", "d", "a"]
+    assert list(ordered) == ["c", "b", "d", "a"]
 
 
 # --- leaders ----------------------------------------------------------------------------------------
