@@ -187,10 +187,8 @@ def _tags(arguments: argparse.Namespace, console: Console) -> int:
     return _run(session.list_tags, config.registry_for(where.host, given), where.repository, rule, console)
 def _sync(arguments: argparse.Namespace, console: Console) -> int:
     found = _share(getattr(arguments, "shard", None), _read_mappings(arguments.config, console), console)
-    if arguments.command == "auth":
-        from _regsync import check
-        return _run(check.check, found, console)
     from _regsync import session
+    if arguments.command == "auth": return _run(session.check, found, console)
     rehearse = "analysis" if arguments.command == "analyze" else "plan" if arguments.dry_run else None
     return _run(session.run, found, console, None, rehearse)
 def _watch(arguments: argparse.Namespace, console: Console) -> int:

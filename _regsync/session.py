@@ -1,19 +1,23 @@
 """A command at work: what the process gives to it, signals, and how its progress and its end are told.
-Owns: the edge to the process (environment, files, clock, chance) and the wiring of a run or a listing. May not know:
-arguments, configuration files, how anything is asked or copied. Invariant: connections are closed however a command
-ends. Follows specification section 1.6 and design.md sections 2, 5 and 9."""
+Owns: the edge to the process (environment, files, clock, chance), the wiring of a run or a listing, and what `auth
+check` asks a repository. May not know: arguments, configuration files, how anything is copied or a login is made.
+Invariants: connections are closed however a command ends; `auth check` reads and writes no manifest, creates no
+repository: an upload is begun, and ended at once, only where one is. Follows specification 1.6, design.md 2, 5, 9."""
 from __future__ import annotations
-import gc, os, signal, time
+import gc, math, os, signal, time
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
-from typing import Literal
+from typing import Any, Literal
 import anyio
 from _regsync import discover, rehearsal, state, sync, tags, transport
 from _regsync.config import Config, MappingRule, Registry
-from _regsync.errors import ConfigError, Side, clean
+from _regsync.errors import ConfigError, RegistryError, Side, SyncError, clean
 from _regsync.execution import Progress
+from _regsync.oci import Descriptor
 from _regsync.output import Console, Snapshot
-from _regsync.report import Report, duration_text
+from _regsync.pacing import Want
+from _regsync.registry import Repository, Upload
+from _regsync.report import Outcome, Report, duration_text
 _TICK, _HEARTBEAT = 0.25, 30.0
 _RATE_SECONDS = 5.0  # an average over hours hides that nothing moves now
 async def run(found: Config, console: Console, one: tuple[MappingRule, str, str] | None = None,
@@ -62,6 +66,53 @@ async def list_tags(registry: Registry, repository: str, rule: tags.TagRule, con
     if console.as_json: console.document({"repository": str(source), "tags": kept, "dropped": dict(dropped)})
     for tag in () if console.as_json else kept: console.line(tag)
     return 0
+async def check(found: Config, console: Console) -> int:
+    """Ask for every repository in use, tell what works and what is missing; return the exit status."""
+    connected, needs, rows = connect(console), dict[tuple[Registry, str], Side](), list[dict[str, Any]]()
+    for mapping in found.mappings:
+        needs.setdefault((mapping.source, mapping.source_repository), Side.SOURCE)
+        needs |= {(target, mapping.target_repository): Side.TARGET for target in mapping.targets}
+    try:
+        for registry, _ in needs: connected.prepare(registry)
+        discovery = discover.Discovery(connected, state.Knowledge())
+        left = iter([discovery.repository(*where, side) for where, side in needs.items()])
+        async def work() -> None:
+            for repository in left: rows.append(await _row(connected, repository, console))
+        await discover.together([work] * 16)
+    finally: connected.close()
+    if console.as_json: console.document({"schema": 1, "access": sorted(rows, key=lambda row: str(row["repository"]))})
+    return 4 if any(row["error"] for row in rows) else 0
+async def _row(connected: transport.Transport, repository: Repository, console: Console) -> dict[str, Any]:
+    login, method, upload, error = repository.host.authenticator, repository.host.registry.auth_type, None, None
+    try:
+        with repository.located("check", str(repository)): upload = await _ask(connected, repository)
+    except SyncError as caught:
+        error = caught
+        console.log("error", "check_failed", f"{error.code}: {error}", code=error.code, hint=error.hint)
+    expires = login.chain.expires if login.chain else math.inf
+    until = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(expires)) if 0 <= expires < 1e11 else None
+    source = None if login.anonymous or not login.proven else login.credential.origin  # who is not asked shows none
+    later = "not there yet, so no push was tried" if upload == "absent" else ""
+    told = ", ".join(filter(None, (source or "anonymous", until and f"until {until}", later)))
+    if not (error or console.as_json): console.line(f"ok  {repository}  {repository.rights}  ({told})")
+    return {"registry": repository.host.registry.alias, "repository": str(repository), "rights": repository.rights,
+        "method": method or "detected", "source": source, "expires": until, "upload": upload,
+        "error": Outcome("", "", "", error=error).as_json()["error"]}
+async def _ask(connected: transport.Transport, repository: Repository) -> str | None:
+    host, writes = repository.host, repository.side is Side.TARGET
+    call = repository.call("tag_list", "GET", "tags/list?n=1")
+    try: await connected.request(host, call, ok=(200,), limit=8 * 1024 * 1024)
+    except RegistryError as error:
+        # What hides a repository may let us push to it all the same; what ECR has not got it does not create.
+        if not writes or error.status not in (401, 403, 404): raise
+        if error.status == 404 and host.registry.kind.startswith("ecr"): raise
+        if error.status == 404: return "absent"
+    if not writes: return None
+    async with connected.gate.admitted((Want(host.key),)), connected.pool.lease(host.origin) as lease:
+        upload = Upload(repository, connected, lease, Descriptor("", "", 0))
+        await upload.start()
+        await upload.cancel_upload()
+    return "opened"
 async def show_progress(console: Console, progress: Progress) -> None:
     """Keep the live display, or a heartbeat every 30 s, until cancelled."""
     began = anyio.current_time()

@@ -38,7 +38,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "health",
     ),
     ("discover", "transfer", "rehearsal", "execution", "referrers", "sync"),
-    ("version", "output", "session", "check", "watch", "cli"),
+    ("version", "output", "session", "watch", "cli"),
 )
 PURE = {*LAYERS[2], *LAYERS[3]}
 EDGES = set(LAYERS[4])
