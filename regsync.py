@@ -41,10 +41,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         import signal
 
         # Until a run listens there is nothing to drain or to save. An exception may come where nobody passes it on, and
-        # the first process of a container does not get what has no handler.
+        # the first process of a container does not get what has no handler. A watch ends well by a signal, and reads
+        # its configuration anyway when it begins.
+        watches = arguments[:1] == ["watch"]
         for number in (signal.SIGINT, signal.SIGTERM):
             if signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler):
-                signal.signal(number, _leave)
+                signal.signal(number, _end if watches else _leave)
+        if watches and hasattr(signal, "SIGHUP"):
+            signal.signal(signal.SIGHUP, signal.SIG_IGN)
     import gc
 
     # Nothing that is imported becomes garbage: collecting meanwhile costs 5 ms of a start.
@@ -70,6 +74,10 @@ def _leave(number: int, _: object = None) -> None:
     import os
 
     os._exit(128 + number)
+
+
+def _end(*_: object) -> None:
+    _leave(-128)
 
 
 def __getattr__(name: str) -> object:

@@ -105,7 +105,7 @@ class Staging:
             self._directory = self._cleanup.enter_context(temporary)
         folder = os.path.join(self._directory, algorithm)
         if folder not in self._folders:
-            os.makedirs(folder, mode=0o700, exist_ok=True)
+            for each in (self._directory, folder): os.makedirs(each, mode=0o700, exist_ok=True)  # a parent gets no mode
             for path in (os.path.join(folder, name) for name in os.listdir(folder) if name.endswith(_PARTIAL)):
                 with contextlib.suppress(FileNotFoundError):
                     if time.time() - os.lstat(path).st_mtime > _ABANDONED_SECONDS: _remove(path)

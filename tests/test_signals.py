@@ -386,6 +386,25 @@ def test_a_signal_before_a_run_listens_ends_the_program(
     assert not (tmp_path / ".regsync").exists()
 
 
+_HANGS_UP = """
+import os, signal
+import _regsync.config
+load = _regsync.config.load
+def loaded(**given):
+    os.kill(os.getpid(), signal.SIGHUP)
+    return load(**given)
+_regsync.config.load = loaded
+"""
+
+
+@SIGNALS
+def test_a_signal_ends_a_watch_well_also_before_it_listens(tmp_path: Path, number: signal.Signals) -> None:
+    """And one to reload, which a service manager may send at once, ends nothing."""
+    script = _HANGS_UP + _AT.format(module="anyio", name="run", number=int(number))
+    with program(script, "watch", "-c", written(tmp_path, {"from": "app"})) as process:
+        assert (*process.communicate(timeout=60), process.returncode) == ("", "", 0)
+
+
 @SIGNALS
 @pytest.mark.parametrize("command", ["sync", "tags"])
 def test_a_name_server_that_hangs_does_not_delay_the_end(tmp_path: Path, number: signal.Signals, command: str) -> None:
