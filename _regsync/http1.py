@@ -42,6 +42,7 @@ class Response:
     def __init__(self, connection: Connection, head: h11.Response, method: str) -> None:
         self._connection, self._tail, self.status = connection, memoryview(b""), head.status_code
         self.headers = Headers((name.decode("latin-1"), value.decode("latin-1")) for name, value in head.headers)
+        self.body = b""  # as far as `read` has read it
         self.early = False  # whether it came before the whole body of its request was sent
         declared, coded = self.headers.get("content-length"), self.headers.get("transfer-encoding")
         # What the body is said to be long; a transfer coding overrides it (RFC 9112 section 6.3).
@@ -80,7 +81,8 @@ class Response:
             if not failed: raise
             self.reusable = False
         if len(whole) > limit and not failed: raise ContentError(f"the answer is longer than {limit} bytes")
-        return bytes(whole[:limit])
+        self.body = bytes(whole[:limit])
+        return self.body
     async def finish(self) -> bool:
         """Read what little is left; return whether the connection is good for another exchange."""
         if self.reusable and self.left != 0:

@@ -5,12 +5,12 @@ names side, operation, reference. Follows OCI distribution-spec 1.1, protocol-fa
 from __future__ import annotations
 import json, re
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from _regsync import oci, pacing, transport
 from _regsync.errors import AuthError, ContentError, LoginExpired, ProtocolBroken, RegistryError, Side, SyncError, clean
 from _regsync.http1 import Lease, Pieces, Response
 from _regsync.providers import ROWS, UploadStyle, api_repository
-from _regsync.transport import Answer, Call, Host, Transport
+from _regsync.transport import Call, Host, Transport
 _MANIFEST_LIMIT, _TAGS_LIMIT = 4 * 1024 * 1024, 8 * 1024 * 1024
 # A listing is in memory; the largest known repositories have some 100,000 tags.
 _MOST_PAGES, _MOST_TAGS, _MOST_REFERRERS = 10_000, 1_000_000, 10_000
@@ -64,7 +64,7 @@ class Repository:
                 if following is None or hash(following) in asked: return tags
                 call = call._replace(path=following)
             raise ProtocolBroken(f"the listing has more than {_MOST_PAGES} pages")
-    def _linked(self, call: Call, answer: Answer) -> str | None:
+    def _linked(self, call: Call, answer: Response) -> str | None:
         told = ", ".join(answer.headers.all("link"))
         for target, parameters in re.findall(_LINK, told) if told else ():
             if re.match(_NEXT, parameters):
@@ -121,7 +121,7 @@ class Repository:
             stored = answer.status == 201 or answer.headers.get("docker-content-digest")
             if not stored and await self.head_manifest(reference) not in (manifest.digest, ""):
                 raise ProtocolBroken("the registry answered 200 and does not hold the manifest")
-    def compare(self, answer: Answer | Response, digest: str) -> None:
+    def compare(self, answer: Response, digest: str) -> None:
         """Refuse an answer that names another digest than the one that was pushed."""
         told = answer.headers.get("docker-content-digest")
         # Another algorithm's digest of the same bytes says nothing (section 1.4).
@@ -132,7 +132,7 @@ class Repository:
         call = self.call("blob_head", "HEAD", f"blobs/{blob.digest}")
         with self.located("look up blob", self.reference(blob.digest)):
             try:
-                async with self._transport.opened(self.host, call) as answer: await self.expect(answer, 200, 404)
+                async with self._transport.opened(self.host, call, (200, 404)) as answer: pass
             except RegistryError as error:
                 if error.status not in (401, 403): raise
                 return False  # several registries hide what is there: the upload decides (design.md section 9)
@@ -144,20 +144,14 @@ class Repository:
         call = self.call("blob_get", "GET", f"blobs/{blob.digest}", *span)
         async with AsyncExitStack() as stack:
             with self.located("fetch blob", self.reference(blob.digest)):
-                response = await stack.enter_async_context(self._transport.opened(self.host, call))
+                response = await stack.enter_async_context(self._transport.opened(self.host, call, (200, 206)))
                 told, left = response.headers.get("content-range") or "", blob.size - start
                 goes_on = response.status == 206 and told.startswith(f"bytes {start}-")
-                if start and response.status < 300 and not (goes_on and response.length in (None, left)):
+                if start and not (goes_on and response.length in (None, left)):
                     raise ProtocolBroken("the registry does not continue the blob where it broke")
-                await self.expect(response, 206 if start else 200)
                 if response.length is not None and response.length != left:
                     raise ContentError(f"the blob has {response.length} bytes, its descriptor says {blob.size}")
             yield response
-    async def expect(self, response: Response, *statuses: int) -> None:
-        """Raise what the answer says unless its status is one of `statuses`."""
-        if response.status not in statuses:
-            body = await response.read(transport.ERROR_BODY)
-            raise self._transport.refusal(self.host, Answer(response.status, response.headers, body))
 class _Counted:
     """A body that tells when the target has taken so much of it that it is well under way."""
     def __init__(self, pieces: Pieces, under_way: Callable[[], None]) -> None:
@@ -201,13 +195,11 @@ class Upload:
         repository, self.begun = self.repository, bool(body)
         call = repository.call("upload_start", "POST", f"blobs/uploads/{query}", *headers, body=body)
         call = call._replace(also=((reads, "pull"),) if reads else ())
-        async with self._transport.opened(repository.host, call, lease=self._lease) as response:
-            if response.status == 201 and query and not response.early:
-                repository.compare(response, self.blob.digest)
-                return True
-            await repository.expect(response, 202)
-            self._opened(call, response, 0)
-            return False
+        ok = (201, 202) if query else (202,)
+        async with self._transport.opened(repository.host, call, ok, lease=self._lease) as response:
+            if response.status == 202: self._opened(call, response, 0)
+            else: repository.compare(response, self.blob.digest)
+            return response.status == 201
     def _opened(self, call: Call, response: Response, offset: int) -> None:
         own, location = self.repository.host.origin, response.headers.get("location")
         if location is None: raise ProtocolBroken("the upload was accepted without a Location")
@@ -223,8 +215,7 @@ class Upload:
         repository, call = self.repository, self.repository.call("upload_start", "GET", "")._replace(path=self.broken)
         chunks = self.style == "chunks"
         try:
-            async with self._transport.opened(repository.host, call, lease=self._lease) as response:
-                await repository.expect(response, 204)
+            async with self._transport.opened(repository.host, call, (204,), lease=self._lease) as response:
                 self.broken = ""
                 end = re.fullmatch("0-([0-9]{1,18})", response.headers.get("range") or "")
                 # `0-0` says nothing: distribution answers so for no byte and for one. What was acknowledged counts.
@@ -248,33 +239,31 @@ class Upload:
         used = await self._transport.login(host, call, before_body=True)
         self.broken = self.session if host.resumes and own and self.style != "patch" else ""
         self.begun = self.begun or not self.offset
-        async with self._transport.metered(host, call, self._lease) as hear, self._kept(call) as lease:
+        async with (self._transport.metered(host, call, self._lease) as hear,
+                self._transport.kept(host, self._origin, self._lease) as lease):
+            if self.style != "chunks": self.session = ""  # whatever happens to a body, its session takes no other
+            host.requests[call.action] += 1
             response = await lease.exchange(call.request(used), seconds, _Counted(pieces, hear))
             hear(response)
             if not response.early or response.status < 500: self.broken = ""  # that session has got its answer
             if response.status == 401 and own and not self._renewed:
-                body, self._renewed = await response.read(transport.ERROR_BODY), True
-                await self._transport.relearn(host, call, used, Answer(401, response.headers, body))
+                self._renewed = True
+                await response.read(transport.ERROR_BODY)
+                await self._transport.relearn(host, call, used, response)
                 raise LoginExpired("the login expired during the upload")  # what was sent begins again
-            await repository.expect(response, 201, 204, *(() if last else (202,)))
+            await self._transport.expect(host, response, (201, 204) if last else (201, 202, 204))
             self.session = ""
             if last: repository.compare(response, self.blob.digest)
             elif not response.early: self._opened(call, response, self.sent)
             return not response.early
     async def cancel_upload(self) -> None:
         """End the session, which gets no body (section 1.9): one request, whose answer says nothing."""
-        call = self._call("upload_finish", "DELETE", "")
-        used = await self._transport.login(self.repository.host, call)
-        async with self._kept(call) as lease: await lease.exchange(call.request(used))
+        host, call = self.repository.host, self._call("upload_finish", "DELETE", "")
+        with suppress(SyncError):
+            async with self._transport.opened(host, call, range(600), lease=self._lease): self.session = ""
     def _call(self, action: str, method: str, query: str, *headers: tuple[str, str]) -> Call:
         call = self.repository.call(action, method, "", *headers)
         return call._replace(path=self.session + query, origin=self._origin)
-    def _kept(self, call: Call) -> AbstractAsyncContextManager[Lease]:
-        """Give the session's last request, which is counted, its connection."""
-        host = self.repository.host
-        if self.style != "chunks": self.session = ""  # whatever happens to a body, its session takes no other
-        host.requests[call.action] += 1
-        return self._transport.kept(host, self._origin, self._lease if self._origin == host.origin else None)
 def _tags_of(body: bytes, with_digests: bool) -> dict[str, str | None]:
     """Read one page of a listing (section 1.11): nulls and digests are left out, other nonsense fails."""
     try:

@@ -4,7 +4,7 @@ which image is next. Invariants: I1, I2 (children first, awaited), I3 (the last 
 agree), I7, I8 (all of a transfer is admitted in one step; pauses hold nothing). Follows design.md sections 6, 7, 9."""
 from __future__ import annotations
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, nullcontext, suppress
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, nullcontext
 from functools import partial
 from typing import Literal
 import anyio.lowlevel
@@ -129,7 +129,7 @@ class Mover:
                 finally:
                     del self._transport.streams[dropped]
                     if upload.session:  # and no body follows: the source has refused it, or a HEAD has found it there
-                        with anyio.move_on_after(self._transport.edge.timeouts.head), suppress(SyncError):
+                        with anyio.move_on_after(self._transport.edge.timeouts.head):
                             async with self._admitted((pacing.Want(target.host.key),)): await upload.cancel_upload()
         return None
     async def _bring(self, upload: Upload, step: Step, relay: Relay, fan_out: bool, disk: bool) -> Brought:

@@ -53,11 +53,6 @@ class Call(NamedTuple):
         own = (("User-Agent", f"regsync/{__version__}"), ("Accept-Encoding", "identity"))
         login = (("Authorization", authorization),) if authorization is not None else ()
         return Request(self.method, self.path, (*own, *login, *self.headers), self.body)
-class Answer(NamedTuple):
-    """A whole answer: its body is in memory."""
-    status: int
-    headers: Headers
-    body: bytes
 class _Permit:
     """What one piece of work holds: permits of registries, places in windows (`entered`) for its next requests."""
     def __init__(self, wants: tuple[pacing.Want, ...], rank: float) -> None:
@@ -288,14 +283,11 @@ class Transport:
         raise errors.TimedOut(f"{origin} did not answer within {seconds:g} s")
     def _count(self, origin: Origin, action: str) -> None:
         if origin in self._registries: self.requests[self._registries[origin].authority][action] += 1
-    async def request(self, host: Host, call: Call, *, ok: tuple[int, ...], limit: int = ERROR_BODY) -> Answer:
-        """Do a short exchange, repeated as design.md section 9 allows; SyncError when its status is none of `ok`."""
+    async def request(self, host: Host, call: Call, *, ok: Collection[int], limit: int = ERROR_BODY) -> Response:
+        """Do a short exchange, with its body, as design.md section 9 repeats it; SyncError for a status not in `ok`."""
         patience = pacing.Patience(pacing.ATTEMPTS)
         while True:
-            try:
-                answer = await self._attempt(host, call, limit)
-                if answer.status in ok: return answer
-                raise self.refusal(host, answer)
+            try: return await self._attempt(host, call, ok, limit)
             except SyncError as error:
                 pause = self.pause_after(error, patience, host, call=call)
                 self.edge.log("debug", "retry", f"{call.method} {host.key}{call.path.partition('?')[0]}: {error}")
@@ -370,45 +362,45 @@ class Transport:
             if not about.tell(now, number if about is meter else 0, *quota):
                 self._close(host, want, RegistryError("the quota is used up", status=429), quota[2])
         self.gate.wake()
-    async def _attempt(self, host: Host, call: Call, limit: int) -> Answer:
+    async def _attempt(self, host: Host, call: Call, ok: Collection[int], limit: int) -> Response:
         async with AsyncExitStack() as first:
             if not host.known or host.first_contact.locked():
                 # design.md section 6 rule 1: one real request, sent bare; the others wait for its outcome.
                 await first.enter_async_context(host.first_contact)
                 if host.known: await first.aclose()
-            async with self.opened(host, call) as response:
-                if response.early and response.status < 300:
-                    raise errors.Disconnected("the registry answered before the request was sent")
-                return Answer(response.status, response.headers, await response.read(limit))
+            async with self.opened(host, call, ok) as response:
+                await response.read(limit)
+                return response
     @asynccontextmanager
-    async def opened(self, host: Host, call: Call, *, lease: Lease | None = None) -> AsyncIterator[Response]:
-        """Do one exchange, with login and redirects, and give its answer unread."""
+    async def opened(self, host: Host, call: Call, ok: Collection[int], *,
+            lease: Lease | None = None) -> AsyncIterator[Response]:
+        """Do one exchange, with login and redirects, and give its answer unread; SyncError for a status not in `ok`."""
         for _ in range(2):
             used = await self.login(host, call)
-            async with self.metered(host, call, lease) as hear, self._followed(host, call, used, lease) as found:
-                response, moved = found
+            async with self.metered(host, call, lease) as hear, AsyncExitStack() as held:
+                response, moved = await self._follow(host, call, used, lease, held)
                 hear(response)
                 host.authenticator.proven |= used is not None and response.status not in (401, 403)
                 if moved or response.status not in (401, 403):
+                    if response.early and response.status in (200, 201):
+                        raise errors.Disconnected("the registry answered before the request was sent")
+                    await self.expect(host, response, ok)
                     yield response
                     return
-                refused = Answer(response.status, response.headers, await response.read(ERROR_BODY))
-            await self.relearn(host, call, used, refused)
-        raise self.refusal(host, refused)
-    @asynccontextmanager
-    async def _followed(self, host: Host, call: Call, used: str | None,
-            lease: Lease | None) -> AsyncIterator[tuple[Response, bool]]:
-        """Give the answer at the end of the redirects of a GET or HEAD (R1, R4), and whether there were any."""
-        base, moved, left = host.origin, False, False
+                await response.read(ERROR_BODY)
+            await self.relearn(host, call, used, response)
+        raise self.refusal(host, response)
+    async def _follow(self, host: Host, call: Call, used: str | None, lease: Lease | None,
+            held: AsyncExitStack) -> tuple[Response, bool]:
+        """Return the answer at the end of the redirects of a GET or HEAD (R1, R4), and whether there were any."""
+        base, moved = call.origin or host.origin, False
+        left = base != host.origin
         for _ in range(_MOST_REDIRECTS + 1):
-            async with self.kept(host, base, lease) as held:
-                response = await self._send(host, call, held, used)
-                if response.status == 401 and left:
-                    raise ProtocolBroken(f"{base.authority}, where the registry sends us, asks for a login")
-                if response.status not in _REDIRECTS or call.method not in ("GET", "HEAD"):
-                    yield response, moved
-                    return
-            # That connection serves others meanwhile.
+            response = await self._send(host, call, await held.enter_async_context(self.kept(host, base, lease)), used)
+            if response.status == 401 and left:
+                raise ProtocolBroken(f"{base.authority}, where the registry sends us, asks for a login")
+            if response.status not in _REDIRECTS or call.method not in ("GET", "HEAD"): return response, moved
+            await held.aclose()  # that connection serves others meanwhile
             if (location := response.headers.get("location")) is None:
                 raise ProtocolBroken(f"status {response.status} without a Location")
             origin, path = resolve_location(base, call.path, location)
@@ -416,7 +408,7 @@ class Transport:
             check_foreign(base, origin)
             # Once a chain has left the registry it stays without credentials, even when it comes back.
             base, call, moved, left = origin, call._replace(path=path), True, left or origin != host.origin
-            used, lease = None if left else await self.login(host, call), None
+            used = None if left else await self.login(host, call)
         raise ProtocolBroken(f"more than {_MOST_REDIRECTS} redirects")
     async def login(self, host: Host, call: Call, *, before_body: bool = False) -> str | None:
         """Return the Authorization header for a call, None for another origin than the registry's (I6)."""
@@ -425,7 +417,7 @@ class Transport:
         with host.judged():
             return await host.authenticator.authorization(call.repository, call.rights, extra=call.also,
                 before_body=before_body)
-    async def relearn(self, host: Host, call: Call, used: str | None, refused: Answer) -> None:
+    async def relearn(self, host: Host, call: Call, used: str | None, refused: Response) -> None:
         """Take in a 401 or 403: return when a new login may do better, else raise the error that it is."""
         login, ways = host.authenticator, refused.headers.all("www-authenticate")
         with host.judged():
@@ -433,9 +425,14 @@ class Transport:
             again = (await login.refused(ways, used, call.repository, call.rights) if refused.status == 401
                 or b"token has expired" in refused.body else login.forbidden(used))
         if not again: raise self.refusal(host, refused)
-    def refusal(self, host: Host, answer: Answer) -> RegistryError:
+    async def expect(self, host: Host, answer: Response, ok: Collection[int]) -> None:
+        """Raise what an answer says unless its status is one of `ok`."""
+        if answer.status not in ok:
+            await answer.read(ERROR_BODY)
+            raise self.refusal(host, answer)
+    def refusal(self, host: Host, answer: Response) -> RegistryError:
         """Turn an answer into an error with the registry's own words, cleaned (R18), and count what is throttled."""
-        login, (status, headers, body) = host.authenticator, answer
+        login, status, body = host.authenticator, answer.status, answer.body
         document, entries = auth.parsed(body)
         told = [(entry.get("code"), entry.get("message")) for entry in entries]
         if document is None:
@@ -449,7 +446,7 @@ class Transport:
         error = RegistryError(f"status {status}" + (f": {said}" if said else ""), status=status,
             codes=tuple(code for code, _ in told if isinstance(code, str)),
             digests=frozenset(re.findall("sha(?:256|512):[0-9a-f]{64,128}", body.decode("latin-1"))),
-            retry_after=pacing.parse_retry_after(headers.get("retry-after"), self.edge.wall()))
+            retry_after=pacing.parse_retry_after(answer.headers.get("retry-after"), self.edge.wall()))
         if status == 429:
             self.throttled[host.key] += 1
             error.paced = True
@@ -474,5 +471,6 @@ class Transport:
         self.edge.log("trace", "request", shown)
         return response
     def kept(self, host: Host, origin: Origin, lease: Lease | None = None) -> AbstractAsyncContextManager[Lease]:
-        """Give the caller's own lease, which outlives this exchange (a POST before its PUT), or one for `origin`."""
-        return nullcontext(lease) if lease else (self.pool if origin == host.origin else self.abroad).lease(origin)
+        """Give the caller's own lease, which outlives this exchange (POST before PUT), or one for another origin."""
+        if lease and lease.origin == origin: return nullcontext(lease)
+        return (self.pool if origin == host.origin else self.abroad).lease(origin)

@@ -21,12 +21,11 @@ from hypothesis import strategies as st
 from _regsync import oci
 from _regsync.config import Registry
 from _regsync.errors import ContentError, ProtocolBroken, Side, SyncError, WireError
-from _regsync.http1 import Headers
 from _regsync.registry import Repository, Upload, _tags_of
 from _regsync.streams import Origin, Stream
-from _regsync.transport import Answer, Edge, Transport, resolve_location
+from _regsync.transport import Edge, Transport, resolve_location
 from tests.fuzzing import fuzz, in_virtual_time, scraps, trees
-from tests.wires import Blob, Item, Wire
+from tests.wires import Blob, Item, Told, Wire
 
 SECRET = "Xyzzy-0pen-Sesame"
 BODY = b'{"schemaVersion":2,"manifests":[]}'
@@ -298,7 +297,7 @@ def test_any_error_document_is_one_line_without_secrets(
     body: bytes, status: int, headers: list[tuple[str, str]]
 ) -> None:
     world = World("https", "unknown", True, [])
-    error = world.transport.refusal(world.host, Answer(status, Headers(headers), body))
+    error = world.transport.refusal(world.host, Told(status, headers, body))
     assert len(str(error)) < 600
     assert "\n" not in str(error)
     assert SECRET not in str(error)
@@ -341,7 +340,7 @@ def test_the_first_link_to_the_next_page_is_followed(links: list[tuple[str, Any,
     value = f"{blank},{blank}".join(spelled(*link) for link in links)
     try:
         found = world.repository._linked(
-            world.repository.call("tag_list", "GET", "tags/list"), Answer(200, Headers([("link", value)]), b"")
+            world.repository.call("tag_list", "GET", "tags/list"), Told(200, [("link", value)], b"")
         )
     except ProtocolBroken:
         assert following

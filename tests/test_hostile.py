@@ -21,9 +21,8 @@ import trustme
 
 from _regsync import discover, http1, plan, registry, streams, transport
 from _regsync.errors import ProtocolBroken, Side
-from _regsync.http1 import Connection, Headers, Pool
+from _regsync.http1 import Connection, Pool
 from _regsync.streams import Origin, Timeouts
-from _regsync.transport import Answer as Told
 from _regsync.transport import Call
 from conformance.images import Seed
 from conformance.messages import Answer, Request, Response, error
@@ -32,7 +31,7 @@ from conformance.tokens import BasicAuth
 from tests.ends import QUICK, Start, basic, copy, document, held, only, run_regsync, sync, tags, virtual
 from tests.test_redirects import REGISTRY, transport_of
 from tests.test_redirects import registry as plain_registry
-from tests.wires import NEVER, Wire, answer
+from tests.wires import NEVER, Told, Wire, answer
 
 USER, SECRET = "captain", "Xyzzy-0pen-Sesame"
 
@@ -158,7 +157,7 @@ async def test_the_long_names_of_pages_are_not_kept(what: str, monkeypatch: pyte
         nonlocal asked
         asked += 1
         target = f"/v2/app/tags/list?page={asked}&x={'y' * 60_000}"
-        return Told(200, Headers([("link", f"<{target}>; rel=next")] if asked < 500 else []), body)
+        return Told(200, [("link", f"<{target}>; rel=next")] if asked < 500 else [], body)
 
     monkeypatch.setattr(through, "request", page)
     listed = registry.Repository(through, through.host(plain_registry()), "app", Side.SOURCE)
@@ -181,7 +180,7 @@ async def test_a_list_of_referrers_whose_pages_carry_megabytes_is_refused(monkey
         asked += 1
         entry = {"mediaType": "a/b", "digest": f"sha256:{asked:064x}", "size": 2, "annotations": {"a": "b" * 2**20}}
         link = [("link", f"</v2/app/referrers/x?page={asked}>; rel=next")]
-        return Told(200, Headers(link), json.dumps({"schemaVersion": 2, "manifests": [entry]}).encode())
+        return Told(200, link, json.dumps({"schemaVersion": 2, "manifests": [entry]}).encode())
 
     monkeypatch.setattr(through, "request", page)
     listed = registry.Repository(through, through.host(plain_registry()), "app", Side.SOURCE)

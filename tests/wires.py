@@ -14,7 +14,7 @@ import ssl
 import struct
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
@@ -24,7 +24,7 @@ import h11
 import hypothesis  # noqa: F401  (its hook for trio warns when trio is there first)
 
 from _regsync.errors import Disconnected
-from _regsync.http1 import Connection, Pool
+from _regsync.http1 import Connection, Headers, Pool, Response
 from _regsync.streams import WANT_READ, WANT_WRITE, Origin, Stream, Timeouts
 from conformance.memory import End as MemoryEnd
 
@@ -233,6 +233,13 @@ def answer(body: bytes = b"", *headers: str, status: int = 200, version: str = "
     """Return an answer with a Content-Length."""
     lines = [f"HTTP/{version} {status} Words", *headers, f"Content-Length: {len(body)}", "", ""]
     return "\r\n".join(lines).encode() + body
+
+
+class Told(Response):
+    """An answer that was read, without a connection that it came from."""
+
+    def __init__(self, status: int, headers: Iterable[tuple[str, str]], body: bytes) -> None:
+        self.status, self.headers, self.body, self.early = status, Headers(headers), body, False
 
 
 class Blob:
