@@ -22,7 +22,7 @@ __all__ = ["RegsyncError", "__version__", "main"]
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the program with `argv` (default: the process's arguments) and return its exit status."""
-    from _regsync import fips  # noqa: F401  first of all, so that nothing touches OpenSSL before its gate
+    from _regsync import fips  # first of all, so that nothing touches OpenSSL before its gate
 
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:  # closed by the caller; no socket may get its number
@@ -34,7 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         from _regsync import version
 
         try:
-            return version.show(as_json="--json" in arguments)
+            return version.show(fips.closed(), as_json="--json" in arguments)
         except OSError:
             arguments = ["version"]  # the command line meets the same failure and has the words for it
     if argv is None:
@@ -49,6 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 signal.signal(number, _end if watches else _leave)
         if watches and hasattr(signal, "SIGHUP"):
             signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    closed = fips.closed()
     import gc
 
     # Nothing that is imported becomes garbage: collecting meanwhile costs 5 ms of a start.
@@ -57,7 +58,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         from _regsync import cli
 
-        status = cli.main(arguments)
+        status = cli.main(arguments, closed)
     finally:
         if collecting:
             gc.enable()

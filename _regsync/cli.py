@@ -7,7 +7,7 @@ import argparse, errno, json, os, sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
-from _regsync import __version__
+from _regsync import __version__, fips
 from _regsync.errors import AuthError, ConfigError, RegsyncError, clean
 from _regsync.output import Console
 if TYPE_CHECKING:
@@ -92,18 +92,22 @@ def _parser(name: str | None) -> argparse.ArgumentParser:
 def _parse_value(field: Field, text: str) -> Any:
     try: return field.parsed(text)
     except ValueError as error: raise argparse.ArgumentTypeError(str(error)) from error
-def main(argv: Sequence[str]) -> int:
-    """Run one command and return its exit status."""
+def main(argv: Sequence[str], closed: str = "") -> int:
+    """Run one command and return its exit status; `closed` says why the FIPS gate is, if it is."""
     # Before the arguments are known to be right: also what is wrong with them is told as they ask.
     json_log = "--log-format json" in " ".join(argv).replace("=", " ")
     make = partial(Console, sys.stdout, sys.stderr, as_json="--json" in argv, json_log=json_log)
     console, verbose = make(level="warning", progress=False), 0
     try:
+        if closed and ("schema" in argv[:1] or {"-h", "--help"} & {*argv}):
+            console.log("warning", "gate_closed", closed)
         arguments = _parse(argv)
         verbose = arguments.v or 0
         least = "info" if arguments.command == "watch" else "warning"
         level = "error" if arguments.q else (least, "debug", "trace")[min(verbose, 2)]
         console = make(level=level, progress=not (arguments.q or arguments.no_progress))
+        if closed and arguments.command not in ("schema", "version"): raise ConfigError(closed, hint=fips.REMEDY)
+        arguments.closed = closed
         return _COMMANDS[arguments.command].run(arguments, console)
     except KeyboardInterrupt: return 130
     except Exception as error:  # the one place
@@ -159,7 +163,7 @@ def _validate(arguments: argparse.Namespace, console: Console) -> int:
     return 0
 def _version(arguments: argparse.Namespace, console: Console) -> int:
     from _regsync import version
-    return version.inventory() if arguments.sbom else version.show(as_json=arguments.json)
+    return version.inventory() if arguments.sbom else version.show(arguments.closed, as_json=arguments.json)
 def _show(arguments: argparse.Namespace, console: Console) -> int:
     if arguments.command == "expand":
         from _regsync import config

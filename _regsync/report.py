@@ -122,7 +122,8 @@ _SHAPES = {"report": "schema: =1; run_id started_at: string; duration_s: number;
     "largest_images: [large_image]; largest_layers: [large_layer]", "auth": "schema: =1; access: [access]",
     "tags": "repository: string; tags: [string]; dropped: {string}",
     "access": "registry repository rights method: string; source expires: string|null; "
-    "upload: =null|opened|absent; error: null|cause", "version": "version build python openssl gate: string",
+    "upload: =null|opened|absent; error: null|cause", "provider": "name version: string",
+    "version": "version build python openssl gate: string; gate_holds: boolean; provider: null|provider",
     "image": "source target: string; digest: string|null; source_digest?: string; error: null|cause; "
     "status: =synced|skipped|failed|would_sync; reason: =null|unchanged|immutable_tag|tag_immutable_exists; "
     "bytes: integer; duration_s: number; blobs: blobs; artifacts: artifacts",

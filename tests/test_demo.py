@@ -60,7 +60,7 @@ def test_counts_stand_beside_the_fewest_possible(clone: Path) -> None:
 @pytest.mark.slow
 def test_demo_fails_when_the_program_does(clone: Path) -> None:
     program = clone / "regsync.py"
-    program.write_text(program.read_text().replace("cli.main(arguments)", "1"))
+    program.write_text(program.read_text().replace("cli.main(arguments, closed)", "1"))
     done = run(clone)
     assert done.returncode == 1
     assert done.stderr == "demo: the sync ended with status 1\n"

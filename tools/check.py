@@ -4,7 +4,8 @@
     python3 tools/check.py [-x] [-k name] [-m 'not slow'] ...
 
 On a fresh Debian machine with Python it first makes `.venv` with the pinned packages of pyproject.toml
-and, as root, installs the registry and the client that the tests drive; later runs find them there.
+and, as root, installs the registry and the client that the tests drive, and unpacks a FIPS provider below
+build/ (tools/fips_provider.py); later runs find them there.
 Uses the standard library only, and works from any directory.
 """
 
@@ -43,6 +44,7 @@ def main(argv: Sequence[str]) -> int:
             raise CheckError(f"Python 3.10 or newer is needed; this is {sys.version.split()[0]}")
         python = ready_venv()
         ready_programs()
+        ready_provider()
     except CheckError as error:
         sys.stderr.write(f"check: {error}\n")
         return 2
@@ -114,6 +116,15 @@ def ready_programs() -> None:
     missing = [name for name in PROGRAMS if shutil.which(name) is None]
     if missing and not installed_by_apt(*missing):
         raise CheckError(f"missing: {', '.join(missing)}: install them (Debian: apt-get install {' '.join(missing)})")
+
+
+def ready_provider() -> None:
+    """Fetch the FIPS provider that the gate's tests load; one line says where that cannot be, and they skip."""
+    command = [sys.executable, os.path.join("tools", "fips_provider.py")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        why = (done.stderr.strip().splitlines() or ["no message"])[-1].removeprefix("fips_provider: ")
+        print(f"check: no FIPS provider, its tests are skipped: {why}", flush=True)
 
 
 def installed_by_apt(*packages: str) -> bool:

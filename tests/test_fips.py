@@ -1,0 +1,522 @@
+"""The gate of the default build, on a real provider: it opens for that alone, and nothing gets around it.
+
+Debian's module stands for a validated one (tools/fips_provider.py): what is shown is that the program computes
+by it and refuses to run without, not that anything is validated.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import ssl
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import pytest
+import trustme
+
+from _regsync import cli, fips
+from conformance.google import make_key
+from conformance.images import Seed
+from tests.ends import Start, document, held, tags
+from tests.test_rsa import PYTHONS, signed_elsewhere
+from tools import fips_provider
+
+LEGACY = next(iter(Path("/usr").glob("lib*/**/ossl-modules/legacy.so")), None)
+PROPERTY = "[init]\nalg_section = algorithms\n[algorithms]\ndefault_properties = fips=yes\n"
+REFUSED = "error: CONFIG_ERROR: the FIPS provider "
+SETUP = """\
+openssl_conf = init
+.include {settings}
+[init]
+providers = found
+alg_section = algorithms
+[found]
+fips = {section}
+base = base_sect
+[base_sect]
+activate = 1
+[algorithms]
+default_properties = fips=yes
+"""
+
+Run = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture
+def default(pyz: Path) -> Path:
+    """Return the default build."""
+    return pyz.with_name("regsync.pyz")
+
+
+@pytest.fixture
+def run(default: Path, tmp_path: Path) -> Run:
+    """Return a function that runs the default build with these variables alone, and no provider unless they say one."""
+    (tmp_path / "none").mkdir()
+
+    def start(
+        *arguments: str, python: str = sys.executable, options: tuple[str, ...] = (), **variables: object
+    ) -> subprocess.CompletedProcess[str]:
+        environment = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "OPENSSL_MODULES": str(tmp_path / "none")}
+        environment.update({name: str(value) for name, value in variables.items()})
+        command = [python, *options, str(default), *arguments]
+        return subprocess.run(
+            command, capture_output=True, text=True, env=environment, stdin=subprocess.DEVNULL, timeout=60, check=False
+        )
+
+    return start
+
+
+@pytest.fixture
+def modules() -> Path:
+    """Return a directory with a provider and its settings, or skip."""
+    there = fips_provider.find()
+    if there is None:
+        pytest.skip("no FIPS provider: tools/check.py or tools/fips_provider.py fetches one on Debian")
+    return Path(there)
+
+
+@pytest.fixture
+def copy(modules: Path, tmp_path: Path) -> Path:
+    """Return a copy of that directory, to be damaged."""
+    return Path(shutil.copytree(modules, tmp_path / "copy"))
+
+
+def refused(done: subprocess.CompletedProcess[str], *words: str) -> None:
+    """Hold a refusal to its form: status 3, the error with what was looked for, both remedies, nothing else."""
+    assert (done.returncode, done.stdout) == (3, ""), done
+    error, hint = done.stderr.splitlines()
+    assert error.startswith(REFUSED)
+    assert not [word for word in words if word not in error], error
+    assert hint.startswith("hint: install ")
+    assert "`openssl fipsinstall -module" in hint
+    assert "regsync-nofips.pyz" in hint
+
+
+def interpret(code: str, default: Path, directory: Path, text: str = "", **variables: object) -> list[str]:
+    """Run code that imports the default build, where no checkout is; return the lines that it prints."""
+    done = subprocess.run(
+        [sys.executable, "-S", "-c", code],
+        input=text,
+        capture_output=True,
+        text=True,
+        cwd=directory,
+        env={"PYTHONPATH": str(default), **{name: str(value) for name, value in variables.items()}},
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+def holds(done: subprocess.CompletedProcess[str]) -> bool:
+    """Whether `version --json` says that the gate holds."""
+    assert (done.returncode, done.stderr) == (0, ""), done
+    return bool(json.loads(done.stdout)["gate_holds"])
+
+
+# ---------------------------------------------------------------- with a provider
+
+
+def trusting(ca: trustme.CA, directory: Path) -> str:
+    ca.cert_pem.write_to_path(str(directory / "ca.pem"))
+    return str(directory / "ca.pem")
+
+
+def serving(ca: trustme.CA, ciphers: str | None = None) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    ca.issue_cert("127.0.0.1").configure_cert(context)
+    if ciphers:
+        context.maximum_version = ssl.TLSVersion.TLSv1_2
+        context.set_ciphers(ciphers)
+    return context
+
+
+def test_a_sync_over_tls_goes_through_the_provider(
+    run: Run, modules: Path, serve: Start, ca: trustme.CA, tmp_path: Path
+) -> None:
+    source, target = serve(ssl_context=serving(ca)), serve(ssl_context=serving(ca))
+    image = Seed(1).image().load_into(source.app, "app", "v1")
+    trusted = {"ca_file": trusting(ca, tmp_path)}
+    registries = {"source": {"url": source.url, **trusted}, "target": {"url": target.url, **trusted}}
+    config = tmp_path / "mirror.json"
+    config.write_text(document(registries, {"from": "app", "tags": tags("v1")}))
+    done = run("sync", "-q", "--json", "-c", str(config), OPENSSL_MODULES=modules)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert json.loads(done.stdout)["totals"]["images"] == {"synced": 1, "skipped": 0, "failed": 0}
+    assert held(target, "app", image)
+    before = len(source.journal.entries), len(target.journal.entries)
+    closed = run("sync", "-q", "-c", str(config))
+    refused(closed, "no fips.so in ")
+    assert (len(source.journal.entries), len(target.journal.entries)) == before
+
+
+def test_a_registry_that_speaks_chacha20_only_shares_no_cipher(
+    run: Run, pyz: Path, modules: Path, serve: Start, ca: trustme.CA, tmp_path: Path
+) -> None:
+    server = serve(ssl_context=serving(ca, "ECDHE-ECDSA-CHACHA20-POLY1305"))
+    config = tmp_path / "registry.json"
+    trusted = {"url": server.url, "ca_file": trusting(ca, tmp_path)}
+    config.write_text(json.dumps({"registries": {"one": trusted}, "mappings": []}))
+    arguments = ["tags", f"{server.address}/app", "-c", str(config)]
+    other = subprocess.run([sys.executable, str(pyz), *arguments], capture_output=True, text=True, check=False)
+    assert "NETWORK_ERROR" not in other.stderr
+    done = run(*arguments, OPENSSL_MODULES=modules)
+    assert done.returncode == 2
+    assert "refused the TLS handshake" in done.stderr
+
+
+@pytest.mark.parametrize("python", PYTHONS)
+@pytest.mark.parametrize("options", [(), ("-I", "-S", "-OO")], ids=["plain", "isolated"])
+def test_version_names_the_provider(run: Run, modules: Path, python: str, options: tuple[str, ...]) -> None:
+    told = run("version", "--json", python=PYTHONS[python], options=options, OPENSSL_MODULES=modules)
+    provider = json.loads(told.stdout)["provider"]
+    assert holds(told)
+    assert provider["name"] == "OpenSSL FIPS Provider"
+    assert json.loads(told.stdout)["gate"] == f"FIPS gate holds: {provider['name']} {provider['version']}"
+
+
+def test_what_an_operator_set_up_is_taken_as_it_is(run: Run, copy: Path, tmp_path: Path) -> None:
+    """The settings lie where nobody would look: without the operator's file the gate could not find them."""
+    settings = (copy / "fipsmodule.cnf").replace(tmp_path / "elsewhere")
+    (tmp_path / "own.cnf").write_text(SETUP.format(settings=settings, section="fips_sect"))
+    refused(run("validate", "x", OPENSSL_MODULES=copy), "no fipsmodule.cnf in ", "self test post failure")
+    assert holds(run("version", "--json", OPENSSL_MODULES=copy, OPENSSL_CONF=tmp_path / "own.cnf"))
+
+
+def test_settings_beside_the_operators_file_come_first(run: Run, copy: Path, tmp_path: Path) -> None:
+    (copy / "fipsmodule.cnf").replace(tmp_path / "fipsmodule.cnf")
+    (tmp_path / "own.cnf").write_text("")
+    assert holds(run("version", "--json", OPENSSL_MODULES=copy, OPENSSL_CONF=tmp_path / "own.cnf"))
+
+
+@pytest.mark.parametrize(
+    "own",
+    [
+        "",
+        PROPERTY,
+        f"openssl_conf = init\n{PROPERTY}",
+        f"openssl_conf = init\n{PROPERTY}".replace("fips=yes", "?fips=yes"),
+        "openssl_conf = init\n[init]\nproviders = p\n[p]\ndefault = d\n[d]\nactivate = 1\n",
+    ],
+    ids=["nothing", "no beginning", "property", "preference", "built-in provider"],
+)
+def test_what_the_operators_file_leaves_out_is_added(run: Run, modules: Path, tmp_path: Path, own: str) -> None:
+    (tmp_path / "own.cnf").write_text(own)
+    assert holds(run("version", "--json", OPENSSL_MODULES=modules, OPENSSL_CONF=tmp_path / "own.cnf"))
+
+
+def test_settings_that_do_not_activate_are_activated(run: Run, copy: Path) -> None:
+    settings = copy / "fipsmodule.cnf"
+    settings.write_text(settings.read_text().replace("activate = 1", "activate = 0"))
+    assert holds(run("version", "--json", OPENSSL_MODULES=copy))
+
+
+COMPUTE = """
+import json, os, sys
+before = dict(os.environ), sorted(os.listdir("/proc/self/fd"))
+import regsync
+from _regsync import fips
+key = sys.stdin.read()
+answers = [fips.closed(), fips.closed(), (dict(os.environ), sorted(os.listdir("/proc/self/fd"))) == before]
+import hashlib, _hashlib
+for data in (b"", b"abc" * 1000):
+    answers += [fips.hash_hex("sha256", data), fips.hash_hex("sha512", data), fips.hmac_bytes(data, b"x").hex()]
+answers += [fips.name_hash("abc"), fips.sign_rs256(key, b"hello").hex(), type(fips.new_hash("sha256")).__module__]
+for name in ("md5", "blake2b512"):
+    for secure in (True, False):
+        try: answers.append(_hashlib.new(name, usedforsecurity=secure).hexdigest())
+        except ValueError: answers.append("refused")
+print(json.dumps(answers))
+"""
+
+
+def test_all_is_computed_by_the_provider_and_nothing_is_left(default: Path, modules: Path, tmp_path: Path) -> None:
+    """Also when it is imported rather than run; the built-in provider is not even loaded."""
+    key = make_key()
+    [answers] = interpret(COMPUTE, default, tmp_path, key.pem, OPENSSL_MODULES=modules, TMPDIR=tmp_path)
+    expected: list[object] = ["", "", True]
+    for data in (b"", b"abc" * 1000):
+        expected += [fips.hash_hex("sha256", data), fips.hash_hex("sha512", data), fips.hmac_bytes(data, b"x").hex()]
+    expected += [fips.name_hash("abc"), signed_elsewhere(key.pem, b"hello").hex(), "_hashlib", *["refused"] * 4]
+    assert json.loads(answers) == expected
+    assert list(tmp_path.iterdir()) == []
+
+
+# ---------------------------------------------------------------- a provider that is no use
+
+
+def flip(copy: Path) -> None:
+    module = copy / "fips.so"
+    data = bytearray(module.read_bytes())
+    data[len(data) // 2] ^= 1
+    module.write_bytes(data)
+
+
+def change(old: str, new: str) -> Callable[[Path], None]:
+    def damage(copy: Path) -> None:
+        settings = copy / "fipsmodule.cnf"
+        text = settings.read_text()
+        assert old in text
+        settings.write_text(text.replace(old, new))
+
+    return damage
+
+
+DAMAGES: Mapping[str, tuple[Callable[[Path], object], str]] = {
+    "a changed module": (flip, "self test post failure"),
+    "a changed MAC": (change("module-mac = ", "module-mac = 00:"), "self test post failure"),
+    "no MAC": (change("module-mac", "module"), "self test post failure"),
+    "no settings": (lambda copy: (copy / "fipsmodule.cnf").unlink(), "no fipsmodule.cnf in "),
+    "settings that do not parse": (change("[fips_sect]", "[fips_sect"), "missing close square bracket"),
+    "another section": (change("[fips_sect]", "[other]"), "self test post failure"),
+    "no library": (lambda copy: (copy / "fips.so").write_text("text"), "could not load the shared library"),
+    "a directory": (lambda copy: [(copy / "fips.so").unlink(), (copy / "fips.so").mkdir()], "no fips.so in "),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_provider_is_refused(run: Run, copy: Path, damage: str) -> None:
+    make, words = DAMAGES[damage]
+    make(copy)
+    refused(run("validate", "x", OPENSSL_MODULES=copy), words, str(copy))
+
+
+def test_an_operators_file_with_a_changed_mac_is_not_healed(run: Run, modules: Path, tmp_path: Path) -> None:
+    text = (modules / "fipsmodule.cnf").read_text()
+    (tmp_path / "changed.cnf").write_text(text.replace("module-mac = ", "module-mac = 00:"))
+    (tmp_path / "own.cnf").write_text(SETUP.format(settings=tmp_path / "changed.cnf", section="fips_sect"))
+    done = run("validate", "x", OPENSSL_MODULES=modules, OPENSSL_CONF=tmp_path / "own.cnf")
+    refused(done, "self test post failure", f"after OPENSSL_CONF='{tmp_path}/own.cnf'")
+
+
+@pytest.mark.parametrize("way", ["named so", "put there"])
+def test_another_provider_by_the_same_name_is_refused(run: Run, copy: Path, tmp_path: Path, way: str) -> None:
+    if LEGACY is None:
+        pytest.skip("this OpenSSL has no other module")
+    variables = {"OPENSSL_MODULES": copy}
+    if way == "put there":
+        shutil.copy(LEGACY, copy / "fips.so")
+    else:
+        setup = SETUP.format(settings=copy / "fipsmodule.cnf", section="other")
+        (tmp_path / "own.cnf").write_text(f"{setup}[other]\nmodule = {LEGACY}\nactivate = 1\n")
+        variables["OPENSSL_CONF"] = tmp_path / "own.cnf"
+    refused(run("validate", "x", **variables), "is not what computes SHA-256")
+
+
+def test_openssl_that_began_before_the_gate_is_refused(run: Run, modules: Path, tmp_path: Path) -> None:
+    """What has been fetched by then would stay; where the host is set up so, it is the provider's from the start."""
+    (tmp_path / "sitecustomize.py").write_text("import hashlib, ssl")
+    variables = {"PYTHONPATH": tmp_path, "OPENSSL_MODULES": modules}
+    refused(run("validate", "x", **variables), "comes too late", "`python3 -I -S`")
+    assert holds(run("version", "--json", options=("-I",), **variables))
+    (tmp_path / "own.cnf").write_text(SETUP.format(settings=modules / "fipsmodule.cnf", section="fips_sect"))
+    assert holds(run("version", "--json", OPENSSL_CONF=tmp_path / "own.cnf", **variables))
+
+
+@pytest.mark.parametrize("module", ["_hashlib", "_ssl", "ctypes"])
+def test_a_python_without_what_the_gate_needs_is_refused(run: Run, modules: Path, tmp_path: Path, module: str) -> None:
+    (tmp_path / f"{module}.py").write_text(f"raise ImportError('no {module} here')")
+    done = run("validate", "x", PYTHONPATH=tmp_path, OPENSSL_MODULES=modules)
+    refused(done, f"cannot be used: no {module} here")
+
+
+# ---------------------------------------------------------------- without a provider
+
+COMMANDS = {
+    "copy": ["copy", "localhost:1/a:b", "localhost:1/c:d"],
+    "sync": ["sync", "-c", "x"],
+    "dry run": ["sync", "-c", "version", "--dry-run"],
+    "watch": ["watch", "-c", "x"],
+    "analyze": ["analyze", "-c", "x"],
+    "tags": ["tags", "localhost:1/a"],
+    "auth": ["auth", "check", "-c", "x"],
+    "validate": ["validate", "schema"],
+    "expand": ["expand", "x"],
+    "before its command": ["-c", "schema", "sync"],
+    "odd options": ["--log-format", "text", "-q", "validate", "--", "version"],
+}
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_is_refused(run: Run, tmp_path: Path, name: str) -> None:
+    refused(run(*COMMANDS[name]), f"is not found: no fips.so in ['{tmp_path}/none']")
+
+
+def test_no_command_is_told_first(run: Run) -> None:
+    done = run()
+    assert (done.returncode, done.stderr.splitlines()[0]) == (3, "error: CONFIG_ERROR: a command is needed")
+
+
+def test_a_refusal_in_json(run: Run) -> None:
+    done = run("sync", "-c", "x", "--json", "--log-format", "json")
+    assert done.returncode == 3
+    error = json.loads(done.stdout)["error"]
+    assert error["message"].startswith("the FIPS provider is not found")
+    assert error["hint"] == fips.REMEDY
+    assert json.loads(done.stderr)["level"] == "error"
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "no fips.so"),
+        (f"openssl_conf = init\n{PROPERTY}", "no fips.so"),
+        ("openssl_conf", "missing equal sign"),
+        (None, "No such file or directory"),
+    ],
+    ids=["nothing", "the property alone", "does not parse", "absent"],
+)
+def test_an_operators_file_that_is_no_use(run: Run, tmp_path: Path, text: str | None, words: str) -> None:
+    if text is not None:
+        (tmp_path / "own.cnf").write_text(text)
+    refused(run("validate", "x", OPENSSL_CONF=tmp_path / "own.cnf"), words)
+
+
+def test_names_from_the_environment_do_no_harm_to_a_terminal(run: Run, tmp_path: Path) -> None:
+    odd = f"{tmp_path}/\x1b[2J\nerror: \udcff"
+    for name in ("OPENSSL_CONF", "OPENSSL_MODULES"):
+        refused(run("validate", "x", **{name: odd}), "\\x1b[2J\\nerror: ")
+
+
+@pytest.mark.parametrize("arguments", [["schema"], ["schema", "--report"], ["--help"], ["sync", "-h"]], ids=" ".join)
+def test_what_only_tells_works_and_says_that_the_gate_is_closed(run: Run, arguments: list[str]) -> None:
+    done = run(*arguments)
+    assert done.returncode == 0
+    assert len(done.stdout) > 100
+    assert done.stderr.startswith("warning: the FIPS provider is not found: no fips.so in ")
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("arguments", [["version"], ["--version"], ["-v", "version"]], ids=" ".join)
+def test_version_says_that_the_gate_is_closed(run: Run, arguments: list[str]) -> None:
+    done = run(*arguments)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "(FIPS gate closed: the FIPS provider is not found: no fips.so in " in done.stdout
+    assert not holds(run(*arguments, "--json")) if "version" in arguments else True
+
+
+FALL_BACK = """
+import hashlib
+print(type(hashlib.sha256()).__module__ != "_hashlib")
+from _regsync import fips
+for call in (fips.new_hash, fips.hash_hex, fips.hmac_bytes, fips.name_hash):
+    arguments = {"new_hash": ("sha256",), "hash_hex": ("sha256", b""), "hmac_bytes": (b"k", b"x"), "name_hash": ("x",)}
+    try: print(call.__name__, call(*arguments[call.__name__]))
+    except ValueError as error: print("refused")
+"""
+
+
+def test_nothing_falls_back_to_built_in_code(default: Path, tmp_path: Path) -> None:
+    """With the property and no provider hashlib does; the one door to digests and MACs does not."""
+    (tmp_path / "own.cnf").write_text(SETUP.format(settings=tmp_path / "none", section="base_sect"))
+    variables = {"OPENSSL_CONF": tmp_path / "own.cnf", "OPENSSL_MODULES": tmp_path}
+    assert interpret(FALL_BACK, default, tmp_path, **variables) == ["True", *["refused"] * 4]
+
+
+EARLIEST = """
+import sys, regsync
+from _regsync import fips
+watched = {"ssl", "_ssl", "hashlib", "_hashlib", "hmac", "secrets", "asyncio", "anyio"}
+def closed():
+    print(sorted(watched & {*sys.modules}))
+    return "the FIPS provider is watched"
+fips.closed = closed
+for arguments in (["validate", "x"], ["--help"], ["version"]):
+    try: print(regsync.main(arguments))
+    except SystemExit: pass
+"""
+
+
+def test_the_gate_comes_before_whatever_loads_openssl(default: Path, tmp_path: Path) -> None:
+    told = interpret(EARLIEST, default, tmp_path)
+    assert told[:2] == ["[]", "3"]
+    assert told.count("[]") == 3
+
+
+# ---------------------------------------------------------------- other systems, in this process
+
+
+@pytest.fixture
+def as_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fips, "FIPS_BUILD", True)
+
+
+@pytest.mark.usefixtures("as_default")
+@pytest.mark.parametrize("system", ["darwin", "win32"])
+def test_other_systems_are_told_of_the_other_build(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], system: str
+) -> None:
+    monkeypatch.setattr(sys, "platform", system)
+    assert cli.main(["validate", "x"], fips.closed()) == 3
+    told = capsys.readouterr().err
+    assert told.startswith(f"{REFUSED}does not check certificates on this system\nhint: ")
+    assert "regsync-nofips.pyz" in told
+
+
+@pytest.mark.usefixtures("as_default")
+def test_an_older_openssl_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("_ssl.OPENSSL_VERSION_INFO", (1, 1, 1, 23, 15))
+    monkeypatch.setattr("_ssl.OPENSSL_VERSION", "OpenSSL 1.1.1w")
+    assert fips.closed() == "the FIPS provider needs OpenSSL 3; this is OpenSSL 1.1.1w"
+
+
+@pytest.mark.usefixtures("as_default")
+def test_a_library_inside_the_interpreter_that_shows_nothing_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    def nowhere(name: str | None) -> object:
+        raise OSError(f"cannot open {name}")
+
+    monkeypatch.setattr("ctypes.CDLL", nowhere)
+    assert fips.closed().startswith("the FIPS provider cannot be used: this Python does not show its libcrypto")
+
+
+def test_the_other_build_has_no_gate(pyz: Path, tmp_path: Path) -> None:
+    environment = {"OPENSSL_MODULES": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, str(pyz), "version", "--json"], capture_output=True, text=True, env=environment, check=False
+    )
+    told = json.loads(done.stdout)
+    assert (told["gate"], told["gate_holds"], told["provider"]) == ("no FIPS gate in this build", False, None)
+
+
+# ---------------------------------------------------------------- where the provider of these tests comes from
+
+BOOKWORM = 'ID=debian\nVERSION_ID="12"\nVERSION_CODENAME=bookworm\nPRETTY_NAME="Debian GNU/Linux 12 (bookworm)"\n'
+
+
+def test_the_suite_with_the_package() -> None:
+    assert fips_provider.suite_of(BOOKWORM) == ("bookworm", "trixie")
+    later = BOOKWORM.replace("12", "14").replace("bookworm", "forky")
+    assert fips_provider.suite_of(later) == ("forky", "forky")
+
+
+@pytest.mark.parametrize(
+    ("release", "why"),
+    [
+        ("", "this is no Debian"),
+        (BOOKWORM.replace("ID=debian", "ID=ubuntu"), "not a release of Debian"),
+        (BOOKWORM.replace("12", "11"), "older than the package's C library"),
+    ],
+)
+def test_machines_without_the_package(release: str, why: str) -> None:
+    with pytest.raises(fips_provider.ProviderError, match=why):
+        fips_provider.suite_of(release)
+
+
+@pytest.mark.parametrize(
+    "lists",
+    [
+        "# old\ndeb-src http://no.test/debian bookworm main\n"
+        "deb [arch=amd64 signed-by=/k.gpg] http://m.test/d bookworm main\n",
+        "Types: deb\nURIs: http://no.test/x\nSuites: other\n\n"
+        "Types: deb deb-src\n# hint\nURIs: http://m.test/d\nSuites: bookworm bookworm-updates\nSigned-By: /k.gpg\n",
+    ],
+    ids=["list", "sources"],
+)
+def test_the_machines_own_mirror_is_asked(lists: str) -> None:
+    told = fips_provider.source_of(lists, "bookworm").format(suite="trixie")
+    assert told == "Types: deb\nURIs: http://m.test/d\nSuites: trixie\nComponents: main\nSigned-By: /k.gpg\n"
+    with pytest.raises(fips_provider.ProviderError, match="no source for trixie"):
+        fips_provider.source_of(lists, "trixie")
