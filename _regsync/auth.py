@@ -157,11 +157,16 @@ class _Token:
 def _union(*actions: str) -> str:
     # Sorted is `pull,push`: registries compare literally (protocol-facts.md section 2.2).
     return ",".join(sorted({action for text in actions for action in text.split(",")}))
-def parsed(body: bytes) -> tuple[dict[str, Any] | None, list[dict[str, Any]]]:
-    """Return a server's JSON object (None for anything else), and the entries of its `errors`."""
-    document = json_object(body)
-    entries = (document or {}).get("errors")
-    return document, [entry for entry in entries if isinstance(entry, dict)] if isinstance(entries, list) else []
+def words(body: bytes) -> tuple[tuple[str, ...], str]:
+    """Return an error's codes and words, in any shape of protocol-facts.md section 1.12; a page for people has none."""
+    if (document := json_object(body)) is None:
+        return (), "" if b"<" in body[:2000] else body[:2000].decode("utf-8", "replace")
+    entries, shapes = document.get("errors"), ("message", "error_description", "details", "error")
+    told = ([(each.get("code"), each.get("message")) for each in entries if isinstance(each, dict)]
+        if isinstance(entries, list) else [])
+    told = told or [(None, next((each for each in map(document.get, shapes) if isinstance(each, str) and each), None))]
+    said = (" ".join(text for text in pair if isinstance(text, str) and text) for pair in told)
+    return tuple(code for code, _ in told if isinstance(code, str)), "; ".join(dict.fromkeys(filter(None, said)))
 class Authenticator:
     """What is sent to one registry with one credential; its methods may run at once, and be cancelled."""
     def __init__(self, *, origin: Origin, credential: Credential | Chain | None, fetch: Fetch, now: Callable[[], float],
@@ -353,11 +358,8 @@ class Authenticator:
         return answer
     def _read(self, answer: Answer, token: _Token) -> None:
         status, headers, body = answer
-        who, (parts, entries) = f"the token service of {self._name}", parsed(body)
-        document = parts or {}
-        first = entries[0] if entries else document  # protocol-facts.md section 1.12 has the shapes
-        texts = (first.get(name) for name in ("message", "error_description", "details", "error"))
-        said = clean(self.redact(clean(next((f": {it}" for it in texts if isinstance(it, str) and it), ""), 4**9)), 200)
+        who, document, said = f"the token service of {self._name}", json_object(body) or {}, words(body)[1]
+        said = clean(self.redact(clean(f": {said}" if said else "", 4**9)), 200)
         if status == 401 and not self.anonymous: raise self._refusal(who)
         if status in (408, 429) or status >= 500:
             wait = parse_retry_after(headers.get("retry-after"), self._wall())

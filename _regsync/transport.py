@@ -433,18 +433,10 @@ class Transport:
     def refusal(self, host: Host, answer: Response) -> RegistryError:
         """Turn an answer into an error with the registry's own words, cleaned (R18), and count what is throttled."""
         login, status, body = host.authenticator, answer.status, answer.body
-        document, entries = auth.parsed(body)
-        told = [(entry.get("code"), entry.get("message")) for entry in entries]
-        if document is None:
-            # A page for people says nothing in one line.
-            told = [] if b"<" in body[:2000] else [(None, body[:2000].decode("utf-8", "replace"))]
-        elif not told: told = [(None, document.get("details"))]
-        words = [" ".join(text for text in pair if isinstance(text, str) and text) for pair in told]
+        codes, said = auth.words(body)
         # Some servers repeat the request: our secrets go, and what follows a URL's `?` (R10).
-        said = login.redact(clean("; ".join(dict.fromkeys(word for word in words if word)), ERROR_BODY))
-        said = clean(re.sub(_QUERY, r"\1...", said))
-        error = RegistryError(f"status {status}" + (f": {said}" if said else ""), status=status,
-            codes=tuple(code for code, _ in told if isinstance(code, str)),
+        said = clean(re.sub(_QUERY, r"\1...", login.redact(clean(said, ERROR_BODY))))
+        error = RegistryError(f"status {status}" + (f": {said}" if said else ""), status=status, codes=codes,
             digests=frozenset(re.findall("sha(?:256|512):[0-9a-f]{64,128}", body.decode("latin-1"))),
             retry_after=pacing.parse_retry_after(answer.headers.get("retry-after"), self.edge.wall()))
         if status == 429:

@@ -808,7 +808,7 @@ async def test_a_401_without_challenge_to_a_token_renews_it() -> None:
             answer(403, {"errors": [{"code": "DENIED", "message": "not yours, hunter2"}]}),
             USER,
             "gives no token for team/app (pull) to the credentials from credentials of registry 'mine': "
-            "status 403: not yours, ***",
+            "status 403: DENIED not yours, ***",
             False,
             id="denied",
         ),

@@ -374,7 +374,7 @@ def proxy(scene: Scene, status: str, login: str = "") -> Ran:
             token,
             4,
             "AUTH_ERROR: fetch manifest S/app:v1: the token service of S gives no token for app (pull) "
-            "without credentials: status 401: incorrect username or password",
+            "without credentials: status 401: UNAUTHORIZED incorrect username or password",
             ANONYMOUS.format("S"),
             id="no token for the anonymous",
         ),
