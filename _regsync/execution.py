@@ -70,27 +70,15 @@ class Image:
     stands: bool = False  # a tag that never moves is there, which is no failure
     error: RegsyncError | None = None
     def __post_init__(self) -> None: self.source, self.target = self.delivery.source, self.delivery.target
-class Progress:
-    """What a progress display shows: images known and done, bytes moved and expected, who has to wait."""
-    def __init__(self, paused: Mapping[str, Meter]) -> None:
-        self.known = self.done = self.bytes = self.expected = 0
-        self.ends: float | None = None  # when a drain does
-        self.paused, self.begun = (
-            paused,
-            dict[plan.Work, Image](),
-        )  # by host, what answered 429 last; images, oldest first
-    def under_way(self) -> list[str]:
-        """Return the names of the images that have a step running, oldest first."""
-        return [image.source.reference(image.reference) for image in self.begun.values() if image.running]
 class Execution:
     """Images on their way, at most `slots` with a step running. `start` starts a task, `ask` queues a question for a
     source, `keep_list` is `referrers.Referrers.keep` where lists are kept, `ended` is told of each delivery."""
-    def __init__(self, mover: Mover | Rehearsal, knowledge: Knowledge, discovery: Discovery, progress: Progress, *,
-            slots: int, start: Callable[..., None], ask: Callable[[str, Callable[[], Awaitable[None]]], None],
+    def __init__(self, mover: Mover | Rehearsal, knowledge: Knowledge, discovery: Discovery, *, slots: int,
+            start: Callable[..., None], ask: Callable[[str, Callable[[], Awaitable[None]]], None],
             keep_list: Callable[..., Awaitable[frozenset[str]]] | None, ended: Callable[[Delivery], None],
-            log: Callable[..., None]) -> None:
-        self._mover, self._knowledge, self._discovery, self._progress = mover, knowledge, discovery, progress
-        self._most_slots, self._start_task, self._ask, self._ended, self._log = slots, start, ask, ended, log
+            paused: Mapping[str, Meter]) -> None:
+        self._mover, self._knowledge, self._discovery = mover, knowledge, discovery
+        self._most_slots, self._start_task, self._ask, self._ended, self.paused = slots, start, ask, ended, paused
         self._keep_list, self._claims = keep_list, plan.Claims(knowledge, anyio.current_time)
         # Artifacts that are there, by repository and digest or tag: whether this run brought them.
         self.delivered = dict[tuple[RepositoryKey, str], bool]()
@@ -98,8 +86,14 @@ class Execution:
         self._read, self._hosts, self._slots = set[str](), set[str](), 0
         self.pending, self._pending_bytes = dict[int, Image](), 0  # what waits for its promotion
         self._election, self._numbers, self._room = plan.Election(), count(), anyio.Event()
-        self.images, self._ready = progress.begun, list[tuple[int, int, Image]]()
+        self.images, self._ready = dict[plan.Work, Image](), list[tuple[int, int, Image]]()  # those begun, oldest first
         self.draining = False  # no further image is promoted
+        self.ends: float | None = None  # when that is over
+        # For a display: images known and done, bytes moved and expected; by host, what answered 429 last.
+        self.known = self.done = self.bytes = self.expected = 0
+    def under_way(self) -> list[str]:
+        """Return the names of the images that have a step running, oldest first."""
+        return [image.source.reference(image.reference) for image in self.images.values() if image.running]
     def _is_full(self) -> bool: return len(self.pending) >= _MOST_PENDING or self._pending_bytes > _HEAVIEST_PENDING
     async def wait_for_room(self) -> None:
         """Let discovery rest while too much is pending."""
@@ -187,7 +181,7 @@ class Execution:
         # One read of a source serves all targets; a mount reads nothing.
         reads = step.mount_from is None and not (image.delivery.fan_out and blob.digest in self._read)
         self._read.update([blob.digest] if image.delivery.fan_out else [])
-        self._progress.expected += blob.size * reads
+        self.expected += blob.size * reads
         try:
             brought = await self._mover.bring(step, image.source, image.target, fan_out=fan_out,
                 disk=image.delivery.fan_out)
@@ -198,7 +192,7 @@ class Execution:
             image.delivery.mounted += mounted
             image.delivery.present += brought == "there"
             image.delivery.transferred += [blob] * (brought == "uploaded")
-            if brought != "uploaded": self._progress.expected -= blob.size * reads
+            if brought != "uploaded": self.expected -= blob.size * reads
             self._queue((), self._claims.arrived(step.work, blob.digest))
         if step.mount_from is not None: self._queue(self._claims.mount_ended(image.target.host.key, mounted=mounted))
         self._settle(image)
@@ -242,7 +236,7 @@ class Execution:
                         continue
                     lost = await self._mover.absent(image.tree, image.target)
                 if not lost: raise
-                self._log("debug", "healing", f"{error}; what was believed to be there is checked")
+                self._discovery.say("debug", "healing", f"{error}; what was believed to be there is checked")
                 for digest in image.tree.above(lost): self._knowledge.forget(work.where, digest)
                 image.healed = True
                 return False
@@ -254,7 +248,7 @@ class Execution:
         held, digest = await image.target.head_manifest(image.reference), image.tree.root.digest
         image.stands = held == digest or (held is not None and image.target.host.registry.kind.startswith("ecr"))
         if image.stands and not (held == digest and error.retries):  # by an attempt whose answer was lost
-            self._log("debug", "tag_immutable_exists", str(error))
+            self._discovery.say("debug", "tag_immutable_exists", str(error))
             if not image.artifact: image.delivery.stands = held
             elif held == digest: self.delivered.setdefault((image.target.key, image.reference), False)
         return held == digest

@@ -12,7 +12,7 @@ import anyio
 from _regsync import discover, rehearsal, state, sync, tags, transport
 from _regsync.config import Config, MappingRule, Registry
 from _regsync.errors import ConfigError, RegistryError, Side, SyncError, clean
-from _regsync.execution import Progress
+from _regsync.execution import Execution
 from _regsync.oci import Descriptor
 from _regsync.output import Console, Snapshot
 from _regsync.pacing import Want
@@ -33,7 +33,7 @@ async def run(found: Config, console: Console, one: tuple[MappingRule, str, str]
                 stop.set()  # take nothing new, and drain
                 if len(signals) > 1: tasks.cancel_scope.cancel()
             tasks.start_soon(listen_for_signals, take, (signal.SIGINT, signal.SIGTERM))
-            if console.live or console.heartbeat: tasks.start_soon(show_progress, console, work.progress)
+            if console.live or console.heartbeat: tasks.start_soon(show_progress, console, work.execution)
             await (work.copy(*one, stop) if one else work.sync(stop))
             tasks.cancel_scope.cancel()
     finally: connected.close()
@@ -113,7 +113,7 @@ async def _ask(connected: transport.Transport, repository: Repository) -> str | 
         await upload.start()
         await upload.cancel_upload()
     return "opened"
-async def show_progress(console: Console, progress: Progress) -> None:
+async def show_progress(console: Console, progress: Execution) -> None:
     """Keep the live display, or a heartbeat every 30 s, until cancelled."""
     began = anyio.current_time()
     past = deque([(began, 0)])
@@ -127,7 +127,7 @@ async def show_progress(console: Console, progress: Progress) -> None:
             console.progress(Snapshot(progress.done, progress.known, progress.bytes, progress.expected, rate,
                 now - began, _waiting(progress, now)))
     finally: console.clear()
-def _waiting(progress: Progress, now: float) -> str:
+def _waiting(progress: Execution, now: float) -> str:
     names = progress.under_way()
     if progress.ends is not None:
         return f"stopping in {duration_text(max(0.0, progress.ends - now))} at most, {len(names)} under way"

@@ -13,7 +13,7 @@ from _regsync import pacing, plan
 from _regsync.config import Config, MappingRule
 from _regsync.discover import Discovery, Sighting
 from _regsync.errors import MappingConflict, RegsyncError, Side, SyncError
-from _regsync.execution import Delivery, Execution, Image, Progress
+from _regsync.execution import Delivery, Execution, Image
 from _regsync.referrers import Artifact, Referrers
 from _regsync.registry import Repository
 from _regsync.rehearsal import Rehearsal
@@ -32,8 +32,8 @@ class Run:
     def __init__(self, transport: Transport, config: Config, emit: Callable[[Outcome], None], report: Report,
             rehearse: Literal["plan", "analysis"] | None = None, state: StateFile | None = None) -> None:
         """Prepare a run, or its rehearsal: `plan` asks what it would ask, `analysis` reads every image."""
-        self._transport, self._config, self._emit, self._report = transport, config, emit, report
-        self.progress, self._log = Progress(transport.paused), transport.edge.log
+        self._transport, self._log, self._config, self._emit, self._report = (transport, transport.edge.log, config,
+            emit, report)
         self._state = state or StateFile(config.cache_dir, partial(self._log, "warning"))
         archive, wall = self._state.load(keep=rehearse is None), transport.edge.wall
         keep = self._state.note if self._state.is_kept or self._state.remembers else None
@@ -45,9 +45,9 @@ class Run:
         mover = self.rehearsal or Mover(transport, self._knowledge, self._staging, self._count_bytes)
         self._referrers = Referrers(self._discovery, self._knowledge, wall,
             kept=self._state.is_kept or archive is not EMPTY)
-        self._execution = Execution(mover, self._knowledge, self._discovery, self.progress,
+        self.execution = Execution(mover, self._knowledge, self._discovery, paused=transport.paused,
             slots=config.max_concurrent_transfers, start=self._start, ask=self._ask, ended=self._end_whole,
-            keep_list=None if rehearse else self._referrers.keep, log=self._log)
+            keep_list=None if rehearse else self._referrers.keep)
         # Images whose next look at their artifacts is due: when the last one was, what it costs, its source.
         self._late: list[tuple[int, int, str, Callable[..., Coroutine[Any, Any, None]]]] = []
         self._questions: dict[str, deque[Callable[[], Awaitable[None]]]] = {}
@@ -56,7 +56,7 @@ class Run:
         self._globs = cache(compile_glob)
         self._tasks: anyio.abc.TaskGroup | None = None
     def _count_bytes(self, count: int) -> None:
-        self.progress.bytes += count
+        self.execution.bytes += count
         self._transport.moved = anyio.current_time()
     def _start(self, task: Callable[..., Coroutine[Any, Any, None]], *arguments: Any) -> None:
         assert self._tasks is not None
@@ -86,28 +86,28 @@ class Run:
                 outer.cancel_scope.cancel()
         finally:
             self._tasks = None
-            well = self._report.exit_status() == 0 and not self._execution.draining
+            well = self._report.exit_status() == 0 and not self.execution.draining
             # Without the lock, what is there beside our own may be another run's that is at work.
             self._staging.close(sweep=well, leftovers=self._state.is_kept)
             self._discovery.keep_logins()
             self._state.save(self._knowledge.encoded() if self._state.is_kept or self._state.remembers else None)
             self._state.close()
-        draining, undone = (self._execution.draining,
-            bool(self._execution.pending or self._execution.images or any(self._questions.values())))
+        draining, undone = (self.execution.draining,
+            bool(self.execution.pending or self.execution.images or any(self._questions.values())))
         self._report.interrupted = draining and (execution.cancelled_caught or undone or bool(self._asking))
-        for image in () if draining else list(self._execution.images.values()):
+        for image in () if draining else list(self.execution.images.values()):
             # Cannot happen while rule 9 holds; if it does, the image must not be lost silently.
             image.delivery.error = RegsyncError("the run ended while this image waited for another one")
             self._end_whole(image.delivery)
     async def _drain(self, stop: anyio.Event, execution: anyio.CancelScope) -> None:
         while not stop.is_set():
             with anyio.move_on_after(_HURRY_SECONDS): await stop.wait()
-            self._execution.hurry()
+            self.execution.hurry()
         text = f"stopping: what is under way may end, for {DRAIN_SECONDS:.0f} s; a second signal ends it now"
         self._log("warning", "stopping", text)
-        self._execution.drain()
+        self.execution.drain()
         for scope in self._asking: scope.cancel()  # they would find what is not brought any more
-        self.progress.ends = execution.deadline = anyio.current_time() + DRAIN_SECONDS
+        self.execution.ends = execution.deadline = anyio.current_time() + DRAIN_SECONDS
         before, asked = dict[anyio.CancelScope, int](), -1
         while True:
             left = {scope: lease.unsent() for scope, lease in self._transport.streams.items()}
@@ -127,12 +127,12 @@ class Run:
             self._start(self._work_off, source)
     async def _work_off(self, source: str) -> None:
         queue = self._questions[source]
-        while queue and not self._execution.draining:
+        while queue and not self.execution.draining:
             with anyio.CancelScope() as scope:
                 self._asking.add(scope)
                 await queue.popleft()()
                 self._asking.remove(scope)
-            await self._execution.wait_for_room()
+            await self.execution.wait_for_room()
         self._workers[source] -= 1
     async def _list(self, group: list[MappingRule]) -> None:
         """List and select for mappings that write a common repository, then ask for each tag (I10)."""
@@ -183,7 +183,7 @@ class Run:
     async def _look_up(self, wanted: plan.Wanted, reference: str) -> None:
         """Ask what one source reference names and which targets lack it; queue what has to be copied."""
         began, mapping, targets = anyio.current_time(), wanted.mapping, self._targets(wanted)
-        self.progress.known += len(targets)
+        self.execution.known += len(targets)
         source_name = self._source(mapping).reference(wanted.tag)
         asked: list[Repository] = []
         for target in targets:
@@ -219,7 +219,7 @@ class Run:
         # Chance rounds, so that a small configuration, too, comes to its share over many runs.
         chance, used, left = self._transport.edge.chance(), 0.0, 0
         for _, cost, source, take in sorted(self._late, key=lambda each: each[0]):
-            late = used + cost * (1 - chance) <= share and not self._execution.draining
+            late = used + cost * (1 - chance) <= share and not self.execution.draining
             used, left = used + cost, left + (not late)
             if late: self._ask(source, partial(take, True))
             else: await take(False)  # asks for nothing
@@ -260,17 +260,17 @@ class Run:
             then = [] if whole.error else self._hang(whole, found)
             if sighting.tree is None or whole.there or whole.error:
                 whole.open -= 1
-                self._execution.follow(then)
-                self._execution.conclude(whole)
-            else: self._execution.add(Image(whole, sighting.tree, reference, verdict.snapshot, then))
-        self._execution.advance()
+                self.execution.follow(then)
+                self.execution.conclude(whole)
+            else: self.execution.add(Image(whole, sighting.tree, reference, verdict.snapshot, then))
+        self.execution.advance()
     def _note(self, sighting: Sighting) -> None:
         """Count what a tree names; where source and target share a host, the source is the first to mount from."""
         if sighting.tree is None: return
         shared = any(each.target.host.key == sighting.source.host.key for each in sighting.verdicts)
         for manifest in (sighting.tree.root, *sighting.tree.children):
-            self._execution.references.update(blob.digest for blob in manifest.blobs)
-            if shared and manifest.digest in sighting.at_source: self._execution.commit(sighting.source.key, manifest)
+            self.execution.references.update(blob.digest for blob in manifest.blobs)
+            if shared and manifest.digest in sighting.at_source: self.execution.commit(sighting.source.key, manifest)
     def _hang(self, whole: Delivery, found: list[Artifact]) -> list[Image]:
         """Note what hangs on an image; return what its target lacks of it, behind that what hangs on it in turn."""
         under, first, missed = dict[str, Image](), list[Image](), set[str]()
@@ -283,7 +283,7 @@ class Run:
                 missed.add(each.reference)  # nor is anything put that hangs on it
             elif verdict is None or sighting is None or sighting.tree is None or verdict.reason:
                 whole.skipped += 1
-                self._execution.delivered.setdefault((whole.target.key, each.reference), False)
+                self.execution.delivered.setdefault((whole.target.key, each.reference), False)
             else:
                 snapshot = b"" if each.entry else verdict.snapshot
                 image = Image(whole, sighting.tree, each.reference, snapshot, [], str(each))
@@ -295,14 +295,14 @@ class Run:
         if first and whole.known[2]: self._knowledge.looked(whole.record, 0, bytes(8))
         return first
     def _end(self, source: str, target: str, status: str, **details: Any) -> None:
-        self.progress.done += 1
+        self.execution.done += 1
         if error := details.get("error"): error.shed()
         self._report.outcomes.append(Outcome(source=source, target=target, status=status, **details))
         self._emit(self._report.outcomes[-1])
     def _fail(self, wanted: plan.Wanted, error: SyncError) -> None:
         name = self._source(wanted.mapping).reference(wanted.tag)
         for target in self._targets(wanted):
-            self.progress.known += 1
+            self.execution.known += 1
             self._end(name, target.reference(wanted.tag), "failed", error=error)
     def _end_whole(self, whole: Delivery) -> None:
         bits = whole.bits | plan.HAS * bool(whole.brought or whole.skipped) | plan.COMPLETE

@@ -117,7 +117,7 @@ class _Watch:
         work = sync.Run(self.transport, self._found, self._said.outcome, report,
             state=self._state(self._found.cache_dir))
         async with anyio.create_task_group() as tasks:
-            if self._console.live: tasks.start_soon(session.show_progress, self._console, work.progress)
+            if self._console.live: tasks.start_soon(session.show_progress, self._console, work.execution)
             await work.sync(self._stop)
             tasks.cancel_scope.cancel()
         if not report.interrupted: self._said.end()

@@ -13,6 +13,7 @@ import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -23,7 +24,7 @@ from _regsync.output import Snapshot
 from _regsync.pacing import Limit, Meter, hopeless
 from _regsync.providers import Pace
 from _regsync.session import show_progress
-from _regsync.sync import DRAIN_SECONDS, Progress
+from _regsync.sync import DRAIN_SECONDS
 from conformance.app import App
 from conformance.images import Image, Seed
 from conformance.memory import Link, Place
@@ -328,7 +329,9 @@ async def test_the_display_says_that_a_run_stops() -> None:
 
     meter = Meter(Pace("manifest_get"), Limit(50))
     meter.paused = anyio.current_time() + 100
-    progress = Progress({"registry.test": meter})
+    progress: Any = SimpleNamespace(
+        known=0, done=0, bytes=0, expected=0, ends=None, paused={"registry.test": meter}, under_way=list
+    )
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(show_progress, Terminal(), progress)
         await anyio.sleep(1.1)
