@@ -276,7 +276,7 @@ def test_start_parses_on_old_pythons(version: tuple[int, int]) -> None:
     assert not [node for node in ast.walk(tree) if isinstance(node, newer)]
 
 
-@pytest.mark.parametrize("name", ["python2.7", "python3.6", "python3.9"])
+@pytest.mark.parametrize("name", ["python2.7", "python3.6", "python3.7", "python3.8", "python3.9"])
 def test_old_python_is_told_what_is_needed(pyz: Path, name: str) -> None:
     path = interpreter(name)
     if path is None:

@@ -2,6 +2,9 @@
 """Build dist/regsync.pyz and dist/regsync-nofips.pyz: the program and all that it needs, in one file.
 
     python3 tools/build_zipapp.py [--python EXE ...] [--out dist] [--cache build/wheels]
+    python3 tools/build_zipapp.py --check FILE [--python EXE ...]
+
+The second form builds again and says whether a file that somebody else built comes from this source (docs/verify.md).
 
 Owns: which files of which packages travel, and how the archive is laid out (design.md section 11):
 
@@ -59,7 +62,7 @@ class Wheel:
     version: str
     file: str
     sha256: str
-    licence: str  # SPDX's short name
+    licence: str  # SPDX's short name, or an expression of several
     dropped: tuple[str, ...] = ()
     newest: tuple[int, int] = (99, 0)  # the newest CPython whose tree has it; later ones have the source
 
@@ -103,7 +106,7 @@ BUNDLE = (
         "1.3.1",
         "exceptiongroup-1.3.1-py3-none-any.whl",
         "a7a39a3bd276781e98394987d3a5701d0c4edffb633bb7a5144577f82c773598",
-        "MIT",
+        "MIT AND PSF-2.0",
         newest=(3, 10),
     ),
     Wheel(
@@ -171,9 +174,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--out", default=os.path.join(ROOT, "dist"), metavar="DIR")
     parser.add_argument("--cache", default=os.path.join(ROOT, "build", "wheels"), metavar="DIR")
+    parser.add_argument("--check", metavar="FILE", help="say whether FILE is built from this source; write nothing")
     options = parser.parse_args(argv)
+    given = {"cache": options.cache, "pythons": options.python or [sys.executable]}
     try:
-        for path in build(options.out, cache=options.cache, pythons=options.python or [sys.executable]):
+        if options.check is not None:
+            print(check(options.check, **given))
+            return 0
+        for path in build(options.out, **given):
             print(f"{path}: {os.path.getsize(path)} bytes")
     except BuildError as error:
         sys.stderr.write(f"error: {error}\n")
@@ -184,8 +192,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def build(out: str, *, cache: str, pythons: Sequence[str]) -> list[str]:
-    """Write both files into `out`, and `SHA256SUMS`; return the paths, the default build's first."""
+def build(out: str, *, cache: str, pythons: Sequence[str], patches: Mapping[str, str] | None = None) -> list[str]:
+    """Write both files into `out`, and `SHA256SUMS`; return the paths, the default build's first.
+
+    `patches` are trees' interpreters to be recorded in place of those that compile.
+    """
     wheels = {wheel: fetch(wheel, cache) for wheel in BUNDLE}
     interpreters = sorted((probe(python) for python in pythons), key=lambda known: known.version)
     minors = [known.version[:2] for known in interpreters]
@@ -198,7 +209,12 @@ def build(out: str, *, cache: str, pythons: Sequence[str]) -> list[str]:
         for name, data in unpack(wheel, path):
             root[name] = data
             newest[name] = wheel.newest
-    common = {**root, "__main__.py": MAIN.encode(), "build.json": record(interpreters), "sbom.cdx.json": sbom()}
+    common = {
+        **root,
+        "__main__.py": MAIN.encode(),
+        "build.json": record(interpreters, patches),
+        "sbom.cdx.json": sbom(),
+    }
     variants: dict[bool, dict[str, bytes]] = {True: {}, False: {}}
     for known in interpreters:
         chosen = {
@@ -218,6 +234,51 @@ def build(out: str, *, cache: str, pythons: Sequence[str]) -> list[str]:
         for name, fips in (("regsync.pyz", True), ("regsync-nofips.pyz", False))
     ]
     return [*paths, write_sums(os.path.join(out, "SHA256SUMS"), paths)]
+
+
+def check(path: str, *, cache: str, pythons: Sequence[str]) -> str:
+    """Build again; return in what words `path` is built from this source; BuildError says where it is not.
+
+    A release of the same minor version compiles the same: which one it was is only recorded, and taken from the file.
+    """
+    recorded = trees_of(path)
+    ours = {known.tree: "CPython {}.{}.{}".format(*known.version) for known in map(probe, pythons)}
+    if ours.keys() != recorded.keys():
+        raise BuildError(f"{path} has trees of {', '.join(recorded.values())}: give these as --python, each once")
+    with tempfile.TemporaryDirectory() as out:
+        *built, _ = build(out, cache=cache, pythons=pythons, patches=recorded)
+        for again in built:
+            with open(path, "rb") as theirs, open(again, "rb") as mine:
+                if theirs.read() == mine.read():
+                    told = "" if ours == recorded else f" (compiled by {', '.join(ours.values())} here)"
+                    return f"{path} is {os.path.basename(again)} of this source, byte for byte{told}"
+        differing = min((differences(path, again) for again in built), key=len)
+    shown = ", ".join(differing[:5]) + (f" and {len(differing) - 5} more" if len(differing) > 5 else "")
+    raise BuildError(f"{path} is not built from this source: {shown or 'bytes outside of its entries'} differ")
+
+
+def trees_of(path: str) -> dict[str, str]:
+    """Read from a built file which interpreters compiled it."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            told = json.loads(archive.read("build.json"))["trees"]
+    except (KeyError, TypeError, ValueError, zipfile.BadZipFile) as error:
+        raise BuildError(f"{path} is no file that this builds: {error}") from None
+    if not isinstance(told, dict) or not all(
+        re.fullmatch(r"CPython \d+\.\d+\.\d+", str(each)) for each in told.values()
+    ):
+        raise BuildError(f"{path} is no file that this builds: its build.json names no interpreters")
+    return told
+
+
+def differences(*paths: str) -> list[str]:
+    """Return the names of entries that are not the same in two files."""
+    contents = []
+    for path in paths:
+        with zipfile.ZipFile(path) as archive:
+            contents.append({name: archive.read(name) for name in archive.namelist()})
+    first, second = contents
+    return sorted(name for name in {*first, *second} if first.get(name) != second.get(name))
 
 
 # ---------------------------------------------------------------- packages
@@ -389,12 +450,13 @@ def compiled_tree(known: Interpreter, sources: Mapping[str, bytes]) -> dict[str,
 # ---------------------------------------------------------------- the archive
 
 
-def record(interpreters: Sequence[Interpreter]) -> bytes:
+def record(interpreters: Sequence[Interpreter], patches: Mapping[str, str] | None = None) -> bytes:
     """Say, inside the file, what it was made of."""
+    trees = {known.tree: "CPython {}.{}.{}".format(*known.version) for known in interpreters}
     told = {
         "regsync": our_version(),
         "packages": {wheel.name: {"version": wheel.version, "sha256": wheel.sha256} for wheel in BUNDLE},
-        "trees": {known.tree: "CPython {}.{}.{}".format(*known.version) for known in interpreters},
+        "trees": {**trees, **(patches or {})},
     }
     return json.dumps(told, indent=1).encode() + b"\n"
 
@@ -407,7 +469,7 @@ def sbom() -> bytes:
         hashes = [{"alg": "SHA-256", "content": wheel.sha256}]
         component = {
             **{"type": "library", "bom-ref": purl, "name": wheel.name, "version": wheel.version, "purl": purl},
-            "licenses": [{"license": {"id": wheel.licence}}],
+            "licenses": [{"expression": wheel.licence} if " " in wheel.licence else {"license": {"id": wheel.licence}}],
             "externalReferences": [{"type": "distribution", "url": wheel.file, "hashes": hashes}],
             "properties": [{"name": "regsync:left-out", "value": name} for name in wheel.dropped],
         }
