@@ -10,7 +10,7 @@ from typing import Any
 from urllib.parse import parse_qsl, quote, urlencode, urlsplit
 import anyio
 from _regsync.config import Registry
-from _regsync.credentials import Credential, Login, Machine, Pair
+from _regsync.credentials import Credential, Login, Machine, Pair, hide
 from _regsync.errors import AuthError, WireError, clean
 from _regsync.fips import hash_hex, hmac_bytes, name_hash
 # Section 4.1: how a partition's regions begin, its suffix, that of its dual-stack APIs; the last has all others.
@@ -85,14 +85,14 @@ def _document(text: str) -> dict[str, Any]:
     try: json.loads(text, object_pairs_hook=found.update)
     except (ValueError, RecursionError): found.update(re.findall(r"<(\w+)>([^<]*)</\1>", text))
     return found
-def _keys(document: dict[str, Any], origin: str) -> Credential:
+def _keys(document: dict[str, Any], origin: str, *secrets: str) -> Credential:
     """Read keys as any of the sources writes them."""
     given = {re.sub("^aws|_", "", name.lower()): str(value) for name, value in document.items() if value}
     session = given.get("sessiontoken") or given.get("token") or ""
     found = Credential(given.get("accesskeyid", ""), given.get("secretaccesskey", ""), session, origin=origin)
     if found.username and found.password and re.fullmatch("[ -~]+", "".join(found[:3])): return found
     said = given.get("message") or given.get("code") or "the key or its secret is missing, or no text of ASCII"
-    raise _error(f"{origin} gives no AWS credentials: {clean(said, 200)}")
+    raise _error(f"{origin} gives no AWS credentials: {clean(hide(clean(said, 2**20), *secrets), 200)}")
 class _Chain:
     """One walk along the sources of 4.5; `looked` says where it has been, `hint` what may help where it is."""
     def __init__(self, machine: Machine, cloud_profile: str | None) -> None:
@@ -122,7 +122,7 @@ class _Chain:
         if why and not data: raise _error(f"{why}: {clean(path)} is missing or empty", self.hint)
         return data.decode("utf-8", "replace")
     async def ask(self, service: str, region: str, headers: list[Pair], body: bytes = b"", path: str = "/",
-            keys: Credential | None = None, secret: str = "") -> dict[str, Any]:
+            keys: Credential | None = None, secrets: tuple[str, ...] = ()) -> dict[str, Any]:
         """Do one exchange with a service of AWS, or (its `path` a URL) with a container's; three times at most."""
         if service and not re.fullmatch("[a-z0-9-]+", region): raise _error(f"no region: {region!r}", "set AWS_REGION")
         url = f"https://{endpoint(service, region, self.fips, self.dual)}{path}" if service else path
@@ -141,7 +141,7 @@ class _Chain:
                 if service and not (status in (200, 429) or status > 499 or re.search("Throttl|TooMany|IDPComm", name)):
                     break
             await anyio.sleep(pause)
-        trouble = clean((keys or Credential()).redact(clean(trouble, 2**20)).replace(secret or "\0", "***"), 300)
+        trouble = clean(hide(clean(trouble, 2**20), *secrets, *(keys or Credential()).secrets), 300)
         raise _error(f"{keys.origin if keys else 'no keys'}: {url.split('/')[2]}: {trouble}", hint, code)
     async def keys(self) -> Credential | None:
         """Return the first keys that there are; a profile that the configuration names stands for all sources."""
@@ -164,7 +164,7 @@ class _Chain:
         kind, body = "application/x-www-form-urlencoded; charset=utf-8", urlencode([pair for pair in form if pair[1]])
         origin, self.hint = f"role {clean(role, 200)} ({origin})", "check the role's name, and who may assume it"
         return _keys(await self.ask("sts", self.sts_region or self.region, [("Content-Type", kind)], body.encode(),
-            keys=keys, secret=token.strip()), origin)
+            keys=keys, secrets=(token.strip(),)), origin, token.strip(), *(keys or Credential()).secrets)
     async def _of_profile(self, name: str, *way: str) -> Credential | None:
         """Follow a profile; `way`: those whose source it is. It has to give keys then, and where it alone counts."""
         profile, origin = self._sections.get(f"profile {name}"), f"profile {clean(name, 60)!r}"
@@ -203,10 +203,10 @@ class _Chain:
             form = {name: cached.get(name) for name in ("clientId", "clientSecret", "refreshToken")}
             if not session or not all(form.values()): raise _error(f"{origin}: its SSO login has expired", self.hint)
             body, kind = json.dumps({**form, "grantType": "refresh_token"}), [("Content-Type", "application/json")]
-            cached = await self.ask("oidc", region, kind, body.encode(), "/token", secret=str(form["refreshToken"]))
+            cached = await self.ask("oidc", region, kind, body.encode(), "/token", secrets=(*map(str, form.values()),))
         token = str(cached.get("accessToken"))
-        return _keys(await self.ask("portal.sso", region, [("x-amz-sso_bearer_token", token)], secret=token,
-            path=f"/federation/credentials?{query}"), origin)
+        return _keys(await self.ask("portal.sso", region, [("x-amz-sso_bearer_token", token)], secrets=(token,),
+            path=f"/federation/credentials?{query}"), origin, token)
     async def _container(self) -> Credential | None:
         name = _RELATIVE if self.get(_RELATIVE) else _FULL
         self.looked.append(what := f"AWS_{name.upper()}")
@@ -217,7 +217,7 @@ class _Chain:
         path, token = self.get("container_authorization_token_file"), self.get("container_authorization_token") or ""
         token = self._read(path, what) if path else token
         self.hint, login = f"{what} leads there", [("Authorization", token)] if token else []
-        return _keys(await self.ask("", "", login, path=url, secret=token), what)
+        return _keys(await self.ask("", "", login, path=url, secrets=(token,)), what, token)
     async def instance(self) -> Credential | None:
         """Ask IMDSv2 for the keys of this machine's role."""
         ipv6 = (self.get("ec2_metadata_service_endpoint_mode") or "").lower() == "ipv6"
@@ -232,6 +232,6 @@ class _Chain:
                 if status != 200: raise WireError(f"status {status}")
                 if path == at: role = quote(body.split(b"\n")[0])
                 else: login = ("x-aws-ec2-metadata-token", body.decode("latin-1"))
-            return _keys(_document(body.decode("utf-8", "replace")), self.looked[-1])
+            return _keys(_document(body.decode("utf-8", "replace")), self.looked[-1], login[1])
         except WireError as error: self.looked[-1] += f" ({clean(error.message, 150)})"
         return None

@@ -5,9 +5,9 @@ message; a source that is broken is an error. Follows specification 5.2, protoco
 from __future__ import annotations
 import json, math, re
 from typing import NamedTuple
-from urllib.parse import quote, quote_plus, urlencode
+from urllib.parse import quote, urlencode
 from _regsync.config import Registry
-from _regsync.credentials import Credential, Login, Machine, Pair, json_object, life_of
+from _regsync.credentials import Credential, Login, Machine, Pair, hide, json_object, life_of
 from _regsync.errors import AuthError, RegistryError, WireError, clean
 from _regsync.pacing import parse_retry_after
 _SECRET, _FILE, _SERVICE = "AZURE_CLIENT_SECRET", "AZURE_FEDERATED_TOKEN_FILE", "IDENTITY_ENDPOINT"
@@ -119,9 +119,8 @@ async def _ask(machine: Machine, source: _Source, wanted: str) -> str:
     if status == 200 and isinstance(value, str): return value
     # Code and first line: what follows names tenants and users.
     words = r'"(?:error|code|error_description|message)" *: *"([^"\\]*)'
-    said = ": ".join(re.findall(words, body.decode("utf-8", "replace"))[:2]).partition(" Trace ID")[0]
-    said = clean(f"{source.url.partition('?')[0]} refuses {source.origin}: status {status}: {said}", 2**20)
-    for each in (source.secret, quote_plus(source.secret, errors="replace")): said = said.replace(each or "\0", "***")
-    said = clean(said)
+    said = hide(body.decode("utf-8", "replace"), source.secret)
+    said = ": ".join(re.findall(words, said)[:2]).partition(" Trace ID")[0]
+    said = clean(f"{source.url.partition('?')[0]} refuses {source.origin}: status {status}: {said}")
     if status != 429 and status < 500: raise AuthError(said, hint=source.hint, fatal=True)
     raise RegistryError(said, status=status, retry_after=parse_retry_after(told.get("retry-after"), machine.wall()))

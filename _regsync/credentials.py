@@ -7,6 +7,7 @@ import json, os, re
 from base64 import b64decode, b64encode
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from typing import Any, NamedTuple
+from urllib.parse import unquote
 from _regsync.config import Registry
 from _regsync.errors import AuthError, ConfigError, clean
 from _regsync.fields import is_loopback
@@ -29,11 +30,9 @@ class Credential(NamedTuple):
         secret = self.password or self.identity_token
         pair = b64encode(f"{self.username}:{secret}".encode("utf-8", "surrogatepass")).decode("ascii")
         return f"Basic {pair}" if self.username and secret else None
-    def redact(self, text: str) -> str:
-        """Take the secrets out of a text that a server sent."""
-        for secret in filter(None, (self.password, self.identity_token, self.registry_token, (self.basic or "")[6:])):
-            text = text.replace(secret, "***")
-        return text
+    @property
+    def secrets(self) -> tuple[str, ...]:
+        return self.password, self.identity_token, self.registry_token, (self.basic or "")[6:]
 class Login(NamedTuple):
     """What a cloud's identity gives; `expires` in seconds since 1970, math.inf where nobody says."""
     credential: Credential
@@ -45,6 +44,17 @@ class Machine(NamedTuple):
     read: Read
     wall: Callable[[], float]
     fetch: Fetch
+def hide(text: str, *secrets: str) -> str:
+    """Take secrets out of a text that a server sent, however it writes them, and what a cut has left of them."""
+    text = clean(unquote(unquote(text.replace("\\/", "/"))), len(text) + 1)
+    for secret in filter(None, secrets):
+        for form in map(unquote, (secret, json.dumps(secret)[1:-1], secret.lower())):
+            at = text.find(form[:8])
+            while at >= 0:
+                end = at + len(os.path.commonprefix([form, text[at : at + len(form)]]))  # noqa: RUF071  characters
+                if end == at + len(form) or text[end : end + 1] in "…\ufffd'\"%\\": text = f"{text[:at]}***{text[end:]}"
+                at = text.find(form[:8], at + 1)
+    return text
 def json_object(text: bytes) -> dict[str, Any] | None:
     """Return the JSON object that a text is, None for anything else."""
     try: found = json.loads(text)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json, math, os, re
 from base64 import urlsafe_b64encode
 from typing import Any, NamedTuple
-from urllib.parse import quote, unquote, urlencode, urlsplit
+from urllib.parse import quote, urlencode, urlsplit
 import anyio
 from _regsync.config import Registry
-from _regsync.credentials import Answer, Credential, Login, Machine, Pair, json_object
+from _regsync.credentials import Answer, Credential, Login, Machine, Pair, hide, json_object
 from _regsync.errors import AuthError, WireError, clean
 _NAMED, _METADATA = "GOOGLE_APPLICATION_CREDENTIALS", ("GCE_METADATA_HOST", "GCE_METADATA_ROOT", "GCE_METADATA_IP")
 _SCOPE, _URN = "https://www.googleapis.com/auth/cloud-platform", "urn:ietf:params:oauth:"
@@ -84,12 +84,12 @@ class _Fields(NamedTuple):
         await anyio.sleep(3.0 - more)
         return await self.ask(method, url, headers, body, more - 1)
     def read(self, answer: Answer, hint: str, *secrets: str | None, life: object = None) -> Login:
-        document, text = json_object(answer[2]) or {}, clean(unquote(answer[2].decode("utf-8", "replace")), 2**20)
+        document = json_object(answer[2]) or {}
         token, said = document.get("access_token") or document.get("accessToken"), str(document.get("expires_in", life))
         if answer[0] == 200 and isinstance(token, str) and re.fullmatch("[!-~]+", token):
             life = float(said) if re.fullmatch("[0-9]{1,9}", said) else math.inf  # STS may quote it
             return Login(Credential("oauth2accesstoken", token, origin=self.where), self.machine.wall() + life)
-        for secret in filter(None, secrets): text = text.replace(secret, "***")
+        text = hide(answer[2].decode("utf-8", "replace"), *map(str, filter(None, (*secrets, token))))
         code = WireError.code if answer[0] > 499 else AuthError.code
         raise self.error(f"status {answer[0]}, no token {clean(text, 200) if answer[0] != 200 else ''}", hint, code)
     async def log_in(self) -> Login:
@@ -111,12 +111,12 @@ class _Fields(NamedTuple):
         return await self.post(self.owned(_ACCOUNT), wanted, _GRANT, login.credential.password, life)
     async def post(self, url: str, form: dict[str, Any], hint: str, token: str = "", life: object = None) -> Login:
         kind, body, coded = str(self.info["type"]), urlencode(form, errors="surrogatepass"), "x-www-form-urlencoded"
-        client = Credential(*(str(self.info.get(name) or "") for name in ("client_id", "client_secret"))).basic or ""
-        login = client if kind.startswith("external") else ""
+        client = Credential(*(str(self.info.get(name) or "") for name in ("client_id", "client_secret")))
+        login = (client.basic or "") if kind.startswith("external") else ""
         if token: login, body, coded = f"Bearer {token}", json.dumps(form), "json"
         headers = [("Content-Type", f"application/{coded}"), *([("Authorization", login)] if login else [])]
         at = self._replace(where=f"{self.where}, {kind} at {urlsplit(url).netloc}")
-        shown = *login.split()[1:], *map(form.get, ("assertion", "client_secret", "refresh_token", "subject_token"))
+        shown = *login.split()[1:], *client.secrets, *map(form.get, ("assertion", "refresh_token", "subject_token"))
         return at.read(await at.ask("POST", url, headers, body.encode()), hint, *shown, life=life)
     def assertion(self) -> str:
         from _regsync.fips import sign_rs256

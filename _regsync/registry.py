@@ -209,6 +209,7 @@ class Upload:
             raise ProtocolBroken(f"the registry sends the upload to another host ({clean(origin.host, 100)}), refused")
         # Only now: a session that is refused is not cancelled either.
         self._origin, self.session, self.broken, self.offset = origin, path, "", offset
+        self.repository.host.authenticator.conceal(path)
     async def resume(self) -> None:
         """Ask for what the session of a broken body has kept (section 1.9); with any of it, or in chunks, it is open
         again. A host that has forgotten one is not asked again (design.md section 6, rule 16)."""

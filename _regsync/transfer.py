@@ -151,6 +151,7 @@ class Mover:
                 continue
             except SyncError as caught: error = caught
             error.located(Side.TARGET, "push blob", target.reference(blob.digest))
+            error.message = target.host.authenticator.redact(error.message)
             step = step._replace(mount_from="")  # whatever went wrong with it, an upload does not depend on it
             broken += upload.begun and (isinstance(error, WireError) or getattr(error, "forgot_session", False))
             pause = (0.0 if self._turned(upload, error, broken)

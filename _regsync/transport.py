@@ -25,8 +25,7 @@ from _regsync.streams import Origin, Stream, Timeouts
 _REDIRECTS, _MOST_REDIRECTS, _UNREACHABLE_AFTER = (301, 302, 303, 307, 308), 10, 3
 # R14: an error body is read this far; a manifest, a listing or a token has its own limit.
 ERROR_BODY, _TOKEN_BODY = 64 * 1024, 1024 * 1024
-# No URL begins in another: 64 KiB of `://` must not cost their square.
-_QUERY = r"(://(?:(?!://)[^\s?])*\?)\S+"
+_QUERY = r"\?\S+"  # of a URL or a path; in linear time
 class Edge(NamedTuple):
     """What a run takes from its machine, so that tests can give it others."""
     environ: Mapping[str, str]
@@ -406,6 +405,7 @@ class Transport:
             origin, path = resolve_location(base, call.path, location)
             check_foreign(host.origin, origin)
             check_foreign(base, origin)
+            host.authenticator.conceal(path)
             # Once a chain has left the registry it stays without credentials, even when it comes back.
             base, call, moved, left = origin, call._replace(path=path), True, left or origin != host.origin
             used = None if left else await self.login(host, call)
@@ -435,7 +435,7 @@ class Transport:
         login, status, body = host.authenticator, answer.status, answer.body
         codes, said = auth.words(body)
         # Some servers repeat the request: our secrets go, and what follows a URL's `?` (R10).
-        said = clean(re.sub(_QUERY, r"\1...", login.redact(clean(said, ERROR_BODY))))
+        said = clean(re.sub(_QUERY, "?...", login.redact(clean(said, ERROR_BODY))))
         error = RegistryError(f"status {status}" + (f": {said}" if said else ""), status=status, codes=codes,
             digests=frozenset(re.findall("sha(?:256|512):[0-9a-f]{64,128}", body.decode("latin-1"))),
             retry_after=pacing.parse_retry_after(answer.headers.get("retry-after"), self.edge.wall()))

@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from _regsync.config import Registry
-from _regsync.credentials import Credential, find_credential
+from _regsync.credentials import Credential, find_credential, hide
 from _regsync.errors import AuthError, ConfigError
 from _regsync.providers import kind_of
 
@@ -329,7 +329,30 @@ def test_no_secret_is_in_the_text_of_a_credential() -> None:
     held = Credential("someone", "hunter1", "hunter2", "hunter3")
     assert "hunter" not in f"{held!r} {held}"
     basic = held.basic or ""
-    assert held.redact(f"no hunter1, hunter2, hunter3 nor {basic[6:]}") == "no ***, ***, *** nor ***"
+    assert hide(f"no hunter1, hunter2, hunter3 nor {basic[6:]}", *held.secrets) == "no ***, ***, *** nor ***"
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("pre s3cr/t+of many words, and more", "pre ***, and more"),
+        ("pre s3cr%2Ft%2Bof%20many%20words", "pre ***"),
+        ("pre s3cr%252ft%252bof%2520many%2520words", "pre ***"),
+        ('{"pre": "s3cr\\/t+of many words"}', '{"pre": "***"}'),
+        ("from S3CR.example to s3cr/t+of", "from S3CR.example to ***"),
+        ("s3cr/t+o… s3cr/t+of ma' s3cr/t+of m\\", "***… ***' ***\\"),
+        ("s3cr/t+ is seven, s3cr/t+on another", "s3cr/t+ is seven, s3cr/t+on another"),
+        ("from s3cr/t+of many words.example.test s3cr/t+of many wor", "from ***.example.test ***"),
+        ("eyJhbGciOiJ9.first.1 eyJhbGciOiJ9.second.2", "*** ***"),
+    ],
+)
+def test_a_secret_is_hidden_however_a_server_writes_it(text: str, shown: str) -> None:
+    secrets = ("eyJhbGciOiJ9.first.1", "", "s3cr/t+of many words", "eyJhbGciOiJ9.second.2")
+    assert hide(text, *secrets) == shown
+
+
+def test_hiding_takes_linear_time() -> None:
+    assert hide("s3cr/t+o" * 8000 + "\x1b", "s3cr/t+of many words") == "s3cr/t+o" * 7999 + "***"
 
 
 @pytest.mark.parametrize("host", ["registry.example", "ghcr.io", "gcr.io"])

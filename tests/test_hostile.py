@@ -106,9 +106,10 @@ def test_a_relation_is_a_word_of_the_parameter_rel(parameters: str, is_next: boo
 
 
 def test_urls_in_an_error_are_found_in_linear_time() -> None:
-    assert re.sub(transport._QUERY, r"\1...", "://" * 1_000_000) == "://" * 1_000_000
-    said = "at https://a.test/x?sig=1&r=https://b.test/?2 and c?d, http://e.test/?f"
-    assert re.sub(transport._QUERY, r"\1...", said) == "at https://a.test/x?... and c?d, http://e.test/?..."
+    assert re.sub(transport._QUERY, "?...", "://" * 1_000_000) == "://" * 1_000_000
+    assert re.sub(transport._QUERY, "?...", "?" * 1_000_000) == "?..."
+    said = "at https://a.test/x?sig=1&r=https://b.test/?2 and v2/?_state=d, who? e.test/?f"
+    assert re.sub(transport._QUERY, "?...", said) == "at https://a.test/x?... and v2/?... who? e.test/?..."
 
 
 def test_discovery_rests_while_heavy_manifests_wait(
