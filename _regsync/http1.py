@@ -133,7 +133,8 @@ class Connection:
                 answer = await self._listen(request.method, seconds)
                 group.cancel_scope.cancel()
         if isinstance(answer, Response): return answer
-        raise self._failed or answer
+        # What a peer thinks of our certificate tells more than that the write broke.
+        raise answer if isinstance(answer, ConnectFailed) else self._failed or answer
     def _take_off(self, piece: memoryview) -> memoryview:
         if len(piece) > self.left or (self.left and not piece):
             raise ContentError("the body does not have its declared length")
@@ -294,11 +295,15 @@ async def _tunnel(stream: Stream, origin: Origin, proxy: Proxy, timeouts: Timeou
     except WireError as error:
         raise ConnectFailed(f"the proxy {proxy} did not open a tunnel: {error.message}") from error
     if not 200 <= (status := answer.status) < 300:
-        lacking = "put user and password into the proxy's URL, percent-encoded"
-        wrong = "check the user and password in the proxy's URL"
-        hint = (wrong if proxy.username else lacking) if status == 407 else None
-        refused = ConnectFailed(f"the proxy {proxy} refused a tunnel to {target} ({status})", hint=hint)
+        refused = ConnectFailed(f"the proxy {proxy} refused a tunnel to {target} ({status})")
         refused.retryable = status >= 500
+        if status == 407:
+            ways = " or ".join(each.partition(" ")[0] for each in answer.headers.all("proxy-authenticate"))
+            refused.hint = "put user and password into the proxy's URL, percent-encoded"
+            if proxy.username: refused.hint = "check the user and password in the proxy's URL"
+            if ways: refused.message += f", it takes {clean(ways, 80)}"
+            if "basic" not in (ways or "basic").lower():
+                refused.hint = "only Basic is spoken here: put a proxy before it"
         raise refused
     if connection.framing.trailing_data[0]:
         raise ProtocolBroken(f"the proxy {proxy} sent bytes before the tunnel was used")

@@ -19,15 +19,19 @@ class Proxy(NamedTuple):
     def __repr__(self) -> str:
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"{self.scheme}://{host}:{self.port}"
-def proxy_for(scheme: str, host: str, port: int, environ: Mapping[str, str],
-        override: str | None = None) -> tuple[Proxy | None, str]:
-    """Return an origin's proxy (None: none), and what decided; `override` beats all lists; ConfigError if unusable."""
-    if override: return _parse(override, where := "proxy in the configuration"), where
-    name, value = _variable(environ, f"{scheme}_proxy")
+def proxy_for(scheme: str, host: str, port: int, environ: Mapping[str, str], override: str | None = None, *,
+        listed: bool = False) -> tuple[Proxy | None, str]:
+    """Return an origin's proxy (None: none), and what decided; ConfigError if unusable. `override` beats the variables,
+    and all lists too unless `listed`."""
+    name, value = ("proxy in the configuration", override) if override else _variable(environ, f"{scheme}_proxy")
     if not value: return None, f"{name} is not set"
-    for origin, items in (("the list of what never sees a proxy", _ALWAYS_DIRECT), _variable(environ, "no_proxy")):
+    host, bare = host.lower(), host.lower().rstrip(".")
+    # `127.1` and `2130706433` are addresses to the resolver; no name ends so.
+    hidden = _address(bare) is None and re.fullmatch(r"(?:.*\.)?(?:[0-9]+|0x[0-9a-f]*)", bare)
+    never = ("the list of what never sees a proxy", bare if hidden else _ALWAYS_DIRECT, bare)
+    for origin, items, asked in (never, (*_variable(environ, "no_proxy"), host)) if listed or not override else ():
         for item in map(str.strip, items.split(",")):
-            if _exempts(item.lower(), host.lower(), port): return None, f"{origin} names {item}"
+            if _exempts(item.lower(), asked, port): return None, f"{origin} names {item}"
     return _parse(value, name), name
 def _variable(environ: Mapping[str, str], lower: str) -> tuple[str, str]:
     for name in (lower, lower.upper()):

@@ -31,6 +31,7 @@ class Origin(NamedTuple):
     scheme: str
     host: str
     port: int
+    via: Any = None  # by whose configuration it is reached: trust, client certificate, proxy
     @property
     def authority(self) -> str:
         """The Host header: brackets for IPv6, no default port."""
@@ -49,20 +50,41 @@ def _answer(error: OSError, blocked: int) -> int:
     if isinstance(error, BlockingIOError) or type(error) in _WANTS: return _WANTS.get(type(error), blocked)
     if blocked == WANT_READ and isinstance(error, (ssl.SSLZeroReturnError, ssl.SSLEOFError)):
         return 0  # common without close_notify: lengths and digests decide whether anything is missing
+    # In TLS 1.3 a peer says what it thinks of our certificate when the handshake is over for us.
+    alert = isinstance(error, ssl.SSLError) and "_ALERT_" in (error.reason or "")
+    if alert and (refused := _refused(error, "the registry")).hint: raise refused from error
     raise Disconnected(f"the connection broke: {clean(error.strerror or type(error).__name__, 100)}") from error
+def _refused(error: OSError, host: str) -> ConnectFailed:
+    message, hint = tls.explain(error, host)
+    refused = ConnectFailed(message, hint=hint)
+    # A peer that merely went away may be there again; what it says in TLS stays as it is.
+    refused.retryable = not isinstance(error, ssl.SSLError) or isinstance(error, ssl.SSLEOFError)
+    return refused
 class SocketStream:
     """A connected socket or SSLSocket in non-blocking mode."""
     def __init__(self, own: socket.socket) -> None:
         own.setblocking(False)
         self._socket: Any = own  # no type but Any can shake hands and be a plain socket
+        self._keep: Callable[[object], None] | None = None
+    def secure(self, context: Any, host: str) -> SocketStream:
+        """Begin TLS, with the session of an earlier connection where there is one: no certificates are sent then."""
+        sessions = getattr(context, "sessions", {})
+        self._socket = context.wrap_socket(self._socket, server_hostname=host, do_handshake_on_connect=False,
+            session=sessions.get(host))
+        self._keep = partial(sessions.__setitem__, host)
+        return self
     def handshake(self) -> int:
         """Go on with the handshake: 0 when done, else what to wait for; OSError when it failed."""
         try: self._socket.do_handshake()
         except (ssl.SSLWantReadError, ssl.SSLWantWriteError) as error: return _WANTS[type(error)]
         return 0
     def recv_into(self, buffer: memoryview) -> int:
-        try: return int(self._socket.recv_into(buffer))
+        try: count = int(self._socket.recv_into(buffer))
         except OSError as error: return _answer(error, WANT_READ)
+        if self._keep is not None:  # what a session is resumed by has come before the first bytes
+            self._keep(self._socket.session)
+            self._keep = None
+        return count
     def send(self, data: memoryview) -> int:
         try: return int(self._socket.send(data))
         except OSError as error: return _answer(error, WANT_WRITE)
@@ -175,20 +197,16 @@ async def connect(host: str, port: int, timeouts: Timeouts) -> SocketStream:
 async def start_tls(below: Stream, context: Any, host: str, timeouts: Timeouts) -> Stream:
     """Shake hands over a plain socket, or inside another stream; the caller closes `below` when it fails."""
     try:
-        if isinstance(below, SocketStream) and not isinstance(plain := below._socket, ssl.SSLSocket):
-            below._socket = context.wrap_socket(plain, server_hostname=host, do_handshake_on_connect=False)
-            secured: SocketStream | TlsInsideStream = below
+        if isinstance(below, SocketStream) and not isinstance(below._socket, ssl.SSLSocket):
+            secured: SocketStream | TlsInsideStream = below.secure(context, host)
         else: secured = TlsInsideStream(below, context, host)
         with anyio.fail_after(timeouts.tls):
             while (want := secured.handshake()) < 0: await secured.wait(want)
     except TimeoutError as error:
         raise ConnectFailed(f"the TLS handshake with {host} took longer than {timeouts.tls:g} s") from error
     except OSError as error:
-        message, hint = tls.explain(error, host)
-        refused = ConnectFailed(message, hint=hint)
-        # A peer that merely went away may be there again; what it says in TLS stays as it is.
-        refused.retryable = not isinstance(error, ssl.SSLError) or isinstance(error, ssl.SSLEOFError)
-        raise refused from error
+        getattr(context, "sessions", {}).pop(host, None)  # in case that it was the cause
+        raise _refused(error, host) from error
     except ValueError as error:
         raise ConnectFailed(f"TLS with {host} cannot begin: {clean(str(error), 200)}") from error
     except Disconnected as error: raise ConnectFailed(f"{host} ended the TLS handshake: {error.message}") from error

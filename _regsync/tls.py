@@ -4,18 +4,41 @@ contexts there are (the caller shares them: a bundle takes 30 ms). Invariant: a 
 to nothing is an error, never a silent fall-back. Follows design.md section 9 ("CA"), protocol-facts.md section 8.2."""
 from __future__ import annotations
 import os, re, ssl, sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from _regsync.errors import ConfigError, clean
 # Where truststore 0.10.5 looks without OpenSSL's defaults: Alpine, Arch, RHEL 9-10; Fedora; older RHEL; Debian; SUSE.
 _BUNDLES = ("/etc/ssl/cert.pem", "/etc/pki/ca-trust/extracted/pem/tls-ca-bundle.pem", "/etc/pki/tls/cert.pem",
     "/etc/ssl/certs/ca-certificates.crt", "/etc/ssl/ca-bundle.pem")
-def make_context(*, environ: Mapping[str, str], ca_file: str | None = None, client_cert: str | None = None,
-        client_key: str | None = None) -> ssl.SSLContext:
-    """Build a client context that trusts what the system does and `ca_file`; ConfigError names what fails."""
+_CERTS_D = ("/etc/containers/certs.d", "/etc/docker/certs.d")
+class _Context(ssl.SSLContext):
+    """The way of Linux; `sessions`: by host name, what the next connection resumes."""
+    def __init__(self, _: int) -> None: self.sessions = dict[str, ssl.SSLSession]()
+def certs_d(home: str | None, authority: str, port: int) -> tuple[str, ...]:
+    """Return the files for a registry in the first of the container clients' directories that can be read."""
+    with_port = f"{authority.removesuffix(f':{port}')}:{port}"  # as it may be called where it is the scheme's own
+    for base in (*([f"{home}/.config/containers/certs.d"] if home else []), *_CERTS_D):
+        for name in dict.fromkeys((authority, with_port)):
+            try: found = os.listdir(f"{base}/{name}")
+            except OSError: continue
+            return tuple(f"{base}/{name}/{each}" for each in sorted(found) if each.endswith((".crt", ".cert", ".key")))
+    return ()
+def _pairs(files: tuple[str, ...]) -> Iterator[tuple[str, str]]:
+    for path in reversed(files):  # of several for one kind of key OpenSSL shows the last one loaded: the first by name
+        stem, _, kind = path.rpartition(".")
+        beside = {"cert": f"{stem}.key", "key": f"{stem}.cert"}.get(kind, path)
+        if beside not in files:
+            hint = "a client's certificate and key are *.cert and *.key, an authority's certificate is *.crt"
+            raise ConfigError(f"{clean(path)} has no {clean(os.path.basename(beside))} beside it", hint=hint)
+        if kind == "cert": yield path, beside
+def make_context(ca_file: str | None = None, client_cert: str | None = None, client_key: str | None = None,
+        certs_d: tuple[str, ...] = (), *, environ: Mapping[str, str]) -> ssl.SSLContext:
+    """Build a client context that trusts what the system does and `ca_file`; ConfigError names what fails. Of `certs_d`
+    (see there) the authorities count where there is no `ca_file`, the certificates where there is no `client_cert`."""
+    trusted = [ca_file] if ca_file else [each for each in certs_d if each.endswith(".crt")]
     if sys.platform not in ("darwin", "win32"):
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        context: ssl.SSLContext = _Context(ssl.PROTOCOL_TLS_CLIENT)
         bundle, directories = _system_trust(environ, ssl.get_default_verify_paths())
-        if not bundle and not directories and ca_file is None:
+        if not bundle and not directories and not trusted:
             hint = "install the system's CA certificates, or set SSL_CERT_FILE to a PEM bundle"
             raise ConfigError("no certificate authorities found on this host", hint=hint)
     else:
@@ -26,15 +49,16 @@ def make_context(*, environ: Mapping[str, str], ca_file: str | None = None, clie
         bundle, directories = environ.get("SSL_CERT_FILE"), []
     if bundle: _load(f"SSL_CERT_FILE={bundle}", context.load_verify_locations, bundle)
     for directory in directories: context.load_verify_locations(capath=directory)
-    if ca_file is not None: _load(f"ca_file {ca_file}", context.load_verify_locations, ca_file)
+    for file in trusted: _load(f"ca_file {clean(file)}", context.load_verify_locations, file)
+    # Of TLS 1.2 and below; before Python 3.15 those of TLS 1.3 are the library's, and AES is its first.
+    names = [each["name"] for each in context.get_ciphers() if not re.search("CHACHA20|MD5", each["name"])]
+    context.set_ciphers(":".join(names))
     context.minimum_version = max(context.minimum_version, ssl.TLSVersion.TLSv1_2)  # a stricter policy stays
     context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # an intermediate may be the anchor, as in Go and Python 3.13
-    if client_cert is not None:
-        what = f"client_cert {client_cert} with client_key {client_key or client_cert}"
+    for certificate, key in [(client_cert, client_key or client_cert)] if client_cert else _pairs(certs_d):
         # Without a password OpenSSL would ask for one on the terminal.
-        _load(what, context.load_cert_chain, client_cert, client_key or client_cert, password="")
-    elif client_key is not None:
-        raise ConfigError(f"client_key {client_key} is given without client_cert", hint="give both, or none")
+        _load(f"client_cert {clean(certificate)} with client_key {clean(key)}", context.load_cert_chain, certificate,
+            key, password="")
     return context
 def _system_trust(environ: Mapping[str, str], defaults: ssl.DefaultVerifyPaths) -> tuple[str | None, list[str]]:
     """Return the bundle file, if any, and the hashed directories to trust."""
@@ -55,28 +79,35 @@ def _is_hashed(directory: str) -> bool:
     try: return any(re.fullmatch(r"[0-9a-fA-F]{8}\.[0-9]+", name) for name in os.listdir(directory))
     except OSError: return False
 def _load(what: str, load: Callable[..., None], *files: str, **options: str) -> None:
-    if missing := [name for name in files if not os.path.exists(name)]:
-        raise ConfigError(f"{what}: {missing[0]} does not exist")
+    if unread := [name for name in files if not os.access(name, os.R_OK)]:
+        why = "may not be read by this user" if os.path.exists(unread[0]) else "does not exist"
+        hint = "name another file, or make this one readable"
+        raise ConfigError(f"{what}: {clean(unread[0])} {why}", hint=hint)
     try: load(*files, **options)
-    except ssl.SSLError as error:
-        reason = error.reason.replace("_", " ").lower() if error.reason else "it does not parse as PEM"
-        hint = "PEM files are needed, keys without passphrase"
-        raise ConfigError(f"{what} cannot be used: {reason}", hint=hint) from error
-    except OSError as error: raise ConfigError(f"{what} cannot be read: {error.strerror}") from error
+    except OSError as error:
+        parsed = "it does not parse as PEM" if isinstance(error, ssl.SSLError) else str(error.strerror)
+        reason = (getattr(error, "reason", None) or parsed).replace("_", " ")
+        hint = "PEM files are needed, keys without passphrase, RSA of 2048 bits at least"
+        raise ConfigError(f"{what} cannot be used: {reason.lower()}", hint=hint) from error
 _CLOCK = "check this host's clock; if it is right, the registry's certificate must be renewed"
 _AUTHORITY = "give the authority's PEM file as `ca_file` of the registry, or in SSL_CERT_FILE"
 _NAME = "use a name in the certificate, or have it reissued"
-_PLAIN = "if it serves plain HTTP, its url in the configuration has to begin with http://"
-_CLIENT = "check client_cert and client_key of the registry"
+_PLAIN = "if it serves plain HTTP, its url has to begin with http://"
+_SHOW = "give client_cert and client_key of the registry, or put the pair into a container client's certs.d"
+_CLIENT = "check client_cert and client_key of the registry, and by which authority it knows its clients"
+_STRONG = "have it reissued with an RSA key of 2048 bits or more, or ECDSA, and signed over SHA-256"
 _FAILURES = (  # a pattern for the number in OpenSSL's x509_vfy.h or the error's name, what failed, the remedy
     ("9", "is not trusted: its certificate is not valid yet", _CLOCK),
     ("10", "is not trusted: its certificate has expired", _CLOCK),
     ("18", "is not trusted: its certificate is self-signed", _AUTHORITY),
-    ("19|20|21", "is not trusted: its certificate comes from an unknown authority", _AUTHORITY),
+    ("2|19|20|21", "is not trusted: its certificate comes from an unknown authority", _AUTHORITY),
+    ("26", "is not trusted: its certificate is not meant for a server", "have it reissued for serverAuth"),
+    ("66|67|68", "is not trusted: its certificate, or the authority's, is too weak", _STRONG),
     ("62|64", "is not trusted: its certificate is not valid for this name", _NAME),
     # Plain HTTP read as a TLS record; OpenSSL 1.1.1, 3.0 and 3.2 each name it otherwise.
     ("WRONG_VERSION.*|HTTP_REQUEST|RECORD_LAYER.*|PACKET_LENGTH.*", "does not speak TLS", _PLAIN),
-    (".*(CERTIFICATE_REQUIRED|UNKNOWN_CA|BAD_CERTIFICATE).*", "refused this client's certificate", _CLIENT),
+    (".*ALERT_CERTIFICATE_REQUIRED", "asks for a client certificate", _SHOW),
+    (".*ALERT_(UNKNOWN_CA|ACCESS_DENIED|.*CERTIFICATE.*)", "refused this client's certificate", _CLIENT),
     (".*PROTOCOLS?(_VERSION|_AVAILABLE)?", "shares no TLS version with us", "TLS 1.2 or newer is needed"),
     (".*HANDSHAKE_FAILURE", "refused the TLS handshake", "it may want other ciphers or a client certificate"),
     (".*EOF.*", "closed the connection during the TLS handshake", _PLAIN),

@@ -133,7 +133,7 @@ class Host:
     """A registry as this run knows it under one credential; shared by all aliases of one host:port."""
     def __init__(self, transport: Transport, registry: Registry, credential: Credential | auth.Chain | None) -> None:
         self.registry, self.key = registry, registry.authority
-        self.origin = Origin(registry.scheme, api_host(registry.host), registry.port)
+        self.origin = Origin(registry.scheme, api_host(registry.host), registry.port, registry)
         self.authenticator = auth.Authenticator(origin=self.origin, credential=credential,
             fetch=partial(transport.fetch, self), now=anyio.current_time, wall=transport.edge.wall)
         self.requests = transport.requests.setdefault(self.key, Counter())
@@ -164,7 +164,7 @@ def resolve_location(base: Origin, path: str, location: str) -> tuple[Origin, st
         raise ProtocolBroken("the Location of the answer is not an http or https URL")
     # A registry behind a TLS proxy may not know its own scheme (I6).
     own = (base.scheme, parts.scheme, base.host) == ("https", "http", host) and parts.port in (None, base.port)
-    origin = base if own else Origin(parts.scheme, host, port)
+    origin = base if own else Origin(parts.scheme, host, port, base.via)
     target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
     if re.search("[^!-~]", host + target):
         raise ProtocolBroken("the Location of the answer holds characters that no URL may have")
@@ -185,10 +185,11 @@ class Transport:
         self._closed: dict[pacing.Want, tuple[float, SyncError]] = {}  # what is not asked before a time, and why
         self.moved = -math.inf  # when an answer came last, or bytes moved
         self.streams: dict[anyio.CancelScope, Lease] = {}  # the blobs under way: who drops one cancels it
-        self._hosts: dict[tuple[str, object], Host] = {}
-        self._registries: dict[Origin, Registry] = {}
+        self._hosts: dict[tuple[object, ...], Host] = {}
+        self._known: dict[tuple[object, ...], Host] = {}
         # A file is read once a run, and one TLS context serves all who trust and show the same.
         self._read, self._contexts = cache(edge.read), cache(partial(tls.make_context, environ=edge.environ))
+        self._certs_d = cache(tls.certs_d)
         self.pool = Pool(self._dial, edge.timeouts)
         # What is read for a login is renewed in place by others: never kept.
         self._clouds = auth.Clouds(Machine(edge.environ, edge.home, edge.read, edge.wall, partial(self.fetch, None)))
@@ -200,7 +201,7 @@ class Transport:
         self.abroad.close()
     def begin(self, registries: Collection[Registry]) -> None:
         """Begin another run, with the clients of those of its registries that are what they were."""
-        hosts, self._hosts, self._registries, self.requests, self.gate.youngest = self._hosts, {}, {}, {}, 0.0
+        hosts, self._hosts, self._known, self.requests, self.gate.youngest = self._hosts, {}, {}, {}, 0.0
         self.throttled.clear()
         self._clouds.absent.clear()  # a metadata service may come later than a pod
         for key, host in hosts.items():
@@ -209,7 +210,7 @@ class Transport:
                 self.pool.close(origin=host.origin)
                 continue
             self._hosts[key], host.requests = host, self.requests.setdefault(host.key, Counter())
-            self._registries.setdefault(host.origin, host.registry)
+            self._known.setdefault(host.origin[:3], host)
             host.authenticator.begin()
             if host.stopped is not None and host.reopens <= anyio.current_time():
                 # It is tried by a first contact that others wait for, and one more failure is enough.
@@ -217,11 +218,12 @@ class Transport:
     def renew(self, registries: Collection[Registry]) -> None:
         """Read again what the configuration names; ConfigError when that is unusable: what was read before stays."""
         self._read.cache_clear()
-        kept, self._contexts = self._contexts, cache(self._contexts.__wrapped__)
+        kept = self._contexts, self._certs_d
+        self._contexts, self._certs_d = cache(self._contexts.__wrapped__), cache(tls.certs_d)
         try:
             for registry in registries: self.prepare(registry)
         except errors.ConfigError:
-            self._contexts = kept
+            self._contexts, self._certs_d = kept
             raise
     def prepare(self, registry: Registry) -> None:
         """Read what the configuration names for a registry; ConfigError when it is unusable."""
@@ -232,10 +234,11 @@ class Transport:
         edge, stopped, credential = self.edge, None, None
         try: credential = self._clouds.find(registry, repository, self._read)
         except AuthError as error: stopped = error
-        key = (registry.authority, stopped.message if stopped else credential)  # never another's token
+        # Never another's token, nor another's client certificate.
+        key = (registry.authority, stopped.message if stopped else credential, registry.route)
         if key not in self._hosts:
             self._hosts[key] = host = Host(self, registry, credential)
-            self._registries.setdefault(host.origin, registry)
+            self._known.setdefault(host.origin[:3], host)
         if stopped is not None: self._hosts[key].stopped = stopped
         # A quarter for each side, since more registries than two may be in use; some files are ours.
         cap = min(registry.max_concurrent or pacing.DEFAULT_CONCURRENCY, max(2, (edge.open_files - 24) // 4))
@@ -244,20 +247,24 @@ class Transport:
         limit = self.gate.limits.setdefault(registry.authority, fresh)
         limit.cap = min(limit.cap, cap) if registry.max_concurrent else limit.cap
         return self._hosts[key]
-    def _context(self, registry: Registry | None) -> Any:
-        names = ("ca_file", "client_cert", "client_key")
-        return self._contexts(**{name: getattr(registry, name, None) for name in names})
+    def _context(self, registry: Registry | None, *, stranger: bool = False) -> Any:
+        """Return what is trusted where a registry's configuration holds; a stranger is shown no client certificate."""
+        if registry is None: return self._contexts()
+        files = self._certs_d(self.edge.home, registry.authority, registry.port)
+        if stranger: return self._contexts(registry.ca_file, certs_d=tuple(x for x in files if x.endswith(".crt")))
+        return self._contexts(registry.ca_file, registry.client_cert, registry.client_key, files)
     async def _dial(self, origin: Origin, *, abroad: bool = False) -> Stream:
-        registry, timeouts = self._registries.get(origin), self.edge.timeouts
-        proxy, decided = proxy_for(*origin, self.edge.environ, registry.proxy if registry else None)
-        if origin.scheme == "http" and not (registry or abroad): proxy = None  # metadata, whatever its name (R20)
-        through = f" through {proxy} ({decided})" if proxy else ""
-        self.edge.log("debug", "connect", f"connecting to {origin}{through}")
-        shown = registry._replace(client_cert=None, client_key=None) if registry and abroad else registry
-        context = self._context(shown) if origin.scheme == "https" else None
-        around = self._context(None) if proxy and proxy.scheme == "https" else None
+        known, timeouts = self._known.get(origin[:3]), self.edge.timeouts
+        registry: Registry | None = known.registry if known and abroad else origin.via
+        override = registry.proxy if registry else None
+        proxy, decided = proxy_for(*origin[:3], self.edge.environ, override, listed=known is None)
+        if origin.scheme == "http" and not (known or abroad): proxy = None  # metadata, whatever its name (R20)
+        through = f"through {proxy} " if proxy else ""
+        self.edge.log("debug", "connect", f"connecting to {origin} {through}({decided})")
+        context = self._context(registry, stranger=abroad) if origin.scheme == "https" else None
+        around = self._context(registry, stranger=True) if proxy and proxy.scheme == "https" else None
         # What goes when there is a line at last was drawn from the buckets as if it had gone at once.
-        limit, began = self.gate.limits.get(registry.authority if registry else ""), anyio.current_time()
+        limit, began = self.gate.limits.get(known.key if known else ""), anyio.current_time()
         drawn = [(meter, meter.full) for meter in limit.meters.values()] if limit else []
         try: return await open_stream(origin, context=context, timeouts=timeouts, proxy=proxy, proxy_context=around)
         except ConnectFailed as error:
@@ -271,6 +278,7 @@ class Transport:
             seconds: float | None = None) -> credentials.Answer:
         """Ask a login service: no permit (I8), no redirect (R2), a bounded body; `host`: the registry that named it."""
         origin, target = resolve_location(Origin("https", "invalid.invalid", 443), "/", url)
+        if about := host or self._known.get(origin[:3]): origin = origin._replace(via=about.registry)
         self._count(origin, "token")
         sent = (("User-Agent", f"regsync/{__version__}"), ("Accept", "application/json"), *headers)
         with anyio.move_on_after(seconds):
@@ -281,7 +289,7 @@ class Transport:
                 return response.status, dict(response.headers), await response.read(_TOKEN_BODY)
         raise errors.TimedOut(f"{origin} did not answer within {seconds:g} s")
     def _count(self, origin: Origin, action: str) -> None:
-        if origin in self._registries: self.requests[self._registries[origin].authority][action] += 1
+        if known := self._known.get(origin[:3]): self.requests[known.key][action] += 1
     async def request(self, host: Host, call: Call, *, ok: Collection[int], limit: int = ERROR_BODY) -> Response:
         """Do a short exchange, with its body, as design.md section 9 repeats it; SyncError for a status not in `ok`."""
         patience = pacing.Patience(pacing.ATTEMPTS)

@@ -40,7 +40,7 @@ ANONYMOUS = f"no credentials are in use: {LOGIN}; or check the name, absent may 
 UNREACHED = "check host and port; does a firewall stand in between, or is HTTPS_PROXY needed?"
 PROXY = "this proxy is named by HTTPS_PROXY; NO_PROXY names hosts to reach without it"
 WRONG = "check the user name, and whether the password or token has expired or is too narrow"
-PLAIN = "if it serves plain HTTP, its url in the configuration has to begin with http://"
+PLAIN = "if it serves plain HTTP, its url has to begin with http://"
 
 
 @dataclass

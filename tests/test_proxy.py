@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from _regsync.errors import ConfigError
@@ -78,6 +78,23 @@ def test_no_proxy_names_origins_as_go_does(no_proxy: str, host: str, port: int, 
         "fd00:ec2::254",
         "fd00:0ec2:0::23",
         "metadata.google.internal",
+        # The same, written otherwise.
+        "localhost.",
+        "registry.localhost",
+        "127.0.0.1.",
+        "127.1",
+        "2130706433",
+        "0x7f000001",
+        "0x7f.1",
+        "0177.0.0.1",
+        "2852039166",
+        "169.254.43518",
+        "0xa9fea9fe",
+        "::ffff:169.254.169.254",
+        "::ffff:a9fe:a9fe",
+        "0:0:0:0:0:0:0:1",
+        "fe80::1%eth0",
+        "METADATA.google.internal.",
     ],
 )
 def test_loopback_and_metadata_addresses_never_see_a_proxy(host: str) -> None:
@@ -120,6 +137,27 @@ def test_loopback_and_metadata_addresses_never_see_a_proxy(host: str) -> None:
 def test_the_variable_that_decided_is_named(environ: dict[str, str], scheme: str, host: str | None, why: str) -> None:
     proxy, decided = proxy_for(scheme, "registry.example", 443, environ)
     assert (proxy.host if proxy else None, decided) == (host, why)
+
+
+@pytest.mark.parametrize("host", ["registry1.example", "0x7f.example", "1.example", "127.0.0.1.example", "8.8.8.8"])
+def test_names_that_merely_look_like_such_addresses_go_through_the_proxy(host: str) -> None:
+    assert proxy_for("https", host, 443, {"HTTPS_PROXY": PROXY})[0]
+
+
+@pytest.mark.parametrize(
+    ("host", "no_proxy", "direct"),
+    [
+        ("storage.example", "", False),
+        ("storage.example", "storage.example", True),
+        ("127.0.0.1", "", True),
+        ("2852039166", "", True),
+    ],
+)
+def test_where_a_registry_with_a_proxy_sends_us_the_lists_count(host: str, no_proxy: str, direct: bool) -> None:
+    environ = {"HTTPS_PROXY": "http://other.example:1", "NO_PROXY": no_proxy}
+    proxy, _ = proxy_for("https", host, 443, environ, override=PROXY, listed=True)
+    assert (proxy is None) is direct
+    assert proxy is None or str(proxy) == PROXY
 
 
 def test_the_registrys_own_proxy_beats_no_proxy_and_loopback() -> None:
@@ -186,6 +224,7 @@ def test_text_of_a_proxy_shows_no_user_info() -> None:
     assert "hunter2" not in repr(proxy)
 
 
+@settings(deadline=None)
 @given(no_proxy=st.text(), value=st.text(), host=st.text(min_size=1))
 def test_any_environment_gives_a_decision_or_a_config_error(no_proxy: str, value: str, host: str) -> None:
     try:

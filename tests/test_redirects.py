@@ -29,8 +29,9 @@ def transport_of(wires: dict[Origin, list[Wire]]) -> Transport:
 
     async def dial(by: str, origin: Origin) -> Stream:
         await anyio.lowlevel.checkpoint()
-        wires[origin][0].dialled = by
-        return wires[origin].pop(0)
+        there = wires[Origin(*origin[:3])]
+        there[0].dialled = by
+        return there.pop(0)
 
     made.pool.dial, made.abroad.dial = partial(dial, "at home"), partial(dial, "abroad")
     return made

@@ -205,7 +205,6 @@ def test_both_variables_together_replace_the_store(
             "client_key none.pem: none.pem does not exist",
             id="client-key",
         ),
-        pytest.param({}, {"ca_file": "ca.pem", "client_key": "key.pem"}, "without client_cert", id="key-alone"),
         pytest.param(
             {},
             {"ca_file": "ca.pem", "client_cert": "leaf.pem"},
@@ -270,7 +269,7 @@ def test_a_client_certificate_is_shown(ca: trustme.CA, ca_file: str, tmp_path: P
     )
     assert shake(context, peer)
     message, hint = refusal(tls.make_context(ca_file=ca_file, environ={}), peer)
-    assert message == f"{HOST} refused this client's certificate"
+    assert message == f"{HOST} asks for a client certificate"
     assert hint is not None
     assert "client_cert" in hint
 
@@ -289,6 +288,47 @@ def test_nothing_below_tls_1_2_is_spoken(ca: trustme.CA, ca_file: str) -> None:
     message, hint = refusal(context, peer)
     assert message == f"{HOST} shares no TLS version with us"
     assert hint == "TLS 1.2 or newer is needed"
+
+
+@pytest.mark.usefixtures("defaults")
+def test_neither_chacha20_nor_md5_is_offered_below_tls_1_3(ca: trustme.CA, ca_file: str) -> None:
+    """All others of the system's policy stay. Python cannot choose those of TLS 1.3, of which AES comes first."""
+    before = [each["name"] for each in ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).get_ciphers()]
+    context = tls.make_context(ca_file=ca_file, environ={})
+    offered = [each["name"] for each in context.get_ciphers()]
+    assert offered[0] == "TLS_AES_256_GCM_SHA384"
+    assert [name for name in before if name not in offered] == [
+        name for name in before if "CHACHA20" in name and not name.startswith("TLS_")
+    ]
+    assert not [name for name in offered if "MD5" in name]
+    peer = server(ca.issue_cert(HOST))
+    peer.maximum_version = ssl.TLSVersion.TLSv1_2
+    peer.set_ciphers("ECDHE-ECDSA-CHACHA20-POLY1305:ECDHE-RSA-CHACHA20-POLY1305")
+    assert refusal(context, peer)[0] == f"{HOST} refused the TLS handshake"
+
+
+@pytest.mark.usefixtures("defaults")
+@pytest.mark.parametrize(
+    ("code", "verdict", "remedy"),
+    [
+        (2, "comes from an unknown authority", "`ca_file`"),
+        (19, "comes from an unknown authority", "`ca_file`"),
+        (21, "comes from an unknown authority", "`ca_file`"),
+        (26, "is not meant for a server", "serverAuth"),
+        (64, "is not valid for this name", "reissued"),
+        (66, "or the authority's, is too weak", "2048"),
+        (67, "or the authority's, is too weak", "2048"),
+        (68, "or the authority's, is too weak", "SHA-256"),
+    ],
+)
+def test_the_librarys_other_verdicts_have_words(code: int, verdict: str, remedy: str) -> None:
+    error = ssl.SSLCertVerificationError(1, "certificate verify failed")
+    error.verify_code = code
+    message, hint = tls.explain(error, HOST)
+    assert message.startswith(f"{HOST} is not trusted: its certificate")
+    assert verdict in message
+    assert hint is not None
+    assert remedy in hint
 
 
 @pytest.mark.parametrize("platform", ["linux", "darwin", "win32"])
@@ -354,7 +394,7 @@ def test_plain_http_is_recognised(ca_file: str) -> None:
         client.do_handshake()
     message, hint = tls.explain(caught.value, HOST)
     assert message == f"{HOST} does not speak TLS"
-    assert hint == "if it serves plain HTTP, its url in the configuration has to begin with http://"
+    assert hint == "if it serves plain HTTP, its url has to begin with http://"
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,268 @@
+"""Whole runs through forward proxies: who is asked for what, who sees which secret, how each failure reads."""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+import ssl
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trustme
+
+from conformance.app import App
+from conformance.images import Seed
+from conformance.messages import Request, Response
+from conformance.tokens import TokenService
+from tests.ends import QUICK, Ran, Start, basic, held, run_regsync
+from tests.forwarding import OPEN, Forward, Speaker, until_blank_line
+
+NAME, STORAGE, LOGIN = "registry.acme.example", "storage.cdn.example", "login.acme.example"
+USER, SECRET, GATE, GATE_SECRET, QUOTED = "robot", "reg-c4nary", "gate", "pr%xy c4nary", "pr%25xy%20c4nary"
+SECRETS = (SECRET, GATE_SECRET, QUOTED, basic(GATE, GATE_SECRET), basic(USER, SECRET))
+
+
+class Scene:
+    """A registry under a name that only proxies know, and an open target on this machine."""
+
+    def __init__(self, serve: Start, speaker: Speaker, ca: trustme.CA, directory: Path) -> None:
+        self.serve, self.speaker, self.ca, self.directory = serve, speaker, ca, directory
+        ca.cert_pem.write_to_path(str(directory / "ca.pem"))
+        self.source, self.target = serve(ssl_context=self.context(NAME)), serve()
+        assert isinstance(self.source.app, App)
+        self.app = self.source.app
+        self.image = Seed(1).image(sizes=(2000, 300))
+        self.image.load_into(self.app, "app", tag="v1")
+        self.known = {f"{NAME}:443": self.source.address}
+
+    def context(self, *names: str) -> ssl.SSLContext:
+        made = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        self.ca.issue_cert(*names).configure_cert(made)
+        return made
+
+    def proxy(self, **options: Any) -> tuple[Forward, str]:
+        forward = Forward(self.known, **options)
+        return forward, self.speaker(forward)
+
+    def copy(self, *more: str, env: dict[str, str] | None = None, timeouts: Any = QUICK, **fields: Any) -> Ran:
+        """Copy the image to the target with these fields of the source's registry."""
+        entry = {"url": NAME, "ca_file": str(self.directory / "ca.pem"), **fields}
+        text = json.dumps({"registries": {"it": entry}, "mappings": []})
+        where = [f"{NAME}/app:v1", f"{self.target.address}/app:v1"]
+        ran = run_regsync("copy", "--no-artifacts", *more, "-c", "-", *where, env=env, stdin=text, timeouts=timeouts)
+        for secret in SECRETS:
+            assert secret not in ran.out + ran.err
+        return ran
+
+
+@pytest.fixture
+def scene(serve: Start, speaker: Speaker, ca: trustme.CA, tmp_path: Path) -> Scene:
+    return Scene(serve, speaker, ca, tmp_path)
+
+
+@pytest.mark.parametrize("by", ["environment", "configuration"])
+@pytest.mark.parametrize("secure", [False, True], ids=["http-proxy", "https-proxy"])
+def test_both_logins_go_to_whom_they_are_for(scene: Scene, secure: bool, by: str) -> None:
+    """At -vv, through a plain proxy, and through a TLS proxy that is known by the registry's `ca_file`."""
+    scene.app.auth = TokenService({USER: SECRET}, anonymous=False)
+    forward, address = scene.proxy(
+        login=f"{GATE}:{GATE_SECRET}", context=scene.context("localhost") if secure else None
+    )
+    where = f"{'https' if secure else 'http'}://@{address.replace('127.0.0.1', 'localhost')}"
+    url = where.replace("@", f"{GATE}:{QUOTED}@")
+    login = {"auth_type": "basic", "credentials": {"username": USER, "password": SECRET}}
+    if by == "environment":
+        ran = scene.copy("-vv", env={"HTTPS_PROXY": url}, **login)
+    else:
+        ran = scene.copy("-vv", env={"NO_PROXY": "*"}, proxy=url, **login)
+    assert ran.status == 0, ran.err
+    assert held(scene.target, "app", scene.image)
+    assert set(forward.targets) == {f"{NAME}:443"}, "the target on this machine is reached without it"
+    header = f"Proxy-Authorization: Basic {basic(GATE, GATE_SECRET)}"
+    assert all(head.decode().count("Authorization") == head.decode().count(header) == 1 for head in forward.heads)
+    assert len(forward.heads) == len({entry.connection for entry in scene.app.journal.entries})
+    assert not [entry for entry in scene.app.journal.entries if "proxy-authorization" in entry.headers]
+    assert {entry.headers["host"] for entry in scene.app.journal.entries} == {NAME}
+    decided = "HTTPS_PROXY" if by == "environment" else "proxy in the configuration"
+    assert f"connecting to https://{NAME} through {where.replace('@', '')} ({decided})" in ran.err
+    assert f"connecting to http://{scene.target.address} (http_proxy is not set)" in ran.err
+
+
+def moved_to_storage(scene: Scene) -> None:
+    """Let blobs be at another host, as most registries have it."""
+
+    def intercept(request: Request) -> Response | None:
+        if request.kind == "blob" and request.method == "GET" and request.header("host") == NAME:
+            return Response(307, [("Location", f"https://{STORAGE}{request.target}")])
+        return None
+
+    elsewhere = App()
+    scene.image.load_into(elsewhere, "app", tag="v1")
+    scene.known[f"{STORAGE}:443"] = scene.serve(elsewhere, ssl_context=scene.context(STORAGE)).address
+    scene.app.intercept = intercept
+
+
+@pytest.mark.provokes("credential_to_realm")  # by the addresses behind the names, which the audit goes by
+def test_the_proxy_and_ca_of_a_registry_are_those_of_its_login_and_its_storage_too(scene: Scene) -> None:
+    """Where only that proxy leads out; what Docker Hub is asked for is at three hosts."""
+    tokens = TokenService({USER: SECRET}, anonymous=False, realm=f"https://{LOGIN}/token")
+    scene.app.auth = tokens
+    moved_to_storage(scene)
+    scene.known[f"{LOGIN}:443"] = scene.serve(tokens, ssl_context=scene.context(LOGIN)).address
+    forward, address = scene.proxy()
+    login = {"auth_type": "basic", "credentials": {"username": USER, "password": SECRET}}
+    ran = scene.copy(proxy=f"http://{address}", **login)
+    assert ran.status == 0, ran.err
+    assert set(forward.targets) == {f"{NAME}:443", f"{LOGIN}:443", f"{STORAGE}:443"}
+    assert tokens.requests == 1
+
+
+def test_no_proxy_counts_for_hosts_that_a_registry_with_a_proxy_sends_us_to(scene: Scene) -> None:
+    moved_to_storage(scene)
+    forward, address = scene.proxy()
+    ran = scene.copy("-v", proxy=f"http://{address}", env={"NO_PROXY": f"{NAME},{STORAGE}"})
+    assert ran.status == 2, "no such name is known without the proxy"
+    assert set(forward.targets) == {f"{NAME}:443"}
+    assert f"connecting to https://{STORAGE} (NO_PROXY names {STORAGE})" in ran.err
+    assert f"the name {STORAGE} could not be resolved" in ran.err
+
+
+@pytest.mark.parametrize("no_proxy", ["*", "acme.example", ".acme.example", f"a.example, {NAME}:443", NAME.upper()])
+def test_no_proxy_means_no_byte_to_the_proxy(scene: Scene, no_proxy: str) -> None:
+    forward, address = scene.proxy()
+    ran = scene.copy("-v", env={"https_proxy": address, "no_proxy": no_proxy})
+    assert ran.status == 2
+    assert f"connecting to https://{NAME} (no_proxy names {no_proxy.rpartition(' ')[2]})" in ran.err
+    assert forward.heads == []
+
+
+def says(answer: bytes) -> Callable[[socket.socket], None]:
+    def script(connected: socket.socket) -> None:
+        until_blank_line(connected)
+        connected.sendall(answer)
+
+    return script
+
+
+def hangs(connected: socket.socket) -> None:
+    until_blank_line(connected)
+    connected.recv(1)
+
+
+def leads_nowhere(connected: socket.socket) -> None:
+    until_blank_line(connected)
+    connected.sendall(OPEN)
+    connected.recv(65536)
+
+
+NASTY = b"\x1b[31m<h1>\x07pr%xy c4nary</h1>"
+LENGTH = b"Content-Length: %d\r\n\r\n" % len(NASTY)
+UNOPENED = "the proxy http://P did not open a tunnel"
+NAMED = "this proxy is named by HTTPS_PROXY; NO_PROXY names hosts to reach without it"
+
+
+@pytest.mark.parametrize(
+    ("script", "cause", "hint"),
+    [
+        pytest.param(
+            says(b"HTTP/1.1 502 \x1b[31mBad\r\n" + LENGTH + NASTY),
+            f"the proxy http://P refused a tunnel to {NAME}:443 (502) (tried 3 times)",
+            NAMED,
+            id="502",
+        ),
+        pytest.param(
+            says(b"HTTP/1.1 403 No\r\n" + LENGTH + NASTY),
+            f"the proxy http://P refused a tunnel to {NAME}:443 (403)",
+            NAMED,
+            id="403",
+        ),
+        pytest.param(
+            says(b'HTTP/1.1 407 No\r\nProxy-Authenticate: Basic realm="\x1b[31mx"\r\n' + LENGTH + NASTY),
+            f"the proxy http://P refused a tunnel to {NAME}:443 (407), it takes Basic",
+            "check the user and password in the proxy's URL",
+            id="407-basic",
+        ),
+        pytest.param(
+            says(b"HTTP/1.1 407 No\r\nProxy-Authenticate: Negotiate\r\nProxy-Authenticate: NTLM abc\r\n" + LENGTH),
+            f"the proxy http://P refused a tunnel to {NAME}:443 (407), it takes Negotiate or NTLM",
+            "only Basic is spoken here: put a proxy before it",
+            id="407-without-basic",
+        ),
+        pytest.param(hangs, f"{UNOPENED}: no answer from P within 0.05 s (tried 3 times)", NAMED, id="hangs"),
+        pytest.param(
+            says(b"\x1b[31m<h1>\x07" * 30 + b"\r\n\r\n"),
+            f"{UNOPENED}: P does not speak HTTP/1.1: .* (tried 3 times)",
+            NAMED,
+            id="garbage",
+        ),
+        pytest.param(
+            says(b""),
+            f"{UNOPENED}: the connection ended before the end of an answer (tried 3 times)",
+            NAMED,
+            id="hangs-up",
+        ),
+        pytest.param(
+            says(OPEN + NASTY),
+            "the proxy http://P sent bytes before the tunnel was used",
+            None,
+            id="speaks-out-of-turn",
+        ),
+        pytest.param(
+            leads_nowhere,
+            f"through the proxy http://P: {NAME} closed the connection during the TLS handshake (tried 3 times)",
+            "if it serves plain HTTP, its url has to begin with http://",
+            id="tunnel-leads-nowhere",
+        ),
+    ],
+)
+def test_what_a_proxy_does_instead_of_a_tunnel_is_told(
+    scene: Scene, script: Callable[[socket.socket], None], cause: str, hint: str | None
+) -> None:
+    address = scene.speaker(script)
+    env = {"HTTPS_PROXY": f"http://{GATE}:{QUOTED}@{address}"}
+    ran = scene.copy(env=env, timeouts=QUICK._replace(head=0.05) if script is hangs else QUICK)
+    assert ran.status == 2
+    failed, *more = ran.err.replace(address, "P").splitlines()
+    assert re.fullmatch(re.escape(cause).replace(r"\.\*", ".*"), failed.partition(f"{NAME}/app:v1: ")[2]), failed
+    assert ([line for line in more if line.startswith("hint: ")] or [None])[0] == (hint and f"hint: {hint}")
+    assert "\x1b" not in ran.err
+    assert scene.app.journal.entries == []
+
+
+def test_an_authority_that_is_unknown_inside_a_tunnel_is_told_with_the_proxy(scene: Scene) -> None:
+    """As of a proxy that looks into TLS."""
+    _, address = scene.proxy()
+    ran = scene.copy(env={"HTTPS_PROXY": address}, ca_file=None)
+    assert ran.status == 2
+    assert f"through the proxy http://{address}: {NAME} is not trusted: its certificate comes from" in ran.err
+    assert "`ca_file`" in ran.err
+
+
+@pytest.mark.parametrize(
+    ("certificate", "trusted", "said"),
+    [
+        pytest.param(None, True, "localhost does not speak TLS", id="plain-http"),
+        pytest.param("elsewhere.example", True, "localhost is not trusted: its certificate is not valid", id="name"),
+        pytest.param("localhost", False, "localhost is not trusted: its certificate comes from an unknown", id="ca"),
+    ],
+)
+def test_a_tls_proxy_that_is_not_what_it_should_be_gets_no_login(
+    scene: Scene, certificate: str | None, trusted: bool, said: str
+) -> None:
+    heard: list[bytes] = []
+
+    def plain(connected: socket.socket) -> None:
+        heard.append(connected.recv(65536))
+        connected.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+
+    forward = Forward(scene.known, context=scene.context(certificate) if certificate else None)
+    address = scene.speaker(forward if certificate else plain).replace("127.0.0.1", "localhost")
+    env = {"HTTPS_PROXY": f"https://{GATE}:{QUOTED}@{address}"}
+    ran = scene.copy(env=env, **({} if trusted else {"ca_file": None}))
+    assert ran.status == 2
+    assert f"through the proxy https://{address}: {said}" in ran.err
+    assert forward.heads == []
+    assert not [each for each in heard if b"CONNECT" in each]
