@@ -46,34 +46,27 @@ async def together(asks: Iterable[Callable[[], Awaitable[_T]]]) -> list[_T]:
 async def _or_error(asking: Awaitable[_T]) -> _T | SyncError:
     try: return await asking
     except SyncError as error: return error
-class _Verdict(NamedTuple):
-    """What one target needs: nothing (`reason`), the tree, or nothing can be said (`error`)."""
+@dataclass
+class _End:
+    """One target of a look-up: its tag's snapshot, and what it is found to hold: a digest, nothing, an error."""
     target: Repository
     snapshot: bytes  # the name of this tag's (`state.named`)
-    reason: str | None = None
-    error: SyncError | None = None
+    known: Snapshot | None
+    held: str | SyncError | None = None
+    @property
+    def error(self) -> SyncError | None: return self.held if isinstance(self.held, SyncError) else None
+    def meets(self, told: str, *, trims: bool) -> bool:
+        """Say whether it has, for all that HEADs can tell, what the source's digest comes to."""
+        if not isinstance(self.held, str): return self.held is not None
+        return self.known == (key_of(told), key_of(self.held)) if trims else self.held == told
 class Sighting(NamedTuple):
     """What was found out about one source tag."""
     source: Repository
     tree: plan.Tree | None
     digest: str
     source_digest: str
-    verdicts: tuple[_Verdict, ...]
+    ends: tuple[_End, ...]
     at_source: frozenset[str] = frozenset()  # what of the tree the source itself holds: all but trimmed indexes
-@dataclass
-class _End:
-    """One target of a look-up: its tag's snapshot, and what it is found to hold: a digest, nothing, an error."""
-    target: Repository
-    snapshot: bytes
-    known: Snapshot | None
-    held: str | SyncError | None = None
-    def meets(self, told: str, *, trims: bool) -> bool:
-        """Say whether it has, for all that HEADs can tell, what the source's digest comes to."""
-        if not isinstance(self.held, str): return self.held is not None
-        return self.known == (key_of(told), key_of(self.held)) if trims else self.held == told
-    def verdict(self, digest: str) -> _Verdict:
-        error = self.held if isinstance(self.held, SyncError) else None
-        return _Verdict(self.target, self.snapshot, "unchanged" if self.held == digest else None, error)
 class Discovery:
     """The questions of one run."""
     def __init__(self, transport: Transport, knowledge: Knowledge, *, reads_only: bool = False,
@@ -122,8 +115,7 @@ class Discovery:
             except RegistryError as error:
                 if error.status not in _NOT_SAYING: raise
                 return None  # several registries hide repositories so: the first write decides (section 9)
-            note = self._knowledge.set_populated if listed else self._knowledge.set_empty
-            note(target.key)
+            self._knowledge.set_populated(target.key, bool(listed))
             return listed or ()
         return await self._held.setdefault(target.key, Once()).get(ask)
     def names(self, repository: Repository) -> Mapping[str, str | None] | None:
@@ -152,22 +144,21 @@ class Discovery:
         if isinstance(found, str):
             if all(end.meets(found, trims=bool(mapping.platforms)) for end in ends):
                 digest = next((end.held for end in ends if isinstance(end.held, str)), found)
-                return Sighting(source, None, digest, found, tuple(end.verdict(digest) for end in ends))
+                return Sighting(source, None, digest, found, tuple(ends))
             try: found = await self.manifest(source, found)
             except RegistryError as error:
                 if error.status != 404:  # what the HEAD told of is gone by now: what the tag names instead (rule 4)
                     raise
                 found = await self.manifest(source, reference)
         root, fetched = await self._root(mapping, source, found)
-        verdicts = tuple(end.verdict(root.digest) for end in ends)
-        lacking = [each.target.key for each in verdicts if each.reason is None and each.error is None]
+        lacking = [end.target.key for end in ends if end.held != root.digest and not end.error]
         tree = plan.Tree(root, (), found.digest) if lacking else None
         def is_there(each: oci.Descriptor | Manifest) -> bool:
             return not self._whole and all(self._knowledge.is_committed(where, each.digest) for where in lacking)
         if not is_there(root): tree = await self._tree(source, found.digest, root, fetched, is_there)
         whole = (root, *tree.children) if tree is not None else ()
         at_source = frozenset(each.digest for each in whole if (*source.key, each.digest) in self._manifests)
-        return Sighting(source, tree, root.digest, found.digest, verdicts, at_source)
+        return Sighting(source, tree, root.digest, found.digest, tuple(ends), at_source)
     async def _first_look(self, mapping: MappingRule, source: Repository, reference: str, target_reference: str,
             ends: list[_End]) -> str | Manifest:
         """Ask the source what a tag names: its digest where that is likely to be enough (rules 4 and 5)."""
@@ -246,7 +237,7 @@ class Discovery:
                 raise RegistryError(f"no platform matches the filter {asked}; the source has {had}", status=404)
         if absent := ", ".join(str(each) for each in wanted if each not in trimmed.matched):
             self.say("warning", "platform_missing", f"{source}: no {absent} in the source index, the others are copied")
-        if trimmed.changed:
+        if trimmed.manifest is not top:
             text = f"{source}: the index is trimmed to its platforms, its digest at the target is "
             self.say("info", "index_trimmed", text + trimmed.manifest.digest)
         return trimmed.manifest, {each.manifest.digest: each.manifest for each in trimmed.nested.values()}

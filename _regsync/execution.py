@@ -229,7 +229,7 @@ class Execution:
                 # It may be about what it names, or all, of what this run did not confirm.
                 found = {each for each in image.tree.names if not self._knowledge.is_confirmed(work.where, each)}
                 lost = frozenset(found & error.digests or found)
-                if not lost and plan.names_absence(error):
+                if not lost and (error.status == 404 or any(code.endswith("_UNKNOWN") for code in error.codes)):
                     # All of it was confirmed in this run. A registry that is late to see it gets some time.
                     if pause is not None:
                         await anyio.sleep(pause)

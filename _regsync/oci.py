@@ -4,7 +4,7 @@ May not know: registries, configuration, HTTP. Invariant: `trim_index` alone cha
 name or media type leaves unchecked: each may become part of a URL, header or file name (protocol-facts.md section 9.2,
 R11 to R14). Follows protocol-facts.md section 1, design.md sections 2, 4."""
 from __future__ import annotations
-import binascii, json, re
+import binascii, contextlib, json, re
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple, NoReturn, TypeVar
@@ -36,9 +36,7 @@ _HOST = r"(?:\[[0-9a-f:.]+\]|[a-z0-9](?:[a-z0-9.-]*[a-z0-9])?)(?::[0-9]{1,5})?"
 def is_repository(text: str) -> bool:
     """Tell whether `text` is a repository name, without host, tag or digest."""
     return len(text) <= 255 and re.fullmatch(rf"{_NAME_PART}(?:/{_NAME_PART})*", text) is not None
-def is_tag(text: str) -> bool:
-    """Tell whether `text` is a tag."""
-    return re.fullmatch(r"[a-zA-Z0-9_][a-zA-Z0-9._-]{0,127}", text) is not None
+def is_tag(text: str) -> bool: return re.fullmatch(r"[a-zA-Z0-9_][a-zA-Z0-9._-]{0,127}", text) is not None
 def check_digest(text: str) -> str:
     """Return `text` when it is a digest that this program can verify; ContentError otherwise."""
     algorithm, _, encoded = text.partition(":")
@@ -50,9 +48,7 @@ def check_digest(text: str) -> str:
 def split_digest(digest: str) -> tuple[str, str]:
     """Return the algorithm and the hexadecimal part of a checked digest."""
     return digest.partition(":")[::2]
-def digest_of(body: bytes, algorithm: str = "sha256") -> str:
-    """Compute the digest of `body`."""
-    return f"{algorithm}:{fips.hash_hex(algorithm, body)}"
+def digest_of(body: bytes, algorithm: str = "sha256") -> str: return f"{algorithm}:{fips.hash_hex(algorithm, body)}"
 def referrers_tag(digest: str) -> str:
     """Return the fallback tag that lists a digest's referrers (protocol-facts.md section 1.10)."""
     return "-".join(part[:64] for part in split_digest(digest))
@@ -115,7 +111,7 @@ def platform_matches(wanted: Platform, have: Platform) -> bool:
     variant = have.variant or {"arm64": "v8", "arm": "v7"}.get(have.architecture)
     return wanted[:2] == have[:2] and wanted.variant in (None, variant)
 class Descriptor(NamedTuple):
-    """What a document says of a blob or manifest; `data` only when it is that content, verified."""
+    """What a document says of a blob or manifest; `data` is said to be its content (`transfer.known_body` looks)."""
     media_type: str
     digest: str
     size: int
@@ -222,7 +218,8 @@ def _descriptor(value: object, where: str) -> Descriptor:
             raise ContentError(f"{clean(repr(size), 40)} is not a size")
         digest, platform = check_digest(_field(value, "digest", str)), _platform(_field(value, "platform", dict))
         annotations, artifact_type = _annotations(value), _field(value, "artifactType", str) or None
-        data = _data(_field(value, "data", str), digest, size)
+        data = None
+        with contextlib.suppress(ValueError): data = binascii.a2b_base64(_field(value, "data", str)) or None
         return Descriptor(media_type.lower(), digest, size, platform, annotations, artifact_type, data)
     except ContentError as error: raise ContentError(f"{where}: {error.message}") from error
 def _platform(value: dict[str, Any]) -> Platform | None:
@@ -233,12 +230,6 @@ def _platform(value: dict[str, Any]) -> Platform | None:
 def _annotations(document: dict[str, Any]) -> dict[str, str]:
     # Nulls occur, and mean nothing to a copy.
     return {key: value for key, value in _field(document, "annotations", dict).items() if isinstance(value, str)}
-def _data(text: str, digest: str, size: int) -> bytes | None:
-    """Return embedded content when it verifies, else None: it is fetched like any other."""
-    try: content = binascii.a2b_base64(text)  # skips characters that are not base64; the digest decides
-    except ValueError: return None
-    same = text and len(content) == size and digest_of(content, split_digest(digest)[0]) == digest
-    return content if same else None
 def _field(document: dict[str, Any], key: str, kind: type[_T]) -> _T:
     """Return a field of the type that it must have; absent and null are an empty one, as they are in Go."""
     value = document.get(key)
@@ -273,25 +264,22 @@ def _refuse(text: str) -> NoReturn:
 class _Trimmed(NamedTuple):
     """What a platform filter leaves: nothing if `matched` is empty; `nested`: the indexes below, by original digest."""
     manifest: Manifest
-    changed: bool
     nested: Mapping[str, _Trimmed]
     matched: frozenset[Platform]
     available: tuple[str, ...]
 def trim_index(index: Manifest, wanted: Sequence[Platform], nested: Mapping[str, Manifest],
-        done: dict[str, _Trimmed] | None = None, depth: int = 1) -> _Trimmed:
+        done: dict[str, _Trimmed] | None = None) -> _Trimmed:
     """Keep what `wanted` asks for (design.md section 4), `nested` being all indexes below; ContentError if unable."""
-    if depth > MAX_INDEX_DEPTH: raise ContentError(f"indexes are nested more than {MAX_INDEX_DEPTH} deep")
     done = {} if done is None else done  # each nested index once
     kept, matched, available = list[Descriptor | None](), set[Platform](), dict[str, None]()
     for child in index.children:
         keep, hits = child, frozenset[Platform]()
         if child.is_index:
-            if child.digest not in done:
-                done[child.digest] = trim_index(nested[child.digest], wanted, nested, done, depth + 1)
+            if child.digest not in done: done[child.digest] = trim_index(nested[child.digest], wanted, nested, done)
             below = done[child.digest]
             hits = below.matched
             available |= dict.fromkeys(below.available)
-            if below.changed: keep = child._replace(digest=below.manifest.digest, size=below.manifest.size, data=None)
+            keep = child._replace(digest=below.manifest.digest, size=below.manifest.size)
         elif child.platform and not child.attests:
             hits = frozenset(each for each in wanted if platform_matches(each, child.platform))
             available[str(child.platform)] = None
@@ -299,10 +287,10 @@ def trim_index(index: Manifest, wanted: Sequence[Platform], nested: Mapping[str,
         kept.append(keep if hits else None)
     held = {child.digest for child, keep in zip(index.children, kept, strict=True) if keep}
     kept = [child if child.attests in held else keep for child, keep in zip(index.children, kept, strict=True)]
-    changed = tuple(kept) != index.children
+    changed = [each and each.digest for each in kept] != [each.digest for each in index.children]
     manifest = _rewritten(index, kept) if changed and matched else index
     below_it = {digest: trimmed for digest, trimmed in done.items() if trimmed.matched}
-    return _Trimmed(manifest, changed, below_it, frozenset(matched), tuple(available))
+    return _Trimmed(manifest, below_it, frozenset(matched), tuple(available))
 def _rewritten(index: Manifest, chosen: Sequence[Descriptor | None]) -> Manifest:
     document = _load(index.body, "the index cannot be trimmed", _refuse)
     kept = [(entry, keep) for entry, keep in zip(document["manifests"], chosen, strict=True) if keep]

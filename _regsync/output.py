@@ -91,9 +91,7 @@ class Console:
     def document(self, value: dict[str, Any]) -> None:
         """Write the one JSON document: ASCII, so that any stream takes it and no terminal obeys it."""
         self._line(self._out, json.dumps(value))
-    def line(self, text: str) -> None:
-        """Write one result."""
-        self._line(self._out, clean(text, _LONGEST_LINE))
+    def line(self, text: str) -> None: self._line(self._out, clean(text, _LONGEST_LINE))
     def progress(self, now: Snapshot) -> None:
         """Show how far a run is: on a terminal at its bottom, in place; else as a line of its own."""
         if not self.live:

@@ -73,9 +73,6 @@ def look_without_state(digest: str, now: float) -> Look:
     """Decide by digest and day in which hour of the day an unchanged image is looked at."""
     day, rest = divmod(int(now), 86400)
     return Look.ALL if (int(digest[-6:], 16) + day) % 24 == rest // 3600 else Look.NOT
-def names_absence(error: RegistryError) -> bool:
-    """Say whether a refused manifest was refused for something that it names."""
-    return error.status == 404 or any(code.endswith("_UNKNOWN") for code in error.codes)
 def may_be_stale(error: RegistryError) -> bool:
     """Say whether a refused manifest may mean that something it names is gone (design.md section 7, I5)."""
     if error.status >= 500: return "MANIFEST_BLOB_UNKNOWN" in error.codes

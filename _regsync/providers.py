@@ -12,7 +12,7 @@ Kind = Literal["ecr", "ecr_public", "dockerhub", "gar", "gcr", "ghcr", "acr", "u
 UploadStyle = Literal["put", "patch", "chunks"]
 # How one POST asks whether a blob is in the repository and else starts its upload (design.md section 6, rule 11).
 _Probe = Literal["from", "bare"]  # `mount=<digest>&from=<same repository>`; `mount` alone
-# protocol-facts.md section 7.2: the name known here, then others; the last one answers requests.
+# protocol-facts.md section 7.2: the name known here (`canonical_host`), others, who answers requests (`api_host`).
 _DOCKER_HUB = ("docker.io", "index.docker.io", "registry-1.docker.io")
 # protocol-facts.md section 4.1. Dual-stack names are under on.aws only; China's and ecr_public's are not verified.
 _AWS_SUFFIXES = r"amazonaws\.(?:com(?:\.cn)?|eu)|c2s\.ic\.gov|sc2s\.sgov\.gov|cloud\.adc-e\.uk|csp\.hci\.ic\.gov"
@@ -78,12 +78,8 @@ def kind_of(host: str, auth_type: str | None = None) -> Kind:
         return "unknown"  # an address is nobody's; the patterns need not even be compiled
     by_name = (kind for kind, row in ROWS.items() if row.hosts is not None and re.fullmatch(row.hosts, name))
     return (*by_name, *(kind for kind in ROWS if kind == auth_type), "unknown")[0]
-def canonical_host(host: str) -> str:
-    """Return the name by which a host is known here: lower case, one name for Docker Hub."""
-    return _DOCKER_HUB[0] if host.lower() in _DOCKER_HUB else host.lower()
-def api_host(host: str) -> str:
-    """Return the host that answers the requests."""
-    return _DOCKER_HUB[-1] if host.lower() in _DOCKER_HUB else host.lower()
+def canonical_host(host: str) -> str: return _DOCKER_HUB[0] if host.lower() in _DOCKER_HUB else host.lower()
+def api_host(host: str) -> str: return _DOCKER_HUB[-1] if host.lower() in _DOCKER_HUB else host.lower()
 def api_repository(host: str, repository: str) -> str:
     """Return the repository as requests name it: `library/` before Docker Hub's one-segment names."""
     return f"library/{repository}" if host.lower() in _DOCKER_HUB and "/" not in repository else repository

@@ -74,9 +74,7 @@ class Archive:
             row = bytes(rows[start : start + width])
             if not row.startswith(identity): return
             yield row
-    def row(self, table: str, identity: bytes) -> bytes | None:
-        """Return the row of that identity."""
-        return next(self.rows(table, identity), None)
+    def row(self, table: str, identity: bytes) -> bytes | None: return next(self.rows(table, identity), None)
 EMPTY = Archive()
 def moment_of(table: str, row: bytes) -> int:
     """Return when a row was confirmed, in seconds of the wall clock."""
@@ -209,13 +207,10 @@ class Knowledge:
         self._contradicted.add(where)
         self._vouched.pop(where, None)
         self._strong.pop(where, None)
-    def set_populated(self, where: RepositoryKey) -> None:
-        """Note that a repository holds manifests of others: their blobs are worth asking for."""
-        self._populated[where] = True
-    def set_empty(self, where: RepositoryKey) -> None:
-        """Note that a repository was listed, and holds no manifests: what was believed of it is weak."""
-        self._populated[where] = False
-        self.contradict(where)
+    def set_populated(self, where: RepositoryKey, holds: bool = True) -> None:
+        """Note that a repository `holds` manifests of others, whose blobs are worth asking for, or none at all."""
+        self._populated[where] = holds
+        if not holds: self.contradict(where)
     def is_empty(self, where: RepositoryKey) -> bool:
         """Say whether a repository held no manifests when this run listed it."""
         return self._populated.get(where) is False
@@ -286,16 +281,13 @@ class Knowledge:
         self.learn(f"mounts {host}", True)
     def may_probe(self, where: RepositoryKey, allowed: bool) -> bool:
         """Say whether the POST that starts an upload asks for an unknown blob too, not a HEAD (rule 11)."""
-        return allowed and (not self._populated.get(where) or self._probed(where) == (True, True))
+        return allowed and (not self._populated.get(where) or self.probed(where) == (True, True))
     def learn_probe(self, where: RepositoryKey, *, absent: bool = False, present: bool = False) -> None:
         """Note what a probing POST answered, where a HEAD said the same."""
-        old = self._probed(where)
+        old = self.probed(where)
         self.learn(f"probes {area(where)}", [old[0] or absent, old[1] or present])
-    def probe_is_trusted(self, where: RepositoryKey) -> bool:
-        """Say whether a 201 to a probing POST was confirmed by a HEAD before."""
-        return self._probed(where)[1]
-    def _probed(self, where: RepositoryKey) -> tuple[bool, bool]:
-        """Return what such a POST was seen to answer: (202 for an absent blob, 201 for a present one)."""
+    def probed(self, where: RepositoryKey) -> tuple[bool, bool]:
+        """Say what a HEAD confirmed of such POSTs' answers: (202 for an absent blob, 201 for a present one)."""
         told = self.fact(f"probes {area(where)}")
         return (told[0] is True, told[1] is True) if isinstance(told, list) and len(told) == 2 else (False, False)
     def snapshot(self, name: bytes) -> Snapshot | None:

@@ -228,7 +228,7 @@ class Run:
             late: bool | None = None) -> None:
         """Let the execution have what is not there; while `late` is None a look at artifacts may be put off."""
         wholes = [Delivery(sighting.source, each.target, source_name, reference, sighting.digest,
-            sighting.source_digest, began, each.reason is not None, error=each.error) for each in sighting.verdicts]
+            sighting.source_digest, began, each.held == sighting.digest, error=each.error) for each in sighting.ends]
         found = stripped = list[Artifact]()
         if mapping.artifacts.enabled or (self._plans and not all(whole.there for whole in wholes)):
             need = max(self._referrers.need(mapping, each) for each in wholes)
@@ -249,12 +249,12 @@ class Run:
                 for whole in wholes: whole.error = whole.error or error
         seen = [each for each in (sighting, *(artifact.sighting for artifact in found)) if each]
         for each in seen: self._note(each)
-        for whole, verdict in zip(wholes, sighting.verdicts, strict=True):
+        for whole, end in zip(wholes, sighting.ends, strict=True):
             for each in seen:
                 if self.rehearsal and each.tree:
                     self.rehearsal.look_at(source_name if each is sighting else "", each.tree, whole.target.key)
             if whole.there:
-                self._knowledge.take_snapshot(verdict.snapshot, key_of(whole.source_digest), key_of(whole.digest))
+                self._knowledge.take_snapshot(end.snapshot, key_of(whole.source_digest), key_of(whole.digest))
             whole.fan_out, whole.stripped = len(mapping.targets) > 1, len(stripped)
             whole.planned = [f"strip {each}" for each in stripped]
             then = [] if whole.error else self._hang(whole, found)
@@ -262,12 +262,12 @@ class Run:
                 whole.open -= 1
                 self.execution.follow(then)
                 self.execution.conclude(whole)
-            else: self.execution.add(Image(whole, sighting.tree, reference, verdict.snapshot, then))
+            else: self.execution.add(Image(whole, sighting.tree, reference, end.snapshot, then))
         self.execution.advance()
     def _note(self, sighting: Sighting) -> None:
         """Count what a tree names; where source and target share a host, the source is the first to mount from."""
         if sighting.tree is None: return
-        shared = any(each.target.host.key == sighting.source.host.key for each in sighting.verdicts)
+        shared = any(each.target.host.key == sighting.source.host.key for each in sighting.ends)
         for manifest in (sighting.tree.root, *sighting.tree.children):
             self.execution.references.update(blob.digest for blob in manifest.blobs)
             if shared and manifest.digest in sighting.at_source: self.execution.commit(sighting.source.key, manifest)
@@ -277,15 +277,15 @@ class Run:
         for each in found:
             sighting = each.sighting
             if each.entry is not None: whole.listing.setdefault(each.subject, []).append(each.entry)
-            verdict = next((one for one in sighting.verdicts if one.target is whole.target), None) if sighting else None
-            if each.subject in missed or (verdict is not None and verdict.error is not None):
-                whole.error, whole.failed = whole.error or (verdict and verdict.error), whole.failed + 1
+            end = next((one for one in sighting.ends if one.target is whole.target), None) if sighting else None
+            if each.subject in missed or (end is not None and end.error is not None):
+                whole.error, whole.failed = whole.error or (end.error if end else None), whole.failed + 1
                 missed.add(each.reference)  # nor is anything put that hangs on it
-            elif verdict is None or sighting is None or sighting.tree is None or verdict.reason:
+            elif end is None or sighting is None or sighting.tree is None or end.held == sighting.digest:
                 whole.skipped += 1
                 self.execution.delivered.setdefault((whole.target.key, each.reference), False)
             else:
-                snapshot = b"" if each.entry else verdict.snapshot
+                snapshot = b"" if each.entry else end.snapshot
                 image = Image(whole, sighting.tree, each.reference, snapshot, [], str(each))
                 (under[each.subject].then if each.subject in under else first).append(image)
                 whole.open += 1

@@ -282,7 +282,7 @@ class Mover:
         if not await upload.start({"from": target.api_name, "bare": ""}.get(target.row.probe or "")):
             knowledge.learn_probe(target.key, absent=absent)
             return None
-        if not knowledge.probe_is_trusted(target.key):  # who answers 201 to anything must not make us skip (rule 11)
+        if not knowledge.probed(target.key)[1]:  # who answers 201 to anything must not make us skip (rule 11)
             if absent or not await target.has_blob(upload.blob):
                 await upload.start()
                 return None

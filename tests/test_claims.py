@@ -541,9 +541,9 @@ def test_an_unknown_blob_is_asked_for_by_rule_11(
 def test_what_a_probe_taught_holds_for_one_first_segment_of_one_host() -> None:
     knowledge = Knowledge()
     knowledge.learn_probe(A, absent=True, present=True)
-    assert knowledge.probe_is_trusted((A[0], "a"))
-    assert not knowledge.probe_is_trusted(B)
-    assert not knowledge.probe_is_trusted((HOSTS[1], A[1]))
+    assert knowledge.probed((A[0], "a"))[1]
+    assert not knowledge.probed(B)[1]
+    assert not knowledge.probed((HOSTS[1], A[1]))[1]
 
 
 def test_our_own_commits_do_not_make_an_empty_repository_a_populated_one() -> None:

@@ -107,7 +107,7 @@ def use(archive: Archive, ttl: float) -> bytes | None:
             known.miss(where, digest)
         known.mounts(where[0])
         known.may_probe(where, True)
-        known.probe_is_trusted(where)
+        known.probed(where)
         origin = Origin("https", "registry.test", 443)
         login = Authenticator(
             origin=origin,
