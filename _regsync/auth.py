@@ -161,7 +161,7 @@ def _union(*actions: str) -> str:
 def words(body: bytes) -> tuple[tuple[str, ...], str]:
     """Return an error's codes and words, in any shape of protocol-facts.md section 1.12; a page for people has none."""
     if (document := json_object(body)) is None:
-        return (), "" if b"<" in body[:2000] else body[:2000].decode("utf-8", "replace")
+        return (), "" if b"<" in body[:2000] else clean(body.decode("utf-8", "replace"), 2000)
     entries, shapes = document.get("errors"), ("message", "error_description", "details", "error")
     told = ([(each.get("code"), each.get("message")) for each in entries if isinstance(each, dict)]
         if isinstance(entries, list) else [])
@@ -374,7 +374,7 @@ class Authenticator:
             message = f"{who} gives no token for {asked} {login}: status {status}{said}"
             raise AuthError(message, hint=self.advice)
         value = document.get("token") or document.get("access_token")
-        if not isinstance(value, str) or not re.fullmatch(r"[\x21-\x7e]+", value):
+        if not isinstance(value, str) or not re.fullmatch(r"[\x21-\x7e]{1,65536}", value):
             raise AuthError(f"{who} answered without a usable token")
         renewed = document.get("refresh_token")
         if self._refresh_token and isinstance(renewed, str) and renewed:

@@ -5,13 +5,14 @@ first. Follows protocol-facts.md section 9.2, R10 and R18."""
 from __future__ import annotations
 import enum, re
 from typing import NamedTuple
-# Bidirectional controls and line separators that reorder or break a terminal line (R18).
-_INVISIBLE = {*range(0x00, 0x20), *range(0x7F, 0xA0), 0x2028, 0x2029, *range(0x202A, 0x202F), *range(0x2066, 0x206A)}
+# What obeys, reorders, hides or breaks a terminal's line: controls, bidirectional ones, marks without width (R18).
+_INVISIBLE = {*range(0x00, 0x20), *range(0x7F, 0xA0), 0x61C, *range(0x200B, 0x2010), *range(0x2028, 0x202F),
+    *range(0x2060, 0x2070), 0xFEFF, *range(0xE0000, 0xE0080)}
 _CLEANING = dict.fromkeys(_INVISIBLE, "") | dict.fromkeys((0x09, 0x0A, 0x0D, 0x2028, 0x2029), " ")
 def clean(text: str, limit: int = 500) -> str:
-    """Return `text` on one line, without control characters, at most `limit` characters long."""
+    """Return `text` on one line, without control characters, at most `limit` characters long, `…` where it was cut."""
     shown = text[: 4 * limit].translate(_CLEANING).strip()
-    return shown if len(shown) <= limit else shown[: limit - 1] + "…"
+    return shown if len(shown) <= limit and len(text) <= 4 * limit else shown[: limit - 1] + "…"
 class Side(enum.Enum):
     """Which end of a copy something happened at."""
     SOURCE = "source"

@@ -45,6 +45,9 @@ class Response:
         self.body = b""  # as far as `read` has read it
         self.early = False  # whether it came before the whole body of its request was sent
         declared, coded = self.headers.get("content-length"), self.headers.get("transfer-encoding")
+        coding = self.headers.get("content-encoding") or "identity"
+        if coding.lower() != "identity" and self.status in (200, 206) and method != "HEAD":
+            raise ProtocolBroken(f"the answer is in the coding {clean(coding, 40)!r}, which was not asked for (R15)")
         # What the body is said to be long; a transfer coding overrides it (RFC 9112 section 6.3).
         self.length = int(declared) if declared and not coded and method != "HEAD" else None
         closing = "close" in ",".join(self.headers.all("connection")).lower()
@@ -293,7 +296,7 @@ async def _tunnel(stream: Stream, origin: Origin, proxy: Proxy, timeouts: Timeou
     connection = Connection(Origin(proxy.scheme, proxy.host, proxy.port), stream, timeouts)
     try: answer = await connection.exchange(Request("CONNECT", target, headers), memoryview(b""), None, timeouts.head)
     except WireError as error:
-        raise ConnectFailed(f"the proxy {proxy} did not open a tunnel: {error.message}") from error
+        raise ConnectFailed(f"the proxy {proxy} did not open a tunnel: {error.message.partition(': ')[0]}") from None
     if not 200 <= (status := answer.status) < 300:
         refused = ConnectFailed(f"the proxy {proxy} refused a tunnel to {target} ({status})")
         refused.retryable = status >= 500

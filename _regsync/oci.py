@@ -24,6 +24,7 @@ _GENERIC_TYPES = ("", "application/json", "application/octet-stream", "text/plai
 # Layers that are not to be pushed (protocol-facts.md section 1.6): by media type, never by the presence of `urls`.
 _FOREIGN = ("application/vnd.oci.image.layer.nondistributable.", "application/vnd.docker.image.rootfs.foreign.")
 _MAX_DESCRIPTORS = 10_000  # 4 MiB hold about 30,000; so many have not been seen
+_MAX_VALUES = 300_000  # ten times what these need: 4 MiB of empty lists are 100 MB, and seconds in which nothing moves
 _MAX_JSON_DEPTH = 64  # design.md section 4
 MAX_INDEX_DEPTH = 4  # indexes within indexes, the top one counted (protocol-facts.md section 1.5)
 TRIM_RULE = "1"  # part of the key of what the state keeps of trimmed indexes: another rule, another number
@@ -76,8 +77,9 @@ class Reference(NamedTuple):
 def parse_reference(text: str) -> Reference:
     """Read `[HOST[:PORT]/]REPO[:TAG|@DIGEST]`, no host being Docker Hub, no tag none; ConfigError with a remedy."""
     name, at, digest = text.partition("@")
-    if "/" in digest:  # not shown: what stands before the @ may be a password
-        raise ConfigError("a reference holds no user name or password; give credentials in the configuration")
+    if "/" in digest or (at and ":" in name and digest[:7] not in ("sha256:", "sha512:")):  # it may be a password
+        raise ConfigError("a reference holds no user name or password, and a digest begins with sha256:",
+            hint="give credentials in the configuration")
     try:
         if "://" in name: raise ValueError(f"leave out {name[: name.index('://') + 3]!r}, write HOST/REPOSITORY[:TAG]")
         host, (first, slash, rest) = "docker.io", name.partition("/")
@@ -157,7 +159,7 @@ def parse_manifest(body: bytes, *, content_type: str | None, digest: str | None 
         expected: Descriptor | None = None) -> Manifest:
     """Verify and read a manifest or index, asked for by `digest` or the index entry `expected`; else ContentError."""
     stated = (content_type or "").partition(";")[0].strip().lower()
-    beginning = f"beginning {clean(body[:60].decode('utf-8', 'replace'))!r}" if body else "no body"
+    beginning = f"beginning {clean(body[:999].decode('utf-8', 'replace'), 60)!r}" if body else "no body"
     received = f"received {clean(stated, 80) or 'no content type'}, {beginning}"
     if expected and len(body) != expected.size:
         raise ContentError(f"{len(body)} bytes, the index says {expected.size}; {received}")
@@ -237,6 +239,8 @@ def _field(document: dict[str, Any], key: str, kind: type[_T]) -> _T:
     if not isinstance(value, kind): raise ContentError(f"{key!r} is not {_KINDS[kind]}")
     return value
 def _load(body: bytes, received: str, fraction: Callable[[str], Any] | None = None) -> dict[str, Any]:
+    if sum(map(body.count, (b"{", b"[", b","))) > _MAX_VALUES:
+        raise ContentError(f"the document holds more than {_MAX_VALUES} values; {received}")
     try:
         document = json.loads(body.decode(), object_pairs_hook=_object, parse_int=_integer, parse_float=fraction,
             parse_constant=_refuse)

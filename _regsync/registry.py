@@ -36,7 +36,8 @@ class Repository:
         try: yield
         except SyncError as error:
             error.located(self.side, operation, reference)
-            error.message = self.host.authenticator.redact(error.message)  # what is no listing may repeat the request
+            # What is no listing may repeat the request; so may what it was found out by, for a traceback.
+            error.message, error.__cause__ = self.host.authenticator.redact(error.message), None
             raise
     def call(self, action: str, method: str, path: str, *headers: tuple[str, str], body: bytes = b"") -> Call:
         """Return a request to an endpoint of this repository."""
@@ -267,11 +268,13 @@ class Upload:
         return call._replace(path=self.session + query, origin=self._origin)
 def _tags_of(body: bytes, with_digests: bool) -> dict[str, str | None]:
     """Read one page of a listing (section 1.11): nulls and digests are left out, other nonsense fails."""
+    if body.count(b"[") + body.count(b"{") > _MOST_TAGS // 4:
+        raise ContentError("the tag listing is not a list of names")
     try:
         document = json.loads(body)
         tags = [] if document["tags"] is None else document["tags"]
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        began = clean(body[:60].decode("utf-8", "replace"))
+        began = clean(body[:999].decode("utf-8", "replace"), 60)
         raise ContentError(f"the tag listing is not what the specification says: {began}") from error
     if not isinstance(tags, list): raise ContentError("the tag listing is not a list")
     named = [tag for tag in tags if tag and not (isinstance(tag, str) and ":" in tag)]

@@ -5,7 +5,7 @@ sockets, tasks, files. Invariant I5: an entry exists only because a registry ans
 believed as far as design.md section 7, "Vouching", allows, wrong state costs requests only, and bytes that are not
 whole, not ours or of another version are `Damaged`, never half read."""
 from __future__ import annotations
-import json, struct, zlib
+import json, math, struct, zlib
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
@@ -155,8 +155,7 @@ class Knowledge:
         self._contradicted: set[RepositoryKey] = set()
         self._written: set[bytes] = set()  # manifests whose names are in the rows already
         self._changed, self._looks = False, dict[bytes, bytes]()
-        young = self._now() - _FACTS_SECONDS
-        self._facts = {name: fact for name, fact in archive.facts.items() if fact[1] >= young}
+        self._facts = {name: fact for name, fact in archive.facts.items() if self._is_young(fact[1], _FACTS_SECONDS)}
     def has_blob(self, where: RepositoryKey, digest: str, *, careful: bool = False) -> bool:
         """Say whether a blob is known to be in a repository; `careful` where the registry would not miss it."""
         return digest in self._blobs[where] or self._believed("B", where, digest, careful)
@@ -233,17 +232,20 @@ class Knowledge:
         if self._note is not None:
             self._rows[table].append(row)
             self._note(frame(table, row))
+    def _is_young(self, moment: int, seconds: float) -> bool:
+        """Say whether something was confirmed so lately, and not by a clock that was a day ahead, or by a liar."""
+        return -_FACTS_SECONDS <= self._now() - moment <= seconds
     def _believed(self, table: str, where: RepositoryKey, digest: str, careful: bool) -> bool:
         """Judge an entry of an earlier run (design.md section 7, "Vouching")."""
         if where not in self._numbers: return False
         identity = self._identity(where, digest)
         row = self._archive.row(table, identity)
         if row is None or identity in self._forgotten: return False
-        age = self._now() - moment_of(table, row)
-        if self._ttl and age > self._ttl: return False
+        moment = moment_of(table, row)
+        if not self._is_young(moment, self._ttl or math.inf): return False
         if where in self._contradicted: return identity in self._strengths(where)
         careful = careful or self.fact(f"lenient {where[0]}") is True
-        return not careful or age <= _FRESH_SECONDS or identity in self._strengths(where)
+        return not careful or self._is_young(moment, _FRESH_SECONDS) or identity in self._strengths(where)
     def _strengths(self, where: RepositoryKey) -> set[bytes]:
         """Return the identities that vouched manifests of a repository name, whatever their depth."""
         strong, pending = self._strong[where], self._vouched.pop(where, [])
@@ -293,7 +295,7 @@ class Knowledge:
     def snapshot(self, name: bytes) -> Snapshot | None:
         """Return what a tag (`named`) was when its target last held it."""
         row = self._archive.row("S", name)
-        if row is None or (self._ttl and self._now() - moment_of("S", row) > self._ttl): return None
+        if row is None or not self._is_young(moment_of("S", row), self._ttl or math.inf): return None
         return row[36:69], row[69:]
     def take_snapshot(self, name: bytes, source: bytes, pushed: bytes) -> None:
         """Note what a tag names at its source, and what its target therefore holds, as keys (`Snapshot`)."""
@@ -305,7 +307,8 @@ class Knowledge:
         """Return when an image's artifacts were last looked at, when first, the bits noted then (0: they are not known
         to be there), what was listed."""
         row = self._looks.get(name) or self._archive.row("A", name)
-        return (moment_of("A", row), int.from_bytes(row[36:40], "big"), row[40], row[41:]) if row else (0, 0, 0, b"")
+        if row is None or not self._is_young(moment := moment_of("A", row), math.inf): return 0, 0, 0, b""
+        return moment, int.from_bytes(row[36:40], "big"), row[40], row[41:]
     def looked(self, name: bytes, bits: int, listed: bytes) -> None:
         """Note what a look at an image's artifacts found, `listed` in 8 bytes; this does not age with `ttl`."""
         moment = int(self._now())

@@ -5,7 +5,7 @@ directory; what a killed or failed run left is used when it still verifies, a ru
 a state a run goes on, warned once; `state.bin` is replaced whole or not at all; a journal counts only for the file that
 it was begun beside: no crash loses or repeats anything. Follows specification 1.1, design.md 6 (rule 13), 8."""
 from __future__ import annotations
-import contextlib, os, re, time, zlib
+import contextlib, errno, os, re, time, zlib
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
 from io import FileIO
@@ -19,7 +19,9 @@ from _regsync.state import EMPTY, Archive, Damaged, folded, unframe
 SMALL_BLOB, _MEMORY_BUDGET = 1024 * 1024, 48 * 1024 * 1024  # design.md section 6 rule 13
 _PARTIAL = ".partial"
 _JOURNAL, _LARGEST = b"regsyncj", 1 << 30
-_WRITE = os.O_WRONLY | os.O_CREAT | getattr(os, "O_BINARY", 0) | getattr(os, "O_NOFOLLOW", 0)
+# In a directory where others can write, a name may be a link, or a pipe that would be waited for.
+_SAFE = getattr(os, "O_BINARY", 0) | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+_WRITE = os.O_WRONLY | os.O_CREAT | _SAFE
 _ABANDONED_SECONDS = 24 * 3600.0  # a partial file is a killed run's then: a living one's is written to all the time
 # Something that reads a blob from its source to the end, verified, piece by piece.
 Reader = Callable[[Descriptor, Callable[[memoryview], Awaitable[None]]], Awaitable[None]]
@@ -28,6 +30,7 @@ class StagingFailed(SyncError):
     code = "CONFIG_ERROR"
 class NoRoom(StagingFailed):
     """Only this blob: it is larger than what may be staged, or all that is staged is being read."""
+def _is_own(folder: str) -> bool: return not (os.path.islink(folder) or os.path.islink(os.path.dirname(folder)))
 def _remove(path: str) -> None:
     with contextlib.suppress(OSError): os.unlink(path)
 @contextlib.contextmanager
@@ -106,6 +109,7 @@ class Staging:
         folder = os.path.join(self._directory, algorithm)
         if folder not in self._folders:
             for each in (self._directory, folder): os.makedirs(each, mode=0o700, exist_ok=True)  # a parent gets no mode
+            if not _is_own(folder): raise OSError(errno.ELOOP, "a symbolic link is not followed", folder)
             for path in (os.path.join(folder, name) for name in os.listdir(folder) if name.endswith(_PARTIAL)):
                 with contextlib.suppress(FileNotFoundError):
                     if time.time() - os.lstat(path).st_mtime > _ABANDONED_SECONDS: _remove(path)
@@ -184,6 +188,7 @@ class Staging:
         """Remove what this run staged, and what earlier ones left; without `sweep` whole files stay for the next."""
         paths = [path for path, _ in self._files.values()]
         for folder in (os.path.join(self._directory, name) for name in DIGEST_HEX_LENGTHS if leftovers):
+            if not _is_own(folder): continue  # somebody else chose where it leads
             with contextlib.suppress(OSError):  # another's partial files stay; what has no digest's name is not ours
                 names = filter(re.compile("[0-9a-f]{64,128}").fullmatch, os.listdir(folder) if self._directory else ())
                 paths += [os.path.join(folder, name) for name in names]
@@ -243,7 +248,8 @@ class StateFile:
         if self._lock is None: return
         try:
             if self._journal is None:
-                self._journal = os.open(self._journal_path, _WRITE, 0o600)
+                if not self._end: _remove(self._journal_path)  # it may be another file's name too
+                self._journal = os.open(self._journal_path, _WRITE | (0 if self._end else os.O_EXCL), 0o600)
                 os.ftruncate(self._journal, self._end)
                 os.lseek(self._journal, 0, os.SEEK_END)
                 record = record if self._end else self._header + record
@@ -280,7 +286,8 @@ def _lock(descriptor: int) -> None:
         except OSError as error: raise BlockingIOError(str(error)) from error
     else: flock(descriptor, LOCK_EX | LOCK_NB)
 def _content(path: str) -> bytes | None:
-    with contextlib.suppress(FileNotFoundError), open(path, "rb") as stream:
+    with (contextlib.suppress(FileNotFoundError),
+            open(path, "rb", opener=lambda name, flags: os.open(name, flags | _SAFE)) as stream):
         size = os.fstat(stream.fileno()).st_size  # `read` makes room for as much as it is asked for
         if size > _LARGEST: raise Damaged(f"it is larger than {_LARGEST} bytes")
         return stream.read(size)

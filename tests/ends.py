@@ -118,7 +118,8 @@ def run_regsync(
     plain_edge, sleep, leave, waited = transport.Edge, anyio.sleep, pacing.Meter.end, list[float]()
     out, err = io.StringIO(), io.StringIO()
     text = stdin.encode() if isinstance(stdin, str) else stdin
-    since = latest(_audited)
+    since, umask = latest(_audited), os.umask(0o022)
+    os.umask(umask)
     with (
         mock.patch.dict(os.environ, env or {}),
         mock.patch.object(transport, "Edge", edge),
@@ -129,6 +130,7 @@ def run_regsync(
         contextlib.redirect_stderr(err),
     ):
         status = cli.main(arguments)
+    os.umask(umask)  # which the program changes for its own process
     check_run(_audited, since, status)
     return Ran(status, out.getvalue(), err.getvalue(), waited)
 

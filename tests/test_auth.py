@@ -163,6 +163,7 @@ def realm(url: str, registry: str = "registry.example.org", scheme: str = "https
     return url
 
 
+@pytest.mark.rule("R2")
 @pytest.mark.parametrize(
     ("url", "registry"),
     [
@@ -183,6 +184,7 @@ def test_realms_of_the_same_owner_get_credentials(url: str, registry: str) -> No
     assert realm(url, registry) == url
 
 
+@pytest.mark.rule("R2")
 @pytest.mark.parametrize(
     ("url", "registry", "complaint"),
     [
@@ -244,6 +246,7 @@ ADDRESSES = [
 ]
 
 
+@pytest.mark.rule("R2")
 @pytest.mark.parametrize("host", ADDRESSES)
 @pytest.mark.parametrize("secret", [True, False], ids=["with-credentials", "anonymous"])
 def test_no_stranger_sends_us_to_a_private_address(host: str, secret: bool) -> None:
@@ -317,6 +320,7 @@ async def test_an_anonymous_token_carries_no_login() -> None:
     assert "account" not in tokens.asked[0][1]
 
 
+@pytest.mark.rule("R2")
 @pytest.mark.anyio
 async def test_no_secret_moves_when_the_realm_is_refused() -> None:
     tokens = Tokens()
@@ -915,6 +919,7 @@ async def test_a_recalled_challenge_saves_the_bare_request() -> None:
     assert await at.authorization("team/app", "pull") == "Bearer t1"
 
 
+@pytest.mark.rule("R2")
 @pytest.mark.anyio
 async def test_a_recalled_realm_is_checked_again() -> None:
     tokens = Tokens()
@@ -935,6 +940,7 @@ async def test_a_recalled_challenge_that_no_longer_serves_is_forgotten() -> None
     assert await at.authorization("team/app", "pull") == "Bearer t2"
 
 
+@pytest.mark.rule("R9")
 @pytest.mark.anyio
 @pytest.mark.parametrize(("scheme", "sent"), [("https", BASIC), ("http", None)])
 async def test_recalled_basic_is_sent_at_once_over_https_only(scheme: str, sent: str | None) -> None:

@@ -287,6 +287,7 @@ def test_names_are_botocores(service: str) -> None:
     assert same >= (2 if service == "ecr-public" else 30)
 
 
+@pytest.mark.rule("R8", "R20")
 @pytest.mark.parametrize(
     ("host", "asked"),
     [

@@ -93,6 +93,7 @@ def test_a_file_without_permission_is_named(tmp_path: Path) -> None:
     assert "cannot be read: Permission denied" in file_problem(str(tmp_path / "c.yaml"))
 
 
+@pytest.mark.rule("R18")
 def test_a_name_with_line_breaks_makes_no_second_line(tmp_path: Path) -> None:
     path = tmp_path / "a\n\x1b[31merror: b.yaml"
     path.write_text("mappings: {}")
@@ -256,6 +257,7 @@ def test_an_unset_variable_is_told_in_every_field_at_once() -> None:
     assert all("is not set: set it, or give a default" in line for line in found)
 
 
+@pytest.mark.rule("R19")
 def test_no_message_repeats_a_secret() -> None:
     text = """\
 registries:

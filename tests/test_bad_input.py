@@ -714,6 +714,7 @@ ROWS: dict[str, tuple[str, str, str, Callable[[World], None]]] = {
 }
 
 
+@pytest.mark.rule("R3", "R4", "R6", "R11", "R12", "R13", "R14", "R17", "R18")
 @pytest.mark.parametrize("name", ROWS)
 def test_bad_input_ends_in_one_clear_line(world: World, name: str) -> None:
     side, code, words, arrange = ROWS[name]
@@ -735,6 +736,7 @@ def test_bad_input_ends_in_one_clear_line(world: World, name: str) -> None:
 # What is withstood.
 
 
+@pytest.mark.rule("R17")
 def test_an_answer_with_garbage_behind_it_counts_and_its_connection_does_not(world: World) -> None:
     def answer(request: Request) -> Answer:
         body = world.image.blobs[request.reference]
@@ -746,6 +748,7 @@ def test_an_answer_with_garbage_behind_it_counts_and_its_connection_does_not(wor
     assert held(world.target, "app", world.image)
 
 
+@pytest.mark.rule("R6")
 def test_a_listing_whose_pages_go_round_ends(world: World) -> None:
     page = json.dumps({"tags": ["v1"]}).encode()
     link = ("Link", '</v2/app/tags/list?n=1>; rel="next"')
@@ -799,6 +802,7 @@ def test_a_target_that_says_yes_to_every_mount_gets_the_blobs_all_the_same(world
     assert world.target.journal.count("PUT", "upload") == 2
 
 
+@pytest.mark.rule("R12")
 def test_a_target_that_lies_about_every_blob_gets_no_tag(world: World) -> None:
     sizes = {digest: str(len(data)) for digest, data in world.image.blobs.items()}
     world.answer("target", lambda request: Response(201) if request.parameter("mount") else None, **START)
@@ -809,6 +813,7 @@ def test_a_target_that_lies_about_every_blob_gets_no_tag(world: World) -> None:
     assert not world.target.app.tags("app")
 
 
+@pytest.mark.rule("R10")
 def test_a_signed_location_shows_in_no_output(world: World) -> None:
     storage = world.serve(Storage({}, *[Response(404) for _ in range(9)]))
     signed = f"{storage.url}/bucket?X-Signature={SECRET}"
@@ -846,6 +851,7 @@ def no_credentials(server: Server) -> None:
         assert not {"authorization", "cookie", "proxy-authorization"} & set(entry.headers), str(entry)
 
 
+@pytest.mark.rule("R1")
 @pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
 def test_a_blob_from_another_host_is_fetched_without_credentials(world: World, status: int) -> None:
     storage = world.serve(Storage(dict(world.image.blobs)))
@@ -859,6 +865,7 @@ def test_a_blob_from_another_host_is_fetched_without_credentials(world: World, s
     no_credentials(storage)
 
 
+@pytest.mark.rule("R1")
 def test_a_chain_that_left_the_registry_comes_back_without_credentials(world: World) -> None:
     back = f"{world.source.url}/v2/app/blobs/{layer_of(world.image)['digest']}?again=1"
     storage = world.serve(Storage({}, Response(307, [("Location", back)])))
@@ -878,6 +885,7 @@ def test_a_chain_that_left_the_registry_comes_back_without_credentials(world: Wo
     clean_output(ran)
 
 
+@pytest.mark.rule("R1")
 def test_a_stranger_that_asks_for_a_login_gets_none(world: World) -> None:
     storage = world.serve(Storage({}, *[challenge('Basic realm="give me"') for _ in range(9)]))
     world.answer("source", Response(307, [("Location", f"{storage.url}/x")]), **BLOB)
@@ -887,6 +895,7 @@ def test_a_stranger_that_asks_for_a_login_gets_none(world: World) -> None:
     no_credentials(storage)
 
 
+@pytest.mark.rule("R3")
 def test_an_upload_to_another_host_carries_no_credentials(world: World) -> None:
     storage = world.serve(Storage())
     world.answer("target", Response(202, [("Location", f"{storage.url}/up?state=1")]), **START)
@@ -899,6 +908,7 @@ def test_an_upload_to_another_host_carries_no_credentials(world: World) -> None:
     clean_output(ran)
 
 
+@pytest.mark.rule("R1", "R3")
 def test_an_upload_refused_by_another_host_with_401_gets_no_credentials(world: World) -> None:
     storage = world.serve(Storage({}, *[challenge('Basic realm="give me"') for _ in range(9)]))
     world.answer("target", Response(202, [("Location", f"{storage.url}/up")]), **START)
@@ -911,6 +921,7 @@ def test_an_upload_refused_by_another_host_with_401_gets_no_credentials(world: W
 PUBLIC, PRIVATE = Origin("https", "registry.example", 443), Origin("http", "127.0.0.1", 5000)
 
 
+@pytest.mark.rule("R3", "R4")
 @pytest.mark.parametrize(
     "host",
     [
@@ -941,6 +952,7 @@ def test_a_public_registry_cannot_send_us_to_a_private_address(host: str) -> Non
     check_foreign(PRIVATE, Origin("http", host, 80))
 
 
+@pytest.mark.rule("R3", "R4")
 @pytest.mark.parametrize("host", ["storage.example", "1.1.1.1", "2606:4700::1111", "1password.com"])
 def test_a_public_registry_may_send_us_to_a_public_host_over_https_only(host: str) -> None:
     check_foreign(PUBLIC, Origin("https", host, 443))
@@ -984,6 +996,7 @@ def tls(ca: trustme.CA, tmp_path: Any) -> tuple[ssl.SSLContext, str]:
     return context, str(path)
 
 
+@pytest.mark.rule("R3", "R4")
 @pytest.mark.parametrize("which", [MANIFEST, BLOB, START], ids=["manifest", "blob", "upload"])
 def test_https_is_never_left_for_http(
     serve: Start, source: Server, target: Server, tls: Any, which: dict[str, str]
@@ -1019,6 +1032,7 @@ def test_https_is_never_left_for_http(
     assert not ends[1].app.tags("app")
 
 
+@pytest.mark.rule("R9")
 def test_plain_http_where_tls_was_expected_is_said(world: World) -> None:
     heard: list[bytes] = []
 
@@ -1064,6 +1078,7 @@ TOKENS: dict[str, tuple[Answer, str, int]] = {
 }
 
 
+@pytest.mark.rule("R2", "R14")
 @pytest.mark.parametrize("name", TOKENS)
 def test_a_token_service_that_is_broken_ends_in_one_line(serve: Start, target: Server, name: str) -> None:
     answer, words, status = TOKENS[name]
@@ -1090,6 +1105,7 @@ def test_a_token_service_that_is_broken_ends_in_one_line(serve: Start, target: S
     assert len(asked) <= (5 if name == "out of order" else 1)
 
 
+@pytest.mark.rule("R2")
 def test_credentials_go_to_the_token_service_and_tokens_to_the_registry_only(serve: Start, target: Server) -> None:
     source = serve(auth=TokenService({USER: SECRET}, anonymous=False))
     image = Seed(5).image().load_into(source.app, "app", tag="v1")
@@ -1106,6 +1122,7 @@ def test_credentials_go_to_the_token_service_and_tokens_to_the_registry_only(ser
         assert secret not in ran.out + ran.err
 
 
+@pytest.mark.rule("R16", "R18")
 def test_a_plain_copy_of_a_hostile_name_stays_on_its_registry(source: Server, target: Server) -> None:
     """Annotations and types are the image's own business and are copied as they are."""
     image = Seed(5).image(annotations={"a": UGLY, "org.opencontainers.image.ref.name": "../../x"})
@@ -1116,6 +1133,7 @@ def test_a_plain_copy_of_a_hostile_name_stays_on_its_registry(source: Server, ta
     assert "\x1b" not in ran.out + ran.err
 
 
+@pytest.mark.rule("R12")
 def test_a_digest_reference_is_not_trusted_to_headers(world: World) -> None:
     other = world.seed.image()
     headers = [("Content-Type", OCI_MANIFEST), ("Docker-Content-Digest", world.image.top)]

@@ -167,6 +167,7 @@ async def test_a_host_of_nobody_looks_at_no_cloud(cloud: Cloud, host: str) -> No
     assert cloud.looked == 0
 
 
+@pytest.mark.rule("R9")
 async def test_a_clouds_login_never_goes_over_plain_http(cloud: Cloud) -> None:
     with pytest.raises(AuthError, match="plain http") as caught:
         found("registry.example", scheme="http", auth_type="ecr")
@@ -523,6 +524,7 @@ class Answers(Site):
         return self.answer
 
 
+@pytest.mark.rule("R2", "R20")
 async def test_a_login_service_is_asked_without_following_where_it_leads() -> None:
     async with virtual() as world:
         moved = Response(302, [("Location", "http://elsewhere.test/")], b"")
@@ -533,6 +535,7 @@ async def test_a_login_service_is_asked_without_following_where_it_leads() -> No
         place.journal.matching().exactly(1)
 
 
+@pytest.mark.rule("R20")
 @pytest.mark.parametrize("name", ["metadata.test", "169.254.129.2", "127.0.0.1"])
 async def test_plain_http_of_a_cloud_is_a_metadata_service_which_no_proxy_sees(name: str) -> None:
     async with virtual() as world:

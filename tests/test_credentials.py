@@ -52,6 +52,7 @@ def login(found: Credential | None) -> tuple[str | None, str | None] | None:
     return None if found is None else (found.username, found.password)
 
 
+@pytest.mark.rule("R8")
 def test_each_auth_type_uses_its_own_source_only() -> None:
     files = {DOCKER: {"auths": {"registry.example": pair("file", "hunter2")}}}
     environ = {"GITHUB_TOKEN": "hunter3"}
@@ -81,6 +82,7 @@ def test_absent_auth_type_gives_githubs_token_to_ghcr_only(
     assert login(find(registry(host), {DOCKER: {"auths": {"ghcr.io": pair("file", "p")}}}, environ)) == expected
 
 
+@pytest.mark.rule("R9")
 def test_githubs_token_does_not_travel_in_clear() -> None:
     environ = {"GITHUB_TOKEN": "hunter2"}
     with pytest.raises(AuthError, match="not sent over plain http"):
@@ -91,6 +93,7 @@ def test_githubs_token_does_not_travel_in_clear() -> None:
 HUB = "https://index.docker.io/v1/"
 
 
+@pytest.mark.rule("R8")
 @pytest.mark.parametrize(
     ("key", "host", "port", "matches"),
     [
@@ -234,6 +237,7 @@ def test_a_named_source_that_yields_nothing_names_every_place(method: str) -> No
     assert caught.value.fatal
 
 
+@pytest.mark.rule("R19")
 @pytest.mark.parametrize(
     "content",
     [
@@ -268,6 +272,7 @@ def test_an_unreadable_file_is_an_error_that_names_it() -> None:
         find_credential(registry(), {}, HOME, read)
 
 
+@pytest.mark.rule("R8")
 @pytest.mark.parametrize(
     ("document", "method", "section"),
     [

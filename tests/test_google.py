@@ -424,6 +424,7 @@ async def test_a_file_of_no_use_is_named_with_what_is_wrong(host: Host, case: st
     assert words in error.message
 
 
+@pytest.mark.rule("R20")
 @pytest.mark.anyio
 @pytest.mark.parametrize("field", ["token_uri", "token_url", "service_account_impersonation_url", "url"])
 @pytest.mark.parametrize(
@@ -454,6 +455,7 @@ async def test_secrets_go_to_no_place_that_is_not_https(host: Host, field: str, 
     assert all(asked[1] == "https://oauth2.googleapis.com/token" for asked in host.asked)
 
 
+@pytest.mark.rule("R20")
 @pytest.mark.anyio
 @pytest.mark.parametrize("field", ["token_uri", "token_url", "service_account_impersonation_url"])
 @pytest.mark.parametrize(

@@ -39,6 +39,7 @@ USER, SECRET = "captain", "Xyzzy-0pen-Sesame"
 # Bombs: a small answer that names much more.
 
 
+@pytest.mark.rule("R14")
 @pytest.mark.parametrize(("name", "bound"), [("_MOST_BELOW", 2), ("_LARGEST_TREE", 900)])
 def test_an_index_of_too_much_is_refused_before_its_children_are_fetched(
     source: Server, target: Server, monkeypatch: pytest.MonkeyPatch, name: str, bound: int
@@ -53,6 +54,7 @@ def test_an_index_of_too_much_is_refused_before_its_children_are_fetched(
     assert source.journal.count("GET", "manifest") == 1
 
 
+@pytest.mark.rule("R14")
 def test_an_image_of_too_many_blobs_is_refused(source: Server, target: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plan, "_MOST_BLOBS", 3)
     Seed(1).image(sizes=(10, 11, 12)).load_into(source.app, "app", tag="v1")
@@ -60,6 +62,7 @@ def test_an_image_of_too_many_blobs_is_refused(source: Server, target: Server, m
     assert not target.journal.count("POST")
 
 
+@pytest.mark.rule("R14")
 def test_a_listing_of_too_many_tags_is_refused(source: Server, target: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "_MOST_TAGS", 20)
 
@@ -172,6 +175,7 @@ async def test_the_long_names_of_pages_are_not_kept(what: str, monkeypatch: pyte
     assert peak < 25 * 2**20, "500 names have 30 MB, of which the library keeps the last 128 whole and in parts"
 
 
+@pytest.mark.rule("R14")
 @pytest.mark.anyio
 async def test_a_list_of_referrers_whose_pages_carry_megabytes_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     through, asked = transport_of({}), 0
@@ -242,6 +246,7 @@ async def test_names_whose_servers_are_silent_hold_up_no_other_name(monkeypatch:
 # Another registry's trust in us.
 
 
+@pytest.mark.rule("R1")
 def test_a_client_certificate_is_shown_to_nobody_whom_another_registry_names(
     serve: Start, target: Server, ca: trustme.CA, tmp_path: Path
 ) -> None:
@@ -285,6 +290,7 @@ def test_a_client_certificate_is_shown_to_nobody_whom_another_registry_names(
 # Words that come back.
 
 
+@pytest.mark.rule("R10")
 @pytest.mark.parametrize("form", ["json", "text"])
 def test_a_registry_that_repeats_the_request_repeats_no_secret(serve: Start, target: Server, form: str) -> None:
     source = serve(auth=BasicAuth({USER: SECRET}))
@@ -307,6 +313,7 @@ def test_a_registry_that_repeats_the_request_repeats_no_secret(serve: Start, tar
         assert secret not in ran.out + ran.err
 
 
+@pytest.mark.rule("R10")
 def test_the_query_of_a_next_page_is_in_no_log(source: Server, target: Server) -> None:
     def pages(request: Request) -> Answer | None:
         if request.parameter("state"):

@@ -295,6 +295,7 @@ async def test_session_unknown_after_a_repetition_means_that_the_answer_was_lost
 # The answer that comes before the end of a body.
 
 
+@pytest.mark.rule("R17")
 @pytest.mark.parametrize("status", [201, 307, 401, 413, 500])
 @pytest.mark.parametrize("where", ["waiting-for-source", "waiting-for-target"])
 async def test_final_answer_in_the_middle_stops_the_sending(
@@ -597,11 +598,13 @@ async def test_what_is_not_http_is_one_clear_error_and_is_not_tried_again(said: 
     assert wire.closed
 
 
+@pytest.mark.rule("R17")
 async def test_malformed_chunk_is_an_error() -> None:
     with pytest.raises(ProtocolBroken):
         await whole(await get(Wire(CHUNKED + b"zz\r\nhello\r\n")))
 
 
+@pytest.mark.rule("R14")
 @pytest.mark.parametrize(
     "flood", [(b"X: y\r\n",), (b"x" * 1000,), (b"X: " + b"y" * 100_000,)], ids=["headers", "line", "at-once"]
 )
@@ -626,6 +629,7 @@ async def test_repeated_headers_are_kept_apart() -> None:
 # Keeping a connection.
 
 
+@pytest.mark.rule("R17")
 @pytest.mark.parametrize(
     ("method", "incoming", "kept"),
     [

@@ -61,6 +61,7 @@ def test_no_proxy_names_origins_as_go_does(no_proxy: str, host: str, port: int, 
     assert is_direct(no_proxy, host, port) is direct
 
 
+@pytest.mark.rule("R20")
 @pytest.mark.parametrize(
     "host",
     [
@@ -195,6 +196,7 @@ def test_proxy_values_parse(value: str, expected: Proxy) -> None:
     assert proxy == expected
 
 
+@pytest.mark.rule("R19")
 @pytest.mark.parametrize(
     ("value", "complaint"),
     [
@@ -217,6 +219,7 @@ def test_an_unusable_proxy_is_an_error_that_keeps_the_password_secret(value: str
         assert "hunter2" not in f"{caught.value!r} {caught.value.hint}"
 
 
+@pytest.mark.rule("R10")
 def test_text_of_a_proxy_shows_no_user_info() -> None:
     proxy = Proxy("http", "2001:db8::1", 3128, "someone", "hunter2")
     assert str(proxy) == "http://[2001:db8::1]:3128"

@@ -72,6 +72,7 @@ async def test_body_of_a_redirect_says_nothing(rest: tuple[Item, ...]) -> None:
     assert wire.closed
 
 
+@pytest.mark.rule("R4")
 async def test_chain_of_redirects_is_bounded_and_leaves_nothing_open() -> None:
     here = b"HTTP/1.1 302 Round\r\nLocation: /v2/again\r\nContent-Length: 0\r\n\r\n"
     wire = Wire(answers=((here,),) * 20)

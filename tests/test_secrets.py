@@ -168,6 +168,7 @@ async def runs(world: Virtual, scene: Scene, app: App, since: list[int], file: P
     return found, seen
 
 
+@pytest.mark.rule("R10", "R19")
 @pytest.mark.parametrize("refuses", [None, 403, 401])
 @pytest.mark.parametrize("name", SCENES)
 async def test_no_secret_is_in_what_a_run_leaves_or_says(

@@ -108,6 +108,7 @@ async def test_small_blobs_never_touch_the_disk(staging: Staging, tmp_path: Path
     assert os.listdir(tmp_path) == []
 
 
+@pytest.mark.rule("R16")
 async def test_a_file_is_named_by_digest_and_private(staging: Staging, tmp_path: Path) -> None:
     await staging.ensure(described(LARGE), Source(LARGE))
     path = tmp_path / "blobs" / "sha256" / described(LARGE).digest.partition(":")[2]
@@ -245,6 +246,7 @@ async def test_nothing_is_left_when_staging_closes(
     assert configured or os.listdir(tmp_path) == []
 
 
+@pytest.mark.rule("R16")
 async def test_no_link_that_waits_in_the_directory_is_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Somebody who can write there must not make us write elsewhere."""
     victim, folder = tmp_path / "victim", tmp_path / "cache" / "blobs" / "sha256"
@@ -393,6 +395,7 @@ async def test_a_disk_that_cannot_be_read_is_one_clear_line(staging: Staging, mo
             await pieces.next()
 
 
+@pytest.mark.rule("R18")
 async def test_a_name_from_the_system_cannot_write_on_the_terminal(tmp_path: Path) -> None:
     (tmp_path / "a\x1b[2Jb").write_bytes(b"")
     with pytest.raises(StagingFailed) as caught:

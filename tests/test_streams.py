@@ -403,6 +403,7 @@ def tunnelling(
 OPEN = b"HTTP/1.1 200 Connection established\r\n\r\n"
 
 
+@pytest.mark.rule("R7")
 @pytest.mark.anyio
 async def test_exchange_through_a_tunnel_names_the_origin_and_gives_the_login_to_the_proxy_only() -> None:
     seen: list[bytes] = []
