@@ -41,8 +41,9 @@ class _Command(NamedTuple):
 def _parse(argv: Sequence[str]) -> argparse.Namespace:
     rest, valued = list(argv), ("--log-format", "-c", "--config")
     places = [at for at, word in enumerate(argv) if word[:1] != "-" and not (at and argv[at - 1] in valued)]
-    if not places or argv[places[0]] not in ("validate", "expand"):  # whose second word is a file
-        for at in places: rest[at] = _without_login(rest[at])
+    for at in places if not {"validate", "expand"} & {*argv} else ():  # whose second word is a file
+        before, _, host = rest[at].rpartition("@")  # of USER:PASSWORD@HOST nothing is repeated
+        if ":" in before and host[:7] not in ("sha256:", "sha512:"): rest[at] = f"***@{host}"
     name = rest.pop(places[0]) if places else None  # options may stand before the command
     if name is not None and name not in _COMMANDS:
         import difflib
@@ -52,10 +53,6 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     arguments = _parser(name).parse_args(rest, argparse.Namespace(command=name))
     if name is None: raise ConfigError("a command is needed", hint="see `regsync --help`")
     return arguments
-def _without_login(word: str) -> str:
-    """Return what may be repeated of a word that a user took for a place to log in at: USER:PASSWORD@HOST."""
-    before, _, host = word.rpartition("@")
-    return f"***@{host}" if ":" in before and host[:7] not in ("sha256:", "sha512:") else word
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn: raise ConfigError(message, hint=f"see `{self.prog} --help`")
 def _parser(name: str | None) -> argparse.ArgumentParser:

@@ -24,7 +24,6 @@ _GENERIC_TYPES = ("", "application/json", "application/octet-stream", "text/plai
 # Layers that are not to be pushed (protocol-facts.md section 1.6): by media type, never by the presence of `urls`.
 _FOREIGN = ("application/vnd.oci.image.layer.nondistributable.", "application/vnd.docker.image.rootfs.foreign.")
 _MAX_DESCRIPTORS = 10_000  # 4 MiB hold about 30,000; so many have not been seen
-_MAX_VALUES = 300_000  # ten times what these need: 4 MiB of empty lists are 100 MB, and seconds in which nothing moves
 _MAX_JSON_DEPTH = 64  # design.md section 4
 MAX_INDEX_DEPTH = 4  # indexes within indexes, the top one counted (protocol-facts.md section 1.5)
 TRIM_RULE = "1"  # part of the key of what the state keeps of trimmed indexes: another rule, another number
@@ -78,8 +77,7 @@ def parse_reference(text: str) -> Reference:
     """Read `[HOST[:PORT]/]REPO[:TAG|@DIGEST]`, no host being Docker Hub, no tag none; ConfigError with a remedy."""
     name, at, digest = text.partition("@")
     if "/" in digest or (at and ":" in name and digest[:7] not in ("sha256:", "sha512:")):  # it may be a password
-        raise ConfigError("a reference holds no user name or password, and a digest begins with sha256:",
-            hint="give credentials in the configuration")
+        raise ConfigError("a reference holds no user name or password (the configuration may); a digest is sha256:...")
     try:
         if "://" in name: raise ValueError(f"leave out {name[: name.index('://') + 3]!r}, write HOST/REPOSITORY[:TAG]")
         host, (first, slash, rest) = "docker.io", name.partition("/")
@@ -239,8 +237,8 @@ def _field(document: dict[str, Any], key: str, kind: type[_T]) -> _T:
     if not isinstance(value, kind): raise ContentError(f"{key!r} is not {_KINDS[kind]}")
     return value
 def _load(body: bytes, received: str, fraction: Callable[[str], Any] | None = None) -> dict[str, Any]:
-    if sum(map(body.count, (b"{", b"[", b","))) > _MAX_VALUES:
-        raise ContentError(f"the document holds more than {_MAX_VALUES} values; {received}")
+    if sum(map(body.count, (b"{", b"[", b","))) > 30 * _MAX_DESCRIPTORS:  # 4 MiB of lists are seconds, and 100 MB
+        raise ContentError(f"the document holds more than {30 * _MAX_DESCRIPTORS} values; {received}")
     try:
         document = json.loads(body.decode(), object_pairs_hook=_object, parse_int=_integer, parse_float=fraction,
             parse_constant=_refuse)

@@ -36,8 +36,8 @@ class Repository:
         try: yield
         except SyncError as error:
             error.located(self.side, operation, reference)
-            # What is no listing may repeat the request; so may what it was found out by, for a traceback.
-            error.message, error.__cause__ = self.host.authenticator.redact(error.message), None
+            error.message = self.host.authenticator.redact(error.message)  # what is no listing may repeat the request,
+            error.__cause__ = None  # and a traceback shows causes
             raise
     def call(self, action: str, method: str, path: str, *headers: tuple[str, str], body: bytes = b"") -> Call:
         """Return a request to an endpoint of this repository."""

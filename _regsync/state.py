@@ -233,8 +233,7 @@ class Knowledge:
             self._rows[table].append(row)
             self._note(frame(table, row))
     def _is_young(self, moment: int, seconds: float) -> bool:
-        """Say whether something was confirmed so lately, and not by a clock that was a day ahead, or by a liar."""
-        return -_FACTS_SECONDS <= self._now() - moment <= seconds
+        return -_FACTS_SECONDS <= self._now() - moment <= seconds  # not by a clock a day ahead, nor by a liar
     def _believed(self, table: str, where: RepositoryKey, digest: str, careful: bool) -> bool:
         """Judge an entry of an earlier run (design.md section 7, "Vouching")."""
         if where not in self._numbers: return False

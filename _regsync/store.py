@@ -187,8 +187,8 @@ class Staging:
     def close(self, *, sweep: bool = True, leftovers: bool = True) -> None:
         """Remove what this run staged, and what earlier ones left; without `sweep` whole files stay for the next."""
         paths = [path for path, _ in self._files.values()]
-        for folder in (os.path.join(self._directory, name) for name in DIGEST_HEX_LENGTHS if leftovers):
-            if not _is_own(folder): continue  # somebody else chose where it leads
+        for folder in filter(_is_own, (os.path.join(self._directory, name) for name in DIGEST_HEX_LENGTHS
+                if leftovers)):
             with contextlib.suppress(OSError):  # another's partial files stay; what has no digest's name is not ours
                 names = filter(re.compile("[0-9a-f]{64,128}").fullmatch, os.listdir(folder) if self._directory else ())
                 paths += [os.path.join(folder, name) for name in names]
@@ -249,9 +249,8 @@ class StateFile:
         try:
             if self._journal is None:
                 if not self._end: _remove(self._journal_path)  # it may be another file's name too
-                self._journal = os.open(self._journal_path, _WRITE | (0 if self._end else os.O_EXCL), 0o600)
+                self._journal = os.open(self._journal_path, _WRITE | (os.O_APPEND if self._end else os.O_EXCL), 0o600)
                 os.ftruncate(self._journal, self._end)
-                os.lseek(self._journal, 0, os.SEEK_END)
                 record = record if self._end else self._header + record
             os.write(self._journal, record)
         except OSError as error:
