@@ -23,9 +23,7 @@ class Headers(list[tuple[str, str]]):
     def get(self, name: str) -> str | None:
         """Return the first value of `name` (given in lower case)."""
         return next((value for key, value in self if key == name), None)
-    def all(self, name: str) -> list[str]:
-        """Return every value of `name`, in order."""
-        return [value for key, value in self if key == name]
+    def all(self, name: str) -> list[str]: return [value for key, value in self if key == name]
 class Request(NamedTuple):
     """One request to an origin; `target` is path and query, `headers` are without Host and length."""
     method: str
@@ -245,9 +243,7 @@ class Pool:
         for each in [each for each in self._idle if each.idle_since <= before and origin in (None, each.origin)]:
             self._idle.remove(each)
             each.close()
-    def lease(self, origin: Origin) -> Lease:
-        """Give exchanges with `origin` a connection that is theirs alone until the context ends."""
-        return Lease(self, origin)
+    def lease(self, origin: Origin) -> Lease: return Lease(self, origin)
 class Lease:
     """One connection at a time for exchanges that belong together; one found dead is replaced once."""
     def __init__(self, pool: Pool, origin: Origin) -> None:
@@ -255,9 +251,7 @@ class Lease:
         self._connection: Connection | None = None
         self._response: Response | None = None
     async def __aenter__(self) -> Lease: return self
-    def unsent(self) -> int:
-        """Return how many bytes of the body under way have not left."""
-        return len(self._connection.piece) + self._connection.left if self._connection else 0
+    def unsent(self) -> int: return len(self._connection.piece) + self._connection.left if self._connection else 0
     async def settle(self, *_: object) -> None:
         """Let go of the connection: back to the pool when it may serve again, else it is closed."""
         connection, response = self._connection, self._response

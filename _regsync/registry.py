@@ -27,9 +27,7 @@ class Repository:
         self.api_name = api_repository(host.registry.host, name)  # Docker Hub's `library/` is on the wire only
         self.key, self._base, self.row = (host.key, self.api_name), f"/v2/{self.api_name}", ROWS[host.registry.kind]
     def __str__(self) -> str: return f"{self.host.key}/{self.name}"
-    def reference(self, reference: str) -> str:
-        """Return the full name of a tag or digest here."""
-        return f"{self}{'@' if ':' in reference else ':'}{reference}"
+    def reference(self, reference: str) -> str: return f"{self}{'@' if ':' in reference else ':'}{reference}"
     @contextmanager
     def located(self, operation: str, reference: str) -> Iterator[None]:
         """Add side, operation and reference to every error of the block."""
