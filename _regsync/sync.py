@@ -11,7 +11,7 @@ from typing import Any, Literal
 import anyio, anyio.abc
 from _regsync import pacing, plan
 from _regsync.config import Config, MappingRule
-from _regsync.discover import Discovery, Sighting
+from _regsync.discover import Discovery, Sighting, together
 from _regsync.errors import MappingConflict, RegsyncError, Side, SyncError
 from _regsync.execution import Delivery, Execution, Image
 from _regsync.referrers import Artifact, Referrers
@@ -136,15 +136,8 @@ class Run:
         self._workers[source] -= 1
     async def _list(self, group: list[MappingRule]) -> None:
         """List and select for mappings that write a common repository, then ask for each tag (I10)."""
-        kept: dict[int, tuple[str, ...]] = {}
-        async def select(mapping: MappingRule) -> None:
-            try: kept[mapping.index] = await self._select(mapping)
-            except SyncError as error:
-                # Its tags are not known: it counts as one failed image per target.
-                self._fail(plan.Wanted(mapping, "*", mapping.targets), error)
-        async with anyio.create_task_group() as tasks:
-            for mapping in group: tasks.start_soon(select, mapping)
-        wanted, conflicts = plan.assign([(mapping, kept[mapping.index]) for mapping in group if mapping.index in kept])
+        kept = await together(partial(self._select, mapping) for mapping in group)
+        wanted, conflicts = plan.assign(zip(group, kept, strict=True))
         for lost, owner in conflicts:
             text = f"mappings[{owner.index}] writes this tag too, from another source"
             hint = "give one of the two mappings another `to`, or narrow its tags"
@@ -153,7 +146,11 @@ class Run:
         for each in wanted: self._ask(each.mapping.source.authority, partial(self._look_up, each, each.tag))
     async def _select(self, mapping: MappingRule) -> tuple[str, ...]:
         source = self._source(mapping)
-        kept, dropped, floor = await self._discovery.select(mapping, source)
+        try: kept, dropped, floor = await self._discovery.select(mapping, source)
+        except SyncError as error:
+            # Its tags are not known: it counts as one failed image per target.
+            self._fail(plan.Wanted(mapping, "*", mapping.targets), error)
+            return ()
         if len(kept) < floor:
             self._log("warning", "min_tags", f"{source}: {len(kept)} tags were found, min_tags asks for {floor}")
         if not kept: self._log("warning", "nothing_selected", f"{source}: the mapping selects no tag")
@@ -169,12 +166,9 @@ class Run:
                 # A tag that an earlier run left there is asked for by itself, unless it never moves.
                 name = self._discovery.snapshot_name(mapping, self._source(mapping), target, tag, tag)
                 if self._never_moves(mapping, tag) or self._knowledge.snapshot(name) is None: tags[target] += 1
-        async def ask(target: Repository) -> None:
-            # Kept by the discovery, and raised for each image that needs it.
-            with suppress(SyncError): await self._discovery.target_tags(target)
-        async with anyio.create_task_group() as group:
-            for target, count in tags.items():
-                if count > 1: group.start_soon(ask, target)
+        several = [target for target, count in tags.items() if count > 1]
+        with suppress(SyncError):  # kept by the discovery, and raised for each image that needs it
+            await together(partial(self._discovery.target_tags, target) for target in several)
     def _source(self, mapping: MappingRule) -> Repository:
         return self._discovery.repository(mapping.source, mapping.source_repository, Side.SOURCE)
     def _targets(self, wanted: plan.Wanted) -> list[Repository]:

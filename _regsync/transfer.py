@@ -9,6 +9,7 @@ from functools import partial
 from typing import Literal
 import anyio.lowlevel
 from _regsync import oci, pacing
+from _regsync.discover import together
 from _regsync.errors import ContentError, Disconnected, RegistryError, Side, SyncError, WireError
 from _regsync.fips import hash_hex, new_hash
 from _regsync.http1 import PIECE
@@ -359,20 +360,14 @@ class Mover:
     async def put(self, tree: Tree, work: Work, target: Repository, reference: str,
             arrived: Callable[[oci.Manifest], None]) -> None:
         """Put an image's manifests: the children that it has to bring, level by level, the root last (I2)."""
-        failures: list[SyncError] = []
         async def put(child: oci.Manifest) -> None:
-            try:
-                await target.put_manifest(child.digest, child)
-                arrived(child)
-            except SyncError as error: failures.append(error)
+            await target.put_manifest(child.digest, child)
+            arrived(child)
         waiting = {child.digest: child for child in tree.children if child.digest in work.own_children}
         while waiting:
             level = [each for each in waiting.values() if not any(entry.digest in waiting for entry in each.children)]
-            async with anyio.create_task_group() as group:
-                for child in level:
-                    group.start_soon(put, child)
-                    del waiting[child.digest]
-            if failures: raise failures[0]
+            await together(partial(put, child) for child in level)
+            for child in level: del waiting[child.digest]
         await target.put_manifest(reference, tree.root)
 def known_body(blob: oci.Descriptor) -> bytes | None:
     """Return the body where no source has to be asked for it (rule 13)."""
