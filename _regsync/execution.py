@@ -16,10 +16,9 @@ from _regsync.errors import RegistryError, RegsyncError, Side, SyncError
 from _regsync.oci import Descriptor, Manifest
 from _regsync.pacing import Meter
 from _regsync.registry import Repository
-from _regsync.rehearsal import Rehearsal
 from _regsync.state import Knowledge, RepositoryKey, key_of
 from _regsync.store import SMALL_BLOB
-from _regsync.transfer import Mover
+from _regsync.transfer import Mover, Rehearsal
 _MOST_PENDING, _HEAVIEST_PENDING = 512, 64 * 1024 * 1024  # images, bytes of manifests, at which discovery rests
 _ABSENT_PAUSES = (0.5, 1.0, 2.0)  # before a manifest is put again that was refused for what this run brought (I5)
 _MOUNT_PATIENCE = 600.0  # for a blob that another image is to have on the same host: a leader may crawl

@@ -153,3 +153,20 @@ def _type(kind: str) -> dict[str, Any]:
     if kind[0] == "[": return {"type": "array", "items": _type(kind[1:-1])}
     if kind[0] == "{": return {"type": "object", "additionalProperties": _type(kind[1:-1])}
     return {"$ref": f"#/$defs/{kind}"} if kind in _SHAPES else {"type": kind}
+def analysis_lines(found: Mapping[str, Any]) -> list[str]:
+    """Return an analysis as text."""
+    blobs, (plain, once) = found["blobs"], found["bytes"].values()
+    every, shared = size_text(blobs["unique_bytes"]), size_text(blobs["shared_bytes"])
+    told = [f"Images: {found['images']}",
+        f"Blobs: {blobs['unique']} unique ({every}), {blobs['shared']} of them shared ({shared})",
+        f"Data: {size_text(plain)} image by image, {size_text(once)} with each blob once, "
+        f"{size_text(plain - once)} saved"]
+    for host, target in found["targets"].items():
+        moved = f"{size_text(target['to_move'])} to move of {size_text(target['bytes'])}"
+        told.append(f"Target {host}: {moved}, {target['mounts_possible']} mounts possible")
+    for host, actions in found["requests"].items():
+        counts = ", ".join(f"{count} {action}" for action, count in actions.items())
+        told.append(f"Requests {host}: {sum(actions.values())} ({counts})")
+    told += [f"Image {size_text(each['bytes']):>10} {each['image']}" for each in found["largest_images"]]
+    return told + [f"Layer {size_text(each['bytes']):>10} {each['digest']} in {each['images']} images" for each
+        in found["largest_layers"]]

@@ -9,7 +9,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 import anyio
-from _regsync import discover, rehearsal, state, sync, tags, transport
+from _regsync import discover, state, sync, tags, transport
 from _regsync.config import Config, MappingRule, Registry
 from _regsync.errors import ConfigError, RegistryError, Side, SyncError, clean
 from _regsync.execution import Execution
@@ -17,7 +17,7 @@ from _regsync.oci import Descriptor
 from _regsync.output import Console, Snapshot
 from _regsync.pacing import Want
 from _regsync.registry import Repository, Upload
-from _regsync.report import Outcome, Report, duration_text
+from _regsync.report import Outcome, Report, analysis_lines, duration_text
 _TICK, _HEARTBEAT = 0.25, 30.0
 _RATE_SECONDS = 5.0  # an average over hours hides that nothing moves now
 async def run(found: Config, console: Console, one: tuple[MappingRule, str, str] | None = None,
@@ -43,7 +43,7 @@ async def run(found: Config, console: Console, one: tuple[MappingRule, str, str]
     if work.rehearsal is not None:
         document = work.rehearsal.analysis() if rehearse == "analysis" else {**document, "dry_run": True}
         if not console.as_json:
-            for line in rehearsal.lines(document) if rehearse == "analysis" else report.plan(): console.line(line)
+            for line in analysis_lines(document) if rehearse == "analysis" else report.plan(): console.line(line)
     elif one is None: console.summary(report, elapsed)
     if console.as_json: console.document(document)
     return 128 + signals[0] if report.interrupted else report.exit_status()

@@ -16,12 +16,11 @@ from _regsync.errors import MappingConflict, RegsyncError, Side, SyncError
 from _regsync.execution import Delivery, Execution, Image
 from _regsync.referrers import Artifact, Referrers
 from _regsync.registry import Repository
-from _regsync.rehearsal import Rehearsal
 from _regsync.report import Outcome, Report
 from _regsync.state import EMPTY, Knowledge, digest_like, key_of
 from _regsync.store import Staging, StateFile
 from _regsync.tags import compile_glob
-from _regsync.transfer import Mover
+from _regsync.transfer import Mover, Rehearsal
 from _regsync.transport import Transport
 # Specification section 1.6; how often a drain, and those who wait for a mount, are looked at.
 DRAIN_SECONDS, _DRAIN_TICK, _HURRY_SECONDS = 25.0, 2.0, 30.0

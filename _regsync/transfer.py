@@ -1,12 +1,13 @@
-"""Bring blobs and manifests of one image to one target.
+"""Bring blobs and manifests of one image to one target, or say what that would cost.
 Owns: the way of one blob (look up, mount, upload, relay, check, repetition) and of an image's manifests. May not know:
 which image is next. Invariants: I1, I2 (children first, awaited), I3 (the last piece is withheld until count and hash
 agree), I7, I8 (all of a transfer is admitted in one step; pauses hold nothing). Follows design.md sections 6, 7, 9."""
 from __future__ import annotations
+from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, nullcontext
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 import anyio.lowlevel
 from _regsync import oci, pacing
 from _regsync.discover import together
@@ -24,7 +25,7 @@ _BLOB_STARTS, _LOST_ANSWER_PAUSES, _SOURCE_GRACE, _CHECKPOINT = 3, (0.0, 1.0, 3.
 # Where the gate counts the memory of parts, which is no registry's; codes that may mean "not in this way".
 _PARTS, _NOT_SO = "", {"UNSUPPORTED", "BLOB_UPLOAD_INVALID"}
 _WHOLE_BLOB = 64 * 1024  # rule 12: up to this a blob goes in one request where the registry takes it so
-Brought = Literal["uploaded", "mounted", "there"]  # how a blob came to its place
+_Brought = Literal["uploaded", "mounted", "there"]  # how a blob came to its place
 class Relay:
     """A blob on its way out of its source: counted, hashed, its last piece withheld until both agree. A broken one goes
     on by Range, so that the target's PUT stays open (rule 16)."""
@@ -118,7 +119,7 @@ class Mover:
         self._accepted: dict[RepositoryKey, anyio.Event] = {}
         self._tried: dict[str, anyio.Event] = {}
     async def bring(self, step: Step, source: Repository, target: Repository, *, fan_out: bool,
-            disk: bool = True) -> Brought | None:
+            disk: bool = True) -> _Brought | None:
         """Bring a blob, for several targets (`fan_out`) pulled once, also to `disk`; None: dropped; errors: located."""
         with anyio.CancelScope() as dropped:
             async with self._transport.pool.lease(target.host.origin) as lease:
@@ -133,7 +134,7 @@ class Mover:
                         with anyio.move_on_after(self._transport.edge.timeouts.head):
                             async with self._admitted((pacing.Want(target.host.key),)): await upload.cancel_upload()
         return None
-    async def _bring(self, upload: Upload, step: Step, relay: Relay, fan_out: bool, disk: bool) -> Brought:
+    async def _bring(self, upload: Upload, step: Step, relay: Relay, fan_out: bool, disk: bool) -> _Brought:
         broken, log, target, blob = 0, self._transport.edge.log, upload.repository, upload.blob
         while True:
             try:
@@ -174,9 +175,9 @@ class Mover:
                 if not error.retryable:  # a registry that has just dropped an answer may not be well yet
                     raise
         return False
-    async def _bring_once(self, upload: Upload, step: Step, relay: Relay, fan_out: bool, disk: bool) -> Brought:
+    async def _bring_once(self, upload: Upload, step: Step, relay: Relay, fan_out: bool, disk: bool) -> _Brought:
         blob, host, rank = upload.blob, upload.repository.host.key, float(step.work.order)
-        large, known = blob.size >= pacing.LARGE_BODY, known_body(blob)
+        large, known = blob.size >= pacing.LARGE_BODY, _known_body(blob)
         reading, write = pacing.Want(relay.source.host.key, "read", large), pacing.Want(host, "write", large)
         draws = self._transport.want(relay.source.host, relay.source.call("blob_get", "GET", ""))
         put = self._transport.want(upload.repository.host, upload.repository.call("upload_body", "PUT", ""))
@@ -228,7 +229,7 @@ class Mover:
         if host in self._tried: await self._tried[host].wait()
         return takes() is True
     async def _bring_whole(self, upload: Upload, body: bytes | None, read: Reader, rank: float, fan_out: bool,
-            disk: bool) -> Brought:
+            disk: bool) -> _Brought:
         """Upload a small blob in one request, or as the registry answers that (rule 12)."""
         blob, host = upload.blob, upload.repository.host.key
         if not self._knowledge.is_empty(upload.repository.key):
@@ -252,7 +253,7 @@ class Mover:
         await anyio.lowlevel.checkpoint()  # the image's large blobs, which cannot go in one request, find out first
         while (accepted := self._accepted.get(where)) is not None and not accepted.is_set(): await accepted.wait()
         return accepted is not None
-    async def _begin(self, upload: Upload, step: Step) -> Brought | None:
+    async def _begin(self, upload: Upload, step: Step) -> _Brought | None:
         """Find the blob there, mount it, or open an upload session (then None) unless one is open."""
         where = upload.repository.key
         accepted = self._accepted.setdefault(where, anyio.Event())
@@ -266,7 +267,7 @@ class Mover:
             if not accepted.is_set(): del self._accepted[where]
             raise
         finally: accepted.set()
-    async def _mounted(self, upload: Upload, mount_from: str) -> Brought | None:
+    async def _mounted(self, upload: Upload, mount_from: str) -> _Brought | None:
         digest, where, knowledge = upload.blob.digest, upload.repository.key, self._knowledge
         if await upload.start(mount_from):
             knowledge.accept_mount(where[0])
@@ -276,7 +277,7 @@ class Mover:
         if knowledge.is_confirmed(holder, digest): return None
         knowledge.forget(holder, digest)  # it rested on an earlier run: specification section 7 wants a fresh HEAD
         return "there" if await upload.repository.has_blob(upload.blob) else None
-    async def _there(self, upload: Upload) -> Brought | None:
+    async def _there(self, upload: Upload) -> _Brought | None:
         target, knowledge = upload.repository, self._knowledge
         absent = not knowledge.may_probe(target.key, target.row.probe is not None)
         if absent and await self._is_there(upload): return "there"
@@ -307,7 +308,7 @@ class Mover:
             self._knowledge.learn(fact, None if upload.style == other else least)
             upload.turned, upload.broken = True, ""
         return turns
-    async def _send(self, upload: Upload, body: Relay | MemoryPieces | FilePieces) -> Brought:
+    async def _send(self, upload: Upload, body: Relay | MemoryPieces | FilePieces) -> _Brought:
         """Stream the body, or its rest; _Unanswered when only asking can tell whether a whole body arrived."""
         row, host, size, last = upload.repository.row, upload.repository.host, upload.blob.size, body
         least = self._knowledge.fact(f"patch {host.key}")  # the dialect follows the kind, and what was learnt
@@ -369,7 +370,81 @@ class Mover:
             await together(partial(put, child) for child in level)
             for child in level: del waiting[child.digest]
         await target.put_manifest(reference, tree.root)
-def known_body(blob: oci.Descriptor) -> bytes | None:
+class Rehearsal:
+    """Stands where the mover stands in a dry run, by GET and HEAD alone, and counts what `analyze` shows. Its requests
+    and bytes are those of a run that gets the same answers (design.md sections 6 and 10, "Dry run")."""
+    def __init__(self, transport: Transport, knowledge: Knowledge) -> None:
+        self._transport, self._knowledge = transport, knowledge
+        # By host and action, beside what is asked here; HEADs that the upload starts of a run spare count below zero.
+        self._expected = defaultdict[str, Counter[str]](Counter)
+        self._read, self._moved = set[tuple[str, str]](), Counter[str]()
+        # Of all images that were looked at: blobs' sizes, in how many images, and where they go.
+        self._sizes, self._images = dict[str, int](), dict[str, tuple[str, int]]()
+        self._uses, self._places, self._plain = Counter[str](), defaultdict[str, set[RepositoryKey]](set), 0
+    def look_at(self, name: str, tree: Tree, where: RepositoryKey) -> None:
+        """Take in one image, or artifact (no name), on its way to one repository, also one that is there already."""
+        blobs = {blob.digest: blob.size for each in (tree.root, *tree.children) for blob in each.blobs}
+        self._sizes.update(blobs)
+        if tree.root.digest not in self._images: self._uses.update(blobs.keys())
+        self._images.setdefault(tree.root.digest, (name, sum(blobs.values())))
+        self._plain += sum(blobs.values())
+        for digest in blobs: self._places[digest].add(where)
+    async def bring(self, step: Step, source: Repository, target: Repository, *, fan_out: bool,
+            disk: bool = True) -> _Brought:
+        """Say how a blob would come to its place; a repository that may hold it is asked."""
+        blob, host = step.blob, target.host.key
+        if step.mount_from is not None:
+            self._knowledge.accept_mount(host)
+            self._expected[host]["upload_start"] += 1
+            return "mounted"
+        if not self._knowledge.is_empty(target.key):
+            async with self._transport.gate.admitted((pacing.Want(host),), float(step.work.order)):
+                present = await target.has_blob(blob)
+            probes = self._knowledge.may_probe(target.key, target.row.probe is not None)
+            self._expected[host]["blob_head"] -= probes
+            if present:
+                self._expected[host]["upload_start"] += probes
+                return "there"
+        read = (source.host.key, blob.digest)
+        if _known_body(blob) is None and not (fan_out and read in self._read):
+            self._expected[source.host.key]["blob_get"] += 1
+        self._read.add(read)
+        self._expected[host].update({"upload_start": 1, "upload_body": 1})
+        self._moved[host] += blob.size
+        return "uploaded"
+    async def put(self, tree: Tree, work: Work, target: Repository, reference: str,
+            arrived: Callable[[oci.Manifest], None]) -> None:
+        """Count the manifests that would be put."""
+        own = [child for child in tree.children if child.digest in work.own_children]
+        self._expected[target.host.key]["manifest_put"] += len(own) + 1
+        for child in own: arrived(child)
+    async def absent(self, tree: Tree, target: Repository) -> frozenset[str]:
+        """Nothing is put, so nothing is refused."""
+        return frozenset()
+    def expected(self) -> dict[str, dict[str, int]]:
+        """Return the requests of a run like this one, by host and action."""
+        counted = {host: Counter(actions) for host, actions in self._transport.requests.items()}
+        for host, actions in self._expected.items(): counted.setdefault(host, Counter()).update(actions)
+        return {host: dict(sorted((+actions).items())) for host, actions in sorted(counted.items())}
+    def analysis(self) -> dict[str, Any]:
+        """Return what `analyze --json` shows; sizes in bytes."""
+        shared = [digest for digest, uses in self._uses.items() if uses > 1]
+        targets: defaultdict[str, Counter[str]] = defaultdict(Counter)
+        for digest, places in self._places.items():
+            for host, repositories in Counter(host for host, _ in places).items():
+                targets[host].update(bytes=self._sizes[digest], mounts_possible=repositories - 1)
+        named = [each for each in self._images.values() if each[0]]
+        layers, images = (sorted(found, key=lambda each: (-each[1], each[0]))[:10] for found
+            in (self._sizes.items(), named))
+        return {"schema": 1, "images": len(named),
+            "blobs": {"unique": len(self._sizes), "unique_bytes": sum(self._sizes.values()), "shared": len(shared),
+            "shared_bytes": sum(self._sizes[digest] for digest in shared)},
+            "bytes": {"image_by_image": self._plain, "each_blob_once": sum(each["bytes"] for each in targets.values())},
+            "targets": {host: {**each, "to_move": self._moved[host]} for host, each in sorted(targets.items())},
+            "requests": self.expected(), "largest_images": [{"image": name, "bytes": size} for name, size in images],
+            "largest_layers": [{"digest": digest, "bytes": size, "images": self._uses[digest]} for digest, size
+            in layers]}
+def _known_body(blob: oci.Descriptor) -> bytes | None:
     """Return the body where no source has to be asked for it (rule 13)."""
     algorithm, encoded = oci.split_digest(blob.digest)
     likely = (body for body in (blob.data, b"{}", b"") if body is not None and len(body) == blob.size)

@@ -37,7 +37,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
         "store",
         "health",
     ),
-    ("discover", "transfer", "rehearsal", "execution", "referrers", "sync"),
+    ("discover", "transfer", "execution", "referrers", "sync"),
     ("version", "output", "session", "watch", "cli"),
 )
 PURE = {*LAYERS[2], *LAYERS[3]}
