@@ -3,9 +3,10 @@
 
     python3 tools/demo.py [--counts]
 
-Builds the program into one file, starts two registries on free local ports, puts images of the common
-shapes into the first, syncs them to the second with the built file, compares both registries byte for
-byte, syncs again. `--counts` shows requests by kind of both syncs instead of the first one's own output.
+Builds the program, starts two registries on free local ports, puts images of the common shapes into the
+first, syncs them to the second with a built file (the default build where its FIPS gate holds, else the
+other), compares both registries byte for byte, syncs again. `--counts` shows requests by kind of both syncs
+instead of the first one's own output.
 
 Owns: the story and its verdict: status 0 only when both registries hold the same and the second sync
 moved nothing. May not know: how anything is copied. Needs Python 3.10 or newer, and pip and a package
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 __all__ = ["main"]
 
 DEMO = ROOT / "demo"
-PYZ = ROOT / "dist" / "regsync-nofips.pyz"
+GATED, OPEN = ROOT / "dist" / "regsync.pyz", ROOT / "dist" / "regsync-nofips.pyz"
 SEPARATOR = ":: "
 
 CONFIG = """\
@@ -85,9 +86,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def show(*, counts: bool) -> None:
     """Tell the story; raise where it does not hold."""
-    say(f"building {PYZ.relative_to(ROOT)}")
+    say(f"building {GATED.relative_to(ROOT)} and {OPEN.relative_to(ROOT)}")
     build()
     DEMO.mkdir(exist_ok=True)
+    program, why = choose()
+    say(f"using {program}: {why}")
     with ExitStack() as stack:
         source, target = (stack.enter_context(registry(name)) for name in ("source", "target"))
         say(f"two empty registries: source {source}, target {target}; their logs are in demo/")
@@ -99,16 +102,16 @@ def show(*, counts: bool) -> None:
             print(f"{f'{repository}:{tag}':18} {shape}")
         config = DEMO / "mirror.yaml"
         config.write_text(CONFIG.format(source=source, target=target), encoding="utf-8")
-        say("python3 dist/regsync-nofips.pyz sync -c demo/mirror.yaml")
+        say(f"python3 {program} sync -c demo/mirror.yaml")
         first: Mapping[str, Any] = {}
         if counts:
-            first = json.loads(sync("--json"))
+            first = json.loads(sync(program, "--json"))
         else:
-            print(sync(), end="")
+            print(sync(program), end="")
         say("comparing what both registries hold, byte for byte")
         compare(images, source, target)
         say("the same sync again")
-        second = json.loads(sync("--json"))
+        second = json.loads(sync(program, "--json"))
         totals = second["totals"]
         print(f"Images: {totals['images']['synced']} synced, {totals['images']['skipped']} skipped")
         print(f"Data: {totals['bytes']} bytes; requests: {by_side(totals['requests'], source, target)}")
@@ -118,9 +121,9 @@ def show(*, counts: bool) -> None:
             table(first["totals"], totals, least(images), (source, target))
     say("all of it held. Both registries have ended; next:")
     print("  look at demo/mirror.yaml, put your own registries into it, and check it:")
-    print("    python3 dist/regsync-nofips.pyz validate demo/mirror.yaml")
+    print(f"    python3 {program} validate demo/mirror.yaml")
     print("  copy a single image:")
-    print("    python3 dist/regsync-nofips.pyz copy SOURCE/REPOSITORY:TAG TARGET/REPOSITORY")
+    print(f"    python3 {program} copy SOURCE/REPOSITORY:TAG TARGET/REPOSITORY")
 
 
 def say(text: str) -> None:
@@ -137,10 +140,16 @@ def build() -> None:
         raise DemoError(f"the program cannot be built: {lines[-1].removeprefix('error: ')}")
 
 
+def choose() -> tuple[Path, str]:
+    """Return the build that runs on this host, below the checkout, and why it is that one."""
+    told: dict[str, Any] = json.loads(run(GATED, "version", "--json"))
+    return (GATED if told["gate_holds"] else OPEN).relative_to(ROOT), told["gate"]
+
+
 @contextmanager
 def registry(name: str) -> Iterator[str]:
     """Run an empty registry, on h11 and anyio from the built file; yield HOST:PORT."""
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join((str(PYZ), str(ROOT)))}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join((str(OPEN), str(ROOT)))}
     command = [sys.executable, "-m", "conformance", "serve", "--port", "0"]
     with open(DEMO / f"{name}.log", "wb") as log:
         running = subprocess.Popen(
@@ -180,14 +189,19 @@ def seed(address: str) -> dict[tuple[str, str], tuple[str, Image]]:
     return images
 
 
-def sync(*options: str) -> str:
-    """Run the built file, as a user would, in demo/; return its results."""
-    command = [sys.executable, str(PYZ), "sync", "-c", "mirror.yaml", "--no-progress", *options]
+def sync(program: Path, *options: str) -> str:
+    """Run one sync with the built file; return its results."""
+    return run(ROOT / program, "sync", "-c", "mirror.yaml", "--no-progress", *options)
+
+
+def run(program: Path, *arguments: str) -> str:
+    """Run a built file, as a user would, in demo/; return its standard output."""
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     sys.stdout.flush()  # before what the child says on standard error
+    command = [sys.executable, str(program), *arguments]
     done = subprocess.run(command, stdout=subprocess.PIPE, encoding="utf-8", cwd=DEMO, env=environment, check=False)
     if done.returncode:
-        raise DemoError(f"the sync ended with status {done.returncode}")
+        raise DemoError(f"the {arguments[0]} ended with status {done.returncode}")
     return done.stdout
 
 
