@@ -1,10 +1,9 @@
 """The only door to digests, MACs and signatures, and the gate: the default build computes by the host's FIPS provider.
 Owns: which library computes them. May not know: anything else of the program; it imports os and sys until it is asked
-for something. Invariants: no message shows a key; no other module of `_regsync` imports hashlib, hmac or secrets
-(tests/test_layering.py); what the gate cannot prove closes it, whatever the arguments. Python fails open: without a
-provider hashlib answers by code of its own, and its FIPS mode tells a setting. So OpenSSL itself is asked, and nothing
-here falls back. Numbers that only have to differ (temporary names, pauses) are os.urandom's; keys of TLS are the
-provider's. Whether it is a validated one only its version says. Follows design.md 1 and 11, protocol-facts.md 8.3."""
+for something. Invariants: no message shows a key; no other module of `_regsync` imports hashlib, hmac or secrets; what
+the gate cannot prove closes it, whatever the arguments. Python fails open: without a provider hashlib uses code of its
+own, and its FIPS mode tells a setting. So OpenSSL itself is asked, and nothing here falls back. Chance that secures
+nothing (temporary names, pauses) is os.urandom's. Follows design.md sections 1 and 11, protocol-facts.md 8.3."""
 from __future__ import annotations
 import os, sys
 from _regsync import FIPS_BUILD

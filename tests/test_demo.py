@@ -13,7 +13,7 @@ import pytest
 
 from conformance import copies
 from conformance.images import Image, Seed
-from tools import demo
+from tools import demo, fips_provider
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -55,6 +55,24 @@ def test_counts_stand_beside_the_fewest_possible(clone: Path) -> None:
     assert all(second == least for _, _, second, least in found.values()), done.stdout
     assert all(first >= least for first, least, _, _ in found.values()), done.stdout
     assert found["source blob_get"][0] == found["source blob_get"][1]
+
+
+def test_the_build_with_the_gate_is_shown_where_it_holds(
+    monkeypatch: pytest.MonkeyPatch, pyz: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "dist").symlink_to(pyz.parent)
+    for name, value in (("ROOT", tmp_path), ("DEMO", tmp_path), ("GATED", tmp_path / "dist" / "regsync.pyz")):
+        monkeypatch.setattr(demo, name, value)
+    monkeypatch.setattr(demo, "OPEN", tmp_path / "dist" / "regsync-nofips.pyz")
+    monkeypatch.setenv("OPENSSL_MODULES", str(tmp_path))
+    program, why = demo.choose()
+    assert str(program) == "dist/regsync-nofips.pyz"
+    assert why == f"FIPS gate closed: the FIPS provider is not found: no fips.so in ['{tmp_path}']"
+    if there := fips_provider.find():
+        monkeypatch.setenv("OPENSSL_MODULES", there)
+        program, why = demo.choose()
+        assert str(program) == "dist/regsync.pyz"
+        assert why.startswith("FIPS gate holds: ")
 
 
 @pytest.mark.slow
