@@ -118,7 +118,7 @@ class _Chain:
         self.sts_region = "us-east-1" if region == "aws-global" else region
     def _is_set(self, name: str) -> bool: return (self.get(name) or self.profile.get(name, "")).lower() == "true"
     def _read(self, path: str, why: str = "") -> str:
-        data = self._machine.read(re.sub("^~(?=/)", lambda _: self._machine.home or "~", path)) or b""
+        data = self._machine.read(re.sub("^~(?=/)", lambda _: self._machine.home or "", path)) or b""
         if why and not data: raise _error(f"{why}: {clean(path)} is missing or empty", self.hint)
         return data.decode("utf-8", "replace")
     async def ask(self, service: str, region: str, headers: list[Pair], body: bytes = b"", path: str = "/",

@@ -79,7 +79,8 @@ async def _of_machine(machine: Machine, wanted: list[str], looked: list[str]) ->
     except (AuthError, WireError) as error: looked[-1] += f" ({error.message})"
     return None
 def _session(machine: Machine, name: str) -> bytes:
-    return machine.read(f"{machine.environ.get('AZURE_CONFIG_DIR', f'{machine.home}/.azure')}/{name}.json") or b"{}"
+    folder = machine.environ.get("AZURE_CONFIG_DIR") or f"{machine.home or ''}/.azure"
+    return machine.read(f"{folder}/{name}.json") or b"{}"
 def _signed_in(machine: Machine, looked: str, cloud: str, host: str, audience: str) -> _Source:
     """Find a token of the command line's session in a cloud (6.4), whose files are never written."""
     try:

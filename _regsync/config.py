@@ -240,7 +240,9 @@ class _Reader:
             raise ValueError(f"no registry or group is named {text!r}{near}")
         return self.registries[text]
     def find_path(self, text: str) -> str:
-        if text == "~" or text.startswith(("~/", "~\\")): return text if self.home is None else self.home + text[1:]
+        if text == "~" or text.startswith(("~/", "~\\")):
+            if self.home and self.home != "~": return self.home + text[1:]
+            raise ValueError(f"{text!r}: no home directory is known: set HOME, or write it out")
         if self.base_dir is None or text.startswith(("/", "\\")) or text[1:3] in (":/", ":\\"): return text
         return f"{self.base_dir.rstrip('/')}/{text}"
     def nearest(self, text: str, known: list[str]) -> str:

@@ -155,6 +155,24 @@ async def test_a_file_that_cannot_be_read_fails_its_own_registry_alone(host: str
     assert caught.value.fatal
 
 
+@pytest.mark.parametrize("host", [ACR, ECR, GAR])
+async def test_without_a_home_nothing_is_read_below_the_current_directory(host: str) -> None:
+    """Where anybody might have put it."""
+
+    def read(name: str) -> bytes | None:
+        names.append(name)
+        return None
+
+    async def fetch(*given: object) -> Any:
+        raise ConnectFailed("nobody is there")
+
+    names = list[str]()
+    made = Clouds(machine()._replace(home=None, read=read, fetch=fetch)).find(registry(host), "app", read)
+    assert isinstance(made, Chain)
+    assert await made.credential() is None
+    assert [name for name in names if not name.startswith("/")] == []
+
+
 @pytest.mark.parametrize("method", ["anonymous", "basic", "static_token", "docker_config"])
 async def test_another_method_keeps_the_cloud_out(cloud: Cloud, method: str) -> None:
     assert not isinstance(found(files=IN_FILE, auth_type=method), Chain)

@@ -126,6 +126,14 @@ def test_paths_are_relative_to_the_file(written: str, absolute: str) -> None:
     assert registry(f"url: a.example, ca_file: {written}").ca_file == absolute
 
 
+@pytest.mark.parametrize("home", [None, "~"])
+@pytest.mark.parametrize("written", ["~", "~/x"])
+def test_a_home_that_nobody_knows_is_no_folder_of_that_name(written: str, home: str | None) -> None:
+    text = f"mappings: []\nglobal: {{cache_dir: '{written}'}}".encode()
+    with pytest.raises(ConfigError, match=r"c.yaml:2:21: .*no home directory is known: set HOME, or write it out"):
+        load(text, name="c.yaml", environ={}, base_dir="/etc/rs", home=home)
+
+
 def test_standard_input_has_no_state() -> None:
     assert read("mappings: []\nglobal: {cache_dir: /var/x}", base_dir=None).cache_dir is None
 
