@@ -1,19 +1,30 @@
 """The health listener of `watch`: an HTTP/1.1 server of two resources, one request a connection.
-Owns: its sockets, heads of requests, answers' framing. May not know: what the states mean. Invariants: nothing of a
-request comes back in an answer; a client holds 8 KiB, ten seconds and one of a fixed number of places at most; for the
-next one the oldest ends, and none delays a probe. Follows RFC 9112, design.md section 10."""
+Owns: its thread, its sockets, heads of requests, answers' framing. May not know: what the states mean. Invariants:
+nothing of a request comes back in an answer; a client holds 8 KiB, ten seconds and one of a fixed number of places at
+most; for the next one the oldest ends, and none delays a probe. Follows RFC 9112, design.md section 10."""
 from __future__ import annotations
-import json, re, socket
-from collections.abc import Callable
-from contextlib import suppress
+import json, re, socket, sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from email.utils import formatdate
 from http import HTTPStatus
 from typing import Any
 import anyio, h11
+from anyio.from_thread import start_blocking_portal
 from _regsync.errors import ConfigError, Disconnected, clean
 from _regsync.streams import WANT_READ, SocketStream
 Tell = Callable[[str], tuple[int, dict[str, Any]]]  # what is said at `/healthz` or `/readyz`: status, document
 _HEAD, _MOST_CLIENTS, _SECONDS, _NO_FILES_PAUSE = 4096, 256, 5.0, 0.1  # a head may be twice that, less one byte
+_TURN_SECONDS = 1e-4  # how long a busy thread keeps others from running, and each answer takes some ten turns
+@contextmanager
+def serving(bind: str, port: int, tell: Tell) -> Iterator[list[Any]]:
+    """Serve while the block lasts, in a thread of its own, for the caller's loop may be busy; give the addresses."""
+    sys.setswitchinterval(_TURN_SECONDS)
+    with start_blocking_portal() as portal:
+        task, names = portal.start_task(serve, bind, port, tell)
+        try: yield names
+        finally:
+            if not task.cancel(): task.result()
 async def serve(bind: str, port: int, tell: Tell, *, task_status: Any = anyio.TASK_STATUS_IGNORED) -> None:
     """Serve until cancelled at all addresses of `bind` (empty: ours), which `task_status` gets; ConfigError without."""
     listeners, serving = _listen(bind, port), dict[_Client, anyio.CancelScope]()
@@ -33,10 +44,7 @@ async def serve(bind: str, port: int, tell: Tell, *, task_status: Any = anyio.TA
             while True:
                 await anyio.wait_readable(listener)
                 try:
-                    for _ in range(_MOST_CLIENTS):  # all at once, and most have spoken: a busy loop comes back late
-                        client = _Client(listener.accept()[0], tell)
-                        tasks.start_soon(converse, client)
-                        with suppress(Disconnected): client.step()
+                    for _ in range(_MOST_CLIENTS): tasks.start_soon(converse, _Client(listener.accept()[0], tell))
                 except BlockingIOError: pass
                 except OSError: await anyio.sleep(_NO_FILES_PAUSE)
     async with anyio.create_task_group() as tasks:

@@ -54,7 +54,7 @@ class Outcome(NamedTuple):
 class Report:
     """The fold over a run's outcomes."""
     def __init__(self) -> None:
-        self.outcomes, self.interrupted = list[Outcome](), False
+        self.outcomes, self.interrupted = list[Outcome](), True  # until it ends otherwise
         self.mappings = dict[int, dict[str, Any]]()  # by number: from, to, selected, dropped reasons
     def totals(self) -> dict[str, Any]:
         """Return how images ended, what became of blobs (`unique`: distinct digests), and the bytes sent to targets."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 import gc, math, os, signal, time
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from typing import Any, Literal
 import anyio
 from _regsync import discover, state, sync, tags, transport
@@ -26,7 +27,7 @@ async def run(found: Config, console: Console, one: tuple[MappingRule, str, str]
     began, started = anyio.current_time(), time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     report, connected, run_id = Report(), connect(console), os.urandom(8).hex()
     work, signals, stop = sync.Run(connected, found, console.outcome, report, rehearse), list[int](), anyio.Event()
-    try:
+    with closing(connected):
         async with anyio.create_task_group() as tasks:
             def take(number: int) -> None:
                 signals.append(number)
@@ -36,8 +37,6 @@ async def run(found: Config, console: Console, one: tuple[MappingRule, str, str]
             if console.live or console.heartbeat: tasks.start_soon(show_progress, console, work.execution)
             await (work.copy(*one, stop) if one else work.sync(stop))
             tasks.cancel_scope.cancel()
-    finally: connected.close()
-    report.interrupted = report.interrupted or len(signals) > 1
     elapsed = anyio.current_time() - began
     document = report.as_json(run_id, started, elapsed, connected.requests, connected.throttled)
     if work.rehearsal is not None:
@@ -49,13 +48,11 @@ async def run(found: Config, console: Console, one: tuple[MappingRule, str, str]
     return 128 + signals[0] if report.interrupted else report.exit_status()
 async def list_tags(registry: Registry, repository: str, rule: tags.TagRule, console: Console) -> int:
     """List a repository, show what a rule selects of it and why not the others; return the exit status."""
-    connected = connect(console)
-    try:
+    with closing(connect(console)) as connected:
         connected.prepare(registry)
         discovery = discover.Discovery(connected, state.Knowledge())
         source = discovery.repository(registry, repository, Side.SOURCE)
         kept, dropped, floor = await discovery.select_listed(rule, source)
-    finally: connected.close()
     for tag, reason in dropped.items():
         console.log("info", "tag_dropped", f"dropped, {reason:<12}  {tag}", tag=tag, reason=reason)
     reasons = ", ".join(f"{count} {reason}" for reason, count in Counter(dropped.values()).most_common())
@@ -72,14 +69,13 @@ async def check(found: Config, console: Console) -> int:
     for mapping in found.mappings:
         needs.setdefault((mapping.source, mapping.source_repository), Side.SOURCE)
         needs |= {(target, mapping.target_repository): Side.TARGET for target in mapping.targets}
-    try:
+    with closing(connected):
         for registry, _ in needs: connected.prepare(registry)
         discovery = discover.Discovery(connected, state.Knowledge())
         left = iter([discovery.repository(*where, side) for where, side in needs.items()])
         async def work() -> None:
             for repository in left: rows.append(await _row(connected, repository, console))
         await discover.together([work] * 16)
-    finally: connected.close()
     if console.as_json: console.document({"schema": 1, "access": sorted(rows, key=lambda row: str(row["repository"]))})
     return 4 if any(row["error"] for row in rows) else 0
 async def _row(connected: transport.Transport, repository: Repository, console: Console) -> dict[str, Any]:

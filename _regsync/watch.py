@@ -6,33 +6,28 @@ from __future__ import annotations
 import os, signal, time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from functools import cache, partial
-from typing import Any
-import anyio
+from typing import Any, NamedTuple
+import anyio.lowlevel
 from _regsync import __version__, config, health, session, sync
 from _regsync.errors import ConfigError
 from _regsync.output import Console
-from _regsync.report import Outcome, Report
+from _regsync.report import Outcome, Report, duration_text
 from _regsync.store import StateFile
 _NO_PROGRESS, _HOUR = 900.0, 3600.0
 _SETTINGS = ("max_concurrent_transfers", "cache_dir", "cache_ttl", "staging_size_limit")
-class Health:
-    """What probes are told; `moved` says when a registry answered last, or bytes moved."""
-    def __init__(self, now: Callable[[], float], moved: Callable[[], float], is_stopping: Callable[[], bool]) -> None:
-        self._now, self._moved, self._is_stopping, self._is_seeded = now, moved, is_stopping, False
-        self.began: float | None = None  # when the cycle under way did
-        self.cycle: dict[str, Any] | None = None  # the last that ended
-        self.reload_error: str | None = None
-    def end(self, **cycle: Any) -> None:
-        """Take in how a cycle ended."""
-        self.began, self.cycle = None, cycle
-        self._is_seeded = self._is_seeded or cycle["exit_status"] in (0, 1)
-    def tell(self, path: str) -> tuple[int, dict[str, Any]]:
-        """Return status and document: whether the loop waits or has made progress lately, or a cycle has ended well."""
-        moves = self.began is None or self._now() - max(self.began, self._moved()) < _NO_PROGRESS
-        status = "stopping" if self._is_stopping() else "ready" if self._is_seeded else "starting"
-        return 200 if (moves if path == "/healthz" else status == "ready") else 503, {"status": status,
-            "version": __version__, "cycle": self.cycle, "reload_error": self.reload_error}
+class Health(NamedTuple):
+    """What probes are told: replaced as a whole, for a thread of its own reads it."""
+    due: float  # when the cycle under way began, or the next one is to
+    status: str = "starting"  # "ready" when a cycle has ended well; then "stopping"
+    cycle: dict[str, Any] | None = None  # the last that ended
+    reload_error: str | None = None
+    def tell(self, path: str, now: float, moved: float) -> tuple[int, dict[str, Any]]:
+        """Return status and document; `moved` says when a registry answered last, or bytes moved."""
+        well = now - max(self.due, moved) < _NO_PROGRESS if path == "/healthz" else self.status == "ready"
+        return 200 if well else 503, {"status": self.status, "version": __version__, "cycle": self.cycle,
+            "reload_error": self.reload_error}
 def changes(old: config.Config, new: config.Config) -> Iterator[str]:
     """Give a line for each registry, mapping and setting that was added, removed or changed; no line has a value."""
     before, after = _named(old), _named(new)
@@ -73,27 +68,30 @@ class _Said:
         for name, count in names.items(): self.log("info", "recovered", f"no longer failing: {name} ({count})")
 class _Watch:
     """The loop; `read` gives the arguments of `load`."""
-    def __init__(self, console: Console, read: Callable[[], dict[str, Any]],
-            load: Callable[..., config.Config]) -> None:
+    def __init__(self, console: Console, read: Callable[[], dict[str, Any]], load: Callable[..., config.Config],
+            interval: float) -> None:
         self._console, self._read, self._load, self._said, given = console, read, load, _Said(console), read()
-        self._text, self._found = given["text"], load(**given)
+        self._text, self._found, self._interval = given["text"], load(**given), interval
         self.transport = session.connect(console, self._said.log)
         self._state = cache(partial(StateFile, warn=partial(self._said.log, "warning"), remembers=True))
         self._stop, self._wake, self._number, self._quiet_since = anyio.Event(), anyio.Event(), 0, anyio.current_time()
-        self.health = Health(anyio.current_time, lambda: self.transport.moved, self._stop.is_set)
-    def take(self, scope: anyio.CancelScope, number: int) -> None:
+        self._health, self._cut = Health(anyio.current_time()), anyio.CancelScope()
+    def tell(self, path: str) -> tuple[int, dict[str, Any]]:  # in whatever thread: loops of asyncio have one clock
+        return self._health.tell(path, anyio.current_time(), self.transport.moved)
+    def take(self, number: int) -> None:
         if number in (signal.SIGINT, signal.SIGTERM):
-            if self._stop.is_set(): scope.cancel()
+            if self._stop.is_set(): self._cut.cancel()
             self._stop.set()
+            self._health = self._health._replace(status="stopping")
         self._wake.set()
-    async def cycles(self, interval: float) -> None:
+    async def cycles(self) -> None:
         while not self._stop.is_set():
             self._wake = anyio.Event()
             self._said.begin()
             if self._number: self._reload()
             await self._cycle()
-            if interval > self.transport.edge.timeouts.idle_connection: self.transport.close()
-            with anyio.move_on_after(interval): await self._wake.wait()
+            if self._interval > self.transport.edge.timeouts.idle_connection: self.transport.close()
+            with anyio.move_on_after(self._interval): await self._wake.wait()
     def _reload(self) -> None:
         try:
             given = self._read()
@@ -101,22 +99,24 @@ class _Watch:
             found = self._load(**given) if changed else self._found
             self.transport.renew(found.in_use)
         except ConfigError as error:
-            self._text, self.health.reload_error = None, str(error)
+            self._text, self._health = None, self._health._replace(reload_error=str(error))
             for each in error.problems or [error]:
-                self._said.log("error", "reload_failed", f"{error.code}: {each}; what was good last stays in force")
+                text = f"{error.code}: {each}; what was good last stays in force"
+                self._said.log("error", "reload_failed", text, code=error.code, hint=error.hint)
             return
         if changed:
             lines, self._text, self._found = [*changes(self._found, found)], given["text"], found
-            self.health.reload_error = None
+            self._health = self._health._replace(reload_error=None)
             for line in (*lines, f"configuration changes: {len(lines)}"): self._console.log("info", "reloaded", line)
     async def _cycle(self) -> None:
         began, started = anyio.current_time(), time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-        self.health.began, self._number, report = began, self._number + 1, Report()
+        self._number, self._health, report = self._number + 1, self._health._replace(due=began), Report()
         for warning in self._found.warnings: self._said.log("warning", "config", warning)
         self.transport.begin(self._found.in_use)
         work = sync.Run(self.transport, self._found, self._said.outcome, report,
             state=self._state(self._found.cache_dir))
         async with anyio.create_task_group() as tasks:
+            self._cut = tasks.cancel_scope
             if self._console.live: tasks.start_soon(session.show_progress, self._console, work.execution)
             await work.sync(self._stop)
             tasks.cancel_scope.cancel()
@@ -125,24 +125,27 @@ class _Watch:
         if self._console.as_json:
             self._console.document(report.as_json(os.urandom(8).hex(), started, now - began, self.transport.requests,
                 self.transport.throttled))
-        self.health.end(number=self._number, started_at=started, duration_s=round(now - began, 3),
-            exit_status=report.exit_status(), images=report.totals()["images"])
+        cycle = {"number": self._number, "started_at": started, "duration_s": round(now - began, 3),
+            "exit_status": report.exit_status(), "images": report.totals()["images"]}
+        seeds = self._health.status == "starting" and cycle["exit_status"] in (0, 1)
+        status = "ready" if seeds else self._health.status
+        self._health = self._health._replace(status=status, cycle=cycle, due=now + self._interval)
         text = f"cycle {self._number}: {'; '.join(report.summary(now - began))}"
-        if self._said.has_news: self._console.log("info", "cycle", text, **(self.health.cycle or {}))
+        if self._said.has_news: self._console.log("info", "cycle", text, **cycle)
         elif now - self._quiet_since < _HOUR: return
         else: self._console.log("debug", "quiet", f"{'nothing new' if self._said.failed else 'all is well'}; {text}")
         self._quiet_since = now
 async def run(console: Console, read: Callable[[], dict[str, Any]], load: Callable[..., config.Config], interval: float,
         where: tuple[str, int]) -> int:
     """Run cycles, `interval` seconds apart, until SIGINT or SIGTERM; return the exit status."""
-    watch = _Watch(console, read, load)
+    watch = _Watch(console, read, load, interval)
     numbers = signal.SIGINT, signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM)
-    try:
+    with closing(watch.transport), health.serving(*where, watch.tell) as names:
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(session.listen_for_signals, partial(watch.take, tasks.cancel_scope), numbers)
-            names = await tasks.start(health.serve, *where, watch.health.tell)
-            console.log("info", "listening", f"probes are answered at {where[0]}, port {names[0][1]}")
-            await watch.cycles(interval)
+            tasks.start_soon(session.listen_for_signals, watch.take, numbers)
+            await anyio.lowlevel.checkpoint()  # they are heard
+            every, port = duration_text(interval), names[0][1]
+            console.log("info", "listening", f"a cycle every {every}, probes are answered at {where[0]}, port {port}")
+            await watch.cycles()
             tasks.cancel_scope.cancel()
-    finally: watch.transport.close()
     return 0

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import errno
-import functools
 import http.client
 import json
 import os
@@ -34,21 +34,10 @@ def tell(path: str) -> tuple[int, dict[str, Any]]:
     return (200 if path == "/healthz" else 503), {"status": "here", "path": path, "cycle": None}
 
 
-@contextmanager
-def serving(bind: str, told: health.Tell = tell) -> Iterator[list[Address]]:
-    """Serve in a thread; give the addresses."""
-    with anyio.from_thread.start_blocking_portal("asyncio") as portal:
-        task, addresses = portal.start_task(functools.partial(health.serve, bind, 0, told))
-        try:
-            yield addresses
-        finally:
-            task.cancel()
-
-
 @pytest.fixture(scope="module")
 def address() -> Iterator[Address]:
     """Where most of these tests find it."""
-    with serving("127.0.0.1") as (first, *_):
+    with health.serving("127.0.0.1", 0, tell) as (first, *_):
         yield first
 
 
@@ -260,14 +249,14 @@ ipv6 = pytest.mark.skipif(not has_ipv6(), reason="this machine has no IPv6")
     ],
 )
 def test_it_listens_where_it_is_told_to(bind: str, clients: list[str]) -> None:
-    with serving(bind) as addresses:
+    with health.serving(bind, 0, tell) as addresses:
         for client in clients:
             assert asked((client, addresses[0][1]), HEAD + b"\r\n") == 200
 
 
 @ipv6
 def test_it_listens_on_every_address_of_the_machine() -> None:
-    with serving("") as addresses:
+    with health.serving("", 0, tell) as addresses:
         for each in addresses:
             client = "::1" if ":" in each[0] else "127.0.0.1"
             assert asked((client, each[1]), HEAD + b"\r\n") == 200
@@ -275,18 +264,14 @@ def test_it_listens_on_every_address_of_the_machine() -> None:
 
 
 def refused(bind: str, port: int) -> ConfigError:
-    async def try_it() -> None:
-        async with anyio.create_task_group() as tasks:
-            with pytest.raises(ConfigError) as found:
-                await tasks.start(health.serve, bind, port, tell)
-            errors.append(found.value)
-
-    errors: list[ConfigError] = []
-    anyio.run(try_it)
-    assert errors[0].exit_status == 3
-    assert errors[0].message.startswith("no health listener on ")
-    assert errors[0].hint == "--health-bind and --health-port take another"
-    return errors[0]
+    threads = threading.active_count()
+    with pytest.raises(ConfigError) as found, health.serving(bind, port, tell):
+        raise AssertionError("it serves")
+    assert threading.active_count() <= threads
+    assert found.value.exit_status == 3
+    assert found.value.message.startswith("no health listener on ")
+    assert found.value.hint == "--health-bind and --health-port take another"
+    return found.value
 
 
 def test_an_address_in_use_is_named(address: Address) -> None:
@@ -372,9 +357,42 @@ def test_garbage_on_many_connections_is_answered_or_cut_off_each_on_its_own(addr
     assert set(failures) <= {errno.ECONNRESET, errno.EPIPE}
 
 
+def test_who_is_busy_delays_no_probe() -> None:
+    """The caller's thread never waits, as an event loop that parses a large file: its turns end by themselves."""
+    answers = list[int]()
+    with health.serving("127.0.0.1", 0, tell) as (where, *_):
+        probing = threading.Thread(target=lambda: answers.append(asked(where, HEAD + b"\r\n")))
+        probing.start()
+        while probing.is_alive():
+            pass
+    assert answers == [200]
+
+
+def test_a_defect_that_ends_it_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_: object) -> int:
+        raise LookupError("a defect")
+
+    def start(*given: Any) -> Any:
+        started.append(plain(*given))
+        return started[0]
+
+    plain, started = anyio.from_thread.BlockingPortal.start_task, list[Any]()
+    monkeypatch.setattr(anyio.from_thread.BlockingPortal, "start_task", start)
+    monkeypatch.setattr(health._Client, "step", fail)
+    with (
+        pytest.raises(Exception, match="TaskGroup") as found,
+        health.serving("127.0.0.1", 0, tell) as (where, *_),
+        socket.create_connection(where[:2], timeout=10),
+    ):
+        concurrent.futures.wait([started[0][0]])
+    group: Any = found.value
+    assert [type(each) for each in group.exceptions] == [LookupError]
+
+
 def test_everything_is_closed_when_it_ends() -> None:
     before = len(os.listdir(OPEN_FILES))
-    with serving("127.0.0.1") as (where, *_):
+    threads = threading.active_count()
+    with health.serving("127.0.0.1", 0, tell) as (where, *_):
         waiting = [socket.create_connection(where[:2], timeout=10) for _ in range(5)]
         assert asked(where, HEAD + b"\r\n") == 200
     for each in waiting:
@@ -385,6 +403,7 @@ def test_everything_is_closed_when_it_ends() -> None:
         each.close()
     # Those of earlier tests may have been closed meanwhile.
     assert len(os.listdir(OPEN_FILES)) <= before
+    assert threading.active_count() <= threads
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(where[:2], timeout=10)
 

@@ -120,6 +120,7 @@ def test_the_lines_of_an_image_are_the_specifications() -> None:
 
 def filled() -> Report:
     made = report("skipped", "skipped", SOURCE)
+    made.interrupted = False
     made.outcomes.append(outcome("synced", transferred=("a", "b"), mounted=3, skipped=1, bytes=1500, duration=1.23456))
     made.outcomes.append(outcome("synced", transferred=("b",), mounted=1, bytes=500))
     made.outcomes.append(outcome("failed", AUTH, transferred=("c",), bytes=50))

@@ -401,6 +401,7 @@ async def test_a_second_signal_ends_a_drain_and_saves_the_state(tmp_path: Path) 
 
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(stop)
-            ran = await stage.world.run("watch", "-c", str(stage.file), "--health-port", "0")
+            ran = await stage.world.run("watch", "-c", str(stage.file), "--health-port", "0", "--json")
         assert (ran.status, ran.seconds) == (0, pytest.approx(20, abs=0.1))
+        assert (ran.report["interrupted"], ran.images) == (True, []), "also a cycle that is cut off has its line"
         assert (tmp_path / ".regsync" / "state.bin").exists()

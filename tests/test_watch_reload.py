@@ -14,7 +14,7 @@ from trustme import CA
 from conformance.memory import Link
 from conformance.tokens import TokenService
 from tests.ends import held, tags, virtual
-from tests.watching import Scene, Step, lines, made_healths, scene
+from tests.watching import Scene, Step, lines, scene, tellers
 
 pytestmark = [pytest.mark.anyio, pytest.mark.virtual_time]
 
@@ -143,7 +143,7 @@ async def test_a_file_that_cannot_be_used_leaves_the_last_good_one_in_force(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bodies: list[dict[str, Any]] = []
-    healths = made_healths(monkeypatch)
+    told_by = tellers(monkeypatch)
     async with scene(tmp_path) as stage:
         stage.load("v1")
         stage.write({"from": "app", "tags": tags("v1")})
@@ -151,7 +151,7 @@ async def test_a_file_that_cannot_be_used_leaves_the_last_good_one_in_force(
 
         def step(content: bytes | None) -> Step:
             def replace() -> None:
-                bodies.append(healths[0].tell("/healthz")[1])
+                bodies.append(told_by[0]("/healthz")[1])
                 if content is None:
                     stage.file.unlink()
                 else:
@@ -188,9 +188,10 @@ async def test_an_empty_file_after_a_wrong_one_is_told(tmp_path: Path) -> None:
 
             return replace
 
-        ran = await stage.watch(write("- x\n"), write(""))
-        wrong = lines(ran, "error: CONFIG_ERROR: ", "what was good last stays in force")
-        assert len(wrong) == len({*wrong}) == 2
+        ran = await stage.watch(write("- x\n"), write(""), more=("--log-format", "json"))
+        wrong = [each for each in map(json.loads, ran.err.splitlines()) if each["event"] == "reload_failed"]
+        assert len(wrong) == len({each["message"] for each in wrong}) == 2
+        assert all(each["code"] == "CONFIG_ERROR" and "hint" in each for each in wrong)
 
 
 async def test_files_that_the_configuration_names_are_read_again_each_cycle(tmp_path: Path, clean_env: Path) -> None:
@@ -217,7 +218,7 @@ async def test_files_that_the_configuration_names_are_read_again_each_cycle(tmp_
 async def test_a_named_file_that_is_gone_is_as_if_it_were_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    healths, errors = made_healths(monkeypatch), list[str | None]()
+    told_by, errors = tellers(monkeypatch), list[str | None]()
     async with scene(tmp_path) as stage:
         stage.load("v1")
         authority = tmp_path / "ca.pem"
@@ -229,7 +230,7 @@ async def test_a_named_file_that_is_gone_is_as_if_it_were_there(
 
         def step(content: str | None) -> Step:
             def replace() -> None:
-                errors.append(healths[0].reload_error)
+                errors.append(told_by[0]("/readyz")[1]["reload_error"])
                 if content is None:
                     authority.unlink()
                 else:
@@ -247,18 +248,39 @@ async def test_a_named_file_that_is_gone_is_as_if_it_were_there(
 # What probes are told.
 
 
+async def test_a_long_wait_is_no_illness_until_its_end_is_missed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told_by, states = tellers(monkeypatch), list[int]()
+    async with scene(tmp_path) as stage:
+        stage.load("v1")
+        stage.write({"from": "app", "tags": tags("v1")})
+
+        async def look() -> None:
+            await anyio.sleep(1900)
+            states.append(told_by[0]("/healthz")[0])
+            with monkeypatch.context() as later:
+                now = anyio.current_time()
+                for seconds in (950.0, 1050.0):  # the loop is stuck, and this is another's clock
+                    later.setattr(anyio, "current_time", lambda seconds=seconds: now + seconds)
+                    states.append(told_by[0]("/healthz")[0])
+
+        ran = await stage.watch(look, interval=4000)
+    assert (ran.status, states) == (0, [200, 200, 503])
+
+
 async def test_a_first_cycle_in_which_all_fails_makes_nobody_ready(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    healths = made_healths(monkeypatch)
+    told_by = tellers(monkeypatch)
     async with scene(tmp_path) as stage:
         stage.write({"from": "app", "tags": tags("v1")})
         seen: list[dict[str, Any]] = []
         ready: list[int] = []
 
         def look() -> None:
-            seen.append(healths[0].tell("/healthz")[1])
-            ready.append(healths[0].tell("/readyz")[0])
+            seen.append(told_by[0]("/healthz")[1])
+            ready.append(told_by[0]("/readyz")[0])
             stage.load("v1")
 
         await stage.watch(look, look)
@@ -267,13 +289,13 @@ async def test_a_first_cycle_in_which_all_fails_makes_nobody_ready(
         assert [body["cycle"]["number"] for body in seen] == [1, 2]
         assert seen[1]["cycle"]["images"] == {"synced": 1, "skipped": 0, "failed": 0}
         assert seen[1].keys() == {"status", "version", "cycle", "reload_error"}
-        assert healths[0].tell("/readyz")[1]["status"] == "stopping"
+        assert told_by[0]("/readyz")[1]["status"] == "stopping"
 
 
 async def test_a_cycle_is_ill_when_nothing_moves_and_not_when_it_is_long(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    healths = made_healths(monkeypatch)
+    told_by = tellers(monkeypatch)
     async with virtual() as world:
         stage = Scene(world, tmp_path)
         slow = world.registry("slow.test", up=Link(bandwidth=2000), down=Link(bandwidth=2000))
@@ -282,14 +304,13 @@ async def test_a_cycle_is_ill_when_nothing_moves_and_not_when_it_is_long(
         states: list[bool] = []
 
         async def look() -> None:
-            assert healths[0].began is not None
             for _ in range(15):
-                states.append(healths[0].tell("/healthz")[0] == 200)
+                states.append(told_by[0]("/healthz")[0] == 200)
                 await anyio.sleep(60)
             slow.fail("silent")
             for _ in range(25):
                 await anyio.sleep(60)
-                states.append(healths[0].tell("/healthz")[0] == 200)
+                states.append(told_by[0]("/healthz")[0] == 200)
             slow.recover()
 
         await stage.watch(look, interval=120, idle=3600.0, slow_window=36000.0)

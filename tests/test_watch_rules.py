@@ -30,31 +30,22 @@ def test_what_changed_is_said_without_values() -> None:
 
 
 def test_states_follow_cycles() -> None:
-    clock, moved, stopping = [0.0], [-1e9], False
-    health = watch.Health(lambda: clock[0], lambda: moved[0], lambda: stopping)
-
-    def told(now: float) -> tuple[int, int, str]:
-        clock[0] = now
-        (alive, first), (ready, second) = health.tell("/healthz"), health.tell("/readyz")
+    def told(health: watch.Health, now: float, moved: float = -1e9) -> tuple[int, int, str]:
+        (alive, first), (ready, second) = (health.tell(path, now, moved) for path in ("/healthz", "/readyz"))
         assert first == second
         assert first.keys() == {"status", "version", "cycle", "reload_error"}
         return alive, ready, first["status"]
 
-    assert told(0) == (200, 503, "starting")
-    health.began = 1000.0
-    assert told(1899) == (200, 503, "starting")
-    assert told(1900) == (503, 503, "starting")
-    moved[0] = 1899.0
-    assert told(2798)[0] == 200, "long is not stuck"
-    assert told(2799)[0] == 503
-    health.end(exit_status=2)
-    assert told(1e9) == (200, 503, "starting"), "to wait is no illness"
-    health.end(exit_status=1)
-    assert told(1e9) == (200, 200, "ready")
-    health.end(exit_status=4)
-    assert told(1e9) == (200, 200, "ready"), "for good"
-    stopping = True
-    assert told(1e9) == (200, 503, "stopping")
+    begun = watch.Health(1000.0)
+    assert told(begun, 1899) == (200, 503, "starting")
+    assert told(begun, 1900) == (503, 503, "starting")
+    assert told(begun, 2798, moved=1899)[0] == 200, "long is not stuck"
+    assert told(begun, 2799, moved=1899)[0] == 503
+    waits = begun._replace(status="ready", due=5000.0)
+    assert told(waits, 3000) == (200, 200, "ready"), "to wait is no illness"
+    assert told(waits, 5899) == (200, 200, "ready")
+    assert told(waits, 5900) == (503, 200, "ready"), "but a cycle that does not begin when it is due is one"
+    assert told(waits._replace(status="stopping"), 5000) == (200, 503, "stopping")
 
 
 @pytest.mark.parametrize(

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import signal
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
 import anyio
 import pytest
 
-from _regsync import watch
+from _regsync import health
 from conformance.app import App
 from conformance.images import Image, Seed
 from tests.ends import Ran, Virtual, document, virtual
@@ -93,14 +93,15 @@ def lines(ran: Ran, *words: str) -> list[str]:
     return [line for line in ran.err.splitlines() if all(word in line for word in words)]
 
 
-def made_healths(monkeypatch: pytest.MonkeyPatch) -> list[watch.Health]:
-    """Return the list into which each Health goes that is made from now on."""
-    made: list[watch.Health] = []
+def tellers(monkeypatch: pytest.MonkeyPatch) -> list[health.Tell]:
+    """Return the list into which goes what answers the probes of each watch from now on."""
 
-    class Noted(watch.Health):
-        def __init__(self, *clocks: Any) -> None:
-            super().__init__(*clocks)
-            made.append(self)
+    @contextmanager
+    def noted(bind: str, port: int, tell: health.Tell) -> Iterator[Any]:
+        made.append(tell)
+        with plain(bind, port, tell) as names:
+            yield names
 
-    monkeypatch.setattr(watch, "Health", Noted)
+    plain, made = health.serving, list[health.Tell]()
+    monkeypatch.setattr(health, "serving", noted)
     return made
