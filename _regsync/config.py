@@ -38,10 +38,6 @@ class Registry(NamedTuple):
     def __repr__(self) -> str:
         return f"<Registry {self.alias}: {self.scheme}://{self.authority}>"  # no secret, whatever prints it
     @property
-    def route(self) -> object:
-        """Say how it is reached, and as whom: who goes another way is another client."""
-        return self.ca_file, self.client_cert, self.client_key, self.proxy
-    @property
     def origin(self) -> tuple[str, int]:
         """What limits and knowledge are keyed by: aliases of one host and port share them."""
         return self.host, self.port

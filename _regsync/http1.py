@@ -296,11 +296,10 @@ async def _tunnel(stream: Stream, origin: Origin, proxy: Proxy, timeouts: Timeou
         refused.retryable = status >= 500
         if status == 407:
             ways = " or ".join(each.partition(" ")[0] for each in answer.headers.all("proxy-authenticate"))
-            refused.hint = "put user and password into the proxy's URL, percent-encoded"
-            if proxy.username: refused.hint = "check the user and password in the proxy's URL"
             if ways: refused.message += f", it takes {clean(ways, 80)}"
-            if "basic" not in (ways or "basic").lower():
-                refused.hint = "only Basic is spoken here: put a proxy before it"
+            refused.hint = ("only Basic is spoken here: put a proxy before it" if ways and "basic" not in ways.lower()
+                else "check the user and password in the proxy's URL" if proxy.username
+                else "put user and password into the proxy's URL, percent-encoded")
         raise refused
     if connection.framing.trailing_data[0]:
         raise ProtocolBroken(f"the proxy {proxy} sent bytes before the tunnel was used")

@@ -51,8 +51,8 @@ def make_context(ca_file: str | None = None, client_cert: str | None = None, cli
     for directory in directories: context.load_verify_locations(capath=directory)
     for file in trusted: _load(f"ca_file {clean(file)}", context.load_verify_locations, file)
     # Of TLS 1.2 and below; before Python 3.15 those of TLS 1.3 are the library's, and AES is its first.
-    names = [each["name"] for each in context.get_ciphers() if not re.search("CHACHA20|MD5", each["name"])]
-    context.set_ciphers(":".join(names))
+    names = (each["name"] for each in context.get_ciphers())
+    context.set_ciphers(":".join(name for name in names if not re.search("CHACHA20|MD5", name)))
     context.minimum_version = max(context.minimum_version, ssl.TLSVersion.TLSv1_2)  # a stricter policy stays
     context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN  # an intermediate may be the anchor, as in Go and Python 3.13
     for certificate, key in [(client_cert, client_key or client_cert)] if client_cert else _pairs(certs_d):
@@ -93,7 +93,7 @@ _CLOCK = "check this host's clock; if it is right, the registry's certificate mu
 _AUTHORITY = "give the authority's PEM file as `ca_file` of the registry, or in SSL_CERT_FILE"
 _NAME = "use a name in the certificate, or have it reissued"
 _PLAIN = "if it serves plain HTTP, its url has to begin with http://"
-_SHOW = "give client_cert and client_key of the registry, or put the pair into a container client's certs.d"
+SHOW = "give client_cert and client_key of the registry, or put the pair into a container client's certs.d"
 _CLIENT = "check client_cert and client_key of the registry, and by which authority it knows its clients"
 _STRONG = "have it reissued with an RSA key of 2048 bits or more, or ECDSA, and signed over SHA-256"
 _FAILURES = (  # a pattern for the number in OpenSSL's x509_vfy.h or the error's name, what failed, the remedy
@@ -106,7 +106,7 @@ _FAILURES = (  # a pattern for the number in OpenSSL's x509_vfy.h or the error's
     ("62|64", "is not trusted: its certificate is not valid for this name", _NAME),
     # Plain HTTP read as a TLS record; OpenSSL 1.1.1, 3.0 and 3.2 each name it otherwise.
     ("WRONG_VERSION.*|HTTP_REQUEST|RECORD_LAYER.*|PACKET_LENGTH.*", "does not speak TLS", _PLAIN),
-    (".*ALERT_CERTIFICATE_REQUIRED", "asks for a client certificate", _SHOW),
+    (".*ALERT_CERTIFICATE_REQUIRED", "asks for a client certificate", SHOW),
     (".*ALERT_(UNKNOWN_CA|ACCESS_DENIED|.*CERTIFICATE.*)", "refused this client's certificate", _CLIENT),
     (".*PROTOCOLS?(_VERSION|_AVAILABLE)?", "shares no TLS version with us", "TLS 1.2 or newer is needed"),
     (".*HANDSHAKE_FAILURE", "refused the TLS handshake", "it may want other ciphers or a client certificate"),

@@ -235,7 +235,8 @@ class Transport:
         try: credential = self._clouds.find(registry, repository, self._read)
         except AuthError as error: stopped = error
         # Never another's token, nor another's client certificate.
-        key = (registry.authority, stopped.message if stopped else credential, registry.route)
+        way = registry.ca_file, registry.client_cert, registry.client_key, registry.proxy
+        key = (registry.authority, stopped.message if stopped else credential, way)
         if key not in self._hosts:
             self._hosts[key] = host = Host(self, registry, credential)
             self._known.setdefault(host.origin[:3], host)
@@ -256,11 +257,10 @@ class Transport:
     async def _dial(self, origin: Origin, *, abroad: bool = False) -> Stream:
         known, timeouts = self._known.get(origin[:3]), self.edge.timeouts
         registry: Registry | None = known.registry if known and abroad else origin.via
-        override = registry.proxy if registry else None
-        proxy, decided = proxy_for(*origin[:3], self.edge.environ, override, listed=known is None)
+        own = registry.proxy if registry else None
+        proxy, decided = proxy_for(*origin[:3], self.edge.environ, own, listed=known is None)
         if origin.scheme == "http" and not (known or abroad): proxy = None  # metadata, whatever its name (R20)
-        through = f"through {proxy} " if proxy else ""
-        self.edge.log("debug", "connect", f"connecting to {origin} {through}({decided})")
+        self.edge.log("debug", "connect", f"connecting to {origin}{f' through {proxy}' if proxy else ''} ({decided})")
         context = self._context(registry, stranger=abroad) if origin.scheme == "https" else None
         around = self._context(registry, stranger=True) if proxy and proxy.scheme == "https" else None
         # What goes when there is a line at last was drawn from the buckets as if it had gone at once.
@@ -452,6 +452,7 @@ class Transport:
             error.paced = True
             error.hint = f"who logs in may ask more often: {login.login}" if login.anonymous else None
         elif status in (401, 403): error.hint = login.advice
+        elif status == 400 and b"SSL certificate" in body: error.hint = tls.SHOW  # as nginx words it
         elif status == 400 and b"HTTPS" in (body or b"HTTPS"):
             error.hint = host.secure  # as Go and nginx word it; the answer to a HEAD has no words
         return error

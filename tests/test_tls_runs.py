@@ -223,6 +223,17 @@ def test_tls_on_a_plain_port_and_plain_http_on_a_tls_port_are_told(scene: Scene,
     assert f"hint: if it serves HTTPS, write https://{secure.address} as its url" in ran.err
 
 
+@pytest.mark.parametrize("words", ["No required SSL certificate was sent", "The SSL certificate error"])
+def test_nginx_that_asks_for_a_client_certificate_in_http_is_understood(scene: Scene, words: str) -> None:
+    """It lets everybody shake hands, and answers each request with a page."""
+    server = scene.registry()
+    page = f"<html><head><title>400 {words}</title></head></html>".encode()
+    server.app.intercept = lambda request: Response(400, [("Content-Type", "text/html")], page)
+    ran = scene.copy(server, ca_file=scene.ca_file)
+    assert ran.status == 2
+    assert ran.err.splitlines()[1] == f"hint: {SHOW}"
+
+
 # Who is shown which certificate.
 
 
