@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import socket
 import ssl
 from collections.abc import Callable
@@ -194,7 +193,7 @@ NAMED = "this proxy is named by HTTPS_PROXY; NO_PROXY names hosts to reach witho
         pytest.param(hangs, f"{UNOPENED}: no answer from P within 0.05 s (tried 3 times)", NAMED, id="hangs"),
         pytest.param(
             says(b"\x1b[31m<h1>\x07" * 30 + b"\r\n\r\n"),
-            f"{UNOPENED}: P does not speak HTTP/1.1: .* (tried 3 times)",
+            f"{UNOPENED}: P does not speak HTTP/1.1 (tried 3 times)",
             NAMED,
             id="garbage",
         ),
@@ -226,7 +225,7 @@ def test_what_a_proxy_does_instead_of_a_tunnel_is_told(
     ran = scene.copy(env=env, timeouts=QUICK._replace(head=0.05) if script is hangs else QUICK)
     assert ran.status == 2
     failed, *more = ran.err.replace(address, "P").splitlines()
-    assert re.fullmatch(re.escape(cause).replace(r"\.\*", ".*"), failed.partition(f"{NAME}/app:v1: ")[2]), failed
+    assert failed.rpartition(f"{NAME}/app:v1: ")[2] == cause
     assert ([line for line in more if line.startswith("hint: ")] or [None])[0] == (hint and f"hint: {hint}")
     assert "\x1b" not in ran.err
     assert scene.app.journal.entries == []
