@@ -146,12 +146,11 @@ def _read(name: str) -> dict[str, Any]:
     if len(text) > _LARGEST_CONFIG: raise ConfigError(f"{clean(name)} is larger than {_LARGEST_CONFIG} bytes")
     shown, base_dir = ("standard input", None) if name == "-" else (name, os.path.dirname(os.path.abspath(name)))
     return {"text": text, "name": shown, "environ": os.environ, "base_dir": base_dir, "home": os.path.expanduser("~")}
-def _read_config(name: str | None, *, lint: bool = False) -> Config:
+def _read_config(name: str | None, console: Console | None = None, *, lint: bool = False) -> Config:
     from _regsync import config
-    return config.Config({}, ()) if name is None else config.load(**_read(name), lint=lint)
-def _read_mappings(name: str, console: Console, *, lint: bool = False) -> Config:
-    found = _read_config(name, lint=lint)
-    for warning in found.warnings: console.log("warning", "config", warning)
+    found = config.Config({}, ()) if name is None else config.load(**_read(name), lint=lint)
+    for warning in found.warnings:
+        if console: console.log("warning", "config", warning)
     return found
 def _share(shard: str | None, whole: Config, console: Console) -> Config:
     if shard is None: return whole
@@ -162,7 +161,7 @@ def _share(shard: str | None, whole: Config, console: Console) -> Config:
     console.log("info", "shard", told, mappings=len(found.mappings), of=len(whole.mappings))
     return found
 def _validate(arguments: argparse.Namespace, console: Console) -> int:
-    _read_mappings(arguments.file, console, lint=True)
+    _read_config(arguments.file, console, lint=True)
     return 0
 def _version(arguments: argparse.Namespace, console: Console) -> int:
     from _regsync import version
@@ -193,7 +192,7 @@ def _tags(arguments: argparse.Namespace, console: Console) -> int:
     except ValueError as error: raise ConfigError(str(error), hint="see `regsync tags --help`") from error
     return _run(session.list_tags, config.registry_for(where.host, given), where.repository, rule, console)
 def _sync(arguments: argparse.Namespace, console: Console) -> int:
-    found = _share(getattr(arguments, "shard", None), _read_mappings(arguments.config, console), console)
+    found = _share(getattr(arguments, "shard", None), _read_config(arguments.config, console), console)
     from _regsync import session
     if arguments.command == "auth": return _run(session.check, found, console)
     rehearse = "analysis" if arguments.command == "analyze" else "plan" if arguments.dry_run else None

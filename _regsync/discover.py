@@ -68,7 +68,6 @@ class Sighting(NamedTuple):
     ends: tuple[_End, ...]
     at_source: frozenset[str] = frozenset()  # what of the tree the source itself holds: all but trimmed indexes
 class Discovery:
-    """The questions of one run."""
     def __init__(self, transport: Transport, knowledge: Knowledge, *, reads_only: bool = False,
             whole: bool = False) -> None:
         """Ask for a run; one that `reads_only` changes nothing, `whole` has every image's tree."""
@@ -103,7 +102,6 @@ class Discovery:
         """Choose a mapping's tags; literal names need no listing."""
         return tags.select_literals(mapping.tags) or await self.select_listed(mapping.tags, source)
     async def select_listed(self, rule: tags.TagRule, source: Repository) -> tags.Selection:
-        """Choose among the tags that the source has."""
         if (listed := await self.list_tags(source)) is None:
             missing = RegistryError("the registry knows no such repository", status=404)
             raise missing.located(Side.SOURCE, "list tags of", str(source))

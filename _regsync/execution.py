@@ -18,7 +18,7 @@ from _regsync.pacing import Meter
 from _regsync.registry import Repository
 from _regsync.state import Knowledge, RepositoryKey, key_of
 from _regsync.store import SMALL_BLOB
-from _regsync.transfer import Mover, Rehearsal
+from _regsync.transfer import Mover
 _MOST_PENDING, _HEAVIEST_PENDING = 512, 64 * 1024 * 1024  # images, bytes of manifests, at which discovery rests
 _ABSENT_PAUSES = (0.5, 1.0, 2.0)  # before a manifest is put again that was refused for what this run brought (I5)
 _MOUNT_PATIENCE = 600.0  # for a blob that another image is to have on the same host: a leader may crawl
@@ -72,7 +72,7 @@ class Image:
 class Execution:
     """Images on their way, at most `slots` with a step running. `start` starts a task, `ask` queues a question for a
     source, `keep_list` is `referrers.Referrers.keep` where lists are kept, `ended` is told of each delivery."""
-    def __init__(self, mover: Mover | Rehearsal, knowledge: Knowledge, discovery: Discovery, *, slots: int,
+    def __init__(self, mover: Mover, knowledge: Knowledge, discovery: Discovery, *, slots: int,
             start: Callable[..., None], ask: Callable[[str, Callable[[], Awaitable[None]]], None],
             keep_list: Callable[..., Awaitable[frozenset[str]]] | None, ended: Callable[[Delivery], None],
             paused: Mapping[str, Meter]) -> None:

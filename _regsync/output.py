@@ -51,7 +51,6 @@ class Console:
         self._shown, self.hinted = list[str](), set[str]()
         self.lost = False  # whether a stream could not take what was written to it
     def log(self, level: str, event: str, message: str, **fields: Any) -> None:
-        """Write one log line when its level is wanted."""
         if _LEVELS[level] >= self._threshold: self._say(f"{level}: {message}", level, event, message, **fields)
     def _say(self, text: str, level: str, event: str, message: str, **fields: Any) -> None:
         text = clean(text, _LONGEST_LINE)

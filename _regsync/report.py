@@ -41,7 +41,6 @@ class Outcome(NamedTuple):
         if self.error is not None: return f"failed {self.source} -> {self.target}: {self.error.code}: {self.error}"
         return f"synced {self.source} -> {self.target} ({size_text(self.bytes)}, {duration_text(self.duration)})"
     def as_json(self) -> dict[str, Any]:
-        """Return its object in the JSON report."""
         differs, error = self.source_digest not in (None, self.digest), self.error
         side = getattr(error, "side", None)
         cause = error and {"code": error.code, "message": str(error), "status": getattr(error, "status", None),
@@ -52,7 +51,6 @@ class Outcome(NamedTuple):
             "blobs": {"transferred": len(self.transferred), "mounted": self.mounted, "skipped": self.skipped},
             "artifacts": dict(self.artifacts)}
 class Report:
-    """The fold over a run's outcomes."""
     def __init__(self) -> None:
         self.outcomes, self.interrupted = list[Outcome](), True  # until it ends otherwise
         self.mappings = dict[int, dict[str, Any]]()  # by number: from, to, selected, dropped reasons

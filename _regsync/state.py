@@ -22,7 +22,7 @@ _ALGORITHMS = {"sha256": b"\1", "sha512": b"\2"}
 # A table is rows of one width in ascending order: 600,000 load as the file is read, in a tenth of what objects take,
 # and are found in 20 steps each. A row begins with its identity: a digest's key (a byte for the algorithm, then 32; of
 # sha512 the first 256 bits, as hard to meet) and a repository's number. Table: width of a row, of its identity, where
-# its time of confirmation stands (0: none). B blobs, M manifests: identity, time, flag (a blob: mountable).
+# its time of confirmation stands (0: none). B blobs, M manifests (`entry`): identity, time, flag (a blob: mountable).
 # E: a manifest's identity, the key of a thing it names. S: a snapshot (`named`), time, keys of the source's and pushed.
 # A: an image's artifacts (`named`), time of the last look, of the first, bits, 8 bytes of a hash of what was listed.
 _LAYOUTS = {"B": (42, 37, 37), "M": (42, 37, 37), "E": (70, 70, 0), "S": (102, 32, 32), "A": (49, 32, 32)}
@@ -39,7 +39,6 @@ def named(*words: str) -> bytes:
     """Return the 32 bytes that identify a snapshot: of which tag, where from and to, under which rules."""
     return bytes.fromhex(fips.hash_hex("sha256", "\0".join(words).encode()))
 def entry(key: bytes, number: int, moment: int, flag: bool) -> bytes:
-    """Return a row of table B or M."""
     return key + _CRC.pack(number) + _CRC.pack(moment) + bytes([flag])
 class Archive:
     """What earlier runs left, read only."""

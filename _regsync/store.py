@@ -57,7 +57,6 @@ async def read_whole(blob: Descriptor, read: Reader) -> bytes:
     await read(blob, keep)
     return bytes(whole)
 class MemoryPieces:
-    """A body that is in memory."""
     def __init__(self, body: bytes | memoryview, offset: int = 0) -> None:
         self.length, self._body, self.complete = len(body) - offset, memoryview(body)[offset:], False
     async def next(self) -> memoryview:
@@ -65,7 +64,6 @@ class MemoryPieces:
         self.complete = not self._body
         return given
 class FilePieces:
-    """A body read from a staged file."""
     def __init__(self, staged: FileIO, size: int, offset: int) -> None:
         self.length, self.complete, self._size, self._file = size - offset, False, size, staged
         self._buffer = memoryview(bytearray(min(PIECE, max(size, 1))))

@@ -40,8 +40,8 @@ class Run:
         self._whole, self._plans = rehearse == "analysis", rehearse == "plan"
         self._discovery = Discovery(transport, self._knowledge, reads_only=rehearse is not None, whole=self._whole)
         self._staging = Staging(config.cache_dir, config.staging_size_limit)
-        self.rehearsal = Rehearsal(transport, self._knowledge) if rehearse else None
-        mover = self.rehearsal or Mover(transport, self._knowledge, self._staging, self._count_bytes)
+        mover = (Rehearsal if rehearse else Mover)(transport, self._knowledge, self._staging, self._count_bytes)
+        self.rehearsal = mover if isinstance(mover, Rehearsal) else None
         self._referrers = Referrers(self._discovery, self._knowledge, wall,
             kept=self._state.is_kept or archive is not EMPTY)
         self.execution = Execution(mover, self._knowledge, self._discovery, paused=transport.paused,

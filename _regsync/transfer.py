@@ -119,7 +119,7 @@ class Mover:
         self._accepted: dict[RepositoryKey, anyio.Event] = {}
         self._tried: dict[str, anyio.Event] = {}
     async def bring(self, step: Step, source: Repository, target: Repository, *, fan_out: bool,
-            disk: bool = True) -> _Brought | None:
+            disk: bool) -> _Brought | None:
         """Bring a blob, for several targets (`fan_out`) pulled once, also to `disk`; None: dropped; errors: located."""
         with anyio.CancelScope() as dropped:
             async with self._transport.pool.lease(target.host.origin) as lease:
@@ -177,7 +177,7 @@ class Mover:
         return False
     async def _bring_once(self, upload: Upload, step: Step, relay: Relay, fan_out: bool, disk: bool) -> _Brought:
         blob, host, rank = upload.blob, upload.repository.host.key, float(step.work.order)
-        large, known = blob.size >= pacing.LARGE_BODY, _known_body(blob)
+        large, known = blob.size >= pacing.LARGE_BODY, known_body(blob)
         reading, write = pacing.Want(relay.source.host.key, "read", large), pacing.Want(host, "write", large)
         draws = self._transport.want(relay.source.host, relay.source.call("blob_get", "GET", ""))
         put = self._transport.want(upload.repository.host, upload.repository.call("upload_body", "PUT", ""))
@@ -370,14 +370,15 @@ class Mover:
             await together(partial(put, child) for child in level)
             for child in level: del waiting[child.digest]
         await target.put_manifest(reference, tree.root)
-class Rehearsal:
+class Rehearsal(Mover):
     """Stands where the mover stands in a dry run, by GET and HEAD alone, and counts what `analyze` shows. Its requests
     and bytes are those of a run that gets the same answers (design.md sections 6 and 10, "Dry run")."""
-    def __init__(self, transport: Transport, knowledge: Knowledge) -> None:
-        self._transport, self._knowledge = transport, knowledge
+    def __init__(self, transport: Transport, knowledge: Knowledge, staging: Staging,
+            moved: Callable[[int], None]) -> None:
+        super().__init__(transport, knowledge, staging, moved)
         # By host and action, beside what is asked here; HEADs that the upload starts of a run spare count below zero.
         self._expected = defaultdict[str, Counter[str]](Counter)
-        self._read, self._moved = set[tuple[str, str]](), Counter[str]()
+        self._read, self._to_move = set[tuple[str, str]](), Counter[str]()
         # Of all images that were looked at: blobs' sizes, in how many images, and where they go.
         self._sizes, self._images = dict[str, int](), dict[str, tuple[str, int]]()
         self._uses, self._places, self._plain = Counter[str](), defaultdict[str, set[RepositoryKey]](set), 0
@@ -389,8 +390,7 @@ class Rehearsal:
         self._images.setdefault(tree.root.digest, (name, sum(blobs.values())))
         self._plain += sum(blobs.values())
         for digest in blobs: self._places[digest].add(where)
-    async def bring(self, step: Step, source: Repository, target: Repository, *, fan_out: bool,
-            disk: bool = True) -> _Brought:
+    async def bring(self, step: Step, source: Repository, target: Repository, *, fan_out: bool, disk: bool) -> _Brought:
         """Say how a blob would come to its place; a repository that may hold it is asked."""
         blob, host = step.blob, target.host.key
         if step.mount_from is not None:
@@ -398,7 +398,7 @@ class Rehearsal:
             self._expected[host]["upload_start"] += 1
             return "mounted"
         if not self._knowledge.is_empty(target.key):
-            async with self._transport.gate.admitted((pacing.Want(host),), float(step.work.order)):
+            async with self._admitted((pacing.Want(host),), float(step.work.order)):
                 present = await target.has_blob(blob)
             probes = self._knowledge.may_probe(target.key, target.row.probe is not None)
             self._expected[host]["blob_head"] -= probes
@@ -406,11 +406,11 @@ class Rehearsal:
                 self._expected[host]["upload_start"] += probes
                 return "there"
         read = (source.host.key, blob.digest)
-        if _known_body(blob) is None and not (fan_out and read in self._read):
+        if known_body(blob) is None and not (fan_out and read in self._read):
             self._expected[source.host.key]["blob_get"] += 1
         self._read.add(read)
         self._expected[host].update({"upload_start": 1, "upload_body": 1})
-        self._moved[host] += blob.size
+        self._to_move[host] += blob.size
         return "uploaded"
     async def put(self, tree: Tree, work: Work, target: Repository, reference: str,
             arrived: Callable[[oci.Manifest], None]) -> None:
@@ -418,9 +418,6 @@ class Rehearsal:
         own = [child for child in tree.children if child.digest in work.own_children]
         self._expected[target.host.key]["manifest_put"] += len(own) + 1
         for child in own: arrived(child)
-    async def absent(self, tree: Tree, target: Repository) -> frozenset[str]:
-        """Nothing is put, so nothing is refused."""
-        return frozenset()
     def expected(self) -> dict[str, dict[str, int]]:
         """Return the requests of a run like this one, by host and action."""
         counted = {host: Counter(actions) for host, actions in self._transport.requests.items()}
@@ -440,11 +437,11 @@ class Rehearsal:
             "blobs": {"unique": len(self._sizes), "unique_bytes": sum(self._sizes.values()), "shared": len(shared),
             "shared_bytes": sum(self._sizes[digest] for digest in shared)},
             "bytes": {"image_by_image": self._plain, "each_blob_once": sum(each["bytes"] for each in targets.values())},
-            "targets": {host: {**each, "to_move": self._moved[host]} for host, each in sorted(targets.items())},
+            "targets": {host: {**each, "to_move": self._to_move[host]} for host, each in sorted(targets.items())},
             "requests": self.expected(), "largest_images": [{"image": name, "bytes": size} for name, size in images],
             "largest_layers": [{"digest": digest, "bytes": size, "images": self._uses[digest]} for digest, size
             in layers]}
-def _known_body(blob: oci.Descriptor) -> bytes | None:
+def known_body(blob: oci.Descriptor) -> bytes | None:
     """Return the body where no source has to be asked for it (rule 13)."""
     algorithm, encoded = oci.split_digest(blob.digest)
     likely = (body for body in (blob.data, b"{}", b"") if body is not None and len(body) == blob.size)

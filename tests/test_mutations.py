@@ -779,7 +779,7 @@ def staged_blobs_are_forgotten(patch: pytest.MonkeyPatch, struck: Struck) -> Non
 
 @mutant("trivial_blob_fetched", artifact)
 def the_empty_config_is_fetched(patch: pytest.MonkeyPatch, struck: Struck) -> None:
-    always(patch, struck, transfer, "_known_body", None)
+    always(patch, struck, transfer, "known_body", None)
 
 
 @mutant("blob_uploaded_twice", plain, "second_session", "blob_pulled_twice")
