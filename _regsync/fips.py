@@ -12,12 +12,10 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from ctypes import CDLL, c_void_p
     from hashlib import _Hash
-# Algorithms that this program can verify, with the length of their hexadecimal form
-# (image-spec descriptor.md; sha512 is optional for registries).
+# Digests that this program can verify, and the length of their hexadecimal form (image-spec descriptor.md).
 DIGEST_HEX_LENGTHS = {"sha256": 64, "sha512": 128}
 REMEDY = (
-    "install the host's FIPS provider and run `openssl fipsinstall -module DIR/fips.so -out DIR/fipsmodule.cnf`, or "
-    "use the other build, regsync-nofips.pyz")
+    "install one, with `openssl fipsinstall -module DIR/fips.so -out DIR/fipsmodule.cnf`, or use regsync-nofips.pyz")
 def closed() -> str:
     """Activate the host's FIPS provider for this process; return why the gate is closed, "" if it is not."""
     if not FIPS_BUILD: return ""
@@ -30,9 +28,8 @@ def _activate() -> CDLL:
     """Take a host in FIPS mode as it is; else add its provider to what OPENSSL_CONF or the system say of OpenSSL."""
     early = sys.modules.keys() & {"_hashlib", "_ssl"}
     crypto = _libcrypto()
-    import _ssl
     from ctypes import c_ulong
-    if _ssl.OPENSSL_VERSION_INFO < (3,): raise ValueError(f"needs OpenSSL 3; this is {_ssl.OPENSSL_VERSION}")
+    if crypto.OpenSSL_version_num() < 0x30000000: raise ValueError("needs OpenSSL 3.0 or newer")
     own = os.environ.get("OPENSSL_CONF")  # OpenSSL goes on in silence without what it cannot read
     if own and crypto.NCONF_load(_pointer(crypto, "NCONF_new", None), os.fsencode(own), None) != 1:
         raise ValueError(f"cannot be set up by OPENSSL_CONF={own!r}, which does not load ({_said(crypto)})")
@@ -74,15 +71,18 @@ def _check(crypto: CDLL) -> None:
     from ctypes import c_char_p
     crypto.OSSL_PROVIDER_get0_name.restype = c_char_p
     if crypto.OSSL_PROVIDER_available(None, b"fips") != 1: raise ValueError("is not active")
-    digest = _pointer(crypto, "EVP_MD_fetch", None, b"SHA256", None)
-    if not digest or crypto.OSSL_PROVIDER_get0_name(_pointer(crypto, "EVP_MD_get0_provider", digest)) != b"fips":
-        raise ValueError("is not what computes SHA-256")
+    chance = _pointer(crypto, "RAND_get0_public", None)
+    for kind, what, found in (("MD", "SHA-256", _pointer(crypto, "EVP_MD_fetch", None, b"SHA256", None)),
+            ("RAND", "random numbers", chance and _pointer(crypto, "EVP_RAND_CTX_get0_rand", chance))):
+        if not found or crypto.OSSL_PROVIDER_get0_name(_pointer(crypto, f"EVP_{kind}_get0_provider", found)) != b"fips":
+            raise ValueError(f"is not what computes {what}")
     _hashlib.openssl_sha256(b"")
     try: _hashlib.openssl_md5(b"")
     except ValueError: pass
     else: raise ValueError("is not alone: OpenSSL still computes MD5")
     if any("CHACHA20" in cipher["name"] for cipher in _ssl._SSLContext(_ssl.PROTOCOL_TLS_CLIENT).get_ciphers()):
         raise ValueError("is not alone: TLS still offers ChaCha20")
+    crypto.ERR_clear_error()  # or TLS would take what is left there for its own
 def provider() -> dict[str, str]:
     """Return the name and the version that the active provider gives itself."""
     from ctypes import Structure, addressof, c_char_p, c_size_t, c_uint, c_void_p

@@ -14,6 +14,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import trustme
@@ -23,7 +24,7 @@ from conformance.google import make_key
 from conformance.images import Seed
 from tests.ends import Start, document, held, tags
 from tests.test_rsa import PYTHONS, signed_elsewhere
-from tools import fips_provider
+from tools import check, fips_provider
 
 LEGACY = next(iter(Path("/usr").glob("lib*/**/ossl-modules/legacy.so")), None)
 PROPERTY = "[init]\nalg_section = algorithms\n[algorithms]\ndefault_properties = fips=yes\n"
@@ -91,7 +92,7 @@ def refused(done: subprocess.CompletedProcess[str], *words: str) -> None:
     error, hint = done.stderr.splitlines()
     assert error.startswith(REFUSED)
     assert not [word for word in words if word not in error], error
-    assert hint.startswith("hint: install ")
+    assert hint.startswith("hint: install one, ")
     assert "`openssl fipsinstall -module" in hint
     assert "regsync-nofips.pyz" in hint
 
@@ -312,6 +313,15 @@ def test_another_provider_by_the_same_name_is_refused(run: Run, copy: Path, tmp_
     refused(run("validate", "x", **variables), "is not what computes SHA-256")
 
 
+def test_random_numbers_of_another_provider_are_refused(run: Run, modules: Path, tmp_path: Path) -> None:
+    """Keys of TLS would be drawn from them; the property alone does not keep an operator's file from that."""
+    setup = SETUP.format(settings=modules / "fipsmodule.cnf", section="fips_sect")
+    setup = setup.replace("[init]", "[init]\nrandom = chance").replace("base = base_sect", "default = base_sect")
+    (tmp_path / "own.cnf").write_text(f"{setup}[chance]\nrandom = CTR-DRBG\nproperties = -fips\n")
+    done = run("validate", "x", OPENSSL_MODULES=modules, OPENSSL_CONF=tmp_path / "own.cnf")
+    refused(done, "is not what computes random numbers")
+
+
 def test_openssl_that_began_before_the_gate_is_refused(run: Run, modules: Path, tmp_path: Path) -> None:
     """What has been fetched by then would stay; where the host is set up so, it is the provider's from the start."""
     (tmp_path / "sitecustomize.py").write_text("import hashlib, ssl")
@@ -464,9 +474,9 @@ def test_other_systems_are_told_of_the_other_build(
 
 @pytest.mark.usefixtures("as_default")
 def test_an_older_openssl_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("_ssl.OPENSSL_VERSION_INFO", (1, 1, 1, 23, 15))
-    monkeypatch.setattr("_ssl.OPENSSL_VERSION", "OpenSSL 1.1.1w")
-    assert fips.closed() == "the FIPS provider needs OpenSSL 3; this is OpenSSL 1.1.1w"
+    older = SimpleNamespace(OpenSSL_version_num=lambda: 0x1010117F)
+    monkeypatch.setattr(fips, "_libcrypto", lambda: older)
+    assert fips.closed() == "the FIPS provider needs OpenSSL 3.0 or newer"
 
 
 @pytest.mark.usefixtures("as_default")
@@ -526,3 +536,16 @@ def test_the_machines_own_mirror_is_asked(lists: str) -> None:
     assert told == "Types: deb\nURIs: http://m.test/d\nSuites: trixie\nComponents: main\nSigned-By: /k.gpg\n"
     with pytest.raises(fips_provider.ProviderError, match="no source for trixie"):
         fips_provider.source_of(lists, "trixie")
+
+
+def test_the_set_up_says_in_one_line_why_there_is_none(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """On a machine without apt, for a checkout that has none yet."""
+    (tmp_path / "tools").mkdir()
+    shutil.copy(fips_provider.__file__, tmp_path / "tools")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    check.ready_provider()
+    told = "check: no FIPS provider, its tests are skipped: no apt-get on this machine\n"
+    assert capsys.readouterr().out == told
