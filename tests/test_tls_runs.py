@@ -16,6 +16,9 @@ import pytest
 import trustme
 
 from _regsync import tls
+from _regsync.config import Registry
+from _regsync.errors import ConfigError
+from _regsync.transport import Edge, Transport
 from conformance.app import App
 from conformance.images import Seed
 from conformance.messages import Request, Response
@@ -477,6 +480,29 @@ def test_plain_http_looks_for_no_directory(scene: Scene, monkeypatch: pytest.Mon
     plain = scene.serve()
     scene.image.load_into(plain.app, "app", tag="v1")  # type: ignore[arg-type]
     assert scene.copy(plain).status == 0
+
+
+def test_a_watch_reads_the_directory_again_and_keeps_what_was_good(scene: Scene) -> None:
+    registry = Registry("r", "https", HOME, 5000, "unknown")
+    directory = scene.home / ".config/containers/certs.d" / f"{HOME}:5000"
+    directory.mkdir(parents=True)
+    scene.ca.cert_pem.write_to_path(str(directory / "ca.crt"))
+
+    def log(*_: object, **__: object) -> None:
+        pass
+
+    edge = Edge({}, str(scene.home), lambda path: None, lambda: 0.5, lambda: 0.0, log)
+    connected = Transport(edge)
+    connected.prepare(registry)
+    first = connected._context(registry)
+    (directory / "client.key").write_text("alone")
+    assert connected._context(registry) is first, "in one cycle it is what it was"
+    with pytest.raises(ConfigError, match=r"client\.key has no client\.cert beside it"):
+        connected.renew([registry])
+    assert connected._context(registry) is first
+    (directory / "client.key").unlink()
+    connected.renew([registry])
+    assert connected._context(registry) is not first
 
 
 # Sessions.
