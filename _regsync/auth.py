@@ -178,7 +178,6 @@ class Authenticator:
         cloud = "set auth_type (ecr, gar, acr) to see why no cloud logs in, or " * isinstance(credential, Chain)
         self.login = f"{cloud}log in with a container client (docker login {self._name}), or configure auth_type: basic"
         self.chain, self._shown = credential if isinstance(credential, Chain) else None, deque[Credential](maxlen=256)
-        self._signed = deque[str](maxlen=256)
         self._take(None if isinstance(credential, Chain) else credential)  # `proven`: it has let a request in
         self._challenge: Challenge | None = None
         self._seen = False  # in this run; a challenge from the state may be out of date
@@ -217,10 +216,10 @@ class Authenticator:
     def redact(self, text: str) -> str:
         """Take the secrets out of a text that a server sent."""
         shown = (secret for each in (self.credential, *self._shown) for secret in each.secrets)
-        return hide(text, *(token.value for token in self._tokens.values()), *shown, *self._signed)
+        return hide(text, *(token.value for token in self._tokens.values()), *shown)
     def conceal(self, target: str) -> None:
         """Hide what signs a URL that the registry gives us as if it were a secret of ours."""
-        self._signed.extend(re.findall("=([^&]{8,})", target))
+        self._shown.extend(Credential(registry_token=each) for each in re.findall("=([^&]{8,})", target))
     def declare(self, repository: str, actions: str) -> None:
         """Say that this run uses a repository; tokens will cover it as far as rule 2 allows."""
         self._declared[repository] = _union(self._declared.get(repository, actions), actions)

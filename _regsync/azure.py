@@ -32,6 +32,7 @@ class _Source(NamedTuple):
     hint: str
     secret: str  # what no message may show; without a URL it is the token
     headers: tuple[Pair, ...] = ()  # a metadata service's
+    def __repr__(self) -> str: return "<Source>"  # it holds secrets
 def present(machine: Machine) -> bool:
     """Say whether the environment or a session of the command line names an identity."""
     return any(map(machine.environ.get, (_SECRET, _FILE, _SERVICE))) or b"tenantId" in _session(machine, "azureProfile")

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 from _regsync import __version__, fips
-from _regsync.errors import AuthError, ConfigError, RegsyncError, clean
+from _regsync.errors import AuthError, ConfigError, RegsyncError, clean, plain
 from _regsync.output import Console
 if TYPE_CHECKING:
     from _regsync.config import Config
@@ -41,16 +41,16 @@ class _Command(NamedTuple):
 def _parse(argv: Sequence[str]) -> argparse.Namespace:
     rest, valued = list(argv), ("--log-format", "-c", "--config")
     places = [at for at, word in enumerate(argv) if word[:1] != "-" and not (at and argv[at - 1] in valued)]
-    for at in places if not {"validate", "expand"} & {*argv} else ():  # whose second word is a file
-        before, _, host = rest[at].rpartition("@")  # of USER:PASSWORD@HOST nothing is repeated
-        if ":" in before and host[:7] not in ("sha256:", "sha512:"): rest[at] = f"***@{host}"
     name = rest.pop(places[0]) if places else None  # options may stand before the command
     if name is not None and name not in _COMMANDS:
         import difflib
         near = difflib.get_close_matches(name[:64], _COMMANDS, n=1)
         hint = f"did you mean {near[0]!r}?" if near else "see `regsync --help`"
-        raise ConfigError(f"there is no command {name!r}", hint=hint)
-    arguments = _parser(name).parse_args(rest, argparse.Namespace(command=name))
+        raise ConfigError(f"there is no command {plain(name)!r}", hint=hint)
+    arguments, more = (parser := _parser(name)).parse_known_args(rest, argparse.Namespace(command=name))
+    if more:  # their values may be secrets
+        shown = " ".join(word.partition("=")[0] for word in more if word[:1] == "-") or f"{len(more)} at the end"
+        parser.error(f"unrecognized arguments: {shown}")
     if name is None: raise ConfigError("a command is needed", hint="see `regsync --help`")
     return arguments
 class _Parser(argparse.ArgumentParser):
@@ -114,7 +114,7 @@ def main(argv: Sequence[str], closed: str = "") -> int:
         return _COMMANDS[arguments.command].run(arguments, console)
     except KeyboardInterrupt: return 130
     except Exception as error:  # the one place
-        if verbose > 1: sys.excepthook(type(error), error, error.__traceback__)
+        if verbose > 1 and not isinstance(error, ConfigError): sys.excepthook(type(error), error, error.__traceback__)
         return _tell(console, error)
     finally:
         # What a stream could not take goes nowhere, or the interpreter's last flush complains.

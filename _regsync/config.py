@@ -10,7 +10,7 @@ from functools import lru_cache
 from typing import Any, Literal, NamedTuple
 from _regsync import providers
 from _regsync.document import Node, Unreadable, compose, dump, masked, substitute, variables
-from _regsync.errors import ConfigError, Problem, clean
+from _regsync.errors import ConfigError, Problem, clean, plain, without_logins
 from _regsync.fields import DEFAULT_PORTS, SECTIONS, Field, is_loopback, parse_registry_url
 from _regsync.oci import Platform
 from _regsync.tags import TagRule, check_glob, compile_glob, select
@@ -147,7 +147,7 @@ class _Reader:
                 self.note(document.nodes["registries"].value[name][0], f"registries.{name[:64]}",
                     "its credentials are never used: no mapping names it", self.warnings)
     def note(self, node: Node, path: str, message: str, into: list[Problem] | None = None) -> None:
-        problem = Problem(self.name, node.line, node.column, clean(path, 200), clean(message))
+        problem = Problem(self.name, node.line, node.column, clean(path, 200), clean(without_logins(message)))
         (self.problems if into is None else into).append(problem)
     def refuse(self, section: _Section, name: str, message: str, into: list[Problem] | None = None) -> None:
         self.note(section.nodes[name], f"{section.path}.{name}", message, into)
@@ -166,7 +166,7 @@ class _Reader:
         nodes = {name: value for name, (_, value) in node.value.items() if name in names and value.tag != "null"}
         section, inner = _Section(node, path, nodes, {}), f"{path}." if path else ""
         for name, (key, _) in node.value.items():
-            if name not in names: self.note(key, f"{inner}{name[:64]}", f"unknown key{self.nearest(name, names)}")
+            if name not in names: self.note(key, f"{inner}{plain(name)}", f"unknown key{self.nearest(name, names)}")
         for known in SECTIONS[field.of]:  # in their order names come before their uses
             if known.name in nodes:
                 if (read := self.value(nodes[known.name], known, f"{inner}{known.name}")) is not None:

@@ -44,6 +44,7 @@ class Machine(NamedTuple):
     read: Read
     wall: Callable[[], float]
     fetch: Fetch
+    def __repr__(self) -> str: return "<Machine>"  # it holds secrets
 def hide(text: str, *secrets: str) -> str:
     """Take secrets out of a text that a server sent, however it writes them, and what a cut has left of them."""
     text = clean(unquote(unquote(text.replace("\\/", "/"))), len(text) + 1)

@@ -13,6 +13,12 @@ def clean(text: str, limit: int = 500) -> str:
     """Return `text` on one line, without control characters, at most `limit` characters long, `…` where it was cut."""
     shown = text[: 4 * limit].translate(_CLEANING).strip()
     return shown if len(shown) <= limit and len(text) <= 4 * limit else shown[: limit - 1] + "…"
+def without_logins(text: str) -> str:
+    """Return a text without `user:password@`, wherever it was written by mistake."""
+    return re.sub(r"""(?<![^\s'"=])[^\s'"]*@(?!sha(?:256|512):)""", lambda it: "***@" if ":" in it[0] else it[0], text)
+def plain(text: str) -> str:
+    """Return what is written where a name belongs; asterisks for what may be a secret in a wrong place."""
+    return text if re.fullmatch("!?[A-Za-z_.-]{1,24}", text) else "***"
 class Side(enum.Enum):
     """Which end of a copy something happened at."""
     SOURCE = "source"
@@ -42,7 +48,7 @@ class ConfigError(RegsyncError):
     code = "CONFIG_ERROR"
     exit_status = 3
     def __init__(self, message: str, *, problems: tuple[Problem, ...] = (), hint: str | None = None) -> None:
-        super().__init__(message, hint=hint)
+        super().__init__(without_logins(message), hint=hint)
         self.problems = problems
 class SyncError(RegsyncError):
     """Something failed at a registry, raised bare, then `located`; `retryable`: the same exchange may succeed again."""

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple
 from _regsync import providers
-from _regsync.errors import ConfigError
+from _regsync.errors import ConfigError, plain
 from _regsync.oci import is_repository, parse_platform
 from _regsync.tags import check_glob
 DEFAULT_PORTS: Mapping[str, int] = {"https": 443, "http": 80}
@@ -39,7 +39,7 @@ def parse_registry_url(text: str) -> tuple[Literal["https", "http"], str, int]:
     if match is None:
         path = re.search("[/?]", text.rpartition("://")[2])
         why = "remove the path and query" if path else "write HOST, HOST:PORT or http://HOST"
-        raise ValueError(f"{text!r} is no registry address: {why}")
+        raise ValueError(f"{text.partition('?')[0]!r} is no registry address: {why}")
     given, host, digits = match[1] and match[1].lower(), match[2], match[3]
     if given not in (None, "http", "https"):
         raise ValueError(f"scheme {given!r} is not supported: use https:// or http://")
@@ -83,7 +83,8 @@ class Field(NamedTuple):
         if not text: raise ValueError("must not be empty")
         if not text.isprintable():  # it would break a line, a header or a path
             raise ValueError("has a line break or another control character: remove it")
-        if self.choices and text not in self.choices: raise ValueError(f"{text!r} is none of {', '.join(self.choices)}")
+        if self.choices and text not in self.choices:
+            raise ValueError(f"{plain(text)!r} is none of {', '.join(self.choices)}")
         if self.refuses and re.search(self.refuses[0], text): raise ValueError(self.refuses[1])
         if self.check: self.check(text)
         if self.type == "flag":

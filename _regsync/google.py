@@ -9,7 +9,7 @@ from urllib.parse import quote, urlencode, urlsplit
 import anyio
 from _regsync.config import Registry
 from _regsync.credentials import Answer, Credential, Login, Machine, Pair, hide, json_object
-from _regsync.errors import AuthError, WireError, clean
+from _regsync.errors import AuthError, WireError, clean, plain
 _NAMED, _METADATA = "GOOGLE_APPLICATION_CREDENTIALS", ("GCE_METADATA_HOST", "GCE_METADATA_ROOT", "GCE_METADATA_IP")
 _SCOPE, _URN = "https://www.googleapis.com/auth/cloud-platform", "urn:ietf:params:oauth:"
 _TOKENS, _ACCOUNT = "https://oauth2.googleapis.com/token", "service_account_impersonation_url"
@@ -58,6 +58,7 @@ class _Fields(NamedTuple):
     machine: Machine
     where: str
     info: dict[str, Any]
+    def __repr__(self) -> str: return "<Fields>"  # it holds secrets
     def error(self, text: str, hint: str | None = None, code: str = AuthError.code) -> AuthError:
         return AuthError(f"{self.where}: {text}", hint=hint, fatal=True, code=code)
     def text(self, name: str, default: str = "", form: str = "(?s).+") -> str:
@@ -105,7 +106,7 @@ class _Fields(NamedTuple):
             login = await self.post(self.owned(name, default), form, hint)
             if _ACCOUNT not in self.info: return login
         elif kind == "impersonated_service_account": login = await self.part("source_credentials").log_in()
-        else: raise self.error(f"type {clean(kind, 40)!r} is none of {', '.join(_KINDS)}, impersonated_service_account")
+        else: raise self.error(f"type {plain(kind)!r} is none of {', '.join(_KINDS)}, impersonated_service_account")
         life = self.part("service_account_impersonation").info.get("token_lifetime_seconds") or 3600
         wanted = {"delegates": self.info.get("delegates") or [], "scope": [_SCOPE], "lifetime": f"{life}s"}
         return await self.post(self.owned(_ACCOUNT), wanted, _GRANT, login.credential.password, life)

@@ -30,6 +30,7 @@ class Request(NamedTuple):
     target: str
     headers: tuple[tuple[str, str], ...] = ()
     body: bytes = b""
+    def __repr__(self) -> str: return "<Request>"  # it holds secrets
 class Pieces(Protocol):
     """The body of an upload, `length` bytes in all: `next` returns a piece, valid until the next one is returned, empty
     at the end, or refuses by raising."""

@@ -67,7 +67,8 @@ def _parse(value: str, where: str) -> Proxy:
         parts = urlsplit(value if "://" in value else f"http://{value}")
         host, port = parts.hostname or "", parts.port
     except ValueError: host = ""
-    if not (value.isprintable() and re.fullmatch(r"[\w.:-]+", host)):  # bytes that are no text are not printable
+    # Bytes that are no text are not printable; behind the host an @ is a password's, whose / was not escaped.
+    if not (value.isprintable() and re.fullmatch(r"[\w.:-]+", host)) or "@" in value.replace(parts.netloc, ""):
         raise ConfigError(f"{where}: not a proxy URL", hint="write http://HOST:PORT or https://HOST:PORT")
     if parts.scheme not in ("http", "https"):
         message = f"{where}: proxy scheme {parts.scheme!r} is not supported"

@@ -36,6 +36,7 @@ class Edge(NamedTuple):
     log: Callable[..., None]
     timeouts: Timeouts = Timeouts()
     open_files: int = 65536  # how many the process may have; permits are clamped to it
+    def __repr__(self) -> str: return "<Edge>"  # it holds secrets
 class Call(NamedTuple):
     """One request as a registry method words it; `action` is a key of design.md section 9."""
     action: str

@@ -715,7 +715,7 @@ DOCUMENTS = [
     (b"mappings: []\n? {a: b}\n: c", "a mapping cannot be a key"),
     (b"mappings: []\n? {{a: b}: c}\n: {d: 1, d: 2}", "a mapping cannot be a key"),
     (b"mappings: !!python/object/apply:os.system [x]", "is not supported: remove it"),
-    (b"mappings: !!map x", "YAML tag tag:yaml.org,2002:map is not supported"),
+    (b"mappings: !!map x", "YAML tag map is not supported"),
     (b"mappings: []\nglobal: {cache_dir: !secret x}", "YAML tag !secret is not supported"),
 ]  # fmt: skip
 
