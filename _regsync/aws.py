@@ -9,8 +9,8 @@ from base64 import b64decode
 from typing import Any
 from urllib.parse import parse_qsl, quote, urlencode, urlsplit
 import anyio
+from _regsync.auth import Credential, Login, Machine, Pair, hide
 from _regsync.config import Registry
-from _regsync.credentials import Credential, Login, Machine, Pair, hide
 from _regsync.errors import AuthError, WireError, clean
 from _regsync.fips import hash_hex, hmac_bytes, name_hash
 # Section 4.1: how a partition's regions begin, its suffix, that of its dual-stack APIs; the last has all others.

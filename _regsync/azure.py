@@ -6,8 +6,8 @@ from __future__ import annotations
 import json, math, re
 from typing import NamedTuple
 from urllib.parse import quote, urlencode
+from _regsync.auth import Credential, Login, Machine, Pair, hide, json_object, life_of
 from _regsync.config import Registry
-from _regsync.credentials import Credential, Login, Machine, Pair, hide, json_object, life_of
 from _regsync.errors import AuthError, RegistryError, WireError, clean
 from _regsync.pacing import parse_retry_after
 _SECRET, _FILE, _SERVICE = "AZURE_CLIENT_SECRET", "AZURE_FEDERATED_TOKEN_FILE", "IDENTITY_ENDPOINT"

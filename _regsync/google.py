@@ -7,8 +7,8 @@ from base64 import urlsafe_b64encode
 from typing import Any, NamedTuple
 from urllib.parse import quote, urlencode, urlsplit
 import anyio
+from _regsync.auth import Answer, Credential, Login, Machine, Pair, hide, json_object
 from _regsync.config import Registry
-from _regsync.credentials import Answer, Credential, Login, Machine, Pair, hide, json_object
 from _regsync.errors import AuthError, WireError, clean, plain
 _NAMED, _METADATA = "GOOGLE_APPLICATION_CREDENTIALS", ("GCE_METADATA_HOST", "GCE_METADATA_ROOT", "GCE_METADATA_IP")
 _SCOPE, _URN = "https://www.googleapis.com/auth/cloud-platform", "urn:ietf:params:oauth:"

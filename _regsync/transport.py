@@ -13,9 +13,9 @@ from functools import cache, partial
 from itertools import count
 from typing import Any, NamedTuple
 import anyio
-from _regsync import __version__, auth, credentials, errors, pacing, tls
+from _regsync import __version__, errors, pacing, tls
+from _regsync.auth import Answer, Authenticator, Chain, Clouds, Credential, Machine, Pair, is_private, words
 from _regsync.config import Registry
-from _regsync.credentials import Credential, Machine, Pair
 from _regsync.errors import AuthError, ConnectFailed, ProtocolBroken, RegistryError, SyncError, WireError, clean
 from _regsync.http1 import Headers, Lease, Pool, Request, Response, open_stream
 from _regsync.providers import ROWS, api_host
@@ -132,10 +132,10 @@ class Gate:
         self._queues = {needs: queue for needs, queue in self._queues.items() if queue}
 class Host:
     """A registry as this run knows it under one credential; shared by all aliases of one host:port."""
-    def __init__(self, transport: Transport, registry: Registry, credential: Credential | auth.Chain | None) -> None:
+    def __init__(self, transport: Transport, registry: Registry, credential: Credential | Chain | None) -> None:
         self.registry, self.key = registry, registry.authority
         self.origin = Origin(registry.scheme, api_host(registry.host), registry.port, registry)
-        self.authenticator = auth.Authenticator(origin=self.origin, credential=credential,
+        self.authenticator = Authenticator(origin=self.origin, credential=credential,
             fetch=partial(transport.fetch, self), now=anyio.current_time, wall=transport.edge.wall)
         self.requests = transport.requests.setdefault(self.key, Counter())
         self.stopped: SyncError | None = None  # for the rest of a run: circuit breaker (design.md section 9)
@@ -174,8 +174,11 @@ def check_foreign(base: Origin, origin: Origin) -> None:
     """Refuse another origin that is less safe than the registry (R3, R4); it never gets credentials."""
     if base.scheme == "https" and origin.scheme != "https":
         raise ProtocolBroken(f"the registry sends us from https to http ({clean(origin.host, 100)}), refused")
-    if auth.is_private(origin.host) and not auth.is_private(base.host):
+    if is_private(origin.host) and not is_private(base.host):
         raise ProtocolBroken(f"the registry sends us to a private address ({clean(origin.host, 100)}), refused")
+def _cloud(name: str) -> Any:
+    from _regsync import aws, azure, google  # only for those who use a registry of a cloud
+    return {"aws": aws, "azure": azure, "google": google}[name]
 class Transport:
     """Every exchange of a run, or of the runs of one process, passes here."""
     def __init__(self, edge: Edge) -> None:
@@ -193,7 +196,7 @@ class Transport:
         self._certs_d = cache(tls.certs_d)
         self.pool = Pool(self._dial, edge.timeouts)
         # What is read for a login is renewed in place by others: never kept.
-        self._clouds = auth.Clouds(Machine(edge.environ, edge.home, edge.read, edge.wall, partial(self.fetch, None)))
+        self._clouds = Clouds(Machine(edge.environ, edge.home, edge.read, edge.wall, partial(self.fetch, None)), _cloud)
         # Where a registry sends us is to take us for a stranger (I6), even one of ours: no client certificate.
         self.abroad = Pool(partial(self._dial, abroad=True), edge.timeouts)
     def close(self) -> None:
@@ -276,7 +279,7 @@ class Transport:
         finally:
             for meter, full in drawn: meter.full = max(meter.full, full + anyio.current_time() - began)
     async def fetch(self, host: Host | None, method: str, url: str, headers: list[Pair], body: bytes,
-            seconds: float | None = None) -> credentials.Answer:
+            seconds: float | None = None) -> Answer:
         """Ask a login service: no permit (I8), no redirect (R2), a bounded body; `host`: the registry that named it."""
         origin, target = resolve_location(Origin("https", "invalid.invalid", 443), "/", url)
         if about := host or self._known.get(origin[:3]): origin = origin._replace(via=about.registry)
@@ -442,7 +445,7 @@ class Transport:
     def refusal(self, host: Host, answer: Response) -> RegistryError:
         """Turn an answer into an error with the registry's own words, cleaned (R18), and count what is throttled."""
         login, status, body = host.authenticator, answer.status, answer.body
-        codes, said = auth.words(body)
+        codes, said = words(body)
         # Some servers repeat the request: our secrets go, and what follows a URL's `?` (R10).
         said = clean(re.sub(_QUERY, "?...", login.redact(clean(said, ERROR_BODY))))
         error = RegistryError(f"status {status}" + (f": {said}" if said else ""), status=status, codes=codes,

@@ -13,8 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from _regsync.auth import Authenticator, Challenge, check_realm, is_private, parse_challenges
-from _regsync.credentials import Credential
+from _regsync.auth import Authenticator, Challenge, Credential, check_realm, is_private, parse_challenges
 from _regsync.errors import AuthError, ConnectFailed, RegistryError, Side, SyncError
 from _regsync.streams import Origin
 

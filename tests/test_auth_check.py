@@ -10,8 +10,8 @@ import anyio
 import pytest
 from jsonschema import Draft202012Validator  # type: ignore[import-untyped]
 
-from _regsync import auth
-from _regsync.credentials import Login
+from _regsync import transport
+from _regsync.auth import Login
 from _regsync.report import schema
 from conformance.app import App
 from conformance.exchange import Reception
@@ -113,7 +113,7 @@ async def test_lines_for_people_say_the_same(cloud: Cloud) -> None:
 @pytest.fixture
 def cloud(monkeypatch: pytest.MonkeyPatch) -> Cloud:
     made = Cloud()
-    monkeypatch.setattr(auth, "_module", lambda name: made)
+    monkeypatch.setattr(transport, "_cloud", lambda name: made)
     return made
 
 

@@ -36,8 +36,8 @@ from moto import mock_aws
 from moto.core.models import botocore_stubber
 
 from _regsync import aws
+from _regsync.auth import Credential, Login, Machine
 from _regsync.config import Registry
-from _regsync.credentials import Credential, Login, Machine
 from _regsync.errors import AuthError, ConnectFailed
 from _regsync.providers import kind_of
 from conformance.aws import ACCOUNT, Aws

@@ -22,8 +22,8 @@ import msal
 import pytest
 
 from _regsync import azure
+from _regsync.auth import Credential, Login, Machine
 from _regsync.config import Registry
-from _regsync.credentials import Credential, Login, Machine
 from _regsync.errors import AuthError, ConnectFailed, RegistryError
 from conformance.azure import CLOUDS, COMMAND_LINE, TOKEN_USER, Cloud, Directory, Exchange, Identity, claims_of
 from conformance.exchange import Site

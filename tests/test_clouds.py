@@ -11,10 +11,9 @@ from unittest import mock
 import anyio
 import pytest
 
-from _regsync import auth, http1
-from _regsync.auth import Chain, Clouds
+from _regsync import http1, transport
+from _regsync.auth import Chain, Clouds, Credential, Login, Machine
 from _regsync.config import Registry
-from _regsync.credentials import Credential, Login, Machine
 from _regsync.errors import AuthError, ConfigError, ConnectFailed, ContentError, SyncError, TimedOut
 from _regsync.providers import kind_of
 from _regsync.transport import Edge, Transport
@@ -70,7 +69,7 @@ class Cloud:
 @pytest.fixture
 def cloud(monkeypatch: pytest.MonkeyPatch) -> Cloud:
     made = Cloud()
-    monkeypatch.setattr(auth, "_module", lambda name: made)
+    monkeypatch.setattr(transport, "_cloud", lambda name: made)
     return made
 
 
@@ -87,7 +86,7 @@ def machine(**files: bytes) -> Machine:
 
 
 def found(host: str = ECR, files: Mapping[str, bytes] | None = None, **fields: Any) -> Credential | Chain | None:
-    return Clouds(machine()).find(registry(host, **fields), "app", (files or {}).get)
+    return Clouds(machine(), transport._cloud).find(registry(host, **fields), "app", (files or {}).get)
 
 
 def chain(**fields: Any) -> Chain:
@@ -147,7 +146,7 @@ async def test_a_file_that_cannot_be_read_fails_its_own_registry_alone(host: str
     async def fetch(*given: object) -> Any:
         raise ConnectFailed("nobody is there")
 
-    ends = Clouds(machine()._replace(read=read, fetch=fetch))
+    ends = Clouds(machine()._replace(read=read, fetch=fetch), transport._cloud)
     made = ends.find(registry(host), "app", read)
     assert isinstance(made, Chain)
     with pytest.raises(AuthError, match="Permission denied") as caught:
@@ -204,7 +203,7 @@ async def test_a_clouds_login_never_goes_over_plain_http(cloud: Cloud) -> None:
     ],
 )
 async def test_a_login_is_shared_by_those_it_holds_for(cloud: Cloud, first: str, second: str, shared: bool) -> None:
-    made = Clouds(machine())
+    made = Clouds(machine(), transport._cloud)
     chains = [made.find(registry(host), "app", {}.get) for host in (first, second, first)]
     assert (chains[0] is chains[1]) is shared
     assert chains[0] is chains[2]
@@ -323,7 +322,7 @@ async def test_an_unreadable_file_is_an_error_of_this_registry(cloud: Cloud) -> 
 
 async def test_one_guess_for_each_cloud_that_has_no_metadata_service(cloud: Cloud) -> None:
     cloud.here, cloud.takes, cloud.given = False, 1.0, [None]
-    made, told = Clouds(machine()), list[object]()
+    made, told = Clouds(machine(), transport._cloud), list[object]()
 
     async def ask(host: str) -> None:
         one = made.find(registry(host), "app", {}.get)
@@ -580,7 +579,7 @@ async def test_a_metadata_service_has_the_seconds_that_it_is_given() -> None:
 
 async def test_a_metadata_service_that_comes_later_is_found_by_the_next_run(cloud: Cloud) -> None:
     cloud.here, cloud.given = False, [None]
-    made = Clouds(machine())
+    made = Clouds(machine(), transport._cloud)
     one = made.find(registry(), "app", {}.get)
     assert isinstance(one, Chain)
     assert await one.credential() is None

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from _regsync.auth import Credential, find_credential, hide
 from _regsync.config import Registry
-from _regsync.credentials import Credential, find_credential, hide
 from _regsync.errors import AuthError, ConfigError
 from _regsync.providers import kind_of
 

@@ -11,8 +11,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from _regsync import azure
+from _regsync.auth import Login, Machine
 from _regsync.config import Registry
-from _regsync.credentials import Login, Machine
 from _regsync.errors import AuthError, RegistryError
 from tests.fuzzing import fuzz, scraps, trees
 

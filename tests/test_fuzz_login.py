@@ -12,9 +12,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from _regsync.auth import Answer, Authenticator, Pair
+from _regsync.auth import Answer, Authenticator, Credential, Pair, find_credential
 from _regsync.config import registry_for
-from _regsync.credentials import Credential, find_credential
 from _regsync.errors import AuthError, SyncError
 from _regsync.streams import Origin
 from tests.fuzzing import fuzz, in_virtual_time, scraps, trees

@@ -15,8 +15,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from _regsync.auth import Authenticator
-from _regsync.credentials import Credential
+from _regsync.auth import Authenticator, Credential
 from _regsync.state import (
     _CRC,
     _HEAD,

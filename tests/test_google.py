@@ -18,8 +18,8 @@ import anyio
 import pytest
 
 from _regsync import google
+from _regsync.auth import Login, Machine
 from _regsync.config import Registry
-from _regsync.credentials import Login, Machine
 from _regsync.errors import AuthError, ConfigError, ConnectFailed
 from conformance.google import CLIENT, HOSTS, METADATA, Google, make_key
 from conformance.messages import Request, Response

@@ -18,8 +18,8 @@ from typing import Any
 import anyio
 import pytest
 
-from _regsync import auth
-from _regsync.credentials import Credential, Login
+from _regsync import transport
+from _regsync.auth import Credential, Login
 from _regsync.errors import SyncError
 from conformance.app import App
 from conformance.exchange import Reception
@@ -176,7 +176,7 @@ async def test_no_secret_is_in_what_a_run_leaves_or_says(
 ) -> None:
     scene, file = SCENES[name](), tmp_path / "mirror.yaml"
     cloud = Cloud(*[scene.login] * 20)
-    monkeypatch.setattr(auth, "_module", lambda _: cloud)
+    monkeypatch.setattr(transport, "_cloud", lambda _: cloud)
     scheme = "http" if scene.host == "source.test" else "https"
     async with virtual() as world:
         app = App(auth=scene.auth)
