@@ -18,7 +18,7 @@ from _regsync.pacing import Meter
 from _regsync.registry import Repository
 from _regsync.state import Knowledge, RepositoryKey, key_of
 from _regsync.store import SMALL_BLOB
-from _regsync.transfer import Mover
+from _regsync.transfer import Keep, Mover
 _MOST_PENDING, _HEAVIEST_PENDING = 512, 64 * 1024 * 1024  # images, bytes of manifests, at which discovery rests
 _ABSENT_PAUSES = (0.5, 1.0, 2.0)  # before a manifest is put again that was refused for what this run brought (I5)
 _MOUNT_PATIENCE = 600.0  # for a blob that another image is to have on the same host: a leader may crawl
@@ -74,7 +74,7 @@ class Execution:
     source, `keep_list` is `referrers.Referrers.keep` where lists are kept, `ended` is told of each delivery."""
     def __init__(self, mover: Mover, knowledge: Knowledge, discovery: Discovery, *, slots: int,
             start: Callable[..., None], ask: Callable[[str, Callable[[], Awaitable[None]]], None],
-            keep_list: Callable[..., Awaitable[frozenset[str]]] | None, ended: Callable[[Delivery], None],
+            keep_list: Callable[..., Awaitable[set[str]]] | None, ended: Callable[[Delivery], None],
             paused: Mapping[str, Meter]) -> None:
         self._mover, self._knowledge, self._discovery = mover, knowledge, discovery
         self._most_slots, self._start_task, self._ask, self._ended, self.paused = slots, start, ask, ended, paused
@@ -176,14 +176,12 @@ class Execution:
             step = step._replace(mount_from=self._knowledge.mount_source(where, blob.digest))  # committed since then
         # What cannot be mounted and others need too is kept, when it is small (rule 13).
         several = self.references[blob.digest] > 1 and (mounts is False or len(self._hosts) > 1)
-        fan_out = image.delivery.fan_out or (several and blob.size <= SMALL_BLOB)
+        keep: Keep = "disk" if image.delivery.fan_out else "memory" if several and blob.size <= SMALL_BLOB else None
         # One read of a source serves all targets; a mount reads nothing.
-        reads = step.mount_from is None and not (image.delivery.fan_out and blob.digest in self._read)
-        self._read.update([blob.digest] if image.delivery.fan_out else [])
+        reads = step.mount_from is None and not (keep == "disk" and blob.digest in self._read)
+        self._read.update([blob.digest] if keep == "disk" else [])
         self.expected += blob.size * reads
-        try:
-            brought = await self._mover.bring(step, image.source, image.target, fan_out=fan_out,
-                disk=image.delivery.fan_out)
+        try: brought = await self._mover.bring(step, image.source, image.target, keep)
         except SyncError as error: image.error, mounted = image.error or error, False
         else:
             if brought is None: return  # dropped while draining: its image stays undone
@@ -286,16 +284,15 @@ class Execution:
     def conclude(self, whole: Delivery) -> None:
         """End a delivery whose images have all ended; a target without the API is to list the artifacts first."""
         if whole.open: return
-        listing = {subject: [each for each in entries if (whole.target.key, each.digest) in self.delivered]
+        there = {subject: [each for each in entries if (whole.target.key, each.digest) in self.delivered]
             for subject, entries in whole.listing.items()}
-        if self._keep_list is not None and any(listing.values()):
-            self._start_task(self._list, whole, listing, self._keep_list)
+        whole.listing = {subject: entries for subject, entries in there.items() if entries}
+        if self._keep_list is not None and whole.listing: self._start_task(self._list, whole, self._keep_list)
         else: self._ended(whole)
-    async def _list(self, whole: Delivery, listing: dict[str, list[Descriptor]],
-            keep: Callable[..., Awaitable[frozenset[str]]]) -> None:
+    async def _list(self, whole: Delivery, keep: Callable[..., Awaitable[set[str]]]) -> None:
         try:
-            for subject, entries in listing.items():
-                added = await keep(whole.source, whole.target, subject, entries) if entries else frozenset()
+            for subject, entries in whole.listing.items():
+                added = await keep(whole.source, whole.target, subject, entries)
                 lost = {each for each in added if not self.delivered[whole.target.key, each]}  # by another writer
                 whole.skipped -= len(lost)
                 whole.brought |= lost

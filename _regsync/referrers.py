@@ -224,15 +224,14 @@ class Referrers:
         except RegistryError as error:
             if error.status != 404: raise
         return None
-    async def keep(self, source: Repository, target: Repository, subject: str,
-            entries: Sequence[Descriptor]) -> frozenset[str]:
+    async def keep(self, source: Repository, target: Repository, subject: str, entries: list[Descriptor]) -> set[str]:
         """Have a target without the API list these referrers of a subject; return the digests that it lacked."""
         async with self._locks[area(target.key)]:
             if self.has_api(target) is None: await self._ask(target, subject)
         tag, added = oci.referrers_tag(subject), set[str]()
-        if self.has_api(target): return frozenset()
+        if self.has_api(target): return added
         async with self._locks[target.key, subject]:
-            if self._written.get((target.key, tag), set()) >= {each.digest for each in entries}: return frozenset()
+            if self._written.get((target.key, tag), set()) >= {each.digest for each in entries}: return added
             for _ in range(_PUTS):
                 held = await self._fallback(target, subject, self._discovery.names(target))
                 if held is not None and not held.is_index:
@@ -240,7 +239,7 @@ class Referrers:
                     raise odd.located(target.side, "list referrers in", target.reference(tag))
                 there = self._written[target.key, tag] = {each.digest for each in held.children} if held else set()
                 lacking = [each for each in entries if each.digest not in there]
-                if not lacking: return frozenset(added)
+                if not lacking: return added
                 added |= {each.digest for each in lacking}
                 whole = self._lists[source.key, subject].answer
                 copied = whole[0].fallback if whole and held is None else None
@@ -249,6 +248,6 @@ class Referrers:
                 await target.put_manifest(tag, copied)
                 if await target.head_manifest(tag) == copied.digest:
                     there.update(each.digest for each in copied.children)
-                    return frozenset(added)
+                    return added
         lost = RegistryError("another writer replaces this list of referrers again and again", status=409)
         raise lost.located(target.side, "list referrers in", target.reference(tag))

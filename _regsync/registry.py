@@ -165,12 +165,11 @@ class Upload:
     and lease (all goes over one connection); `session` is the path of the open upload session, empty without one, which
     holds `offset` bytes already; `broken` is that of one whose body broke, where the registry may know it still."""
     def __init__(self, repository: Repository, transport: Transport, lease: Lease, blob: oci.Descriptor) -> None:
-        self.repository, self._transport, self._lease, self.blob = repository, transport, lease, blob
+        self.repository, self._transport, self.lease, self.blob = repository, transport, lease, blob
         self._origin, self.session, self.broken, self.offset, self.sent = repository.host.origin, "", "", 0, 0
         # Whether a HEAD said so; whether a body began with the first byte; whether a 401 renewed the login.
         self.absent, self.begun, self._renewed = False, False, False
         self.style: UploadStyle = "put"
-        self.let_go = lease.settle  # others have the connection meanwhile: what waits without a permit holds none (I8)
         self.turned, self.patience = False, pacing.Patience(pacing.ATTEMPTS)  # its dialect; anew with each chunk
     async def start(self, mount_from: str | None = None) -> bool:
         """Open an upload session, or mount from another repository (empty: any, at Google's): True when now present.
@@ -195,7 +194,7 @@ class Upload:
         call = repository.call("upload_start", "POST", f"blobs/uploads/{query}", *headers, body=body)
         call = call._replace(also=((reads, "pull"),) if reads else ())
         ok = (201, 202) if query else (202,)
-        async with self._transport.opened(repository.host, call, ok, lease=self._lease) as response:
+        async with self._transport.opened(repository.host, call, ok, lease=self.lease) as response:
             if response.status == 202: self._opened(call, response, 0)
             else: repository.compare(response, self.blob.digest)
             return response.status == 201
@@ -215,7 +214,7 @@ class Upload:
         repository, call = self.repository, self.repository.call("upload_start", "GET", "")._replace(path=self.broken)
         chunks = self.style == "chunks"
         try:
-            async with self._transport.opened(repository.host, call, (204,), lease=self._lease) as response:
+            async with self._transport.opened(repository.host, call, (204,), lease=self.lease) as response:
                 self.broken = ""
                 end = re.fullmatch("0-([0-9]{1,18})", response.headers.get("range") or "")
                 # `0-0` says nothing: distribution answers so for no byte and for one. What was acknowledged counts.
@@ -239,8 +238,8 @@ class Upload:
         used = await self._transport.login(host, call, before_body=True)
         self.broken = self.session if host.resumes and own and self.style != "patch" else ""
         self.begun = self.begun or not self.offset
-        async with (self._transport.metered(host, call, self._lease) as hear,
-                self._transport.kept(host, self._origin, self._lease) as lease):
+        async with (self._transport.metered(host, call, self.lease) as hear,
+                self._transport.kept(host, self._origin, self.lease) as lease):
             if self.style != "chunks": self.session = ""  # whatever happens to a body, its session takes no other
             host.requests[call.action] += 1
             response = await lease.exchange(call.request(used), seconds, _Counted(pieces, hear))
@@ -260,7 +259,7 @@ class Upload:
         """End the session, which gets no body (section 1.9): one request, whose answer says nothing."""
         host, call = self.repository.host, self._call("upload_finish", "DELETE", "")
         with suppress(SyncError):
-            async with self._transport.opened(host, call, range(600), lease=self._lease): self.session = ""
+            async with self._transport.opened(host, call, range(600), lease=self.lease): self.session = ""
     def _call(self, action: str, method: str, query: str, *headers: tuple[str, str]) -> Call:
         call = self.repository.call(action, method, "", *headers)
         return call._replace(path=self.session + query, origin=self._origin)

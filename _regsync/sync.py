@@ -91,10 +91,9 @@ class Run:
             self._discovery.keep_logins()
             self._state.save(self._knowledge.encoded() if self._state.is_kept or self._state.remembers else None)
             self._state.close()
-        draining, undone = (self.execution.draining,
-            bool(self.execution.pending or self.execution.images or any(self._questions.values())))
-        self._report.interrupted = draining and (execution.cancelled_caught or undone or bool(self._asking))
-        for image in () if draining else list(self.execution.images.values()):
+        undone = any((self.execution.pending, self.execution.images, self._asking, *self._questions.values()))
+        self._report.interrupted = self.execution.draining and (execution.cancelled_caught or undone)
+        for image in () if self.execution.draining else list(self.execution.images.values()):
             # Cannot happen while rule 9 holds; if it does, the image must not be lost silently.
             image.delivery.error = RegsyncError("the run ended while this image waited for another one")
             self._end_whole(image.delivery)

@@ -26,6 +26,7 @@ _BLOB_STARTS, _LOST_ANSWER_PAUSES, _SOURCE_GRACE, _CHECKPOINT = 3, (0.0, 1.0, 3.
 _PARTS, _NOT_SO = "", {"UNSUPPORTED", "BLOB_UPLOAD_INVALID"}
 _WHOLE_BLOB = 64 * 1024  # rule 12: up to this a blob goes in one request where the registry takes it so
 _Brought = Literal["uploaded", "mounted", "there"]  # how a blob came to its place
+Keep = Literal["disk", "memory"] | None  # where others who need a blob find it: small ones in memory, or nowhere
 class Relay:
     """A blob on its way out of its source: counted, hashed, its last piece withheld until both agree. A broken one goes
     on by Range, so that the target's PUT stays open (rule 16)."""
@@ -118,36 +119,35 @@ class Mover:
         # Where an upload was accepted, and hosts that answered one in one request: unset while the first is under way.
         self._accepted: dict[RepositoryKey, anyio.Event] = {}
         self._tried: dict[str, anyio.Event] = {}
-    async def bring(self, step: Step, source: Repository, target: Repository, *, fan_out: bool,
-            disk: bool) -> _Brought | None:
-        """Bring a blob, for several targets (`fan_out`) pulled once, also to `disk`; None: dropped; errors: located."""
+    async def bring(self, step: Step, source: Repository, target: Repository, keep: Keep) -> _Brought | None:
+        """Bring a blob; one that others need too is pulled once and kept. None: it was dropped; errors are located."""
         with anyio.CancelScope() as dropped:
             async with self._transport.pool.lease(target.host.origin) as lease:
                 self._transport.streams[dropped] = lease
                 upload = Upload(target, self._transport, lease, step.blob)
                 try:
                     relay = Relay(source, step.blob, self._transport, self._moved)
-                    return await self._bring(upload, step, relay, fan_out and self._disk_works, disk)
+                    return await self._bring(upload, step, relay, keep if self._disk_works else None)
                 finally:
                     del self._transport.streams[dropped]
                     if upload.session:  # and no body follows: the source has refused it, or a HEAD has found it there
                         with anyio.move_on_after(self._transport.edge.timeouts.head):
                             async with self._admitted((pacing.Want(target.host.key),)): await upload.cancel_upload()
         return None
-    async def _bring(self, upload: Upload, step: Step, relay: Relay, fan_out: bool, disk: bool) -> _Brought:
+    async def _bring(self, upload: Upload, step: Step, relay: Relay, keep: Keep) -> _Brought:
         broken, log, target, blob = 0, self._transport.edge.log, upload.repository, upload.blob
         while True:
             try:
                 upload.begun = False
-                return await self._bring_once(upload, step, relay, fan_out, disk)
+                return await self._bring_once(upload, step, relay, keep)
             except _Unanswered as lost:
-                await upload.let_go()
+                await upload.lease.settle()
                 error: SyncError = lost.args[0]
                 if await self._arrived(upload):
                     upload.session = ""  # it has ended with that
                     return "uploaded"
             except StagingFailed as caught:  # a full disk fails nothing: each target reads for itself (design.md 8)
-                news, fan_out = self._disk_works and not isinstance(caught, NoRoom), False
+                news, keep = self._disk_works and not isinstance(caught, NoRoom), None
                 log("warning" if news else "debug", "staging", f"{caught}; each target reads for itself")
                 self._disk_works = self._disk_works and not news
                 continue
@@ -161,7 +161,7 @@ class Mover:
             if broken == _BLOB_STARTS: raise error
             log("debug", "retry", f"{error}; it {'goes on' if upload.broken or upload.session else 'begins again'}")
             error.shed()  # its frames hold a part of the blob
-            await upload.let_go()
+            await upload.lease.settle()
             await anyio.sleep(pause)
     async def _arrived(self, upload: Upload) -> bool:
         """Ask, with nothing held in between, whether a blob whose answer was lost has arrived."""
@@ -175,7 +175,7 @@ class Mover:
                 if not error.retryable:  # a registry that has just dropped an answer may not be well yet
                     raise
         return False
-    async def _bring_once(self, upload: Upload, step: Step, relay: Relay, fan_out: bool, disk: bool) -> _Brought:
+    async def _bring_once(self, upload: Upload, step: Step, relay: Relay, keep: Keep) -> _Brought:
         blob, host, rank = upload.blob, upload.repository.host.key, float(step.work.order)
         large, known = blob.size >= pacing.LARGE_BODY, known_body(blob)
         reading, write = pacing.Want(relay.source.host.key, "read", large), pacing.Want(host, "write", large)
@@ -190,22 +190,22 @@ class Mover:
         if upload.broken:
             async with self._admitted((pacing.Want(host),), rank): await upload.resume()
         if not upload.session and await self._goes_whole(upload, step, known):
-            try: return await self._bring_whole(upload, known, read, rank, fan_out, disk)
+            try: return await self._bring_whole(upload, known, read, rank, keep)
             finally:
                 if host in self._tried: self._tried[host].set()
         self._accepted.setdefault(upload.repository.key, anyio.Event())
-        if known is None and not fan_out:
+        if known is None and keep is None:
             parts = -(-min(blob.size, upload.repository.row.put_limit or 0) // SMALL_BLOB)
             async with self._admitted((reading, write, *parts * (pacing.Want(_PARTS),)), rank) as permit:
                 if begun := await self._begin(upload, step): return begun
-                await self._transport.gate.take(permit, draws, put, let_go=upload.let_go)
+                await self._transport.gate.take(permit, draws, put, lease=upload.lease)
                 self._staging.make_way()
                 async with relay.opened(upload.offset): return await self._send(upload, relay)
         async with self._admitted((pacing.Want(host),), rank):
             begun = await self._begin(upload, step)
-            await upload.let_go()
+            await upload.lease.settle()
         while begun is None:
-            if known is None: await self._staging.ensure(blob, read, disk=disk)
+            if known is None: await self._staging.ensure(blob, read, disk=keep == "disk")
             async with self._admitted((write._replace(meters=put.meters),), rank):
                 memory = None if known is None else nullcontext(MemoryPieces(known, upload.offset))
                 with memory or self._staging.opened(blob, upload.offset) as body:
@@ -228,15 +228,14 @@ class Mover:
             return True
         if host in self._tried: await self._tried[host].wait()
         return takes() is True
-    async def _bring_whole(self, upload: Upload, body: bytes | None, read: Reader, rank: float, fan_out: bool,
-            disk: bool) -> _Brought:
+    async def _bring_whole(self, upload: Upload, body: bytes | None, read: Reader, rank: float, keep: Keep) -> _Brought:
         """Upload a small blob in one request, or as the registry answers that (rule 12)."""
         blob, host = upload.blob, upload.repository.host.key
         if not self._knowledge.is_empty(upload.repository.key):
             async with self._admitted((pacing.Want(host),), rank):
                 if await self._is_there(upload): return "there"
-        while body is None and fan_out:
-            await self._staging.ensure(blob, read, disk=disk)
+        while body is None and keep is not None:
+            await self._staging.ensure(blob, read, disk=keep == "disk")
             with self._staging.opened(blob) as pieces:
                 body = None if pieces is None else bytes(await pieces.next())  # of this size it is one piece
         body = await read_whole(blob, read) if body is None else body
@@ -390,7 +389,7 @@ class Rehearsal(Mover):
         self._images.setdefault(tree.root.digest, (name, sum(blobs.values())))
         self._plain += sum(blobs.values())
         for digest in blobs: self._places[digest].add(where)
-    async def bring(self, step: Step, source: Repository, target: Repository, *, fan_out: bool, disk: bool) -> _Brought:
+    async def bring(self, step: Step, source: Repository, target: Repository, keep: Keep) -> _Brought:
         """Say how a blob would come to its place; a repository that may hold it is asked."""
         blob, host = step.blob, target.host.key
         if step.mount_from is not None:
@@ -406,7 +405,7 @@ class Rehearsal(Mover):
                 self._expected[host]["upload_start"] += probes
                 return "there"
         read = (source.host.key, blob.digest)
-        if known_body(blob) is None and not (fan_out and read in self._read):
+        if known_body(blob) is None and not (keep and read in self._read):
             self._expected[source.host.key]["blob_get"] += 1
         self._read.add(read)
         self._expected[host].update({"upload_start": 1, "upload_body": 1})

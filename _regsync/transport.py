@@ -6,7 +6,7 @@ Follows design.md sections 6, 7 and 9, protocol-facts.md sections 1.12, 1.13 and
 from __future__ import annotations
 import heapq, math, re, time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager, nullcontext
 from contextvars import ContextVar
 from functools import cache, partial
@@ -82,15 +82,14 @@ class Gate:
             self.at_work.reset(outer)
             self._give_back(permit)
             permit.wants = ()
-    async def take(self, permit: _Permit, *wants: pacing.Want,
-            let_go: Callable[[], Awaitable[None]] | None = None) -> None:
+    async def take(self, permit: _Permit, *wants: pacing.Want, lease: Lease | None = None) -> None:
         """Add what the next requests draw. To wait it gives back all (I8) unless a request of it is under way."""
         wants = tuple(want._replace(within=True) for want in wants if (want.host, *want.meters) not in permit.entered)
         needs = wants if permit.holds else (*permit.wants, *wants)
         if self._queues: self.wake()  # by time alone others may fit by now, and they came first
         if not needs or self._admit(permit, needs): return
         if permit.holds and not (permit.busy or permit.entered):
-            if let_go is not None: await let_go()
+            if lease is not None: await lease.settle()  # what waits without a permit holds none
             self._give_back(permit)
             needs = (*permit.wants, *wants)
         waiting, permit.turn = (permit.rank, next(self._arrivals), permit), anyio.Event()
@@ -339,7 +338,7 @@ class Transport:
         within = work is not None and any(each.host == host.key for each in work.wants)
         rank = 0.0 if call.action == "manifest_put" else None  # an image waits for nothing else
         async with nullcontext(work) if work and within else self.gate.admitted((want,), rank) as permit:
-            await self.gate.take(permit, want, let_go=lease.settle if lease else None)
+            await self.gate.take(permit, want, lease=lease)
             self._check_open(host, want)
             meter, number = permit.entered.pop((host.key, *want.meters))
             for each in (self.gate.limits[host.key].meters[name] for name in want.meters):
@@ -427,7 +426,7 @@ class Transport:
         self._check_open(host, self.want(host, call))
         if call.origin is not None and call.origin != host.origin: return None
         with host.judged():
-            return await host.authenticator.authorization(call.repository, call.rights, extra=call.also,
+            return await host.authenticator.authorization(call.repository, call.rights, call.also,
                 before_body=before_body)
     async def relearn(self, host: Host, call: Call, used: str | None, refused: Response) -> None:
         """Take in a 401 or 403: return when a new login may do better, else raise the error that it is."""

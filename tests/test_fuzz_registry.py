@@ -157,7 +157,7 @@ async def upload(world: World, way: str) -> object:
         if way == "whole":
             return await sent.whole(b"blob")
         if not await sent.start("lib" if way == "mount" else None):
-            await sent.let_go()
+            await sent.lease.settle()
             if way == "cancel":
                 await sent.cancel_upload()
             elif way == "chunks":
