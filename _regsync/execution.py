@@ -115,7 +115,6 @@ class Execution:
         blobs = [(host, digest) for digest in digests if not self._claims.is_covered(host, digest)]
         self._election.add(image.number, blobs)
     def commit(self, where: RepositoryKey, manifest: Manifest) -> None:
-        """Note a manifest that a repository holds."""
         blobs = [blob.digest for blob in manifest.blobs]
         self._knowledge.commit(where, manifest.digest, blobs, [each.digest for each in manifest.children])
     def advance(self) -> None:
@@ -231,7 +230,7 @@ class Execution:
                     if pause is not None:
                         await anyio.sleep(pause)
                         continue
-                    lost = await self._mover.absent(image.tree, image.target)
+                    lost = await image.target.absent(image.tree)
                 if not lost: raise
                 self._discovery.say("debug", "healing", f"{error}; what was believed to be there is checked")
                 for digest in image.tree.above(lost): self._knowledge.forget(work.where, digest)

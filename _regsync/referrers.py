@@ -50,7 +50,7 @@ class _Question(NamedTuple):
         return not (rule.include and types.isdisjoint(rule.include)) and types.isdisjoint(rule.exclude)
 class Referrers:
     """The questions of one run about artifacts, and what it keeps at targets without the API."""
-    def __init__(self, discovery: Discovery, knowledge: Knowledge, wall: Callable[[], float], *, kept: bool) -> None:
+    def __init__(self, discovery: Discovery, knowledge: Knowledge, wall: Callable[[], float], kept: bool) -> None:
         """`wall` is the wall clock, `kept` says whether there is a state on disk."""
         self._discovery, self._knowledge, self._wall, self._kept = discovery, knowledge, wall, kept
         self._lists = defaultdict[tuple[RepositoryKey, str], Once[_List]](Once)

@@ -6,7 +6,7 @@ from __future__ import annotations
 import json, re
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
-from _regsync import oci, pacing, transport
+from _regsync import oci, pacing, plan, transport
 from _regsync.errors import AuthError, ContentError, LoginExpired, ProtocolBroken, RegistryError, Side, SyncError, clean
 from _regsync.http1 import Lease, Pieces, Response
 from _regsync.providers import ROWS, UploadStyle, api_repository
@@ -38,7 +38,6 @@ class Repository:
             error.__cause__ = None  # and a traceback shows causes
             raise
     def call(self, action: str, method: str, path: str, *headers: tuple[str, str], body: bytes = b"") -> Call:
-        """Return a request to an endpoint of this repository."""
         return Call(action, method, f"{self._base}/{path}", self.api_name, self.rights, headers, body)
     async def list_tags(self) -> dict[str, str | None] | None:
         """Return every tag, with its digest where the listing has it (Google's); None where no repository is known."""
@@ -136,6 +135,13 @@ class Repository:
                 if error.status not in (401, 403): raise
                 return False  # several registries hide what is there: the upload decides (design.md section 9)
         return answer.status == 200 and answer.headers.get("content-length") in (None, str(blob.size))
+    async def absent(self, tree: plan.Tree) -> frozenset[str]:
+        """Ask which blobs and children of an image are not here."""
+        blobs = {blob.digest: blob for manifest in (tree.root, *tree.children) for blob in manifest.blobs}
+        async with self._transport.gate.admitted((pacing.Want(self.host.key),)):
+            lost = [digest for digest, blob in blobs.items() if not await self.has_blob(blob)]
+        children = [child.digest for child in tree.children if await self.head_manifest(child.digest) is None]
+        return frozenset(lost + children)
     @asynccontextmanager
     async def open_blob(self, blob: oci.Descriptor, start: int = 0) -> AsyncIterator[Response]:
         """Open a blob at byte `start` (section 1.13: or ProtocolBroken); the caller has a permit and hashes (I3)."""
@@ -177,10 +183,12 @@ class Upload:
         if mount_from is not None:
             query = f"?mount={self.blob.digest}" + (f"&from={mount_from}" if mount_from else "")
             try: return await self._post(query, reads="" if mount_from == self.repository.api_name else mount_from)
-            except (AuthError, RegistryError) as error:
+            except (
+                AuthError,
+                RegistryError,
+            ) as error:  # the other repository may be closed to us while this one is open
                 fatal = error.fatal if isinstance(error, AuthError) else error.retryable and error.status != 500
-                if fatal:  # otherwise the other repository may be closed to us while this one is open
-                    raise
+                if fatal: raise
         return await self._post("")
     async def whole(self, body: bytes) -> bool:
         """Upload in one POST (section 1.7, D): True when taken; else a session may be open (`session`)."""
@@ -241,7 +249,7 @@ class Upload:
         async with (self._transport.metered(host, call, self.lease) as hear,
                 self._transport.kept(host, self._origin, self.lease) as lease):
             if self.style != "chunks": self.session = ""  # whatever happens to a body, its session takes no other
-            host.requests[call.action] += 1
+            self._transport.count(host.origin, call.action)
             response = await lease.exchange(call.request(used), seconds, _Counted(pieces, hear))
             hear(response)
             if not response.early or response.status < 500: self.broken = ""  # that session has got its answer

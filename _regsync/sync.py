@@ -31,8 +31,8 @@ class Run:
     def __init__(self, transport: Transport, config: Config, emit: Callable[[Outcome], None], report: Report,
             rehearse: Literal["plan", "analysis"] | None = None, state: StateFile | None = None) -> None:
         """Prepare a run, or its rehearsal: `plan` asks what it would ask, `analysis` reads every image."""
-        self._transport, self._log, self._config, self._emit, self._report = (transport, transport.edge.log, config,
-            emit, report)
+        self._transport, self._config, self._emit, self._report = transport, config, emit, report
+        self._log, self._globs = transport.edge.log, cache(compile_glob)
         self._state = state or StateFile(config.cache_dir, partial(self._log, "warning"))
         archive, wall = self._state.load(keep=rehearse is None), transport.edge.wall
         keep = self._state.note if self._state.is_kept or self._state.remembers else None
@@ -42,8 +42,7 @@ class Run:
         self._staging = Staging(config.cache_dir, config.staging_size_limit)
         mover = (Rehearsal if rehearse else Mover)(transport, self._knowledge, self._staging, self._count_bytes)
         self.rehearsal = mover if isinstance(mover, Rehearsal) else None
-        self._referrers = Referrers(self._discovery, self._knowledge, wall,
-            kept=self._state.is_kept or archive is not EMPTY)
+        self._referrers = Referrers(self._discovery, self._knowledge, wall, self._state.is_kept or archive is not EMPTY)
         self.execution = Execution(mover, self._knowledge, self._discovery, paused=transport.paused,
             slots=config.max_concurrent_transfers, start=self._start, ask=self._ask, ended=self._end_whole,
             keep_list=None if rehearse else self._referrers.keep)
@@ -52,7 +51,6 @@ class Run:
         self._questions: dict[str, deque[Callable[[], Awaitable[None]]]] = {}
         self._workers: Counter[str] = Counter()
         self._asking = set[anyio.CancelScope]()  # of questions, in the end of those that were cut off
-        self._globs = cache(compile_glob)
         self._tasks: anyio.abc.TaskGroup | None = None
     def _count_bytes(self, count: int) -> None:
         self.execution.bytes += count

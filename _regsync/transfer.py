@@ -171,9 +171,8 @@ class Mover:
                 async with self._admitted((pacing.Want(upload.repository.host.key),)):
                     upload.absent = not await upload.repository.has_blob(upload.blob)
                     if not upload.absent: return True
-            except SyncError as error:
-                if not error.retryable:  # a registry that has just dropped an answer may not be well yet
-                    raise
+            except SyncError as error:  # a registry that has just dropped an answer may not be well yet
+                if not error.retryable: raise
         return False
     async def _bring_once(self, upload: Upload, step: Step, relay: Relay, keep: Keep) -> _Brought:
         blob, host, rank = upload.blob, upload.repository.host.key, float(step.work.order)
@@ -350,13 +349,6 @@ class Mover:
                 self._transport.edge.log("debug", "retry", f"{error}; the chunk goes again")
                 await anyio.sleep(pause)
         return MemoryPieces(b"")
-    async def absent(self, tree: Tree, target: Repository) -> frozenset[str]:
-        """Ask which blobs and children of an image a target lacks."""
-        blobs = {blob.digest: blob for manifest in (tree.root, *tree.children) for blob in manifest.blobs}
-        async with self._admitted((pacing.Want(target.host.key),)):
-            lost = [digest for digest, blob in blobs.items() if not await target.has_blob(blob)]
-        children = [child.digest for child in tree.children if await target.head_manifest(child.digest) is None]
-        return frozenset(lost + children)
     async def put(self, tree: Tree, work: Work, target: Repository, reference: str,
             arrived: Callable[[oci.Manifest], None]) -> None:
         """Put an image's manifests: the children that it has to bring, level by level, the root last (I2)."""

@@ -5,7 +5,7 @@ by hop, to its own origin only, never again once redirects have left it), I7 and
 Follows design.md sections 6, 7 and 9, protocol-facts.md sections 1.12, 1.13 and 9.2 (R1-R4, R10, R14)."""
 from __future__ import annotations
 import heapq, math, re, time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager, nullcontext
 from contextvars import ContextVar
@@ -136,7 +136,6 @@ class Host:
         self.origin = Origin(registry.scheme, api_host(registry.host), registry.port, registry)
         self.authenticator = Authenticator(origin=self.origin, credential=credential,
             fetch=partial(transport.fetch, self), now=anyio.current_time, wall=transport.edge.wall)
-        self.requests = transport.requests.setdefault(self.key, Counter())
         self.stopped: SyncError | None = None  # for the rest of a run: circuit breaker (design.md section 9)
         self.reopens = -math.inf  # when a later run may ask it again
         # What could not be asked since an answer came, after which repetitions of one request are one failure.
@@ -183,7 +182,7 @@ class Transport:
     def __init__(self, edge: Edge) -> None:
         self.edge, self.gate = edge, Gate()
         # By host:port: requests of each action, 429s, and what answered the last one, for the display.
-        self.requests: dict[str, Counter[str]] = {}
+        self.requests = defaultdict[str, Counter[str]](Counter)
         self.throttled, self.paused = Counter[str](), dict[str, pacing.Meter]()
         self._closed: dict[pacing.Want, tuple[float, SyncError]] = {}  # what is not asked before a time, and why
         self.moved = -math.inf  # when an answer came last, or bytes moved
@@ -199,12 +198,12 @@ class Transport:
         # Where a registry sends us is to take us for a stranger (I6), even one of ours: no client certificate.
         self.abroad = Pool(partial(self._dial, abroad=True), edge.timeouts)
     def close(self) -> None:
-        """Close every idle connection."""
         self.pool.close()
         self.abroad.close()
     def begin(self, registries: Collection[Registry]) -> None:
         """Begin another run, with the clients of those of its registries that are what they were."""
-        hosts, self._hosts, self._known, self.requests, self.gate.youngest = self._hosts, {}, {}, {}, 0.0
+        hosts, self._hosts, self._known, self.requests, self.gate.youngest = (self._hosts, {}, {}, defaultdict(Counter),
+            0.0)
         self.throttled.clear()
         self._clouds.absent.clear()  # a metadata service may come later than a pod
         for key, host in hosts.items():
@@ -212,7 +211,7 @@ class Transport:
                 self.gate.limits.pop(host.key, None)
                 self.pool.close(origin=host.origin)
                 continue
-            self._hosts[key], host.requests = host, self.requests.setdefault(host.key, Counter())
+            self._hosts[key] = host
             self._known.setdefault(host.origin[:3], host)
             host.authenticator.begin()
             if host.stopped is not None and host.reopens <= anyio.current_time():
@@ -282,7 +281,7 @@ class Transport:
         """Ask a login service: no permit (I8), no redirect (R2), a bounded body; `host`: the registry that named it."""
         origin, target = resolve_location(Origin("https", "invalid.invalid", 443), "/", url)
         if about := host or self._known.get(origin[:3]): origin = origin._replace(via=about.registry)
-        self._count(origin, "token")
+        self.count(origin, "token")
         sent = (("User-Agent", f"regsync/{__version__}"), ("Accept", "application/json"), *headers)
         with anyio.move_on_after(seconds):
             async with self.kept(host, origin) if host else self.pool.lease(origin) as lease:
@@ -291,7 +290,7 @@ class Transport:
                 self.edge.log("trace", "request", f"{method} {origin} -> {response.status}")
                 return response.status, dict(response.headers), await response.read(_TOKEN_BODY)
         raise errors.TimedOut(f"{origin} did not answer within {seconds:g} s")
-    def _count(self, origin: Origin, action: str) -> None:
+    def count(self, origin: Origin, action: str) -> None:
         if known := self._known.get(origin[:3]): self.requests[known.key][action] += 1
     async def request(self, host: Host, call: Call, *, ok: Collection[int], limit: int = ERROR_BODY) -> Response:
         """Do a short exchange, with its body, as design.md section 9 repeats it; SyncError for a status not in `ok`."""
@@ -460,7 +459,7 @@ class Transport:
             error.hint = host.secure  # as Go and nginx word it; the answer to a HEAD has no words
         return error
     async def _send(self, host: Host, call: Call, lease: Lease, used: str | None) -> Response:
-        self._count(lease.origin, call.action)
+        self.count(lease.origin, call.action)
         own, seconds = lease.origin == host.origin, self.edge.timeouts.manifest_put
         try: response = await lease.exchange(call.request(used), seconds if call.action == "manifest_put" else None)
         except WireError as error:
