@@ -183,10 +183,7 @@ class Upload:
         if mount_from is not None:
             query = f"?mount={self.blob.digest}" + (f"&from={mount_from}" if mount_from else "")
             try: return await self._post(query, reads="" if mount_from == self.repository.api_name else mount_from)
-            except (
-                AuthError,
-                RegistryError,
-            ) as error:  # the other repository may be closed to us while this one is open
+            except (AuthError, RegistryError) as error:  # the other one may be closed to us while this one is open
                 fatal = error.fatal if isinstance(error, AuthError) else error.retryable and error.status != 500
                 if fatal: raise
         return await self._post("")
