@@ -126,7 +126,7 @@ class Repository:
         if told and told.partition(":")[0] == digest.partition(":")[0] and told != digest:
             raise ContentError(f"the registry says that it stored {clean(told, 100)} instead of {digest}")
     async def has_blob(self, blob: oci.Descriptor) -> bool:
-        """Ask whether a blob is here; the caller holds the permit."""
+        """Ask whether a blob is here."""
         call = self.call("blob_head", "HEAD", f"blobs/{blob.digest}")
         with self.located("look up blob", self.reference(blob.digest)):
             try:
@@ -138,8 +138,7 @@ class Repository:
     async def absent(self, tree: plan.Tree) -> frozenset[str]:
         """Ask which blobs and children of an image are not here."""
         blobs = {blob.digest: blob for manifest in (tree.root, *tree.children) for blob in manifest.blobs}
-        async with self._transport.gate.admitted((pacing.Want(self.host.key),)):
-            lost = [digest for digest, blob in blobs.items() if not await self.has_blob(blob)]
+        lost = [digest for digest, blob in blobs.items() if not await self.has_blob(blob)]
         children = [child.digest for child in tree.children if await self.head_manifest(child.digest) is None]
         return frozenset(lost + children)
     @asynccontextmanager
@@ -167,9 +166,8 @@ class _Counted:
         self._given += len(piece)
         return piece
 class Upload:
-    """One blob on its way into a repository: `start`, then `send` unless that is unnecessary. The caller holds permits
-    and lease (all goes over one connection); `session` is the path of the open upload session, empty without one, which
-    holds `offset` bytes already; `broken` is that of one whose body broke, where the registry may know it still."""
+    """One blob on its way into a repository: `start`, then `send` unless that is unnecessary, all over one `lease`. The
+    open session's path is `session`, what it holds already `offset`, the path of one whose body broke `broken`."""
     def __init__(self, repository: Repository, transport: Transport, lease: Lease, blob: oci.Descriptor) -> None:
         self.repository, self._transport, self.lease, self.blob = repository, transport, lease, blob
         self._origin, self.session, self.broken, self.offset, self.sent = repository.host.origin, "", "", 0, 0

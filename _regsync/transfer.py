@@ -131,8 +131,7 @@ class Mover:
                 finally:
                     del self._transport.streams[dropped]
                     if upload.session:  # and no body follows: the source has refused it, or a HEAD has found it there
-                        with anyio.move_on_after(self._transport.edge.timeouts.head):
-                            async with self._admitted((pacing.Want(target.host.key),)): await upload.cancel_upload()
+                        with anyio.move_on_after(self._transport.edge.timeouts.head): await upload.cancel_upload()
         return None
     async def _bring(self, upload: Upload, step: Step, relay: Relay, keep: Keep) -> _Brought:
         broken, log, target, blob = 0, self._transport.edge.log, upload.repository, upload.blob
@@ -168,9 +167,8 @@ class Mover:
         for pause in _LOST_ANSWER_PAUSES:
             await anyio.sleep(pause)
             try:
-                async with self._admitted((pacing.Want(upload.repository.host.key),)):
-                    upload.absent = not await upload.repository.has_blob(upload.blob)
-                    if not upload.absent: return True
+                upload.absent = not await upload.repository.has_blob(upload.blob)
+                if not upload.absent: return True
             except SyncError as error:  # a registry that has just dropped an answer may not be well yet
                 if not error.retryable: raise
         return False
@@ -389,8 +387,7 @@ class Rehearsal(Mover):
             self._expected[host]["upload_start"] += 1
             return "mounted"
         if not self._knowledge.is_empty(target.key):
-            async with self._admitted((pacing.Want(host),), float(step.work.order)):
-                present = await target.has_blob(blob)
+            present = await target.has_blob(blob)
             probes = self._knowledge.may_probe(target.key, target.row.probe is not None)
             self._expected[host]["blob_head"] -= probes
             if present:

@@ -202,9 +202,8 @@ class Transport:
         self.abroad.close()
     def begin(self, registries: Collection[Registry]) -> None:
         """Begin another run, with the clients of those of its registries that are what they were."""
-        hosts, self._hosts, self._known, self.requests, self.gate.youngest = (self._hosts, {}, {}, defaultdict(Counter),
-            0.0)
-        self.throttled.clear()
+        hosts, self._hosts, self._known, self.gate.youngest = self._hosts, {}, {}, 0.0
+        for counted in (self.requests, self.throttled): counted.clear()
         self._clouds.absent.clear()  # a metadata service may come later than a pod
         for key, host in hosts.items():
             if host.registry not in registries:
