@@ -61,8 +61,7 @@ class Image:
     artifact: str = ""  # what a rehearsal calls it, if it is one
     number: int = -1
     work: plan.Work = field(default_factory=lambda: plan.Work(("", ""), {}))
-    queue: list[plan.Step] = field(default_factory=list)
-    finishing: bool = False
+    queue: list[Callable[[], Awaitable[None]]] = field(default_factory=list)  # its steps that wait for a slot
     has_begun: bool = False
     running: int = 0
     healed: bool = False  # a refused manifest was made good, which is not tried a second time
@@ -122,7 +121,7 @@ class Execution:
         while self._slots < self._most_slots or (self.draining and self._ready):
             if self._ready:
                 image = heapq.heappop(self._ready)[2]
-                if not self.draining or image.finishing or image.has_begun: self._start(image)
+                if not self.draining or image.work.is_ready() or image.has_begun: self._start(image)
             elif self.pending and not self.draining:
                 image = self.pending.pop(self._election.take())
                 self._pending_bytes -= image.tree.size
@@ -155,20 +154,17 @@ class Execution:
         self.advance()
     def _queue(self, steps: Sequence[plan.Step], ready: Sequence[plan.Work] = ()) -> None:
         """Let images with something to do have a slot: at once if they hold one, else in their turn."""
-        for step in steps: self.images[step.work].queue.append(step)
-        for work in ready: self.images[work].finishing = True
+        for step in steps: self.images[step.work].queue.append(partial(self._bring, self.images[step.work], step))
+        for work in ready: self.images[work].queue.append(partial(self._finish, self.images[work]))
         for image in [self.images[work] for work in dict.fromkeys((*(step.work for step in steps), *ready))]:
             if image.running: self._start(image)
             else: heapq.heappush(self._ready, (image.work.order, id(image), image))
     def _start(self, image: Image) -> None:
         steps, image.queue = image.queue, []
-        finishing, image.finishing = image.finishing, False
-        if image.error is not None or not (steps or finishing): return
+        if image.error is not None or not steps: return
         self._slots += not image.running
-        image.has_begun = True
-        image.running += len(steps) + finishing
-        for step in steps: self._start_task(self._bring, image, step)
-        if finishing: self._start_task(self._finish, image)
+        image.has_begun, image.running = True, image.running + len(steps)
+        for step in steps: self._start_task(step)
     async def _bring(self, image: Image, step: plan.Step) -> None:
         blob, where, mounts = step.blob, image.target.key, self._knowledge.mounts(image.target.host.key)
         if step.mount_from is None and mounts:

@@ -406,13 +406,11 @@ class Rehearsal(Mover):
         own = [child for child in tree.children if child.digest in work.own_children]
         self._expected[target.host.key]["manifest_put"] += len(own) + 1
         for child in own: arrived(child)
-    def expected(self) -> dict[str, dict[str, int]]:
-        """Return the requests of a run like this one, by host and action."""
+    def analysis(self) -> dict[str, Any]:
+        """Return what `analyze --json` shows; sizes in bytes, requests of a run like this one by host and action."""
         counted = {host: Counter(actions) for host, actions in self._transport.requests.items()}
         for host, actions in self._expected.items(): counted.setdefault(host, Counter()).update(actions)
-        return {host: dict(sorted((+actions).items())) for host, actions in sorted(counted.items())}
-    def analysis(self) -> dict[str, Any]:
-        """Return what `analyze --json` shows; sizes in bytes."""
+        requests = {host: dict(sorted((+actions).items())) for host, actions in sorted(counted.items())}
         shared = [digest for digest, uses in self._uses.items() if uses > 1]
         targets: defaultdict[str, Counter[str]] = defaultdict(Counter)
         for digest, places in self._places.items():
@@ -426,7 +424,7 @@ class Rehearsal(Mover):
             "shared_bytes": sum(self._sizes[digest] for digest in shared)},
             "bytes": {"image_by_image": self._plain, "each_blob_once": sum(each["bytes"] for each in targets.values())},
             "targets": {host: {**each, "to_move": self._to_move[host]} for host, each in sorted(targets.items())},
-            "requests": self.expected(), "largest_images": [{"image": name, "bytes": size} for name, size in images],
+            "requests": requests, "largest_images": [{"image": name, "bytes": size} for name, size in images],
             "largest_layers": [{"digest": digest, "bytes": size, "images": self._uses[digest]} for digest, size
             in layers]}
 def known_body(blob: oci.Descriptor) -> bytes | None:
