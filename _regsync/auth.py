@@ -348,7 +348,6 @@ class Authenticator:
                     self._challenge = self._challenge or Challenge(*words)
                 self._one_scope = self._one_scope or one_scope
     def redact(self, text: str) -> str:
-        """Take the secrets out of a text that a server sent."""
         shown = (secret for each in (self.credential, *self._shown) for secret in each.secrets)
         return hide(text, *(token.value for token in self._tokens.values()), *shown)
     def conceal(self, target: str) -> None:

@@ -86,7 +86,6 @@ def _document(text: str) -> dict[str, Any]:
     except (ValueError, RecursionError): found.update(re.findall(r"<(\w+)>([^<]*)</\1>", text))
     return found
 def _keys(document: dict[str, Any], origin: str, *secrets: str) -> Credential:
-    """Read keys as any of the sources writes them."""
     given = {re.sub("^aws|_", "", name.lower()): str(value) for name, value in document.items() if value}
     session = given.get("sessiontoken") or given.get("token") or ""
     found = Credential(given.get("accesskeyid", ""), given.get("secretaccesskey", ""), session, origin=origin)

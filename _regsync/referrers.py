@@ -45,13 +45,11 @@ class _Question(NamedTuple):
     silent: tuple[Repository, ...] = ()
     sure: tuple[Repository, ...] = ()
     def wants(self, types: frozenset[str]) -> bool:
-        """Say whether the filters take an artifact of these types."""
         rule = self.mapping.artifacts
         return not (rule.include and types.isdisjoint(rule.include)) and types.isdisjoint(rule.exclude)
 class Referrers:
-    """The questions of one run about artifacts, and what it keeps at targets without the API."""
+    """The questions of one run about artifacts, and its lists at targets without the API; `kept`: there is a state."""
     def __init__(self, discovery: Discovery, knowledge: Knowledge, wall: Callable[[], float], kept: bool) -> None:
-        """`wall` is the wall clock, `kept` says whether there is a state on disk."""
         self._discovery, self._knowledge, self._wall, self._kept = discovery, knowledge, wall, kept
         self._lists = defaultdict[tuple[RepositoryKey, str], Once[_List]](Once)
         self._hung = defaultdict[object, Once[list[Artifact]]](Once)

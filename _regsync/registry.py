@@ -110,7 +110,6 @@ class Repository:
                 call = call._replace(path=following)
             raise ProtocolBroken(f"the list goes in circles, or names more than {_MOST_REFERRERS}, or has as many KiB")
     async def put_manifest(self, reference: str, manifest: oci.Manifest) -> None:
-        """Put a manifest's bytes under a tag or its digest."""
         content_type = ("Content-Type", manifest.media_type)
         call = self.call("manifest_put", "PUT", f"manifests/{reference}", content_type, body=manifest.body)
         with self.located("push manifest", self.reference(reference)):
@@ -126,7 +125,6 @@ class Repository:
         if told and told.partition(":")[0] == digest.partition(":")[0] and told != digest:
             raise ContentError(f"the registry says that it stored {clean(told, 100)} instead of {digest}")
     async def has_blob(self, blob: oci.Descriptor) -> bool:
-        """Ask whether a blob is here."""
         call = self.call("blob_head", "HEAD", f"blobs/{blob.digest}")
         with self.located("look up blob", self.reference(blob.digest)):
             try:

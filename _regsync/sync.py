@@ -59,7 +59,6 @@ class Run:
         assert self._tasks is not None
         self._tasks.start_soon(task, *arguments)
     async def sync(self, stop: anyio.Event) -> None:
-        """Run every mapping once."""
         groups = plan.grouped(self._config.mappings, lambda mapping: mapping.places)  # listed together (I10)
         await self._conduct(stop, [(group[0].source.authority, partial(self._list, group)) for group in groups])
     async def copy(self, mapping: MappingRule, reference: str, target_reference: str, stop: anyio.Event) -> None:

@@ -402,7 +402,6 @@ class Rehearsal(Mover):
         return "uploaded"
     async def put(self, tree: Tree, work: Work, target: Repository, reference: str,
             arrived: Callable[[oci.Manifest], None]) -> None:
-        """Count the manifests that would be put."""
         own = [child for child in tree.children if child.digest in work.own_children]
         self._expected[target.host.key]["manifest_put"] += len(own) + 1
         for child in own: arrived(child)

@@ -435,7 +435,6 @@ class Transport:
                 or b"token has expired" in refused.body else login.forbidden(used))
         if not again: raise self.refusal(host, refused)
     async def expect(self, host: Host, answer: Response, ok: Collection[int]) -> None:
-        """Raise what an answer says unless its status is one of `ok`."""
         if answer.status not in ok:
             await answer.read(ERROR_BODY)
             raise self.refusal(host, answer)
