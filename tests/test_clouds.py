@@ -166,7 +166,9 @@ async def test_without_a_home_nothing_is_read_below_the_current_directory(host: 
         raise ConnectFailed("nobody is there")
 
     names = list[str]()
-    made = Clouds(machine()._replace(home=None, read=read, fetch=fetch)).find(registry(host), "app", read)
+    made = Clouds(machine()._replace(home=None, read=read, fetch=fetch), transport._cloud).find(
+        registry(host), "app", read
+    )
     assert isinstance(made, Chain)
     assert await made.credential() is None
     assert [name for name in names if not name.startswith("/")] == []
