@@ -90,7 +90,6 @@ class Execution:
         # For a display: images known and done, bytes moved and expected; by host, what answered 429 last.
         self.known = self.done = self.bytes = self.expected = 0
     def under_way(self) -> list[str]:
-        """Return the names of the images that have a step running, oldest first."""
         return [image.source.reference(image.reference) for image in self.images.values() if image.running]
     def _is_full(self) -> bool: return len(self.pending) >= _MOST_PENDING or self._pending_bytes > _HEAVIEST_PENDING
     async def wait_for_room(self) -> None:

@@ -19,10 +19,8 @@ _WORTH_DRAINING, _WORTH_WAITING = 64 * 1024, 1.0  # to keep a connection by more
 _LAST_WORDS = 2.0  # how long a peer's refusal may still be in flight after our write failed
 _IDLE_PER_ORIGIN, _IDLE_IN_ALL = 64, 256  # a registry may send us to another host for each blob
 class Headers(list[tuple[str, str]]):
-    """Response headers; names in lower case, repeated ones kept apart."""
-    def get(self, name: str) -> str | None:
-        """Return the first value of `name` (given in lower case)."""
-        return next((value for key, value in self if key == name), None)
+    """Response headers; names in lower case, repeated ones kept apart: `get` gives the first."""
+    def get(self, name: str) -> str | None: return next((value for key, value in self if key == name), None)
     def all(self, name: str) -> list[str]: return [value for key, value in self if key == name]
 class Request(NamedTuple):
     """One request to an origin; `target` is path and query, `headers` are without Host and length."""

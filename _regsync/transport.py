@@ -295,7 +295,15 @@ class Transport:
         """Do a short exchange, with its body, as design.md section 9 repeats it; SyncError for a status not in `ok`."""
         patience = pacing.Patience(pacing.ATTEMPTS)
         while True:
-            try: return await self._attempt(host, call, ok, limit)
+            try:
+                async with AsyncExitStack() as first:
+                    if not host.known or host.first_contact.locked():
+                        # design.md section 6 rule 1: one real request, sent bare; the others wait for its outcome.
+                        await first.enter_async_context(host.first_contact)
+                        if host.known: await first.aclose()
+                    async with self.opened(host, call, ok) as response:
+                        await response.read(limit)
+                        return response
             except SyncError as error:
                 pause = self.pause_after(error, patience, host, call=call)
                 self.edge.log("debug", "retry", f"{call.method} {host.key}{call.path.partition('?')[0]}: {error}")
@@ -370,15 +378,6 @@ class Transport:
             if not about.tell(now, number if about is meter else 0, *quota):
                 self._close(host, want, RegistryError("the quota is used up", status=429), quota[2])
         self.gate.wake()
-    async def _attempt(self, host: Host, call: Call, ok: Collection[int], limit: int) -> Response:
-        async with AsyncExitStack() as first:
-            if not host.known or host.first_contact.locked():
-                # design.md section 6 rule 1: one real request, sent bare; the others wait for its outcome.
-                await first.enter_async_context(host.first_contact)
-                if host.known: await first.aclose()
-            async with self.opened(host, call, ok) as response:
-                await response.read(limit)
-                return response
     @asynccontextmanager
     async def opened(self, host: Host, call: Call, ok: Collection[int], *,
             lease: Lease | None = None) -> AsyncIterator[Response]:
