@@ -13,7 +13,7 @@ from _regsync.document import Node, Unreadable, compose, dump, masked, substitut
 from _regsync.errors import ConfigError, Problem, clean, plain, without_logins
 from _regsync.fields import DEFAULT_PORTS, SECTIONS, Field, is_loopback, parse_registry_url
 from _regsync.oci import Platform
-from _regsync.tags import TagRule, check_glob, compile_glob, select
+from _regsync.tags import TagRule, Version, check_glob, compile_glob, parse_range, select
 class Registry(NamedTuple):
     """One named registry. `host` has no brackets and is Docker Hub's canonical name where it is that."""
     alias: str
@@ -317,7 +317,6 @@ def _doubts_of(rule: TagRule) -> Sequence[tuple[str, str]]:
         if check_glob(pattern) is None and any(_covers(wide, pattern) for wide in rule.exclude):
             found.append(("exclude", f"drops every tag that the glob {pattern!r} takes: narrow it"))
     if rule.semver is not None:
-        from _regsync.tags import Version, parse_range
         versions = parse_range(rule.semver)
         # Where anything is admitted, then something at a bound or right after it.
         bounds = {bound for one in versions.sets for each in one for bound in each[:2]}

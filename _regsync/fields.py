@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple
 from _regsync import providers
 from _regsync.errors import ConfigError, plain
 from _regsync.oci import is_repository, parse_platform
-from _regsync.tags import check_glob
+from _regsync.tags import check_glob, parse_range
 DEFAULT_PORTS: Mapping[str, int] = {"https": 443, "http": 80}
 _SECONDS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 _TRUTH = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
@@ -102,9 +102,6 @@ def _repository(text: str) -> None:
         if is_repository(text.lower()):
             raise ValueError(f"{text!r} has capitals, which registries refuse: write {text.lower()!r}")
         raise ValueError(f"{text!r} is no repository: write a path such as team/app, without host")
-def _range(text: str) -> None:
-    from _regsync.tags import parse_range
-    parse_range(text)
 def _proxy(text: str) -> None:
     from _regsync.proxy import proxy_for
     try: proxy_for("https", "registry", 443, {}, text)
@@ -165,7 +162,7 @@ SECTIONS: Mapping[str, tuple[Field, ...]] = {
         _F("glob", "one_or_texts", "tags that match any pattern", check=check_glob, default="*",
            empty="omit it to take every tag", example='["3.*", "latest"]'),
         _F("exclude", "one_or_texts", "tags that are never wanted", check=check_glob, example='["*-rc*"]'),
-        _F("semver", "text", "version range", check=_range, example=">=1.2,<2"),
+        _F("semver", "text", "version range", check=parse_range, example=">=1.2,<2"),
         _F("semver_prerelease", "text", "what becomes of pre-releases", choices=("include", "exclude", "only"),
            default="exclude"),
         _F("sort", "text", "order, highest first", choices=("semver", "alpha")),

@@ -216,17 +216,14 @@ def _descriptor(value: object, where: str) -> Descriptor:
         size = value.get("size")
         if not isinstance(size, int) or isinstance(size, bool) or not 0 <= size < 2**63:  # int64; a bool is an int
             raise ContentError(f"{clean(repr(size), 40)} is not a size")
-        digest, platform = check_digest(_field(value, "digest", str)), _platform(_field(value, "platform", dict))
+        digest, platform, data = check_digest(_field(value, "digest", str)), None, None
+        parts = [_field(_field(value, "platform", dict), key, str) for key in ("os", "architecture", "variant")]
+        # One that nobody could ask for (an empty `os`, say) is none.
+        with contextlib.suppress(ValueError): platform = parse_platform("/".join(parts).rstrip("/"))
         annotations, artifact_type = _annotations(value), _field(value, "artifactType", str) or None
-        data = None
         with contextlib.suppress(ValueError): data = binascii.a2b_base64(_field(value, "data", str)) or None
         return Descriptor(media_type.lower(), digest, size, platform, annotations, artifact_type, data)
     except ContentError as error: raise ContentError(f"{where}: {error.message}") from error
-def _platform(value: dict[str, Any]) -> Platform | None:
-    """Read an entry's platform; one that nobody could ask for (an empty `os`, say) is none."""
-    parts = [_field(value, key, str) for key in ("os", "architecture", "variant")]
-    try: return parse_platform("/".join(parts).rstrip("/"))
-    except ValueError: return None
 def _annotations(document: dict[str, Any]) -> dict[str, str]:
     # Nulls occur, and mean nothing to a copy.
     return {key: value for key, value in _field(document, "annotations", dict).items() if isinstance(value, str)}
