@@ -8,11 +8,10 @@ import re
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Literal, NamedTuple
-from _regsync import providers
+from _regsync import oci, providers
 from _regsync.document import Node, Unreadable, compose, dump, masked, substitute, variables
 from _regsync.errors import ConfigError, Problem, clean, plain, without_logins
 from _regsync.fields import DEFAULT_PORTS, SECTIONS, Field, is_loopback, parse_registry_url
-from _regsync.oci import Platform
 from _regsync.tags import TagRule, Version, check_glob, compile_glob, parse_range, select
 class Registry(NamedTuple):
     """One named registry. `host` has no brackets and is Docker Hub's canonical name where it is that."""
@@ -60,7 +59,7 @@ class MappingRule(NamedTuple):
     targets: tuple[Registry, ...]
     target_repository: str
     tags: TagRule
-    platforms: tuple[Platform, ...] | None
+    platforms: tuple[oci.Platform, ...] | None
     artifacts: ArtifactRule
     @property
     def content(self) -> object:

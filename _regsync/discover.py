@@ -11,7 +11,6 @@ import anyio
 from _regsync import oci, plan, tags
 from _regsync.config import MappingRule, Registry
 from _regsync.errors import ContentError, RegistryError, Side, SyncError, clean
-from _regsync.oci import Manifest
 from _regsync.registry import Repository
 from _regsync.state import Knowledge, Snapshot, key_of, named
 from _regsync.transport import Transport
@@ -76,7 +75,7 @@ class Discovery:
         self._repositories: dict[tuple[str, str, str, Side], Repository] = {}
         self._listings: dict[tuple[str, str], Once[Mapping[str, str | None] | None]] = {}
         self._held: dict[tuple[str, str], Once[Collection[str] | None]] = {}
-        self._manifests: dict[tuple[str, str, str], Once[Manifest]] = {}
+        self._manifests: dict[tuple[str, str, str], Once[oci.Manifest]] = {}
         # Weights of those that are answered, the one that nobody has asked for longest first, and their sum.
         self._recent: dict[tuple[str, str, str], int] = {}
         self._kept_bytes = 0
@@ -151,14 +150,14 @@ class Discovery:
         root, fetched = await self._root(mapping, source, found)
         lacking = [end.target.key for end in ends if end.held != root.digest and not end.error]
         tree = plan.Tree(root, (), found.digest) if lacking else None
-        def is_there(each: oci.Descriptor | Manifest) -> bool:
+        def is_there(each: oci.Descriptor | oci.Manifest) -> bool:
             return not self._whole and all(self._knowledge.is_committed(where, each.digest) for where in lacking)
         if not is_there(root): tree = await self._tree(source, found.digest, root, fetched, is_there)
         whole = (root, *tree.children) if tree is not None else ()
         at_source = frozenset(each.digest for each in whole if (*source.key, each.digest) in self._manifests)
         return Sighting(source, tree, root.digest, found.digest, tuple(ends), at_source)
     async def _first_look(self, mapping: MappingRule, source: Repository, reference: str, target_reference: str,
-            ends: list[_End]) -> str | Manifest:
+            ends: list[_End]) -> str | oci.Manifest:
         """Ask the source what a tag names: its digest where that is likely to be enough (rules 4 and 5)."""
         if self._whole: return await self.manifest(source, reference)
         if digest := (self.names(source) or {}).get(reference): return digest
@@ -191,7 +190,8 @@ class Discovery:
         elif ":" in reference and self._knowledge.is_committed(target.key, reference):
             self._knowledge.forget(target.key, reference)
         return held
-    async def manifest(self, source: Repository, reference: str, expected: oci.Descriptor | None = None) -> Manifest:
+    async def manifest(self, source: Repository, reference: str,
+            expected: oci.Descriptor | None = None) -> oci.Manifest:
         """Fetch a manifest, by digest once as long as the budget holds it (rules 7, 8 and 13)."""
         if ":" in reference:
             key = (*source.key, reference)
@@ -220,10 +220,10 @@ class Discovery:
         entries = [each for index in (tree.root, *tree.children) for each in index.children if not each.attests]
         trimmed = {each.digest for each in tree.children if (*source.key, each.digest) not in self._manifests}
         return [each.digest for each in entries if each.digest not in trimmed]
-    async def _root(self, mapping: MappingRule, source: Repository, top: Manifest) -> tuple[Manifest,
-            dict[str, Manifest]]:
+    async def _root(self, mapping: MappingRule, source: Repository, top: oci.Manifest) -> tuple[oci.Manifest,
+            dict[str, oci.Manifest]]:
         """Apply the platform filter (specification section 1.1): the root to push, trimmed indexes below."""
-        wanted, nested = mapping.platforms, dict[str, Manifest]()
+        wanted, nested = mapping.platforms, dict[str, oci.Manifest]()
         if not wanted or not top.is_index:
             if wanted: self.say("debug", "no_index", f"{source}: not an index, copied whatever the platform filter")
             return top, nested
@@ -239,7 +239,7 @@ class Discovery:
             text = f"{source}: the index is trimmed to its platforms, its digest at the target is "
             self.say("info", "index_trimmed", text + trimmed.manifest.digest)
         return trimmed.manifest, {each.manifest.digest: each.manifest for each in trimmed.nested.values()}
-    async def _tree(self, source: Repository, top: str, root: Manifest, at_hand: dict[str, Manifest],
+    async def _tree(self, source: Repository, top: str, root: oci.Manifest, at_hand: dict[str, oci.Manifest],
             is_there: Callable[[oci.Descriptor], bool]) -> plan.Tree:
         """Fetch everything below the root that is neither at hand yet nor there, level by level."""
         level = [root, *at_hand.values()]

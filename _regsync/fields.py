@@ -6,9 +6,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple
-from _regsync import providers
+from _regsync import oci, providers
 from _regsync.errors import ConfigError, plain
-from _regsync.oci import is_repository, parse_platform
 from _regsync.tags import check_glob, parse_range
 DEFAULT_PORTS: Mapping[str, int] = {"https": 443, "http": 80}
 _SECONDS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
@@ -96,10 +95,10 @@ class Field(NamedTuple):
             return int(text)
         return self.parse(text) if self.parse else text
 def _repository(text: str) -> None:
-    if not is_repository(text):
+    if not oci.is_repository(text):
         if "@" in text or ":" in text.rpartition("/")[2]:
             raise ValueError(f"{text!r} has a tag or digest: name the repository only, and tags under `tags`")
-        if is_repository(text.lower()):
+        if oci.is_repository(text.lower()):
             raise ValueError(f"{text!r} has capitals, which registries refuse: write {text.lower()!r}")
         raise ValueError(f"{text!r} is no repository: write a path such as team/app, without host")
 def _proxy(text: str) -> None:
@@ -114,7 +113,7 @@ _INHERITED = (
     _F("targets", "targets", "a group or alias, or a list of aliases; required here or in `defaults`",
        empty="name one registry at least", example='["mine"]'),
     _F("tags", "section", "which tags", of="tags"),
-    _F("platforms", "texts", "only these platforms of an index, each `os/arch[/variant]`", parse=parse_platform,
+    _F("platforms", "texts", "only these platforms of an index, each `os/arch[/variant]`", parse=oci.parse_platform,
        refuses=("^all$", "'all' is no platform: omit the field to copy every platform"),
        empty="omit it to copy all platforms", example='["linux/amd64", "linux/arm/v7"]'),
     _F("artifacts", "section", "what happens to referrers: signatures, SBOMs, attestations", of="artifacts"),

@@ -10,13 +10,11 @@ from collections.abc import Callable, Sequence
 from contextlib import closing
 from typing import Any, Literal
 import anyio
-from _regsync import discover, state, sync, tags, transport
+from _regsync import discover, oci, pacing, state, sync, tags, transport
 from _regsync.config import Config, MappingRule, Registry
 from _regsync.errors import ConfigError, RegistryError, Side, SyncError, clean
 from _regsync.execution import Execution
-from _regsync.oci import Descriptor
 from _regsync.output import Console, Snapshot
-from _regsync.pacing import Want
 from _regsync.registry import Repository, Upload
 from _regsync.report import Outcome, Report, analysis_lines, duration_text
 _TICK, _HEARTBEAT = 0.25, 30.0
@@ -104,8 +102,8 @@ async def _ask(connected: transport.Transport, repository: Repository) -> str | 
         if error.status == 404 and host.registry.kind.startswith("ecr"): raise
         if error.status == 404: return "absent"
     if not writes: return None
-    async with connected.gate.admitted((Want(host.key),)), connected.pool.lease(host.origin) as lease:
-        upload = Upload(repository, connected, lease, Descriptor("", "", 0))
+    async with connected.gate.admitted((pacing.Want(host.key),)), connected.pool.lease(host.origin) as lease:
+        upload = Upload(repository, connected, lease, oci.Descriptor("", "", 0))
         await upload.start()
         await upload.cancel_upload()
     return "opened"

@@ -13,8 +13,7 @@ from heapq import merge
 from itertools import accumulate, groupby, pairwise
 from operator import itemgetter
 from typing import Any
-from _regsync import fips
-from _regsync.oci import split_digest
+from _regsync import fips, oci
 _MAGIC, _VERSION = b"regsync\n", 2
 _HEAD, _CRC, _FRAME = struct.Struct(">8sHI7I"), struct.Struct(">I"), struct.Struct(">cH")
 _LONGEST_LOOK = 400 * 86400  # what nobody has looked at for longer is of images that are gone
@@ -30,7 +29,7 @@ class Damaged(ValueError):
     """These bytes are not a state file that this version can read."""
 def key_of(digest: str) -> bytes:
     """Return the 33 bytes that stand for a digest."""
-    algorithm, encoded = split_digest(digest)
+    algorithm, encoded = oci.split_digest(digest)
     return _ALGORITHMS[algorithm] + bytes.fromhex(encoded[:64])
 def digest_like(key: bytes) -> str:
     """Return the digest of a key; of sha512 its first half, which is what a referrers tag has."""

@@ -10,11 +10,9 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
 from io import FileIO
 import anyio.to_thread
+from _regsync import fips, http1, pacing
 from _regsync.errors import SyncError, clean
-from _regsync.fips import DIGEST_HEX_LENGTHS, new_hash
-from _regsync.http1 import PIECE
 from _regsync.oci import Descriptor, split_digest
-from _regsync.pacing import Limit
 from _regsync.state import EMPTY, Archive, Damaged, folded, unframe
 SMALL_BLOB, _MEMORY_BUDGET = 1024 * 1024, 48 * 1024 * 1024  # design.md section 6 rule 13
 _PARTIAL = ".partial"
@@ -60,13 +58,13 @@ class MemoryPieces:
     def __init__(self, body: bytes | memoryview, offset: int = 0) -> None:
         self.length, self._body, self.complete = len(body) - offset, memoryview(body)[offset:], False
     async def next(self) -> memoryview:
-        given, self._body = self._body[:PIECE], self._body[PIECE:]
+        given, self._body = self._body[: http1.PIECE], self._body[http1.PIECE :]
         self.complete = not self._body
         return given
 class FilePieces:
     def __init__(self, staged: FileIO, size: int, offset: int) -> None:
         self.length, self.complete, self._size, self._file = size - offset, False, size, staged
-        self._buffer = memoryview(bytearray(min(PIECE, max(size, 1))))
+        self._buffer = memoryview(bytearray(min(http1.PIECE, max(size, 1))))
         staged.seek(offset)
     async def next(self) -> memoryview:
         left = self._buffer[: self._size - self._file.tell()]
@@ -80,9 +78,9 @@ def _is_whole(path: str, blob: Descriptor) -> bool:
     """Say whether a killed run left a blob whole; what it left otherwise goes."""
     if not os.path.isfile(path) or os.path.islink(path): return False
     algorithm, encoded = split_digest(blob.digest)
-    running = new_hash(algorithm)
+    running = fips.new_hash(algorithm)
     with open(path, "rb") as staged:
-        while piece := staged.read(PIECE): running.update(piece)
+        while piece := staged.read(http1.PIECE): running.update(piece)
     whole = running.hexdigest() == encoded
     if not whole: os.unlink(path)
     return whole
@@ -98,7 +96,7 @@ class Staging:
         self._files: dict[str, tuple[str, int]] = {}  # path and size, the least recently used first
         self._readers, self._asked = Counter[str](), Counter[str]()  # how many read a file now, or are about to read
         self._failed: StagingFailed | None = None
-        self.parts = Limit(_MEMORY_BUDGET // SMALL_BLOB)  # what parts of others have of that, in small blobs
+        self.parts = pacing.Limit(_MEMORY_BUDGET // SMALL_BLOB)  # what parts of others have of that, in small blobs
     def _folder(self, algorithm: str) -> str:
         if not self._directory:
             import tempfile
@@ -185,7 +183,7 @@ class Staging:
     def close(self, *, sweep: bool = True, leftovers: bool = True) -> None:
         """Remove what this run staged, and what earlier ones left; without `sweep` whole files stay for the next."""
         paths = [path for path, _ in self._files.values()]
-        for folder in filter(_is_own, (os.path.join(self._directory, name) for name in DIGEST_HEX_LENGTHS
+        for folder in filter(_is_own, (os.path.join(self._directory, name) for name in fips.DIGEST_HEX_LENGTHS
                 if leftovers)):
             with contextlib.suppress(OSError):  # another's partial files stay; what has no digest's name is not ours
                 names = filter(re.compile("[0-9a-f]{64,128}").fullmatch, os.listdir(folder) if self._directory else ())
