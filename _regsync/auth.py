@@ -495,7 +495,7 @@ class Authenticator:
     def _read(self, answer: Answer, token: _Token) -> None:
         status, headers, body = answer
         who, document, said = f"the token service of {self._name}", json_object(body) or {}, words(body)[1]
-        said = clean(self.redact(clean(f": {said}" if said else "", 4**9)), 200)
+        said = clean(self.redact(clean(f": {said}" if said else "", 4**6)), 200)
         if status == 401 and not self.anonymous: raise self._refusal(who)
         if status in (408, 429) or status >= 500:
             wait = parse_retry_after(headers.get("retry-after"), self._wall())
