@@ -6,7 +6,7 @@ from __future__ import annotations
 import enum, re
 from typing import NamedTuple
 # What obeys, reorders, hides or breaks a terminal's line: controls, bidirectional ones, marks without width (R18).
-_INVISIBLE = {*range(0x00, 0x20), *range(0x7F, 0xA0), 0x61C, *range(0x200B, 0x2010), *range(0x2028, 0x202F),
+_INVISIBLE = {*range(0x00, 0x20), *range(0x7F, 0xA0), 0xAD, 0x61C, *range(0x200B, 0x2010), *range(0x2028, 0x202F),
     *range(0x2060, 0x2070), 0xFEFF, *range(0xE0000, 0xE0080)}
 _CLEANING = dict.fromkeys(_INVISIBLE, "") | dict.fromkeys((0x09, 0x0A, 0x0D, 0x2028, 0x2029), " ")
 def clean(text: str, limit: int = 500) -> str:

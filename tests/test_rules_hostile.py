@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import json
 import os
+import socket
 import stat
 import unicodedata
 from collections.abc import Callable, Iterator
@@ -25,7 +26,7 @@ from conformance.messages import Answer, Request, Response, error
 from conformance.server import Server
 from conformance.storage import OCI_MANIFEST
 from conformance.tokens import BasicAuth, TokenService
-from tests.ends import ROOT, Ran, Start, basic, document, held, only, run_regsync, sync, tags
+from tests.ends import ROOT, Ran, Start, basic, document, held, only, run_regsync, sync, tags, until_blank_line
 
 RULES = {
     "R1": "a credential is bound to one origin",
@@ -349,3 +350,98 @@ def test_what_was_cut_says_so() -> None:
     assert clean("a" * 10, 10) == "a" * 10
     assert clean("a" * 11, 10) == "a" * 9 + "…"
     assert clean("\x00" * 38 + "a" * 9, 10) == "aa…"
+
+
+@pytest.mark.rule("R19")
+@pytest.mark.parametrize(
+    "word", [f"{USER}:{SECRET}@host.test/app", f"https://{USER}:{SECRET}@h.test/a", f"{USER}:p@{SECRET}@h"]
+)
+@pytest.mark.parametrize("more", [[], ["--json"]])
+def test_a_login_written_into_a_field_is_not_repeated(word: str, more: list[str]) -> None:
+    mapping = {
+        "from": word,
+        "to": word,
+        "source": "a",
+        "targets": [word],
+        "tags": {"glob": word, "exclude": word, "semver": word},
+    }
+    registries = {"a": {"url": word, "proxy": word, "auth_type": word}}
+    text = json.dumps({"registries": registries, "mappings": [mapping], "global": {"cache_ttl": word}})
+    ran = run_regsync("sync", "-c", "-", *more, stdin=text)
+    assert ran.status == 3
+    assert "mappings[0].from" in ran.err
+    assert SECRET[:9] not in ran.out + ran.err
+
+
+@pytest.mark.rule("R19")
+def test_a_digest_in_a_field_is_shown() -> None:
+    mapping = {"from": f"host.test/app:v1@sha256:{'a' * 64}", "source": "a", "targets": ["a"]}
+    ran = run_regsync(
+        "validate", "-", stdin=json.dumps({"registries": {"a": {"url": "h.test"}}, "mappings": [mapping]})
+    )
+    assert f"app:v1@sha256:{'a' * 64}' has a tag or digest" in ran.err
+
+
+# R17: what two readers could take for two answers is refused, or read once on a connection that is used no more.
+
+HEAD = b"HTTP/1.1 200 OK\r\n"
+PAGE = b'{"tags":["v1"]}'
+CHUNKED = b"Transfer-Encoding: chunked\r\n\r\nf\r\n" + PAGE + b"\r\n0\r\n"
+SHAPES: dict[str, tuple[bytes, str]] = {
+    "both framings": (HEAD + b"Content-Length: 3\r\n" + CHUNKED + b"\r\n", ""),
+    "chunked twice": (HEAD + b"Transfer-Encoding: chunked\r\n" + CHUNKED + b"\r\n", "multiple Transfer-Encoding"),
+    "a coding before chunks": (HEAD + b"Transfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n", "Transfer-Encoding"),
+    "almost chunked": (HEAD + b"Transfer-Encoding: xchunked\r\n\r\n0\r\n\r\n", "Transfer-Encoding"),
+    "chunked by a control": (HEAD + b"Transfer-Encoding: \x0bchunked\r\n\r\n0\r\n\r\n", "does not speak HTTP/1.1"),
+    "two lengths": (HEAD + b"Content-Length: 15\r\nContent-Length: 16\r\n\r\n" + PAGE, "conflicting Content-Length"),
+    "a list of lengths": (HEAD + b"Content-Length: 15, 16\r\n\r\n" + PAGE, "conflicting Content-Length"),
+    "a length with a sign": (HEAD + b"Content-Length: +15\r\n\r\n" + PAGE, "bad Content-Length"),
+    "a length in hexadecimal": (HEAD + b"Content-Length: 0xf\r\n\r\n" + PAGE, "bad Content-Length"),
+    "a length beyond all": (HEAD + b"Content-Length: " + b"9" * 300 + b"\r\n\r\n" + PAGE, "bad Content-Length"),
+    "a space before the colon": (HEAD + b"Content-Length : 15\r\n\r\n" + PAGE, "illegal header line"),
+    "a NUL in a value": (HEAD + b"X: a\x00b\r\nContent-Length: 15\r\n\r\n" + PAGE, "illegal header line"),
+    "a CR alone in a value": (HEAD + b"X: a\rY: b\r\nContent-Length: 15\r\n\r\n" + PAGE, "illegal header line"),
+    "a line without a colon": (HEAD + b"Content-Length\r\n\r\n" + PAGE, "illegal header line"),
+    "a continuation of nothing": (HEAD + b" Content-Length: 15\r\n\r\n" + PAGE, "continuation line"),
+    "a chunk of negative size": (HEAD + b"Transfer-Encoding: chunked\r\n\r\n-f\r\n" + PAGE, "illegal chunk header"),
+    "a chunk without end": (HEAD + b"Transfer-Encoding: chunked\r\n\r\n" + b"f" * 40 + b"\r\n", "illegal chunk header"),
+    "a chunk that ends elsewhere": (HEAD + CHUNKED.replace(b"\r\n0", b"XX0"), "malformed chunk footer"),
+    "another protocol": (HEAD.replace(b"200 OK", b"101 Switching") + b"Upgrade: x\r\n\r\n", "does not speak HTTP/1.1"),
+    "a status of two digits": (HEAD.replace(b"200", b"20") + b"\r\n", "illegal status line"),
+    "two answers at once": ((HEAD + b"Content-Length: 15\r\n\r\n" + PAGE) * 2, ""),
+    "the same length twice": (HEAD + b"Content-Length: 15\r\nContent-Length: 15\r\n\r\n" + PAGE, ""),
+    "trailers that frame": (HEAD + CHUNKED + b"Transfer-Encoding: x\r\n\r\n", "Transfer-Encoding"),
+    "trailers with a length": (HEAD + CHUNKED + b"Content-Length: 3\r\n\r\n", ""),
+    # RFC 9112 sections 2.2 and 5.2 let a client read these, and there is one way to do so.
+    "lines that end in LF": (b"HTTP/1.1 200 OK\nContent-Length: 15\n\n" + PAGE, ""),
+    "a value on two lines": (HEAD + b"X: a\r\n Content-Length: 3\r\nContent-Length: 15\r\n\r\n" + PAGE, ""),
+    "HTTP/1.0": (b"HTTP/1.0 200 OK\r\nContent-Length: 15\r\n\r\n" + PAGE, ""),
+}
+# Nothing of these is doubtful: the connection may serve again.
+CLEAR = {"the same length twice", "trailers with a length", "lines that end in LF", "a value on two lines"}
+
+
+@pytest.mark.rule("R17")
+@pytest.mark.parametrize("name", SHAPES)
+def test_an_answer_is_one_answer_or_none(speaker: Any, target: Server, name: str) -> None:
+    said, words = SHAPES[name]
+    served: list[int] = []
+
+    def script(connected: socket.socket) -> None:
+        served.append(0)
+        while until_blank_line(connected):
+            served[-1] += 1
+            # A second exchange that read what was left of the first would get these tags.
+            connected.sendall(said if len(served) == served[-1] == 1 else HEAD + b"Content-Length: 15\r\n\r\n" + PAGE)
+
+    text = document({"source": f"http://{speaker(script)}", "t": target}, {"from": "app"}, {"from": "app/two"})
+    ran = run_regsync("sync", "-q", "--dry-run", "--json", "-c", "-", stdin=text)
+    failed = [line for line in ran.err.splitlines() if "list tags of" in line]
+    if words:
+        assert words in only(failed)
+        assert "/app:" in only(failed)
+        assert "\x0b" not in ran.err
+    else:
+        assert failed == []
+    assert [each["selected"] for each in ran.report["mappings"]][-1] == 1
+    assert served[0] == 1 or name in CLEAR, "what was read doubtfully is read no more"
