@@ -319,14 +319,13 @@ def test_a_mistyped_login_is_not_repeated(where: str, command: list[str], more: 
     ran = run_regsync(*(word if each == "" else each for each in command), *more)
     assert ran.status == 3
     assert SECRET[:5] not in ran.out + ran.err
-    assert "host.test" in ran.err or "no user name or password" in ran.err
+    assert "CONFIG_ERROR" in ran.err
 
 
 @pytest.mark.rule("R19")
 @pytest.mark.parametrize("word", ["registry.test:5000/app@sha256:zz", "app:v1@sha512:"])
 def test_a_digest_is_no_login(word: str) -> None:
     assert word in run_regsync("tags", word).err
-    assert word in run_regsync(word).err
 
 
 # R18.
