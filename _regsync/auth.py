@@ -311,7 +311,7 @@ class Authenticator:
         # How credentials get here, and what may help where the registry does not let us do what we ask.
         cloud = "set auth_type (ecr, gar, acr) to see why no cloud logs in, or " * isinstance(credential, Chain)
         self.login = f"{cloud}log in with a container client (docker login {self._name}), or configure auth_type: basic"
-        self.chain, self._shown = credential if isinstance(credential, Chain) else None, deque[Credential](maxlen=256)
+        self.chain, self._shown = credential if isinstance(credential, Chain) else None, deque[Credential](maxlen=512)
         self._take(None if isinstance(credential, Chain) else credential)  # `proven`: it has let a request in
         self._challenge: Challenge | None = None
         self._seen = False  # in this run; a challenge from the state may be out of date

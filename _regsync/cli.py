@@ -48,9 +48,8 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
         hint = f"did you mean {near[0]!r}?" if near else "see `regsync --help`"
         raise ConfigError(f"there is no command {plain(name)!r}", hint=hint)
     arguments, more = (parser := _parser(name)).parse_known_args(rest, argparse.Namespace(command=name))
-    if more:  # their values may be secrets
-        shown = " ".join(word.partition("=")[0] for word in more if word[:1] == "-") or f"{len(more)} at the end"
-        parser.error(f"unrecognized arguments: {shown}")
+    shown = [word.partition("=")[0] if word[:1] == "-" else "***" for word in more]  # what follows may be a secret
+    if more: parser.error(f"unrecognized arguments: {' '.join(shown)}")
     if name is None: raise ConfigError("a command is needed", hint="see `regsync --help`")
     return arguments
 class _Parser(argparse.ArgumentParser):

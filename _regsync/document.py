@@ -6,7 +6,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Container, Iterator, Mapping
 from typing import Any, NamedTuple
-from _regsync.errors import plain
 _DEEPEST = 32  # levels; legitimate documents have 6
 _MOST_MERGED = 1_000_000  # what `<<` repeats is read again each time; this is some 60,000 mappings
 _TAG_PREFIX = "tag:yaml.org,2002:"
@@ -144,7 +143,7 @@ class _Composer:
     def node(self, event: Any, path: str, depth: int) -> Node:
         if isinstance(event, self.yaml.AliasEvent):
             if event.anchor not in self.anchors:  # it counts from the end of its node: nothing holds itself
-                raise _at(event.start_mark, f"no anchor &{plain(event.anchor)} above: quote text beginning with '*'")
+                raise _at(event.start_mark, "no anchor of that name above: quote text beginning with '*'")
             return self.anchors[event.anchor]
         if depth > _DEEPEST: raise _at(event.start_mark, f"nested more than {_DEEPEST} levels deep")
         tag, value = "str", getattr(event, "value", None)
@@ -155,7 +154,7 @@ class _Composer:
         elif event.implicit[0]: tag = _tag(self.loader, event.value)
         node = Node(tag, value, event.start_mark.line + 1, event.start_mark.column + 1)
         if event.tag not in (None, "!", _TAG_PREFIX + tag):
-            self.note(node, path, f"YAML tag {plain(event.tag.removeprefix(_TAG_PREFIX))} is not supported: remove it")
+            self.note(node, path, "a YAML tag is not supported: remove it, or quote text beginning with '!'")
         if event.anchor is not None: self.anchors[event.anchor] = node
         return node
     def mapping(self, path: str, depth: int) -> dict[str, tuple[Node, Node]]:

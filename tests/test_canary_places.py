@@ -263,6 +263,13 @@ TYPED: list[tuple[str, ...]] = [
 ]
 
 
+def test_what_is_not_known_is_named_without_what_follows() -> None:
+    ran = run_regsync("copy", "a.test/app", "b.test/app", "--user", "me", f"--password={PLAIN}")
+    assert ran.err.startswith("error: CONFIG_ERROR: unrecognized arguments: --user *** --password\n")
+    assert "there is no command 'cpoy'\nhint: did you mean 'copy'?" in run_regsync("cpoy").err
+    assert "there is no command '***'" in run_regsync(PLAIN).err
+
+
 @pytest.mark.parametrize("words", TYPED, ids=lambda words: " ".join(words).replace(SECRET, "*").replace(PLAIN, "*"))
 @pytest.mark.parametrize("form", ["text", "json"])
 def test_a_login_among_the_arguments_is_not_repeated(words: tuple[str, ...], form: str, traces: Traces) -> None:
