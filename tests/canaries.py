@@ -55,6 +55,7 @@ class Canaries:
     def __init__(self) -> None:
         self.places: dict[str, str] = {}
         self._parts: dict[bytes, tuple[str, str]] = {}
+        self._sizes: dict[int, set[bytes]] = {size: set() for size in (LEAST, *_ENOUGH.values())}
 
     def make(self, place: str, joint: str = "/", blocks: int = 4) -> str:
         """Make a canary, and remember where it is."""
@@ -64,19 +65,22 @@ class Canaries:
         """Remember a secret that somebody else has made."""
         if len(secret) < LEAST:
             raise ValueError(f"{place}: {secret!r} is too short to be found")
+        if self.places.get(place) == secret:
+            return secret
         self.places[place] = secret
         for kind, text in writings(secret):
             size = _ENOUGH.get(kind, LEAST)
             for at in range(len(text) - size + 1):
-                self._parts.setdefault(text[at : at + size].encode("utf-8", "surrogatepass"), (place, kind))
+                part = text[at : at + size].encode("utf-8", "surrogatepass")
+                self._parts.setdefault(part, (place, kind))
+                self._sizes[size].add(part)
         return secret
 
     def found(self, text: bytes) -> dict[str, str]:
         """Return the places whose canaries are in a text, each with what is there and how it is written."""
         seen: dict[str, str] = {}
-        sizes = {size: {part for part in self._parts if len(part) == size} for size in (LEAST, *_ENOUGH.values())}
         for each in unpacked(text):
-            for size, known in sizes.items():
+            for size, known in self._sizes.items():
                 ends = range(size, len(each) + 1)
                 if known.isdisjoint(map(each.__getitem__, map(slice, range(len(ends)), ends))):
                     continue  # a call for each place takes three times as long
