@@ -338,7 +338,8 @@ class Authenticator:
     @property
     def learnt(self) -> list[Any]:
         """What the state keeps (JSON): the challenge, and whether a token may cover one request only."""
-        return [self._challenge and list(self._challenge), self._one_scope]
+        words = [*(self._challenge or ())]
+        return [None if not words or "***" in self.redact(" ".join(words)) else words, self._one_scope]
     def recall(self, learnt: Any) -> None:
         """Take back `learnt` of an earlier run, which saves the bare request. The realm is checked at use."""
         match learnt:

@@ -184,6 +184,13 @@ def headed(host: str, request: Request, answer: Response, text: str) -> Response
     return Response(status, [*told.items(), ("WWW-Authenticate", challenge)], answer.data)
 
 
+def challenged(host: str, request: Request, answer: Response, text: str) -> Response:
+    """Ask for a login in words that hold one, once for all that the state keeps of it."""
+    secret = max(text.split(), key=len).replace('"', "")
+    way = f'Bearer realm="http://{host}/token",service="{secret}",scope="{secret}"'
+    return Response(401, [("WWW-Authenticate", way)], b"{}") if request.kind == "manifest" else answer
+
+
 def raw(host: str, request: Request, answer: Response, text: str) -> Any:
     """Answer with what is no HTTP."""
     line = text.split()[0]
@@ -259,4 +266,17 @@ async def test_registries_that_repeat_their_secrets(
         traces = Traces(scene.canaries, tmp_path, clean_env)
         ran = await scene.run(*words(scene, "sync"))
         assert scene.repeated
+        assert not traces.found(said(ran))
+
+
+@pytest.mark.anyio
+@pytest.mark.virtual_time
+async def test_a_challenge_that_repeats_a_secret_is_not_kept(tmp_path: Path, clean_env: Path) -> None:
+    async with virtual() as world:
+        scene = arranged(world, tmp_path, clean_env)
+        scene.config()
+        scene.answers = challenged
+        traces = Traces(scene.canaries, tmp_path, clean_env)
+        ran = await scene.run(*words(scene, "sync"))
+        assert b"registry.test" in (tmp_path / ".regsync" / "state.bin").read_bytes(), "challenges without are"
         assert not traces.found(said(ran))
