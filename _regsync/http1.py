@@ -3,7 +3,7 @@ Owns: connections, tunnels, pool, time-outs, answers in the middle of an upload.
 redirects, retries (but an idle connection found dead is replaced). Invariants: I7 (a body that cannot begin again is
 sent once), I9 (kept only after a whole exchange). Follows RFC 9112, design.md section 9, throughput.md section 8."""
 from __future__ import annotations
-import math
+import math, re
 from base64 import b64encode
 from collections.abc import Awaitable, Callable
 from typing import Any, NamedTuple, Protocol
@@ -294,9 +294,10 @@ async def _tunnel(stream: Stream, origin: Origin, proxy: Proxy, timeouts: Timeou
         refused = ConnectFailed(f"the proxy {proxy} refused a tunnel to {target} ({status})")
         refused.retryable = status >= 500
         if status == 407:
-            ways = " or ".join(each.partition(" ")[0] for each in answer.headers.all("proxy-authenticate"))
-            if ways: refused.message += f", it takes {clean(ways, 80)}"
-            refused.hint = ("only Basic is spoken here: put a proxy before it" if ways and "basic" not in ways.lower()
+            told = ", ".join(answer.headers.all("proxy-authenticate"))  # which may repeat our login: these words alone
+            ways = " or ".join(re.findall(r"(?i)(?:^|, *)(Basic|Bearer|Digest|Negotiate|NTLM)(?![^ ,])", told))
+            refused.message += f", it takes {ways}" * bool(ways)
+            refused.hint = ("only Basic is spoken here: put a proxy before it" if told and "basic" not in ways.lower()
                 else "check the user and password in the proxy's URL" if proxy.username
                 else "put user and password into the proxy's URL, percent-encoded")
         raise refused

@@ -71,7 +71,6 @@ def _parse(value: str, where: str) -> Proxy:
     if not (value.isprintable() and re.fullmatch(r"[\w.:-]+", host)) or "@" in value.replace(parts.netloc, ""):
         raise ConfigError(f"{where}: not a proxy URL", hint="write http://HOST:PORT or https://HOST:PORT")
     if parts.scheme not in ("http", "https"):
-        message = f"{where}: proxy scheme {parts.scheme!r} is not supported"
-        raise ConfigError(message, hint="use an http:// or https:// proxy")
+        raise ConfigError(f"{where}: proxy scheme {parts.scheme!r} is not supported", hint="use http:// or https://")
     user, password = (text and unquote(text) for text in (parts.username, parts.password))
     return Proxy(parts.scheme, host, port or (443 if parts.scheme == "https" else 80), user, password)

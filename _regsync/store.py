@@ -28,6 +28,7 @@ class StagingFailed(SyncError):
     code = "CONFIG_ERROR"
 class NoRoom(StagingFailed):
     """Only this blob: it is larger than what may be staged, or all that is staged is being read."""
+def _safely(path: str, flags: int) -> int: return os.open(path, flags | _SAFE)
 def _is_own(folder: str) -> bool: return not (os.path.islink(folder) or os.path.islink(os.path.dirname(folder)))
 def _remove(path: str) -> None:
     with contextlib.suppress(OSError): os.unlink(path)
@@ -79,7 +80,7 @@ def _is_whole(path: str, blob: Descriptor) -> bool:
     if not os.path.isfile(path) or os.path.islink(path): return False
     algorithm, encoded = split_digest(blob.digest)
     running = fips.new_hash(algorithm)
-    with open(path, "rb") as staged:
+    with open(path, "rb", opener=_safely) as staged:
         while piece := staged.read(http1.PIECE): running.update(piece)
     whole = running.hexdigest() == encoded
     if not whole: os.unlink(path)
@@ -88,7 +89,7 @@ class Staging:
     """Blobs pulled once for several targets: small ones in memory, the others, at most `limit` bytes, in files."""
     def __init__(self, cache_dir: str | None, limit: int | None = None) -> None:
         self._limit, self._cleanup = limit, contextlib.ExitStack()
-        self._directory = "" if cache_dir is None else os.path.join(cache_dir, "blobs")  # if empty, made when needed
+        self._directory = "" if cache_dir is None else os.path.join(cache_dir, "staged")  # if empty, made when needed
         self._folders: set[str] = set()
         self._pulling: dict[str, anyio.Lock] = {}
         self._memory: dict[str, bytes] = {}
@@ -170,7 +171,8 @@ class Staging:
             yield MemoryPieces(body, offset)
             return
         staged = None
-        with _disk(), contextlib.suppress(KeyError, FileNotFoundError): staged = FileIO(self._files[blob.digest][0])
+        with _disk(), contextlib.suppress(KeyError, FileNotFoundError):
+            staged = FileIO(self._files[blob.digest][0], opener=_safely)
         if staged is None:
             self._files.pop(blob.digest, None)  # another run in this directory has ended, and took the file with it
             yield None
@@ -281,8 +283,7 @@ def _lock(descriptor: int) -> None:
         except OSError as error: raise BlockingIOError(str(error)) from error
     else: flock(descriptor, LOCK_EX | LOCK_NB)
 def _content(path: str) -> bytes | None:
-    with (contextlib.suppress(FileNotFoundError),
-            open(path, "rb", opener=lambda name, flags: os.open(name, flags | _SAFE)) as stream):
+    with contextlib.suppress(FileNotFoundError), open(path, "rb", opener=_safely) as stream:
         size = os.fstat(stream.fileno()).st_size  # `read` makes room for as much as it is asked for
         if size > _LARGEST: raise Damaged(f"it is larger than {_LARGEST} bytes")
         return stream.read(size)

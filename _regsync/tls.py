@@ -81,8 +81,7 @@ def _is_hashed(directory: str) -> bool:
 def _load(what: str, load: Callable[..., None], *files: str, **options: str) -> None:
     if unread := [name for name in files if not os.access(name, os.R_OK)]:
         why = "may not be read by this user" if os.path.exists(unread[0]) else "does not exist"
-        hint = "name another file, or make this one readable"
-        raise ConfigError(f"{what}: {clean(unread[0])} {why}", hint=hint)
+        raise ConfigError(f"{what}: {clean(unread[0])} {why}", hint="name another file, or make this one readable")
     try: load(*files, **options)
     except OSError as error:
         parsed = "it does not parse as PEM" if isinstance(error, ssl.SSLError) else str(error.strerror)

@@ -6,6 +6,8 @@ by it and refuses to run without, not that anything is validated.
 
 from __future__ import annotations
 
+import _hashlib
+import _ssl
 import json
 import os
 import shutil
@@ -14,7 +16,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 
 import pytest
 import trustme
@@ -337,6 +339,49 @@ def test_a_python_without_what_the_gate_needs_is_refused(run: Run, modules: Path
     (tmp_path / f"{module}.py").write_text(f"raise ImportError('no {module} here')")
     done = run("validate", "x", PYTHONPATH=tmp_path, OPENSSL_MODULES=modules)
     refused(done, f"cannot be used: no {module} here")
+
+
+# The real extension, but for what follows.
+DOUBLE = """\
+from importlib.machinery import ExtensionFileLoader, ModuleSpec
+loader = ExtensionFileLoader(__name__, {path!r})
+real = loader.create_module(ModuleSpec(__name__, loader, origin={path!r}))
+loader.exec_module(real)
+globals().update(vars(real))
+__file__ = {path!r}
+"""
+CHACHA = """\
+class _SSLContext(real._SSLContext):
+    def get_ciphers(self):
+        return [{"name": "TLS_CHACHA20_POLY1305_SHA256"}]
+"""
+
+
+@pytest.mark.parametrize(
+    ("extension", "instead", "words"),
+    [
+        pytest.param(
+            _hashlib, "openssl_md5 = real.openssl_sha256", "is not alone: OpenSSL still computes MD5", id="MD5"
+        ),
+        pytest.param(_ssl, CHACHA, "is not alone: TLS still offers ChaCha20", id="ChaCha20"),
+    ],
+)
+def test_an_extension_that_computes_elsewhere_is_refused(
+    run: Run, modules: Path, tmp_path: Path, extension: ModuleType, instead: str, words: str
+) -> None:
+    """As of a Python whose parts are bound to several copies of OpenSSL: the provider is active in one of them."""
+    if not getattr(extension, "__file__", None):
+        pytest.skip("it is inside this interpreter")
+    (tmp_path / f"{extension.__name__}.py").write_text(DOUBLE.format(path=extension.__file__) + instead)
+    refused(run("validate", "x", PYTHONPATH=tmp_path, OPENSSL_MODULES=modules), words)
+
+
+def test_a_provider_that_is_not_active_is_none() -> None:
+    crypto = fips._libcrypto()
+    if crypto.OSSL_PROVIDER_available(None, b"fips"):
+        pytest.skip("this machine's OpenSSL is in FIPS mode")
+    with pytest.raises(ValueError, match="is not active"):
+        fips._check(crypto)
 
 
 # ---------------------------------------------------------------- without a provider

@@ -190,6 +190,24 @@ NAMED = "this proxy is named by HTTPS_PROXY; NO_PROXY names hosts to reach witho
             "only Basic is spoken here: put a proxy before it",
             id="407-without-basic",
         ),
+        pytest.param(
+            says(f"HTTP/1.1 407 No\r\nProxy-Authenticate: {basic(GATE, GATE_SECRET)}, NTLM\r\n".encode() + LENGTH),
+            f"the proxy http://P refused a tunnel to {NAME}:443 (407), it takes NTLM",
+            "only Basic is spoken here: put a proxy before it",
+            id="407-that-repeats-the-login",
+        ),
+        pytest.param(
+            says(f"HTTP/1.1 407 No\r\nProxy-Authenticate: {GATE_SECRET} realm=x\r\n".encode() + LENGTH),
+            f"the proxy http://P refused a tunnel to {NAME}:443 (407)",
+            "only Basic is spoken here: put a proxy before it",
+            id="407-that-repeats-the-password",
+        ),
+        pytest.param(
+            says(b"HTTP/1.1 407 No\r\nProxy-Authenticate: negotiate, Basic realm=x\r\n" + LENGTH),
+            f"the proxy http://P refused a tunnel to {NAME}:443 (407), it takes negotiate or Basic",
+            "check the user and password in the proxy's URL",
+            id="407-two-in-one-line",
+        ),
         pytest.param(hangs, f"{UNOPENED}: no answer from P within 0.05 s (tried 3 times)", NAMED, id="hangs"),
         pytest.param(
             says(b"\x1b[31m<h1>\x07" * 30 + b"\r\n\r\n"),
@@ -228,6 +246,7 @@ def test_what_a_proxy_does_instead_of_a_tunnel_is_told(
     assert failed.rpartition(f"{NAME}/app:v1: ")[2] == cause
     assert ([line for line in more if line.startswith("hint: ")] or [None])[0] == (hint and f"hint: {hint}")
     assert "\x1b" not in ran.err
+    assert not [each for each in (GATE_SECRET, QUOTED, basic(GATE, GATE_SECRET)) if each in ran.err]
     assert scene.app.journal.entries == []
 
 

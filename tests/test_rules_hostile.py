@@ -257,10 +257,10 @@ def test_what_stands_where_the_state_belongs_is_waited_for_and_written_to_by_nob
 
 
 @pytest.mark.rule("R16")
-@pytest.mark.parametrize("linked", ["blobs", "blobs/sha256"])
+@pytest.mark.parametrize("linked", ["staged", "staged/sha256"])
 def test_a_directory_that_somebody_else_chose_is_neither_filled_nor_emptied(tmp_path: Path, linked: str) -> None:
     victim, link = tmp_path / "victim", tmp_path / "cache" / linked
-    inside = victim / "sha256" if linked == "blobs" else victim
+    inside = victim / "sha256" if linked == "staged" else victim
     inside.mkdir(parents=True)
     precious = inside / ("a" * 64)
     precious.write_bytes(b"precious")

@@ -111,7 +111,7 @@ async def test_small_blobs_never_touch_the_disk(staging: Staging, tmp_path: Path
 @pytest.mark.rule("R16")
 async def test_a_file_is_named_by_digest_and_private(staging: Staging, tmp_path: Path) -> None:
     await staging.ensure(described(LARGE), Source(LARGE))
-    path = tmp_path / "blobs" / "sha256" / described(LARGE).digest.partition(":")[2]
+    path = tmp_path / "staged" / "sha256" / described(LARGE).digest.partition(":")[2]
     assert path.read_bytes() == LARGE
     assert path.stat().st_mode & 0o077 == 0
     assert path.parent.stat().st_mode & 0o077 == 0
@@ -128,7 +128,7 @@ async def test_nothing_is_visible_under_the_digest_before_the_last_piece(staging
             assert pieces is None
         source.may_go_on.set()
     assert partial.endswith(".partial")
-    assert files(tmp_path) == [f"blobs/sha256/{blob.digest.partition(':')[2]}"]
+    assert files(tmp_path) == [f"staged/sha256/{blob.digest.partition(':')[2]}"]
 
 
 @pytest.mark.parametrize("body", [SMALL, LARGE], ids=["in memory", "in a file"])
@@ -249,7 +249,7 @@ async def test_nothing_is_left_when_staging_closes(
 @pytest.mark.rule("R16")
 async def test_no_link_that_waits_in_the_directory_is_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Somebody who can write there must not make us write elsewhere."""
-    victim, folder = tmp_path / "victim", tmp_path / "cache" / "blobs" / "sha256"
+    victim, folder = tmp_path / "victim", tmp_path / "cache" / "staged" / "sha256"
     victim.write_bytes(b"precious")
     folder.mkdir(parents=True)
     blob = described(LARGE)
@@ -269,6 +269,33 @@ async def test_no_link_that_waits_in_the_directory_is_followed(tmp_path: Path, m
     assert not (folder / name).is_symlink()
     staging.close()
     assert victim.read_bytes() == b"precious"
+
+
+@pytest.mark.rule("R16")
+async def test_a_link_that_takes_the_place_of_what_was_verified_is_not_sent(tmp_path: Path) -> None:
+    victim, blob = tmp_path / "victim", described(LARGE)
+    victim.write_bytes(b"precious" * 1_000_000)
+    staging = Staging(str(tmp_path / "cache"))
+    await staging.ensure(blob, Source(LARGE))
+    place = tmp_path / "cache" / "staged" / "sha256" / blob.digest[7:]
+    place.unlink()
+    place.symlink_to(victim)
+    with pytest.raises(StagingFailed, match="cannot be staged"), staging.opened(blob):
+        pass
+    staging.close()
+    assert victim.exists()
+
+
+async def test_a_store_of_images_loses_nothing_where_it_is_taken_for_a_cache(tmp_path: Path) -> None:
+    """OCI layouts and container engines keep what is theirs as blobs/ALGORITHM/HEX."""
+    precious = tmp_path / "blobs" / "sha256" / described(LARGE).digest[7:]
+    precious.parent.mkdir(parents=True)
+    precious.write_bytes(b"precious")
+    staging = Staging(str(tmp_path))
+    await staging.ensure(described(LARGE), Source(LARGE))
+    staging.close()
+    assert precious.read_bytes() == b"precious"
+    assert files(tmp_path) == [str(precious.relative_to(tmp_path))]
 
 
 async def test_two_runs_in_one_directory_do_not_spoil_each_others_blobs(tmp_path: Path) -> None:
@@ -292,7 +319,7 @@ async def test_two_runs_in_one_directory_do_not_spoil_each_others_blobs(tmp_path
 
 
 async def test_only_partial_files_of_killed_runs_are_swept(tmp_path: Path) -> None:
-    folder = tmp_path / "blobs" / "sha256"
+    folder = tmp_path / "staged" / "sha256"
     folder.mkdir(parents=True)
     old = time.time() - 2 * 24 * 3600
     for name, when in (("dead.partial", old), ("alive.partial", None), ("not-ours", old)):
@@ -413,7 +440,7 @@ async def test_the_limit_lets_go_of_what_was_used_longest_ago(tmp_path: Path) ->
         assert await content(pieces) == bodies[0]
     again = Source(bodies[1])
     await staging.ensure(third, Source(bodies[2]))
-    assert sorted(files(tmp_path)) == sorted(f"blobs/sha256/{b.digest[7:]}" for b in (first, third))
+    assert sorted(files(tmp_path)) == sorted(f"staged/sha256/{b.digest[7:]}" for b in (first, third))
     await staging.ensure(second, again)
     assert again.reads == 1
     staging.close()
@@ -446,7 +473,7 @@ async def test_blobs_that_are_being_pulled_count_towards_the_limit(tmp_path: Pat
             await staging.ensure(described(bodies[1]), Source(bodies[1]))
         slow.may_go_on.set()
     await staging.ensure(described(bodies[1]), Source(bodies[1]))
-    assert files(tmp_path) == [f"blobs/sha256/{described(bodies[1]).digest[7:]}"]
+    assert files(tmp_path) == [f"staged/sha256/{described(bodies[1]).digest[7:]}"]
     staging.close()
 
 
@@ -464,7 +491,7 @@ async def test_what_another_run_has_removed_is_no_failure_of_the_disk(tmp_path: 
     staging = Staging(str(tmp_path), 2 * SMALL_BLOB + 10)
     for body in bodies[:2]:
         await staging.ensure(described(body), Source(body))
-    folder = tmp_path / "blobs" / "sha256"
+    folder = tmp_path / "staged" / "sha256"
     (folder / described(bodies[0]).digest[7:]).unlink()
     await staging.ensure(described(bodies[2]), Source(bodies[2]))
     staging.close()
@@ -477,7 +504,7 @@ async def test_a_file_that_cannot_be_removed_keeps_no_other(tmp_path: Path, monk
     for body in bodies:
         await staging.ensure(described(body), Source(body))
     stuck = sorted(
-        files(tmp_path), key=[f"blobs/sha256/{each}" for each in os.listdir(tmp_path / "blobs/sha256")].index
+        files(tmp_path), key=[f"staged/sha256/{each}" for each in os.listdir(tmp_path / "staged/sha256")].index
     )[0]
 
     def refuse(path: str) -> None:
@@ -507,7 +534,7 @@ async def test_a_failed_runs_blobs_serve_the_next_one_when_they_verify(tmp_path:
     other = b"x" * (SMALL_BLOB + 5)
     await failed.ensure(described(other), Source(other))
     failed.close(sweep=False)
-    spoilt = tmp_path / "blobs" / "sha256" / described(other).digest[7:]
+    spoilt = tmp_path / "staged" / "sha256" / described(other).digest[7:]
     spoilt.write_bytes(b"y" * len(other))
     following, kept, lost = Staging(str(tmp_path)), Source(LARGE), Source(other)
     await following.ensure(described(LARGE), kept)
@@ -548,5 +575,5 @@ async def test_without_the_lock_only_what_this_run_staged_goes(tmp_path: Path) -
     await another.ensure(described(other), Source(other))
     await own.ensure(described(LARGE), Source(LARGE))
     own.close(leftovers=False)
-    assert files(tmp_path) == [f"blobs/sha256/{described(other).digest[7:]}"]
+    assert files(tmp_path) == [f"staged/sha256/{described(other).digest[7:]}"]
     another.close()
