@@ -218,8 +218,13 @@ class Scene:
             return answer
         self.asked += 1
         shown = [value for name, value in request.headers if name not in ("host", "user-agent", "accept")]
+        shown += [value for _, value in request.query if len(value) > 20 and ":" not in value]
         own = request.header("host")
-        near = [entry for entry in site.journal.entries[-5:] if entry.header("host") == own]
+        near = [
+            entry
+            for entry in site.journal.entries[-5:]
+            if (entry.header("host"), entry.target) == (own, request.target)
+        ]
         shown += [secret for entry in near for secret in entry.sent_secrets()]
         for secret in (secret for entry in near for secret in entry.secrets):
             if not self.canaries.found(secret.encode()):
@@ -337,7 +342,9 @@ def clouds(scene: Scene, aws: str, azure: str, google: str) -> None:
     password = scene.canaries.make("given: password of ECR", "+")
     scene.registry("ecr", BasicAuth({"AWS": password}), ECR, auth_type="ecr")
     refresh = scene.canaries.make("given: refresh token of ACR", ".")
-    acr = scene.registry("acr", Tokens("acr", scene.canaries, refresh_tokens=[refresh]), ACR, auth_type="acr")
+    acr = scene.registry(
+        "acr", Tokens("acr", scene.canaries, refresh_tokens=[refresh], rotates=True), ACR, auth_type="acr"
+    )
     redirect = acr.intercept
     assert redirect is not None
 

@@ -18,7 +18,7 @@ import pytest
 
 from conformance.messages import Request, Response
 from tests.canaries import Canaries, Traces, writings
-from tests.canary_scene import NEVER_SENT, SERVICES, STORAGE, VARIANTS, Scene, arranged
+from tests.canary_scene import ACR, NEVER_SENT, SERVICES, STORAGE, VARIANTS, Scene, arranged
 from tests.ends import Ran, virtual
 
 on_a_clock = [pytest.mark.anyio, pytest.mark.virtual_time]
@@ -279,4 +279,30 @@ async def test_a_challenge_that_repeats_a_secret_is_not_kept(tmp_path: Path, cle
         traces = Traces(scene.canaries, tmp_path, clean_env)
         ran = await scene.run(*words(scene, "sync"))
         assert b"registry.test" in (tmp_path / ".regsync" / "state.bin").read_bytes(), "challenges without are"
+        assert not traces.found(said(ran))
+
+
+@pytest.mark.anyio
+@pytest.mark.virtual_time
+async def test_a_token_service_that_repeats_a_renewed_refresh_token(tmp_path: Path, clean_env: Path) -> None:
+    """The first token is taken back, and whoever asks for the next one shows what came with the first."""
+    async with virtual() as world:
+        scene = arranged(world, tmp_path, clean_env, "of the environment")
+        scene.config()
+        service, asked = scene.sites[ACR].auth, list[str]()  # type: ignore[attr-defined]
+
+        def take_back(host: str, request: Request, answer: Response, text: str) -> Response:
+            if host == ACR and request.kind == "tag_list" and len(asked) == 1:
+                service.revoke()
+            if host == ACR and request.path == "/token":
+                asked.append(text)
+            return (
+                REFUSALS["403"](host, request, answer, text) if len(asked) > 1 and "/token" in request.path else answer
+            )
+
+        scene.answers = take_back
+        traces = Traces(scene.canaries, tmp_path, clean_env)
+        ran = await scene.run(*words(scene, "sync"))
+        assert "refresh token 1 of acr" in scene.canaries.found(asked[1].encode())
+        assert "gives no token for app (pull) to the credentials" in ran.err
         assert not traces.found(said(ran))
