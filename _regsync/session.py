@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from contextlib import closing
 from typing import Any, Literal
 import anyio
-from _regsync import discover, oci, pacing, state, sync, tags, transport
+from _regsync import discover, oci, state, sync, tags, transport
 from _regsync.config import Config, MappingRule, Registry
 from _regsync.errors import ConfigError, RegistryError, Side, SyncError, clean
 from _regsync.execution import Execution
@@ -102,7 +102,7 @@ async def _ask(connected: transport.Transport, repository: Repository) -> str | 
         if error.status == 404 and host.registry.kind.startswith("ecr"): raise
         if error.status == 404: return "absent"
     if not writes: return None
-    async with connected.gate.admitted((pacing.Want(host.key),)), connected.pool.lease(host.origin) as lease:
+    async with connected.pool.lease(host.origin) as lease:
         upload = Upload(repository, connected, lease, oci.Descriptor("", "", 0))
         await upload.start()
         await upload.cancel_upload()
