@@ -357,7 +357,7 @@ class Authenticator:
     def declare(self, repository: str, actions: str) -> None:
         """Say that this run uses a repository; tokens will cover it as far as rule 2 allows."""
         self._declared[repository] = _union(self._declared.get(repository, actions), actions)
-    async def authorization(self, repository: str, actions: str, extra: Iterable[Pair] = (), *,
+    async def authorization(self, repository: str, actions: str, extra: Iterable[Pair] = (),
             before_body: bool = False) -> str | None:
         """Return a request's Authorization header, None: none; SyncError for no token. It touches `extra` as well."""
         challenge, fixed = self._challenge, self.credential.registry_token

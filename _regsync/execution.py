@@ -5,7 +5,7 @@ what is `plan.Claims`' to decide. Follows specification 1.1 "Pipeline", design.m
 from __future__ import annotations
 import heapq
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
@@ -14,11 +14,11 @@ from _regsync import plan
 from _regsync.discover import Discovery
 from _regsync.errors import RegistryError, RegsyncError, Side, SyncError
 from _regsync.oci import Descriptor, Manifest
-from _regsync.pacing import Meter
 from _regsync.registry import Repository
 from _regsync.state import Knowledge, RepositoryKey, key_of
 from _regsync.store import SMALL_BLOB
 from _regsync.transfer import Keep, Mover
+from _regsync.transport import Transport
 _MOST_PENDING, _HEAVIEST_PENDING = 512, 64 * 1024 * 1024  # images, bytes of manifests, at which discovery rests
 _ABSENT_PAUSES = (0.5, 1.0, 2.0)  # before a manifest is put again that was refused for what this run brought (I5)
 _MOUNT_PATIENCE = 600.0  # for a blob that another image is to have on the same host: a leader may crawl
@@ -74,9 +74,9 @@ class Execution:
     def __init__(self, mover: Mover, knowledge: Knowledge, discovery: Discovery, *, slots: int,
             start: Callable[..., None], ask: Callable[[str, Callable[[], Awaitable[None]]], None],
             keep_list: Callable[..., Awaitable[set[str]]] | None, ended: Callable[[Delivery], None],
-            paused: Mapping[str, Meter]) -> None:
+            transport: Transport) -> None:
         self._mover, self._knowledge, self._discovery = mover, knowledge, discovery
-        self._most_slots, self._start_task, self._ask, self._ended, self.paused = slots, start, ask, ended, paused
+        self._most_slots, self._start_task, self._ask, self._ended, self.transport = slots, start, ask, ended, transport
         self._keep_list, self._claims = keep_list, plan.Claims(knowledge, anyio.current_time)
         # Artifacts that are there, by repository and digest or tag: whether this run brought them.
         self.delivered = dict[tuple[RepositoryKey, str], bool]()
@@ -87,8 +87,7 @@ class Execution:
         self.images, self._ready = dict[plan.Work, Image](), list[tuple[int, int, Image]]()  # those begun, oldest first
         self.draining = False  # no further image is promoted
         self.ends: float | None = None  # when that is over
-        # For a display: images known and done, bytes moved and expected; by host, what answered 429 last.
-        self.known = self.done = self.bytes = self.expected = 0
+        self.known = self.done = self.expected = 0  # for a display: images known and done, bytes expected
     def under_way(self) -> list[str]:
         return [image.source.reference(image.reference) for image in self.images.values() if image.running]
     def _is_full(self) -> bool: return len(self.pending) >= _MOST_PENDING or self._pending_bytes > _HEAVIEST_PENDING

@@ -116,16 +116,16 @@ async def show_progress(console: Console, progress: Execution) -> None:
             await anyio.sleep(_TICK if console.live else _HEARTBEAT)
             now = anyio.current_time()
             while len(past) > 1 and past[1][0] <= now - _RATE_SECONDS: past.popleft()
-            rate = (progress.bytes - past[0][1]) / (now - past[0][0])
-            past.append((now, progress.bytes))
-            console.progress(Snapshot(progress.done, progress.known, progress.bytes, progress.expected, rate,
+            rate = (progress.transport.bytes - past[0][1]) / (now - past[0][0])
+            past.append((now, progress.transport.bytes))
+            console.progress(Snapshot(progress.done, progress.known, progress.transport.bytes, progress.expected, rate,
                 now - began, _waiting(progress, now)))
     finally: console.clear()
 def _waiting(progress: Execution, now: float) -> str:
     names = progress.under_way()
     if progress.ends is not None:
         return f"stopping in {duration_text(max(0.0, progress.ends - now))} at most, {len(names)} under way"
-    for host, meter in progress.paused.items():
+    for host, meter in progress.transport.paused.items():
         if meter.paused > now:
             text = f"{host} is throttled (429), window {meter.width:.0f}"
             return f"{text}, next try in {duration_text(meter.paused - now)}"

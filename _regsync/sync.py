@@ -40,10 +40,10 @@ class Run:
         self._whole, self._plans = rehearse == "analysis", rehearse == "plan"
         self._discovery = Discovery(transport, self._knowledge, reads_only=rehearse is not None, whole=self._whole)
         self._staging = Staging(config.cache_dir, config.staging_size_limit)
-        mover = (Rehearsal if rehearse else Mover)(transport, self._knowledge, self._staging, self._count_bytes)
+        mover = (Rehearsal if rehearse else Mover)(transport, self._knowledge, self._staging)
         self.rehearsal = mover if isinstance(mover, Rehearsal) else None
         self._referrers = Referrers(self._discovery, self._knowledge, wall, self._state.is_kept or archive is not EMPTY)
-        self.execution = Execution(mover, self._knowledge, self._discovery, paused=transport.paused,
+        self.execution = Execution(mover, self._knowledge, self._discovery, transport=transport,
             slots=config.max_concurrent_transfers, start=self._start, ask=self._ask, ended=self._end_whole,
             keep_list=None if rehearse else self._referrers.keep)
         # Images whose next look at their artifacts is due: when the last one was, what it costs, its source.
@@ -52,9 +52,6 @@ class Run:
         self._workers: Counter[str] = Counter()
         self._asking = set[anyio.CancelScope]()  # of questions, in the end of those that were cut off
         self._tasks: anyio.abc.TaskGroup | None = None
-    def _count_bytes(self, count: int) -> None:
-        self.execution.bytes += count
-        self._transport.moved = anyio.current_time()
     def _start(self, task: Callable[..., Coroutine[Any, Any, None]], *arguments: Any) -> None:
         assert self._tasks is not None
         self._tasks.start_soon(task, *arguments)
@@ -223,8 +220,7 @@ class Run:
             need = max(self._referrers.need(mapping, each) for each in wholes)
             if need == plan.Look.LATE and late is None:
                 # A target without the API is asked for its list, where it has one.
-                lists = [each for each in wholes if each.known[2] & plan.HAS
-                    and not self._referrers.has_api(each.target)]
+                lists = [one for one in wholes if one.known[2] & plan.HAS and not self._referrers.has_api(one.target)]
                 take = partial(self._take, mapping, sighting, source_name, reference, began)
                 last = min(each.known[0] for each in wholes)
                 self._late.append((last, 1 + len(lists), sighting.source.host.key, take))

@@ -30,14 +30,13 @@ Keep = Literal["disk", "memory"] | None  # where others who need a blob find it:
 class Relay:
     """A blob on its way out of its source: counted, hashed, its last piece withheld until both agree. A broken one goes
     on by Range, so that the target's PUT stays open (rule 16)."""
-    def __init__(self, source: Repository, blob: oci.Descriptor, transport: Transport,
-            moved: Callable[[int], None]) -> None:
-        self.source, self.complete, self._blob, self._moved = source, False, blob, moved
+    def __init__(self, source: Repository, blob: oci.Descriptor, transport: Transport) -> None:
+        self.source, self.complete, self._blob, self._transport = source, False, blob, transport
         algorithm, self._expected = oci.split_digest(blob.digest)
         self._checkpoints = [(0, new_hash(algorithm))]  # whence a target that lost what followed may be served again
         # What is left of the waits for this source, in seconds; its attempts are counted anew above `_renewed` bytes.
         self._grace, self._patience, self._renewed = _SOURCE_GRACE, pacing.Patience(pacing.ATTEMPTS), 0
-        self._pause_after, self._stack = transport.pause_after, AsyncExitStack()
+        self._stack = AsyncExitStack()
     @asynccontextmanager
     async def opened(self, offset: int = 0) -> AsyncIterator[Relay]:
         """Give what follows `offset`, which the target has: read and hashed on from the checkpoint before it."""
@@ -84,7 +83,7 @@ class Relay:
         self.complete = self._count == size
         if self._count - self._checkpoints[-1][0] >= _CHECKPOINT:
             self._checkpoints.append((self._count, self._hash.copy()))
-        self._moved(count)
+        self._transport.moved, self._transport.bytes = anyio.current_time(), self._transport.bytes + count
         return self._buffer[max(0, self._skip - began) : count]
     async def _resume(self, broken: SyncError) -> None:
         began, error = anyio.current_time(), broken
@@ -93,7 +92,7 @@ class Relay:
         try:
             with anyio.move_on_after(self._grace):
                 while True:
-                    await anyio.sleep(self._pause_after(error, self._patience, self.source.host))
+                    await anyio.sleep(self._transport.pause_after(error, self._patience, self.source.host))
                     try: return await self._open()
                     except SyncError as caught: error = caught
                     if not error.retryable: break  # to begin again is what is left
@@ -111,9 +110,8 @@ def _answered(body: Relay | MemoryPieces | FilePieces | None = None) -> Iterator
         raise
 class Mover:
     """Moves blobs and manifests; what it learns goes into `knowledge`."""
-    def __init__(self, transport: Transport, knowledge: Knowledge, staging: Staging,
-            moved: Callable[[int], None]) -> None:
-        self._transport, self._knowledge, self._staging, self._moved = transport, knowledge, staging, moved
+    def __init__(self, transport: Transport, knowledge: Knowledge, staging: Staging) -> None:
+        self._transport, self._knowledge, self._staging = transport, knowledge, staging
         self._admitted, self._disk_works = transport.gate.admitted, True
         transport.gate.limits[_PARTS] = staging.parts
         # Where an upload was accepted, and hosts that answered one in one request: unset while the first is under way.
@@ -126,7 +124,7 @@ class Mover:
                 self._transport.streams[dropped] = lease
                 upload = Upload(target, self._transport, lease, step.blob)
                 try:
-                    relay = Relay(source, step.blob, self._transport, self._moved)
+                    relay = Relay(source, step.blob, self._transport)
                     return await self._bring(upload, step, relay, keep if self._disk_works else None)
                 finally:
                     del self._transport.streams[dropped]
@@ -362,9 +360,8 @@ class Mover:
 class Rehearsal(Mover):
     """Stands where the mover stands in a dry run, by GET and HEAD alone, and counts what `analyze` shows. Its requests
     and bytes are those of a run that gets the same answers (design.md sections 6 and 10, "Dry run")."""
-    def __init__(self, transport: Transport, knowledge: Knowledge, staging: Staging,
-            moved: Callable[[int], None]) -> None:
-        super().__init__(transport, knowledge, staging, moved)
+    def __init__(self, transport: Transport, knowledge: Knowledge, staging: Staging) -> None:
+        super().__init__(transport, knowledge, staging)
         # By host and action, beside what is asked here; HEADs that the upload starts of a run spare count below zero.
         self._expected = defaultdict[str, Counter[str]](Counter)
         self._read, self._to_move = set[tuple[str, str]](), Counter[str]()

@@ -185,7 +185,7 @@ class Transport:
         self.requests = defaultdict[str, Counter[str]](Counter)
         self.throttled, self.paused = Counter[str](), dict[str, pacing.Meter]()
         self._closed: dict[pacing.Want, tuple[float, SyncError]] = {}  # what is not asked before a time, and why
-        self.moved = -math.inf  # when an answer came last, or bytes moved
+        self.moved, self.bytes = -math.inf, 0  # when an answer came last, or bytes moved; how many of blobs in this run
         self.streams: dict[anyio.CancelScope, Lease] = {}  # the blobs under way: who drops one cancels it
         self._hosts: dict[tuple[object, ...], Host] = {}
         self._known: dict[tuple[object, ...], Host] = {}
@@ -202,7 +202,7 @@ class Transport:
         self.abroad.close()
     def begin(self, registries: Collection[Registry]) -> None:
         """Begin another run, with the clients of those of its registries that are what they were."""
-        hosts, self._hosts, self._known, self.gate.youngest = self._hosts, {}, {}, 0.0
+        hosts, self._hosts, self._known, self.gate.youngest, self.bytes = self._hosts, {}, {}, 0.0, 0
         for counted in (self.requests, self.throttled): counted.clear()
         self._clouds.absent.clear()  # a metadata service may come later than a pod
         for key, host in hosts.items():
@@ -423,8 +423,7 @@ class Transport:
         self._check_open(host, self.want(host, call))
         if call.origin is not None and call.origin != host.origin: return None
         with host.judged():
-            return await host.authenticator.authorization(call.repository, call.rights, call.also,
-                before_body=before_body)
+            return await host.authenticator.authorization(call.repository, call.rights, call.also, before_body)
     async def relearn(self, host: Host, call: Call, used: str | None, refused: Response) -> None:
         """Take in a 401 or 403: return when a new login may do better, else raise the error that it is."""
         login, ways = host.authenticator, refused.headers.all("www-authenticate")

@@ -303,7 +303,7 @@ async def test_a_target_in_trouble_holds_back_no_other(seed: Seed, tmp_path: Pat
 async def test_a_session_that_is_used_again_says_that_its_repository_accepts() -> None:
     """The start of another blob was refused for good meanwhile: small blobs of the repository wait for nobody."""
     transport: Any = SimpleNamespace(gate=SimpleNamespace(admitted=None, limits={}))
-    mover = Mover(transport, Knowledge(), Staging(None), lambda count: None)
+    mover = Mover(transport, Knowledge(), Staging(None))
     where = ("target.test", "app")
     mover._accepted[where] = anyio.Event()
     upload: Any = SimpleNamespace(session="/v2/app/blobs/uploads/1", repository=SimpleNamespace(key=where))

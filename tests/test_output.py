@@ -423,8 +423,8 @@ def test_progress_is_live_on_terminals_and_a_heartbeat_elsewhere(
 
 
 class Progress:
-    known, done, bytes, expected = 4, 1, 60_000_000, 90_000_000
-    paused: ClassVar[dict[str, float]] = {}
+    known, done, expected = 4, 1, 90_000_000
+    transport: ClassVar[Any] = SimpleNamespace(bytes=60_000_000, paused={})
     names: ClassVar[list[str]] = ["s/app:1", "s/app:2"]
     ends: ClassVar[float | None] = None
 
@@ -487,7 +487,8 @@ async def test_what_a_run_waits_for_is_named(
     progress = Progress()
     began = anyio.current_time()
     progress.known, progress.done = known, min(known, 1)
-    progress.paused = {host: SimpleNamespace(paused=began + until, width=2.5) for host, until in paused.items()}  # type: ignore[misc]
+    meters = {host: SimpleNamespace(paused=began + until, width=2.5) for host, until in paused.items()}
+    progress.transport = SimpleNamespace(bytes=60_000_000, paused=meters)  # type: ignore[misc]
     progress.under_way = lambda: names  # type: ignore[method-assign]
     screen = Screen(progress=True, terminal=True)
     with anyio.move_on_after(0.4):

@@ -329,9 +329,8 @@ async def test_the_display_says_that_a_run_stops() -> None:
 
     meter = Meter(Pace("manifest_get"), Limit(50))
     meter.paused = anyio.current_time() + 100
-    progress: Any = SimpleNamespace(
-        known=0, done=0, bytes=0, expected=0, ends=None, paused={"registry.test": meter}, under_way=list
-    )
+    transport = SimpleNamespace(bytes=0, paused={"registry.test": meter})
+    progress: Any = SimpleNamespace(known=0, done=0, expected=0, ends=None, under_way=list, transport=transport)
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(show_progress, Terminal(), progress)
         await anyio.sleep(1.1)
