@@ -66,9 +66,7 @@ class MappingRule(NamedTuple):
         """What it takes: mappings of one content never contend for a target's tag."""
         return self.source.place(self.source_repository), self.platforms and frozenset(self.platforms)
     @property
-    def places(self) -> list[object]:
-        """What it writes to, target by target."""
-        return [target.place(self.target_repository) for target in self.targets]
+    def places(self) -> list[object]: return [target.place(self.target_repository) for target in self.targets]
 class Config(NamedTuple):
     """A valid configuration. `cache_ttl` 0 means that entries never expire; `cache_dir` None: no state."""
     registries: Mapping[str, Registry]
@@ -80,7 +78,6 @@ class Config(NamedTuple):
     warnings: tuple[str, ...] = ()
     @property
     def in_use(self) -> tuple[Registry, ...]:
-        """The registries that a mapping names."""
         return tuple(dict.fromkeys(each for rule in self.mappings for each in (rule.source, *rule.targets)))
 # What scalars of a type may be in YAML, and what their users call them; all others are text.
 _SCALARS = {"flag": (("bool",), "true or false without quotes"), "count": (("int",), "a whole number without quotes"),

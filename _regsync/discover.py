@@ -80,7 +80,6 @@ class Discovery:
         self._recent: dict[tuple[str, str, str], int] = {}
         self._kept_bytes = 0
     def repository(self, registry: Registry, name: str, side: Side) -> Repository:
-        """Return the one object of a repository and side."""
         key = (registry.alias, registry.authority, name, side)
         if key not in self._repositories:
             host = self._transport.host(registry, name)

@@ -20,7 +20,6 @@ def plain(text: str) -> str:
     """Return what is written where a name belongs; asterisks for what may be a secret in a wrong place."""
     return text if re.fullmatch("!?[A-Za-z_.-]{1,24}", text) else "***"
 class Side(enum.Enum):
-    """Which end of a copy something happened at."""
     SOURCE = "source"
     TARGET = "target"
 class Problem(NamedTuple):

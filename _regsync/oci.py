@@ -34,7 +34,6 @@ _TYPE_NAME = r"[a-zA-Z0-9][a-zA-Z0-9!#$&^_.+-]{0,126}"
 _MEDIA_TYPE = rf"{_TYPE_NAME}/{_TYPE_NAME}(?: ?;[ -~]{{0,99}})?"
 _HOST = r"(?:\[[0-9a-f:.]+\]|[a-z0-9](?:[a-z0-9.-]*[a-z0-9])?)(?::[0-9]{1,5})?"
 def is_repository(text: str) -> bool:
-    """Tell whether `text` is a repository name, without host, tag or digest."""
     return len(text) <= 255 and re.fullmatch(rf"{_NAME_PART}(?:/{_NAME_PART})*", text) is not None
 def is_tag(text: str) -> bool: return re.fullmatch(r"[a-zA-Z0-9_][a-zA-Z0-9._-]{0,127}", text) is not None
 def check_digest(text: str) -> str:

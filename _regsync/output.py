@@ -73,7 +73,6 @@ class Console:
             self._say(line, "error", "image_failed", line, **outcome.as_json(), hint=outcome.error.hint)
         elif outcome.status == "synced" and not self.as_json: self.line(outcome.line())
     def error(self, error: RegsyncError) -> None:
-        """Show why the command as a whole ended."""
         problems, code, hint = getattr(error, "problems", ()), error.code, error.hint
         for line in map(str, problems or [error]):
             self._say(f"error: {code}: {line}", "error", "run_failed", line, code=code, hint=hint)

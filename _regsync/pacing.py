@@ -125,7 +125,6 @@ def due(limits: Mapping[str, Limit], wants: tuple[Want, ...], now: float) -> flo
     return max((limits[want.host].meters[name].opens(now, want.discovers) for want in wants for name in want.meters),
         default=-math.inf)
 def release(limits: Mapping[str, Limit], wants: tuple[Want, ...]) -> None:
-    """Give back the permits that `admit` took."""
     for want in wants: limits[want.host].count(want, -1)
 class Patience:
     """Repetitions of one piece of work: so many attempts, and apart from them 429s for so long."""

@@ -176,7 +176,6 @@ class Work:
     owned: dict[_PlaceKey, _Place] = field(default_factory=dict)
     @property
     def own_children(self) -> frozenset[str]:
-        """The children that this image itself has to put."""
         return frozenset(digest for _, digest, is_manifest in self.owned if is_manifest)
     def is_ready(self) -> bool:
         """Say whether everything that its manifests name is in the repository (I1)."""

@@ -161,12 +161,10 @@ class Knowledge:
         """Say whether a registry answered in this run that it holds a blob or manifest there."""
         return digest in self._blobs[where] or digest in self._manifests[where]
     def add_blob(self, where: RepositoryKey, digest: str) -> None:
-        """Note a blob that a registry confirmed."""
         if digest not in self._blobs[where]:
             self._blobs[where].add(digest)
             self._record("B", where, digest)
     def is_committed(self, where: RepositoryKey, digest: str) -> bool:
-        """Say whether a manifest is known to be in a repository."""
         return digest in self._manifests[where] or self._believed("M", where, digest, False)
     def commit(self, where: RepositoryKey, digest: str, blobs: Iterable[str], children: Iterable[str] = ()) -> None:
         """Note a manifest that a registry holds; the blobs that it names may be mounted from there."""
@@ -191,7 +189,6 @@ class Knowledge:
         self._changed = True
         self._written.discard(identity)
     def miss(self, where: RepositoryKey, digest: str) -> None:
-        """Note that a registry said that a blob is not there."""
         if self._identity(where, digest) in self._strengths(where):
             # A manifest that stands there names it, and yet it is gone: this host does not look.
             self.learn(f"lenient {where[0]}", True)
@@ -255,7 +252,6 @@ class Knowledge:
                 strong.update(each for each in named if not self._archive.row("M", each))
         return strong
     def mount_source(self, where: RepositoryKey, digest: str) -> str | None:
-        """Return a repository of the same host from which a blob may be mounted."""
         holders = (each for each in self.holders(where[0], digest) if each != where[1])
         return next((each for each in holders if self.may_mount(where, each)), None)
     def holders(self, host: str, digest: str) -> Iterator[str]:

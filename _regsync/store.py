@@ -50,7 +50,6 @@ def _disk() -> Iterator[None]:
         hint = "several targets need disk: free space in global.cache_dir, or point it elsewhere"
         raise StagingFailed(f"blobs cannot be staged in {place}: {why}", hint=hint) from error
 async def read_whole(blob: Descriptor, read: Reader) -> bytes:
-    """Return a blob that is small enough for memory."""
     whole = bytearray()
     async def keep(piece: memoryview) -> None: whole.extend(piece)
     await read(blob, keep)
@@ -269,7 +268,6 @@ class StateFile:
             with contextlib.suppress(FileNotFoundError): os.unlink(self._journal_path)
         except OSError as error: self._say(f"the state in {self._shown} is not saved", error)
     def close(self) -> None:
-        """Give the lock back."""
         for descriptor in (self._journal, self._lock):
             if descriptor is not None: os.close(descriptor)
         self._journal = self._lock = None

@@ -25,7 +25,6 @@ class Version(NamedTuple):
     @property
     def is_prerelease(self) -> bool: return not self.stage
 def parse_version(tag: str) -> Version | None:
-    """Return the version that a tag spells, or None when it spells none."""
     match = re.fullmatch(_VERSION, tag) if len(tag) <= _LONGEST else None
     return _version([int(part or 0) for part in match.groups()[:3]], match[4]) if match else None
 def _version(numbers: list[int], prerelease: str | None = None) -> Version:
