@@ -12,7 +12,7 @@ from _regsync import oci, providers
 from _regsync.document import Node, Unreadable, compose, dump, masked, substitute, variables
 from _regsync.errors import ConfigError, Problem, clean, plain, without_logins
 from _regsync.fields import DEFAULT_PORTS, SECTIONS, Field, is_loopback, parse_registry_url
-from _regsync.tags import TagRule, Version, check_glob, compile_glob, parse_range, select
+from _regsync.tags import TagRule, Version, admits, check_glob, compile_glob, parse_range, select
 class Registry(NamedTuple):
     """One named registry. `host` has no brackets and is Docker Hub's canonical name where it is that."""
     alias: str
@@ -315,12 +315,12 @@ def _doubts_of(rule: TagRule) -> Sequence[tuple[str, str]]:
     if rule.semver is not None:
         versions = parse_range(rule.semver)
         # Where anything is admitted, then something at a bound or right after it.
-        bounds = {bound for one in versions.sets for each in one for bound in each[:2]}
+        bounds = {bound for one in versions for each in one for bound in each[:2]}
         releases = {(major, minor, patch + more) for (major, minor, patch), *_ in bounds for more in (0, 1)}
         near = {bound for bound in bounds if bound.is_prerelease} | {Version(each) for each in releases | {(0, 0, 0)}}
-        if not any(versions.admits(version, "include") for version in near):
+        if not any(admits(versions, version, "include") for version in near):
             found.append(("semver", f"{rule.semver!r} admits no version: its comparators exclude each other"))
-        elif rule.latest is None and set(rule.glob) <= {"*", "v*"} and versions.admits(Version((10**9, 0, 0))):
+        elif rule.latest is None and set(rule.glob) <= {"*", "v*"} and admits(versions, Version((10**9, 0, 0))):
             remedy = "add `latest`, or an upper bound such as '<2'"
             found.append(("semver", f"{rule.semver!r} has no end, so that all versions are copied for ever: {remedy}"))
     if immutable:

@@ -59,7 +59,6 @@ class _End:
         if not isinstance(self.held, str): return self.held is not None
         return self.known == (key_of(told), key_of(self.held)) if trims else self.held == told
 class Sighting(NamedTuple):
-    """What was found out about one source tag."""
     source: Repository
     tree: plan.Tree | None
     digest: str
@@ -96,10 +95,7 @@ class Discovery:
     async def list_tags(self, repository: Repository) -> Mapping[str, str | None] | None:
         """List a repository, once per run (rule 3), as `Repository.list_tags` does."""
         return await self._listings.setdefault(repository.key, Once()).get(repository.list_tags)
-    async def select(self, mapping: MappingRule, source: Repository) -> tags.Selection:
-        """Choose a mapping's tags; literal names need no listing."""
-        return tags.select_literals(mapping.tags) or await self.select_listed(mapping.tags, source)
-    async def select_listed(self, rule: tags.TagRule, source: Repository) -> tags.Selection:
+    async def select(self, rule: tags.TagRule, source: Repository) -> tags.Selection:
         if (listed := await self.list_tags(source)) is None:
             missing = RegistryError("the registry knows no such repository", status=404)
             raise missing.located(Side.SOURCE, "list tags of", str(source))

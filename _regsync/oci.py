@@ -95,7 +95,6 @@ def parse_reference(text: str) -> Reference:
     except (ContentError, ValueError) as error:
         raise ConfigError(f"reference {clean(text, 300)!r}: {clean(str(error))}") from error
 class Platform(NamedTuple):
-    """An operating system and architecture, with a variant when one is named."""
     os: str
     architecture: str
     variant: str | None = None

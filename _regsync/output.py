@@ -40,7 +40,6 @@ def progress_lines(now: Snapshot, columns: int, marks: str = "#-") -> list[str]:
     # The last column wraps on some terminals, and a line that wraps is not cleared.
     return [line if len(line) < columns else f"{line[: max(0, columns - 2)]}~" for line in lines]
 class Console:
-    """Standard output and standard error of one command."""
     def __init__(self, out: TextIO, err: TextIO, *, level: str, as_json: bool, json_log: bool, progress: bool) -> None:
         self._out, self._err, self._threshold = out, err, _LEVELS[level]
         self.as_json, self._json_log = as_json, json_log

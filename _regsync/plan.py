@@ -136,7 +136,6 @@ def grouped(mappings: Iterable[MappingRule], keys: Callable[[MappingRule], list[
     unique = {id(each): each for each in groups.values()}.values()
     return [sorted(each, key=lambda mapping: mapping.index) for each in unique]
 class Wanted(NamedTuple):
-    """One source tag and the targets that shall have it."""
     mapping: MappingRule
     tag: str
     targets: tuple[Registry, ...]

@@ -10,8 +10,6 @@ Kind = Literal["ecr", "ecr_public", "dockerhub", "gar", "gcr", "ghcr", "acr", "u
 # After a POST, put: one PUT with the body; patch: one PATCH without Content-Range, an empty PUT; chunks: PATCHes with
 # `Content-Range: start-end`, an empty PUT.
 UploadStyle = Literal["put", "patch", "chunks"]
-# How one POST asks whether a blob is in the repository and else starts its upload (design.md section 6, rule 11).
-_Probe = Literal["from", "bare"]  # `mount=<digest>&from=<same repository>`; `mount` alone
 # protocol-facts.md section 7.2: the name known here (`canonical_host`), others, who answers requests (`api_host`).
 _DOCKER_HUB = ("docker.io", "index.docker.io", "registry-1.docker.io")
 # protocol-facts.md section 4.1. Dual-stack names are under on.aws only; China's and ecr_public's are not verified.
@@ -42,7 +40,8 @@ class _Row(NamedTuple):
     fallback: UploadStyle | None = None  # tried when `upload` is refused or reset
     put_limit: int | None = None  # bodies above it go by `chunks` of at most that size
     foreign_uploads: bool = True  # whether an upload's Location may be on another host
-    probe: _Probe | None = "from"  # None: an unknown blob is asked for by HEAD
+    # One POST asks, else starts (design.md 6, rule 11): by `mount=<digest>&from=<itself>`, or `mount` alone; None: HEAD
+    probe: Literal["from", "bare"] | None = "from"
     page_size: int = 1000
     listing_has_digests: bool = False
     paces: tuple[Pace, ...] = _UNKNOWN_PACES

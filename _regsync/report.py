@@ -92,9 +92,9 @@ class Report:
             line = f"select {mapping['from']} -> {mapping['to']}: {mapping['selected']} tags"
             told.append(f"{line} (dropped: {why})" if why else line)
         for each in sorted(self.outcomes, key=lambda outcome: outcome[:2]):
-            detail = (
-                f"{len(each.transferred)} blobs, {size_text(each.bytes)}, {each.mounted} mounted, {each.skipped} there")
-            verb, detail = ("skip", each.reason or "") if each.status == "skipped" else ("sync", detail)
+            moved = f"{len(each.transferred)} blobs, {size_text(each.bytes)}, {each.mounted} mounted"
+            verb, detail = (("skip", each.reason) if each.status == "skipped"
+                else ("sync", f"{moved}, {each.skipped} there"))
             if each.status != "failed": told.append(f"would {verb} {each.source} -> {each.target} ({detail})")
             told += [f"- would {text}" for text in each.planned]
         images, layers, size = self.totals().values()

@@ -50,7 +50,7 @@ async def list_tags(registry: Registry, repository: str, rule: tags.TagRule, con
         connected.prepare(registry)
         discovery = discover.Discovery(connected, state.Knowledge())
         source = discovery.repository(registry, repository, Side.SOURCE)
-        kept, dropped, floor = await discovery.select_listed(rule, source)
+        kept, dropped, floor = await discovery.select(rule, source)
     for tag, reason in dropped.items():
         console.log("info", "tag_dropped", f"dropped, {reason:<12}  {tag}", tag=tag, reason=reason)
     reasons = ", ".join(f"{count} {reason}" for reason, count in Counter(dropped.values()).most_common())

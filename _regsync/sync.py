@@ -19,7 +19,7 @@ from _regsync.registry import Repository
 from _regsync.report import Outcome, Report
 from _regsync.state import EMPTY, Knowledge, digest_like, key_of
 from _regsync.store import Staging, StateFile
-from _regsync.tags import compile_glob
+from _regsync.tags import compile_glob, select_literals
 from _regsync.transfer import Mover, Rehearsal
 from _regsync.transport import Transport
 # Specification section 1.6; how often a drain, and those who wait for a mount, are looked at.
@@ -138,7 +138,7 @@ class Run:
         for each in wanted: self._ask(each.mapping.source.authority, partial(self._look_up, each, each.tag))
     async def _select(self, mapping: MappingRule) -> tuple[str, ...]:
         source = self._source(mapping)
-        try: kept, dropped, floor = await self._discovery.select(mapping, source)
+        try: kept, dropped, floor = select_literals(mapping.tags) or await self._discovery.select(mapping.tags, source)
         except SyncError as error:
             # Its tags are not known: it counts as one failed image per target.
             self._fail(plan.Wanted(mapping, "*", mapping.targets), error)

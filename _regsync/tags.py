@@ -35,13 +35,11 @@ def _version(numbers: list[int], prerelease: str | None = None) -> Version:
 _LOWEST, _HIGHEST = Version((0, 0, 0), 0), Version((10**_LONGEST, 0, 0))  # below and above what tags can spell
 # From where, to below what, whether it takes what lies between or all but that, the M.m.p of a pre-release in it.
 _Comparator = tuple[Version, Version, bool, tuple[int, int, int] | None]
-class _Range(NamedTuple):
-    """What `||` and `,` joined: alternatives of conjunctions."""
-    sets: tuple[tuple[_Comparator, ...], ...]
-    def admits(self, version: Version, prerelease: Prerelease = "exclude") -> bool:
-        """Say whether the range, under the rule for pre-releases, takes a version."""
-        is_wanted = version.is_prerelease or prerelease != "only"
-        return is_wanted and any(_all_admit(comparators, version, prerelease) for comparators in self.sets)
+_Range = tuple[tuple[_Comparator, ...], ...]  # what `||` and `,` joined: alternatives of conjunctions
+def admits(versions: _Range, version: Version, prerelease: Prerelease = "exclude") -> bool:
+    """Say whether a range, under the rule for pre-releases, takes a version."""
+    is_wanted = version.is_prerelease or prerelease != "only"
+    return is_wanted and any(_all_admit(comparators, version, prerelease) for comparators in versions)
 def _all_admit(comparators: tuple[_Comparator, ...], version: Version, prerelease: Prerelease) -> bool:
     # In full where one of the same M.m.p is named; elsewhere by M.m.p (`include`, `only`), or refused (`exclude`).
     # `!=1.0.0-rc.1` says what is unwanted: it invites no other pre-release of 1.0.0.
@@ -54,8 +52,7 @@ def _all_admit(comparators: tuple[_Comparator, ...], version: Version, prereleas
 def parse_range(text: str) -> _Range:
     """Parse a range; ValueError says what is wrong and what to write instead."""
     if len(text) > _LONGEST: raise ValueError(f"a range of more than {_LONGEST} characters")
-    sets = [[_comparator(word.strip(" \t")) for word in part.split(",")] for part in text.split("||")]
-    return _Range(tuple(map(tuple, sets)))
+    return tuple(tuple(_comparator(word.strip(" \t")) for word in part.split(",")) for part in text.split("||"))
 def _comparator(word: str) -> _Comparator:
     match = re.fullmatch(_COMPARATOR, word)
     if match is None:
@@ -192,9 +189,9 @@ def select(tags: Iterable[str], rule: TagRule) -> Selection:
         if not wanted(tag): return "glob"
         if allowed:
             version = version_of(tag)
-            if version is None or not allowed.admits(version, prerelease):
+            if version is None or not admits(allowed, version, prerelease):
                 # The rule for pre-releases is the reason where another rule would have let the tag in.
-                return "prerelease" if version and allowed.admits(version, "include") else "semver"
+                return "prerelease" if version and admits(allowed, version, "include") else "semver"
         return "exclude" if excluded(tag) else None
     reasons = {tag: refusal(tag) for tag in dict.fromkeys(tags)}
     dropped = {tag: reason for tag, reason in reasons.items() if reason}

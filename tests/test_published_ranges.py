@@ -12,7 +12,7 @@ import re
 
 import pytest
 
-from _regsync.tags import Prerelease, parse_range, parse_version
+from _regsync.tags import Prerelease, admits, parse_range, parse_version
 
 Table = list[tuple[str, str, str]]
 
@@ -206,7 +206,7 @@ def spelled(text: str) -> str:
 
 def takes(text: str, version: str, rule: Prerelease) -> bool:
     parsed = parse_version(version)
-    return parse_range(spelled(text)).admits(parsed, rule) if parsed is not None else False
+    return admits(parse_range(spelled(text)), parsed, rule) if parsed is not None else False
 
 
 @pytest.mark.parametrize(("rule", "text", "taken", "refused"), ALL, ids=[f"{a} {b}" for a, b, *_ in ALL])
