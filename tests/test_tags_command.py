@@ -210,7 +210,7 @@ WRONG = [
     ([f"app@sha256:{'0' * 64}"], "--glob"),
     (["App"], "lower case"),
     (["https://localhost/app"], "https://"),
-    (["app", "other"], "other"),
+    (["app", "other"], "unrecognized arguments"),
     (["app", "--latest", "3"], "sort"),
     (["app", "--latest", "3", "--semver-prerelease", "only"], "sort"),
     (["app", "--latest", "0"], "--latest"),
