@@ -62,14 +62,19 @@ class MemoryPieces:
         self.complete = not self._body
         return given
 class FilePieces:
-    def __init__(self, staged: FileIO, size: int, offset: int) -> None:
+    def __init__(self, staged: FileIO, size: int, offset: int, digest: str = "") -> None:
         self.length, self.complete, self._size, self._file = size - offset, False, size, staged
+        self._digest, self._hash = digest, fips.new_hash(split_digest(digest)[0]) if digest else None  # again (I3)
         self._buffer = memoryview(bytearray(min(http1.PIECE, max(size, 1))))
         staged.seek(offset)
     async def next(self) -> memoryview:
         left = self._buffer[: self._size - self._file.tell()]
         with _disk(): count = await anyio.to_thread.run_sync(self._file.readinto, left)
         self.complete = self._file.tell() == self._size
+        if self._hash is not None: self._hash.update(self._buffer[: count or 0])
+        if (self._hash is not None and (self.complete or not count)
+                and not self._digest.endswith(self._hash.hexdigest())):
+            raise StagingFailed(f"{self._digest} was changed on disk after it had been verified")
         return self._buffer[: count or 0]
     def cover(self, start: int, end: int) -> FilePieces:
         """Give a part of it, which is read again when it is asked for again."""
@@ -179,7 +184,7 @@ class Staging:
         self._files[blob.digest] = self._files.pop(blob.digest)
         self._readers[blob.digest] += 1
         try:
-            with staged: yield FilePieces(staged, blob.size, offset)
+            with staged: yield FilePieces(staged, blob.size, offset, "" if offset else blob.digest)
         finally: self._readers[blob.digest] -= 1
     def close(self, *, sweep: bool = True, leftovers: bool = True) -> None:
         """Remove what this run staged, and what earlier ones left; without `sweep` whole files stay for the next."""

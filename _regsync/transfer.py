@@ -145,6 +145,7 @@ class Mover:
                     return "uploaded"
             except StagingFailed as caught:  # a full disk fails nothing: each target reads for itself (design.md 8)
                 news, keep = self._disk_works and not isinstance(caught, NoRoom), None
+                upload.broken = ""  # what the target has of it may have been changed on disk
                 log("warning" if news else "debug", "staging", f"{caught}; each target reads for itself")
                 self._disk_works = self._disk_works and not news
                 continue

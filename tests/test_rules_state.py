@@ -1,0 +1,173 @@
+"""What a state file can do that says more than is true, and files that change behind us (R12, R16).
+
+Whoever may write into `cache_dir` may put there what he likes: that blobs and manifests are at a target, from
+a clock that runs ahead, in a file that is whole. It costs requests, and no image is wrong (I5).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from _regsync import store
+from _regsync.state import EMPTY, Knowledge, encode, entry, key_of, named
+from _regsync.store import Staging, StagingFailed
+from conformance.app import App
+from conformance.images import Seed
+from conformance.server import Server
+from tests.ends import Ran, Start, document, held, run_regsync, tags
+
+pytestmark = pytest.mark.rule("R12")
+
+NOW = 2_000_000_000
+AHEAD = NOW + 10 * 365 * 86400
+DIGEST = f"sha256:{'a' * 64}"
+WHERE = ("registry.test:5000", "app")
+
+
+def archived(**rows: list[bytes]) -> Any:
+    from _regsync.state import Archive
+
+    return Archive(encode(EMPTY, rows, [WHERE], {}))
+
+
+@pytest.mark.rule("R16")
+@pytest.mark.parametrize(("moment", "believed"), [(NOW, True), (NOW - 3600, True), (NOW + 3600, True), (AHEAD, False)])
+def test_what_a_clock_confirmed_that_is_years_ahead_is_not_believed(moment: int, believed: bool) -> None:
+    snapshot = named("a", "b")
+    rows = {
+        "B": [entry(key_of(DIGEST), 0, moment, True)],
+        "M": [entry(key_of(DIGEST), 0, moment, False)],
+        "S": [snapshot + moment.to_bytes(4, "big") + key_of(DIGEST) * 2],
+        "A": [snapshot + moment.to_bytes(4, "big") * 2 + bytes(9)],
+    }
+    known = Knowledge(archived(**rows), now=lambda: float(NOW), ttl=0.0)
+    assert known.has_blob(WHERE, DIGEST) is believed
+    assert known.is_committed(WHERE, DIGEST) is believed
+    assert (known.snapshot(snapshot) is not None) is believed
+    assert (known.look(snapshot)[0] == moment) is believed
+
+
+@pytest.mark.rule("R16")
+def test_a_fact_from_a_clock_that_is_years_ahead_is_not_believed() -> None:
+    from _regsync.state import Archive
+
+    facts = {"mounts a": (True, AHEAD), "mounts b": (True, NOW)}
+    known = Knowledge(Archive(encode(EMPTY, {}, [], facts)), now=lambda: float(NOW))
+    assert [known.mounts(host) for host in "ab"] == [None, True]
+
+
+@pytest.fixture
+def ends(tmp_path: Path, source: Server, target: Server) -> Callable[..., Ran]:
+    """Return a function that runs one mapping with its state beside the configuration."""
+    path = tmp_path / "mirror.yaml"
+
+    def run(**rule: Any) -> Ran:
+        mapping = {"from": "app", "tags": tags("v1"), **rule}
+        path.write_text(document({"source": source, "t": target}, mapping, **{"global": {"cache_dir": "cache"}}))
+        return run_regsync("sync", "--json", "-c", str(path))
+
+    return run
+
+
+def empty(server: Server) -> None:
+    """Let a registry lose everything: what the state says of it is then as false as if somebody had made it up."""
+    assert isinstance(server.app, App)
+    server.app.repositories.clear()
+    server.journal.clear()
+
+
+@pytest.mark.rule("R16")
+@pytest.mark.parametrize("rule", [{}, {"tags": {"glob": "v1", "immutable_tags": "*"}}, {"tags": {"glob": "*"}}])
+@pytest.mark.parametrize("moved", [False, True])
+def test_what_the_state_says_is_there_is_brought_when_it_is_not(
+    ends: Callable[..., Ran], source: Server, target: Server, rule: dict[str, Any], moved: bool
+) -> None:
+    image = Seed(1).image(sizes=(50, 70_000)).load_into(source.app, "app", tag="v1")
+    assert ends(**rule).statuses() == ["synced"]
+    empty(target)
+    if moved:
+        image = Seed(1).image(sizes=(50, 70_000), annotations={"a": "b"}).load_into(source.app, "app", tag="v1")
+    ran = ends(**rule)
+    assert (ran.status, ran.statuses()) == (0, ["synced"])
+    assert held(target, "app", image)
+
+
+@pytest.mark.rule("R16")
+def test_a_version_to_come_is_not_read(
+    ends: Callable[..., Ran], tmp_path: Path, source: Server, target: Server
+) -> None:
+    Seed(1).image(sizes=(50,)).load_into(source.app, "app", tag="v1")
+    assert ends().status == 0
+    state = tmp_path / "cache" / "state.bin"
+    whole = bytearray(state.read_bytes())
+    whole[9] += 1
+    state.write_bytes(whole)
+    ran = ends()
+    assert (ran.status, ran.statuses()) == (0, ["skipped"])
+    assert ran.err.count("is not used: it is no state file of this version") == 1
+    assert "is not used" not in ends().err
+
+
+@pytest.mark.anyio
+async def test_a_staged_file_that_was_changed_is_not_sent_whole(tmp_path: Path) -> None:
+    from _regsync.oci import Descriptor, digest_of
+
+    body = bytes(range(256)) * 8192
+    blob = Descriptor("a/b", digest_of(body), len(body))
+
+    async def read(_: Descriptor, sink: Any) -> None:
+        await sink(memoryview(body))
+
+    staging = Staging(str(tmp_path))
+    await staging.ensure(blob, read)
+    path = tmp_path / "staged" / "sha256" / blob.digest.partition(":")[2]
+    changed = path.with_suffix(".new")
+    changed.write_bytes(body[:-1] + b"!")
+    changed.replace(path)
+    with staging.opened(blob) as pieces:
+        assert pieces is not None
+        for _ in range(7):
+            assert len(await pieces.next()) == 2**18
+        with pytest.raises(StagingFailed, match="was changed on disk"):
+            await pieces.next()
+
+
+CHANGES: list[Callable[[bytes], bytes]] = [
+    lambda body: body[:-1] + b"!",
+    lambda body: body[:9],
+    lambda body: b"x" + body,
+]
+
+
+@pytest.mark.provokes("second_session")  # the first one's body was given up
+@pytest.mark.parametrize("change", CHANGES, ids=["changed", "shorter", "longer"])
+def test_a_blob_that_was_changed_on_disk_is_read_again(
+    tmp_path: Path, serve: Start, monkeypatch: pytest.MonkeyPatch, change: Callable[[bytes], bytes]
+) -> None:
+    source, one, two = serve(), serve(), serve()
+    image = Seed(1).image(sizes=(3_000_000,)).load_into(source.app, "app", tag="v1")
+    replacing = store._replacing
+
+    @contextmanager
+    def tampered(path: str) -> Iterator[int]:
+        with replacing(path) as descriptor:
+            yield descriptor
+        if "staged" in path:
+            Path(path).write_bytes(change(Path(path).read_bytes()))
+
+    monkeypatch.setattr(store, "_replacing", tampered)
+    config = tmp_path / "mirror.yaml"
+    ends = {"source": source, "t": one, "u": two}
+    config.write_text(document(ends, {"from": "app", "tags": tags("v1")}, **{"global": {"cache_dir": "cache"}}))
+    ran = run_regsync("sync", "--json", "-c", str(config))
+    assert ran.statuses() == ["synced", "synced"]
+    assert held(one, "app", image)
+    assert held(two, "app", image)
+    assert ran.err.count("was changed on disk after it had been verified") == 1
+    # What was wrong never reached its end: nothing was put that a registry had to refuse.
+    assert [each.journal.count("PUT", "upload", status=400) for each in (one, two)] == [0, 0]
