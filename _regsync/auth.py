@@ -56,7 +56,7 @@ def hide(text: str, *secrets: str) -> str:
     """Take secrets out of a text that a server sent, however it writes them, and what a cut has left of them."""
     text = clean(unquote(unquote(text.replace("\\/", "/"))), len(text) + 1)
     for secret in filter(None, secrets):
-        for form in map(unquote, (secret, json.dumps(secret)[1:-1], secret.lower())):
+        for form in map(unquote, (secret, unquote(secret), json.dumps(secret)[1:-1], secret.lower())):
             at = text.find(form[:8])
             while at >= 0:
                 end = at + len(os.path.commonprefix([form, text[at : at + len(form)]]))  # noqa: RUF071  characters

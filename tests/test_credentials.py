@@ -356,6 +356,11 @@ def test_a_secret_is_hidden_however_a_server_writes_it(text: str, shown: str) ->
     assert hide(text, *secrets) == shown
 
 
+@pytest.mark.parametrize("said", ["pa%2541ssword", "pa%252541ssword"])
+def test_a_secret_that_looks_percent_encoded_is_hidden(said: str) -> None:
+    assert hide(f"you sent {said}, did you", "pa%2541ssword") == "you sent ***, did you"
+
+
 def test_hiding_takes_linear_time() -> None:
     assert hide("s3cr/t+o" * 8000 + "\x1b", "s3cr/t+of many words") == "s3cr/t+o" * 7999 + "***"
 

@@ -92,8 +92,8 @@ def test_another_user_with_another_release_of_python_builds_the_same_bytes(pyz: 
     """In a directory of theirs, without HOME or network, under their umask."""
     folder = checkout(open_folder / "source")
     shutil.copytree(WHEELS, folder / "wheels")
-    shutil.copyfile(pyz, folder / "regsync.pyz")
-    command = ["tools/build_zipapp.py", "--check", "regsync.pyz", "--cache", "wheels"]
+    shutil.copyfile(pyz, folder / "theirs.pyz")
+    command = ["tools/build_zipapp.py", "--check", "theirs.pyz", "--cache", "wheels"]
     for python in hosts.interpreters():
         theirs = {"user": hosts.NOBODY, "group": hosts.NOBODY, "extra_groups": [], "umask": 0o027}
         if python.version[:2] == sys.version_info[:2]:
@@ -109,9 +109,7 @@ def test_another_user_with_another_release_of_python_builds_the_same_bytes(pyz: 
                 )
             except PermissionError:
                 continue
-            assert done.stdout.startswith("regsync.pyz is regsync-nofips.pyz of this source, byte for byte"), (
-                done.stderr
-            )
+            assert done.stdout.startswith("theirs.pyz is regsync-nofips.pyz of this source, byte for byte"), done.stderr
             return
     pytest.skip("no interpreter of this version can be run by another user")
 
@@ -186,6 +184,14 @@ class TestCheck:
         for name in ("regsync.pyz", "regsync-nofips.pyz"):
             said = build_zipapp.check(str(pyz.with_name(name)), cache="", pythons=[sys.executable])
             assert said.endswith(f"is {name} of this source, byte for byte")
+
+    def test_the_build_without_the_gate_is_not_taken_for_the_other(self, pyz: Path, tmp_path: Path) -> None:
+        for own, other in (("regsync-nofips.pyz", "regsync.pyz"), ("regsync.pyz", "regsync-nofips.pyz")):
+            shutil.copy(pyz.with_name(own), tmp_path / other)
+            assert self.refused(tmp_path / other) == f"it has the name of another build: it is {own} of this source"
+        installed = shutil.copy(pyz.with_name("regsync.pyz"), tmp_path / "regsync")
+        said = build_zipapp.check(str(installed), cache="", pythons=[sys.executable])
+        assert said.endswith("is regsync.pyz of this source, byte for byte")
 
     def test_an_entry_that_was_changed_is_named(self, pyz: Path, tmp_path: Path) -> None:
         path = self.changed(pyz, tmp_path, {"h11/_events.py": b"import os\n"})

@@ -250,8 +250,11 @@ def check(path: str, *, cache: str, pythons: Sequence[str]) -> str:
         for again in built:
             with open(path, "rb") as theirs, open(again, "rb") as mine:
                 if theirs.read() == mine.read():
+                    is_it, named = os.path.basename(again), os.path.basename(path)
+                    if is_it != named and named in map(os.path.basename, built):
+                        raise BuildError(f"{path} has the name of another build: it is {is_it} of this source")
                     told = "" if ours == recorded else f" (compiled by {', '.join(ours.values())} here)"
-                    return f"{path} is {os.path.basename(again)} of this source, byte for byte{told}"
+                    return f"{path} is {is_it} of this source, byte for byte{told}"
         differing = min((differences(path, again) for again in built), key=len)
     shown = ", ".join(differing[:5]) + (f" and {len(differing) - 5} more" if len(differing) > 5 else "")
     raise BuildError(f"{path} is not built from this source: {shown or 'bytes outside of its entries'} differ")
