@@ -245,6 +245,7 @@ class Upload:
             self._transport.count(host.origin, call.action)
             response = await lease.exchange(call.request(used), seconds, _Counted(pieces, hear))
             hear(response)
+            self._transport.trace(call, lease, response)
             if not response.early or response.status < 500: self.broken = ""  # that session has got its answer
             if response.status == 401 and own and not self._renewed:
                 self._renewed = True

@@ -466,9 +466,11 @@ class Transport:
             elif own and not host.known: error.hint = host.secure or error.hint
             raise
         if own: host.known, host.unreached = True, set()
+        self.trace(call, lease, response)
+        return response
+    def trace(self, call: Call, lease: Lease, response: Response) -> None:
         shown = f"{call.method} {lease.origin}{call.path.partition('?')[0]} -> {response.status}"
         self.edge.log("trace", "request", shown)
-        return response
     def kept(self, host: Host, origin: Origin, lease: Lease | None = None) -> AbstractAsyncContextManager[Lease]:
         """Give the caller's own lease, which outlives this exchange (POST before PUT), or one for another origin."""
         if lease and lease.origin == origin: return nullcontext(lease)

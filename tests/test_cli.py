@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -500,3 +501,19 @@ def test_the_built_program_copies_from_any_directory(source: Server, target: Ser
     assert done.stdout.startswith("synced ")
     assert held(target, "app", image)
     target.journal.check()
+
+
+def test_each_request_is_a_line_at_vv(source: Server, target: Server, tmp_path: Path) -> None:
+    """Of a body's PUT as of a look-up, with its status and without a query: what was asked, and nothing else."""
+    Seed(5).image(sizes=(900, 200_000)).load_into(source.app, "app", "v1")
+    ran = call("--log-format", "json", "-vv", "copy", f"{source.address}/app:v1", f"{target.address}/app")
+    assert ran.status == 0
+    told = [json.loads(line) for line in ran.err.splitlines()]
+    lines = Counter(each["message"] for each in told if each["event"] == "request")
+    asked = Counter(
+        f"{entry.method} {server.url}{entry.target.partition('?')[0]} -> {entry.status}"
+        for server in (source, target)
+        for entry in server.journal.entries
+    )
+    assert lines == asked
+    assert any(line.startswith("PUT") for line in asked)
