@@ -169,8 +169,9 @@ class Upload:
     def __init__(self, repository: Repository, transport: Transport, lease: Lease, blob: oci.Descriptor) -> None:
         self.repository, self._transport, self.lease, self.blob = repository, transport, lease, blob
         self._origin, self.session, self.broken, self.offset, self.sent = repository.host.origin, "", "", 0, 0
-        # Whether a HEAD said so; whether a body began with the first byte; whether a 401 renewed the login.
-        self.absent, self.begun, self._renewed = False, False, False
+        # Whether a HEAD said so; whether a body began with the first byte; whether a 401 renewed the login; whether a
+        # start that names no blob was refused for good, as that of any other would be.
+        self.absent, self.begun, self._renewed, self.refused = False, False, False, False
         self.style: UploadStyle = "put"
         self.turned, self.patience = False, pacing.Patience(pacing.ATTEMPTS)  # its dialect; anew with each chunk
     async def start(self, mount_from: str | None = None) -> bool:
@@ -182,7 +183,10 @@ class Upload:
             except (AuthError, RegistryError) as error:  # the other one may be closed to us while this one is open
                 fatal = error.fatal if isinstance(error, AuthError) else error.retryable and error.status != 500
                 if fatal: raise
-        return await self._post("")
+        try: return await self._post("")
+        except RegistryError as error:
+            self.refused = not error.retryable
+            raise
     async def whole(self, body: bytes) -> bool:
         """Upload in one POST (section 1.7, D): True when taken; else a session may be open (`session`)."""
         try: return await self._post(f"?digest={self.blob.digest}", _OCTETS, body=body)

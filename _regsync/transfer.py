@@ -116,6 +116,7 @@ class Mover:
         transport.gate.limits[_PARTS] = staging.parts
         # Where an upload was accepted, and hosts that answered one in one request: unset while the first is under way.
         self._accepted: dict[RepositoryKey, anyio.Event] = {}
+        self._refused: dict[RepositoryKey, SyncError] = {}  # where none was, and why none will be in this run
         self._tried: dict[str, anyio.Event] = {}
     async def bring(self, step: Step, source: Repository, target: Repository, keep: Keep) -> _Brought | None:
         """Bring a blob; one that others need too is pulled once and kept. None: it was dropped; errors are located."""
@@ -152,6 +153,8 @@ class Mover:
             except SyncError as caught: error = caught
             error.located(Side.TARGET, "push blob", target.reference(blob.digest))
             error.message = target.host.authenticator.redact(error.message)
+            if upload.refused and not self._accepted.get(target.key, anyio.Event()).is_set():
+                self._refused[target.key] = error.again()
             step = step._replace(mount_from="")  # whatever went wrong with it, an upload does not depend on it
             broken += upload.begun and (isinstance(error, WireError) or getattr(error, "forgot_session", False))
             pause = (0.0 if self._turned(upload, error, broken)
@@ -238,6 +241,7 @@ class Mover:
         upload.blob = blob._replace(data=body)  # what is sent again is not read again
         rank = -1.0 if self._knowledge.fact(f"whole {host}") is None else rank  # others wait for this answer
         async with self._admitted((pacing.Want(host, "write"),), rank):
+            self._check_open(upload.repository.key)
             with _answered(): done = await upload.whole(body)
             if not done and not upload.session: await upload.start()
             self._knowledge.learn(f"whole {host}", done)
@@ -248,16 +252,21 @@ class Mover:
         await anyio.lowlevel.checkpoint()  # the image's large blobs, which cannot go in one request, find out first
         while (accepted := self._accepted.get(where)) is not None and not accepted.is_set(): await accepted.wait()
         return accepted is not None
+    def _check_open(self, where: RepositoryKey) -> None:
+        if where in self._refused: raise self._refused[where].again()
     async def _begin(self, upload: Upload, step: Step) -> _Brought | None:
         """Find the blob there, mount it, or open an upload session (then None) unless one is open."""
         where = upload.repository.key
         accepted = self._accepted.setdefault(where, anyio.Event())
         try:
             if upload.session: return None  # it was accepted, whatever became of another one's start meanwhile
+            self._check_open(where)
             # None: nobody had it when this was decided; somebody may have put it while this waited for its turn.
             holder = self._knowledge.mount_source(where, upload.blob.digest) if step.mount_from is None else ""
             mount_from = step.mount_from or holder
-            return await (self._mounted(upload, mount_from) if mount_from else self._there(upload))
+            begun = await (self._mounted(upload, mount_from) if mount_from else self._there(upload))
+            self._refused.pop(where, None)
+            return begun
         except SyncError:
             if not accepted.is_set(): del self._accepted[where]
             raise

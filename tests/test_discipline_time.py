@@ -311,3 +311,18 @@ async def test_a_session_that_is_used_again_says_that_its_repository_accepts() -
     assert await mover._begin(upload, step) is None
     with anyio.fail_after(1):
         assert await mover._accepts(where)
+
+
+async def test_a_repository_that_takes_an_upload_after_all_takes_the_next_image_too(tmp_path: Path) -> None:
+    """Where a first upload makes the repository, another that comes at the same time may be refused."""
+    async with virtual() as world:
+        source, target = world.registry("source.test"), world.registry("target.test")
+        seed = Seed(9)
+        for number in range(2):
+            seed.image(sizes=(LARGE, LARGE)).load_into(app(source), "app", tag=f"v{number}")
+        # Two mounts and the first of the two plain starts that follow them.
+        app(target).faults.on("POST", "upload_start").first(3).status(404, "NAME_UNKNOWN")
+        app(target).faults.on("POST", "upload_start").nth(4).delay(1)
+        ends, mapping = {"source": source, "target": target}, {"from": "app", "tags": tags("*")}
+        ran = await sync(world, tmp_path, ends, mapping, **{"global": {"max_concurrent_transfers": 1}})
+        assert sorted(ran.statuses()) == ["failed", "synced"]

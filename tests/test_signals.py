@@ -10,8 +10,8 @@ import json
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -363,9 +363,15 @@ sys.exit(regsync.main())
 """
 
 
-def program(script: str, *arguments: str) -> subprocess.Popen[str]:
+@contextmanager
+def program(script: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+    """Run a script, which does not outlive the test, however that ends."""
     pipes: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    return subprocess.Popen([sys.executable, "-c", script, *arguments], text=True, cwd=ROOT, **pipes)
+    with subprocess.Popen([sys.executable, "-c", script, *arguments], text=True, cwd=ROOT, **pipes) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
 
 
 @SIGNALS

@@ -879,3 +879,29 @@ def test_a_target_that_drops_the_line_in_a_body_gets_it_again(source: Server, ta
     assert (ran.status, ran.err) == (0, "")
     assert held(target, "app", image)
     assert source.journal.count("GET", "blob", reference=layer) == 2
+
+
+@pytest.mark.parametrize("status", [(404, "NAME_UNKNOWN"), (403, "DENIED"), (405, "UNSUPPORTED")], ids=str)
+@pytest.mark.parametrize("images", [1, 20])
+def test_a_repository_that_takes_no_upload_is_not_asked_for_each_blob(
+    serve: Start, seed: Seed, status: tuple[int, str], images: int
+) -> None:
+    """Those that begin at once find out, however many blobs and images wait behind them; others are brought."""
+    source, target = serve(), serve()
+    for number in range(images):
+        seed.image(sizes=(900, 1000, 1100)).load_into(source.app, "app", f"v{number}")
+    seed.image().load_into(source.app, "other", "v1")
+
+    def refuse(request: Request) -> Answer | None:
+        missing = request.kind == "upload_start" and request.repository == "app"
+        return error(*status, "not here") if missing else None
+
+    target.app.intercept = refuse
+    ran = sync({"source": source, "mine": target}, *({"from": name, "tags": tags("v*")} for name in ("app", "other")))
+    assert sorted(ran.statuses()) == ["failed"] * images + ["synced"]
+    told = [each["error"]["message"] for each in ran.images if each["status"] == "failed"]
+    assert len(told) == images
+    assert all(each.endswith(f"status {status[0]}: {status[1]} not here") for each in told)
+    refused = [entry for entry in target.journal.matching("POST", "upload_start") if entry.repository == "app"]
+    assert len(refused) <= 8  # those of the blobs that began before the first answer
+    assert not [entry for entry in source.journal.matching("GET", "blob") if entry.repository == "app"]
