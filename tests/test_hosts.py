@@ -145,8 +145,8 @@ def test_the_simulation_takes_away_what_it_says(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8"])
 def test_an_error_with_an_umlaut_is_told_on_any_terminal(pyz: Path, tmp_path: Path, encoding: str) -> None:
-    file = tmp_path / "mirror.yaml"
-    file.write_text("mappings: []\nSchlüssel→: 1\n", encoding="utf-8")
+    file = tmp_path / "Schlüssel→.yaml"
+    file.write_text("mappings: []\nunknown: 1\n", encoding="utf-8")
     environ = {"PYTHONIOENCODING": encoding, "PATH": os.defpath}
     done = subprocess.run(
         [sys.executable, str(pyz), "validate", str(file)], env=environ, capture_output=True, check=False
