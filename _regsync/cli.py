@@ -226,8 +226,9 @@ def _copy(arguments: argparse.Namespace, console: Console) -> int:
     return _run(session.run, given._replace(mappings=(mapping,)), console, one)
 def _run(work: Callable[..., Awaitable[int]], *arguments: Any) -> int:
     import anyio
-    os.umask(0o077)  # what a run makes, directories on the way to cache_dir included, is its user's alone
-    return anyio.run(work, *arguments, backend="asyncio")
+    before = os.umask(0o077)  # what a run makes, directories on the way to cache_dir included, is its user's alone
+    try: return anyio.run(work, *arguments, backend="asyncio")
+    finally: os.umask(before)
 _COMMANDS: Mapping[str, _Command] = {
     "copy": _Command("copy one image", _copy, "0 1 2 3 4 130", (
         ("SRC", "the image; without a tag: latest"), ("DST", "where it goes; without a tag: the source's"),

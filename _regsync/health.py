@@ -19,12 +19,15 @@ _TURN_SECONDS = 1e-4  # how long a busy thread keeps others from running, and ea
 @contextmanager
 def serving(bind: str, port: int, tell: Tell) -> Iterator[list[Any]]:
     """Serve while the block lasts, in a thread of its own, for the caller's loop may be busy; give the addresses."""
+    before = sys.getswitchinterval()
     sys.setswitchinterval(_TURN_SECONDS)
-    with start_blocking_portal() as portal:
-        task, names = portal.start_task(serve, bind, port, tell)
-        try: yield names
-        finally:
-            if not task.cancel(): task.result()
+    try:
+        with start_blocking_portal() as portal:
+            task, names = portal.start_task(serve, bind, port, tell)
+            try: yield names
+            finally:
+                if not task.cancel(): task.result()
+    finally: sys.setswitchinterval(before)
 async def serve(bind: str, port: int, tell: Tell, *, task_status: Any = anyio.TASK_STATUS_IGNORED) -> None:
     """Serve until cancelled at all addresses of `bind` (empty: ours), which `task_status` gets; ConfigError without."""
     listeners, serving = _listen(bind, port), dict[_Client, anyio.CancelScope]()

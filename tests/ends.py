@@ -130,7 +130,7 @@ def run_regsync(
         contextlib.redirect_stderr(err),
     ):
         status = cli.main(arguments)
-    os.umask(umask)  # which the program changes for its own process
+    assert os.umask(umask) == umask  # a run that wants another gives it back
     check_run(_audited, since, status)
     return Ran(status, out.getvalue(), err.getvalue(), waited)
 

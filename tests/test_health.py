@@ -9,6 +9,7 @@ import json
 import os
 import re
 import socket
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -391,8 +392,10 @@ def test_a_defect_that_ends_it_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_everything_is_closed_when_it_ends() -> None:
     before = len(os.listdir(OPEN_FILES))
-    threads = threading.active_count()
+    threads, turn = threading.active_count(), sys.getswitchinterval()
+    sys.setswitchinterval(0.004)
     with health.serving("127.0.0.1", 0, tell) as (where, *_):
+        assert sys.getswitchinterval() < 0.001
         waiting = [socket.create_connection(where[:2], timeout=10) for _ in range(5)]
         assert asked(where, HEAD + b"\r\n") == 200
     for each in waiting:
@@ -401,6 +404,8 @@ def test_everything_is_closed_when_it_ends() -> None:
         except ConnectionResetError:
             pass  # it had not been accepted
         each.close()
+    assert sys.getswitchinterval() == pytest.approx(0.004)
+    sys.setswitchinterval(turn)
     # Those of earlier tests may have been closed meanwhile.
     assert len(os.listdir(OPEN_FILES)) <= before
     assert threading.active_count() <= threads
