@@ -27,6 +27,8 @@ class Want(NamedTuple):
     meters: tuple[str, ...] = ()
     discovers: bool = False
     within: bool = False  # of work that has a permit: it takes none
+    @property
+    def place(self) -> tuple[str, ...]: return (self.host, *self.meters)
 class Meter:
     """A group of actions at a registry: the adaptive window of those under way, the bucket that feeds it, pauses."""
     def __init__(self, pace: Pace, limit: Limit) -> None:
@@ -108,8 +110,8 @@ class Limit:
             self.bodies += step
             self.large[want.body] += step * want.large
 def admit(limits: Mapping[str, Limit], wants: tuple[Want, ...], now: float = 0.0,
-        entered: dict[tuple[str, ...], tuple[Meter, int]] | None = None) -> bool:
-    """Take all that `wants` name, or nothing; True when taken, with places in windows by host and meters."""
+        entered: list[tuple[tuple[str, ...], Meter, int]] | None = None) -> bool:
+    """Take all that `wants` name, or nothing; True when taken, with the places in windows added to `entered`."""
     permits = [want for want in wants if not want.within]
     if due(limits, wants, now) > now or not all(limits[host].fits([want for want in permits if want.host == host])
             for host in {want.host for want in permits}): return False
@@ -118,7 +120,7 @@ def admit(limits: Mapping[str, Limit], wants: tuple[Want, ...], now: float = 0.0
         meters = [limits[want.host].meters[name] for name in want.meters]
         numbers = [meter.enter(now, want.discovers) for meter in meters]
         for meter, number in zip(meters[1:], numbers[1:], strict=True): meter.end(number)
-        if meters and entered is not None: entered.update({(want.host, *want.meters): (meters[0], numbers[0])})
+        if meters and entered is not None: entered.append((want.place, meters[0], numbers[0]))
     return True
 def due(limits: Mapping[str, Limit], wants: tuple[Want, ...], now: float) -> float:
     """Return when windows and buckets have what `wants` draw, as `Meter.opens` does."""

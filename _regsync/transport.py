@@ -57,7 +57,7 @@ class _Permit:
     """What one piece of work holds: permits of registries, places in windows (`entered`) for its next requests."""
     def __init__(self, wants: tuple[pacing.Want, ...], rank: float) -> None:
         self.wants, self.rank, self.holds, self.busy = wants, rank, False, 0
-        self.entered = dict[tuple[str, ...], tuple[pacing.Meter, int]]()
+        self.entered = list[tuple[tuple[str, ...], pacing.Meter, int]]()
         self.drawn = dict[pacing.Meter, tuple[float, float]]()  # when, and the bucket behind it
         self.turn, self.scope = anyio.Event(), anyio.CancelScope()
 class Gate:
@@ -84,14 +84,16 @@ class Gate:
             permit.wants = ()
     async def take(self, permit: _Permit, *wants: pacing.Want, lease: Lease | None = None) -> None:
         """Add what the next requests draw. To wait it gives back all (I8) unless a request of it is under way."""
-        wants = tuple(want._replace(within=True) for want in wants if (want.host, *want.meters) not in permit.entered)
-        needs = wants if permit.holds else (*permit.wants, *wants)
+        entered, begun = [place for place, *_ in permit.entered], {want.place for want in permit.wants}
+        wants = tuple(want._replace(within=True) for want in wants if want.place not in entered)
+        needs = wants if permit.holds else permit.wants
         if self._queues: self.wake()  # by time alone others may fit by now, and they came first
         if not needs or self._admit(permit, needs): return
         if permit.holds and not (permit.busy or permit.entered):
             if lease is not None: await lease.settle()  # what waits without a permit holds none
             self._give_back(permit)
-            needs = (*permit.wants, *wants)
+            # One place for what both name: a second one nobody would leave, and the window would be narrower for good.
+            needs = (*permit.wants, *(want for want in wants if want.place not in begun))
         waiting, permit.turn = (permit.rank, next(self._arrivals), permit), anyio.Event()
         heapq.heappush(self._queues.setdefault(needs, []), waiting)
         try:
@@ -111,9 +113,9 @@ class Gate:
             permit.drawn[meter] = now, meter.full
         return admitted
     def _give_back(self, permit: _Permit) -> None:
-        for meter, number in permit.entered.values(): meter.end(number)
+        for _, meter, number in permit.entered: meter.end(number)
         if permit.holds: pacing.release(self.limits, permit.wants)
-        permit.entered, permit.holds = {}, False
+        permit.entered, permit.holds = [], False
         self.wake()
     def wake(self) -> None:
         """Let in whoever fits; who comes first of the others looks again when time alone may have made room."""
@@ -346,7 +348,8 @@ class Transport:
         async with nullcontext(work) if work and within else self.gate.admitted((want,), rank) as permit:
             await self.gate.take(permit, want, lease=lease)
             self._check_open(host, want)
-            meter, number = permit.entered.pop((host.key, *want.meters))
+            at = [place for place, *_ in permit.entered].index(want.place)
+            _, meter, number = permit.entered.pop(at)
             for each in (self.gate.limits[host.key].meters[name] for name in want.meters):
                 then, full = permit.drawn[each]  # a PUT goes when its source has answered
                 each.full = max(each.full, full + anyio.current_time() - then)

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from _regsync import pacing
 from _regsync.pacing import Limit, Want
-from _regsync.transport import Gate
+from _regsync.providers import Pace
+from _regsync.transport import Gate, _Permit
 
 A, B = Want("a"), Want("b")
 READ_A, WRITE_A, WRITE_B = Want("a", "read"), Want("a", "write"), Want("b", "write")
@@ -29,9 +30,12 @@ def gate_of(**caps: int) -> Gate:
 
 
 def is_idle(gate: Gate) -> bool:
-    return all(
-        (limit.in_use, limit.bodies, limit.large) == (0, 0, {"read": 0, "write": 0}) for limit in gate.limits.values()
-    ) and not any(gate._queues.values())
+    limits = gate.limits.values()
+    return (
+        all((limit.in_use, limit.bodies, limit.large) == (0, 0, {"read": 0, "write": 0}) for limit in limits)
+        and not any(meter.inside for limit in limits for meter in limit.meters.values())
+        and not any(gate._queues.values())
+    )
 
 
 class Crowd:
@@ -303,4 +307,94 @@ async def test_streams_and_short_requests_share_a_small_registry(cap: int) -> No
                 group.start_soon(work, (A,), 0.0)
                 group.start_soon(work, (B,), 0.0)
     assert done == 60
+    assert is_idle(gate)
+
+
+# Places in windows.
+
+
+def windowed(cap: int, *paces: Pace) -> tuple[Gate, dict[str, Want]]:
+    """Return a gate in front of one registry, and what a request of each action draws there."""
+    gate = Gate()
+    limit = gate.limits["a"] = Limit(cap, paces)
+    actions = [action for pace in paces for action in pace.actions.split()]
+    return gate, {action: Want("a", meters=limit.meters_of("app", action)) for action in actions}
+
+
+async def request(gate: Gate, permit: _Permit, want: Want, seconds: float, status: int = 200) -> None:
+    """Do what a transport does about one request: a place is taken with it, and left with its answer."""
+    await gate.take(permit, want)
+    at = [place for place, *_ in permit.entered].index(want.place)
+    _, meter, number = permit.entered.pop(at)
+    permit.busy += 1
+    try:
+        await anyio.sleep(seconds)
+    finally:
+        permit.busy -= 1
+        meter.end(number, status, anyio.current_time(), 0.0, 1.0)
+        gate.wake()
+
+
+@pytest.mark.virtual_time
+async def test_work_whose_requests_share_a_window_leaves_every_place() -> None:
+    """Inside one registry of one window, the GET and the PUT of what it gives draw on the same."""
+    gate, want = windowed(8, Pace("blob_get upload_body"))
+    with anyio.fail_after(3600):
+        for _ in range(20):
+            async with gate.admitted((READ_A, WRITE_A)) as permit:
+                await gate.take(permit, want["blob_get"], want["upload_body"])
+                await request(gate, permit, want["blob_get"], 0.1)
+                await request(gate, permit, want["upload_body"], 0.1)
+    assert is_idle(gate)
+
+
+@pytest.mark.virtual_time
+async def test_work_that_gives_back_its_place_to_wait_takes_one_again() -> None:
+    """The next chunk of an upload waits for a window that was halved meanwhile."""
+    gate, want = windowed(8, Pace("upload_body", start=1))
+    chunk = want["upload_body"]
+
+    async def upload(status: int) -> None:
+        async with gate.admitted((WRITE_A._replace(meters=chunk.meters),)) as permit:
+            for _ in range(3):
+                await request(gate, permit, chunk, 0.1, status)
+
+    with anyio.fail_after(3600):
+        async with anyio.create_task_group() as group:
+            for _ in range(4):
+                group.start_soon(upload, 429)
+    assert is_idle(gate)
+
+
+STEPS = st.lists(st.tuples(st.sampled_from(["get", "put", "ask"]), st.booleans()), min_size=1, max_size=5)
+
+
+@pytest.mark.virtual_time
+@settings(max_examples=60, deadline=None)
+@given(
+    layout=st.sampled_from(["get put ask", "get put|ask", "get|put|ask"]),
+    start=st.integers(1, 2),
+    works=st.lists(
+        st.tuples(st.sampled_from([(), ("put",), ("get", "put")]), st.booleans(), STEPS), min_size=1, max_size=12
+    ),
+)
+async def test_narrow_windows_never_deadlock(
+    layout: str, start: int, works: list[tuple[tuple[str, ...], bool, list[tuple[str, bool]]]]
+) -> None:
+    """Whatever draws on which window, in which order, refused or not; a hang would be an hour."""
+    gate, want = windowed(4, *(Pace(actions, start) for actions in layout.split("|")))
+
+    async def work(ahead: tuple[str, ...], at_once: bool, steps: list[tuple[str, bool]]) -> None:
+        drawn = [want[action] for action in ahead]
+        bodies = [Want("a", "write", meters=each.meters if at_once else ()) for each in drawn] or [WRITE_A]
+        async with gate.admitted(tuple(bodies)) as permit:
+            if not at_once:
+                await gate.take(permit, *drawn)
+            for action, refused in steps:
+                await request(gate, permit, want[action], 0.1, 429 if refused else 200)
+
+    with anyio.fail_after(3600):
+        async with anyio.create_task_group() as group:
+            for each in works:
+                group.start_soon(work, *each)
     assert is_idle(gate)

@@ -239,9 +239,9 @@ class Window:
         self.meter = self.held["a"].meters["x"]
 
     def enter(self, now: float, *, discovers: bool = False) -> int | None:
-        entered: dict[tuple[str, ...], tuple[Meter, int]] = {}
+        entered: list[tuple[tuple[str, ...], Meter, int]] = []
         want = self.want._replace(discovers=discovers)
-        return entered[(want.host, *want.meters)][1] if admit(self.held, (want,), now, entered) else None
+        return entered[0][2] if admit(self.held, (want,), now, entered) else None
 
     def entered(self, now: float) -> int:
         number = self.enter(now)

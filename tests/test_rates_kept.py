@@ -97,6 +97,43 @@ async def test_a_google_project_is_rationed_apart_from_its_neighbour(seed: Seed)
         assert max(sum(at <= other < at + 1 for other in both) for at in both) > 240 + 30
 
 
+async def test_a_copy_inside_a_registry_of_one_window_ends(seed: Seed) -> None:
+    """There a blob's GET and PUT draw on the same window, which no finished transfer may leave narrower."""
+    async with virtual() as world:
+        place = world.listen(App(mounts=False), "ghcr.io", scheme="https", up=NEAR, down=NEAR)
+        images = images_at(place, seed, 40, 100_000, 100_000, name="o/app")
+        refused = refuse(place, lambda request: request.kind == "upload", until=8.0)
+        registry = {"url": "ghcr.io", "auth_type": "anonymous"}
+        text = document({"source": registry, "t": registry}, {"from": "o/app", "to": "o/kept", "tags": tags("*")})
+        ran = await world.run("sync", "--json", "-q", "-c", "-", stdin=text)
+        assert refused
+        assert ran.statuses() == ["synced"] * 40
+        assert all(held(place, "o/kept", image) for image in images)
+
+
+async def test_uploads_of_two_steps_that_wait_for_a_narrow_window_end(seed: Seed) -> None:
+    """Read once for two targets, sent by PATCH and PUT: refusals have halved the window down to one."""
+    async with virtual() as world:
+        source, *targets = (world.registry(name, up=NEAR, down=NEAR) for name in ("source.test", "a.test", "b.test"))
+        images, refused = images_at(source, seed, 12, 100_000, 100_000), list[float]()
+
+        def intercept(request: Request) -> Answer | None:
+            if request.method == "PUT" and request.kind == "upload" and request.length():
+                return error(405, "UNSUPPORTED", "by PATCH only")
+            if request.method not in ("PATCH", "PUT") or anyio.current_time() >= 3.0:
+                return None
+            refused.append(anyio.current_time())
+            return error(429, "TOOMANYREQUESTS", "slowly")
+
+        for target in targets:
+            target.app.intercept = intercept
+        registries = {"source": source, **dict(zip("ab", targets, strict=True))}
+        ran = await world.sync(registries, {"from": "app", "tags": tags("*"), "targets": ["a", "b"]})
+        assert refused
+        assert ran.statuses() == ["synced"] * 24
+        assert all(held(target, "app", image) for image in images for target in targets)
+
+
 # A refusal is about one action.
 
 
