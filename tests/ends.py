@@ -320,12 +320,12 @@ def sync(
 
 
 def held(server: Server | Running, repository: str, image: Image) -> bool:
-    """Whether everything that an image names is in a repository, byte for byte."""
+    """Whether everything that an image names, and a registry holds, is in a repository, byte for byte."""
     app = server.app
     assert isinstance(app, App)
     for digest, body in image.contents().items():
         found = app.manifest(repository, digest)
-        if (found.body if found else app.blob(repository, digest)) != body:
+        if digest not in image.absent and (found.body if found else app.blob(repository, digest)) != body:
             return False
     return True
 

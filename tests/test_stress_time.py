@@ -1,0 +1,169 @@
+"""Many small syncs at random, with real pauses, on a clock that jumps: none may stand still.
+
+Each seed makes registries of every kind that the program knows, with its windows, dialects and rates; several
+repositories of one registry copy among themselves, through permits and windows as narrow as one. Lines are
+slow, requests are refused, answered with 429 and 5xx, dropped and cut. What `test_stress` says of a run must
+hold, and it must end: where nothing can go on any more the clock jumps to the end of this test's patience.
+
+    STRESS=1000:500 pytest tests/test_stress_time.py      five hundred other seeds
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import Counter
+from random import Random
+from typing import Any
+from unittest import mock
+
+import anyio
+import pytest
+
+from _regsync import providers
+from conformance.app import App
+from conformance.images import Image, Seed
+from conformance.memory import Link, Place
+from conformance.messages import Answer, Request, Response, error
+from tests.ends import Ran, Virtual, held, virtual
+from tests.test_stress import NOT_YET, pool
+
+pytestmark = [pytest.mark.anyio, pytest.mark.virtual_time]
+
+# One host name of each kind, and what a configuration calls it.
+KINDS = {
+    "ghcr.io": "ghcr.io",
+    "europe-docker.pkg.dev": "europe-docker.pkg.dev",
+    "registry-1.docker.io": "docker.io",
+    "public.ecr.aws": "public.ecr.aws",
+    "012345678901.dkr.ecr.eu-west-1.amazonaws.com": "012345678901.dkr.ecr.eu-west-1.amazonaws.com",
+    "mine.azurecr.io": "mine.azurecr.io",
+    **{f"{letter}.test": f"http://{letter}.test" for letter in "abc"},
+}
+# Of any run: a pause that a registry asks for is a second, ours are half a minute at most, and some are in a row.
+PATIENCE = 3 * 3600.0
+SEEDS = [int(part) for part in os.environ.get("STRESS", "0:10").split(":")]
+
+Wanted = dict[tuple[int, str, str], Image]
+
+
+class _Ill:
+    """What a registry does wrong, each request only so often."""
+
+    def __init__(self, place: Place, random: Random, share: float, most: int) -> None:
+        self.on, self._random, self._share, self._most = True, random, share, most
+        self._seen: Counter[tuple[str, ...]] = Counter()
+        app = app_of(place)
+        self._by_patch = (place.host == "ghcr.io" or place.scheme == "http") and random.random() < 0.4
+        app.intercept, app.amend = self._intercept, self._amend
+
+    def _strikes(self, request: Request, share: float, *which: str) -> bool:
+        if not self.on or self._random.random() > share:
+            return False
+        key = (*which, request.method, request.kind, request.repository, request.reference)
+        self._seen[key] += 1
+        return self._seen[key] <= self._most
+
+    async def _intercept(self, request: Request) -> Answer | None:
+        await anyio.sleep(self._random.choice([0, 0, 0.001, 0.3]))
+        if self._by_patch and request.method == "PUT" and request.kind == "upload" and request.length():
+            return error(405, "UNSUPPORTED", "by PATCH only")
+        if not self._strikes(request, self._share):
+            return None
+        if request.parameter("mount") and self._random.random() < 0.5:
+            return error(self._random.choice([400, 403, 404, 405]), "UNSUPPORTED", "no mount")
+        wait = self._random.choice([[], [("Retry-After", "1")]])
+        slowly = error(429, "TOOMANYREQUESTS", "slowly", headers=wait)
+        bad: list[Answer] = [Response(500), Response(502, early=True), error(503, "UNAVAILABLE", "ill"), b""]
+        return self._random.choice([slowly, slowly, slowly, *bad])
+
+    def _amend(self, request: Request, answer: Answer) -> Answer:
+        """Carry out the request and lose its answer, or cut a blob."""
+        if not isinstance(answer, Response) or not self._strikes(request, self._share / 4, "lost"):
+            return answer
+        if request.method == "GET" and request.kind == "blob" and answer.status == 200:
+            body = b"".join(map(bytes, answer.pieces()))
+            cut = body[: self._random.randrange(len(body) + 1)]
+            return b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(body) + cut
+        return b""
+
+
+def places_of(world: Virtual, random: Random) -> tuple[list[Place], list[str]]:
+    """Let registries listen; return them and what a configuration calls them."""
+    chosen = random.sample(sorted(KINDS), random.randint(1, 3))
+    places = []
+    for name in chosen:
+        lines = [Link(latency=random.choice([0, 0.02, 0.2]), bandwidth=random.choice([1e5, 1e7])) for _ in range(2)]
+        app = App(mounts=random.random() < 0.5, single_post=random.random() < 0.5)
+        scheme = "http" if name.endswith(".test") else "https"
+        places.append(world.listen(app, name, scheme=scheme, up=lines[0], down=lines[1]))
+    return places, [KINDS[name] for name in chosen]
+
+
+def scene_of(random: Random, images: list[Image], places: list[Place], names: list[str]) -> tuple[str, Wanted]:
+    """Fill the sources, write a configuration, and return what the targets shall hold after it."""
+    registries: dict[str, dict[str, Any]] = {}
+    for number, name in enumerate(names):
+        permits = {"max_concurrent": random.choice([2, 3])} if random.random() < 0.5 else {}
+        registries[f"r{number}"] = {"url": name, "auth_type": "anonymous", **permits}
+    mappings: list[dict[str, Any]] = []
+    wanted: Wanted = {}
+    for number in range(random.randint(1, 6)):
+        origin, repository = random.randrange(len(places)), f"from/r{number}"
+        kept = {f"t{number}-{n}": random.choice(images) for n in range(random.randint(1, 5))}
+        for tag, image in kept.items():
+            image.load_into(app_of(places[origin]), repository, tag=tag)
+        for to in random.sample([f"to/r{number}", "to/all", f"x/{number}"], random.randint(1, 2)):
+            targets = random.sample(range(len(places)), random.randint(1, len(places)))
+            wanted.update({(n, to, tag): image for n in targets for tag, image in kept.items()})
+            one = {"from": repository, "to": to, "source": f"r{origin}", "targets": [f"r{n}" for n in targets]}
+            mappings.append({**one, "tags": {"glob": random.choice(["*", [*kept]])}})
+    limits = {"max_concurrent_transfers": random.choice([1, 2, 50])}
+    rest = {"defaults": {"artifacts": {"enabled": False}}, "global": limits}
+    return json.dumps({"registries": registries, "mappings": mappings, **rest}), wanted
+
+
+def app_of(place: Place) -> App:
+    assert isinstance(place.app, App)
+    return place.app
+
+
+def narrow(random: Random) -> dict[providers.Kind, Any]:
+    """Return the rows of all kinds with windows that begin narrower, and smaller chunks."""
+    start = random.choice([1, 2, 32])
+    rows = {}
+    for kind, row in providers.ROWS.items():
+        paces = tuple(pace._replace(start=min(pace.start, start)) for pace in row.paces)
+        rows[kind] = row._replace(paces=paces, put_limit=row.put_limit and 1 << 20)
+    return rows
+
+
+@pytest.mark.slow
+@pytest.mark.provokes(*NOT_YET, "mount_refused_again")
+@pytest.mark.parametrize("number", range(SEEDS[0], SEEDS[0] + SEEDS[1]))
+async def test_no_run_stands_still(number: int) -> None:
+    random = Random(number)
+    share = random.choice([0, 0.1, 0.3, 0.6])
+    async with virtual(chance=random.random()) as world:
+        places, names = places_of(world, random)
+        text, wanted = scene_of(random, pool(random, Seed(number)), places, names)
+        ills = [_Ill(place, Random(random.random()), share, random.choice([1, 3, 8])) for place in places]
+
+        async def run() -> Ran:
+            with anyio.fail_after(PATIENCE):
+                return await world.run("sync", "--json", "-q", "-c", "-", stdin=text)
+
+        with mock.patch.dict(providers.ROWS, narrow(random)):  # type: ignore[arg-type]
+            ran = await run()
+            failed = [each for each in ran.images if each["status"] == "failed"]
+            assert ran.status == (0 if not failed else 2 if len(failed) == len(ran.images) else 1)
+            assert share or not failed
+            assert "INTERNAL_ERROR" not in {each["error"]["code"] for each in failed}
+            assert share or ran.seconds < 600, "somebody waited for a mount in vain"
+            for each in ills:
+                each.on = False
+            again = await run()
+        assert (again.status, again.failed) == (0, [])
+        assert again.seconds < 600, "somebody waited for a mount in vain"
+        lacking = [key for key, image in wanted.items() if not held(places[key[0]], key[1], image)]
+        assert not lacking
