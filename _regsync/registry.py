@@ -19,6 +19,7 @@ _OCTETS = ("Content-Type", "application/octet-stream")
 _LINK = r'<([^<>]*)>((?:[^,"]|"[^"]*")*)'
 # The first `rel` outside of quotes; blanks belong to one place only, for the same reason.
 _NEXT = r'(?i)(?:[^"]|"[^"]*")*?;\s*rel\s*=\s*(?:"(?:[^"]*\s)?)?next(?![^\s";])'
+_BELOW = r"/(?![^?]*(?i:\.|%2e){2})"  # and no segment of dots leads out again
 class Repository:
     """One repository of one host, seen from one side of a copy."""
     def __init__(self, transport: Transport, host: Host, name: str, side: Side, *, reads_only: bool = False) -> None:
@@ -67,7 +68,7 @@ class Repository:
         for target, parameters in re.findall(_LINK, told) if told else ():
             if re.match(_NEXT, parameters):
                 origin, path = transport.resolve_location(self.host.origin, call.path, target)
-                if origin != self.host.origin or not path.startswith(f"{self._base}/"):
+                if origin != self.host.origin or not re.match(re.escape(self._base) + _BELOW, path):
                     raise ProtocolBroken("the next page of the listing is on another origin, refused (R6)")
                 return path
         return None

@@ -264,8 +264,10 @@ def test_every_code_has_a_row_and_every_row_a_code() -> None:
 
 
 def test_every_file_is_there() -> None:
-    for name in set(re.findall(r"\b(?:tools|tests|conformance|docs|deploy)/[\w.]*", README)):
-        assert (ROOT / name).exists(), name
+    for name in set(re.findall(r"\b(?:tools|tests|conformance|docs|deploy)/[\w./-]*", README)):
+        assert (ROOT / name.rstrip(".")).exists(), name
+    for path in (ROOT / "deploy").rglob("*.*"):
+        assert f"/{path.name}`" in README or f"`{path.name}`" in README, f"{path.name} is shown to nobody"
     for wheel in build_zipapp.BUNDLE[:4]:
         assert wheel.name in README
 

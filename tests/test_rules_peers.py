@@ -174,7 +174,18 @@ async def test_whoever_is_asked_elsewhere_sees_no_login(place: str, kind: str) -
 
 
 @pytest.mark.rule("R6")
-@pytest.mark.parametrize("place", [*STRANGERS, "", "/v2/app/../secret", "http://registry.example.test"])
+@pytest.mark.parametrize(
+    "place",
+    [
+        *STRANGERS,
+        "",
+        "/v2/app/../secret",
+        "/v2/app/%2e%2E/secret",
+        "https://registry.example.test/v2/app/../secret",  # what is absolute is not joined, which would normalise it
+        "https://registry.example.test/v2/app/tags/.%2e/../secret",
+        "http://registry.example.test",
+    ],
+)
 async def test_a_next_page_elsewhere_is_not_asked_for(place: str) -> None:
     target = f"{place}/v2/other/tags/list" if not place else f"{place}/v2/app/tags/list?last=v1"
     async with world_of() as world:

@@ -291,6 +291,23 @@ def test_nothing_below_tls_1_2_is_spoken(ca: trustme.CA, ca_file: str) -> None:
 
 
 @pytest.mark.usefixtures("defaults")
+@pytest.mark.filterwarnings("ignore:ssl.TLSVersion.TLSv1 is deprecated:DeprecationWarning")
+@pytest.mark.parametrize(("policy", "least"), [("TLSv1", "TLSv1_2"), ("TLSv1_3", "TLSv1_3")])
+def test_a_laxer_policy_of_the_system_is_tightened_and_a_stricter_one_stays(
+    policy: str, least: str, ca_file: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where Python is built to leave the lowest version to the system, which Debian's is not and RHEL's is."""
+
+    class Context(tls._Context):
+        def __init__(self, protocol: int) -> None:
+            super().__init__(protocol)
+            self.minimum_version = ssl.TLSVersion[policy]
+
+    monkeypatch.setattr(tls, "_Context", Context)
+    assert tls.make_context(ca_file=ca_file, environ={}).minimum_version == ssl.TLSVersion[least]
+
+
+@pytest.mark.usefixtures("defaults")
 def test_neither_chacha20_nor_md5_is_offered_below_tls_1_3(ca: trustme.CA, ca_file: str) -> None:
     """All others of the system's policy stay. Python cannot choose those of TLS 1.3, of which AES comes first."""
     before = [each["name"] for each in ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).get_ciphers()]

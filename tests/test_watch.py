@@ -148,8 +148,9 @@ async def test_an_outcome_that_comes_back_or_changes_is_said_again(tmp_path: Pat
 
             return again
 
-        ran = await stage.watch(fail(404), None, fail(403), faults.clear, fail(403), None)
+        ran = await stage.watch(fail(404), None, fail(405), None, fail(403), faults.clear, fail(403), None)
         assert [line.partition(": ")[2][:14] for line in lines(ran, "failed ")] == [
+            "SOURCE_ERROR: ",
             "SOURCE_ERROR: ",
             "AUTH_ERROR: lo",
             "AUTH_ERROR: lo",

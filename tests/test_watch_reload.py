@@ -292,6 +292,22 @@ async def test_a_first_cycle_in_which_all_fails_makes_nobody_ready(
         assert told_by[0]("/readyz")[1]["status"] == "stopping"
 
 
+async def test_a_first_cycle_in_which_not_all_fails_makes_ready(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told_by, seen = tellers(monkeypatch), list[tuple[int, int]]()
+    async with scene(tmp_path) as stage:
+        stage.load("v1")
+        stage.write({"from": "app", "tags": tags("v1", "missing")})
+
+        def look() -> None:
+            status, body = told_by[0]("/readyz")
+            seen.append((status, body["cycle"]["exit_status"]))
+
+        await stage.watch(look)
+        assert seen == [(200, 1)]
+
+
 async def test_a_cycle_is_ill_when_nothing_moves_and_not_when_it_is_long(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -29,6 +29,33 @@ def test_what_changed_is_said_without_values() -> None:
     ], "a registry that changes is no mapping that does, nor is another order"
 
 
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ("targets: [b, c]", "mapping a/x -> x changed"),
+        ("tags: {latest: 3, sort: alpha}", "mapping a/x -> x changed"),
+        ("platforms: [linux/arm64]", "mapping a/x -> x changed"),
+        ("artifacts: {include: [a/b]}", "mapping a/x -> x changed"),
+        ("max_concurrent_transfers: 3", "setting max_concurrent_transfers changed"),
+        ("cache_dir: other", "setting cache_dir changed"),
+        ("cache_ttl: 1h", "setting cache_ttl changed"),
+        ("staging_size_limit: 1 GB", "setting staging_size_limit changed"),
+    ],
+)
+def test_each_field_that_changes_is_told(change: str, told: str) -> None:
+    from _regsync import config
+
+    def load(changed: str) -> config.Config:
+        rule, whole = ("", changed) if told.startswith("setting") else (changed, "")
+        text = (
+            "registries: {a: {url: a.test}, b: {url: b.test}, c: {url: c.test}}\ndefaults: {source: a, targets: [b]}\n"
+        )
+        text += f"mappings: [{{from: x, {rule}}}]\nglobal: {{{whole}}}\n"
+        return config.load(text.encode(), name="x", environ={}, base_dir="/", home=None)
+
+    assert list(watch.changes(load(""), load(change))) == [told]
+
+
 def test_states_follow_cycles() -> None:
     def told(health: watch.Health, now: float, moved: float = -1e9) -> tuple[int, int, str]:
         (alive, first), (ready, second) = (health.tell(path, now, moved) for path in ("/healthz", "/readyz"))
