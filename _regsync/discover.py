@@ -4,7 +4,6 @@ know: what is transferred when. Invariant: an answer already held is not asked f
 question. Follows specification section 1.1 "Tag skip decision", "head_first" and "Platform filtering"."""
 from __future__ import annotations
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass
 from functools import cache, partial
 from typing import Generic, NamedTuple, TypeVar
 import anyio
@@ -45,13 +44,11 @@ async def together(asks: Iterable[Callable[[], Awaitable[_T]]]) -> list[_T]:
 async def _or_error(asking: Awaitable[_T]) -> _T | SyncError:
     try: return await asking
     except SyncError as error: return error
-@dataclass
 class _End:
-    """One target of a look-up: its tag's snapshot, and what it is found to hold: a digest, nothing, an error."""
-    target: Repository
-    snapshot: bytes  # the name of this tag's (`state.named`)
-    known: Snapshot | None
-    held: str | SyncError | None = None
+    """One target of a look-up: the name of its tag's snapshot (`state.named`), that, and what it is found to hold."""
+    held: str | SyncError | None = None  # a digest, nothing, an error
+    def __init__(self, target: Repository, snapshot: bytes, known: Snapshot | None) -> None:
+        self.target, self.snapshot, self.known = target, snapshot, known
     @property
     def error(self) -> SyncError | None: return self.held if isinstance(self.held, SyncError) else None
     def meets(self, told: str, *, trims: bool) -> bool:

@@ -26,13 +26,14 @@ class Unreadable(Exception):
     """The document cannot be read on; its arguments are line, column and message."""
 def compose(text: bytes, note: Callable[[Node, str, str], None]) -> Node | None:
     """Return the root of the one document in `text`, None when there is none; `note` takes problems."""
-    import yaml
-    try:
-        decoded = text.decode("utf-8-sig")
-        loader: Any = yaml.SafeLoader(decoded)  # looks for control characters
-        return _Ordinary(loader).read(decoded) or _Composer(loader, yaml, note).document()
+    try: decoded = text.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise _after(error.object[: error.start].decode(), "not UTF-8: save the file as UTF-8") from None
+    if root := _Ordinary().read(decoded): return root
+    import yaml  # 15 ms of a start
+    try:
+        loader: Any = yaml.SafeLoader(decoded)  # looks for control characters
+        return _Composer(loader, yaml, note).document()
     except yaml.reader.ReaderError as error:
         raise _after(decoded[: error.position], f"control character U+{error.character:04X}: remove it") from None
     except yaml.MarkedYAMLError as error:
@@ -47,29 +48,35 @@ def compose(text: bytes, note: Callable[[Node, str, str], None]) -> Node | None:
 def _at(mark: Any, message: str) -> Unreadable: return Unreadable(mark.line + 1, mark.column + 1, message)
 def _after(before: str, message: str) -> Unreadable:
     return Unreadable(before.count("\n") + 1, len(before) - before.rfind("\n"), message)
-def _tag(loader: Any, text: str) -> str:
-    rules = loader.yaml_implicit_resolvers.get(text[:1], ())
+def _tag(text: str) -> str:
+    if text.isascii() and text.isdecimal() and (text[0] != "0" or text == "0"): return "int"
+    if text in ("true", "false", "null"): return "null" if text == "null" else "bool"
+    if text and text.lower() not in _WORDS and (text[0] not in _STARTS or text[-1] not in _ENDS): return "str"
+    import yaml
+    rules: Any = yaml.SafeLoader.yaml_implicit_resolvers.get(text[:1], ())
     tag: str = next((tag for tag, pattern in rules if pattern.match(text)), "str")
     return tag.removeprefix(_TAG_PREFIX).replace("value", "str")  # PyYAML has a tag of its own for "="
 def _pattern(ends: str) -> str:
     """Return the pattern of a token, or of a line's end, where `ends` are what else ends a plain text."""
     plain = rf"[^\s\-?:,\[\]{{}}#&*!|>'\"%@`](?:[^\s#:{ends}]|:(?=[^\s{ends}])| +(?=[^\s#:{ends}]))*"
-    token = rf"(-)(?= |$)|([A-Za-z_][\w.-]{{0,99}}):(?= |$)|\"([^\"\\]*)\"|'([^']*)'|({plain})|([\[\]{{}},])"
+    token = r"(-)(?= |$)|([A-Za-z_][\w.-]{0,99}):(?= |$)|\"([^\"\\]{0,99})\":|\"([^\"\\]*)\"|'([^']*)'"
     # Blanks are always taken whole, so that no line can be split in more than one way.
-    return rf" *(?! )(?:{token}|(?:(?<![^ ])#.*)?$)"
+    return rf" *(?! )(?:{token}|({plain})|([\[\]{{}},])|(?:(?<![^ ])#.*)?$)"
 _BLOCK, _FLOW = _pattern(""), _pattern(r",?\[\]{}")
 # By the groups of the pattern: what a token is, where its own text does not say it.
-_IN_BLOCK, _IN_FLOW = ("", "-", ":", "str", "str", None, ""), ("", "-", "key", "str", "str", None, "")
+_IN_BLOCK, _IN_FLOW = (("", "-", key, "name", "str", "str", None, "") for key in (":", "key"))
 _LONGEST_LINE = 10_000  # a pattern remembers hundreds of bytes for each word that it may have to give back
 _FARTHEST, _MOST_NESTED = 22, 8  # columns of block collections, levels of flow ones: no deeper than `_DEEPEST`
 _HELD = frozenset({"[", "{", *_KINDS})
+# What may be no text: PyYAML is asked about these words, and where a text begins and ends as other values do.
+_WORDS = frozenset({"yes", "no", "true", "false", "on", "off", "null"})
+_STARTS, _ENDS = "~<=-+.0123456789", "~<=._0123456789abcdefABCDEFnNZ"
 _TOP, _END = Node("-", "", 0, -1), Node("", "", -1, 0)
 class _Unusual(Exception):
     """Something for PyYAML to understand, or to refuse."""
 class _Ordinary:
     """Reads block collections, flow ones that end on their line and scalars of one line without escapes, several times
     as fast as PyYAML. Its tokens are the scalars' nodes, and nodes with an indicator or bracket for a tag."""
-    def __init__(self, loader: Any) -> None: self.loader = loader
     def read(self, text: str) -> Node | None:
         """Return the root; None where there is anything else, and where nothing is."""
         self.tokens = self.split(text)
@@ -81,17 +88,17 @@ class _Ordinary:
     def split(self, text: str) -> Iterator[Node]:
         block, flow = (re.compile(_BLOCK), _IN_BLOCK), (re.compile(_FLOW), _IN_FLOW)
         for number, line in enumerate(text.split("\n"), 1):
-            if len(line) > _LONGEST_LINE or re.search("[\t\r\x85\u2028\u2029\ufeff]", line): raise _Unusual
+            if len(line) > _LONGEST_LINE or not line.isprintable(): raise _Unusual
             place, level = 3 if number == 1 and line == "---" else 0, 0
             while level <= _MOST_NESTED:
                 pattern, tags = flow if level else block
                 if not (match := pattern.match(line, place)): raise _Unusual
                 if not (group := match.lastindex): break
                 tag, place = tags[group], match.end()
-                tag = _tag(self.loader, match[group]) if tag is None else tag or match[group]
+                tag = _tag(match[group]) if tag is None else tag or match[group]
                 level += (tag in ("[", "{")) - (tag in ("]", "}"))
                 # The column of a quoted text is that of its quote.
-                yield Node(tag, match[group], number, match.start(group) + (tags[group] != "str"))
+                yield Node(tag, match[group], number, match.start(group) + (tags[group] not in ("str", "name")))
             if level: raise _Unusual
     def take(self, tags: Container[str]) -> Node:
         token = self.token
@@ -101,7 +108,7 @@ class _Ordinary:
     def value(self, above: Node) -> Node:
         """Return what a dash, a key or a bracket holds."""
         tag, _, line, column = self.token
-        in_flow = above.tag in ("[", "key")
+        in_flow = above.tag in ("[", "key", "name")
         # A list may stand at the column of its key.
         if not in_flow and column < above.column + ((tag, above.tag) != ("-", ":")):
             return Node("null", "", above.line, above.column + len(above.value) + (above.tag == ":"))
@@ -110,18 +117,18 @@ class _Ordinary:
             return self.collection(self.token)
         token = self.take(_HELD)
         node = self.collection(token) if tag in ("[", "{") else token
-        if not in_flow and (line != above.line or self.token.line == line): raise _Unusual
+        if not (in_flow or above is _TOP) and (line != above.line or self.token.line == line): raise _Unusual
         return node
     def collection(self, first: Node) -> Node:
         """Return what begins with an indicator or an opening bracket."""
         end = {"[": "]", "{": "}"}.get(first.tag)
         node = Node(*(("seq", []) if first.tag in ("-", "[") else ("map", {})), first.line, first.column)
         while self.token.tag != end if end else (self.token.tag, self.token.column) == (first.tag, first.column):
-            key = first if first.tag == "[" else self.take({"key" if end else first.tag})
+            key = first if first.tag == "[" else self.take(("key", "name") if end else (first.tag,))
             value = self.value(key)
             if node.tag == "seq": node.value.append(value)
             elif key.value in node.value: raise _Unusual
-            else: node.value[key.value] = key._replace(tag=_tag(self.loader, key.value)), value
+            else: node.value[key.value] = key._replace(tag="str" if key.tag == "name" else _tag(key.value)), value
             if end and self.token.tag != end: self.take({","})
         if end: self.take({end})
         return node
@@ -151,7 +158,7 @@ class _Composer:
         elif isinstance(event, self.yaml.SequenceStartEvent):
             items = enumerate(self.until(self.yaml.SequenceEndEvent))
             tag, value = "seq", [self.node(item, f"{path}[{index}]", depth + 1) for index, item in items]
-        elif event.implicit[0]: tag = _tag(self.loader, event.value)
+        elif event.implicit[0]: tag = _tag(event.value)
         node = Node(tag, value, event.start_mark.line + 1, event.start_mark.column + 1)
         if event.tag not in (None, "!", _TAG_PREFIX + tag):
             self.note(node, path, "a YAML tag is not supported: remove it, or quote text beginning with '!'")

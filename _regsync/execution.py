@@ -6,7 +6,6 @@ from __future__ import annotations
 import heapq
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
 import anyio
@@ -22,52 +21,35 @@ from _regsync.transport import Transport
 _MOST_PENDING, _HEAVIEST_PENDING = 512, 64 * 1024 * 1024  # images, bytes of manifests, at which discovery rests
 _ABSENT_PAUSES = (0.5, 1.0, 2.0)  # before a manifest is put again that was refused for what this run brought (I5)
 _MOUNT_PATIENCE = 600.0  # for a blob that another image is to have on the same host: a leader may crawl
-@dataclass(eq=False, repr=False)
 class Delivery:
-    """What a user calls an image, on its way to one target: it and its artifacts, what became of them."""
-    source: Repository
-    target: Repository
-    source_name: str
-    reference: str
-    digest: str
-    source_digest: str
-    began: float
-    there: bool = False  # the image proper was not needed
+    """What a user calls an image, on its way to one target: it and its artifacts, what became of them. `there`: the
+    image proper was not needed."""
     stands: str | None = None  # what a tag that never moves named before
-    fan_out: bool = False
-    record: bytes = b""  # under which the state keeps what is known of its artifacts; what that was, and is now
+    fan_out = False
+    record = b""  # under which the state keeps what is known of its artifacts; what that was, and is now
     known: tuple[int, int, int, bytes] = (0, 0, 0, b"")
-    bits: int = 0
-    listed: bytes = bytes(8)
-    skipped: int = 0
-    failed: int = 0
-    stripped: int = 0
-    planned: list[str] = field(default_factory=list)  # what a rehearsal says of them
-    listing: dict[str, list[Descriptor]] = field(default_factory=dict)  # by subject, where there is no referrers API
-    brought: set[str] = field(default_factory=set)
-    open: int = 1  # of its images
-    error: RegsyncError | None = None
-    transferred: list[Descriptor] = field(default_factory=list)
-    mounted: int = 0
-    present: int = 0
-@dataclass(eq=False, repr=False)
+    bits, listed = 0, bytes(8)
+    open = 1  # of its images
+    skipped = failed = stripped = mounted = present = 0
+    def __init__(self, source: Repository, target: Repository, source_name: str, reference: str, digest: str,
+            source_digest: str, began: float, there: bool, error: RegsyncError | None) -> None:
+        self.source, self.target, self.source_name, self.reference = source, target, source_name, reference
+        self.digest, self.source_digest, self.began, self.there, self.error = digest, source_digest, began, there, error
+        self.planned = list[str]()  # what a rehearsal says of them
+        self.listing = dict[str, list[Descriptor]]()  # by subject, where there is no referrers API
+        self.brought, self.transferred = set[str](), list[Descriptor]()
 class Image:
-    """One image or artifact on its way to its target under one reference; `then` is what hangs on it."""
-    delivery: Delivery
-    tree: plan.Tree
-    reference: str
-    snapshot: bytes
-    then: list[Image]
-    artifact: str = ""  # what a rehearsal calls it, if it is one
-    number: int = -1
-    work: plan.Work = field(default_factory=lambda: plan.Work(("", ""), {}))
-    queue: list[Callable[[], Awaitable[None]]] = field(default_factory=list)  # its steps that wait for a slot
-    has_begun: bool = False
-    running: int = 0
-    healed: bool = False  # a refused manifest was made good, which is not tried a second time
-    stands: bool = False  # a tag that never moves is there, which is no failure
+    """One image or artifact on its way to its target under one reference; `then` is what hangs on it, `artifact` what a
+    rehearsal calls it, if it is one."""
+    number, running, has_begun = -1, 0, False
+    healed = False  # a refused manifest was made good, which is not tried a second time
+    stands = False  # a tag that never moves is there, which is no failure
     error: RegsyncError | None = None
-    def __post_init__(self) -> None: self.source, self.target = self.delivery.source, self.delivery.target
+    def __init__(self, delivery: Delivery, tree: plan.Tree, reference: str, snapshot: bytes, then: list[Image],
+            artifact: str = "") -> None:
+        self.delivery, self.source, self.target, self.tree = delivery, delivery.source, delivery.target, tree
+        self.reference, self.snapshot, self.then, self.artifact = reference, snapshot, then, artifact
+        self.work, self.queue = plan.Work(("", ""), {}), list[Callable[[], Awaitable[None]]]()  # steps without a slot
 class Execution:
     """Images on their way, at most `slots` with a step running. `start` starts a task, `ask` queues a question for a
     source, `keep_list` is `referrers.Referrers.keep` where lists are kept, `ended` is told of each delivery."""

@@ -9,7 +9,6 @@ makes no group half more than a fair share. Follows design.md sections 2, 3, 6, 
 from __future__ import annotations
 import enum, heapq, re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from itertools import count
 from typing import NamedTuple
 from _regsync.config import Config, MappingRule, Registry
@@ -159,35 +158,28 @@ def assign(selected: Iterable[tuple[MappingRule, Iterable[str]]]) -> tuple[list[
     return wanted, conflicts
 # Repository, digest, and whether it is a manifest: one digest may be wanted as both.
 _PlaceKey = tuple[RepositoryKey, str, bool]
-@dataclass(eq=False, repr=False)
 class Work:
-    """One image on its way to one repository; `missing` counts blobs, and children of others, that are not there."""
-    where: RepositoryKey
-    blobs: Mapping[str, Descriptor]  # by digest, in the order in which they go
-    children: tuple[str, ...] = ()
-    root: str = ""
-    # The registry would not miss a blob: what earlier runs knew is not enough (design.md section 7).
-    careful: bool = False
-    order: int = -1
-    missing: int = 0
-    skipped: int = 0
-    failed: bool = False
-    owned: dict[_PlaceKey, _Place] = field(default_factory=dict)
+    """One image on its way to one repository: its blobs in the order in which they go. `careful`: the registry would
+    not miss one, and what earlier runs knew is not enough (design.md section 7)."""
+    order, skipped, failed = -1, 0, False
+    missing = 0  # blobs, and children of others, that are not there
+    def __init__(self, where: RepositoryKey, blobs: Mapping[str, Descriptor], children: tuple[str, ...] = (),
+            root: str = "", careful: bool = False) -> None:
+        self.where, self.blobs, self.children, self.root, self.careful = where, blobs, children, root, careful
+        self.owned = dict[_PlaceKey, _Place]()
     @property
     def own_children(self) -> frozenset[str]:
         return frozenset(digest for _, digest, is_manifest in self.owned if is_manifest)
     def is_ready(self) -> bool:
         """Say whether everything that its manifests name is in the repository (I1)."""
         return self.missing == 0 and not self.failed
-@dataclass(eq=False, repr=False)
 class _Place:
     """One digest that somebody brings into one repository, and who waits for it in promotion order."""
-    key: _PlaceKey
-    owner: Work
-    waiters: list[Work] = field(default_factory=list)
     # Who brings the same blob elsewhere on the host, whose commit this place waits for, and since when.
     leader: _Lead | None = None
-    since: float = 0.0
+    since = 0.0
+    def __init__(self, key: _PlaceKey, owner: Work) -> None:
+        self.key, self.owner, self.waiters = key, owner, list[Work]()
     @property
     def blob(self) -> Descriptor:
         """The blob as its present owner describes it: another image's size is no reason to fail this one."""

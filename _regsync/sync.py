@@ -214,7 +214,7 @@ class Run:
             late: bool | None = None) -> None:
         """Let the execution have what is not there; while `late` is None a look at artifacts may be put off."""
         wholes = [Delivery(sighting.source, each.target, source_name, reference, sighting.digest,
-            sighting.source_digest, began, each.held == sighting.digest, error=each.error) for each in sighting.ends]
+            sighting.source_digest, began, each.held == sighting.digest, each.error) for each in sighting.ends]
         found = stripped = list[Artifact]()
         if mapping.artifacts.enabled or (self._plans and not all(whole.there for whole in wholes)):
             need = max(self._referrers.need(mapping, each) for each in wholes)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import textwrap
 from collections.abc import Mapping
 from typing import Any
 
 import pytest
 import yaml
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, assume, example, given, settings
 from hypothesis import strategies as st
 
 from _regsync import config, document, fields
@@ -817,7 +818,7 @@ def by_pyyaml(text: str) -> Any:
 
 
 def by_lines(text: str) -> document.Node | None:
-    return document._Ordinary(yaml.SafeLoader(text)).read(text)
+    return document._Ordinary().read(text)
 
 
 def test_the_ordinary_is_read_without_pyyaml_and_to_the_same_nodes() -> None:
@@ -826,10 +827,61 @@ def test_the_ordinary_is_read_without_pyyaml_and_to_the_same_nodes() -> None:
     assert found == by_pyyaml(ORDINARY)
 
 
+@pytest.mark.parametrize("separators", [(", ", ": "), (",", ":")])
+def test_json_on_one_line_is_read_without_pyyaml_and_to_the_same_nodes(separators: tuple[str, str]) -> None:
+    tree = {
+        "registries": {"yes": {"url": "http://r:5000", "max_concurrent": 4}, "<<": {"url": "x"}, "": None},
+        "mappings": [{"from": "a/b", "tags": {"glob": ["v1", "*"]}, "artifacts": {"enabled": False}}, [], {}],
+    }
+    text = json.dumps(tree, separators=separators)
+    found = by_lines(text)
+    assert found is not None
+    assert found == by_pyyaml(text)
+
+
+WORDS = [
+    "yes",
+    "no",
+    "true",
+    "false",
+    "on",
+    "off",
+    "null",
+    "~",
+    "",
+    "<<",
+    "=",
+    "inf",
+    "nan",
+    ".inf",
+    ".nan",
+    "v1",
+    "none",
+]
+NUMERIC = st.text(st.sampled_from("0123456789+-._:eExXabfFnNiIzZtT smhdkG/*"), max_size=12)
+
+
+@settings(deadline=None, max_examples=2000)
+@given(NUMERIC | st.sampled_from([*WORDS, *map(str.title, WORDS), *map(str.upper, WORDS)]) | st.text(max_size=3))
+@example("0777")
+@example("08")
+@example("0x1d")
+@example("1:30")
+@example("1.5e+3")
+@example("2024-01-02T03:04:05Z")
+@example("\u0661")
+@example("nULL")
+def test_a_plain_text_has_the_tag_that_pyyaml_gives_it(text: str) -> None:
+    """Most are told without asking it, since to import it is a tenth of a start."""
+    assume(text not in ("*", "&", "!"))  # which begin something else
+    by_pyyaml: str = yaml.SafeLoader("").resolve(yaml.ScalarNode, text, (True, False))
+    assert document._tag(text) == by_pyyaml.rpartition(":")[2].replace("value", "str")
+
+
 UNUSUAL = [
     "a: &x 1", "a: *x", "a: !x 1", "a: |\n  x", "a: >\n  x", "a: 'it''s'", 'a: "\\n"', "a: b\n  c", "<<: {}",
     "? a\n: b", "'a': b", "a: [b,\n  c]", "a: [b: c]", "a:\tb", "a: 1\r\n", "a: 1\n---\nb: 1", "a: 1\na: 2",
-    "a: {b: 1, b: 2}", "a", "- a\nb: 1", "a: 1\n  b: 1", "a: b: c", "a: [b]c", "a: 'b'c", "a: {b}", "[a]", "",
+    "a: {b: 1, b: 2}", "- a\nb: 1", "a: 1\n  b: 1", "a: b: c", "a: [b]c", "a: 'b'c", "a: {b}", "",
     "# c", "---", "%YAML 1.1\n---\na: 1", "a: -1", "a: " + "[" * 40, "a: @b", "a: b\u2028c", "a: [b#, c]",
     "\n".join("  " * n + f"k{n}:" for n in range(40)), "a: " + "b" * 10_000, "a: [" * 12 + "]" * 12,
 ]  # fmt: skip
@@ -852,6 +904,7 @@ def test_both_readers_of_yaml_agree_on_the_deepest(levels: int) -> None:
 PIECES = st.sampled_from([
     "a", "b:", "key: ", "- ", "-", " ", "  ", "    ", "\n", "\n  ", "\n- ", "\n    ", "[", "]", "{", "}",
     ",", ", ", "'x'", '"y z"', "'", '"', "#c", " # c", ":", "http://x:5", ".", "---", "1.20", "yes", "~",
+    '"k":', '"k": ',
     "null", "<<", "=", "0x1", "2024-01-02", "a b", "*", "&a", "!", "|", ">", "%", "?", "? ", "\\", "é",
     "\xa0", "\nk: v",
 ])  # fmt: skip

@@ -35,7 +35,7 @@ ABOVE = {*LAYERS[5], *LAYERS[6]}
 # fmt: off
 PURE_LIBRARY = {
     "__future__", "abc", "base64", "binascii", "bisect", "codecs", "collections", "contextlib", "copy",
-    "dataclasses", "datetime", "difflib", "email.utils", "enum", "functools", "heapq", "html", "ipaddress",
+    "datetime", "difflib", "email.utils", "enum", "functools", "heapq", "html", "ipaddress",
     "itertools", "json", "math", "numbers", "operator", "posixpath", "re", "string", "struct", "textwrap",
     "types", "typing", "unicodedata", "urllib.parse", "zlib",
 }
@@ -63,6 +63,7 @@ RESERVED: dict[str, set[str]] = {
     "concurrent": set(),
     "pty": set(),
     "webbrowser": set(),
+    "dataclasses": set(),  # what one class takes is 1 ms of each start, a plain one or a NamedTuple a tenth of it
 }
 THIRD_PARTY = {"anyio", "h11", "truststore", "yaml"}
 
@@ -278,6 +279,7 @@ BREACHES = [
     ("google", "def sign():\n    import hmac", "google may not import hmac"),
     ("auth", "from secrets import token_hex", "auth may not import secrets"),
     ("auth", "import subprocess", "auth may not import subprocess"),
+    ("plan", "from dataclasses import dataclass", "plan may not import dataclasses"),
     ("auth", "import importlib", "auth may not import importlib"),
     ("auth", "import os\nos.system('true')", "system runs another program"),
     ("auth", "from os import execvp", "execvp runs another program"),

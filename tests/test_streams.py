@@ -14,9 +14,11 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import anyio
 import anyio.lowlevel
+import anyio.to_thread
 import pytest
 import trustme
 
@@ -723,6 +725,31 @@ async def test_name_that_cannot_be_resolved_is_one_error_with_a_hint(
         await opened(80, host=host)
     assert caught.value.hint
     assert "\0" not in str(caught.value)
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1", "fe80::1%1"])
+async def test_an_address_is_understood_at_once(host: str) -> None:
+    """No name server can be slow about it: no thread, and no tables of international names: 2 ms of a start."""
+    wanted = [(found[0], found[4]) for found in socket.getaddrinfo(host, 80, type=socket.SOCK_STREAM)]
+    with mock.patch.object(anyio.to_thread, "run_sync", side_effect=AssertionError("a thread for an address")):
+        assert await streams._resolve(host, 80) == wanted
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("host", ["1.2.3.4.5", "999.1.1.1", "::g"])
+async def test_what_only_looks_like_an_address_is_asked_as_a_name(host: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = list[object]()
+
+    def look_up(name: object, *_: object, flags: int = 0, **__: object) -> list[Any]:
+        if not flags:
+            asked.append(name)
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+    monkeypatch.setattr(socket, "getaddrinfo", look_up)
+    with pytest.raises(ConnectFailed, match="could not be resolved"):
+        await streams._resolve(host, 80)
+    assert asked == [host]
 
 
 @pytest.mark.anyio

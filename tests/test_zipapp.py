@@ -173,6 +173,43 @@ def test_start_compiles_nothing(pyz: Path) -> None:
     assert len([name for name in json.loads(without.stdout) if str(pyz) in name]) > 40
 
 
+READS = """
+import json, sys
+seen = []
+if len(sys.argv) > 1:
+    import tree_importer
+sys.addaudithook(lambda event, args: event == "open" and seen.append(str(args[0])))
+before = set(sys.modules)
+import h11, regsync, yaml
+files = [str(getattr(sys.modules[name], "__file__", "")) for name in set(sys.modules) - before]
+print(json.dumps([len([name for name in files if ".pyz" in name]), len([name for name in seen if ".pyz" in name])]))
+"""
+
+
+def test_each_module_is_read_once(pyz: Path) -> None:
+    """zipimport reads and unmarshals a module to name its file, and again to run it."""
+    for options, times in ((["once"], 1), ([], 2)):
+        done = run(sys.executable, "-S", "-c", READS, *options, PYTHONPATH=f"{pyz / TREE}:{pyz}")
+        modules, reads = json.loads(done.stdout)
+        assert modules > 20
+        assert reads == times * modules
+
+
+def test_modules_have_the_names_that_zipimport_gives_them(pyz: Path) -> None:
+    code = "import h11, h11._state, regsync, json\n"
+    code += (
+        "told = [[m.__file__, m.__cached__, m.__spec__.origin, m.__spec__.submodule_search_locations, m.__package__]"
+    )
+    code += " for m in (h11, h11._state, regsync)]\nprint(json.dumps(told), type(h11.__loader__).__name__)"
+    path = f"{pyz / TREE}:{pyz}"
+    with_it, without = (
+        run(sys.executable, "-S", "-c", first + code, PYTHONPATH=path).stdout
+        for first in ("import tree_importer\n", "")
+    )
+    assert with_it.replace("TreeImporter", "zipimporter") == without
+    assert "TreeImporter" in with_it
+
+
 def test_anyio_stays_lazy(pyz: Path) -> None:
     """Without its source beside the bytecode anyio would import all of itself."""
     loaded = loaded_by(pyz, "import anyio\nanyio.create_task_group")

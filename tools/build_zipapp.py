@@ -13,7 +13,7 @@ Owns: which files of which packages travel, and how the archive is laid out (des
     sbom.cdx.json             the same for inventories: CycloneDX 1.6, with the wheels' hashes and licences
     licenses/<package>/...    their licences
     h11/ anyio/ ... _regsync/ regsync.py     sources, importable with PYTHONPATH=regsync.pyz
-    cp311/...                 the same modules again, each with its bytecode beside it
+    cp311/...                 the same modules again, each with its bytecode beside it, and tools/tree_importer.py
 
 Bytecode is what makes a start take 70 ms instead of 180. zipimport looks for `X.pyc` first and takes
 it whatever the dates say when it is of the unchecked-hash kind; it has one place per module, hence one
@@ -141,6 +141,10 @@ if sys.version_info < (3, 10):
 
 if sys.implementation.name == "cpython":
     sys.path.insert(0, "%s/cp%d%d" % ((sys.path[0],) + sys.version_info[:2]))
+    try:
+        import tree_importer
+    except ImportError:
+        pass  # no tree for this interpreter
 
 import regsync
 
@@ -222,7 +226,7 @@ def build(out: str, *, cache: str, pythons: Sequence[str], patches: Mapping[str,
             for name, data in root.items()
             if name.endswith(".py") and known.version[:2] <= newest.get(name, known.version[:2])
         }
-        common.update(compiled_tree(known, chosen))
+        common.update(compiled_tree(known, {**chosen, "tree_importer.py": tree_importer()}))
     for fips, files in variants.items():
         constants = {CONSTANTS: with_constant(ours[CONSTANTS], fips)}
         files.update(constants)
@@ -366,6 +370,12 @@ def our_sources() -> dict[str, bytes]:
         with open(os.path.join(ROOT, name), "rb") as file:
             sources[name] = file.read()
     return sources
+
+
+def tree_importer() -> bytes:
+    """Read the module that each tree has beside the packages."""
+    with open(os.path.join(ROOT, "tools", "tree_importer.py"), "rb") as file:
+        return file.read()
 
 
 def with_constant(source: bytes, fips: bool) -> bytes:

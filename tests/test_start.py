@@ -1,0 +1,123 @@
+"""What a sync in which nothing has changed loads: half of its time is imports, and each of these was won once.
+
+The sets are exact. A name that is new here costs every start from half a millisecond to fifteen; one that went
+is to be struck out.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conformance.app import App
+from conformance.images import Seed
+from tests.ends import Start
+
+# As the interpreter runs the built file, and then what is there. `threads` are those that were ever started.
+PROGRAM = """
+import json, runpy, sys
+threads = []
+sys.addaudithook(lambda event, _: event == "_thread.start_new_thread" and threads.append(event))
+pyz, sys.argv = sys.argv[1], sys.argv[1:]
+try:
+    runpy.run_path(pyz, run_name="__main__")
+except SystemExit as end:
+    status = end.code
+print(json.dumps([status, sorted(sys.modules), len(threads)]))
+"""
+
+OURS = {
+    "auth", "cli", "config", "discover", "document", "errors", "execution", "fields", "fips", "http1", "oci",
+    "output", "pacing", "plan", "providers", "proxy", "referrers", "registry", "report", "session", "state",
+    "store", "streams", "sync", "tags", "tls", "transfer", "transport",
+}  # fmt: skip
+PACKAGES = {
+    "anyio", "anyio._backends", "anyio._backends._asyncio", "anyio._core", "anyio._core._eventloop",
+    "anyio._core._exceptions", "anyio._core._resources", "anyio._core._signals", "anyio._core._sockets",
+    "anyio._core._streams", "anyio._core._synchronization", "anyio._core._tasks", "anyio._core._testing",
+    "anyio._core._typedattr", "anyio._lazyimport", "anyio.abc", "anyio.abc._eventloop", "anyio.abc._resources",
+    "anyio.abc._sockets", "anyio.abc._streams", "anyio.abc._subprocesses", "anyio.abc._tasks",
+    "anyio.abc._testing", "anyio.lowlevel", "anyio.streams", "anyio.streams.memory", "anyio.streams.stapled",
+    "anyio.streams.tls", "anyio.to_thread", "h11", "h11._abnf", "h11._connection", "h11._events", "h11._headers",
+    "h11._readers", "h11._receivebuffer", "h11._state", "h11._util", "h11._version", "h11._writers",
+    "tree_importer",
+}  # fmt: skip
+BACKPORTS = {"exceptiongroup", "typing_extensions"}  # anyio takes them where the interpreter is older
+# Of the standard library, whose modules load others as each version likes: what a run used to load without need.
+NEEDLESS = {"ctypes", "decimal", "email", "encodings.idna", "fractions", "hmac", "http", "random", "stringprep"}
+
+BLOCK = """\
+---
+# as people write it
+registries:
+  source: {{url: "{source}", max_concurrent: 8}}
+  target:
+    url: {target}
+global: {{cache_ttl: 5m}}
+defaults:
+  source: source
+  targets: [target]
+  artifacts: {{enabled: false}}
+mappings:
+  - from: app
+    tags: {{glob: [v1]}}
+"""
+
+
+def block(source: str, target: str) -> str:
+    return BLOCK.format(source=source, target=target)
+
+
+def generated(source: str, target: str) -> str:
+    """Return what programs write: JSON on one line."""
+    mapping = {"from": "app", "source": "a", "targets": ["b"], "tags": {"glob": "v1"}, "artifacts": {"enabled": False}}
+    return json.dumps({"registries": {"a": {"url": source}, "b": {"url": target}}, "mappings": [mapping]})
+
+
+@pytest.fixture
+def ends(serve: Start) -> Iterator[dict[str, str]]:
+    """Give a source and a target with the same tag; the run is to find out, and no more."""
+    source, target = serve(), serve()
+    for server in (source, target):
+        assert isinstance(server.app, App)
+        Seed(5).image(sizes=(1000,)).load_into(server.app, "app", tag="v1")
+    yield {"source": source.url, "target": target.url}
+    assert source.journal.summary() == {"GET manifest": 1}
+    assert target.journal.summary() == {"HEAD manifest": 1}
+
+
+def loaded(pyz: Path, directory: Path, config: str) -> tuple[set[str], int]:
+    """Run a sync of a file; return the modules that were loaded, and how many threads were started."""
+    (directory / "mirror.yaml").write_text(config)
+    command = [sys.executable, "-I", "-S", "-c", PROGRAM, str(pyz), "sync", "-c", "mirror.yaml"]
+    environment = {"HOME": str(directory), "PATH": "/usr/bin:/bin"}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=directory, env=environment)
+    assert done.returncode == 0, done.stderr
+    told: tuple[int, list[str], int] = json.loads(done.stdout.splitlines()[-1])
+    assert told[0] == 0, done.stderr
+    return set(told[1]), told[2]
+
+
+@pytest.mark.parametrize("write", [block, generated])
+def test_a_sync_that_changes_nothing_loads_what_it_needs(
+    pyz: Path, tmp_path: Path, ends: Mapping[str, str], write: Any
+) -> None:
+    modules, threads = loaded(pyz, tmp_path, write(**ends))
+    ours = {name.partition(".")[2] for name in modules if name.startswith("_regsync.")}
+    tops = {"_regsync", "regsync", "__main__", *BACKPORTS}
+    standard = {name for name in modules if name.partition(".")[0] in sys.stdlib_module_names}
+    assert ours == OURS
+    assert {name for name in modules - standard if name.partition(".")[0] not in tops} == PACKAGES
+    assert modules & NEEDLESS == set()
+    assert threads == 0
+
+
+def test_a_configuration_that_needs_pyyaml_gets_it(pyz: Path, tmp_path: Path, ends: Mapping[str, str]) -> None:
+    modules, _ = loaded(pyz, tmp_path, block(**ends).replace("[v1]", "&all [v1]"))
+    assert "yaml.scanner" in modules

@@ -1,0 +1,38 @@
+"""Import from the tree that this module was imported from, reading each module once.
+
+zipimport reads and unmarshals a whole module to name its file, throws it away, and does both again to run it: a
+twentieth of a start. Here the name alone is made: beside each source of a tree stands its bytecode.
+
+Owns: who finds the modules of one tree (tools/build_zipapp.py puts this file into each, `__main__.py` imports it).
+May not know: which modules there are. Invariant: names, contents and errors are zipimport's.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import zipimport
+
+__all__ = ["TreeImporter"]
+
+HERE = os.path.dirname(__file__)
+
+
+class TreeImporter(zipimport.zipimporter):
+    """Finds and loads as its parent does."""
+
+    def get_filename(self, fullname: str) -> str:
+        """Return the path of a module's bytecode."""
+        path = self.archive + os.sep + self.prefix + fullname.rpartition(".")[2]
+        return f"{path}{os.sep}__init__.pyc" if self.is_package(fullname) else f"{path}.pyc"
+
+
+def importer(path: str) -> TreeImporter:
+    """Take the paths of this tree, as a path hook does."""
+    if path != HERE and not path.startswith(HERE + os.sep):
+        raise ImportError(path)
+    return TreeImporter(path)
+
+
+sys.path_hooks.insert(0, importer)
+sys.path_importer_cache.pop(HERE, None)
