@@ -207,6 +207,7 @@ def test_proxy_values_parse(value: str, expected: Proxy) -> None:
         pytest.param("http://user:hunter2@proxy.example:70000", "not a proxy URL", id="port-too-large"),
         pytest.param("http://user:hunter2@[2001:db8::1:80", "not a proxy URL", id="bracket-open"),
         pytest.param("http://user:hunter2@bad host:80", "not a proxy URL", id="blank-in-host"),
+        pytest.param("http://user:12/hunter2@proxy.example:80", "not a proxy URL", id="slash-in-password"),
     ],
 )
 def test_an_unusable_proxy_is_an_error_that_keeps_the_password_secret(value: str, complaint: str) -> None:

@@ -8,6 +8,7 @@ import os
 import socket
 import ssl
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from conformance.app import App
 from conformance.images import Seed
 from conformance.messages import Request, Response
 from conformance.server import Server
-from tests.ends import Ran, Start, document, held, run_regsync, sync, tags
+from tests.ends import ROOT, Ran, Start, document, held, run_regsync, sync, tags
 from tests.forwarding import Speaker
 
 HOME = "127.0.0.1"
@@ -376,6 +377,36 @@ def test_what_is_wrong_with_the_directory_is_told_before_any_request(
     assert ran.status == 3
     assert ran.err.replace(str(directory), "DIR").splitlines() == [f"error: CONFIG_ERROR: {message}", f"hint: {hint}"]
     assert server.journal.entries == []
+
+
+@pytest.mark.skipif(not hasattr(os, "openpty"), reason="this system has no terminals to be asked at")
+def test_a_key_with_a_pass_phrase_is_an_error_and_nobody_is_asked_for_it_at_a_terminal(scene: Scene) -> None:
+    files = scene.client("locked")
+    command = ["openssl", "pkey", "-aes128", "-passout", "pass:open", "-in", files["client_key"]]
+    subprocess.run([*command, "-out", f"{files['client_key']}.locked"], check=True, capture_output=True)
+    code = (
+        "import os, sys; os.open(os.ttyname(0), os.O_RDWR)  # of a new session it is the terminal then\n"
+        "from _regsync import tls; tls.make_context(client_cert=sys.argv[1], client_key=sys.argv[2], environ={})"
+    )
+    ours, theirs = os.openpty()
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", code, files["client_cert"], f"{files['client_key']}.locked"],
+            env={"PYTHONPATH": str(ROOT), "SSL_CERT_FILE": scene.ca_file},
+            stdin=theirs,
+            capture_output=True,
+            text=True,
+            start_new_session=True,
+            timeout=60,
+            check=False,
+        )
+        assert "ConfigError: client_cert" in done.stderr
+        os.set_blocking(ours, False)
+        with pytest.raises(BlockingIOError):
+            os.read(ours, 100)
+    finally:
+        os.close(ours)
+        os.close(theirs)
 
 
 def test_a_file_that_this_user_may_not_read_is_named(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -179,6 +179,14 @@ async def test_an_hour_without_news_is_a_line_for_who_wants_it(tmp_path: Path) -
         assert [line.partition("; ")[2][:9] for line in lines(ran, "debug: all is well")] == ["cycle 7: ", "cycle 13:"]
 
 
+async def test_an_hour_in_which_a_failure_only_repeats_is_not_said_to_be_well(tmp_path: Path) -> None:
+    async with scene(tmp_path) as stage:
+        stage.write({"from": "none", "tags": tags("*")})
+        ran = await stage.watch(*[None] * 7, interval=600, more=("-v",))
+        assert [line[:26] for line in lines(ran, "cycle 7: ")] == ["debug: nothing new; cycle "]
+        assert not lines(ran, "all is well")
+
+
 # Registries that are ill.
 
 
