@@ -414,8 +414,7 @@ class Transport:
             if (location := response.headers.get("location")) is None:
                 raise ProtocolBroken(f"status {response.status} without a Location")
             origin, path = resolve_location(base, call.path, location)
-            check_foreign(host.origin, origin)
-            check_foreign(base, origin)
+            check_foreign(base, origin)  # by induction as safe as the registry
             host.authenticator.conceal(path)
             # Once a chain has left the registry it stays without credentials, even when it comes back.
             base, call, moved, left = origin, call._replace(path=path), True, left or origin != host.origin

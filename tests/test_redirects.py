@@ -37,9 +37,9 @@ def transport_of(wires: dict[Origin, list[Wire]]) -> Transport:
     return made
 
 
-def registry() -> Registry:
+def registry(host: str = "registry.test") -> Registry:
     return Registry(
-        alias="r", scheme="http", host="registry.test", port=80, kind="unknown", auth_type="anonymous", max_concurrent=2
+        alias="r", scheme="http", host=host, port=80, kind="unknown", auth_type="anonymous", max_concurrent=2
     )
 
 
@@ -81,3 +81,25 @@ async def test_chain_of_redirects_is_bounded_and_leaves_nothing_open() -> None:
         async with transport.opened(transport.host(registry()), GET, (200,)):
             pass
     assert (len(wire.requests), wire.dialled) == (11, "at home")
+
+
+@pytest.mark.rule("R4")
+@pytest.mark.parametrize(
+    ("host", "end", "words"),
+    [
+        ("registry.test", "http://other.test/x", "from https to http"),
+        ("10.0.0.1", "https://10.0.0.2/x", "to a private address"),
+    ],
+)
+async def test_each_hop_is_judged_by_the_one_before_it(host: str, end: str, words: str) -> None:
+    """What the registry itself might name, http or a neighbour of its own, a storage on the way may not."""
+
+    def moved(place: str) -> Wire:
+        return Wire(answers=((f"HTTP/1.1 307 Moved\r\nLocation: {place}\r\nContent-Length: 0\r\n\r\n".encode(),),))
+
+    first, storage = moved("https://storage.test/x"), moved(end)
+    transport = transport_of({Origin("http", host, 80): [first], Origin("https", "storage.test", 443): [storage]})
+    with pytest.raises(ProtocolBroken, match=words):
+        async with transport.opened(transport.host(registry(host)), GET, (200,)):
+            pass
+    assert (len(first.requests), len(storage.requests)) == (1, 1)
