@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
+from pathlib import Path
 from random import Random
 from typing import Any
 from unittest import mock
@@ -22,6 +23,7 @@ import pytest
 
 from _regsync import providers
 from conformance.app import App
+from conformance.attachments import referrers_tag
 from conformance.images import Image, Seed
 from conformance.memory import Link, Place
 from conformance.messages import Answer, Request, Response, error
@@ -94,14 +96,33 @@ def places_of(world: Virtual, random: Random) -> tuple[list[Place], list[str]]:
     places = []
     for name in chosen:
         lines = [Link(latency=random.choice([0, 0.02, 0.2]), bandwidth=random.choice([1e5, 1e7])) for _ in range(2)]
-        app = App(mounts=random.random() < 0.5, single_post=random.random() < 0.5)
+        app = App(mounts=random.random() < 0.5, single_post=random.random() < 0.5, referrers_api=random.random() < 0.7)
         scheme = "http" if name.endswith(".test") else "https"
         places.append(world.listen(app, name, scheme=scheme, up=lines[0], down=lines[1]))
     return places, [KINDS[name] for name in chosen]
 
 
-def scene_of(random: Random, images: list[Image], places: list[Place], names: list[str]) -> tuple[str, Wanted]:
+def attach(random: Random, seed: Seed, image: Image, app: App, repository: str, *, listed: bool) -> list[Image]:
+    """Hang artifacts on an image, by what they refer to or by cosign's tags; return those that are to travel."""
+    hung, subjects = list[Image](), [image]
+    for end in random.sample([".sig", ".sbom", "", ""], random.randint(0, 3)):
+        if end:
+            name = "application/vnd.oci.image.config.v1+json"
+            own = Seed(int(image.top[7:15], 16) + len(end))  # wherever the image is: a tag can name one only
+            signature = own.artifact(None, None, config_type=name, size=900)
+            signature.load_into(app, repository, tag=referrers_tag(image.top) + end)
+            hung += [signature] * (listed or not app.referrers_api)
+        elif app.referrers_api:
+            subjects.append(seed.artifact(random.choice(subjects), size=random.randint(1, 3000)))
+            hung.append(subjects[-1].load_into(app, repository))
+    return hung
+
+
+def scene_of(
+    random: Random, images: list[Image], places: list[Place], names: list[str], seed: Seed
+) -> tuple[str, Wanted]:
     """Fill the sources, write a configuration, and return what the targets shall hold after it."""
+    artifacts = random.random() < 0.5
     registries: dict[str, dict[str, Any]] = {}
     for number, name in enumerate(names):
         permits = {"max_concurrent": random.choice([2, 3])} if random.random() < 0.5 else {}
@@ -113,13 +134,17 @@ def scene_of(random: Random, images: list[Image], places: list[Place], names: li
         kept = {f"t{number}-{n}": random.choice(images) for n in range(random.randint(1, 5))}
         for tag, image in kept.items():
             image.load_into(app_of(places[origin]), repository, tag=tag)
+        source, listed, hung = app_of(places[origin]), random.random() < 0.5, list[Image]()
+        for each in {image.top: image for image in kept.values()}.values() if artifacts else ():
+            hung += attach(random, seed, each, source, repository, listed=listed)
         for to in random.sample([f"to/r{number}", "to/all", f"x/{number}"], random.randint(1, 2)):
             targets = random.sample(range(len(places)), random.randint(1, len(places)))
             wanted.update({(n, to, tag): image for n in targets for tag, image in kept.items()})
+            wanted.update({(n, to, each.top): each for n in targets for each in hung})
             one = {"from": repository, "to": to, "source": f"r{origin}", "targets": [f"r{n}" for n in targets]}
-            mappings.append({**one, "tags": {"glob": random.choice(["*", [*kept]])}})
+            mappings.append({**one, "tags": {"glob": "*" if listed else [*kept]}})
     limits = {"max_concurrent_transfers": random.choice([1, 2, 50])}
-    rest = {"defaults": {"artifacts": {"enabled": False}}, "global": limits}
+    rest = {"defaults": {"artifacts": {"enabled": artifacts}}, "global": limits}
     return json.dumps({"registries": registries, "mappings": mappings, **rest}), wanted
 
 
@@ -139,19 +164,22 @@ def narrow(random: Random) -> dict[providers.Kind, Any]:
 
 
 @pytest.mark.slow
-@pytest.mark.provokes(*NOT_YET, "mount_refused_again")
+@pytest.mark.provokes(*NOT_YET, "mount_refused_again", "absent_tag_asked")
 @pytest.mark.parametrize("number", range(SEEDS[0], SEEDS[0] + SEEDS[1]))
-async def test_no_run_stands_still(number: int) -> None:
+async def test_no_run_stands_still(number: int, tmp_path: Path) -> None:
     random = Random(number)
     share = random.choice([0, 0.1, 0.3, 0.6])
     async with virtual(chance=random.random()) as world:
         places, names = places_of(world, random)
-        text, wanted = scene_of(random, pool(random, Seed(number)), places, names)
+        seed = Seed(number)
+        text, wanted = scene_of(random, pool(random, seed), places, names, seed)
+        file = tmp_path / "mirror.yaml"
+        file.write_text(text)
         ills = [_Ill(place, Random(random.random()), share, random.choice([1, 3, 8])) for place in places]
 
         async def run() -> Ran:
             with anyio.fail_after(PATIENCE):
-                return await world.run("sync", "--json", "-q", "-c", "-", stdin=text)
+                return await world.run("sync", "--json", "-q", "-c", str(file))
 
         with mock.patch.dict(providers.ROWS, narrow(random)):  # type: ignore[arg-type]
             ran = await run()
