@@ -142,13 +142,14 @@ def _interleave(found: list[Any]) -> list[tuple[int, Any]]:
         in (socket.AF_INET6, socket.AF_INET)]
     return list(dict.fromkeys(each for turn in itertools.zip_longest(*families) for each in turn if each))
 async def _resolve(host: str, port: int) -> list[tuple[int, Any]]:
-    look_up = partial(socket.getaddrinfo, port=port, type=socket.SOCK_STREAM)
-    with suppress(socket.gaierror):
-        if ":" in host or not host.strip("0123456789."):  # an address needs no thread, nor, as bytes, tables of names
-            return _interleave(look_up(host.encode(), flags=socket.AI_NUMERICHOST))
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with suppress(OSError, ValueError):  # an address needs no thread, nor the tables of international names
+        socket.inet_pton(family, host)
+        return [(family, (host, port))]
+    look_up = partial(socket.getaddrinfo, host, port, type=socket.SOCK_STREAM)
     try:
         own = anyio.CapacityLimiter(1)  # one thread each: behind names whose servers are silent all others would wait
-        return _interleave(await anyio.to_thread.run_sync(look_up, host, abandon_on_cancel=True, limiter=own))
+        return _interleave(await anyio.to_thread.run_sync(look_up, abandon_on_cancel=True, limiter=own))
     except (OSError, ValueError) as error:
         reason = clean(getattr(error, "strerror", None) or str(error), 100)
         hint = "check the name and this machine's name servers; set HTTPS_PROXY where a proxy leads out"
