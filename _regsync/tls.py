@@ -106,6 +106,7 @@ _FAILURES = (  # a pattern for the number in OpenSSL's x509_vfy.h or the error's
     # Plain HTTP read as a TLS record; OpenSSL 1.1.1, 3.0 and 3.2 each name it otherwise.
     ("WRONG_VERSION.*|HTTP_REQUEST|RECORD_LAYER.*|PACKET_LENGTH.*", "does not speak TLS", _PLAIN),
     (".*ALERT_CERTIFICATE_REQUIRED", "asks for a client certificate", SHOW),
+    (".*ALERT_BAD_CERTIFICATE", "refused this client's certificate, or the lack of one", _CLIENT),  # Go says so of both
     (".*ALERT_(UNKNOWN_CA|ACCESS_DENIED|.*CERTIFICATE.*)", "refused this client's certificate", _CLIENT),
     (".*PROTOCOLS?(_VERSION|_AVAILABLE)?", "shares no TLS version with us", "TLS 1.2 or newer is needed"),
     (".*HANDSHAKE_FAILURE", "refused the TLS handshake", "it may want other ciphers or a client certificate"),

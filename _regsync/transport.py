@@ -273,7 +273,8 @@ class Transport:
         except ConnectFailed as error:
             if proxy and str(proxy) not in error.message: error.message = f"through the proxy {proxy}: {error.message}"
             if proxy and (error.hint is None or "HTTPS_PROXY" in error.hint):
-                error.hint = f"this proxy is named by {decided}; NO_PROXY names hosts to reach without it"
+                error.hint = f"this proxy is named by {decided}"
+                if not own: error.hint += "; NO_PROXY names hosts to reach without it"
             raise
         finally:
             for meter, full in drawn: meter.full = max(meter.full, full + anyio.current_time() - began)

@@ -250,6 +250,11 @@ def test_what_a_proxy_does_instead_of_a_tunnel_is_told(
     assert scene.app.journal.entries == []
 
 
+def test_no_proxy_is_no_remedy_where_the_configuration_names_the_proxy(scene: Scene) -> None:
+    ran = scene.copy(proxy=f"http://{scene.speaker(says(b'HTTP/1.1 403 No' + LENGTH))}")
+    assert "hint: this proxy is named by proxy in the configuration" in ran.err.splitlines()
+
+
 def test_an_authority_that_is_unknown_inside_a_tunnel_is_told_with_the_proxy(scene: Scene) -> None:
     """As of a proxy that looks into TLS."""
     _, address = scene.proxy()

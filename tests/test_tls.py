@@ -414,6 +414,16 @@ def test_plain_http_is_recognised(ca_file: str) -> None:
     assert hint == "if it serves plain HTTP, its url has to begin with http://"
 
 
+@pytest.mark.parametrize("name", ["SSLV3_ALERT_BAD_CERTIFICATE", "SSL/TLS_ALERT_BAD_CERTIFICATE"])
+def test_a_server_that_says_the_same_of_no_certificate_and_a_wrong_one_is_not_guessed_about(name: str) -> None:
+    """Go's before 1.21, and so Debian's docker-registry, whatever the version of TLS."""
+    error = ssl.SSLError(1, name.lower())
+    error.reason = name
+    message, hint = tls.explain(error, HOST)
+    assert message == f"{HOST} refused this client's certificate, or the lack of one"
+    assert hint == "check client_cert and client_key of the registry, and by which authority it knows its clients"
+
+
 @pytest.mark.parametrize(
     ("error", "message"),
     [
