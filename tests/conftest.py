@@ -16,6 +16,8 @@ from typing import Any
 import pytest
 import trustme
 
+from tests import fuzzing
+
 # Fixtures: registries at both ends of a copy.
 from tests.ends import audited, serve, source, speaker, target  # noqa: F401
 
@@ -48,6 +50,23 @@ _SCRUBBED = (
 for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
     if signal.getsignal(number) == signal.SIG_IGN:
         signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--thorough", action="store_true", help="run also what tests/thinning.py leaves out")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Tell those who decide when they are imported."""
+    fuzzing.is_thorough = config.getoption("--thorough")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what is marked `thorough`, but with the option."""
+    left_out = [] if config.getoption("--thorough") else [each for each in items if each.get_closest_marker("thorough")]
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [each for each in items if not each.get_closest_marker("thorough")]
 
 
 @pytest.fixture(scope="session")

@@ -39,7 +39,7 @@ from conformance.tokens import TokenService
 from tests import ends
 from tests.ends import Ran, Virtual, document, tags, virtual
 
-__all__ = ["Case", "cases", "judge"]
+__all__ = ["Case", "cases", "judge", "parts", "sorts"]
 
 # What follows from an exchange that went wrong: what was learnt by it is asked, or tried, again.
 PROVOKED = (
@@ -184,6 +184,7 @@ REFUSED: dict[str, Verb] = {
     "422": lambda rule: rule.status(422),
 }
 GONE: dict[str, Verb] = {"404": lambda rule: rule.status(404, "BLOB_UNKNOWN")}
+GROUPS = (PASSING, LASTING, OF_ANSWERS, OF_BODIES, OF_UPLOADS, WITH_DIGEST, OF_STARTS, REFUSED, GONE)
 
 
 def _ruled(endpoint: Endpoint, verb: Verb) -> Strike:
@@ -459,11 +460,24 @@ def _other_cases() -> Iterator[Case]:
                 yield Case(f"clock-{world}_{when}-{name}-{often}", world, _jump(seconds, when), times, True)
 
 
-def cases(most: int | None = None) -> list[Case]:
-    """Return every case, or the seeded choice of at most so many that always has those of no exchange."""
-    ruled, others = list(_ruled_cases()), list(_other_cases())
-    chosen = ruled if most is None else Random(most).sample(ruled, most - len(others))
-    return [*chosen, *others]
+def cases() -> list[Case]:
+    """Return every case."""
+    return [*_ruled_cases(), *_other_cases()]
+
+
+def parts(case: Case) -> list[str]:
+    """Return what a case has of each dimension: which world and side, what is asked, the fault, how often."""
+    side, where, *what, often = case.name.split("-")
+    asked = next((each for each in ENDPOINTS if (each.side, each.name) == (side, where)), None)
+    method, kind = (asked.method, asked.kind) if asked else ("", where)
+    return [case.world, side, method, kind, "-".join(what), often]
+
+
+def sorts(case: Case) -> list[str]:
+    """Return the same in coarser dimensions: the endpoint, in which group a fault is, how often."""
+    side, where, *what, often = case.name.split("-")
+    group = next((n for n, verbs in enumerate(GROUPS) if what[0] in verbs), len(GROUPS))
+    return [f"{side}-{where}", str(group), often]
 
 
 class Scene:

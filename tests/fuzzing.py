@@ -1,4 +1,7 @@
-"""How much the fuzz tests try: ordinary runs the same examples each time, `tools/fuzz.py` others, and more."""
+"""How much the fuzz tests try: ordinary runs the same examples each time, `tools/fuzz.py` others, and more.
+
+With `--thorough` they are twice as many as in an ordinary run.
+"""
 
 from __future__ import annotations
 
@@ -16,12 +19,14 @@ from trio.testing import MockClock
 _FACTOR = int(os.environ.get("FUZZ_FACTOR", "0"))
 # No wait of the program's is so long, whatever it is told: who is not back by then never comes back.
 _NEVER = 30 * 86_400.0
+# Whether this run was asked to be (tests/conftest.py); an ordinary one tries a part of the examples.
+is_thorough = False
 
 
 def fuzz(examples: int = 100) -> Callable[[Any], Any]:
-    """Return the settings of a property that is tried with so many examples in an ordinary run."""
+    """Return the settings of a property that is tried with so many examples; in an ordinary run with half of them."""
     return hypothesis.settings(
-        max_examples=examples * max(1, _FACTOR),
+        max_examples=examples * _FACTOR or (examples if is_thorough else -(-examples // 2)),
         derandomize=not _FACTOR,
         database=None,
         deadline=None,

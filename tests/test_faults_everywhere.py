@@ -21,6 +21,7 @@ from conformance.images import Seed
 from conformance.memory import Place
 from conformance.tokens import TokenService
 from tests.ends import Ran, Virtual, held, tags, virtual
+from tests.thinning import Cell, thinned
 
 pytestmark = [
     pytest.mark.anyio,
@@ -147,7 +148,30 @@ def cases() -> Iterator[Any]:
             if name in _LEFT_OUT:
                 verbs[f"lie_without_{name}"] = _silence(name)
         for name, verb in verbs.items():
-            yield pytest.param(side, method, kind, name, verb, id=f"{side}-{method}-{kind}-{name}")
+            for often in ("once", "ever") if name.startswith(LASTING) else ("once",):
+                marks = pytest.mark.slow if often == "ever" else ()
+                at = f"{side}-{method}-{kind}-{name}"
+                yield pytest.param(side, method, kind, name, verb, often, id=f"{at}-{often}", marks=marks)
+
+
+LASTING = ("status", "stall", "drop", "redirect", "challenge", "truncate", "corrupt", "lie", "forget")
+
+
+def parts(cell: Cell) -> Cell:
+    """The dimensions of an ordinary run: what is asked where, what goes wrong, how often."""
+    side, method, kind, name, _, often = cell
+    return side, method, kind, name, often
+
+
+def sorts(cell: Cell) -> Cell:
+    """Every endpoint meets every sort of fault."""
+    side, method, kind, name, _, often = cell
+    return (side, method, kind), str(name).partition("_")[0], often
+
+
+CASES = thinned(cases(), parts, sorts)
+WHERE = ("side", "method", "kind", "name", "verb", "often")
+ONCE, EVER = ([case for case in CASES if case.values[-1] == often] for often in ("once", "ever"))
 
 
 class Scene:
@@ -218,8 +242,8 @@ def _digest(data: bytes) -> str:
     return "sha256:" + hashlib.sha256(data).hexdigest()
 
 
-@pytest.mark.parametrize(("side", "method", "kind", "name", "verb"), list(cases()))
-async def test_one_exchange_goes_wrong(side: str, method: str, kind: str, name: str, verb: Verb) -> None:
+@pytest.mark.parametrize(WHERE, ONCE)
+async def test_one_exchange_goes_wrong(side: str, method: str, kind: str, name: str, verb: Verb, often: str) -> None:
     async with virtual() as world:
         scene = Scene(world)
         faults = scene.place(side).app.faults
@@ -239,14 +263,10 @@ async def test_one_exchange_goes_wrong(side: str, method: str, kind: str, name: 
         assert tags_there == {tag: image.top for tag, image in scene.images.items()}
 
 
-LASTING = ("status", "stall", "drop", "redirect", "challenge", "truncate", "corrupt", "lie", "forget")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("side", "method", "kind", "name", "verb"), [case for case in cases() if case.values[3].startswith(LASTING)]
-)
-async def test_every_exchange_of_a_kind_goes_wrong(side: str, method: str, kind: str, name: str, verb: Verb) -> None:
+@pytest.mark.parametrize(WHERE, EVER)
+async def test_every_exchange_of_a_kind_goes_wrong(
+    side: str, method: str, kind: str, name: str, verb: Verb, often: str
+) -> None:
     """The program gives up, after a bounded number of requests (of 429s it is a bounded time)."""
     async with virtual() as world:
         scene = Scene(world)
