@@ -74,9 +74,13 @@ def _find(program: str, package: str) -> str:
 
 @contextmanager
 def docker_registry(
-    directory: Path | str, *, htpasswd: str | None = None, tls: tuple[Path | str, Path | str] | None = None
+    directory: Path | str,
+    *,
+    htpasswd: str | None = None,
+    tls: tuple[Path | str, Path | str] | None = None,
+    in_memory: bool = False,
 ) -> Iterator[str]:
-    """Run docker-registry with its data, configuration and log in `directory`; yield HOST:PORT.
+    """Run docker-registry with its data (but `in_memory`), configuration and log in `directory`; yield HOST:PORT.
 
     `htpasswd`: the text of such a file (see HTPASSWD); `tls`: paths of certificate and key in PEM.
     """
@@ -87,7 +91,7 @@ def docker_registry(
         "version": "0.1",
         "log": {"level": "info", "accesslog": {"disabled": True}},
         "storage": {
-            "filesystem": {"rootdirectory": str(home / "data")},
+            **({"inmemory": {}} if in_memory else {"filesystem": {"rootdirectory": str(home / "data")}}),
             "delete": {"enabled": True},
             "cache": {"blobdescriptor": "inmemory"},
         },

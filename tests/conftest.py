@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import gc
 import os
 import resource
@@ -58,7 +59,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Tell those who decide when they are imported."""
-    fuzzing.is_thorough = config.getoption("--thorough")
+    fuzzing.begin(thorough=config.getoption("--thorough"))
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -132,20 +133,28 @@ def ca() -> trustme.CA:
 
 
 @pytest.fixture(scope="session")
-def pyz(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Build the program for the interpreter that runs the tests; return the build without the gate."""
-    out = tmp_path_factory.mktemp("dist")
+def pyz(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path:
+    """Build the program for the interpreter that runs the tests; return the build without the gate.
+
+    Processes of tests that run side by side share it.
+    """
+    top = tmp_path_factory.getbasetemp()
+    out = (top if worker_id == "master" else top.parent) / "dist"
     command = [sys.executable, str(ROOT / "tools" / "build_zipapp.py"), "--out", str(out)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    with (out.parent / "dist.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (out / "SHA256SUMS").exists():
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
+            assert done.returncode == 0, done.stderr
     return out / "regsync-nofips.pyz"
 
 
 @pytest.fixture
-def docker_registries(tmp_path: Path) -> Iterator[Callable[..., str]]:
+def docker_registries(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Callable[..., str]]:
     """Return a function that starts Debian's docker-registry and returns its `127.0.0.1:PORT`.
 
-    Its arguments are those of `conformance.registries.docker_registry` without the directory.
+    Its arguments are those of `conformance.registries.docker_registry` without the directory. It holds in memory
+    what it gets, unless the run is thorough: on a disk it waits for that at every step.
     """
     from conformance import registries
 
@@ -154,7 +163,8 @@ def docker_registries(tmp_path: Path) -> Iterator[Callable[..., str]]:
         def start(**options: Any) -> str:
             directory = tmp_path / f"registry-{len(list(tmp_path.glob('registry-*')))}"
             directory.mkdir()
-            started: AbstractContextManager[str] = registries.docker_registry(directory, **options)
+            chosen = {"in_memory": not request.config.getoption("--thorough"), **options}
+            started: AbstractContextManager[str] = registries.docker_registry(directory, **chosen)
             return running.enter_context(started)
 
         yield start

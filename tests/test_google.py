@@ -457,6 +457,7 @@ async def test_secrets_go_to_no_place_that_is_not_https(host: Host, field: str, 
 
 @pytest.mark.rule("R20")
 @pytest.mark.anyio
+@pytest.mark.virtual_time
 @pytest.mark.parametrize("field", ["token_uri", "token_url", "service_account_impersonation_url"])
 @pytest.mark.parametrize(
     "name", ["evil.example", "googleapis.com.evil.example", "notgoogleapis.com", "sts.example.cloud"]

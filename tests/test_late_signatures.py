@@ -162,6 +162,8 @@ async def test_looks_stay_below_two_in_a_hundred_requests(tmp_path: Path, dice: 
         for _ in range(30):
             await anyio.sleep(8 * DAY)
             await stage.run()
+            if all(map(stage.holds, late)):
+                break
         assert all(map(stage.holds, late)), "the oldest are due first: each has its turn"
 
 

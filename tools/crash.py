@@ -155,13 +155,14 @@ class Scene(NamedTuple):
     # Of each image everything below it and everything that hangs on it: a fallback list, and what that names.
     hung: dict[tuple[str, str], dict[str, bytes]]
     old: dict[tuple[str, str], Image]
+    in_memory: bool
 
 
 @contextlib.contextmanager
-def _scene(seed: int) -> Iterator[Scene]:
+def _scene(seed: int, in_memory: bool) -> Iterator[Scene]:
     with tempfile.TemporaryDirectory(prefix="crash-") as directory, contextlib.ExitStack() as running:
         work, tally, made = Path(directory), Tally(), Seed(seed)
-        address = running.enter_context(docker_registry(work / "source"))
+        address = running.enter_context(docker_registry(work / "source", in_memory=in_memory))
         base = [made.layer(LAYER * 3) for _ in range(2)]
         images: dict[tuple[str, str], Image] = {}
         hung: dict[tuple[str, str], dict[str, bytes]] = {}
@@ -178,7 +179,7 @@ def _scene(seed: int) -> Iterator[Scene]:
         old = {(f"app-{number}", "v0"): made.image(sizes=(5000,)) for number in range(REPOSITORIES)}
         meter = Meter(address, tally)
         running.callback(meter.close)
-        yield Scene(work, meter.address, tally, images, hung, old)
+        yield Scene(work, meter.address, tally, images, hung, old, in_memory)
 
 
 @contextlib.contextmanager
@@ -187,7 +188,7 @@ def _target(scene: Scene) -> Iterator[tuple[str, str]]:
     home = scene.work / "target"
     with contextlib.ExitStack() as running:
         running.callback(shutil.rmtree, home, ignore_errors=True)
-        address = running.enter_context(docker_registry(home))
+        address = running.enter_context(docker_registry(home, in_memory=scene.in_memory))
         for (repository, tag), image in scene.old.items():
             push_http(image, address, repository, tag)
         meter = Meter(address, scene.tally)
@@ -271,9 +272,9 @@ def _check_run(status: int, out: str) -> None:
         raise CrashError(f"status {status}: {out[-2000:]}")
 
 
-def rounds(count: int, seed: int) -> Iterator[Round]:
-    """Do so many rounds; CrashError at the first that is not as it has to be."""
-    with _scene(seed) as scene:
+def rounds(count: int, seed: int, *, in_memory: bool = False) -> Iterator[Round]:
+    """Do so many rounds; CrashError at the first that is not as it has to be. `in_memory`: what registries hold."""
+    with _scene(seed, in_memory) as scene:
         whole: dict[int, int] = {}
         for number in range(1, count + 1):
             dice = random.Random(seed * 1_000_003 + number)
