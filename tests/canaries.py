@@ -8,6 +8,7 @@ writings, compressed or not; nothing else is taken for one.
 from __future__ import annotations
 
 import base64
+import functools
 import hashlib
 import json
 import os
@@ -49,12 +50,23 @@ def writings(secret: str) -> Iterator[tuple[str, str]]:
         yield "base64", whole.replace("+", "-").replace("/", "_")
 
 
+@functools.lru_cache(maxsize=256)  # the same ones are made in many tests
+def _parts(secret: str) -> list[tuple[str, int, frozenset[bytes]]]:
+    """Return what says enough of a secret: of each kind of writing all parts of its size."""
+    found: dict[str, set[bytes]] = {}
+    for kind, text in writings(secret):
+        size = _ENOUGH.get(kind, LEAST)
+        parts = (text[at : at + size].encode("utf-8", "surrogatepass") for at in range(len(text) - size + 1))
+        found.setdefault(kind, set()).update(parts)
+    return [(kind, _ENOUGH.get(kind, LEAST), frozenset(parts)) for kind, parts in found.items()]
+
+
 class Canaries:
     """All canaries of a test, by place; what servers hand out is added on the way."""
 
     def __init__(self) -> None:
         self.places: dict[str, str] = {}
-        self._parts: dict[bytes, tuple[str, str]] = {}
+        self._parts: list[tuple[str, str, frozenset[bytes]]] = []
         self._sizes: dict[int, set[bytes]] = {size: set() for size in (LEAST, *_ENOUGH.values())}
 
     def make(self, place: str, joint: str = "/", blocks: int = 4) -> str:
@@ -68,12 +80,9 @@ class Canaries:
         if self.places.get(place) == secret:
             return secret
         self.places[place] = secret
-        for kind, text in writings(secret):
-            size = _ENOUGH.get(kind, LEAST)
-            for at in range(len(text) - size + 1):
-                part = text[at : at + size].encode("utf-8", "surrogatepass")
-                self._parts.setdefault(part, (place, kind))
-                self._sizes[size].add(part)
+        for kind, size, parts in _parts(secret):
+            self._parts.append((place, kind, parts))
+            self._sizes[size] |= parts
         return secret
 
     def found(self, text: bytes) -> dict[str, str]:
@@ -85,9 +94,10 @@ class Canaries:
                 if known.isdisjoint(map(each.__getitem__, map(slice, range(len(ends)), ends))):
                     continue  # a call for each place takes three times as long
                 for at in range(len(each) - size + 1):
-                    if (hit := self._parts.get(each[at : at + size])) is not None and hit[0] not in seen:
+                    if (part := each[at : at + size]) in known:
+                        place, kind = next((place, kind) for place, kind, parts in self._parts if part in parts)
                         around = each[max(0, at - 60) : at + size + 60]
-                        seen[hit[0]] = f"{hit[1]}: {around.decode('latin-1')!r}"
+                        seen.setdefault(place, f"{kind}: {around.decode('latin-1')!r}")
         return seen
 
 
