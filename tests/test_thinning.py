@@ -7,11 +7,13 @@ import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.conftest import pytest_collection_modifyitems
 from tests.fuzzing import fuzz
 from tests.thinning import covering, pairs, thinned
 from tools import check
@@ -61,23 +63,16 @@ def test_what_was_a_parameter_keeps_its_name_and_marks() -> None:
     assert (second.id, [mark.name for mark in second.marks]) == ("second", ["slow", "thorough"])
 
 
-TEST = """
-import pytest
-from tests.thinning import thinned
-
-@pytest.mark.parametrize("one", thinned([("a",), ("a",)]))
-def test_it(one: str) -> None:
-    pass
-"""
-
-
-@pytest.mark.parametrize(("option", "ran"), [((), "1 passed, 1 deselected"), (("--thorough",), "2 passed")])
-def test_an_option_runs_what_was_left_out(tmp_path: Path, option: tuple[str, ...], ran: str) -> None:
-    (tmp_path / "pytest.ini").write_text("[pytest]\nmarkers = thorough")
-    (tmp_path / "test_it.py").write_text(TEST)
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "tests.conftest", "-c", str(tmp_path / "pytest.ini")]
-    done = subprocess.run([*command, str(tmp_path), *option], capture_output=True, text=True, cwd=ROOT, check=False)
-    assert ran in done.stdout, done.stdout
+@pytest.mark.parametrize("is_thorough", [False, True])
+def test_an_option_runs_what_was_left_out(is_thorough: bool) -> None:
+    left: list[Any] = []
+    hook = SimpleNamespace(pytest_deselected=lambda items: left.extend(items))
+    config: Any = SimpleNamespace(getoption={"--thorough": is_thorough}.__getitem__, hook=hook)
+    items: list[Any] = [SimpleNamespace(get_closest_marker={name: True}.get) for name in ("slow", "thorough", "slow")]
+    one, other, third = items
+    pytest_collection_modifyitems(config, items)
+    assert items == ([one, other, third] if is_thorough else [one, third])
+    assert left == ([] if is_thorough else [other])
 
 
 @pytest.mark.parametrize(("arguments", "is_bounded"), [(["-x"], True), (["--thorough", "-x"], False)])
