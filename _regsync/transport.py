@@ -89,11 +89,13 @@ class Gate:
         needs = wants if permit.holds else permit.wants
         if self._queues: self.wake()  # by time alone others may fit by now, and they came first
         if not needs or self._admit(permit, needs): return
-        if permit.holds and not (permit.busy or permit.entered):
+        if permit.holds and not permit.busy:
             if lease is not None: await lease.settle()  # what waits without a permit holds none
+            # Places for what has not gone yet, too: two of two registries would wait for each other's (I8).
+            held = tuple(pacing.Want(host, meters=tuple(meters), within=True) for host, *meters in entered)
             self._give_back(permit)
             # One place for what both name: a second one nobody would leave, and the window would be narrower for good.
-            needs = (*permit.wants, *(want for want in wants if want.place not in begun))
+            needs = (*permit.wants, *(want for want in (*held, *wants) if want.place not in begun))
         waiting, permit.turn = (permit.rank, next(self._arrivals), permit), anyio.Event()
         heapq.heappush(self._queues.setdefault(needs, []), waiting)
         try:

@@ -366,6 +366,32 @@ async def test_work_that_gives_back_its_place_to_wait_takes_one_again() -> None:
     assert is_idle(gate)
 
 
+@pytest.mark.virtual_time
+async def test_two_that_copy_to_and_fro_do_not_wait_for_each_other() -> None:
+    """Each has a place where it writes when its read is refused, and the windows have become narrow meanwhile."""
+    gate = Gate()
+    for host in "ab":
+        gate.limits[host] = Limit(8, (Pace("blob_get upload_body", start=2),))
+    window = {host: Want(host, meters=gate.limits[host].meters_of("app", "blob_get")) for host in "ab"}
+
+    async def copy(source: str, target: str) -> None:
+        async with gate.admitted((Want(source, "read"), Want(target, "write"))) as permit:
+            await gate.take(permit, window[source], window[target])
+            await request(gate, permit, window[source], 1.0, 401)
+            await anyio.sleep(1)  # for a token
+            await request(gate, permit, window[source], 1.0)
+            await request(gate, permit, window[target], 1.0)
+
+    with anyio.fail_after(3600):
+        async with anyio.create_task_group() as group:
+            group.start_soon(copy, "a", "b")
+            group.start_soon(copy, "b", "a")
+            await anyio.sleep(1.5)
+            for host in "ab":
+                gate.limits[host].meters[window[host].meters[0]].width = 1.0
+    assert is_idle(gate)
+
+
 STEPS = st.lists(st.tuples(st.sampled_from(["get", "put", "ask"]), st.booleans()), min_size=1, max_size=5)
 
 
