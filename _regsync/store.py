@@ -120,17 +120,20 @@ class Staging:
         """Have a blob here, pulled once whoever asks; one asker's failure or cancellation is its own. NoRoom where the
         limit, or memory alone without `disk`, has no place for it."""
         self._asked[blob.digest] += 1
-        async with self._pulling.setdefault(blob.digest, anyio.Lock()):
-            if blob.digest in self._memory or blob.digest in self._files: return
-            # What memory has no room for goes to disk: it would have to be read from its source again.
-            if blob.size > SMALL_BLOB or self.make_way(blob.size, evict=not disk) < 0:
-                if not disk: raise NoRoom("memory is full")
-                await self._pull_file(blob, read)
-                return
-            self._memory_size += blob.size
-            try: self._memory[blob.digest] = await read_whole(blob, read)
-            finally:
-                if blob.digest not in self._memory: self._memory_size -= blob.size
+        try:
+            async with self._pulling.setdefault(blob.digest, anyio.Lock()):
+                if blob.digest in self._memory or blob.digest in self._files: return
+                # What memory has no room for goes to disk: it would have to be read from its source again.
+                if blob.size > SMALL_BLOB or self.make_way(blob.size, evict=not disk) < 0:
+                    if not disk: raise NoRoom("memory is full")
+                    return await self._pull_file(blob, read)
+                self._memory_size += blob.size
+                try: self._memory[blob.digest] = await read_whole(blob, read)
+                finally:
+                    if blob.digest not in self._memory: self._memory_size -= blob.size
+        except BaseException:
+            self._asked[blob.digest] -= 1
+            raise
     def make_way(self, size: int = 0, *, evict: bool = True) -> int:
         """Return the room left in memory; what was used least recently goes for it, unless it is to be read."""
         room = _MEMORY_BUDGET - self.parts.in_use * SMALL_BLOB - size

@@ -192,6 +192,18 @@ async def test_memory_alone_keeps_what_was_used_last_and_what_is_still_to_be_rea
     assert [source.reads for source in sources] == [1, 2, 2, 1]
 
 
+async def test_who_asked_in_vain_keeps_nothing_in_memory(staging: Staging, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A source that broke, and was asked again, is over with its second answer: others have that room."""
+    monkeypatch.setattr(store, "_MEMORY_BUDGET", 1500)
+    bodies = [bytes([number]) * 1000 for number in range(2)]
+    with pytest.raises(ContentError):
+        await staging.ensure(described(bodies[0]), Source(bodies[0], breaks_after=0), disk=False)
+    for body in bodies:
+        await staging.ensure(described(body), Source(body), disk=False)
+        with staging.opened(described(body)) as pieces:
+            assert await content(pieces) == body
+
+
 async def test_what_parts_of_others_take_of_the_memory_small_blobs_have_not(tmp_path: Path) -> None:
     """What is kept for later goes for them; what somebody has still to read stays."""
     staging = Staging(str(tmp_path))
