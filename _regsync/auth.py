@@ -420,8 +420,10 @@ class Authenticator:
         if scope and ":" not in scope: self._worded[None] = scope  # ECR Public: `aws`, whatever the repository
         elif scope and (alien or lacking): self._worded[repository, actions] = scope
         if held is not None:
-            del self._tokens[frozenset(held.scopes.items())]
-            self._shown.append(Credential(registry_token=held.value))  # and the answer may repeat it
+            # Nor is an older one tried, which has ended before it: after a second 401 a request has failed.
+            for key, each in [*self._tokens.items()]:
+                if each is held or (each.born <= held.born and self._serves(each, {repository: actions})):
+                    self._shown.append(Credential(registry_token=self._tokens.pop(key).value))  # answers may repeat it
             # "Some registries only look at the first scope": refused before its time, and not as invalid.
             early = self._is_live(held, True) and given.error != "invalid_token"
             alien = alien or (held.wide and (lacking or early))
@@ -441,8 +443,9 @@ class Authenticator:
             # With one scope each there may be thousands, and only the exact one can serve.
             keys = [frozenset(needed.items())] if self._one_scope else [*self._tokens]
             held = [self._tokens[key] for key in keys if key in self._tokens] + self._pending
-            able = (each for each in held if self._serves(each, needed) and self._is_live(each, before_body))
-            token = next(able, None) or await self._ask(needed, before_body)
+            able = [each for each in held if self._serves(each, needed) and self._is_live(each, before_body)]
+            youngest = max(able, key=lambda each: (bool(each.value), each.born), default=None)
+            token = youngest or await self._ask(needed, before_body)
             if token.value: return token.value
             if not token.done.is_set(): await token.done.wait()
             # Without value and error its asker was cancelled, or it covered too much: the first to look again asks.

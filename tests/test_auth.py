@@ -777,6 +777,23 @@ async def test_a_401_drops_that_token_only() -> None:
 
 
 @pytest.mark.anyio
+async def test_a_401_to_a_token_leaves_no_older_one_to_be_refused_too() -> None:
+    """Of those that do not say when they end the youngest is sent: where that has ended, all have."""
+    tokens, clock = Tokens(expires_in=None), Clock()
+    at = await challenged(tokens, USER, clock=clock)
+    assert await at.authorization("team/app", "pull") == "Bearer t1"
+    clock.now += 61
+    assert await at.authorization("team/app", "pull", [("team/other", "pull")], before_body=True) == "Bearer t2"
+    clock.now += 61
+    assert await at.authorization("team/third", "pull") == "Bearer t3"
+    assert await at.authorization("team/app", "pull") == "Bearer t2"
+    assert await at.refused([BEARER], "Bearer t2", "team/app", "pull")
+    assert await at.authorization("team/app", "pull") == "Bearer t4"
+    assert await at.authorization("team/third", "pull") == "Bearer t3", "which does not serve here and may be good"
+    assert len(tokens.asked) == 4
+
+
+@pytest.mark.anyio
 async def test_a_401_to_an_older_token_is_simply_repeated() -> None:
     tokens = Tokens()
     at = await challenged(tokens, USER)
