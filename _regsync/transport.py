@@ -91,7 +91,6 @@ class Gate:
         if not needs or self._admit(permit, needs): return
         if permit.holds and not permit.busy:
             if lease is not None: await lease.settle()  # what waits without a permit holds none
-            # Places for what has not gone yet, too: two of two registries would wait for each other's (I8).
             held = tuple(pacing.Want(host, meters=tuple(meters), within=True) for host, *meters in entered)
             self._give_back(permit)
             # One place for what both name: a second one nobody would leave, and the window would be narrower for good.
@@ -202,8 +201,7 @@ class Transport:
         # Where a registry sends us is to take us for a stranger (I6), even one of ours: no client certificate.
         self.abroad = Pool(partial(self._dial, abroad=True), edge.timeouts)
     def close(self) -> None:
-        self.pool.close()
-        self.abroad.close()
+        for pool in (self.pool, self.abroad): pool.close()
     def begin(self, registries: Collection[Registry]) -> None:
         """Begin another run, with the clients of those of its registries that are what they were."""
         hosts, self._hosts, self._known, self.gate.youngest, self.bytes = self._hosts, {}, {}, 0.0, 0
