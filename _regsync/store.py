@@ -117,8 +117,7 @@ class Staging:
             self._folders.add(folder)
         return folder
     async def ensure(self, blob: Descriptor, read: Reader, *, disk: bool = True) -> None:
-        """Have a blob here, pulled once whoever asks; one asker's failure or cancellation is its own. NoRoom where the
-        limit, or memory alone without `disk`, has no place for it."""
+        """Have a blob here, pulled once; one asker's failure is its own. NoRoom where limit or memory has no place."""
         self._asked[blob.digest] += 1
         try:
             async with self._pulling.setdefault(blob.digest, anyio.Lock()):
@@ -126,7 +125,8 @@ class Staging:
                 # What memory has no room for goes to disk: it would have to be read from its source again.
                 if blob.size > SMALL_BLOB or self.make_way(blob.size, evict=not disk) < 0:
                     if not disk: raise NoRoom("memory is full")
-                    return await self._pull_file(blob, read)
+                    await self._pull_file(blob, read)
+                    return
                 self._memory_size += blob.size
                 try: self._memory[blob.digest] = await read_whole(blob, read)
                 finally:
