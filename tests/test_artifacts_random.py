@@ -19,6 +19,7 @@ from conformance.personas import PERSONAS
 from conformance.samples import Sample
 from tests.attached import Scene
 from tests.ends import virtual
+from tests.thinning import thorough
 
 pytestmark = [pytest.mark.anyio, pytest.mark.virtual_time]
 
@@ -63,7 +64,7 @@ def grown(number: int) -> Family:
     return Family(Sample(image, tuple(attached), tagged), kept=(image.top,))
 
 
-@pytest.mark.parametrize("number", range(40))
+@pytest.mark.parametrize("number", [*range(20), *(thorough(pytest.param(number)) for number in range(20, 40))])
 async def test_whatever_hangs_there_arrives(number: int, tmp_path: Path) -> None:
     dice = random.Random(f"kinds {number}")
     source, target = dice.choice(KINDS), dice.choice(KINDS)

@@ -7,6 +7,7 @@ is audited besides (`tests.ends`), so that no request of a kind that was known t
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from conformance.images import Image, Seed
 from conformance.messages import Answer, Request, Response
 from conformance.server import Server
 from tests.ends import Ran, Start, document, held, run_regsync, tags
+from tests.thinning import thinned
 
 Held = Mapping[str, Mapping[str, Image]]
 
@@ -112,9 +114,7 @@ def manifests(images: Held) -> tuple[int, int]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("registry", REGISTRIES)
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("targets", [1, 3], ids=["one target", "three targets"])
+@pytest.mark.parametrize(("shape", "registry", "targets"), thinned(itertools.product(SHAPES, REGISTRIES, (1, 3))))
 def test_a_cold_run_costs_its_lower_bound_and_the_next_ones_a_question_each(
     tmp_path: Path, serve: Start, shape: str, registry: str, targets: int
 ) -> None:

@@ -26,9 +26,11 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from tests.thinning import thorough
 from tools import hosts
 from tools.hosts import HOSTS, Absent, Failed, Host, Smoke
 
@@ -87,7 +89,14 @@ def test_host(smoke: Smoke, host: Host) -> None:
     pytest.skip("; ".join(reasons))
 
 
-@pytest.mark.parametrize("python", CURRENT[1:], ids=lambda python: python.name)
+def others() -> list[Any]:
+    """Return the interpreters beside the tests' own; those between the oldest and the newest are for a thorough run."""
+    ordered = sorted(CURRENT[1:], key=lambda python: python.version)
+    params = [pytest.param(python, id=python.name) for python in ordered]
+    return [*params[:1], *map(thorough, params[1:-1]), *params[1:][-1:]]
+
+
+@pytest.mark.parametrize("python", others())
 def test_interpreter(smoke: Smoke, python: hosts.Interpreter) -> None:
     """From the sources in the file where it has no tree for this one."""
     smoke.run(PLAIN, python.path)

@@ -38,7 +38,9 @@ def golden() -> dict[str, str]:
 
 def copied() -> list[Any]:
     """Return the names of the valid shapes as parameters."""
-    return [pytest.param(name, marks=pytest.mark.slow if name in LENGTHY else ()) for name in VALID]
+    params = [pytest.param(name, marks=pytest.mark.slow if name in LENGTHY else ()) for name in VALID]
+    # A thousand children, or layers, are thousands of requests that show little new.
+    return [thorough(each) if "1000" in str(each.values[0]) else each for each in params]
 
 
 # The catalogue itself.
@@ -147,8 +149,7 @@ DEFECTS = {"buildkit-cache-index": "entries of an index that are blobs are asked
 OTHER_TYPES = ("unknown-child", "buildkit-cache-index", "oras-manifest", "artifact-manifest")
 
 
-# A thousand children, or layers, are thousands of requests that show little new.
-@pytest.mark.parametrize("name", [thorough(each) if "1000" in each.values[0] else each for each in copied()])
+@pytest.mark.parametrize("name", copied())
 def test_the_program_copies_every_valid_shape(
     name: str, ends: tuple[Server, Server], request: pytest.FixtureRequest
 ) -> None:
