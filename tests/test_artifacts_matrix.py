@@ -25,7 +25,7 @@ from conformance.samples import Sample
 from conformance.server import Server
 from tests.attached import Scene
 from tests.ends import Ran, Start, document, only, run_regsync, tags, virtual
-from tests.thinning import thinned
+from tests.thinning import thinned, thorough
 
 IN_MEMORY = [pytest.mark.anyio, pytest.mark.virtual_time]
 
@@ -231,7 +231,7 @@ def test_at_a_real_registry_clients_find_the_same(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", REAL)
+@pytest.mark.parametrize("name", [name if n % 2 else thorough(pytest.param(name)) for n, name in enumerate(REAL)])
 def test_from_a_real_registry_to_the_api_and_to_another(
     name: str, serve: Start, docker_registries: Callable[..., str], tmp_path: Path
 ) -> None:
