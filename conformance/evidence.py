@@ -208,7 +208,8 @@ class Run:
         self.strays: list[Act] = []
         for act in self.acts:
             self._follow(act)
-        self.commits = self._commits()
+        self.commits = _commits(self.acts)
+        self._stood = _commits(act for act in every if act.entry.begun <= since)
         self.arrivals = self._arrivals()
 
     def select(self, method: str | None = None, kind: str | None = None) -> Iterator[Act]:
@@ -291,7 +292,8 @@ class Run:
             if any(part["digest"] == blob for part in manifest.blobs)
         ]
         commits = [self.commits.get((*repository, digest)) for digest in naming]
-        return any(commit is None or commit.before(act) for commit in commits)
+        stood = any((*repository, digest) in self._stood for digest in naming)
+        return stood or any(commit is None or commit.before(act) for commit in commits)
 
     @staticmethod
     def _moved(act: Act) -> Moved:
@@ -329,15 +331,6 @@ class Run:
         if "location" in act.entry.response_headers and act.entry.status in (202, 204, 416):
             session.locations.append(self._moved(act))
 
-    def _commits(self) -> dict[tuple[str, str, str], Act]:
-        """Return what committed each manifest of this run; what nothing did was there before it."""
-        found: dict[tuple[str, str, str], Act] = {}
-        for act in self.select("PUT", "manifest"):
-            told = act.entry.response_headers.get("docker-content-digest") or act.digest
-            if act.is_success and told:
-                found.setdefault((*act.repository, told), act)
-        return found
-
     def _arrivals(self) -> dict[tuple[str, str, str], Act]:
         """Return what first told the client that a blob or manifest is in a repository."""
         found = dict(self.commits)
@@ -350,6 +343,16 @@ class Run:
                 if (act.entry.ended or 0) < (first.entry.ended or 0):
                     found.update({(*act.repository, digest): act})
         return found
+
+
+def _commits(acts: Iterable[Act]) -> dict[tuple[str, str, str], Act]:
+    """Return what committed each manifest in a run; what nothing did was there before it."""
+    found: dict[tuple[str, str, str], Act] = {}
+    for act in acts:
+        told = act.entry.response_headers.get("docker-content-digest") or act.digest
+        if (act.entry.method, act.entry.kind) == ("PUT", "manifest") and act.is_success and told:
+            found.setdefault((*act.repository, told), act)
+    return found
 
 
 def _challenges(act: Act) -> Iterator[Challenge]:

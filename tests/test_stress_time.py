@@ -49,7 +49,7 @@ SEEDS = [int(part) for part in os.environ.get("STRESS", "0:10").split(":")]
 Wanted = dict[tuple[int, str, str], Image]
 
 
-class _Ill:
+class Ill:
     """What a registry does wrong, each request only so often."""
 
     def __init__(self, place: Place, random: Random, share: float, most: int) -> None:
@@ -175,7 +175,7 @@ async def test_no_run_stands_still(number: int, tmp_path: Path) -> None:
         text, wanted = scene_of(random, pool(random, seed), places, names, seed)
         file = tmp_path / "mirror.yaml"
         file.write_text(text)
-        ills = [_Ill(place, Random(random.random()), share, random.choice([1, 3, 8])) for place in places]
+        ills = [Ill(place, Random(random.random()), share, random.choice([1, 3, 8])) for place in places]
 
         async def run() -> Ran:
             with anyio.fail_after(PATIENCE):

@@ -1,0 +1,320 @@
+"""Syncs at random that are stopped at any instant, and watches through whatever comes and goes, on a clock that jumps.
+
+The scenes are those of `test_stress_time`, half of their registries behind tokens that expire in the middle. A run
+that gets a signal ends in the time that it may take, says what it did, leaves nothing half at a target, and the
+next one that is left alone completes it. A watch whose registries fail and recover, whose tags move and whose
+configuration changes converges once all is well, at the cost of a cycle without news. Whatever happened, what is
+held for a request, for a place in a window or for a blob is given back when a run ends.
+
+    STOPS=1000:500 pytest tests/test_stress_stopped.py      five hundred other seeds
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import signal
+from collections import Counter
+from pathlib import Path
+from random import Random
+from typing import Any
+from unittest import mock
+
+import anyio
+import pytest
+from trio._core import _run
+
+from _regsync import providers, sync
+from _regsync.sync import DRAIN_SECONDS
+from _regsync.transport import Transport
+from conformance.audit import audit, latest, report
+from conformance.images import Image, Seed
+from conformance.memory import Place
+from conformance.messages import Answer, Request, error
+from conformance.tokens import TokenService
+from tests.ends import Ran, Virtual, held, virtual
+from tests.test_signals import stopped_at
+from tests.test_stress import NOT_YET, pool
+from tests.test_stress_time import PATIENCE, Ill, Wanted, app_of, narrow, places_of, scene_of
+
+pytestmark = [pytest.mark.anyio, pytest.mark.virtual_time, pytest.mark.slow]
+
+SEEDS = [int(part) for part in os.environ.get("STOPS", "0:4").split(":")]
+NUMBERS = pytest.mark.parametrize("number", range(SEEDS[0], SEEDS[0] + SEEDS[1]))
+
+
+class Noted(sync.Run):
+    """A run that is looked at when it has ended, however that was."""
+
+    ended: list[Noted]
+    world: Virtual
+    # Whether lines are cut under it: who cannot have heard an answer asks again.
+    is_cut = False
+    over: anyio.Event
+
+    async def sync(self, stop: anyio.Event) -> None:
+        self.began = anyio.current_time()
+        try:
+            with anyio.fail_after(PATIENCE):
+                await super().sync(stop)
+        finally:
+            check_idle(self._transport)
+            check_let_go(self)
+            self.ended.append(self)
+            self.over.set()
+            sites, since = self.world._sites(), self.world._since
+            if not self.is_cut:
+                self.world.check_so_far(1)
+            elif findings := audit(sites, since=since, kinds=("protocol", "safety"), remembered=True):
+                raise AssertionError(report(findings))
+            self.world._since = latest(sites)
+
+
+@pytest.fixture
+def ended(monkeypatch: pytest.MonkeyPatch, number: int) -> list[Noted]:
+    """Return the list into which go the runs of this test; what is ready at once goes in an order of its number."""
+    monkeypatch.setattr(_run, "_ALLOW_DETERMINISTIC_SCHEDULING", True)
+    _run._r.seed(number)
+    monkeypatch.setattr(sync, "Run", Noted)
+    Noted.ended, Noted.is_cut = [], False
+    return Noted.ended
+
+
+def check_idle(transport: Transport) -> None:
+    """Nobody has a permit, a place in a window or a stream, and nobody waits for one."""
+    for limit in transport.gate.limits.values():
+        assert (limit.in_use, limit.bodies, limit.large) == (0, 0, {"read": 0, "write": 0})
+        assert not any(meter.inside for meter in limit.meters.values())
+    assert not any(transport.gate._queues.values())
+    assert not transport.streams
+    assert not any(host.first_contact.locked() for host in transport._hosts.values())
+    assert not any(host.authenticator._pending for host in transport._hosts.values())
+
+
+def check_let_go(run: Noted) -> None:
+    """What was held for a blob is free; nothing is left to do unless the run was interrupted."""
+    staging, execution, claims = run._staging, run.execution, run.execution._claims
+    assert staging._pulled_size == 0
+    assert not +staging._readers
+    assert not any(lock.locked() for lock in staging._pulling.values())
+    if run._report.interrupted:
+        return
+    assert not execution.images
+    assert not execution.pending
+    assert not execution._ready
+    assert execution._slots == 0
+    assert (claims._places, claims._leads, claims._trials) == ({}, {}, {})
+    assert not +staging._asked
+    assert not run._asking
+    assert not +run._workers
+    mover = execution._mover
+    assert all(event.is_set() for event in (*mover._accepted.values(), *mover._tried.values()))
+
+
+def lock_up(places: list[Place], random: Random) -> None:
+    """Put half of the registries behind tokens that end early, and do not always say so."""
+    for place in places:
+        if random.random() < 0.5:
+            life = random.choice([60.0, 300.0])
+            told = int(life) if random.random() < 0.5 else None
+            app_of(place).auth = TokenService(
+                grants=lambda user, access: True, expires_in=told, lifetime=life, now=anyio.current_time
+            )
+
+
+def check_outcomes(ran: Ran, places: list[Place], wanted: Wanted) -> None:
+    """Every image has one end at most, and no tag at a target names what is not whole."""
+    outcomes, tags = [each["target"] for each in ran.images], sum(":" not in tag for _, _, tag in wanted)
+    assert len({*outcomes}) == len(outcomes), "no image has two outcomes"
+    assert "INTERNAL_ERROR" not in {each["error"]["code"] for each in ran.images if each["error"]}
+    assert "Traceback" not in ran.err
+    assert ran.report["interrupted"] or len(outcomes) == tags or any(each.endswith(":*") for each in outcomes)
+    for (n, to, tag), image in wanted.items():
+        there = app_of(places[n]).repositories.get(to)
+        assert there is None or tag not in there.tags or held(places[n], to, image)
+
+
+@pytest.mark.provokes(*NOT_YET, "mount_refused_again", "token_twice", "absent_tag_asked")
+@NUMBERS
+async def test_a_run_that_is_stopped_ends_in_time_and_the_next_completes_it(
+    number: int, tmp_path: Path, ended: list[Noted]
+) -> None:
+    random = Random(number)
+    share = random.choice([0, 0.1, 0.3])
+    async with virtual(chance=random.random()) as world:
+        Noted.world, Noted.over = world, anyio.Event()
+        places, names = places_of(world, random)
+        lock_up(places, random)
+        seed = Seed(number)
+        text, wanted = scene_of(random, pool(random, seed), places, names, seed)
+        ills = [Ill(place, Random(random.random()), share, random.choice([1, 3, 8])) for place in places]
+        file = tmp_path / "mirror.yaml"
+        file.write_text(text)
+
+        async def run() -> Ran:
+            return await world.run("sync", "--json", "-q", "-c", str(file))
+
+        with mock.patch.dict(providers.ROWS, narrow(random)):  # type: ignore[arg-type]
+            for _ in range(random.randint(1, 3)):
+                which, at = random.choice([signal.SIGINT, signal.SIGTERM]), 10 ** random.uniform(-1.5, 1.7)
+                again = [at + random.choice([0.1, 1, 20]) * random.uniform(0.01, 1)] * (random.random() < 0.3)
+                async with stopped_at(at, *again, number=which):
+                    ran = await run()
+                await anyio.sleep(60)
+                assert not any(place.open_connections() for place in places)
+                check_outcomes(ran, places, wanted)
+                assert not ran.report["interrupted"] or ran.status == 128 + which
+                assert ran.report["interrupted"] or ran.status in (0, 1, 2)
+                if ran.seconds > at:
+                    assert ran.seconds < (again[0] + 0.01 if again else at + DRAIN_SECONDS + 2)
+                    assert ended[-1].execution.draining
+            for each in ills:
+                each.on = False
+            ran = await run()
+            check_outcomes(ran, places, wanted)
+            assert (ran.status, ran.failed) == (0, [])
+            assert all(held(places[n], to, image) for (n, to, _), image in wanted.items())
+            assert {*(await run()).statuses()} <= {"skipped"}
+
+
+class _Times:
+    """A watch in good and bad times: what its registries and its operator do."""
+
+    def __init__(self, places: list[Place], random: Random, file: Path, text: str, wanted: Wanted) -> None:
+        self.places, self.wanted, self._random, self._file = places, wanted, random, file
+        self._whole: dict[str, Any] = json.loads(text)
+        self._left = Counter[Place]()
+
+    def strict(self, request: Request) -> Answer | None:
+        """Now and then ask for a pause that no run waits for."""
+        if self._random.random() > 0.01:
+            return None
+        wait = [("Retry-After", str(self._random.choice([40, 200, 600])))]
+        return error(self._random.choice([429, 503]), "TOOMANYREQUESTS", "later", headers=wait)
+
+    def fail(self) -> None:
+        self._random.choice(self.places).fail(self._random.choice(["refused", "silent"]))
+
+    def recover(self) -> None:
+        for place in self.places:
+            place.recover()
+
+    def cut(self) -> None:
+        self._random.choice(self.places).reset_connections()
+
+    def revoke(self) -> None:
+        for place in self.places:
+            if isinstance(auth := app_of(place).auth, TokenService):
+                auth.revoke()
+
+    def move(self, image: Image) -> None:
+        """Let a tag name another image."""
+        rule = self._random.choice(self._whole["mappings"])
+        name, number = rule["from"], int(rule["source"][1:])
+        app = app_of(self.places[number])
+        tag = self._random.choice([tag for tag in app.repositories[name].tags if tag.startswith("t")])
+        image.load_into(app, name, tag=tag)
+        for each in self._whole["mappings"]:
+            if (each["from"], each["source"]) == (name, rule["source"]):
+                self.wanted.update({(int(alias[1:]), each["to"], tag): image for alias in each["targets"]})
+
+    def write(self, *, whole: bool = False) -> None:
+        """Write the configuration, or one that has only some of the mappings and other limits."""
+        rules = self._whole["mappings"]
+        rules = rules if whole else self._random.sample(rules, self._random.randint(0, len(rules)))
+        ends = {alias: dict(each) for alias, each in self._whole["registries"].items()}
+        if not whole:
+            ends[self._random.choice([*ends])]["max_concurrent"] = self._random.choice([2, 5])
+        self._file.write_text(json.dumps({**self._whole, "mappings": rules, "registries": ends}))
+
+    def warm(self) -> dict[str, int]:
+        """Return what a cycle without news asks for."""
+        asked, listed = Counter[str](), set[tuple[str, str]]()
+        for rule in self._whole["mappings"]:
+            tags = app_of(self.places[int(rule["source"][1:])]).repositories[rule["from"]].tags
+            asked["HEAD manifest"] += sum(tag.startswith("t") for tag in tags) * (1 + len(rule["targets"]))
+            listed |= {(rule["source"], rule["from"])} if rule["tags"]["glob"] == "*" else set()
+        return {**asked, **({"GET tag_list": len(listed)} if listed else {})}
+
+
+def asked(places: list[Place]) -> Counter[str]:
+    """Count what was asked so far, but for logins: a token that does not say when it ends is used until a 401."""
+    entries = [each for place in places for each in place.journal.entries]
+    return Counter(f"{each.method} {each.kind}" for each in entries if each.kind != "token" and each.status != 401)
+
+
+@pytest.mark.provokes(*NOT_YET, "mount_refused_again", "token_twice", "absent_tag_asked")
+@NUMBERS
+async def test_a_watch_converges_when_all_is_well(number: int, tmp_path: Path, ended: list[Noted]) -> None:
+    random = Random(number)
+    share, seed = random.choice([0, 0.1, 0.3]), Seed(number)
+    images = pool(random, seed)
+    async with virtual(chance=random.random()) as world:
+        Noted.world, Noted.over = world, anyio.Event()
+        Noted.is_cut = True
+        places, names = places_of(world, random)
+        lock_up(places, random)
+        text, wanted = scene_of(random, images, places, names, seed)
+        # When artifacts are looked at again is the schedule's, and no part of what a cycle costs at least.
+        text = json.dumps({**json.loads(text), "defaults": {"artifacts": {"enabled": False}}})
+        wanted = {key: image for key, image in wanted.items() if ":" not in key[2]}
+        file = tmp_path / "mirror.yaml"
+        file.write_text(text)
+        times = _Times(places, random, file, text, wanted)
+        ills = [Ill(place, Random(random.random()), share, random.choice([1, 3, 8])) for place in places]
+        for place, ill in zip(places, ills, strict=True):
+            app_of(place).intercept = _both(times, ill)
+
+        async def cycles(count: int) -> None:
+            """Let so many more cycles begin and end."""
+            since, began = len(ended), anyio.current_time()
+            while sum(each.began >= began for each in ended[since:]) < count:
+                Noted.over = anyio.Event()
+                await Noted.over.wait()
+            await anyio.sleep(1)
+
+        async def play() -> None:
+            for _ in range(random.randint(3, 10)):
+                await anyio.sleep(random.choice([0.05, 1, 10, 200]) * random.random())
+                steps = [times.fail, times.recover, times.recover, times.cut, times.revoke, times.write]
+                random.choice([*steps, lambda: times.move(random.choice(images))])()
+                if random.random() < 0.3:
+                    signal.raise_signal(signal.SIGHUP)
+            times.recover()
+            times.write(whole=True)
+            for each in ills:
+                each.on = False
+            await anyio.sleep(600)
+            await cycles(1)
+            Noted.is_cut = False
+            await cycles(1)
+            lacking = [key for key, image in wanted.items() if not held(places[key[0]], key[1], image)]
+            assert not lacking
+            before = asked(places)
+            await cycles(1)
+            assert asked(places) - before == times.warm()
+            signal.raise_signal(signal.SIGTERM)
+
+        arguments = ("watch", "-c", str(file), "--interval", "300", "--health-port", "0", "--json")
+        with mock.patch.dict(providers.ROWS, narrow(random)):  # type: ignore[arg-type]
+            async with anyio.create_task_group() as tasks:
+                tasks.start_soon(play)
+                ran = await world.run(*arguments)
+                tasks.cancel_scope.cancel()
+        assert ran.status == 0
+        assert "Traceback" not in ran.err
+        *_, last = map(json.loads, ran.out.splitlines())
+        assert {each["status"] for each in last["images"]} <= {"skipped"}
+        transport = ended[-1]._transport
+        assert len(transport._hosts) <= len(places)
+        assert len(transport._closed) <= 3 * len(places)
+        for older, newer in itertools.pairwise(ended):
+            assert older._transport is newer._transport
+
+
+def _both(times: _Times, ill: Ill) -> Any:
+    async def intercept(request: Request) -> Answer | None:
+        return (times.strict(request) if ill.on else None) or await ill._intercept(request)
+
+    return intercept
