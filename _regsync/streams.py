@@ -69,6 +69,8 @@ class SocketStream:
         self._keep: Callable[[object], None] | None = None
     def secure(self, context: Any, host: str) -> SocketStream:
         """Begin TLS, with the session of an earlier connection where there is one: no certificates are sent then."""
+        if code := self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+            raise OSError(code, os.strerror(code))  # of a connection that is gone `wrap_socket` loses the descriptor
         sessions = getattr(context, "sessions", {})
         self._socket = context.wrap_socket(self._socket, server_hostname=host, do_handshake_on_connect=False,
             session=sessions.get(host))

@@ -143,6 +143,7 @@ class Host:
         self.reopens = -math.inf  # when a later run may ask it again
         # What could not be asked since an answer came, after which repetitions of one request are one failure.
         self.known, self.unreached, self.first_contact = False, set[str](), anyio.Lock()
+        self.used = True  # since the last run began
         self.resumes = True  # until a status GET on the session of a broken upload fails
         told = f"if it serves HTTPS, write {self.origin._replace(scheme='https')} as its url"
         self.secure = told if registry.scheme == "http" else None
@@ -212,7 +213,8 @@ class Transport:
                 self.gate.limits.pop(host.key, None)
                 self.pool.close(origin=host.origin)
                 continue
-            self._hosts[key] = host
+            if not host.used: continue  # its login has been replaced
+            self._hosts[key], host.used = host, False
             self._known.setdefault(host.origin[:3], host)
             host.authenticator.begin()
             if host.stopped is not None and host.reopens <= anyio.current_time():
@@ -243,7 +245,7 @@ class Transport:
         if key not in self._hosts:
             self._hosts[key] = host = Host(self, registry, credential)
             self._known.setdefault(host.origin[:3], host)
-        if stopped is not None: self._hosts[key].stopped = stopped
+        self._hosts[key].used, self._hosts[key].stopped = True, stopped or self._hosts[key].stopped
         # A quarter for each side, since more registries than two may be in use; some files are ours.
         cap = min(registry.max_concurrent or pacing.DEFAULT_CONCURRENCY, max(2, (edge.open_files - 24) // 4))
         row = ROWS[registry.kind]

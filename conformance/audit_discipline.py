@@ -138,7 +138,8 @@ def subject_after_referrer(run: Run) -> Iterator[tuple[Act, ...]]:
     for (place, name, digest), act in run.commits.items():
         held = run.repositories(place).get(name)
         manifest = held.manifests.get(digest) if held else None
-        subject = run.commits.get((place, name, manifest.subject or "")) if manifest else None
+        key = (place, name, (manifest and manifest.subject) or "")
+        subject = None if key in run.stood else run.commits.get(key)
         if subject is not None and not subject.before(act):
             yield act, subject
 

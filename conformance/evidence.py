@@ -209,7 +209,7 @@ class Run:
         for act in self.acts:
             self._follow(act)
         self.commits = _commits(self.acts)
-        self._stood = _commits(act for act in every if act.entry.begun <= since)
+        self.stood = _commits(act for act in every if act.entry.begun <= since)
         self.arrivals = self._arrivals()
 
     def select(self, method: str | None = None, kind: str | None = None) -> Iterator[Act]:
@@ -292,7 +292,7 @@ class Run:
             if any(part["digest"] == blob for part in manifest.blobs)
         ]
         commits = [self.commits.get((*repository, digest)) for digest in naming]
-        stood = any((*repository, digest) in self._stood for digest in naming)
+        stood = any((*repository, digest) in self.stood for digest in naming)
         return stood or any(commit is None or commit.before(act) for commit in commits)
 
     @staticmethod

@@ -154,3 +154,26 @@ def test_every_mistake_is_a_sentence() -> None:
         assert name == name.lower()
         assert " " in text
         assert not text.endswith(".")
+
+
+def test_what_an_earlier_run_put_may_be_named_before_it_is_put_again(app: App) -> None:
+    """By what refers to it, and by a mount from where it is; a run that puts it first has it later."""
+    seed = Seed(1)
+    image = seed.image()
+    referrer = seed.artifact(image)
+
+    def hang() -> None:
+        blob = next(iter(image.blobs))
+        app.request("POST", f"/v2/other/blobs/uploads/?mount={blob}&from=app")
+        put(app, referrer, referrer.top)
+        app.request("PUT", "/v2/app/manifests/v2", [("content-type", image.media_type)], image.body)
+
+    put(app, image, "v1")
+    since = latest({PLACE: app})
+    hang()
+    wrong = {"subject_after_referrer", "mount_uncommitted"}
+    assert not wrong & names(app, since=since, remembered=True)
+    app.repositories["app"].manifests.clear()
+    app.journal.clear()
+    hang()
+    assert wrong <= names(app)

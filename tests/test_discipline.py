@@ -289,6 +289,7 @@ def test_what_an_earlier_run_brought_is_mounted_and_not_read_again(tmp_path: Pat
     assert target.journal.summary() == {"HEAD manifest": 1, "POST upload_start": 3, "PUT manifest": 1}
 
 
+@pytest.mark.provokes("upload_without_mount")  # decided just before another repository had it
 def test_a_registry_that_never_mounts_is_asked_once_and_not_by_the_next_run(tmp_path: Path, serve: Start) -> None:
     source, target = serve(), serve(single_post=False, mounts=False)
     images = several(Seed(12))

@@ -329,6 +329,20 @@ async def test_failed_handshake_has_words(
 
 
 @pytest.mark.anyio
+async def test_a_connection_that_is_reset_before_the_handshake_leaves_nothing(client_context: ssl.SSLContext) -> None:
+    """CPython moves the descriptor into the new object before it looks whether anybody is there."""
+    with serving(reset) as port:
+        own = socket.create_connection((HOST, port))
+    assert select.select([own], [], [], 10)[0]
+    stream = SocketStream(own)
+    with pytest.raises(ConnectFailed, match="reset") as caught:
+        await streams.start_tls(stream, client_context, HOST, Timeouts())
+    stream.close()
+    assert own.fileno() == -1
+    assert caught.value.retryable
+
+
+@pytest.mark.anyio
 async def test_certificate_that_is_not_trusted_has_words(server_context: ssl.SSLContext) -> None:
     with serving(tls_server(server_context, tls_answer)) as port:
         stranger = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)

@@ -164,7 +164,7 @@ def narrow(random: Random) -> dict[providers.Kind, Any]:
 
 
 @pytest.mark.slow
-@pytest.mark.provokes(*NOT_YET, "mount_refused_again", "absent_tag_asked")
+@pytest.mark.provokes(*NOT_YET, "mount_refused_again", "absent_tag_asked", "own_manifest_asked")
 @pytest.mark.parametrize("number", range(SEEDS[0], SEEDS[0] + SEEDS[1]))
 async def test_no_run_stands_still(number: int, tmp_path: Path) -> None:
     random = Random(number)
