@@ -195,17 +195,15 @@ class Mover:
         self._accepted.setdefault(upload.repository.key, anyio.Event())
         if known is None and keep is None:
             parts = -(-min(blob.size, upload.repository.row.put_limit or 0) // SMALL_BLOB)
-            async with self._admitted((reading, write, *parts * (pacing.Want(_PARTS),)), rank) as permit:
+            async with self._admitted((reading, write, *parts * (pacing.Want(_PARTS),)), rank, upload.lease) as permit:
                 if begun := await self._begin(upload, step): return begun
                 await self._transport.gate.take(permit, draws, put, lease=upload.lease)
                 self._staging.make_way()
                 async with relay.opened(upload.offset): return await self._send(upload, relay)
-        async with self._admitted((pacing.Want(host),), rank):
-            begun = await self._begin(upload, step)
-            await upload.lease.settle()
+        async with self._admitted((pacing.Want(host),), rank, upload.lease): begun = await self._begin(upload, step)
         while begun is None:
             if known is None: await self._staging.ensure(blob, read, disk=keep == "disk")
-            async with self._admitted((write._replace(meters=put.meters),), rank):
+            async with self._admitted((write._replace(meters=put.meters),), rank, upload.lease):
                 memory = None if known is None else nullcontext(MemoryPieces(known, upload.offset))
                 with memory or self._staging.opened(blob, upload.offset) as body:
                     begun = await self._send(upload, body) if body else None
@@ -240,7 +238,7 @@ class Mover:
         body = await read_whole(blob, read) if body is None else body
         upload.blob = blob._replace(data=body)  # what is sent again is not read again
         rank = -1.0 if self._knowledge.fact(f"whole {host}") is None else rank  # others wait for this answer
-        async with self._admitted((pacing.Want(host, "write"),), rank):
+        async with self._admitted((pacing.Want(host, "write"),), rank, upload.lease):
             self._check_open(upload.repository.key)
             with _answered(): done = await upload.whole(body)
             if not done and not upload.session: await upload.start()

@@ -70,14 +70,17 @@ class Gate:
         # What a task holds: its request at a registry that it holds a permit of takes no other.
         self.at_work: ContextVar[_Permit | None] = ContextVar("at work", default=None)
     @asynccontextmanager
-    async def admitted(self, wants: tuple[pacing.Want, ...], rank: float | None = None) -> AsyncIterator[_Permit]:
-        """Hold the permits for `wants` inside the block; the lowest `rank` goes first, by default the youngest's."""
+    async def admitted(self, wants: tuple[pacing.Want, ...], rank: float | None = None,
+            lease: Lease | None = None) -> AsyncIterator[_Permit]:
+        """Hold the permits for `wants` inside the block; the lowest `rank` goes first, by default the youngest's. Who
+        comes next finds the connection of `lease` in the pool."""
         self.youngest = max(self.youngest, rank or 0.0)
         permit = _Permit(wants, self.youngest if rank is None else rank)
         outer = self.at_work.set(permit)
         try:
             await self.take(permit)
             yield permit
+            if lease is not None: await lease.settle()
         finally:
             self.at_work.reset(outer)
             self._give_back(permit)
