@@ -268,7 +268,9 @@ async def test_a_registry_that_asks_to_wait_longer_than_an_interval_is_left_alon
         stage.write({"from": "app", "tags": tags("v1")})
         stage.target.app.faults.on("POST", "upload_start").first().status(429, retry_after=1000)
         ran = await stage.watch(None, None, None, None, interval=400)
-        assert [target.get("POST upload_start", 0) for _, target in stage.asked] == [3, 0, 0, 3, 0]
+        first, second, third, fourth, fifth = [target.get("POST upload_start", 0) for _, target in stage.asked]
+        assert (first, second, third, fifth) == (3, 0, 0, 0)
+        assert fourth in (1, 2, 3), "a blob that arrived beside the refused one is not sent again"
         assert len(lines(ran, "failed ")) == 1
         assert held(stage.target, "app", image)
 
