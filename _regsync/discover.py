@@ -216,7 +216,7 @@ class Discovery:
             dict[str, oci.Manifest]]:
         """Apply the platform filter (specification section 1.1): the root to push, trimmed indexes below."""
         wanted, nested = mapping.platforms, dict[str, oci.Manifest]()
-        if not wanted or not top.is_index:
+        if not wanted or not top.is_index or (top.layers and not top.children):
             if wanted: self.say("debug", "no_index", f"{source}: not an index, copied whatever the platform filter")
             return top, nested
         await self._tree(source, top.digest, top, nested, lambda entry: not entry.is_index)

@@ -23,6 +23,9 @@ ACCEPT_MANIFESTS = ", ".join(_INDEX_TYPES + _IMAGE_TYPES)
 _GENERIC_TYPES = ("", "application/json", "application/octet-stream", "text/plain")
 # Layers that are not to be pushed (protocol-facts.md section 1.6): by media type, never by the presence of `urls`.
 _FOREIGN = ("application/vnd.oci.image.layer.nondistributable.", "application/vnd.docker.image.rootfs.foreign.")
+# What an index of BuildKit's older cache names in place of manifests; other tools take the rest for manifests too.
+_BLOBS = ("application/vnd.oci.image.layer.", "application/vnd.docker.image.rootfs.",
+    "application/vnd.buildkit.cacheconfig.")
 _MAX_DESCRIPTORS = 10_000  # 4 MiB hold about 30,000; so many have not been seen
 _MAX_JSON_DEPTH = 64  # design.md section 4
 MAX_INDEX_DEPTH = 4  # indexes within indexes, the top one counted (protocol-facts.md section 1.5)
@@ -122,6 +125,8 @@ class Descriptor(NamedTuple):
     @property
     def is_index(self) -> bool: return self.media_type in _INDEX_TYPES
     @property
+    def is_blob(self) -> bool: return self.media_type.startswith(_BLOBS) or self.media_type in IMAGE_CONFIGS
+    @property
     def attests(self) -> str | None:
         """The digest of the sibling that this entry is BuildKit's attestation of."""
         unknown = self.platform == Platform("unknown", "unknown")
@@ -199,9 +204,10 @@ def _collect(document: dict[str, Any], media_type: str, digest: str, body: bytes
         if sizes.setdefault(entry.digest, entry.size) != entry.size:
             raise ContentError(f"the document gives two sizes for {entry.digest}")
     config = read.get("config")
+    named = [(where, entry) for where, entry in read.items() if "[" in where]
+    children = tuple(entry for where, entry in named if where.startswith("manifests") and not entry.is_blob)
     # `blobs` are the layers of the old ORAS artifact manifest.
-    layers = tuple(entry for where, entry in read.items() if where.startswith(("layers", "blobs")))
-    children = tuple(entry for where, entry in read.items() if where.startswith("manifests"))
+    layers = tuple(entry for where, entry in named if entry.is_blob or not where.startswith("manifests"))
     return Manifest(media_type, digest, body, media_type in _INDEX_TYPES or bool(children), config, layers, children,
         read.get("subject"), _field(document, "artifactType", str) or (config.media_type if config else None),
         _annotations(document))
@@ -290,14 +296,15 @@ def trim_index(index: Manifest, wanted: Sequence[Platform], nested: Mapping[str,
     return _Trimmed(manifest, below_it, frozenset(matched), tuple(available))
 def _rewritten(index: Manifest, chosen: Sequence[Descriptor | None]) -> Manifest:
     document = _load(index.body, "the index cannot be trimmed", _refuse)
-    kept = [(entry, keep) for entry, keep in zip(document["manifests"], chosen, strict=True) if keep]
+    entries = [entry for entry in document["manifests"] if not _descriptor(entry, "manifests").is_blob]
+    kept = [(entry, keep) for entry, keep in zip(entries, chosen, strict=True) if keep]
     for entry, keep in kept:
         if keep.digest != entry["digest"]:
             entry.update(digest=keep.digest, size=keep.size)
             entry.pop("data", None)  # the content of the untrimmed index
     document["manifests"] = [entry for entry, _ in kept]
     body = _written(document)
-    return index._replace(body=body, digest=digest_of(body), children=tuple(filter(None, chosen)))
+    return index._replace(body=body, digest=digest_of(body), layers=(), children=tuple(filter(None, chosen)))
 def _written(document: dict[str, Any]) -> bytes:
     try: return json.dumps(document, ensure_ascii=False, separators=(",", ":")).encode("utf-8")
     except UnicodeEncodeError as error:

@@ -241,7 +241,7 @@ class Referrers:
                 added |= {each.digest for each in lacking}
                 whole = self._lists[source.key, subject].answer
                 copied = whole[0].fallback if whole and held is None else None
-                if copied is None or {each.digest for each in copied.children} != added:
+                if copied is None or {each.digest for each in copied.names} != added:
                     copied = oci.list_referrers(held, lacking)
                 await target.put_manifest(tag, copied)
                 if await target.head_manifest(tag) == copied.digest:

@@ -20,6 +20,7 @@ from conformance.images import Image, Seed, fetch_http, identical, push_http
 from conformance.messages import digest_of
 from conformance.proxy import Proxy
 from conformance.registries import HTPASSWD, PASSWORD, USER, skopeo
+from conformance.shapes import shapes
 from tests.ends import Start, basic, only, run_regsync
 
 Registries = Callable[..., str]
@@ -121,6 +122,19 @@ def test_within_one_registry_blobs_are_mounted(docker_registry: str, seed: Seed)
     assert identical(fetch_http(docker_registry, "b/c", "v1"), image.contents())
     assert only(ran.images)["blobs"] == {"transferred": 0, "mounted": 2, "skipped": 0}
     assert "blob_get" not in ran.totals["requests"][docker_registry]
+
+
+@pytest.mark.slow
+def test_an_index_of_blobs_is_taken(docker_registries: Registries) -> None:
+    """BuildKit's older cache, whose entries are no manifests."""
+    source, target = docker_registries(), docker_registries()
+    image = shapes()["buildkit-cache-index"].build().image
+    push_http(image, source, "app", "v1")
+    first, second = copy(source, target), copy(source, target)
+    assert (first.statuses(), second.statuses()) == (["synced"], ["skipped"])
+    assert only(first.images)["blobs"] == {"transferred": 3, "mounted": 0, "skipped": 0}
+    again = copy(target, docker_registries())
+    assert (again.status, again.totals["bytes"]) == (0, first.totals["bytes"])
 
 
 @pytest.mark.slow

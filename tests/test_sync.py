@@ -17,9 +17,10 @@ import pytest
 from _regsync import transport
 from _regsync.errors import ProtocolBroken
 from conformance.app import App
-from conformance.images import EMPTY_CONFIG, Image, Seed, encode
+from conformance.images import EMPTY_CONFIG, Image, Seed, compose_index, encode
 from conformance.messages import Answer, Request, Response, digest_of, error
 from conformance.server import Server
+from conformance.shapes import shapes
 from conformance.tokens import TokenService
 from tests.ends import Start, copy, held, only, run_regsync, sync, tags, until_blank_line
 
@@ -254,6 +255,34 @@ def test_a_single_image_is_copied_whatever_the_filter(source: Server, target: Se
     image = seed.image().load_into(source.app, "app", tag="v1")
     assert copy(source, target, "app:v1", None, "--platform", "plan9/mips").status == 0
     assert held(target, "app", image)
+
+
+def test_an_index_of_blobs_is_copied_whatever_the_filter(source: Server, target: Server, seed: Seed) -> None:
+    """BuildKit's older cache: an index whose entries are layers and a cache configuration."""
+    image = shapes()["buildkit-cache-index"].build().load_into(source.app, "app", "v1").image
+    ran = copy(source, target, "app:v1", None, "--platform", "plan9/mips")
+    assert ran.status == 0, ran.err
+    assert held(target, "app", image)
+    assert (wire(source), wire(target)) == cold(3, 1)
+    again = copy(source, target, "app:v1", None, "--platform", "plan9/mips")
+    assert only(again.images)["reason"] == "unchanged"
+    assert (wire(source), wire(target)) == ({"GET manifest": 1}, {"HEAD manifest": 1})
+
+
+def test_blobs_beside_images_fall_to_the_filter(source: Server, target: Server, seed: Seed) -> None:
+    one, other = seed.image(), seed.image()
+    layer = one.document["layers"][0]
+    # The same digest once as a layer and once, hostile, as an image of the platform that is asked for.
+    false = {**layer, "mediaType": one.media_type, "platform": {"os": "plan9", "architecture": "mips"}}
+    platforms = [{"platform": {"os": "linux", "architecture": name}} for name in ("amd64", "arm64")]
+    index = compose_index([(one, platforms[0]), (other, platforms[1])])
+    document = {**index.document, "manifests": [layer, false, *index.document["manifests"]]}
+    image = index.with_manifest(encode(document), index.media_type)
+    image.load_into(source.app, "app", tag="v1")
+    assert copy(source, target, "app:v1", None, "--platform", "linux/amd64").status == 0
+    kept = json.loads(target.app.manifest("app", "v1").body)["manifests"]
+    assert [entry["digest"] for entry in kept] == [one.top]
+    assert (wire(source), wire(target)) == cold(3, 2)
 
 
 # Blobs.
