@@ -56,12 +56,14 @@ def hide(text: str, *secrets: str) -> str:
     """Take secrets out of a text that a server sent, however it writes them, and what a cut has left of them."""
     text = clean(unquote(unquote(text.replace("\\/", "/"))), len(text) + 1)
     for secret in filter(None, secrets):
-        for form in map(unquote, (secret, unquote(secret), json.dumps(secret)[1:-1], secret.lower())):
-            at = text.find(form[:8])
+        for form in dict.fromkeys(map(unquote, (secret, unquote(secret), json.dumps(secret)[1:-1], secret.lower()))):
+            # In linear time: what holds its own beginning again, as `aaa...` does, is hidden wherever it begins.
+            at = text.find(begin := form[:8])
             while at >= 0:
                 end = at + len(os.path.commonprefix([form, text[at : at + len(form)]]))  # noqa: RUF071  characters
-                if end == at + len(form) or text[end : end + 1] in "…\ufffd'\"%\\": text = f"{text[:at]}***{text[end:]}"
-                at = text.find(form[:8], at + 1)
+                if begin in form[1:] or end == at + len(form) or text[end : end + 1] in "…\ufffd'\"%\\":
+                    text, end = f"{text[:at]}***{text[end:]}", at
+                at = text.find(begin, max(at + 1, end - 7))
     return text
 def json_object(text: bytes) -> dict[str, Any] | None:
     """Return the JSON object that a text is, None for anything else."""
@@ -350,7 +352,7 @@ class Authenticator:
                 self._one_scope = self._one_scope or one_scope
     def redact(self, text: str) -> str:
         shown = (secret for each in (self.credential, *self._shown) for secret in each.secrets)
-        return hide(text, *(token.value for token in self._tokens.values()), *shown)
+        return hide(text, self._refresh_token, *(token.value for token in self._tokens.values()), *shown)
     def conceal(self, target: str) -> None:
         """Hide what signs a URL that the registry gives us as if it were a secret of ours."""
         self._shown.extend(Credential(registry_token=each) for each in re.findall("=([^&]{8,})", target))

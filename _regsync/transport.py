@@ -449,7 +449,7 @@ class Transport:
         login, status, body = host.authenticator, answer.status, answer.body
         codes, said = words(body)
         # Some servers repeat the request: our secrets go, and what follows a URL's `?` (R10).
-        said = clean(re.sub(_QUERY, "?...", login.redact(clean(said, ERROR_BODY))))
+        said = clean(re.sub(_QUERY, "?...", login.redact(clean(said, 4**6))))
         error = RegistryError(f"status {status}" + (f": {said}" if said else ""), status=status, codes=codes,
             digests=frozenset(re.findall("sha(?:256|512):[0-9a-f]{64,128}", body.decode("latin-1"))),
             retry_after=pacing.parse_retry_after(answer.headers.get("retry-after"), self.edge.wall()))

@@ -970,3 +970,13 @@ async def test_recall_does_not_overrule_what_this_run_was_told() -> None:
     at = await challenged(Tokens(), USER)
     at.recall([Challenge("bearer", "https://old.example.org/token"), False])
     assert at.learnt[0] == list(Challenge("bearer", REALM, "registry.example.org"))
+
+
+@pytest.mark.anyio
+async def test_an_identity_token_in_use_is_hidden_whatever_else_was_to_be_hidden_since() -> None:
+    tokens = Tokens(answer(200, {"access_token": "a1", "refresh_token": "the-successor"}))
+    at = await challenged(tokens, IDENTITY)
+    assert await at.authorization("team/app", "pull") == "Bearer a1"
+    for number in range(1000):
+        at.conceal(f"/blob?signature={number:08}")
+    assert at.redact("you sent refresh_token=the-successor and a1") == "you sent refresh_token=*** and ***"
