@@ -186,13 +186,11 @@ class Discovery:
             expected: oci.Descriptor | None = None) -> oci.Manifest:
         """Fetch a manifest, by digest once as long as the budget holds it (rules 7, 8 and 13)."""
         if ":" in reference:
-            key = (*source.key, reference)
-            once = self._manifests.setdefault(key, Once())
+            once = self._manifests.setdefault(key := (*source.key, reference), Once())
             manifest = await once.get(partial(source.get_manifest, reference, expected=expected))
         else:
             manifest = await source.get_manifest(reference)
-            key = (*source.key, manifest.digest)
-            self._manifests[key] = Once(manifest)
+            self._manifests[key := (*source.key, manifest.digest)] = Once(manifest)
         weight = max(manifest.size, _LIGHTEST_MANIFEST)
         self._kept_bytes += weight - self._recent.pop(key, 0)
         self._recent[key] = weight

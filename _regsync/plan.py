@@ -41,7 +41,8 @@ class Tree(NamedTuple):
     @property
     def is_image(self) -> bool:
         """Say whether every config is an image's: registries look into those (design.md section 7)."""
-        return all(one.config is None or one.config.media_type in IMAGE_CONFIGS for one in (self.root, *self.children))
+        return all(one.config.media_type in IMAGE_CONFIGS if one.config else not one.layers for one
+            in (self.root, *self.children))
     def needs(self, is_committed: Callable[[str], bool]) -> tuple[tuple[Descriptor, ...], tuple[Manifest, ...]]:
         """Return the unique blobs and the children that the target lacks; a committed child stands for all below it."""
         if is_committed(self.root.digest): return (), ()

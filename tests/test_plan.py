@@ -64,6 +64,12 @@ def test_children_stand_before_their_index_at_every_depth() -> None:
     ]
 
 
+def test_blobs_that_stand_in_no_image_are_such_as_a_registry_may_not_miss() -> None:
+    """Of an index's own blobs nobody says that they are looked for: what an earlier run knew is not enough."""
+    assert tree(index("root", index("inner")), index("inner")).is_image
+    assert not tree(index("root", one := index("cache")._replace(layers=(blob("a"),))), one).is_image
+
+
 def test_a_child_that_is_named_twice_stands_once() -> None:
     one = leaf("one", "a")
     grown = tree(index("root", one, one), one)
