@@ -207,9 +207,9 @@ class Upload:
     def _opened(self, call: Call, response: Response, offset: int) -> None:
         own, location = self.repository.host.origin, response.headers.get("location")
         if location is None: raise ProtocolBroken("the upload was accepted without a Location")
-        origin, path = transport.resolve_location(own, call.path, location)
+        origin, path = transport.resolve_location(base := call.origin or own, call.path, location)
         transport.check_foreign(own, origin)
-        if origin != own and not self.repository.row.foreign_uploads:
+        if origin != base and (base != own or not self.repository.row.foreign_uploads):  # once abroad it stays (R1)
             raise ProtocolBroken(f"the registry sends the upload to another host ({clean(origin.host, 100)}), refused")
         # Only now: a session that is refused is not cancelled either.
         self._origin, self.session, self.broken, self.offset = origin, path, "", offset

@@ -6,6 +6,7 @@ with another registry. The attack may fail its own image; everything else goes o
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import socket
@@ -18,14 +19,16 @@ from typing import Any
 import anyio
 import pytest
 import trustme
+from h11 import _abnf, _readers
 
-from _regsync import discover, http1, plan, registry, streams, transport
-from _regsync.errors import ProtocolBroken, Side
+from _regsync import discover, http1, oci, plan, registry, streams, transport
+from _regsync.errors import ContentError, ProtocolBroken, Side
 from _regsync.http1 import Connection, Pool
 from _regsync.streams import Origin, Timeouts
 from _regsync.transport import Call
+from conformance.exchange import Reception, Site
 from conformance.images import Seed
-from conformance.messages import Answer, Request, Response, error
+from conformance.messages import Answer, Content, Request, Response, error
 from conformance.server import Server
 from conformance.tokens import BasicAuth
 from tests.ends import QUICK, Start, basic, copy, document, held, only, run_regsync, sync, tags, virtual
@@ -106,6 +109,22 @@ def test_a_relation_is_read_in_linear_time(text: str) -> None:
 )
 def test_a_relation_is_a_word_of_the_parameter_rel(parameters: str, is_next: bool) -> None:
     assert bool(re.match(registry._NEXT, parameters)) is is_next
+
+
+@pytest.mark.rule("R14", "R17")
+@pytest.mark.parametrize("pattern", ["header_field", "chunk_header"])
+def test_lines_of_blanks_are_read_in_linear_time_and_all_as_before(pattern: str) -> None:
+    ours: re.Pattern[bytes] = getattr(_readers, f"{pattern}_re")
+    theirs = re.compile(getattr(_abnf, pattern).encode())
+    # A square of these is hours; of the 64 KiB that a head may have it is half a minute, in which nothing else moves.
+    for whole in (b"X:" + b" \t" * 500_000 + b"\0", b"5;" + b" \t" * 500_000 + b"\nX\r\n"):
+        assert ours.fullmatch(whole) is None
+    for parts in itertools.product((b"5", b"a"), (b":", b";", b""), *[(b" ", b"\t", b"x", b";", b"\n", b"")] * 4):
+        for line in (b"".join(parts), b"".join(parts) + b"\r\n"):
+            found, expected = ours.fullmatch(line), theirs.fullmatch(line)
+            assert (found is None) == (expected is None), line
+            if found and expected and pattern == "header_field":
+                assert found.groupdict() == expected.groupdict()
 
 
 def test_urls_in_an_error_are_found_in_linear_time() -> None:
@@ -192,6 +211,62 @@ async def test_a_list_of_referrers_whose_pages_carry_megabytes_is_refused(monkey
     with pytest.raises(ProtocolBroken, match="or has as many KiB"):
         await listed.list_referrers(f"sha256:{'a' * 64}")
     assert asked == 10
+
+
+@pytest.mark.rule("R14")
+def test_a_digest_of_megabytes_is_refused_in_its_own_memory() -> None:
+    tracemalloc.start()
+    try:
+        for text in ("a." * 2**21, "a" * 2**22 + ":", "a:" + "b" * 2**22):
+            with pytest.raises(ContentError):
+                oci.check_digest(text)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 20 * 2**20, "a pattern that may give back every word remembers fifty bytes for each letter"
+
+
+# Where an upload goes.
+
+
+class Elsewhere(Site):
+    """A host that takes parts of uploads, and says where the next one goes."""
+
+    def __init__(self, location: str) -> None:
+        super().__init__()
+        self.location = location
+
+    def start(self, request: Request) -> Answer | Reception:
+        status = 202 if request.method == "PATCH" else 201
+        return Reception(Content(), lambda received: Response(status, [("Location", self.location)]))
+
+
+@pytest.mark.rule("R1", "R3")
+@pytest.mark.parametrize("back", [True, False])
+def test_an_upload_that_went_elsewhere_comes_not_back_with_a_login(serve: Start, source: Server, back: bool) -> None:
+    """Else a host that the registry trusts with blobs alone has us write anything there in our own name."""
+    target = serve(auth=BasicAuth({USER: SECRET}))
+    Seed(1).image(sizes=(200_000,)).load_into(source.app, "app", tag="v1")
+    storage = serve(Elsewhere(f"{target.url}/v2/app/manifests/v9?x=1" if back else "/next?x=1"))
+
+    def lead(request: Request) -> Answer | None:
+        if request.kind == "upload" and request.method == "PUT":
+            return Response(405)  # so that the other way is tried, which has a Location more
+        return Response(202, [("Location", f"{storage.url}/up")]) if storage_next(request) else None
+
+    def storage_next(request: Request) -> bool:
+        return request.kind == "upload_start" and bool(target.journal.count("PUT", "upload"))
+
+    target.app.intercept = lead
+    login = {"auth_type": "basic", "credentials": {"username": USER, "password": SECRET}}
+    text = json.dumps({"registries": {"t": {"url": target.url, **login}}, "mappings": []})
+    where = (f"{source.address}/app:v1", f"{target.address}/app:v1")
+    ran = run_regsync("copy", "--json", "--no-artifacts", "-c", "-", *where, stdin=text)
+    assert ran.status == 2
+    assert storage.journal.count("PATCH")
+    assert not [entry for entry in target.journal.entries if "x" in entry.query]
+    assert [entry.path for entry in storage.journal.entries if "x" in entry.query] == [] if back else ["/next"]
+    assert all("authorization" not in entry.headers for entry in storage.journal.entries)
 
 
 # Connections and threads.
