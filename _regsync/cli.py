@@ -26,7 +26,7 @@ _STATUSES = """\
 """
 _CONFIG = ("-c --config FILE", "take registries and global settings from it; - reads standard input")
 _NEEDED = ("-c --config FILE", "the configuration; - reads standard input")
-_FILE = ("FILE", "the configuration; - reads standard input")
+_FILE = ("FILE", _NEEDED[1])
 _JSON = ("--json", "one JSON document on standard output")
 _SHARD = ("--shard I/N", "only the mappings that are shard I's, from 0, of N; /N takes I from JOB_COMPLETION_INDEX")
 _EVERYWHERE = (("-v", "show decisions; -vv: every request too"), ("-q", "only results and failures"),
@@ -87,7 +87,7 @@ def _parser(name: str | None) -> argparse.ArgumentParser:
         elif names:
             choices = last.split("|") if "|" in last else None
             parser.add_argument(*names, metavar=last, help=text, choices=choices, type=int if last == "N" else str,
-                required=(form, text) == _NEEDED)
+                required=last == "FILE" and text != _CONFIG[1])
         else: parser.add_argument(form, action="count" if form == "-v" else "store_true", help=text)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     return parser
@@ -243,10 +243,10 @@ A reference is HOST[:PORT]/REPO[:TAG|@DIGEST]; without a host it is Docker Hub's
 regsync sync -c mirror.yaml
 regsync sync -c mirror.yaml --dry-run
 regsync sync -c - --json <mirror.yaml >report.json"""),
-    "watch": _Command("run every mapping again and again, until a signal", _watch, "0 2 3", (_NEEDED,
-        ("--interval DURATION", f"from the end of a cycle to the next ({_INTERVAL})"), _SHARD,
-        ("--health-bind ADDR", "where probes are answered (127.0.0.1)"), ("--health-port N", "its port (8080)"),
-        _JSON), """\
+    "watch": _Command("run every mapping again and again, until a signal", _watch, "0 2 3", (
+        ("-c --config FILE", "the configuration, a file"), _SHARD, ("--json", "a line of JSON each cycle"),
+        ("--interval DURATION", f"from the end of a cycle to the next ({_INTERVAL})"),
+        ("--health-bind ADDR", "where probes are answered (127.0.0.1)"), ("--health-port N", "its port (8080)")), """\
 regsync watch -c mirror.yaml --interval 1h --json >>cycles.jsonl
 
 A changed configuration is taken before the next cycle; SIGHUP begins one at once. Only what changes is
@@ -255,7 +255,7 @@ said. A signal ends the program with 0; with --json each cycle is a line."""),
         (_NEEDED, _SHARD, _JSON), """\
 regsync analyze -c mirror.yaml
 
-Every selected image's manifests are read, at the source only; nothing is changed."""),
+Every selected image's manifests are read at the source, targets say what they have; nothing is changed."""),
     "tags": _Command("list the tags of a repository that a rule selects", _tags, "0 2 3 4 130", (
         ("REPO", "HOST[:PORT]/REPO; without a host: Docker Hub's"), _CONFIG, _JSON), """\
 regsync tags alpine --glob '3.*' --exclude '*_rc*' --sort semver

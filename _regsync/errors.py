@@ -94,7 +94,7 @@ class AuthError(SyncError):
     def __init__(self, message: str, *, hint: str | None = None, fatal: bool = False, code: str = code) -> None:
         super().__init__(message, hint=hint)
         self.fatal, self.code = fatal, code  # another code where a login service could not be asked
-_REMEDIES = {(404, Side.SOURCE): "check the name: `regsync tags {repository}` shows what is there",
+_REMEDIES = {(404, Side.SOURCE): "check the name{tags}",
     (404, Side.TARGET): "create the repository, or the project that it is in, there first{command}",
     (405, Side.TARGET): "is it read-only, or a pull-through cache? name the registry that takes pushes",
     (413, Side.TARGET): "the registry or a proxy before it limits requests (nginx: client_max_body_size)"}
@@ -108,15 +108,15 @@ class RegistryError(SyncError):
     def located(self, side: Side | None, operation: str, reference: str) -> SyncError:
         super().located(side, operation, reference)
         tagged, by_digest, _ = (self.reference or "").partition("@")
-        host, _, rest = tagged.partition("/")
-        name = rest.partition(":")[0]
+        host, name, tag = re.findall("([^/]*)/?([^:]*):?(.*)", tagged)[0]
         ecr = re.match(r"([0-9]{12})\.dkr[.-]ecr(?:-fips)?\.([a-z0-9-]+)\.", host)
         place = f" --registry-id {ecr[1]} --region {ecr[2]}" if ecr else ""
         command = f": aws ecr create-repository --repository-name {name}{place}" if ecr else ""
+        tags = f": `regsync tags {host}/{name}` shows what is there" if tag else " of the repository"
         # What an image names and its own registry lacks is missing for another reason than its name.
         named = not (by_digest and self.side is Side.SOURCE) and not any("BLOB" in code for code in self.codes)
         if self.hint is None and self.side and named and (remedy := _REMEDIES.get((self.status, self.side))):
-            self.hint = remedy.format(repository=f"{host}/{name}", command=command)
+            self.hint = remedy.format(tags=tags, command=command)
         return self
     @property
     def code(self) -> str:  # type: ignore[override]

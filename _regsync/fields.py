@@ -165,7 +165,7 @@ SECTIONS: Mapping[str, tuple[Field, ...]] = {
         _F("semver_prerelease", "text", "what becomes of pre-releases", choices=("include", "exclude", "only"),
            default="exclude"),
         _F("sort", "text", "order, highest first", choices=("semver", "alpha")),
-        _F("latest", "count", "keep the N highest", least=1, needs=("sort", "semver"), example="5"),
+        _F("latest", "count", "the N highest; needs sort or semver", least=1, needs=("sort", "semver"), example="5"),
         _F("min_tags", "count", "keep at least N, whatever `semver` and `latest` drop", example="3"),
         _F("immutable_tags", "text", "skip these where the target's listing shows them", check=check_glob,
            example="v*.*.*"),

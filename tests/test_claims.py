@@ -328,6 +328,7 @@ def simulate(seed: int, images: int = 30) -> World:
 
 @pytest.mark.parametrize("first", range(0, 60, 10))
 def test_every_image_of_a_crowd_ends_and_no_blob_is_brought_twice(first: int) -> None:
+    """I1 and I4."""
     for seed in range(first, first + 10):
         simulate(seed)
 

@@ -436,7 +436,7 @@ def proxy(scene: Scene, status: str, login: str = "") -> Ran:
             no_repository_to_list,
             2,
             "SOURCE_ERROR: list tags of S/nothing: the registry knows no such repository",
-            "check the name: `regsync tags S/nothing` shows what is there",
+            "check the name of the repository",
             id="404, no such repository",
         ),
         pytest.param(

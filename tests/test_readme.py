@@ -20,6 +20,7 @@ import yaml
 
 from _regsync import cli, config, errors, oci, tags
 from _regsync.fields import SECTIONS
+from _regsync.output import Snapshot, progress_lines
 from conformance.app import App
 from conformance.images import Image, Seed
 from tests.ends import Start, held, run_regsync
@@ -104,6 +105,20 @@ def test_the_exit_statuses_are_those_of_the_help() -> None:
     interrupted = table.pop("130, 143")
     assert table == helped
     assert interrupted == "interrupted by SIGINT, SIGTERM, with work left undone"
+
+
+def test_every_command_with_json_is_named() -> None:
+    told = re.search(r"With `--json` \((.*?)\) standard output", README, re.DOTALL)
+    assert told is not None
+    named = {name.partition(" ")[0] for name in re.findall("`([a-z ]+)`", told[1])}
+    assert named == {name for name, parser in commands().items() if "--json" in options_of(parser)}
+
+
+def test_the_display_is_the_programs() -> None:
+    shown = next(block for _, block in BLOCKS if block.startswith("images "))
+    waits = "docker.io is throttled (429), window 2, next try in 4.2s"  # as tests/test_output.py has it
+    now = Snapshot(12, 29, 78_800_000, 150_100_000, 4_900_000, 17.0, waits)
+    assert shown.splitlines() == progress_lines(now, 80, "█░")
 
 
 def test_the_help_of_auth_check_says_what_status_four_means() -> None:
@@ -270,6 +285,28 @@ def test_every_file_is_there() -> None:
         assert f"/{path.name}`" in README or f"`{path.name}`" in README, f"{path.name} is shown to nobody"
     for wheel in build_zipapp.BUNDLE[:4]:
         assert wheel.name in README
+
+
+def test_every_invariant_is_cited_by_tests() -> None:
+    numbers = re.findall(r"(?m)^- (I[0-9]+): ", (ROOT / "docs" / "inside.md").read_text(encoding="utf-8"))
+    assert numbers == [f"I{number}" for number in range(1, 12)]
+    texts = [path.read_text(encoding="utf-8") for path in (ROOT / "tests").glob("test_*.py")]
+    for number in numbers:
+        assert any(re.search(rf"\b{number}\b", text) for text in texts), number
+
+
+@pytest.mark.parametrize("name", [name for name, parser in commands().items() if "-c" in options_of(parser)])
+def test_help_offers_standard_input_where_it_is_read(name: str) -> None:
+    helped = next(each.help for each in cli._parser(name)._actions if "-c" in each.option_strings)
+    assert helped is not None
+    if name == "watch":
+        assert "standard input" not in helped
+        assert "watch needs a file, not -" in run_regsync("watch", "-c", "-").err
+    else:
+        assert helped.endswith("; - reads standard input")
+        words = {"copy": ["copy", "a", "b"], "tags": ["tags", "a"], "auth": ["auth", "check"]}.get(name, [name])
+        ran = run_regsync(*words, "-c", "-", stdin="registries: 1")
+        assert ran.err.startswith("error: CONFIG_ERROR: standard input:1:")
 
 
 def test_every_table_is_whole() -> None:

@@ -245,7 +245,7 @@ async def test_a_target_that_kept_a_part_gets_the_rest(often: int) -> None:
 
 @pytest.mark.parametrize("form", ["distribution3", "strict"])
 async def test_a_whole_body_whose_answer_got_lost_is_not_sent_again(form: str, often: int) -> None:
-    """The registry died between the last byte and the commit: asked by HEAD, then closed by an empty PUT."""
+    """I7: the registry died between the last byte and the commit: asked by HEAD, then closed by an empty PUT."""
     async with virtual() as world:
         source = world.registry("source.test")
         provider = world.persona(form)

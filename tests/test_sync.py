@@ -465,6 +465,7 @@ def test_sha512_digests_are_verified_and_kept(source: Server, target: Server, se
 
 
 def test_a_blob_that_is_there_already_is_not_sent(source: Server, target: Server, seed: Seed) -> None:
+    """I4: skip beats mount, mount beats upload."""
     image = seed.image().load_into(source.app, "app", tag="v1")
     layer = image.document["layers"][1]["digest"]
     target.app.add_blob("app", image.blobs[layer])
