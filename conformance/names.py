@@ -51,7 +51,7 @@ class Names:
     """Names that are known here; `ca_file` is to be trusted, `proxy` to be used (both in `environ`)."""
 
     def __init__(self, directory: Path) -> None:
-        self.directory = directory
+        self.directory = directory = directory.absolute()  # what is in `environ` holds wherever a client stands
         self._ports: dict[tuple[str, int], int] = {}
         self.proxy = ""
         self.refused: list[str] = []

@@ -636,6 +636,13 @@ def test_skopeo_copies_into_out_of_and_within(name: str, seed: Seed, tmp_path: P
         plain.check()
 
 
+def test_what_a_client_is_to_trust_is_found_from_any_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with names("known") as known:
+        monkeypatch.chdir("/")
+        assert Path(known.environ["SSL_CERT_FILE"]).is_file()
+
+
 @pytest.fixture
 def known_names(tmp_path: Path) -> Iterator[Names]:
     with names(tmp_path) as found:

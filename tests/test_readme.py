@@ -23,6 +23,7 @@ from _regsync.fields import SECTIONS
 from _regsync.output import Snapshot, progress_lines
 from conformance.app import App
 from conformance.images import Image, Seed
+from conformance.personas import PERSONAS
 from tests.ends import Start, held, run_regsync
 from tools import build_zipapp
 
@@ -285,6 +286,15 @@ def test_every_file_is_there() -> None:
         assert f"/{path.name}`" in README or f"`{path.name}`" in README, f"{path.name} is shown to nobody"
     for wheel in build_zipapp.BUNDLE[:4]:
         assert wheel.name in README
+
+
+def test_the_harness_names_its_modules_and_personas() -> None:
+    told = (ROOT / "conformance" / "README.md").read_text(encoding="utf-8")
+    named = set(re.findall("`([a-z][a-z0-9_-]*)`", told))
+    ends = tuple(re.findall("`(-[a-z0-9-]+)`", told))  # `unknown-404`, `-405` and so on
+    modules = {path.stem for path in (ROOT / "conformance").glob("[a-z]*.py")}
+    assert modules - named == set()
+    assert [name for name in PERSONAS if name not in named and not name.endswith(ends)] == []
 
 
 def test_every_invariant_is_cited_by_tests() -> None:
