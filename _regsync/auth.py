@@ -57,8 +57,7 @@ def hide(text: str, *secrets: str) -> str:
     text = clean(unquote(unquote(text.replace("\\/", "/"))), len(text) + 1)
     for secret in filter(None, secrets):
         for form in dict.fromkeys(map(unquote, (secret, unquote(secret), json.dumps(secret)[1:-1], secret.lower()))):
-            # In linear time: what holds its own beginning again, as `aaa...` does, is hidden wherever it begins.
-            at = text.find(begin := form[:8])
+            at = text.find(begin := form[:8])  # in linear time: what has its beginning again goes wherever it begins
             while at >= 0:
                 end = at + len(os.path.commonprefix([form, text[at : at + len(form)]]))  # noqa: RUF071  characters
                 if begin in form[1:] or end == at + len(form) or text[end : end + 1] in "…\ufffd'\"%\\":
@@ -518,8 +517,7 @@ class Authenticator:
         if self._refresh_token and isinstance(renewed, str) and renewed:
             self._refresh_token = renewed
             self._shown.append(Credential(identity_token=renewed))
-        life = document.get("expires_in")
-        life = life_of(value, self._wall()) if life is None else life
+        life = life_of(value, self._wall()) if (told := document.get("expires_in")) is None else told
         try: token.expires = token.born + max(_SHORTEST_LIFE, float(str(life))) * _REFRESH_AT
         except ValueError: pass  # neither the answer nor the token says
         token.value = value

@@ -16,7 +16,7 @@ from _regsync.transport import Transport
 _T = TypeVar("_T")
 # design.md section 6 rule 13: 32 MiB, at 8 KB and more for a manifest and what it was parsed into.
 _MANIFEST_BUDGET, _LIGHTEST_MANIFEST = 32 * 1024 * 1024, 8192
-_NOT_SAYING = (401, 403)
+_NOT_SAYING, _AT_ONCE = (401, 403), 64  # tasks of one asker: more than a registry has permits by default
 _MOST_BELOW, _LARGEST_TREE = 10_000, 32 * 1024 * 1024  # of one image, all levels; entries name indexes of 4 MiB each
 class Once(Generic[_T]):
     """One question asked once: later askers wait for the answer; a cancelled asker hands the asking on."""
@@ -34,11 +34,12 @@ class Once(Generic[_T]):
                     self._error = error
         return self.answer[0]
 async def together(asks: Iterable[Callable[[], Awaitable[_T]]]) -> list[_T]:
-    """Ask all at the same time; raises the first error when all have ended."""
-    found = dict[int, _T | SyncError]()
-    async def ask(number: int, one: Callable[[], Awaitable[_T]]) -> None: found[number] = await _or_error(one())
+    """Ask all, many at the same time; raises the first error when all have ended."""
+    found, left = dict[int, _T | SyncError](), enumerate(waiting := [*asks])
+    async def work() -> None:
+        for number, one in left: found[number] = await _or_error(one())
     async with anyio.create_task_group() as group:
-        for number, one in enumerate(asks): group.start_soon(ask, number, one)
+        for _ in waiting[:_AT_ONCE]: group.start_soon(work)
     if errors := [each for each in found.values() if isinstance(each, SyncError)]: raise errors[0]
     return [each for _, each in sorted(found.items()) if not isinstance(each, SyncError)]
 async def _or_error(asking: Awaitable[_T]) -> _T | SyncError:
@@ -109,8 +110,7 @@ class Discovery:
         return await self._held.setdefault(target.key, Once()).get(ask)
     def names(self, repository: Repository) -> Mapping[str, str | None] | None:
         """Return the tags of a source or target that was listed, None where it was not."""
-        once = self._listings.get(repository.key)
-        return (once.answer[0] or {}) if once and once.answer else None
+        return (once.answer[0] or {}) if (once := self._listings.get(repository.key)) and once.answer else None
     def snapshot_name(self, mapping: MappingRule, source: Repository, target: Repository, reference: str,
             target_reference: str) -> bytes:
         """Name what the state keeps of a tag: where from and to, and under which rules it is trimmed."""

@@ -22,7 +22,7 @@ _COSIGN = (".sig", ".att", ".sbom")
 _DEEPEST, _MOST = 8, 10_000
 _MOST_HUNG = 1024  # answers with the manifests of what hangs on a digest; those that were put need no second one
 _PUTS = 5  # a list that others write too is put so often before that is an error
-_HEAVY_LIST = 64 * 1024  # characters of annotations; 20,000 images may have such a list each
+_HEAVY_LIST = 64 * 1024  # characters, 100 an entry and its annotations; 20,000 images may have such a list each
 class Artifact(NamedTuple):
     """One artifact: what it hangs on, its digest or cosign's tag, its entry in a fallback index (None for a tag), what
     was found out about it (None: every target has it)."""
@@ -53,7 +53,7 @@ class Referrers:
         self._discovery, self._knowledge, self._wall, self._kept = discovery, knowledge, wall, kept
         self._lists = defaultdict[tuple[RepositoryKey, str], Once[_List]](Once)
         self._hung = defaultdict[object, Once[list[Artifact]]](Once)
-        self._asked = Counter[RepositoryKey]()
+        self._asked, self._few = Counter[RepositoryKey](), anyio.CapacityLimiter(16)  # lists: one may name 10,000
         # Who asks an area for the first time, who writes a list.
         self._locks = defaultdict[object, anyio.Lock](anyio.Lock)
         # By repository and fallback tag, what a list names that this run has put or read last.
@@ -109,15 +109,19 @@ class Referrers:
         """Return what hangs on these digests as far as the filters take it, and on that in turn: where a target
         lacks it, if `deep` everywhere. Raises SyncError."""
         found, level, seen, source = dict[str, Artifact](), list(dict.fromkeys(digests)), set[str](), asking.source
+        every = list[Artifact]()  # with those that hang on more than one
+        async def ask(subject: str) -> None:
+            async with self._few:
+                if len(every) <= _MOST: every.extend(await self._hangs_on(asking, subject))
         for _ in range(_DEEPEST):
             self._asked[source.key] += len(level)
             seen.update(level)
-            asked = await together(partial(self._hangs_on, asking, each) for each in level)
-            found.update((each.reference, each) for several in asked for each in several)
+            await together(partial(ask, each) for each in level)
+            found.update((each.reference, each) for each in every)
             below = [digest for each in found.values() for digest in await self._below(source, each, deep=deep)]
             level = [digest for digest in dict.fromkeys(below) if digest not in seen]
+            if max(len(every), len(level)) > _MOST: break
             if not level: return list(found.values())
-            if len(found) > _MOST: break
         large = f"more than {_MOST} artifacts, or artifacts on artifacts more than {_DEEPEST} deep"
         raise ContentError(large).located(source.side, "list referrers in", str(source))
     async def _below(self, source: Repository, artifact: Artifact, *, deep: bool) -> list[str]:
@@ -186,7 +190,7 @@ class Referrers:
         return names
     async def _listed(self, source: Repository, subject: str) -> _List:
         found = await self._lists[source.key, subject].get(partial(self._list, source, subject))
-        if sum(len(text) for each in found.entries for text in each.annotations.values()) > _HEAVY_LIST:
+        if sum(100 + sum(map(len, each.annotations.values())) for each in found.entries) > _HEAVY_LIST:
             self._lists.pop((source.key, subject), None)  # rather asked again than kept
         return found
     async def _list(self, source: Repository, subject: str) -> _List:
@@ -196,8 +200,7 @@ class Referrers:
         return _List(index.children, index) if index is not None and index.is_index else _List(())
     def has_api(self, where: Repository) -> bool | None:
         """Say whether a repository's registry has the referrers API, None where that is not known."""
-        fact = self._knowledge.fact(f"referrers {area(where.key)}")
-        return None if fact is None else bool(fact)
+        return None if (fact := self._knowledge.fact(f"referrers {area(where.key)}")) is None else bool(fact)
     async def _api(self, where: Repository, subject: str) -> tuple[Descriptor, ...] | None:
         """Ask the referrers API; None where there is none (design.md section 6 rule 15)."""
         if self.has_api(where) is None:

@@ -477,8 +477,7 @@ class Transport:
         self.trace(call, lease, response)
         return response
     def trace(self, call: Call, lease: Lease, response: Response) -> None:
-        shown = f"{call.method} {lease.origin}{call.path.partition('?')[0]} -> {response.status}"
-        self.edge.log("trace", "request", shown)
+        self.edge.log("trace", "request", f"{call.method} {lease.origin}{call.path.split('?')[0]} -> {response.status}")
     def kept(self, host: Host, origin: Origin, lease: Lease | None = None) -> AbstractAsyncContextManager[Lease]:
         """Give the caller's own lease, which outlives this exchange (POST before PUT), or one for another origin."""
         if lease and lease.origin == origin: return nullcontext(lease)
