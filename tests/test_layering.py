@@ -1,4 +1,4 @@
-"""Laws about who may use what (style.md section 5.3, L1, L2, L5 to L7; design.md sections 1.7, 7 and 11).
+"""Laws about who may use what (style.md section 5.3, L1, L2, L5 to L7; design.md sections 1, 7 and 11).
 
 `breaches` reads one module's syntax tree and returns what it does against the law. Every law is shown to
 catch a breach (`BREACHES`) and to let pass what only looks like one (`ALLOWED`); then the program's own
