@@ -303,6 +303,24 @@ def test_the_unit_runs_a_sync_of_a_configuration_with_a_cache_that_it_may_write(
     assert int(found["SuccessExitStatus"]) == 128 + 15
 
 
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd is not installed here")
+def test_systemd_understands_what_the_unit_says_of_credentials(tmp_path: Path) -> None:
+    text = (DEPLOY / "systemd" / "regsync.service").read_text(encoding="utf-8")
+    head = text.partition("[Unit]")[0]
+    more = re.findall(r"(?m)^#   ((?:LoadCredential|Environment)=.*)$", head)
+    assert len(more) == 2
+    unit = tmp_path / "regsync.service"
+    unit.write_text(
+        text.replace("[Service]\nType", "\n".join(["[Service]", *more, "Type"])).replace(
+            "/usr/bin/python3", sys.executable
+        )
+    )
+    assert unit.read_text(encoding="utf-8").count(more[0]) == 2
+    command = ["systemd-analyze", "verify", "--man=no", str(unit)]
+    ran = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (ran.returncode, ran.stderr) == (0, "")
+
+
 def test_the_timer_counts_from_the_end_of_a_run() -> None:
     found = {name: value for _, name, value in options(DEPLOY / "systemd" / "regsync.timer")}
     assert set(found) == {"Description", "OnBootSec", "OnUnitInactiveSec", "RandomizedDelaySec", "WantedBy"}
