@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from _regsync.fields import Field
 _LARGEST_CONFIG, _INTERVAL = 32 * 1024 * 1024, "5m"
 # How a full disk, a quota or a reader that left ends a write. Files of our own have their own errors.
-_LOST_OUTPUT = frozenset({errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO})
+_LOST_OUTPUT = frozenset({errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EAGAIN})
 _STATUSES = """\
   0    nothing failed (everything skipped, and nothing to do, included)
   1    something failed, something did not
@@ -151,13 +151,13 @@ def _read_config(name: str | None, console: Console | None = None, *, lint: bool
     for warning in found.warnings:
         if console: console.log("warning", "config", warning)
     return found
-def _share(shard: str | None, whole: Config, console: Console) -> Config:
+def _share(shard: str | None, whole: Config, log: Callable[..., None]) -> Config:
     if shard is None: return whole
     from _regsync import plan
     number, total = plan.parse_shard(shard, os.environ)
     found = plan.share(whole, number, total)
     told = f"shard {number} of {total}: {len(found.mappings)} of {len(whole.mappings)} mappings"
-    console.log("info", "shard", told, mappings=len(found.mappings), of=len(whole.mappings))
+    log("info", "shard", told, mappings=len(found.mappings), of=len(whole.mappings))
     return found
 def _validate(arguments: argparse.Namespace, console: Console) -> int:
     _read_config(arguments.file, console, lint=True)
@@ -191,14 +191,14 @@ def _tags(arguments: argparse.Namespace, console: Console) -> int:
     except ValueError as error: raise ConfigError(str(error), hint="see `regsync tags --help`") from error
     return _run(session.list_tags, config.registry_for(where.host, given), where.repository, rule, console)
 def _sync(arguments: argparse.Namespace, console: Console) -> int:
-    found = _share(getattr(arguments, "shard", None), _read_config(arguments.config, console), console)
+    found = _share(getattr(arguments, "shard", None), _read_config(arguments.config, console), console.log)
     from _regsync import session
     if arguments.command == "auth": return _run(session.check, found, console)
     rehearse = "analysis" if arguments.command == "analyze" else "plan" if arguments.dry_run else None
     return _run(session.run, found, console, None, rehearse)
 def _watch(arguments: argparse.Namespace, console: Console) -> int:
     from _regsync import config, fields, watch
-    def load(**given: Any) -> Config: return _share(arguments.shard, config.load(**given), console)
+    def load(log: Any, **given: Any) -> Config: return _share(arguments.shard, config.load(**given), log)
     try: interval = fields.parse_duration(arguments.interval or _INTERVAL)
     except ValueError as error: raise ConfigError(f"--interval: {error}") from error
     if not interval or arguments.config == "-":

@@ -76,18 +76,18 @@ class Archive:
 EMPTY = Archive()
 def moment_of(table: str, row: bytes) -> int:
     """Return when a row was confirmed, in seconds of the wall clock."""
-    at = _LAYOUTS[table][2]
-    return int.from_bytes(row[at : at + 4], "big")
+    return int(_CRC.unpack_from(row, _LAYOUTS[table][2])[0])
 def encode(old: Archive, rows: Mapping[str, list[bytes]], repositories: Sequence[tuple[str, str]],
-        facts: Mapping[str, Any], *, oldest: int = 0, forgotten: Set[bytes] = frozenset(),
+        facts: Mapping[str, Any], *, oldest: int = 0, newest: int = 1 << 32, forgotten: Set[bytes] = frozenset(),
         renewed: Set[bytes] = frozenset(), moment: int = 0) -> bytes:
-    """Merge an archive with what a run found out into a state file; of an identity the newest row stays. `repositories`
-    come behind the archive's own. Dropped are rows confirmed before `oldest`, and the `forgotten` of tables B and M;
-    the `renewed` there were confirmed for free, at `moment`."""
+    """Merge an archive with what a run found out into a state file; of an identity the newest row stays, but for those
+    after `newest`, of a clock that was ahead. `repositories` come behind the archive's own. Dropped are rows confirmed
+    before `oldest`, and the `forgotten` of tables B and M; the `renewed` there were confirmed for free, at `moment`."""
     dropped: set[bytes] = set()
     def kept(table: str, identity: bytes, found: Sequence[bytes]) -> bytes:
         # The last is the newest: the time stands behind the identity, big-endian.
         row, at = found[-1], _LAYOUTS[table][2]
+        if len(found) > 1: row = max(found, key=lambda each: (moment_of(table, each) <= newest, each))
         if table == "E": return b"" if row[:37] in dropped else row
         if table == "B":
             row = row[:-1] + max(each[-1:] for each in found)  # what could be mounted from there once still can
@@ -210,8 +210,7 @@ class Knowledge:
         return self._populated.get(where) is False
     def was_used(self, where: RepositoryKey) -> bool:
         """Say whether an earlier run brought something to a repository."""
-        before = len(self._archive.repositories)
-        return self._numbers.get(where, before) < before
+        return self._numbers.get(where, math.inf) < len(self._archive.repositories)
     def _identity(self, where: RepositoryKey, digest: str) -> bytes:
         return key_of(digest) + self._number(where).to_bytes(4, "big")
     def _number(self, where: RepositoryKey) -> int:
@@ -235,8 +234,7 @@ class Knowledge:
         identity = self._identity(where, digest)
         row = self._archive.row(table, identity)
         if row is None or identity in self._forgotten: return False
-        moment = moment_of(table, row)
-        if not self._is_young(moment, self._ttl or math.inf): return False
+        if not self._is_young(moment := moment_of(table, row), self._ttl or math.inf): return False
         if where in self._contradicted: return identity in self._strengths(where)
         careful = careful or self.fact(f"lenient {where[0]}") is True
         return not careful or self._is_young(moment, _FRESH_SECONDS) or identity in self._strengths(where)
@@ -294,7 +292,7 @@ class Knowledge:
         """Note what a tag names at its source, and what its target therefore holds, as keys (`Snapshot`)."""
         row, keys, moment = self._archive.row("S", name), source + pushed, int(self._now())
         # An unchanged tag is written anew from time to time only: a run without changes writes nothing.
-        if row is None or row[36:] != keys or (self._ttl and moment - moment_of("S", row) > self._ttl / 4):
+        if row is None or row[36:] != keys or not self._is_young(moment_of("S", row), self._ttl / 4 or math.inf):
             self._append("S", name + moment.to_bytes(4, "big") + keys)
     def look(self, name: bytes) -> tuple[int, int, int, bytes]:
         """Return when an image's artifacts were last looked at, when first, the bits noted then (0: they are not known
@@ -304,10 +302,8 @@ class Knowledge:
         return moment, int.from_bytes(row[36:40], "big"), row[40], row[41:]
     def looked(self, name: bytes, bits: int, listed: bytes) -> None:
         """Note what a look at an image's artifacts found, `listed` in 8 bytes; this does not age with `ttl`."""
-        moment = int(self._now())
-        stamps = (moment, self.look(name)[1] or moment)
-        row = name + b"".join(each.to_bytes(4, "big") for each in stamps) + bytes([bits]) + listed
-        self._looks[name] = row
+        now = int(self._now())
+        row = self._looks[name] = name + _CRC.pack(now) + _CRC.pack(self.look(name)[1] or now) + bytes([bits]) + listed
         self._append("A", row)
     def fact(self, name: str) -> Any:
         """Return what was learnt under a name (JSON's types), None where nothing was."""
@@ -320,12 +316,12 @@ class Knowledge:
     def encoded(self) -> bytes | None:
         """Return the state to save, None where it would say nothing new."""
         moment, old = int(self._now()), self._archive
-        due = bool(self._ttl) and moment - old.renewed > self._ttl / 4
+        due = bool(self._ttl) and not self._is_young(old.renewed, self._ttl / 4)
         if not (self._changed or any(self._rows.values()) or (due and self._vouched)): return None
         for where in tuple(self._vouched) if due else (): self._strengths(where)
         return encode(old, self._rows, list(self._numbers)[len(old.repositories) :], self._facts,
-            oldest=moment - int(self._ttl) if self._ttl else 0, forgotten=self._forgotten,
-            renewed=set().union(*self._strong.values()) if due else set(),
+            oldest=moment - int(self._ttl) if self._ttl else 0, newest=moment + _FACTS_SECONDS,
+            forgotten=self._forgotten, renewed=set().union(*self._strong.values()) if due else set(),
             moment=moment if due or not old.renewed else old.renewed)
 def area(where: RepositoryKey) -> str:
     """Return what of a host is learnt together: the host and the first path segment."""

@@ -212,9 +212,7 @@ class StateFile:
         self._journal: int | None = None
         self._header, self._end = b"", 0  # what our journal begins with, where an earlier one's whole records end
     @property
-    def is_kept(self) -> bool:
-        """Say whether this run's findings are to be kept: the lock is ours."""
-        return self._lock is not None
+    def is_kept(self) -> bool: return self._lock is not None  # whether this run's findings are: the lock is ours
     def load(self, *, keep: bool = True) -> Archive:
         """Take the lock, where findings are to be kept, and read; empty where nothing can be used."""
         if self._directory is None: return EMPTY
@@ -241,8 +239,13 @@ class StateFile:
     def _say(self, problem: str, error: OSError) -> None:
         self._warn("state", f"{problem}: {clean(error.strerror or str(error))}")
     def _read(self) -> Archive:
-        whole = _content(self._path)
+        whole, before = _content(self._path), self._header
         self._header = _JOURNAL + zlib.crc32(whole or b"").to_bytes(4, "big")
+        if self._image and self._header == before:  # nobody has saved since: the disk may have room for it again
+            self.save(self._image)
+            if self._image: self.close()
+            return Archive(self._image) if self._image else self._read()
+        self._image = b""
         base, journal = Archive(whole), _content(self._journal_path) or b""
         if journal.startswith(self._header):
             records, end = unframe(journal[len(self._header) :])
@@ -263,7 +266,7 @@ class StateFile:
             self.close()
     def save(self, image: bytes | None) -> None:
         """Replace the state file, and let go of the journal that is folded into it."""
-        if self._lock is None: self._image = image or self._image
+        self._image = image or self._image  # until it is saved
         if self._lock is None or image is None: return
         try:
             with _replacing(self._path) as partial, open(partial, "wb") as stream:
@@ -274,6 +277,7 @@ class StateFile:
                 os.close(self._journal)
                 self._journal = None
             with contextlib.suppress(FileNotFoundError): os.unlink(self._journal_path)
+            self._image = b""
         except OSError as error: self._say(f"the state in {self._shown} is not saved", error)
     def close(self) -> None:
         for descriptor in (self._journal, self._lock):

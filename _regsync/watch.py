@@ -63,15 +63,18 @@ class _Said:
             self.has_news = True
             self._console.outcome(outcome)
     def end(self) -> None:
-        gone = self._failed.keys() - self.failed.keys()
-        names = Counter(" -> ".join(name.rpartition(":")[0] for name in pair) for pair in sorted(gone))
-        for name, count in names.items(): self.log("info", "recovered", f"no longer failing: {name} ({count})")
+        gone = Counter[str]()
+        for key in sorted(self._failed.keys() - self.failed.keys()):
+            source, target = (name.rpartition(":")[0] for name in key)
+            if (f"{source}:*", f"{target}:*") not in self.failed: gone[f"{source} -> {target}"] += 1
+            else: self.failed[key] = self._failed[key]  # its listing failed: nobody asked for it
+        for name, count in gone.items(): self._console.log("info", "recovered", f"no longer failing: {name} ({count})")
 class _Watch:
-    """The loop; `read` gives the arguments of `load`."""
+    """The loop; `read` gives the arguments of `load`, but for how it logs."""
     def __init__(self, console: Console, read: Callable[[], dict[str, Any]], load: Callable[..., config.Config],
             interval: float) -> None:
         self._console, self._read, self._load, self._said, given = console, read, load, _Said(console), read()
-        self._text, self._found, self._interval = given["text"], load(**given), interval
+        self._text, self._found, self._interval = given["text"], load(self._said.log, **given), interval
         self.transport = session.connect(console, self._said.log)
         self._state = cache(partial(StateFile, warn=partial(self._said.log, "warning"), remembers=True))
         self._stop, self._wake, self._number, self._quiet_since = anyio.Event(), anyio.Event(), 0, anyio.current_time()
@@ -96,7 +99,7 @@ class _Watch:
         try:
             given = self._read()
             changed = given["text"] != self._text
-            found = self._load(**given) if changed else self._found
+            found = self._load(self._said.log, **given) if changed else self._found
             self.transport.renew(found.in_use)
         except ConfigError as error:
             self._text, self._health = None, self._health._replace(reload_error=str(error))

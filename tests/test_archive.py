@@ -252,6 +252,54 @@ def test_a_full_disk_fails_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert not list(tmp_path.glob("*.partial"))
 
 
+def test_what_a_full_disk_did_not_take_is_kept_unless_another_run_saves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*given: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    def held(state: StateFile) -> list[bytes]:
+        return [row[:37] for row in state.load().rows("B")]
+
+    ours, others = (table(entry(key_of(digest), 1, 3, True)) for digest in DIGESTS[:2])
+    state = StateFile(str(tmp_path), warned := Warned(), remembers=True)
+    with monkeypatch.context() as filled:
+        filled.setattr(os, "fsync", full)
+        assert held(state) == []
+        state.save(ours)
+        state.close()
+        for _ in range(2):
+            assert held(state) == [identity(DIGESTS[0], 1)]
+            assert not state.is_kept
+            state.note(frame("R", b"host\0third"))
+            state.save(None)
+            state.close()
+    assert len(warned) == 3
+    assert [path.name for path in tmp_path.iterdir()] == ["state.lock"]
+    assert held(state) == [identity(DIGESTS[0], 1)]
+    assert state.is_kept
+    assert (tmp_path / "state.bin").read_bytes() == ours
+    state.close()
+    with monkeypatch.context() as filled:
+        filled.setattr(os, "fsync", full)
+        state.load()
+        state.save(ours)
+        state.close()
+    other = StateFile(str(tmp_path), Warned())
+    other.load()
+    other.save(others)
+    other.close()
+    assert held(state) == [identity(DIGESTS[1], 1)]
+    state.close()
+
+
+def test_what_a_clock_confirmed_that_is_ahead_gives_way_to_what_is_confirmed_now() -> None:
+    ahead, now, old = (entry(key_of(DIGESTS[0]), 0, moment, False) for moment in (900, 100, 50))
+    for rows, kept in [([ahead, now, old], now), ([ahead, old], old), ([ahead], ahead)]:
+        archive = Archive(encode(Archive(table(rows[0])), {"B": rows[1:]}, [], {}, newest=500))
+        assert list(archive.rows("B")) == [kept]
+
+
 def test_what_follows_a_damaged_journal_is_no_part_of_the_file_beside_it(tmp_path: Path) -> None:
     """Its repositories are numbered from nothing: read with the old ones they would be others."""
     first = StateFile(str(tmp_path), Warned())

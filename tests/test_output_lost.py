@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,12 +20,12 @@ FULL = Path("/dev/full")
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="uses a POSIX shell")
 
 
-def run(line: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+def run(line: str, *arguments: str, stdout: Any = subprocess.PIPE) -> subprocess.CompletedProcess[str]:
     """Run the checkout's program with the redirections of `line`, buffered as for a user."""
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
     command = ["sh", "-c", f'exec "$@" {line}', "sh", sys.executable, str(ROOT / "regsync.py"), *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
-    assert "Traceback" not in done.stdout + done.stderr
+    done = subprocess.run(command, stdout=stdout, stderr=subprocess.PIPE, text=True, env=environment, check=False)
+    assert "Traceback" not in (done.stdout or "") + done.stderr
     assert "Exception ignored" not in done.stderr
     return done
 
@@ -43,6 +44,19 @@ def test_closed_streams_change_no_exit_status(line: str, arguments: list[str], s
 @pytest.mark.parametrize("arguments", [["version"], ["version", "--json"], ["-v", "version"]])
 def test_a_full_standard_output_is_said_in_one_line(arguments: list[str]) -> None:
     done = run(">/dev/full", *arguments)
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: INTERNAL_ERROR: the output of this command cannot be written: ")
+    assert done.stderr.count("\n") == 1
+
+
+def test_a_pipe_that_is_full_and_does_not_wait_is_no_defect() -> None:
+    """Whoever shares it may have made it so, and its reader may be slow."""
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    with open(reading, "rb"), open(writing, "wb", buffering=0) as pipe:
+        while pipe.write(bytes(4096)) is not None:
+            pass
+        done = run("", "version", "--json", stdout=pipe)
     assert done.returncode == 2
     assert done.stderr.startswith("error: INTERNAL_ERROR: the output of this command cannot be written: ")
     assert done.stderr.count("\n") == 1

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import json
+import os
 import signal
 from collections import Counter
+from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import anyio
 import pytest
 
+from conformance.faults import Rule
 from conformance.images import Image
 from conformance.tokens import TokenService
-from tests.ends import held, tags
+from tests.ends import Virtual, held, tags
 from tests.watching import INTERVAL, Step, lines, scene
 
 pytestmark = [pytest.mark.anyio, pytest.mark.virtual_time]
@@ -133,6 +138,43 @@ async def test_a_failure_is_said_once_and_its_end_too(tmp_path: Path) -> None:
             "info: no longer failing: source.test/app -> target.test/app (1)"
         ]
         assert [line[12:13] for line in lines(ran, "info: cycle")] == ["1", "4"]
+
+
+async def test_the_ends_of_two_failures_are_both_said(tmp_path: Path) -> None:
+    """One after the other they read alike, and are two events."""
+    async with scene(tmp_path) as stage:
+        for n in range(3):
+            stage.load(f"v{n}")
+        stage.write({"from": "app", "tags": tags("v*")})
+        rules = [
+            stage.source.app.faults.on("GET HEAD", "manifest", reference=tag).status(403).optional()
+            for tag in ("v1", "v2")
+        ]
+
+        def well() -> None:
+            stage.source.app.faults.rules.remove(rules.pop())
+
+        ran = await stage.watch(well, well, None)
+        told = "info: no longer failing: source.test/app -> target.test/app (1)"
+        assert lines(ran, "no longer failing") == [told] * 2
+
+
+async def test_images_that_fail_are_not_well_because_their_repository_cannot_be_listed(tmp_path: Path) -> None:
+    async with scene(tmp_path) as stage:
+        for n in range(3):
+            stage.load(f"v{n}")
+        stage.write({"from": "app", "tags": tags("v*")})
+        faults, rules = stage.source.app.faults, list[Rule]()
+        faults.on("GET HEAD", "manifest", reference="v[12]").status(403)
+
+        def refuse() -> None:
+            rules.append(faults.on("GET", "tag_list").status(403))
+
+        ran = await stage.watch(refuse, None, lambda: faults.rules.remove(rules[0]), None, faults.clear, None)
+        failed = [line.split()[1].rpartition(":")[2] for line in lines(ran, "failed source")]
+        assert (sorted(failed[:2]), failed[2:]) == (["v1", "v2"], ["*"])
+        told = "info: no longer failing: source.test/app -> target.test/app"
+        assert lines(ran, "no longer failing") == [f"{told} (1)", f"{told} (2)"], "the listing, then the images"
 
 
 async def test_an_outcome_that_comes_back_or_changes_is_said_again(tmp_path: Path) -> None:
@@ -320,6 +362,46 @@ async def test_without_a_directory_the_state_lives_in_the_process(tmp_path: Path
         ran = await stage.watch(None, None, None)
         assert stage.asked[1:] == [({"GET tag_list": 1, "HEAD manifest": 3}, {"HEAD manifest": 3})] * 3
         assert len(lines(ran, "warning: no state is kept")) == 1
+
+
+async def test_what_a_full_disk_does_not_take_is_remembered_until_there_is_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*given: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    async with scene(tmp_path) as stage:
+        for n in range(3):
+            stage.load(f"v{n}")
+        stage.write({"from": "app", "tags": tags("v*")})
+        for name in ("write", "fsync"):
+            monkeypatch.setattr(os, name, full)
+        ran = await stage.watch(None, None, None, monkeypatch.undo, None)
+        assert stage.asked[1:] == [({"GET tag_list": 1, "HEAD manifest": 3}, {"HEAD manifest": 3})] * 5
+        assert len(lines(ran, "warning: ", "No space left on device")) == 2, "of the journal, then of the file"
+        stage.source.journal.clear()
+        stage.target.journal.clear()
+        await stage.watch()
+        assert stage.asked[-1] == ({"GET tag_list": 1, "HEAD manifest": 3}, {"HEAD manifest": 3}), "of a new process"
+
+
+@pytest.mark.parametrize("days", [400, -400])
+async def test_a_clock_that_is_wrong_for_a_while_costs_some_cycles_only(tmp_path: Path, days: int) -> None:
+    """What is confirmed at another time than the state's replaces that, be it the wrong time or the right one."""
+    wrong = [0.0]
+
+    def wall() -> float:
+        return Virtual.wall() + wrong[0]
+
+    async with scene(tmp_path) as stage:
+        for n in range(3):
+            stage.load(f"v{n}")
+        stage.write({"from": "app", "tags": tags("v*")})
+        with mock.patch.object(stage.world, "wall", wall):
+            away, back = partial(wrong.__setitem__, 0, days * 86400.0), partial(wrong.__setitem__, 0, 0.0)
+            await stage.watch(None, away, None, None, back, None, None)
+        warm = {"GET tag_list": 1, "HEAD manifest": 3}, {"HEAD manifest": 3}
+        assert [stage.asked[cycle] for cycle in (1, 4, 7)] == [warm] * 3
 
 
 async def test_what_another_process_has_locked_is_remembered_here(tmp_path: Path) -> None:

@@ -88,6 +88,19 @@ async def test_a_shard_of_a_new_file_is_that_of_the_new_file(tmp_path: Path) -> 
         assert (tmp_path / ".regsync" / "shard-1-of-2" / "state.bin").exists()
 
 
+async def test_a_shard_is_not_told_in_each_cycle_in_which_a_named_file_is_gone(tmp_path: Path) -> None:
+    async with scene(tmp_path) as stage:
+        stage.load("v1")
+        authority = tmp_path / "ca.pem"
+        stage.world.listen(stage.source.app, "source.test", scheme="https")
+        CA().cert_pem.write_to_path(str(authority))
+        secure = {"url": "https://source.test", "ca_file": str(authority)}
+        stage.write({"from": "app", "tags": tags("v1")}, registries={"source": secure})
+        ran = await stage.watch(authority.unlink, None, None, None, None, more=("--shard", "0/1"))
+        assert len(lines(ran, "error: CONFIG_ERROR: ", "ca.pem")) == 1
+        assert len(lines(ran, "info: shard 0 of 1: ")) <= 2
+
+
 async def test_a_hang_up_begins_a_cycle_with_the_new_file(tmp_path: Path) -> None:
     async with scene(tmp_path) as stage:
         image = stage.load("v1", "two")
