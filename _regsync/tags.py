@@ -18,10 +18,10 @@ _PART = r"([0-9]+|[xX*])"
 _COMPARATOR = rf"(==|!=|>=|<=|[=<>^~])?[ \t]*v?{_PART}(?:\.{_PART})?(?:\.{_PART})?{_SUFFIX}"
 _LONGEST = 1024  # of a tag (128 at most) or a range; int() refuses far longer numbers in its own way
 class Version(NamedTuple):
-    """What precedence sees of a version; `stage` 0: a pre-release, `identifiers` (0, number, "") or (1, 0, word)."""
+    """What precedence sees of a version; `stage` 0: a pre-release. A listing may name a million."""
     release: tuple[int, int, int]
     stage: int = 1
-    identifiers: tuple[tuple[int, int, str], ...] = ()
+    identifiers: str = ""  # as text of that order: of each one 1, how many digits, these; or 2, the word, 0
     @property
     def is_prerelease(self) -> bool: return not self.stage
 def parse_version(tag: str) -> Version | None:
@@ -30,8 +30,8 @@ def parse_version(tag: str) -> Version | None:
 def _version(numbers: list[int], prerelease: str | None = None) -> Version:
     major, minor, patch = (*numbers, 0, 0, 0)[:3]
     parts = prerelease.split(".") if prerelease else []
-    identifiers = tuple((0, int(part), "") if part.isdigit() else (1, 0, part) for part in parts)
-    return Version((major, minor, patch), 0 if parts else 1, identifiers)
+    keys = (f"\1{len(part.lstrip('0')):04}{part.lstrip('0')}" if part.isdigit() else f"\2{part}\0" for part in parts)
+    return Version((major, minor, patch), 0 if parts else 1, "".join(keys))
 _LOWEST, _HIGHEST = Version((0, 0, 0), 0), Version((10**_LONGEST, 0, 0))  # below and above what tags can spell
 # From where, to below what, whether it takes what lies between or all but that, the M.m.p of a pre-release in it.
 _Comparator = tuple[Version, Version, bool, tuple[int, int, int] | None]
@@ -73,8 +73,7 @@ def _comparator(word: str) -> _Comparator:
         kept = numbers[: next((i for i, number in enumerate(numbers, 1) if number), 3)]
     elif operator == "~": kept = numbers[:2]
     high = _version([*kept[:-1], kept[-1] + 1]) if kept else _HIGHEST
-    if operator not in ("^", "~") and len(numbers) == 3:
-        high = version._replace(identifiers=(*version.identifiers, (-1, 0, "")))
+    if operator not in ("^", "~") and len(numbers) == 3: high = version._replace(identifiers=version.identifiers + "\0")
     spans = {">": (high, _HIGHEST), ">=": (low, _HIGHEST), "<": (_LOWEST, low), "<=": (_LOWEST, high)}
     named = version.release if version.is_prerelease else None
     return *spans.get(operator, (low, high)), operator != "!=", named

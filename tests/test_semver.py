@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import tracemalloc
 
 import pytest
 from hypothesis import given, settings
@@ -242,3 +243,30 @@ def test_any_text_is_a_range_or_an_error_that_says_so(text: str) -> None:
     except ValueError:
         return
     assert admits(allowed, version("1.2.3"), "include") in (True, False)
+
+
+_IDENTIFIERS = st.lists(st.text("0129aZ-", min_size=1, max_size=4), min_size=1, max_size=3)
+
+
+@given(_IDENTIFIERS, _IDENTIFIERS)
+def test_identifiers_are_ordered_one_by_one(ours: list[str], theirs: list[str]) -> None:
+    def key(identifiers: list[str]) -> list[tuple[int, int, str]]:
+        return [(0, int(each), "") if each.isdigit() else (1, 0, each) for each in identifiers]
+
+    one, other = (parse_version(f"1.2.3-{'.'.join(each)}") for each in (ours, theirs))
+    assert one is not None
+    assert other is not None
+    assert ((one < other), (one == other)) == ((key(ours) < key(theirs)), (key(ours) == key(theirs)))
+
+
+@pytest.mark.rule("R14")
+def test_a_version_of_many_identifiers_takes_no_more_than_its_text() -> None:
+    """A listing may name a million of them, and to order them all are in memory at once."""
+    tracemalloc.start()
+    try:
+        kept = [parse_version(f"1.2.3-{'1.' * 58}{number}") for number in range(2000)]
+        held, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert all(kept)
+    assert held / 2000 < 1000
