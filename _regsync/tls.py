@@ -79,8 +79,9 @@ def _is_hashed(directory: str) -> bool:
     try: return any(re.fullmatch(r"[0-9a-fA-F]{8}\.[0-9]+", name) for name in os.listdir(directory))
     except OSError: return False
 def _load(what: str, load: Callable[..., None], *files: str, **options: str) -> None:
-    if unread := [name for name in files if not os.access(name, os.R_OK)]:
-        why = "may not be read by this user" if os.path.exists(unread[0]) else "does not exist"
+    # A pipe would be waited for, and by nobody stopped.
+    if unread := [name for name in files if not (os.path.isfile(name) and os.access(name, os.R_OK))]:
+        why = "may not be read by this user, or is no file" if os.path.exists(unread[0]) else "does not exist"
         raise ConfigError(f"{what}: {clean(unread[0])} {why}", hint="name another file, or make this one readable")
     try: load(*files, **options)
     except OSError as error:

@@ -439,3 +439,18 @@ def test_other_failures_are_one_clean_line(error: OSError, message: str) -> None
     assert text.startswith((HOST, "TLS"))
     assert (hint is not None) is isinstance(error, ssl.SSLEOFError), "what plain HTTP may be is said so"
     assert text.isprintable()
+
+
+@pytest.mark.rule("R14")
+@pytest.mark.parametrize("what", ["ca_file", "client_cert", "SSL_CERT_FILE", "certs_d"])
+def test_a_pipe_in_the_place_of_a_certificate_is_refused_and_not_waited_for(what: str, tmp_path: Path) -> None:
+    pipe = str(tmp_path / "pipe.crt")
+    os.mkfifo(pipe)
+    environ = {what: pipe} if what.isupper() else {}
+    with pytest.raises(ConfigError, match="or is no file"):
+        tls.make_context(
+            ca_file=pipe if what == "ca_file" else None,
+            client_cert=pipe if what == "client_cert" else None,
+            certs_d=(pipe,) if what == "certs_d" else (),
+            environ=environ,
+        )
