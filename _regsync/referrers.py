@@ -53,7 +53,7 @@ class Referrers:
         self._discovery, self._knowledge, self._wall, self._kept = discovery, knowledge, wall, kept
         self._lists = defaultdict[tuple[RepositoryKey, str], Once[_List]](Once)
         self._hung = defaultdict[object, Once[list[Artifact]]](Once)
-        self._asked, self._few = Counter[RepositoryKey](), anyio.CapacityLimiter(16)  # lists: one may name 10,000
+        self._asked, self._few = Counter[RepositoryKey](), anyio.CapacityLimiter(32)  # lists: one may name 10,000
         # Who asks an area for the first time, who writes a list.
         self._locks = defaultdict[object, anyio.Lock](anyio.Lock)
         # By repository and fallback tag, what a list names that this run has put or read last.
