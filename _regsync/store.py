@@ -185,21 +185,22 @@ class Staging:
             yield None
             return
         self._files[blob.digest] = self._files.pop(blob.digest)
-        self._readers[blob.digest] += 1
+        for count in (self._readers, self._asked): count[blob.digest] += 1
         try:
             with staged: yield FilePieces(staged, blob.size, offset, "" if offset else blob.digest)
+            self._asked[blob.digest] -= 1
         finally: self._readers[blob.digest] -= 1
-    def close(self, *, sweep: bool = True, leftovers: bool = True) -> None:
-        """Remove what this run staged, and what earlier ones left; without `sweep` whole files stay for the next."""
-        paths = [path for path, _ in self._files.values()]
+    def close(self, *, sweep: bool = True, failed: bool = False, leftovers: bool = True) -> None:
+        """Remove what runs staged; what is still asked for stays if this one `failed`, all without `sweep`."""
+        paths = {path for path, _ in self._files.values()}
         for folder in filter(_is_own, (os.path.join(self._directory, name) for name in fips.DIGEST_HEX_LENGTHS
                 if leftovers)):
             with contextlib.suppress(OSError):  # another's partial files stay; what has no digest's name is not ours
                 names = filter(re.compile("[0-9a-f]{64,128}").fullmatch, os.listdir(folder) if self._directory else ())
-                paths += [os.path.join(folder, name) for name in names]
+                paths.update(os.path.join(folder, name) for name in names)
+        paths -= {path for digest, (path, _) in self._files.items() if failed and self._asked[digest]}
         for path in paths if sweep else (): _remove(path)
-        self._files.clear()
-        self._memory.clear()
+        for held in (self._files, self._memory): held.clear()
         self._cleanup.close()
 class StateFile:
     """The state on disk between `load` and `close`, nothing noted after `save`; `warn(event, message)` tells of it."""

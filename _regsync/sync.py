@@ -79,9 +79,9 @@ class Run:
                 outer.cancel_scope.cancel()
         finally:
             self._tasks = None
-            well = self._report.exit_status() == 0 and not self.execution.draining
             # Without the lock, what is there beside our own may be another run's that is at work.
-            self._staging.close(sweep=well, leftovers=self._state.is_kept)
+            self._staging.close(sweep=not self.execution.draining, failed=self._report.exit_status() != 0,
+                leftovers=self._state.is_kept)
             self._discovery.keep_logins()
             self._state.save(self._knowledge.encoded() if self._state.is_kept or self._state.remembers else None)
             self._state.close()
@@ -170,8 +170,7 @@ class Run:
         """Ask what one source reference names and which targets lack it; queue what has to be copied."""
         began, mapping, targets = anyio.current_time(), wanted.mapping, self._targets(wanted)
         self.execution.known += len(targets)
-        source_name = self._source(mapping).reference(wanted.tag)
-        asked: list[Repository] = []
+        source_name, asked = self._source(mapping).reference(wanted.tag), list[Repository]()
         for target in targets:
             # Skip tier 1: the tag never moves, and the target's listing, fetched anyway, names it.
             if (self._never_moves(mapping, reference) and reference in (self._discovery.names(target) or ())

@@ -581,6 +581,18 @@ async def test_what_a_failed_run_left_goes_with_the_next_one_that_ends_well(tmp_
     assert files(tmp_path) == []
 
 
+async def test_a_failed_run_leaves_only_what_somebody_has_still_to_read(staging: Staging, tmp_path: Path) -> None:
+    read, broken = (bytes([n]) * (SMALL_BLOB + 1) for n in range(2))
+    for body in (read, broken):
+        await staging.ensure(described(body), Source(body))
+    with staging.opened(described(read)) as pieces:
+        assert await content(pieces) == read
+    with pytest.raises(ZeroDivisionError), staging.opened(described(broken)):
+        raise ZeroDivisionError
+    staging.close(failed=True)
+    assert files(tmp_path) == [f"staged/sha256/{described(broken).digest[7:]}"]
+
+
 async def test_without_the_lock_only_what_this_run_staged_goes(tmp_path: Path) -> None:
     other, own = b"x" * (SMALL_BLOB + 5), Staging(str(tmp_path))
     another = Staging(str(tmp_path))

@@ -16,6 +16,7 @@ from unittest import mock
 import anyio
 import pytest
 
+from conformance.app import App
 from conformance.faults import Rule
 from conformance.images import Image
 from conformance.tokens import TokenService
@@ -402,6 +403,28 @@ async def test_a_clock_that_is_wrong_for_a_while_costs_some_cycles_only(tmp_path
             await stage.watch(None, away, None, None, back, None, None)
         warm = {"GET tag_list": 1, "HEAD manifest": 3}, {"HEAD manifest": 3}
         assert [stage.asked[cycle] for cycle in (1, 4, 7)] == [warm] * 3
+
+
+@pytest.mark.provokes("asked_again_after_404")
+async def test_what_always_fails_leaves_no_staged_blobs_behind(tmp_path: Path) -> None:
+    async with scene(tmp_path) as stage:
+        stage.world.listen(App(), "other.test")
+        stage.write(
+            {"from": "app", "tags": tags("*")},
+            {"from": "none", "tags": tags("v1")},
+            registries={"other": "http://other.test"},
+            defaults={"targets": ["target", "other"]},
+        )
+
+        def load() -> None:
+            tag = f"v{len(stage.source.app.tags('app'))}"
+            stage.seed.image(sizes=(1_500_000,)).load_into(stage.source.app, "app", tag=tag)
+
+        load()
+        ran = await stage.watch(load, load, None)
+        assert ran.out.count("synced ") == 6
+        assert len(lines(ran, "failed source.test/none:v1")) == 2
+        assert [each.name for each in (tmp_path / ".regsync" / "staged").rglob("*")] == ["sha256"]
 
 
 async def test_what_another_process_has_locked_is_remembered_here(tmp_path: Path) -> None:
