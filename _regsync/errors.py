@@ -15,7 +15,7 @@ def clean(text: str, limit: int = 500) -> str:
     return shown if len(shown) <= limit and len(text) <= 4 * limit else shown[: limit - 1] + "…"
 def without_logins(text: str) -> str:
     """Return a text without `user:password@`, wherever it was written by mistake."""
-    return re.sub(r"""(?<![^\s'"=])[^\s'"]*@(?!sha(?:256|512):)""", lambda it: "***@" if ":" in it[0] else it[0], text)
+    return re.sub(r"""(?<![^\s'"])[^\s'"]*@(?!sha(?:256|512):)""", lambda it: "***@" if ":" in it[0] else it[0], text)
 def plain(text: str) -> str:
     """Return what is written where a name belongs; asterisks for what may be a secret in a wrong place."""
     return text if re.fullmatch("!?[A-Za-z_.-]{1,24}", text) else "***"

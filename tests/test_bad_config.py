@@ -132,6 +132,7 @@ HOSTILE = {
     "a long range": ROUTE + ", tags: {semver: '" + ">1," * SIZE + "'}}",
     "a long platform": ROUTE + ", platforms: [" + "a/" * SIZE + "]}",
     "a long duration": "mappings: []\nglobal: {cache_ttl: " + "1h" * SIZE + "x}",
+    "digests that are no logins": "mappings: []\nglobal: {cache_ttl: '" + "=a@sha256:" * SIZE + "'}",
     "a long size": "mappings: []\nglobal: {staging_size_limit: " + "1" * SIZE + "}",
     "a long number": "mappings: []\nglobal: {max_concurrent_transfers: " + "1" * SIZE + "}",
     "a long address": "mappings: []\nregistries: {a: {url: " + "a." * SIZE + "}}",
