@@ -354,7 +354,7 @@ class Authenticator:
         return hide(text, self._refresh_token, *(token.value for token in self._tokens.values()), *shown)
     def conceal(self, target: str) -> None:
         """Hide what signs a URL that the registry gives us as if it were a secret of ours."""
-        self._shown.extend(Credential(registry_token=each) for each in re.findall("=([^&]{8,})", target))
+        self._shown.extend(Credential(registry_token=each) for each in re.findall("=([^&]{8,2048})", target))
     def declare(self, repository: str, actions: str) -> None:
         """Say that this run uses a repository; tokens will cover it as far as rule 2 allows."""
         self._declared[repository] = _union(self._declared.get(repository, actions), actions)
