@@ -91,7 +91,7 @@ class Gate:
         wants = tuple(want._replace(within=True) for want in wants if want.place not in entered)
         needs = wants if permit.holds else permit.wants
         if self._queues: self.wake()  # by time alone others may fit by now, and they came first
-        if not needs or self._admit(permit, needs): return
+        if not needs or self._admit(permit, needs, anyio.current_time()): return
         if permit.holds and not permit.busy:
             if lease is not None: await lease.settle()  # what waits without a permit holds none
             held = tuple(pacing.Want(host, meters=tuple(meters), within=True) for host, *meters in entered)
@@ -110,8 +110,8 @@ class Gate:
                 self._queues[needs].remove(waiting)
                 heapq.heapify(self._queues[needs])
                 self.wake()
-    def _admit(self, permit: _Permit, needs: tuple[pacing.Want, ...]) -> bool:
-        admitted, now = pacing.admit(self.limits, needs, anyio.current_time(), permit.entered), anyio.current_time()
+    def _admit(self, permit: _Permit, needs: tuple[pacing.Want, ...], now: float) -> bool:
+        admitted = pacing.admit(self.limits, needs, now, permit.entered)
         permit.holds = permit.holds or admitted
         for meter in (self.limits[want.host].meters[name] for want in needs * admitted for name in want.meters):
             permit.drawn[meter] = now, meter.full
@@ -127,12 +127,13 @@ class Gate:
         heapq.heapify(heads)
         while heads:
             *_, permit, needs = heapq.heappop(heads)
-            if self._admit(permit, needs):
+            now = anyio.current_time()  # once for both: too early to go must not seem too late to wait for
+            if self._admit(permit, needs, now):
                 heapq.heappop(self._queues[needs])
                 permit.turn.set()
                 if self._queues[needs]: heapq.heappush(heads, (*self._queues[needs][0], needs))
             else:
-                later = pacing.due(self.limits, needs, now := anyio.current_time())
+                later = pacing.due(self.limits, needs, now)
                 permit.scope.deadline = later if later > now else math.inf
         self._queues = {needs: queue for needs, queue in self._queues.items() if queue}
 class Host:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from itertools import count
 
 import anyio
 import anyio.lowlevel
@@ -423,4 +424,22 @@ async def test_narrow_windows_never_deadlock(
         async with anyio.create_task_group() as group:
             for each in works:
                 group.start_soon(work, *each)
+    assert is_idle(gate)
+
+
+@pytest.mark.virtual_time
+@pytest.mark.parametrize("step", [number / 1000 for number in range(1, 120, 2)])
+async def test_time_that_passes_between_two_looks_at_the_clock_loses_nobody(
+    step: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A request was too early at one look, late enough at the next: it waited for ever in a run that did no more."""
+    gate, now, looks, entered = Gate(), anyio.current_time, count(), list[int]()
+    limit = gate.limits["a"] = Limit(50, (Pace("upload_start", rate=9),))
+    monkeypatch.setattr(anyio, "current_time", lambda: now() + next(looks) * step)
+    want = Want("a", meters=limit.meters_of("repository", "upload_start"))
+    with anyio.fail_after(60):
+        for number in range(20):
+            async with gate.admitted((want,)):
+                entered.append(number)
+    assert entered == [*range(20)]
     assert is_idle(gate)
