@@ -88,7 +88,7 @@ class _Ordinary:
     def split(self, text: str) -> Iterator[Node]:
         block, flow = (re.compile(_BLOCK), _IN_BLOCK), (re.compile(_FLOW), _IN_FLOW)
         for number, line in enumerate(text.split("\n"), 1):
-            if len(line) > _LONGEST_LINE or not line.isprintable(): raise _Unusual
+            if len(line) > _LONGEST_LINE or not line.isprintable() or line[:3] == "...": raise _Unusual
             place, level = 3 if number == 1 and line == "---" else 0, 0
             while level <= _MOST_NESTED:
                 pattern, tags = flow if level else block
