@@ -221,8 +221,8 @@ def test_a_request_draws_a_token_of_every_step_it_does() -> None:
     whole = Want("a", meters=held["a"].meters_of("app", "upload_finish", "upload_body"))
     for meter in held["a"].meters.values():
         meter.width = 50.0
-    assert [admit(held, (whole,), 1e-5 * (number == 19)) for number in range(21)] == [True] * 20 + [False]
-    assert held["a"].in_use == 20, "nothing was taken for the one that lacks a token"
+    assert [admit(held, (whole,), 1e-5 * (number == 17)) for number in range(19)] == [True] * 18 + [False]
+    assert held["a"].in_use == 18, "nothing was taken for the one that lacks a token"
     assert due(held, (whole,), 0.0) == pytest.approx(1 / 80, abs=1e-5)
     body = Want("a", meters=held["a"].meters_of("app", "upload_body"))
     assert due(held, (body,), 0.0) <= 0.0, "the other bucket has more"
