@@ -11,7 +11,9 @@ import sys
 
 from _regsync import __version__
 
-TYPE_CHECKING = False  # typing's constant without typing, which takes longer to import than all of this
+TYPE_CHECKING = (
+    False  # typing's constant without typing, which takes longer to import than all of this
+)
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -36,13 +38,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         try:
             return version.show(fips.closed(), as_json="--json" in arguments)
         except OSError:
-            arguments = ["version"]  # the command line meets the same failure and has the words for it
+            arguments = [
+                "version"
+            ]  # the command line meets the same failure and has the words for it
     if argv is None:
         import signal
 
-        # Until a run listens there is nothing to drain or to save. An exception may come where nobody passes it on, and
-        # the first process of a container does not get what has no handler. A watch ends well by a signal, and reads
-        # its configuration anyway when it begins.
+        # Until a run listens there is nothing to drain or to save. An exception may come where
+        # nobody passes it on, and the first process of a container does not get what has no
+        # handler. A watch ends well by a signal, and reads its configuration anyway when it begins.
         watches = arguments[:1] == ["watch"]
         for number in (signal.SIGINT, signal.SIGTERM):
             if signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler):
@@ -64,7 +68,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             gc.enable()
     threading = sys.modules.get("threading")
     if argv is None and threading is not None and threading.active_count() > 1:
-        # A name server that does not answer holds a thread: nobody can end it, and the interpreter would wait for it.
+        # A name server that does not answer holds a thread: nobody can end it, and the interpreter
+        # would wait for it.
         sys.stdout.flush()
         sys.stderr.flush()
         _leave(status - 128)

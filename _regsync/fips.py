@@ -1,136 +1,255 @@
-"""The only door to digests, MACs and signatures, and the gate: the default build computes by the host's FIPS provider.
-Owns: which library computes them. May not know: anything else of the program; it imports os and sys until it is asked
-for something. Invariants: no message shows a key; no other module of `_regsync` imports hashlib, hmac or secrets; what
-the gate cannot prove closes it, whatever the arguments. Python fails open: without a provider hashlib uses code of its
-own, and its FIPS mode tells a setting. So OpenSSL itself is asked, and nothing here falls back. Chance that secures
-nothing (temporary names, pauses) is os.urandom's. Follows design.md sections 1 and 11, protocol-facts.md 8.3."""
+"""The only door to digests, MACs and signatures, and the gate: the default build computes by the
+host's FIPS provider. Owns: which library computes them. May not know: anything else of the program;
+it imports os and sys until it is asked for something. Invariants: no message shows a key; no other
+module of `_regsync` imports hashlib, hmac or secrets; what the gate cannot prove closes it,
+whatever the arguments. Python fails open: without a provider hashlib uses code of its own, and its
+FIPS mode tells a setting. So OpenSSL itself is asked, and nothing here falls back. Chance that
+secures nothing (temporary names, pauses) is os.urandom's. Follows design.md sections 1 and 11,
+protocol-facts.md 8.3."""
+
 from __future__ import annotations
-import os, sys
+
+import os
+import sys
+
 from _regsync import FIPS_BUILD
+
 # typing's constant without typing, which costs `version` a third of its time.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from ctypes import CDLL, c_void_p
     from hashlib import _Hash
-# Digests that this program can verify, and the length of their hexadecimal form (image-spec descriptor.md).
+# Digests that this program can verify, and the length of their hexadecimal form (image-spec
+# descriptor.md).
 DIGEST_HEX_LENGTHS = {"sha256": 64, "sha512": 128}
 REMEDY = (
-    "install one, with `openssl fipsinstall -module DIR/fips.so -out DIR/fipsmodule.cnf`, or use regsync-nofips.pyz")
+    "install one, with `openssl fipsinstall -module DIR/fips.so -out DIR/fipsmodule.cnf`, "
+    "or use regsync-nofips.pyz"
+)
+
+
 def closed() -> str:
-    """Activate the host's FIPS provider for this process; return why the gate is closed, "" if it is not."""
-    if not FIPS_BUILD: return ""
-    if sys.platform in ("darwin", "win32"): return "the FIPS provider does not check certificates on this system"
-    try: _check(_activate())
-    except ValueError as error: return f"the FIPS provider {error}"
-    except (AttributeError, ImportError, OSError) as error: return f"the FIPS provider cannot be used: {error}"
+    """Activate the host's FIPS provider for this process; return why the gate is closed, "" if it
+    is not.
+    """
+    if not FIPS_BUILD:
+        return ""
+    if sys.platform in ("darwin", "win32"):
+        return "the FIPS provider does not check certificates on this system"
+    try:
+        _check(_activate())
+    except ValueError as error:
+        return f"the FIPS provider {error}"
+    except (AttributeError, ImportError, OSError) as error:
+        return f"the FIPS provider cannot be used: {error}"
     return ""
+
+
 def _activate() -> CDLL:
-    """Take a host in FIPS mode as it is; else add its provider to what OPENSSL_CONF or the system say of OpenSSL."""
+    """Take a host in FIPS mode as it is; else add its provider to what OPENSSL_CONF or the system
+    say of OpenSSL.
+    """
     early = sys.modules.keys() & {"_hashlib", "_ssl"}
     crypto = _libcrypto()
     from ctypes import c_ulong
-    if crypto.OpenSSL_version_num() < 0x30000000: raise ValueError("needs OpenSSL 3.0 or newer")
+
+    if crypto.OpenSSL_version_num() < 0x30000000:
+        raise ValueError("needs OpenSSL 3.0 or newer")
     own = os.environ.get("OPENSSL_CONF")  # OpenSSL goes on in silence without what it cannot read
     if own and crypto.NCONF_load(_pointer(crypto, "NCONF_new", None), os.fsencode(own), None) != 1:
-        raise ValueError(f"cannot be set up by OPENSSL_CONF={own!r}, which does not load ({_said(crypto)})")
+        raise ValueError(
+            f"cannot be set up by OPENSSL_CONF={own!r}, which does not load ({_said(crypto)})"
+        )
     # The setting first: asking for a provider that nobody named would load the built-in one.
-    if crypto.EVP_default_properties_is_fips_enabled(None) == 1 == crypto.OSSL_PROVIDER_available(None, b"fips"):
+    if (
+        crypto.EVP_default_properties_is_fips_enabled(None)
+        == 1
+        == crypto.OSSL_PROVIDER_available(None, b"fips")
+    ):
         return crypto
-    if early: raise ValueError("comes too late: OpenSSL was loaded before regsync began; start it by `python3 -I -S`")
+    if early:
+        raise ValueError(
+            "comes too late: OpenSSL was loaded before regsync began; start it by `python3 -I -S`"
+        )
     module, settings, text = _find(crypto, own)
     # Behind what fipsinstall wrote, so that this holds; in memory, so that nothing is left behind.
-    text += (b"\n[fips_sect]\nactivate = 1\n[regsync]\nproviders = regsync_providers\n[regsync_providers]\n"
-        b"fips = fips_sect\n[default]\nopenssl_conf = regsync\n")
-    config, bio = _pointer(crypto, "NCONF_new", None), _pointer(crypto, "BIO_new_mem_buf", text, len(text))
+    text += (
+        b"\n[fips_sect]\nactivate = 1\n[regsync]\nproviders = regsync_providers\n[regsync_providers]\n"
+        b"fips = fips_sect\n[default]\nopenssl_conf = regsync\n"
+    )
+    config = _pointer(crypto, "NCONF_new", None)
+    bio = _pointer(crypto, "BIO_new_mem_buf", text, len(text))
     crypto.OSSL_PROVIDER_set_default_search_path(None, os.fsencode(os.path.dirname(module)))
-    if (crypto.NCONF_load_bio(config, bio, None) != 1 or crypto.CONF_modules_load(config, None, c_ulong()) != 1
-            or not _pointer(crypto, "OSSL_PROVIDER_load", None, b"fips")):
+    if (
+        crypto.NCONF_load_bio(config, bio, None) != 1
+        or crypto.CONF_modules_load(config, None, c_ulong()) != 1
+        or not _pointer(crypto, "OSSL_PROVIDER_load", None, b"fips")
+    ):
         tried = f"{module!r} with {settings}" + (f", after OPENSSL_CONF={own!r}," if own else "")
-        raise ValueError(f"{tried} does not load ({_said(crypto)}): one is damaged, or not made for the other")
-    _pointer(crypto, "OSSL_PROVIDER_load", None, b"base")  # reads keys and certificates, computes nothing
+        raise ValueError(
+            f"{tried} does not load ({_said(crypto)}): one is damaged, or not made for the other"
+        )
+    _pointer(
+        crypto, "OSSL_PROVIDER_load", None, b"base"
+    )  # reads keys and certificates, computes nothing
     crypto.EVP_default_properties_enable_fips(None, 1)
     return crypto
+
+
 def _find(crypto: CDLL, own: str | None) -> tuple[str, str, bytes]:
     """Return the path of fips.so, and where fipsinstall's settings for it are, with them."""
     from ctypes import c_char_p
+
     crypto.OPENSSL_info.restype = c_char_p
     base, modules = (os.fsdecode(crypto.OPENSSL_info(number)) for number in (1001, 1003))
     named = os.environ.get("OPENSSL_MODULES")  # as in OpenSSL the only place, if it is given
     places = [named] if named else [modules, "/usr/lib64/ossl-modules"]
     found = next((place for place in places if os.path.isfile(f"{place}/fips.so")), None)
-    if found is None: raise ValueError(f"is not found: no fips.so in {places}")
-    tried = dict.fromkeys((named, own and os.path.dirname(own), found, base, "/etc/ssl", "/etc/pki/tls"))
+    if found is None:
+        raise ValueError(f"is not found: no fips.so in {places}")
+    tried = dict.fromkeys(
+        (named, own and os.path.dirname(own), found, base, "/etc/ssl", "/etc/pki/tls")
+    )
     for path in [f"{place}/fipsmodule.cnf" for place in tried if place]:
         if os.path.isfile(path):
-            with open(path, "rb") as file: return f"{found}/fips.so", repr(path), file.read()
-    return (f"{found}/fips.so", f"no fipsmodule.cnf in {[*filter(None, tried)]}", b"")  # some modules need none
+            with open(path, "rb") as file:
+                return f"{found}/fips.so", repr(path), file.read()
+    return (
+        f"{found}/fips.so",
+        f"no fipsmodule.cnf in {[*filter(None, tried)]}",
+        b"",
+    )  # some modules need none
+
+
 def _check(crypto: CDLL) -> None:
-    """Raise ValueError, OSError or ImportError unless the provider, and nothing else, serves digests and TLS."""
+    """Raise ValueError, OSError or ImportError unless the provider, and nothing else, serves
+    digests and TLS.
+    """
     import _hashlib
     import _ssl
     from ctypes import c_char_p
+
     crypto.OSSL_PROVIDER_get0_name.restype = c_char_p
-    if crypto.OSSL_PROVIDER_available(None, b"fips") != 1: raise ValueError("is not active")
+    if crypto.OSSL_PROVIDER_available(None, b"fips") != 1:
+        raise ValueError("is not active")
     chance = _pointer(crypto, "RAND_get0_public", None)
-    for kind, what, found in (("MD", "SHA-256", _pointer(crypto, "EVP_MD_fetch", None, b"SHA256", None)),
-            ("RAND", "random numbers", chance and _pointer(crypto, "EVP_RAND_CTX_get0_rand", chance))):
-        if not found or crypto.OSSL_PROVIDER_get0_name(_pointer(crypto, f"EVP_{kind}_get0_provider", found)) != b"fips":
+    for kind, what, found in (
+        ("MD", "SHA-256", _pointer(crypto, "EVP_MD_fetch", None, b"SHA256", None)),
+        ("RAND", "random numbers", chance and _pointer(crypto, "EVP_RAND_CTX_get0_rand", chance)),
+    ):
+        if (
+            not found
+            or crypto.OSSL_PROVIDER_get0_name(_pointer(crypto, f"EVP_{kind}_get0_provider", found))
+            != b"fips"
+        ):
             raise ValueError(f"is not what computes {what}")
     _hashlib.openssl_sha256(b"")
-    try: _hashlib.openssl_md5(b"")
-    except ValueError: pass
-    else: raise ValueError("is not alone: OpenSSL still computes MD5")
-    if any("CHACHA20" in cipher["name"] for cipher in _ssl._SSLContext(_ssl.PROTOCOL_TLS_CLIENT).get_ciphers()):
+    try:
+        _hashlib.openssl_md5(b"")
+    except ValueError:
+        pass
+    else:
+        raise ValueError("is not alone: OpenSSL still computes MD5")
+    if any(
+        "CHACHA20" in cipher["name"]
+        for cipher in _ssl._SSLContext(_ssl.PROTOCOL_TLS_CLIENT).get_ciphers()
+    ):
         raise ValueError("is not alone: TLS still offers ChaCha20")
     crypto.ERR_clear_error()  # or TLS would take what is left there for its own
+
+
 def provider() -> dict[str, str]:
     """Return the name and the version that the active provider gives itself."""
     from ctypes import Structure, addressof, c_char_p, c_size_t, c_uint, c_void_p
+
     class Parameter(Structure):  # OSSL_PARAM of openssl/core.h; type 6 is a pointer to a string
-        _fields_ = [("key", c_char_p), ("type", c_uint), ("at", c_void_p), ("size", c_size_t), ("used", c_size_t)]
-    crypto, told = _libcrypto(), {"name": c_char_p(), "version": c_char_p()}
-    asked = (Parameter * 3)(*(Parameter(key.encode(), 6, addressof(value)) for key, value in told.items()))
+        _fields_ = [
+            ("key", c_char_p),
+            ("type", c_uint),
+            ("at", c_void_p),
+            ("size", c_size_t),
+            ("used", c_size_t),
+        ]
+
+    crypto = _libcrypto()
+    told = {"name": c_char_p(), "version": c_char_p()}
+    asked = (Parameter * 3)(
+        *(Parameter(key.encode(), 6, addressof(value)) for key, value in told.items())
+    )
     crypto.OSSL_PROVIDER_get_params(_pointer(crypto, "OSSL_PROVIDER_load", None, b"fips"), asked)
     return {key: (value.value or b"?").decode("ascii", "replace") for key, value in told.items()}
+
+
 def _new(algorithm: str, data: bytes | bytearray | memoryview) -> _Hash:
     if FIPS_BUILD:
         import _hashlib
+
         return _hashlib.new(algorithm, data)
     import hashlib
+
     return hashlib.new(algorithm, data, usedforsecurity=algorithm != "sha1")
+
+
 def new_hash(algorithm: str, data: bytes | bytearray | memoryview = b"") -> _Hash:
-    """Return a running hash, begun with `data`, for `sha256` or `sha512`; ValueError for anything else."""
-    if algorithm not in DIGEST_HEX_LENGTHS: raise ValueError(f"digest algorithm {algorithm!r} is not supported")
+    """Return a running hash, begun with `data`, for `sha256` or `sha512`; ValueError for anything
+    else.
+    """
+    if algorithm not in DIGEST_HEX_LENGTHS:
+        raise ValueError(f"digest algorithm {algorithm!r} is not supported")
     return _new(algorithm, data)
+
+
 def hash_hex(algorithm: str, data: bytes | bytearray | memoryview) -> str:
     """Return the hexadecimal digest of `data`; ValueError as `new_hash`."""
     return new_hash(algorithm, data).hexdigest()
+
+
 def hmac_bytes(key: bytes, data: bytes) -> bytes:
     """Return the HMAC of `data` by SHA-256."""
     from _hashlib import hmac_digest
+
     return hmac_digest(key, data, "sha256")
+
+
 def name_hash(text: str) -> str:
     """Return the SHA-1 by which another program has named a file; it secures nothing."""
     return _new("sha1", text.encode()).hexdigest()
+
+
 def sign_rs256(key: str, message: bytes) -> bytes:
-    """Return the RSASSA-PKCS1-v1_5 signature by a PEM key over SHA-256; ValueError says what of the key is no use.
-    No other copy of libcrypto is used than TLS runs on, and nothing is left on its list of errors (5.4 c)."""
+    """Return the RSASSA-PKCS1-v1_5 signature by a PEM key over SHA-256; ValueError says what of the
+    key is no use. No other copy of libcrypto is used than TLS runs on, and nothing is left on its
+    list of errors (5.4 c)."""
     import re
     from ctypes import byref, c_size_t, c_void_p, create_string_buffer
-    label, text = (re.findall(r"-----BEGIN ([A-Z ]+)-----(.*?)-----END \1-----", key, re.DOTALL) or [("", "")])[0]
-    if "ENCRYPTED" in label + text: raise ValueError("is encrypted: use one without a pass phrase")
+
+    label, text = (
+        re.findall(r"-----BEGIN ([A-Z ]+)-----(.*?)-----END \1-----", key, re.DOTALL) or [("", "")]
+    )[0]
+    if "ENCRYPTED" in label + text:
+        raise ValueError("is encrypted: use one without a pass phrase")
     # In base64 the head of a PKCS#8 key shows rsaEncryption so; the older form has it in its label.
     if not (label == "RSA PRIVATE KEY" or (label == "PRIVATE KEY" and "BgkqhkiG9w0BAQE" in text)):
         raise ValueError("is not an RSA key in PEM (PKCS#8)")
-    crypto, pem, size, room = _libcrypto(), key.encode(), c_size_t(2048), create_string_buffer(2048)
-    bio, context = _pointer(crypto, "BIO_new_mem_buf", pem, len(pem)), _pointer(crypto, "EVP_MD_CTX_new")
+    crypto = _libcrypto()
+    pem = key.encode()
+    size = c_size_t(2048)
+    room = create_string_buffer(2048)
+    bio = _pointer(crypto, "BIO_new_mem_buf", pem, len(pem))
+    context = _pointer(crypto, "EVP_MD_CTX_new")
     private = c_void_p()
     try:
-        # The last argument is a pass phrase, so that the library never asks for one at the terminal.
+        # The last argument is a pass phrase, so that the library never asks for one at the
+        # terminal.
         private = _pointer(crypto, "PEM_read_bio_PrivateKey", bio, None, None, b"")
-        if not private: raise ValueError("does not parse")
-        if (crypto.EVP_DigestSignInit(context, None, _pointer(crypto, "EVP_sha256"), None, private) != 1
-                or crypto.EVP_DigestSign(context, room, byref(size), message, c_size_t(len(message))) != 1):
+        if not private:
+            raise ValueError("does not parse")
+        if (
+            crypto.EVP_DigestSignInit(context, None, _pointer(crypto, "EVP_sha256"), None, private)
+            != 1
+            or crypto.EVP_DigestSign(context, room, byref(size), message, c_size_t(len(message)))
+            != 1
+        ):
             raise ValueError("was refused by OpenSSL: RSA keys have 2048 to 16384 bits")
         return room.raw[: size.value]
     finally:
@@ -138,23 +257,50 @@ def sign_rs256(key: str, message: bytes) -> bytes:
         crypto.EVP_PKEY_free(private)
         crypto.BIO_free(bio)
         crypto.ERR_clear_error()
+
+
 def _libcrypto() -> CDLL:
     import _ssl
     from ctypes import CDLL
-    # By the extension's own names; or it is inside the interpreter; Windows gives the library that is loaded already.
-    for place in (getattr(_ssl, "__file__", None), None, "libcrypto-3", "libcrypto-3-x64", "libcrypto-3-arm64"):
-        try: crypto = CDLL(place)
-        except (OSError, TypeError): continue
-        if getattr(crypto, "OpenSSL_version_num", int)() == _ssl.OPENSSL_VERSION_NUMBER: return crypto
-    raise ValueError("cannot be used: this Python does not show its libcrypto; run regsync with the system's Python")
+
+    # By the extension's own names; or it is inside the interpreter; Windows gives the library that
+    # is loaded already.
+    for place in (
+        getattr(_ssl, "__file__", None),
+        None,
+        "libcrypto-3",
+        "libcrypto-3-x64",
+        "libcrypto-3-arm64",
+    ):
+        try:
+            crypto = CDLL(place)
+        except (OSError, TypeError):
+            continue
+        if getattr(crypto, "OpenSSL_version_num", int)() == _ssl.OPENSSL_VERSION_NUMBER:
+            return crypto
+    raise ValueError(
+        "cannot be used: this Python does not show its libcrypto; run regsync with the system's Python"
+    )
+
+
 def _pointer(crypto: CDLL, name: str, *arguments: object) -> c_void_p:
     from ctypes import c_void_p
+
     function = crypto[name]
     function.restype = c_void_p  # by default 32 bits of it
     return c_void_p(function(*arguments))
+
+
 def _said(crypto: CDLL) -> str:
     """Empty OpenSSL's list of errors and return it in words."""
     from ctypes import c_char_p, c_ulong
-    crypto.ERR_get_error.restype, crypto.ERR_error_string.restype = c_ulong, c_char_p
-    lines = (crypto.ERR_error_string(c_ulong(code), None).decode() for code in iter(crypto.ERR_get_error, 0))
-    return ", ".join(["OpenSSL says", *(line.rpartition(":")[2] for line in lines)]).replace(",", ":", 1)
+
+    crypto.ERR_get_error.restype = c_ulong
+    crypto.ERR_error_string.restype = c_char_p
+    lines = (
+        crypto.ERR_error_string(c_ulong(code), None).decode()
+        for code in iter(crypto.ERR_get_error, 0)
+    )
+    return ", ".join(["OpenSSL says", *(line.rpartition(":")[2] for line in lines)]).replace(
+        ",", ":", 1
+    )

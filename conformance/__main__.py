@@ -1,9 +1,10 @@
-"""`python -m conformance serve | proxy | check`: a registry, faults in front of one, the checks of any.
+"""`python -m conformance serve | proxy | check`: a registry, faults in front of one, the checks of
+any.
 
-Owns: the command line. May not know: anything that `App`, `Proxy` and `checks` do not say by themselves.
-Invariant: `serve` and `proxy` write one line on standard output, `serving URL`, once requests are answered,
-then nothing until SIGINT or SIGTERM, then on standard error what the faults did; `check` writes rows as
-they come, and its exit status is the verdict.
+Owns: the command line. May not know: anything that `App`, `Proxy` and `checks` do not say by
+themselves. Invariant: `serve` and `proxy` write one line on standard output, `serving URL`, once
+requests are answered, then nothing until SIGINT or SIGTERM, then on standard error what the faults
+did; `check` writes rows as they come, and its exit status is the verdict.
 """
 
 from __future__ import annotations
@@ -38,7 +39,9 @@ def seed_images(app: App) -> None:
     seed.image().load_into(app, "seed/oci", tag="v1")
     seed.image(format="docker").load_into(app, "seed/docker", tag="v1")
     seed.index(attestations=True).load_into(app, "seed/index", tag="v1")
-    seed.index(format="docker", platforms=("linux/amd64", "windows/amd64")).load_into(app, "seed/list", tag="v1")
+    seed.index(format="docker", platforms=("linux/amd64", "windows/amd64")).load_into(
+        app, "seed/list", tag="v1"
+    )
     seed.index([seed.index(), seed.image()]).load_into(app, "seed/nested", tag="v1")
     signed = seed.image().load_into(app, "seed/signed", tag="v1")
     seed.artifact(signed).load_into(app, "seed/signed")
@@ -63,7 +66,11 @@ async def _run_persona(arguments: argparse.Namespace) -> None:
     user, _, password = (arguments.user or "").partition(":")
     with contextlib.ExitStack() as stack:
         known = stack.enter_context(names(arguments.names)) if arguments.names else None
-        given = {"names": known, "port": arguments.port, "users": {user: password} if user else None}
+        given = {
+            "names": known,
+            "port": arguments.port,
+            "users": {user: password} if user else None,
+        }
         served = stack.enter_context(persona(arguments.persona, **given))
         if arguments.seed_images:
             seed_images(served.app)
@@ -78,7 +85,9 @@ async def _run_persona(arguments: argparse.Namespace) -> None:
 
 async def _run_proxy(arguments: argparse.Namespace) -> None:
     context = ssl.create_default_context(cafile=arguments.ca) if arguments.ca else None
-    await _serve(Proxy(arguments.upstream, token_path=arguments.token_path, context=context), arguments)
+    await _serve(
+        Proxy(arguments.upstream, token_path=arguments.token_path, context=context), arguments
+    )
 
 
 async def _serve(app: Site, arguments: argparse.Namespace) -> None:
@@ -138,35 +147,69 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m conformance", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     run = commands.add_parser("serve", help="serve an empty registry from memory")
-    run.add_argument("--seed-images", action="store_true", help="hold one image of every common shape")
+    run.add_argument(
+        "--seed-images", action="store_true", help="hold one image of every common shape"
+    )
     run.add_argument("--user", metavar="NAME:PASSWORD", help="who may push")
     run.add_argument("--auth", choices=("basic", "bearer"), default="bearer")
-    run.add_argument("--no-referrers", action="store_true", help="answer 404 as registries before OCI 1.1")
-    run.add_argument("--persona", choices=sorted(PERSONAS), help="behave as this provider, over plain HTTP")
+    run.add_argument(
+        "--no-referrers", action="store_true", help="answer 404 as registries before OCI 1.1"
+    )
+    run.add_argument(
+        "--persona", choices=sorted(PERSONAS), help="behave as this provider, over plain HTTP"
+    )
     run.add_argument(
         "--names",
         metavar="DIR",
         help="a persona's own host names, over TLS, for clients with the variables in DIR/environ",
     )
     front = commands.add_parser("proxy", help="pass requests on to a registry, with faults")
-    front.add_argument("upstream", type=origin, metavar="URL", help="http(s)://HOST[:PORT] of the registry")
-    front.add_argument("--ca", metavar="FILE", help="certificates to trust, PEM, instead of the system's")
-    front.add_argument("--token-path", default="/token", metavar="PATH", help="of its token service: kind token")
+    front.add_argument(
+        "upstream", type=origin, metavar="URL", help="http(s)://HOST[:PORT] of the registry"
+    )
+    front.add_argument(
+        "--ca", metavar="FILE", help="certificates to trust, PEM, instead of the system's"
+    )
+    front.add_argument(
+        "--token-path", default="/token", metavar="PATH", help="of its token service: kind token"
+    )
     for each in (run, front):
         each.add_argument("--host", default="127.0.0.1")
         each.add_argument("--port", type=int, default=0, help="0 takes a free one")
-        each.add_argument("--tls", nargs=2, metavar=("CERT", "KEY"), help="PEM files; HTTPS instead of HTTP")
         each.add_argument(
-            *("--fault", "-f"), action="append", default=[], metavar="RULE", help="see README.md; several times"
+            "--tls", nargs=2, metavar=("CERT", "KEY"), help="PEM files; HTTPS instead of HTTP"
         )
-        each.add_argument("--faults", metavar="FILE", help="rules, one to a line, taken before those of --fault")
+        each.add_argument(
+            *("--fault", "-f"),
+            action="append",
+            default=[],
+            metavar="RULE",
+            help="see README.md; several times",
+        )
+        each.add_argument(
+            "--faults", metavar="FILE", help="rules, one to a line, taken before those of --fault"
+        )
         each.add_argument("--seed", type=int, default=0, help="of the rules that strike by chance")
-        each.add_argument("--journal", action="store_true", help="write every exchange to standard error at the end")
-    ask = commands.add_parser("check", help="check a registry against the OCI distribution specification 1.1")
-    ask.add_argument("url", metavar="URL", help="http(s)://HOST[:PORT]/REPOSITORY, which is written to")
-    ask.add_argument("--user", metavar="NAME:PASSWORD", help="for Basic or the registry's token service")
-    ask.add_argument("--ca", metavar="FILE", help="certificates to trust, PEM, instead of the system's")
-    ask.add_argument("--json", action="store_true", help="one JSON document at the end instead of lines")
+        each.add_argument(
+            "--journal",
+            action="store_true",
+            help="write every exchange to standard error at the end",
+        )
+    ask = commands.add_parser(
+        "check", help="check a registry against the OCI distribution specification 1.1"
+    )
+    ask.add_argument(
+        "url", metavar="URL", help="http(s)://HOST[:PORT]/REPOSITORY, which is written to"
+    )
+    ask.add_argument(
+        "--user", metavar="NAME:PASSWORD", help="for Basic or the registry's token service"
+    )
+    ask.add_argument(
+        "--ca", metavar="FILE", help="certificates to trust, PEM, instead of the system's"
+    )
+    ask.add_argument(
+        "--json", action="store_true", help="one JSON document at the end instead of lines"
+    )
     ask.add_argument(
         "--workflow",
         action="append",
@@ -174,7 +217,9 @@ def _parser() -> argparse.ArgumentParser:
         choices=checks.WORKFLOWS,
         help="only this one; may be given several times",
     )
-    ask.add_argument("--mount-repository", metavar="NAME", help="to mount into; REPOSITORY-mount without it")
+    ask.add_argument(
+        "--mount-repository", metavar="NAME", help="to mount into; REPOSITORY-mount without it"
+    )
     ask.add_argument("--keep", action="store_true", help="do not delete what was pushed")
     return parser
 

@@ -3,9 +3,9 @@
 Owns: what a strict OCI 1.1 registry answers, from memory. May not know: sockets, time, any client.
 Invariant: nothing becomes visible that was not verified (digest, size, media type, everything a
 manifest names), and every refusal carries the specification's error body with one of its codes (and
-TAG_INVALID, which it knows as old, for an immutable tag as ECR says it). What no correct client would
-send is refused *and* noted in `journal.violations`, so that a test can fail on it.
-Follows the OCI distribution specification 1.1.1; where that leaves a choice, distribution's
+TAG_INVALID, which it knows as old, for an immutable tag as ECR says it). What no correct client
+would send is refused *and* noted in `journal.violations`, so that a test can fail on it. Follows
+the OCI distribution specification 1.1.1; where that leaves a choice, distribution's
 (protocol-facts.md sections 1.2 to 1.12).
 """
 
@@ -18,7 +18,19 @@ from typing import Literal, Protocol
 from urllib.parse import quote
 
 from .exchange import Reception, Site
-from .messages import Access, Answer, Content, Headers, Request, Response, digest_of, error, errors, is_name, is_tag
+from .messages import (
+    Access,
+    Answer,
+    Content,
+    Headers,
+    Request,
+    Response,
+    digest_of,
+    error,
+    errors,
+    is_name,
+    is_tag,
+)
 from .storage import (
     DOCKER_LIST,
     MANIFEST_LIMIT,
@@ -48,7 +60,8 @@ _METHODS = {
     "upload": {"GET", "PATCH", "PUT", "DELETE"},
 }
 
-# What the specification gives a meaning to; other parameters may be a registry's own and are let through.
+# What the specification gives a meaning to; other parameters may be a registry's own and are let
+# through.
 _PARAMETERS = {"artifactType", "digest", "from", "last", "mount", "n"}
 
 
@@ -109,12 +122,16 @@ class App(Uploads):
     # What tests put in and look at without a request.
 
     def add_blob(self, repository: str, data: bytes, digest: str | None = None) -> str:
-        """Hold a blob; its digest is not verified when given, so that a registry can be made to lie."""
+        """Hold a blob; its digest is not verified when given, so that a registry can be made to
+        lie.
+        """
         digest = digest or digest_of(data)
         self.repositories[repository].blobs[digest] = Content(data)
         return digest
 
-    def add_manifest(self, repository: str, body: bytes, media_type: str, *tags: str, digest: str | None = None) -> str:
+    def add_manifest(
+        self, repository: str, body: bytes, media_type: str, *tags: str, digest: str | None = None
+    ) -> str:
         """Hold a manifest, unverified, under its digest and any number of tags."""
         digest = digest or digest_of(body)
         try:
@@ -176,30 +193,45 @@ class App(Uploads):
             return self._wrong(request, 417, "UNSUPPORTED", "Expect is not met here")
         declared = request.header("content-length")
         if declared and request.length() is None:
-            return self._wrong(request, 400, "SIZE_INVALID", f"Content-Length {declared!r} is no number")
+            return self._wrong(
+                request, 400, "SIZE_INVALID", f"Content-Length {declared!r} is no number"
+            )
         if request.method in ("POST", "PUT", "PATCH"):
             if not declared and not request.chunked:
-                return self._wrong(request, 411, "SIZE_INVALID", "neither Content-Length nor chunked coding")
+                return self._wrong(
+                    request, 411, "SIZE_INVALID", "neither Content-Length nor chunked coding"
+                )
         elif request.has_body:
             return self._wrong(request, 400, "UNSUPPORTED", f"a {request.method} with a body")
         return None
 
     def _naming(self, request: Request) -> Response | None:
         """Refuse paths, names, digests and tags that are not in the grammar, and unknown methods."""
-        kind, name, reference = request.kind, request.repository, request.reference
+        kind = request.kind
+        name = request.repository
+        reference = request.reference
         if kind not in _METHODS:
             return self._wrong(request, 404, "UNSUPPORTED", "no such path")
         if (name and not is_name(name)) or "%2f" in request.target.partition("?")[0].lower():
-            return self._wrong(request, 400, "NAME_INVALID", "invalid repository name", {"name": name})
+            return self._wrong(
+                request, 400, "NAME_INVALID", "invalid repository name", {"name": name}
+            )
         if kind in ("blob", "referrers") or (kind == "manifest" and ":" in reference):
             if not self._verifiable(reference):
-                return self._wrong(request, 400, "DIGEST_INVALID", "invalid digest", {"digest": reference})
+                return self._wrong(
+                    request, 400, "DIGEST_INVALID", "invalid digest", {"digest": reference}
+                )
         elif kind == "manifest" and not is_tag(reference):
-            # Nothing can have that name: the official suite reads `.INVALID_MANIFEST_NAME` and wants 404.
-            status, code = (400, "MANIFEST_INVALID") if request.method == "PUT" else (404, "MANIFEST_UNKNOWN")
+            # Nothing can have that name: the official suite reads `.INVALID_MANIFEST_NAME` and
+            # wants 404.
+            status, code = (
+                (400, "MANIFEST_INVALID") if request.method == "PUT" else (404, "MANIFEST_UNKNOWN")
+            )
             return self._wrong(request, status, code, "invalid tag", {"tag": reference})
         if request.method not in _METHODS[kind]:
-            return self._wrong(request, 405, "UNSUPPORTED", f"{request.method} is not for this path")
+            return self._wrong(
+                request, 405, "UNSUPPORTED", f"{request.method} is not for this path"
+            )
         return self._querying(request)
 
     def _querying(self, request: Request) -> Response | None:
@@ -207,7 +239,9 @@ class App(Uploads):
         named = [key for key, _ in request.query]
         twice = sorted({key for key in named if key in _PARAMETERS and named.count(key) > 1})
         if twice:
-            return self._wrong(request, 400, "UNSUPPORTED", f"query parameter {twice[0]} is given twice")
+            return self._wrong(
+                request, 400, "UNSUPPORTED", f"query parameter {twice[0]} is given twice"
+            )
         if request.kind == "upload_start" and "from" in named and "mount" not in named:
             return self._wrong(request, 400, "UNSUPPORTED", "from without mount")
         last = request.parameter("last")
@@ -221,7 +255,9 @@ class App(Uploads):
             return []
         if request.kind == "catalog":
             return [Access("registry", "catalog", "*")]
-        actions = {"GET": ["pull"], "HEAD": ["pull"], "DELETE": ["delete"]}.get(request.method, ["pull", "push"])
+        actions = {"GET": ["pull"], "HEAD": ["pull"], "DELETE": ["delete"]}.get(
+            request.method, ["pull", "push"]
+        )
         needs = [Access("repository", request.repository, action) for action in actions]
         source = request.parameter("from")
         if request.kind == "upload_start" and request.parameter("mount") and source:
@@ -235,12 +271,20 @@ class App(Uploads):
 
     # Lists.
 
-    def _page(self, request: Request, names: list[str], limit: int | None) -> tuple[list[str], Headers] | Response:
-        """Cut a sorted list by `n`, `last` and this registry's own limit; Link when something is left."""
+    def _page(
+        self, request: Request, names: list[str], limit: int | None
+    ) -> tuple[list[str], Headers] | Response:
+        """Cut a sorted list by `n`, `last` and this registry's own limit; Link when something is
+        left.
+        """
         wanted = request.parameter("n")
         if wanted is not None and not (wanted.isascii() and wanted.isdigit()):
-            return self._wrong(request, 400, "UNSUPPORTED", "invalid number of results", {"n": wanted})
-        size = min((n for n in (int(wanted) if wanted else None, limit) if n is not None), default=None)
+            return self._wrong(
+                request, 400, "UNSUPPORTED", "invalid number of results", {"n": wanted}
+            )
+        size = min(
+            (n for n in (int(wanted) if wanted else None, limit) if n is not None), default=None
+        )
         last = request.parameter("last")
         rest = [name for name in names if last is None or name > last]
         if size == 0 or size is None or size >= len(rest):
@@ -261,12 +305,17 @@ class App(Uploads):
     def _get_catalog(self, request: Request) -> Response:
         names = sorted(name for name, held in self.repositories.items() if held.manifests)
         page = self._page(request, names, self.page_size)
-        return page if isinstance(page, Response) else self._json({"repositories": page[0]}, page[1])
+        return (
+            page if isinstance(page, Response) else self._json({"repositories": page[0]}, page[1])
+        )
 
     def _get_referrers(self, request: Request) -> Response:
         if not self.referrers_api:
             return error(404, "UNSUPPORTED", "the referrers API is not here")
-        found = [entry.descriptor() for entry in self._known(request.repository).referrers(request.reference)]
+        found = [
+            entry.descriptor()
+            for entry in self._known(request.repository).referrers(request.reference)
+        ]
         wanted = request.parameter("artifactType")
         headers: list[tuple[str, str]] = []
         if wanted and self.referrers_filter:
@@ -277,14 +326,21 @@ class App(Uploads):
             found = [entry for entry in found if entry["digest"] > last]
             if len(found) > self.referrers_page:
                 found = found[: self.referrers_page]
-                more = [("last", found[-1]["digest"]), *([("artifactType", wanted)] if wanted else [])]
+                more = [
+                    ("last", found[-1]["digest"]),
+                    *([("artifactType", wanted)] if wanted else []),
+                ]
                 query = "&".join(f"{key}={quote(value, safe='')}" for key, value in more)
                 headers.append(("Link", f'<{request.path}?{query}>; rel="next"'))
-        return self._json({"schemaVersion": 2, "mediaType": OCI_INDEX, "manifests": found}, headers, OCI_INDEX)
+        return self._json(
+            {"schemaVersion": 2, "mediaType": OCI_INDEX, "manifests": found}, headers, OCI_INDEX
+        )
 
     @staticmethod
     def _json(document: object, headers: Headers, media_type: str = "application/json") -> Response:
-        return Response(200, [("Content-Type", media_type), *headers], json.dumps(document).encode())
+        return Response(
+            200, [("Content-Type", media_type), *headers], json.dumps(document).encode()
+        )
 
     @staticmethod
     def _no_name(request: Request) -> Response:
@@ -300,7 +356,8 @@ class App(Uploads):
             return error(404, "MANIFEST_UNKNOWN", "manifest unknown", detail)
         accepted = {part.partition(";")[0].strip() for part in request.header("accept").split(",")}
         if found.media_type not in accepted:
-            # What distribution does, which knows neither q-values nor */* (protocol-facts.md section 1.3).
+            # What distribution does, which knows neither q-values nor */* (protocol-facts.md
+            # section 1.3).
             if found.media_type in (OCI_MANIFEST, OCI_INDEX):
                 kind = "manifest" if found.media_type == OCI_MANIFEST else "index"
                 text = f"OCI {kind} found, but accept header does not support OCI {kind}s"
@@ -338,17 +395,23 @@ class App(Uploads):
             limit=MANIFEST_LIMIT + 1,
         )
 
-    def _put_manifest_body(self, request: Request, media_type: str, content: Content, received: int) -> Response:
+    def _put_manifest_body(
+        self, request: Request, media_type: str, content: Content, received: int
+    ) -> Response:
         if received > MANIFEST_LIMIT:
             return self._wrong(request, 413, "MANIFEST_INVALID", "manifest above 4 MiB")
-        body, by_digest = bytes(content), ":" in request.reference
+        body = bytes(content)
+        by_digest = ":" in request.reference
         digest = digest_of(body, request.reference.partition(":")[0] if by_digest else "sha256")
         if by_digest and digest != request.reference:
-            return error(400, "DIGEST_INVALID", "provided digest did not match content", {"digest": digest})
+            return error(
+                400, "DIGEST_INVALID", "provided digest did not match content", {"digest": digest}
+            )
         try:
             stored = read_manifest(body, media_type, digest, any_type=self.any_manifest_type)
         except Mislabelled as problem:
-            # A client "MUST set the Content-Type header to the value specified by the mediaType field".
+            # A client "MUST set the Content-Type header to the value specified by the mediaType
+            # field".
             return self._wrong(request, 400, "MANIFEST_INVALID", f"manifest invalid: {problem}")
         except Invalid as problem:
             return error(400, "MANIFEST_INVALID", "manifest invalid", str(problem))
@@ -384,14 +447,20 @@ class App(Uploads):
                 if not is_foreign(part["mediaType"]):
                     missing.append(part["digest"])
             elif blob.size != part["size"]:
-                return error(400, "MANIFEST_INVALID", "manifest invalid", f"size of {part['digest']}")
+                return error(
+                    400, "MANIFEST_INVALID", "manifest invalid", f"size of {part['digest']}"
+                )
         for part in stored.children:
             child = held.manifests.get(part["digest"])
-            size = len(child.body) if child else getattr(held.blobs.get(part["digest"]), "size", None)
+            size = (
+                len(child.body) if child else getattr(held.blobs.get(part["digest"]), "size", None)
+            )
             if size is None:
                 missing.append(part["digest"])
             elif size != part["size"]:
-                return error(400, "MANIFEST_INVALID", "manifest invalid", f"size of {part['digest']}")
+                return error(
+                    400, "MANIFEST_INVALID", "manifest invalid", f"size of {part['digest']}"
+                )
         text = "blob unknown to registry"
         # Once per place that names it, as distribution does.
         listed = [("MANIFEST_BLOB_UNKNOWN", text, {"digest": digest}) for digest in missing]

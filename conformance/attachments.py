@@ -1,9 +1,10 @@
 """Images with what is attached to them, put into a registry as a client would have.
 
-Owns: families (an image, its referrers, cosign's tags, what a copy with `platforms` keeps) and the index that a
-client keeps under the fallback tag. May not know: what a copier is told to do. Invariant: every referrer's
-subject is in the family; what is `lost` has a subject that the copy does not keep, or refers to one that has.
-Follows protocol-facts.md section 1.10 and the shapes of shapes_artifacts.py.
+Owns: families (an image, its referrers, cosign's tags, what a copy with `platforms` keeps) and the
+index that a client keeps under the fallback tag. May not know: what a copier is told to do.
+Invariant: every referrer's subject is in the family; what is `lost` has a subject that the copy
+does not keep, or refers to one that has. Follows protocol-facts.md section 1.10 and the shapes of
+shapes_artifacts.py.
 """
 
 from __future__ import annotations
@@ -22,9 +23,20 @@ from .storage import OCI_INDEX
 if TYPE_CHECKING:
     from .app import App
 
-__all__ = ["FAMILIES", "SBOM", "SIGNED", "Family", "fallback_lists", "family", "has_api", "plain", "referrers_tag"]
+__all__ = [
+    "FAMILIES",
+    "SBOM",
+    "SIGNED",
+    "Family",
+    "fallback_lists",
+    "family",
+    "has_api",
+    "plain",
+    "referrers_tag",
+]
 
-SBOM, SIGNED = "application/spdx+json", "application/vnd.cncf.notary.signature"
+SBOM = "application/spdx+json"
+SIGNED = "application/vnd.cncf.notary.signature"
 _EMPTY = Part(EMPTY_TYPE, EMPTY_CONFIG, {"data": "e30="})
 
 
@@ -32,8 +44,8 @@ _EMPTY = Part(EMPTY_TYPE, EMPTY_CONFIG, {"data": "e30="})
 class Family:
     """An image and what is attached; `platforms` is what a copy of it asks for, none: all of them.
 
-    `kept` are the digests from which a walk has to find the same on both sides. `lost` are the referrers that
-    cannot travel.
+    `kept` are the digests from which a walk has to find the same on both sides. `lost` are the
+    referrers that cannot travel.
     """
 
     sample: Sample
@@ -49,7 +61,9 @@ class Family:
     def travelling(self) -> list[Image]:
         """What has to arrive beside the image, referrers first."""
         attached = [each for each in self.sample.attached if each.top not in self.lost]
-        return attached + [each for tag, each in self.sample.tagged.items() if each.top not in self.lost]
+        return attached + [
+            each for tag, each in self.sample.tagged.items() if each.top not in self.lost
+        ]
 
     def load_into(self, app: App, repository: str = "app", tag: str = "v1") -> Family:
         """Hold all of it in a registry of this harness, with fallback tags where that has no API."""
@@ -59,7 +73,9 @@ class Family:
                 listed.load_into(app, repository, name)
         return self
 
-    def push(self, address: str, repository: str = "app", tag: str = "v1", *, lists: bool = True) -> Family:
+    def push(
+        self, address: str, repository: str = "app", tag: str = "v1", *, lists: bool = True
+    ) -> Family:
         """Put all of it into any registry over HTTP; with `lists`, fallback tags as well."""
         push_http(self.image, address, repository, tag)
         for each in self.sample.attached:
@@ -82,7 +98,10 @@ def fallback_lists(attached: Iterable[Image]) -> dict[str, Image]:
     by_subject: dict[str, list[Image]] = {}
     for each in attached:
         by_subject.setdefault(each.document["subject"]["digest"], []).append(each)
-    return {referrers_tag(subject): Seed().fallback_index(listed) for subject, listed in by_subject.items()}
+    return {
+        referrers_tag(subject): Seed().fallback_index(listed)
+        for subject, listed in by_subject.items()
+    }
 
 
 def has_api(app: App) -> bool:
@@ -103,7 +122,9 @@ def plain(seed: Seed, image: Image | None = None) -> Sample:
     image = image or seed.image(sizes=(300, 600))
     notes = {"org.example.name": "Prüfsumme 校验", "org.example.empty": ""}
     attached = (
-        seed.artifact(image, SBOM, annotations={"org.opencontainers.image.created": "2026-01-01T00:00:00Z"}),
+        seed.artifact(
+            image, SBOM, annotations={"org.opencontainers.image.created": "2026-01-01T00:00:00Z"}
+        ),
         seed.artifact(image, SIGNED, annotations=notes, spacing="odd"),
         seed.artifact(image, SIGNED, size=100),
     )
@@ -113,8 +134,12 @@ def plain(seed: Seed, image: Image | None = None) -> Sample:
 def _bare(seed: Seed) -> Sample:
     """Artifacts as small as they get, and of the older kinds."""
     image = seed.image(sizes=(200,))
-    empty = compose(_EMPTY, [], artifactType="application/vnd.example.mark", subject=image.descriptor())
-    annotated = compose(_EMPTY, [_EMPTY], artifactType="a/b", subject=image.descriptor(), annotations={"k": "v"})
+    empty = compose(
+        _EMPTY, [], artifactType="application/vnd.example.mark", subject=image.descriptor()
+    )
+    annotated = compose(
+        _EMPTY, [_EMPTY], artifactType="a/b", subject=image.descriptor(), annotations={"k": "v"}
+    )
     older = seed.artifact(image, None, config_type="application/vnd.example.config.v1+json")
     untyped = seed.artifact(image, None)
     return Sample(image, (empty, annotated, older, untyped))
@@ -131,7 +156,10 @@ def _deep(seed: Seed) -> Sample:
 def _index(seed: Seed) -> Sample:
     children = [seed.image(sizes=(200,)), seed.image(sizes=(300,), architecture="arm64")]
     top = seed.index(children, attestations=True)
-    return Sample(top, tuple(seed.artifact(each, kind) for each in (top, *children) for kind in (SBOM, SIGNED)))
+    return Sample(
+        top,
+        tuple(seed.artifact(each, kind) for each in (top, *children) for kind in (SBOM, SIGNED)),
+    )
 
 
 def _shared(seed: Seed) -> Sample:
@@ -141,7 +169,10 @@ def _shared(seed: Seed) -> Sample:
     part = Part("application/octet-stream", layer)
     kinds = (SBOM, SIGNED)
     return Sample(
-        image, tuple(compose(_EMPTY, [part], artifactType=each, subject=image.descriptor()) for each in kinds)
+        image,
+        tuple(
+            compose(_EMPTY, [part], artifactType=each, subject=image.descriptor()) for each in kinds
+        ),
     )
 
 
@@ -151,7 +182,9 @@ def _everything(seed: Seed) -> Sample:
     image = tagged.image
     bill = seed.artifact(image, SBOM)
     signature = seed.artifact(bill, SIGNED)
-    index = seed.index([seed.artifact()], subject=image, artifact_type="application/vnd.example.index")
+    index = seed.index(
+        [seed.artifact()], subject=image, artifact_type="application/vnd.example.index"
+    )
     return Sample(image, (bill, signature, index), tagged.tagged)
 
 
@@ -160,7 +193,8 @@ def _filtered(seed: Seed) -> Family:
     systems = ("amd64", "arm64", "s390x")
     children = [seed.image(sizes=(200 + n,), architecture=each) for n, each in enumerate(systems)]
     top = seed.index(children, attestations=True)
-    on_top, dropped = seed.artifact(top, SIGNED), seed.artifact(children[2], SBOM)
+    on_top = seed.artifact(top, SIGNED)
+    dropped = seed.artifact(children[2], SBOM)
     of_dropped = seed.artifact(dropped, SIGNED)
     kept = [seed.artifact(each, SBOM) for each in children[:2]]
     signature = seed.artifact(kept[0], SIGNED)

@@ -1,9 +1,10 @@
 """What a client did wrong, by name, from the journals of everybody that it talked to.
 
-Owns: the table of mistakes and their order. May not know: how a client is made, what it was told to do.
-Invariant: a finding names its mistake and shows the exchanges; what a failure, or an answer that a hook
-gave, explains is no finding. The rules are in `audit_protocol` (what strict registries refuse),
-`audit_safety` (secrets and content) and `audit_discipline` (requests that were not needed).
+Owns: the table of mistakes and their order. May not know: how a client is made, what it was told to
+do. Invariant: a finding names its mistake and shows the exchanges; what a failure, or an answer
+that a hook gave, explains is no finding. The rules are in `audit_protocol` (what strict registries
+refuse), `audit_safety` (secrets and content) and `audit_discipline` (requests that were not
+needed).
 
     findings = audit({server.url: server.app for server in (source, target)})
     assert not findings, report(findings)
@@ -28,7 +29,12 @@ MISTAKES: Mapping[str, str] = {name: rule.text for name, rule in RULES.items()}
 def latest(sites: Mapping[str, Site]) -> int:
     """Return how far the order of all exchanges has come; `since` takes it for what follows."""
     return max(
-        (max(entry.begun, entry.ended or 0) for site in sites.values() for entry in site.journal.entries), default=0
+        (
+            max(entry.begun, entry.ended or 0)
+            for site in sites.values()
+            for entry in site.journal.entries
+        ),
+        default=0,
     )
 
 
@@ -42,12 +48,14 @@ def audit(
     remembered: bool = False,
     realms: Collection[str] = (),
 ) -> list[Finding]:
-    """Return what went wrong in one run: `sites` are its registries, token services and storages by origin.
+    """Return what went wrong in one run: `sites` are its registries, token services and storages by
+    origin.
 
-    `since` leaves earlier runs out (see `latest`), `excused` are names of mistakes that a test provokes.
-    `readonly` origins are only sources, `remembered` says that the client knows the challenges of earlier
-    runs, `realms` are origins of token services that any registry may name. What a registry refused as sent
-    by no correct client, and no rule explains, is `refused_as_wrong`.
+    `since` leaves earlier runs out (see `latest`), `excused` are names of mistakes that a test
+    provokes. `readonly` origins are only sources, `remembered` says that the client knows the
+    challenges of earlier runs, `realms` are origins of token services that any registry may name.
+    What a registry refused as sent by no correct client, and no rule explains, is
+    `refused_as_wrong`.
     """
     run = Run(sites, since, readonly=readonly, remembered=remembered, realms=realms)
     found = [
@@ -62,16 +70,22 @@ def audit(
 
 
 def _unexplained(run: Run, found: Iterable[Finding]) -> list[Finding]:
-    named = {id(act.entry) for finding in found if finding.kind == "protocol" for act in finding.acts}
+    named = {
+        id(act.entry) for finding in found if finding.kind == "protocol" for act in finding.acts
+    }
     left = []
     for place, site in run.sites.items():
         acts = [act for act in run.acts if act.place == place]
         for text in tuple(site.journal.violations):
-            about = [act for act in acts if text.startswith(f"{act.entry.method} {act.entry.target}: ")]
+            about = [
+                act for act in acts if text.startswith(f"{act.entry.method} {act.entry.target}: ")
+            ]
             about = about or [act for act in acts if act.entry.kind == "token" and "token" in text]
             explained = [act for act in about if id(act.entry) in named]
             if not explained:
-                left.append(Finding("refused_as_wrong", "protocol", f"{place}: {text}", tuple(about)))
+                left.append(
+                    Finding("refused_as_wrong", "protocol", f"{place}: {text}", tuple(about))
+                )
     return left
 
 

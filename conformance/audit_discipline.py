@@ -1,8 +1,9 @@
 """Requests that were not needed: what the client knew, or could have known, when it asked.
 
-Owns: design.md section 6 as rules about sequences. May not know: credentials, the grammar of requests.
-Invariant: a repetition is a mistake only beyond the failures that excuse it, and only what had been
-answered when a request was sent counts as known. Follows design.md sections 6 and 7 (I4).
+Owns: design.md section 6 as rules about sequences. May not know: credentials, the grammar of
+requests. Invariant: a repetition is a mistake only beyond the failures that excuse it, and only
+what had been answered when a request was sent counts as known. Follows design.md sections 6 and 7
+(I4).
 """
 
 from __future__ import annotations
@@ -52,7 +53,11 @@ def absent_tag_asked(run: Run) -> Iterator[tuple[Act, ...]]:
     for act in chain(run.select("HEAD", "manifest"), run.select("GET", "manifest")):
         if act.entry.status != 404 or not act.is_answer or ":" in act.entry.reference:
             continue
-        puts = [each for each in run.select("PUT", "manifest") if each.place == act.place and each.before(act)]
+        puts = [
+            each
+            for each in run.select("PUT", "manifest")
+            if each.place == act.place and each.before(act)
+        ]
         if any(each.entry.target == act.entry.target for each in puts):
             continue  # whether what was put is there, whatever the answer to it was
         listings = [
@@ -77,7 +82,8 @@ def tag_asked_twice(run: Run) -> Iterator[tuple[Act, ...]]:
             between = [
                 act
                 for act in run.acts
-                if act.repository == one.repository and one.entry.begun < act.entry.begun < other.entry.begun
+                if act.repository == one.repository
+                and one.entry.begun < act.entry.begun < other.entry.begun
             ]
             # It was put meanwhile, or what it named is gone.
             put = any(act.entry.method == "PUT" and act.entry.kind == "manifest" for act in between)
@@ -89,7 +95,10 @@ def tag_asked_twice(run: Run) -> Iterator[tuple[Act, ...]]:
 @rule("discipline", "a manifest is fetched again whose bytes are known")
 def manifest_fetched_twice(run: Run) -> Iterator[tuple[Act, ...]]:
     fetched = [act for act in run.select("GET", "manifest") if act.is_success]
-    known = grouped(fetched, lambda act: (*act.repository, act.entry.response_headers.get("docker-content-digest", "")))
+    known = grouped(
+        fetched,
+        lambda act: (*act.repository, act.entry.response_headers.get("docker-content-digest", "")),
+    )
     for acts in known.values():
         again = [act for act in acts[1:] if ":" in act.entry.reference]
         if again and len(again) > run.excuses(again[0].digest, again[-1]):
@@ -103,22 +112,32 @@ def own_manifest_asked(run: Run) -> Iterator[tuple[Act, ...]]:
         known = [
             put
             for put in puts
-            if put.repository == act.repository and put.entry.reference == act.entry.reference and run.knew(put, act)
+            if put.repository == act.repository
+            and put.entry.reference == act.entry.reference
+            and run.knew(put, act)
         ]
         if known and not _reads_back(run, known[-1], act):
             yield known[-1], act
 
 
 def _reads_back(run: Run, put: Act, act: Act) -> bool:
-    """Whether this looks if a list of referrers survived other writers, or reads what they wrote (section 1.10)."""
+    """Whether this looks if a list of referrers survived other writers, or reads what they wrote
+    (section 1.10).
+    """
     if not FALLBACK.match(act.entry.reference):
         return False
     looks = [
         each
         for each in run.select(kind="manifest")
-        if each.entry.target == act.entry.target and each.repository == act.repository and not each.is_write
+        if each.entry.target == act.entry.target
+        and each.repository == act.repository
+        and not each.is_write
     ]
-    earlier = [each for each in looks if put.before(each) and each.entry.begun < act.entry.begun and each.is_answer]
+    earlier = [
+        each
+        for each in looks
+        if put.before(each) and each.entry.begun < act.entry.begun and each.is_answer
+    ]
     digests = {each.entry.response_headers.get("docker-content-digest") for each in (put, *earlier)}
     return not earlier or len(digests) > 1
 
@@ -128,7 +147,11 @@ def manifest_put_twice(run: Run) -> Iterator[tuple[Act, ...]]:
     puts = [act for act in run.select("PUT", "manifest") if act.is_success]
     named = grouped(
         puts,
-        lambda act: (*act.repository, act.entry.reference, act.entry.response_headers.get("docker-content-digest")),
+        lambda act: (
+            *act.repository,
+            act.entry.reference,
+            act.entry.response_headers.get("docker-content-digest"),
+        ),
     )
     yield from run.repeated(named)
 
@@ -160,9 +183,14 @@ def fallback_after_api(run: Run) -> Iterator[tuple[Act, ...]]:
             for each in run.select("GET", "referrers")
             if _area(each) == _area(act) and run.lists_referrers(each) and run.knew(each, act)
         ]
-        # Of a digest that the API itself does not know the tag may tell (specification section 1.1, step 2).
+        # Of a digest that the API itself does not know the tag may tell (specification section 1.1,
+        # step 2).
         digest = act.entry.reference.replace("-", ":", 1)
-        unknown = [each for each in run.about[digest] if each.entry.kind == "referrers" and each.entry.status == 404]
+        unknown = [
+            each
+            for each in run.about[digest]
+            if each.entry.kind == "referrers" and each.entry.status == 404
+        ]
         if FALLBACK.match(act.entry.reference) and answers and not unknown:
             yield answers[0], act
 
@@ -183,12 +211,17 @@ def absent_api_asked(run: Run) -> Iterator[tuple[Act, ...]]:
 
 @rule("discipline", "a blob is pulled again for what one reading of it could serve")
 def blob_pulled_twice(run: Run) -> Iterator[tuple[Act, ...]]:
-    pulls = [act for act in run.select("GET", "blob") if act.is_success and "range" not in act.entry.headers]
+    pulls = [
+        act
+        for act in run.select("GET", "blob")
+        if act.is_success and "range" not in act.entry.headers
+    ]
     for acts in grouped(pulls, lambda act: (*act.repository, act.digest)).values():
         digest = acts[0].digest
         # A registry that does not mount is sent it once for each repository.
         hosts = grouped(
-            (act for act in run.about[digest] if act.is_write and act.entry.query.get("digest")), lambda act: act.place
+            (act for act in run.about[digest] if act.is_write and act.entry.query.get("digest")),
+            lambda act: act.place,
         )
         served = max((len({act.repository for act in sent}) for sent in hosts.values()), default=1)
         if len(acts) > served + run.excuses(digest, acts[-1], acts[0]):
@@ -209,7 +242,11 @@ def blob_uploaded_twice(run: Run) -> Iterator[tuple[Act, ...]]:
 
 def _asks(act: Act) -> bool:
     """Whether an upload start asks for the blob in its own repository (rule 11)."""
-    return act.entry.kind == "upload_start" and bool(act.entry.query.get("mount")) and not _is_mount(act)
+    return (
+        act.entry.kind == "upload_start"
+        and bool(act.entry.query.get("mount"))
+        and not _is_mount(act)
+    )
 
 
 @rule("discipline", "a blob is asked for of which this run knows whether it is there")
@@ -226,7 +263,9 @@ def known_blob_asked(run: Run) -> Iterator[tuple[Act, ...]]:
             and each.entry.kind in ("blob", "upload", "upload_start")
             and each.entry.method != "PATCH"
         ]
-        doubted = [each for each in refused if each.repository == act.repository and each.before(act)]
+        doubted = [
+            each for each in refused if each.repository == act.repository and each.before(act)
+        ]
         # A lost answer is asked for three times (rule 16).
         excuses = run.excuses(act.digest, act)
         heads = sum(each.entry.method == "HEAD" for each in known)
@@ -236,7 +275,9 @@ def known_blob_asked(run: Run) -> Iterator[tuple[Act, ...]]:
 
 
 def _confirms(run: Run, told: Act, act: Act) -> bool:
-    """Whether this looks if a registry means the 201 with which it says that a blob is there (rule 11)."""
+    """Whether this looks if a registry means the 201 with which it says that a blob is there (rule
+    11).
+    """
     if not _asks(told) or told.entry.status != 201:
         return False
     confirmed = [
@@ -259,7 +300,11 @@ def blob_before_session(run: Run) -> Iterator[tuple[Act, ...]]:
         posted = [each for each in run.about[act.digest] if each.entry.kind == "upload_start"]
         if any("digest" in each.entry.query for each in posted):
             continue  # it went with the POST, to where an earlier run had been let in
-        if accepted and not run.is_redirected(act) and not any(each.before(act) for each in accepted):
+        if (
+            accepted
+            and not run.is_redirected(act)
+            and not any(each.before(act) for each in accepted)
+        ):
             yield act, accepted[0]
 
 
@@ -274,7 +319,10 @@ def _by_digest(run: Run) -> Iterator[list[Session]]:
     return iter(groups.values())
 
 
-@rule("discipline", "a second upload session is opened for a blob that has one: the 202 of a refused mount")
+@rule(
+    "discipline",
+    "a second upload session is opened for a blob that has one: the 202 of a refused mount",
+)
 def second_session(run: Run) -> Iterator[tuple[Act, ...]]:
     for sessions in _by_digest(run):
         last = sessions[-1].opener
@@ -291,7 +339,9 @@ def session_unused(run: Run) -> Iterator[tuple[Act, ...]]:
         yield tuple(unused)
 
 
-@rule("discipline", "a blob is mounted from a repository without a committed manifest that names it")
+@rule(
+    "discipline", "a blob is mounted from a repository without a committed manifest that names it"
+)
 def mount_uncommitted(run: Run) -> Iterator[tuple[Act, ...]]:
     for act in run.select("POST", "upload_start"):
         source = (act.place, act.entry.query.get("from", ""))
@@ -318,7 +368,8 @@ def upload_without_mount(run: Run) -> Iterator[tuple[Act, ...]]:
     refusing = {act.place for act in tried if act.entry.status != 201}
     own = {(place, name) for place, name, _ in run.commits}
     for session in run.sessions:
-        act, digest = session.opener, session.digest
+        act = session.opener
+        digest = session.digest
         if digest is None or act.place in refusing or _is_mount(act) or not session.acts:
             continue
         for repository in own - {act.repository}:
@@ -327,7 +378,10 @@ def upload_without_mount(run: Run) -> Iterator[tuple[Act, ...]]:
                 for (place, name, manifest), commit in run.commits.items()
                 if (place, name) == repository
                 and run.knew(commit, act)
-                and any(part["digest"] == digest for part in run.repositories(place)[name].manifests[manifest].blobs)
+                and any(
+                    part["digest"] == digest
+                    for part in run.repositories(place)[name].manifests[manifest].blobs
+                )
             ]
             if repository[0] == act.place and commits:
                 yield commits[0], act
@@ -341,7 +395,12 @@ def upload_without_mount(run: Run) -> Iterator[tuple[Act, ...]]:
 def token_twice(run: Run) -> Iterator[tuple[Act, ...]]:
     tokens = [act for act in run.select(kind="token") if act.is_success]
     for acts in grouped(
-        tokens, lambda act: (act.place, act.entry.authorization, *sorted(" ".join(parameters(act, "scope")).split()))
+        tokens,
+        lambda act: (
+            act.place,
+            act.entry.authorization,
+            *sorted(" ".join(parameters(act, "scope")).split()),
+        ),
     ).values():
         for one, other in pairwise(acts):
             if not parameters(one, "scope"):
@@ -360,7 +419,9 @@ def token_twice(run: Run) -> Iterator[tuple[Act, ...]]:
 @rule("discipline", "a registry whose challenge is known is asked again without a login")
 def challenge_twice(run: Run) -> Iterator[tuple[Act, ...]]:
     for acts in grouped((each.giver for each in run.challenges), lambda act: act.origin).values():
-        bare = [act for act in acts if not act.entry.authorization[0] and not run.is_redirected(act)]
+        bare = [
+            act for act in acts if not act.entry.authorization[0] and not run.is_redirected(act)
+        ]
         for act in bare[1:]:
             # What was about to be sent when the first was refused may be sent yet.
             late = [

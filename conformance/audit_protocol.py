@@ -1,8 +1,8 @@
 """Mistakes that a strict registry refuses, or that only a wrong client sends.
 
-Owns: the rules of the distribution specification about requests. May not know: who is source or target.
-Invariant: each looks at requests; an answer counts only where the registry itself gave it. Follows the OCI
-distribution specification 1.1.1 and protocol-facts.md sections 1.2 to 1.9.
+Owns: the rules of the distribution specification about requests. May not know: who is source or
+target. Invariant: each looks at requests; an answer counts only where the registry itself gave it.
+Follows the OCI distribution specification 1.1.1 and protocol-facts.md sections 1.2 to 1.9.
 """
 
 from __future__ import annotations
@@ -80,7 +80,8 @@ def expect_sent(act: Act) -> bool:
 
 @single("protocol", "a repository name, tag or digest is not in the grammar")
 def name_malformed(act: Act) -> bool:
-    kind, reference = act.entry.kind, act.entry.reference
+    kind = act.entry.kind
+    reference = act.entry.reference
     if act.entry.repository and not is_name(act.entry.repository):
         return True
     if kind in ("blob", "referrers") or (kind == "manifest" and ":" in reference):
@@ -91,7 +92,8 @@ def name_malformed(act: Act) -> bool:
 @rule("protocol", "a method that this path does not have, or a path that no registry has")
 def path_unknown(run: Run) -> Iterator[tuple[Act, ...]]:
     for act in run.acts:
-        entry, allowed = act.entry, _METHODS.get(act.entry.kind)
+        entry = act.entry
+        allowed = _METHODS.get(act.entry.kind)
         led = run.is_redirected(act) or run.is_realm(act)
         lost = entry.kind == "other" and run.is_registry(act.place) and not led
         if lost or (allowed is not None and entry.method not in allowed):
@@ -101,18 +103,27 @@ def path_unknown(run: Run) -> Iterator[tuple[Act, ...]]:
 # Reading.
 
 
-@single("protocol", "Accept lacks a media type of manifests: what is there looks absent, or another is given")
+@single(
+    "protocol",
+    "Accept lacks a media type of manifests: what is there looks absent, or another is given",
+)
 def accept_lacks_types(act: Act) -> bool:
     if act.entry.kind != "manifest" or act.entry.method not in ("GET", "HEAD"):
         return False
-    accepted = {part.partition(";")[0].strip() for part in act.entry.headers.get("accept", "").split(",")}
+    accepted = {
+        part.partition(";")[0].strip() for part in act.entry.headers.get("accept", "").split(",")
+    }
     return not accepted >= _TYPES
 
 
 @single("protocol", "content is asked for in a coding: its bytes would not have the digest")
 def coding_accepted(act: Act) -> bool:
     wanted = act.entry.headers.get("accept-encoding", "identity")
-    return act.entry.method == "GET" and act.entry.kind in ("blob", "manifest") and wanted != "identity"
+    return (
+        act.entry.method == "GET"
+        and act.entry.kind in ("blob", "manifest")
+        and wanted != "identity"
+    )
 
 
 @single("protocol", "Range is not bytes=<start>-<end>")
@@ -150,7 +161,8 @@ def content_range_length(act: Act) -> bool:
 @rule("protocol", "a chunk does not begin where the one before it ended")
 def chunk_order(run: Run) -> Iterator[tuple[Act, ...]]:
     for session in run.sessions:
-        offset, sent = 0, list[Act]()
+        offset = 0
+        sent = list[Act]()
         for act in session.acts:
             if not _is_body(act):
                 continue
@@ -172,7 +184,9 @@ def chunk_too_short(run: Run) -> Iterator[tuple[Act, ...]]:
                 yield act, following
 
 
-@single("protocol", "bytes of a blob are sent under another Content-Type than application/octet-stream")
+@single(
+    "protocol", "bytes of a blob are sent under another Content-Type than application/octet-stream"
+)
 def upload_type(act: Act) -> bool:
     has_body = _chunked(act) or bool(_length(act))
     octets = act.entry.headers.get("content-type", "") in ("", "application/octet-stream")
@@ -208,7 +222,8 @@ def location_not_given(run: Run) -> Iterator[tuple[Act, ...]]:
 @rule("protocol", "an upload goes to an older Location than the newest one of its session")
 def location_stale(run: Run) -> Iterator[tuple[Act, ...]]:
     for session in run.sessions:
-        # Where it stands may be asked by any of them: nobody knows a newer one when a body broke (end-13).
+        # Where it stands may be asked by any of them: nobody knows a newer one when a body broke
+        # (end-13).
         for act in (act for act in session.acts if act.entry.method != "GET"):
             newest = session.newest(act)
             target = without_digest(act.entry.target)
@@ -219,7 +234,9 @@ def location_stale(run: Run) -> Iterator[tuple[Act, ...]]:
 @rule("protocol", "an upload session is used after it was finished or cancelled")
 def session_after_end(run: Run) -> Iterator[tuple[Act, ...]]:
     for session in run.sessions:
-        ends = [act for act in session.acts if act.entry.method in ("PUT", "DELETE") and act.is_success]
+        ends = [
+            act for act in session.acts if act.entry.method in ("PUT", "DELETE") and act.is_success
+        ]
         for end in ends:
             later = [act for act in session.acts if end.before(act)]
             if later:
@@ -244,7 +261,9 @@ def bytes_not_of_digest(run: Run) -> Iterator[tuple[Act, ...]]:
 
 @single("protocol", "a manifest is put without its media type")
 def manifest_type_missing(act: Act) -> bool:
-    return (act.entry.method, act.entry.kind) == ("PUT", "manifest") and not act.entry.headers.get("content-type")
+    return (act.entry.method, act.entry.kind) == ("PUT", "manifest") and not act.entry.headers.get(
+        "content-type"
+    )
 
 
 @rule("protocol", "a manifest is put that names what is not there")
@@ -276,5 +295,9 @@ def child_after_index(run: Run) -> Iterator[tuple[Act, ...]]:
 @rule("protocol", "the registry itself refuses a manifest as not what its media type says")
 def manifest_refused(run: Run) -> Iterator[tuple[Act, ...]]:
     for act in run.select("PUT", "manifest"):
-        if act.is_refusal and "MANIFEST_INVALID" in act.entry.codes and not manifest_type_missing(act):
+        if (
+            act.is_refusal
+            and "MANIFEST_INVALID" in act.entry.codes
+            and not manifest_type_missing(act)
+        ):
             yield (act,)

@@ -1,8 +1,8 @@
 """Mistakes that cost somebody his secrets or his images.
 
-Owns: who may see a credential, what may be committed, what is never deleted. May not know: whether a
-request was needed. Invariant: a credential is innocent only where a challenge asked for it before it was
-sent. Follows design.md section 7 (I1, I3, I6), protocol-facts.md sections 1.6, 2.7 and 9.2.
+Owns: who may see a credential, what may be committed, what is never deleted. May not know: whether
+a request was needed. Invariant: a credential is innocent only where a challenge asked for it before
+it was sent. Follows design.md section 7 (I1, I3, I6), protocol-facts.md sections 1.6, 2.7 and 9.2.
 """
 
 from __future__ import annotations
@@ -43,13 +43,16 @@ def _realms(run: Run, act: Act) -> list[str]:
     return [
         each.giver.origin
         for each in run.challenges
-        if each.scheme == "bearer" and each.giver.before(act) and each.realm.partition("?")[0] == here
+        if each.scheme == "bearer"
+        and each.giver.before(act)
+        and each.realm.partition("?")[0] == here
     ]
 
 
 def _may_name(run: Run, registry: str, realm: str) -> bool:
     """Judge a realm as strictly as section 2.7 has it: the same host, or one that is allowed."""
-    there, here = urlsplit(realm), urlsplit(registry)
+    there = urlsplit(realm)
+    here = urlsplit(registry)
     same = there.hostname == here.hostname
     beside = _is_loopback(there.hostname or "") and _is_loopback(here.hostname or "")
     return same or beside or realm in run.realms
@@ -109,7 +112,8 @@ def credential_to_realm(run: Run) -> Iterator[tuple[Act, ...]]:
 @rule("safety", "a credential is sent before, or in another way than, it was asked for there")
 def credential_unasked(run: Run) -> Iterator[tuple[Act, ...]]:
     for act in run.acts:
-        # A cloud's login service is there to be shown what proves somebody; it refuses what is not meant for it.
+        # A cloud's login service is there to be shown what proves somebody; it refuses what is not
+        # meant for it.
         if not _carries(act) or _realms(run, act) or act.entry.kind == "login":
             continue
         scheme = act.entry.authorization[0]
@@ -153,7 +157,9 @@ def credential_in_clear(run: Run) -> Iterator[tuple[Act, ...]]:
 
 @rule("safety", "a secret stands in a URL: it ends in the logs of every server on the way")
 def secret_in_url(run: Run) -> Iterator[tuple[Act, ...]]:
-    sent = {text for act in run.acts for text in (*act.entry.sent_secrets(), act.entry.authorization[1])}
+    sent = {
+        text for act in run.acts for text in (*act.entry.sent_secrets(), act.entry.authorization[1])
+    }
     secrets = {text for text in sent if len(text) >= _SHORTEST_SECRET}
     # What a server itself put into a Location or realm comes back as it was.
     given = {moved.target for session in run.sessions for moved in session.locations}
@@ -208,8 +214,13 @@ def content_differs(run: Run) -> Iterator[tuple[Act, ...]]:
         if digest_of(manifest.body, algorithm) != manifest.digest:
             yield (act,)
         for part in manifest.blobs:
-            digest, blob = part["digest"], held.blobs.get(part["digest"])
-            sent = [each for each in run.about.get(digest, ()) if each.is_write and each.entry.status == 201]
+            digest = part["digest"]
+            blob = held.blobs.get(part["digest"])
+            sent = [
+                each
+                for each in run.about.get(digest, ())
+                if each.is_write and each.entry.status == 201
+            ]
             if blob is not None and sent and blob.digest(digest.partition(":")[0]) != digest:
                 yield (*sent, act)
 
@@ -218,7 +229,8 @@ def content_differs(run: Run) -> Iterator[tuple[Act, ...]]:
 def content_missing(run: Run) -> Iterator[tuple[Act, ...]]:
     for act, held, manifest in _committed(run):
         for part in (*manifest.blobs, *manifest.children):
-            blob, child = held.blobs.get(part["digest"]), held.manifests.get(part["digest"])
+            blob = held.blobs.get(part["digest"])
+            child = held.manifests.get(part["digest"])
             size = len(child.body) if child else blob.size if blob else None
             if size != part["size"] and not (size is None and is_foreign(part["mediaType"])):
                 yield (act,)
@@ -235,7 +247,10 @@ def _others(run: Run, act: Act) -> Iterator[Stored]:
                     yield manifest
 
 
-@rule("safety", "a manifest is committed that no source holds: neither its bytes nor a choice of an index")
+@rule(
+    "safety",
+    "a manifest is committed that no source holds: neither its bytes nor a choice of an index",
+)
 def manifest_invented(run: Run) -> Iterator[tuple[Act, ...]]:
     for act, _, manifest in _committed(run):
         whole = [each for each in _others(run, act) if each.body == manifest.body]
@@ -253,11 +268,16 @@ def manifest_invented(run: Run) -> Iterator[tuple[Act, ...]]:
         ]
         # A trimmed index has a trimmed one below it where indexes are nested.
         made = {digest for _, _, digest in run.commits}
-        if not any(children <= {part["digest"] for part in each.children} | made for each in chosen):
+        if not any(
+            children <= {part["digest"] for part in each.children} | made for each in chosen
+        ):
             yield (act,)
 
 
-@rule("safety", "a list of referrers is put that names one twice, one of another subject, or describes it otherwise")
+@rule(
+    "safety",
+    "a list of referrers is put that names one twice, one of another subject, or describes it otherwise",
+)
 def list_of_referrers_wrong(run: Run) -> Iterator[tuple[Act, ...]]:
     for act, held, manifest in _committed(run):
         if not FALLBACK.match(act.entry.reference):
@@ -268,7 +288,12 @@ def list_of_referrers_wrong(run: Run) -> Iterator[tuple[Act, ...]]:
             found = held.manifests.get(part["digest"])
             said = {key: part.get(key) or None for key in _DESCRIBED}
             wanted = {key: found.descriptor().get(key) for key in _DESCRIBED} if found else None
-            if listed.count(part["digest"]) > 1 or found is None or found.subject != subject or said != wanted:
+            if (
+                listed.count(part["digest"]) > 1
+                or found is None
+                or found.subject != subject
+                or said != wanted
+            ):
                 yield (act,)
                 break
 
@@ -292,5 +317,9 @@ def foreign_layer_moved(run: Run) -> Iterator[tuple[Act, ...]]:
                     named[part["digest"]] = named.get(part["digest"], True) and own
     for act in run.acts:
         moved = act.entry.method in ("GET", "PUT", "POST", "PATCH")
-        if moved and act.entry.kind in ("blob", "upload", "upload_start") and named.get(act.digest or ""):
+        if (
+            moved
+            and act.entry.kind in ("blob", "upload", "upload_start")
+            and named.get(act.digest or "")
+        ):
             yield (act,)

@@ -1,9 +1,11 @@
-"""AWS as a client meets it on its way to an image: STS, ECR's two APIs, SSO, container and machine metadata.
+"""AWS as a client meets it on its way to an image: STS, ECR's two APIs, SSO, container and machine
+metadata.
 
-Owns: who has which keys and tokens, until when, and what they may do; SigV4 as the server checks it; how each service
-words a refusal. May not know: sockets, any client, what a registry holds (`Private` and `Public` only say who may ask).
-Invariant: nothing is given for a request that is not word for word what the service documents; what no correct client
-sends is refused and noted in `journal.violations`. Time is an argument. Follows protocol-facts.md section 4.
+Owns: who has which keys and tokens, until when, and what they may do; SigV4 as the server checks
+it; how each service words a refusal. May not know: sockets, any client, what a registry holds
+(`Private` and `Public` only say who may ask). Invariant: nothing is given for a request that is not
+word for word what the service documents; what no correct client sends is refused and noted in
+`journal.violations`. Time is an argument. Follows protocol-facts.md section 4.
 """
 
 from __future__ import annotations
@@ -33,7 +35,9 @@ _SUFFIXES = (
     r"|api\.cloud-aws\.adc-e\.uk|api\.aws\.hci\.ic\.gov"
 )
 # Section 4.2. Which of these names exists is the test's to say: it makes them known.
-_HOST = re.compile(rf"(?:api\.)?(ecr-public|ecr|sts|portal\.sso|oidc)(?:-fips)?\.([a-z0-9-]+)\.(?:{_SUFFIXES})\Z")
+_HOST = re.compile(
+    rf"(?:api\.)?(ecr-public|ecr|sts|portal\.sso|oidc)(?:-fips)?\.([a-z0-9-]+)\.(?:{_SUFFIXES})\Z"
+)
 _AUTHORIZATION = re.compile(
     r"AWS4-HMAC-SHA256 Credential=([^/, ]+)/([0-9]{8})/([a-z0-9-]+)/([a-z-]+)/aws4_request, "
     r"SignedHeaders=([a-z0-9;-]+), Signature=([0-9a-f]{64})\Z"
@@ -81,9 +85,9 @@ class Login:
 class Aws(Site):
     """All services of one account; which one is asked, its host name says.
 
-    `password_life` and `keys_life` in seconds: of ECR's passwords, of keys that are given for a while.
-    `instance_role`: what IMDS says that this machine is; None: it has no role. `container`: the path of its
-    credentials, and the token that it wants.
+    `password_life` and `keys_life` in seconds: of ECR's passwords, of keys that are given for a
+    while. `instance_role`: what IMDS says that this machine is; None: it has no role. `container`:
+    the path of its credentials, and the token that it wants.
     """
 
     def __init__(
@@ -96,8 +100,11 @@ class Aws(Site):
         container: tuple[str, str] | None = None,
     ) -> None:
         super().__init__()
-        self.now, self.password_life, self.keys_life = now, password_life, keys_life
-        self.instance_role, self.container = instance_role, container
+        self.now = now
+        self.password_life = password_life
+        self.keys_life = keys_life
+        self.instance_role = instance_role
+        self.container = container
         self.identities: dict[str, Identity] = {}
         self.roles: dict[str, Role] = {}
         # Tokens of an identity provider: whose roles they open.
@@ -117,8 +124,11 @@ class Aws(Site):
         self, name: str, *, lasting: bool = True, may: Sequence[str] = ("ecr", "ecr-public", "sts")
     ) -> Identity:
         """Make keys for somebody: a user's, or (not `lasting`) those of a role that end."""
-        number, kind = next(self._numbers), "AKIA" if lasting else "ASIA"
-        secret = base64.b64encode(hashlib.sha256(f"secret {number}".encode()).digest())[:40].decode()
+        number = next(self._numbers)
+        kind = "AKIA" if lasting else "ASIA"
+        secret = base64.b64encode(hashlib.sha256(f"secret {number}".encode()).digest())[
+            :40
+        ].decode()
         made = Identity(name, f"{kind}{number:016d}", secret, may=frozenset(may))
         if not lasting:
             made.session = base64.b64encode(f"session {number} {name} ".encode() * 8).decode()
@@ -140,12 +150,15 @@ class Aws(Site):
         self.secrets.add(token)
         return token
 
-    def sso_login(self, *roles: tuple[str, str], life: float = 3600.0, renewable: bool = False) -> Login:
+    def sso_login(
+        self, *roles: tuple[str, str], life: float = 3600.0, renewable: bool = False
+    ) -> Login:
         """Do what `aws sso login` does; `roles` are accounts with names of roles."""
         number = next(self._numbers)
         made = Login(f"sso-access-{number}" * 4, self.now() + life, roles=set(roles))
         if renewable:
-            made.refresh, made.client = f"sso-refresh-{number}" * 4, (f"client-{number}", f"sso-client-secret-{number}")
+            made.refresh = f"sso-refresh-{number}" * 4
+            made.client = (f"client-{number}", f"sso-client-secret-{number}")
         self.logins[made.access] = made
         self.secrets |= {made.access, made.refresh, made.client[1]} - {""}
         return made
@@ -178,7 +191,9 @@ class Aws(Site):
         """Receive a short body, then ask the service."""
         request.kind, service, content = "login", self._service(request), Content()
         self.requests.append(service)
-        return Reception(content, lambda _: self._answer(service, request, bytes(content)), limit=1 << 16)
+        return Reception(
+            content, lambda _: self._answer(service, request, bytes(content)), limit=1 << 16
+        )
 
     def _answer(self, service: str, request: Request, body: bytes) -> Response:
         match service:
@@ -198,7 +213,9 @@ class Aws(Site):
 
     def _wrong(self, request: Request, status: int, name: str, message: str) -> Response:
         """Refuse what no correct client sends."""
-        self.journal.violations.append(f"{request.method} {request.header('host')}{request.path}: {message}")
+        self.journal.violations.append(
+            f"{request.method} {request.header('host')}{request.path}: {message}"
+        )
         return _json(status, {"__type": f"com.amazonaws#{name}", "message": message})
 
     # SigV4, section 4.4.
@@ -212,28 +229,59 @@ class Aws(Site):
         host = _HOST.match(request.header("host"))
         assert host is not None
         if (service, region) != host.groups():
-            return "SignatureDoesNotMatch", f"Credential should be scoped to {host[2]}, service {host[1]}"
-        signed, date = names.split(";"), request.header("x-amz-date")
-        wanted = {"host", *(name for name, _ in request.headers if name.startswith("x-amz-") or name == "content-type")}
+            return (
+                "SignatureDoesNotMatch",
+                f"Credential should be scoped to {host[2]}, service {host[1]}",
+            )
+        signed = names.split(";")
+        date = request.header("x-amz-date")
+        wanted = {
+            "host",
+            *(
+                name
+                for name, _ in request.headers
+                if name.startswith("x-amz-") or name == "content-type"
+            ),
+        }
         if signed != sorted(signed) or not wanted <= set(signed):
             return "SignatureDoesNotMatch", f"{sorted(wanted - set(signed))} must be signed"
         known = self.identities.get(access)
         if known is None or request.header("x-amz-security-token") != known.session:
-            return "UnrecognizedClientException", "The security token included in the request is invalid."
+            return (
+                "UnrecognizedClientException",
+                "The security token included in the request is invalid.",
+            )
         lines = [f"{name}:{' '.join(request.header(name).split())}" for name in signed]
-        query = sorted((quote(name, safe="~"), quote(value, safe="~")) for name, value in request.query)
-        parts = [request.method, request.path, "&".join("=".join(pair) for pair in query), *lines, "", names]
+        query = sorted(
+            (quote(name, safe="~"), quote(value, safe="~")) for name, value in request.query
+        )
+        parts = [
+            request.method,
+            request.path,
+            "&".join("=".join(pair) for pair in query),
+            *lines,
+            "",
+            names,
+        ]
         canonical = "\n".join([*parts, hashlib.sha256(body).hexdigest()])
         scope = f"{day}/{region}/{service}/aws4_request"
-        text = f"AWS4-HMAC-SHA256\n{date}\n{scope}\n{hashlib.sha256(canonical.encode()).hexdigest()}"
+        text = (
+            f"AWS4-HMAC-SHA256\n{date}\n{scope}\n{hashlib.sha256(canonical.encode()).hexdigest()}"
+        )
         key = b"AWS4" + known.secret.encode()
         for step in (day, region, service, "aws4_request"):
             key = hmac.new(key, step.encode(), "sha256").digest()
         if not hmac.compare_digest(hmac.new(key, text.encode(), "sha256").hexdigest(), signature):
-            # As STS does, with all that was signed: a client that shows it whole has shown the session's token.
-            return "SignatureDoesNotMatch", f"The Canonical String for this request should have been '{canonical}'"
+            # As STS does, with all that was signed: a client that shows it whole has shown the
+            # session's token.
+            return (
+                "SignatureDoesNotMatch",
+                f"The Canonical String for this request should have been '{canonical}'",
+            )
         try:
-            then = datetime.strptime(date, "%Y%m%dT%H%M%SZ").replace(tzinfo=timezone.utc).timestamp()
+            then = (
+                datetime.strptime(date, "%Y%m%dT%H%M%SZ").replace(tzinfo=timezone.utc).timestamp()
+            )
         except ValueError:
             return "IncompleteSignatureException", "Date must be in ISO-8601 'basic format'"
         if date[:8] != day or abs(then - self.now()) > _SKEW:
@@ -253,19 +301,25 @@ class Aws(Site):
         if request.method != "POST" or request.target != "/":
             return self._wrong(request, 400, "UnknownOperationException", "operations are POST /")
         if request.header("content-type") != "application/x-amz-json-1.1":
-            return self._wrong(request, 400, "UnknownOperationException", "the content type is not JSON 1.1")
+            return self._wrong(
+                request, 400, "UnknownOperationException", "the content type is not JSON 1.1"
+            )
         if request.header("x-amz-target") != f"{_TARGETS[service]}.GetAuthorizationToken":
             return self._wrong(request, 400, "UnknownOperationException", "no such operation")
         signer = self._signer(request, body)
         if not isinstance(signer, Identity):
             return self._dated(_json(400, {"__type": signer[0], "message": signer[1]}))
         if body != b"{}":
-            return self._wrong(request, 400, "InvalidParameterException", "registryIds is deprecated")
+            return self._wrong(
+                request, 400, "InvalidParameterException", "registryIds is deprecated"
+            )
         if service not in signer.may:
             action = f"{service}:GetAuthorizationToken"
             text = f"User: {signer.name} is not authorized to perform: {action} on resource: *"
             return _json(400, {"__type": "AccessDeniedException", "message": text})
-        password = base64.b64encode(f"password {next(self._numbers)} for {signer.name} ".encode() * 12).decode()
+        password = base64.b64encode(
+            f"password {next(self._numbers)} for {signer.name} ".encode() * 12
+        ).decode()
         token = base64.b64encode(f"AWS:{password}".encode()).decode()
         expires = self.now() + self.password_life
         self.passwords[service][password] = expires
@@ -275,11 +329,17 @@ class Aws(Site):
             host = _HOST.match(request.header("host"))
             assert host is not None
             data["proxyEndpoint"] = f"https://{ACCOUNT}.dkr.ecr.{host[2]}.amazonaws.com"
-        return _json(200, {"authorizationData": [data] if service == "ecr" else data}, "application/x-amz-json-1.1")
+        return _json(
+            200,
+            {"authorizationData": [data] if service == "ecr" else data},
+            "application/x-amz-json-1.1",
+        )
 
     def _dated(self, answer: Response) -> Response:
         """Say what time it is here: whose clock is wrong may sign again."""
-        answer.headers.append(("Date", time.strftime("%a, %d %b %Y %H:%M:%S GMT", time.gmtime(self.now()))))
+        answer.headers.append(
+            ("Date", time.strftime("%a, %d %b %Y %H:%M:%S GMT", time.gmtime(self.now())))
+        )
         return answer
 
     # STS, section 4.6.
@@ -287,12 +347,20 @@ class Aws(Site):
     def _sts(self, request: Request, body: bytes) -> Response:
         form = dict(parse_qsl(body.decode(), keep_blank_values=True, strict_parsing=True))
         kind = request.header("content-type").partition(";")[0]
-        if request.method != "POST" or request.target != "/" or kind != "application/x-www-form-urlencoded":
-            return self._wrong(request, 400, "InvalidAction", "actions are forms that are POSTed to /")
+        if (
+            request.method != "POST"
+            or request.target != "/"
+            or kind != "application/x-www-form-urlencoded"
+        ):
+            return self._wrong(
+                request, 400, "InvalidAction", "actions are forms that are POSTed to /"
+            )
         known = _IDENTIFYING if form.get("Action") == "AssumeRoleWithWebIdentity" else _ASSUMING
         odd = {*form} - known | {name for name, value in form.items() if not value}
         if odd or form.get("Version") != "2011-06-15":
-            self.journal.violations.append(f"STS was sent {sorted(odd)}, Version {form.get('Version')}")
+            self.journal.violations.append(
+                f"STS was sent {sorted(odd)}, Version {form.get('Version')}"
+            )
             return _refusal(400, "InvalidParameterValue", "unknown parameter or version")
         if not re.fullmatch(r"[\w+=,.@-]{2,64}", form.get("RoleSessionName", "")):
             return _refusal(400, "ValidationError", "RoleSessionName")
@@ -300,21 +368,34 @@ class Aws(Site):
         if form["Action"] == "AssumeRoleWithWebIdentity":
             if request.header("authorization"):
                 self.journal.violations.append("AssumeRoleWithWebIdentity needs no signature")
-            if self.web_tokens.get(form.get("WebIdentityToken", "")) != (role and role.arn) or role is None:
-                return _refusal(400, "InvalidIdentityToken", f"no provider knows {form.get('WebIdentityToken')}")
+            if (
+                self.web_tokens.get(form.get("WebIdentityToken", "")) != (role and role.arn)
+                or role is None
+            ):
+                return _refusal(
+                    400, "InvalidIdentityToken", f"no provider knows {form.get('WebIdentityToken')}"
+                )
         elif form["Action"] == "AssumeRole":
             signer = self._signer(request, body)
             if not isinstance(signer, Identity):
                 return self._dated(_refusal(403, *signer))
-            denied = role is None or "sts" not in signer.may or role.trusts not in (None, signer.name)
+            denied = (
+                role is None or "sts" not in signer.may or role.trusts not in (None, signer.name)
+            )
             if denied or role is None or role.external_id != form.get("ExternalId"):
                 text = f"User: {signer.name} is not authorized to perform: sts:AssumeRole on {form.get('RoleArn')}"
                 return _refusal(403, "AccessDenied", text)
         else:
             return _refusal(400, "InvalidAction", "Could not find operation")
         made, ends = self._given(role.arn, role.may)
-        keys = {"AccessKeyId": made.access, "SecretAccessKey": made.secret, "SessionToken": made.session}
-        inner = "".join(f"<{name}>{value}</{name}>" for name, value in {**keys, "Expiration": ends}.items())
+        keys = {
+            "AccessKeyId": made.access,
+            "SecretAccessKey": made.secret,
+            "SessionToken": made.session,
+        }
+        inner = "".join(
+            f"<{name}>{value}</{name}>" for name, value in {**keys, "Expiration": ends}.items()
+        )
         name = form["Action"]
         user = f"<AssumedRoleUser><AssumedRoleId>AROA:x</AssumedRoleId><Arn>{role.arn}</Arn></AssumedRoleUser>"
         return _xml(
@@ -326,16 +407,32 @@ class Aws(Site):
     # SSO, section 4.6.
 
     def _portal(self, request: Request) -> Response:
-        if request.method != "GET" or request.path != "/federation/credentials" or request.header("authorization"):
-            return self._wrong(request, 400, "InvalidRequestException", "GET /federation/credentials, unsigned")
+        if (
+            request.method != "GET"
+            or request.path != "/federation/credentials"
+            or request.header("authorization")
+        ):
+            return self._wrong(
+                request, 400, "InvalidRequestException", "GET /federation/credentials, unsigned"
+            )
         login = self.logins.get(request.header("x-amz-sso_bearer_token"))
         if login is None or login.expires <= self.now():
-            return _json(401, {"__type": "UnauthorizedException", "message": "Session token not found or invalid"})
+            return _json(
+                401,
+                {
+                    "__type": "UnauthorizedException",
+                    "message": "Session token not found or invalid",
+                },
+            )
         wanted = request.parameter("account_id") or "", request.parameter("role_name") or ""
         if len(request.query) != 2 or wanted not in login.roles:
             return _json(403, {"__type": "ForbiddenException", "message": "No access"})
         made, _ = self._given(f"sso:{wanted[1]}", frozenset({"ecr", "ecr-public", "sts"}))
-        keys = {"accessKeyId": made.access, "secretAccessKey": made.secret, "sessionToken": made.session}
+        keys = {
+            "accessKeyId": made.access,
+            "secretAccessKey": made.secret,
+            "sessionToken": made.session,
+        }
         return _json(200, {"roleCredentials": {**keys, "expiration": int(made.expires * 1000)}})
 
     def _oidc(self, request: Request, body: bytes) -> Response:
@@ -345,16 +442,26 @@ class Aws(Site):
         if {*form} != {"clientId", "clientSecret", "grantType", "refreshToken"}:
             return self._wrong(request, 400, "invalid_request", f"odd parameters {sorted(form)}")
         held = next(
-            (each for each in self.logins.values() if each.refresh and each.refresh == form["refreshToken"]), None
+            (
+                each
+                for each in self.logins.values()
+                if each.refresh and each.refresh == form["refreshToken"]
+            ),
+            None,
         )
         if (
             held is None
             or held.client != (form["clientId"], form["clientSecret"])
             or form["grantType"] != "refresh_token"
         ):
-            return _json(400, {"error": "invalid_grant", "error_description": "Invalid refresh token provided"})
+            return _json(
+                400,
+                {"error": "invalid_grant", "error_description": "Invalid refresh token provided"},
+            )
         made = self.sso_login(*held.roles, renewable=False)
-        return _json(200, {"accessToken": made.access, "expiresIn": 3600, "refreshToken": held.refresh})
+        return _json(
+            200, {"accessToken": made.access, "expiresIn": 3600, "refreshToken": held.refresh}
+        )
 
     # Metadata, section 4.6.
 
@@ -373,7 +480,12 @@ class Aws(Site):
             return Response(403)
         if request.path == "/latest/api/token":
             life = request.header("x-aws-ec2-metadata-token-ttl-seconds")
-            if request.method != "PUT" or body or not life.isdecimal() or not 1 <= int(life) <= 21600:
+            if (
+                request.method != "PUT"
+                or body
+                or not life.isdecimal()
+                or not 1 <= int(life) <= 21600
+            ):
                 return Response(405 if request.method != "PUT" else 400)
             token = f"imds-token-{next(self._numbers)}=="
             self._metadata_tokens[token] = self.now() + int(life)
@@ -382,13 +494,19 @@ class Aws(Site):
         if self._metadata_tokens.get(request.header("x-aws-ec2-metadata-token"), 0.0) <= self.now():
             return Response(401)
         roles = "/latest/meta-data/iam/security-credentials/"
-        if request.method != "GET" or self.instance_role is None or not request.path.startswith(roles):
+        if (
+            request.method != "GET"
+            or self.instance_role is None
+            or not request.path.startswith(roles)
+        ):
             return Response(404)
         if request.path == roles:
             return Response(200, [("Content-Type", "text/plain")], self.instance_role.encode())
         if request.path != roles + self.instance_role:
             return Response(404)
-        made, ends = self._given(f"instance:{self.instance_role}", frozenset({"ecr", "ecr-public", "sts"}))
+        made, ends = self._given(
+            f"instance:{self.instance_role}", frozenset({"ecr", "ecr-public", "sts"})
+        )
         keys = {"AccessKeyId": made.access, "SecretAccessKey": made.secret, "Token": made.session}
         when = {"Code": "Success", "LastUpdated": _iso(self.now()), "Type": "AWS-HMAC"}
         return _json(200, {**when, **keys, "Expiration": ends}, "text/plain")
@@ -409,15 +527,23 @@ class Private:
         if _is_good(self._aws, "ecr", request.header("authorization")):
             return None
         host = request.header("host")
-        challenge = ("WWW-Authenticate", f'Basic realm="https://{host}/",service="ecr.amazonaws.com"')
-        return Response(401, [challenge, ("Content-Type", "text/plain; charset=utf-8")], b"Not Authorized\n")
+        challenge = (
+            "WWW-Authenticate",
+            f'Basic realm="https://{host}/",service="ecr.amazonaws.com"',
+        )
+        return Response(
+            401, [challenge, ("Content-Type", "text/plain; charset=utf-8")], b"Not Authorized\n"
+        )
 
 
 class Public:
-    """Who may ask at ECR Public: Bearer, whose tokens the password of its API buys; anybody may pull (4.3)."""
+    """Who may ask at ECR Public: Bearer, whose tokens the password of its API buys; anybody may
+    pull (4.3).
+    """
 
     def __init__(self, aws: Aws, *, token_life: float = 43200.0) -> None:
-        self._aws, self._life = aws, token_life
+        self._aws = aws
+        self._life = token_life
         self._tokens: dict[str, tuple[bool, float]] = {}
         self.issued: list[bool] = []
 
@@ -440,7 +566,9 @@ class Public:
 
     def check(self, request: Request, needs: Sequence[Access]) -> Response | None:
         """Refuse who has no token, and who is nobody and would push."""
-        known, expires = self._tokens.get(request.header("authorization").removeprefix("Bearer "), (False, 0.0))
+        known, expires = self._tokens.get(
+            request.header("authorization").removeprefix("Bearer "), (False, 0.0)
+        )
         if expires > self._aws.now() and (known or all(need.action == "pull" for need in needs)):
             return None
         realm = f"{request.origin}/token/"
@@ -456,7 +584,9 @@ def _is_good(aws: Aws, service: str, header: str) -> bool:
         user, _, password = base64.b64decode(value, validate=True).decode().partition(":")
     except ValueError:
         return False
-    return (scheme, user) == ("Basic", "AWS") and aws.passwords[service].get(password, 0.0) > aws.now()
+    return (scheme, user) == ("Basic", "AWS") and aws.passwords[service].get(
+        password, 0.0
+    ) > aws.now()
 
 
 def _iso(moment: float) -> str:
@@ -473,4 +603,7 @@ def _xml(status: int, text: str) -> Response:
 
 def _refusal(status: int, code: str, message: str) -> Response:
     inner = f"<Type>Sender</Type><Code>{code}</Code><Message>{message}</Message>"
-    return _xml(status, f'<ErrorResponse xmlns="{_STS}"><Error>{inner}</Error><RequestId>1</RequestId></ErrorResponse>')
+    return _xml(
+        status,
+        f'<ErrorResponse xmlns="{_STS}"><Error>{inner}</Error><RequestId>1</RequestId></ErrorResponse>',
+    )

@@ -1,9 +1,11 @@
-"""Azure's side of a login: the directory, metadata services, a registry's exchange and token endpoints.
+"""Azure's side of a login: the directory, metadata services, a registry's exchange and token
+endpoints.
 
-Owns: which identities there are, what proves each, tokens with audience, tenant and life, signed so that nobody
-else can make one. May not know: any client, what the registry holds. Invariant: a token is given for the exact
-proof, audience and tenant and for nothing else; what no correct client sends is refused and noted in the journal,
-without the secret that it carried. Follows protocol-facts.md sections 6.1 to 6.4; time is an argument.
+Owns: which identities there are, what proves each, tokens with audience, tenant and life, signed so
+that nobody else can make one. May not know: any client, what the registry holds. Invariant: a token
+is given for the exact proof, audience and tenant and for nothing else; what no correct client sends
+is refused and noted in the journal, without the secret that it carried. Follows protocol-facts.md
+sections 6.1 to 6.4; time is an argument.
 """
 
 from __future__ import annotations
@@ -22,7 +24,16 @@ from .exchange import Reception, Site
 from .messages import Answer, Content, Request, Response
 from .tokens import TokenService
 
-__all__ = ["CLOUDS", "COMMAND_LINE", "TOKEN_USER", "Cloud", "Directory", "Exchange", "Identity", "claims_of"]
+__all__ = [
+    "CLOUDS",
+    "COMMAND_LINE",
+    "TOKEN_USER",
+    "Cloud",
+    "Directory",
+    "Exchange",
+    "Identity",
+    "claims_of",
+]
 
 TOKEN_USER = "00000000-0000-0000-0000-000000000000"
 COMMAND_LINE = "04b07795-8ddb-461a-bbee-02f9e1bf7b46"
@@ -100,10 +111,13 @@ def claims_of(token: str) -> dict[str, Any]:
 
 
 class _Signer:
-    """Tokens that only their maker can make; whoever reads one learns whether it is genuine and still good."""
+    """Tokens that only their maker can make; whoever reads one learns whether it is genuine and
+    still good.
+    """
 
     def __init__(self, key: bytes, wall: Callable[[], float]) -> None:
-        self._key, self._wall = key, wall
+        self._key = key
+        self._wall = wall
         self.made: list[str] = []
 
     def _mark(self, text: str) -> str:
@@ -111,8 +125,16 @@ class _Signer:
 
     def make(self, life: float, **claims: object) -> str:
         now = int(self._wall())
-        told = {"iat": now, "nbf": now, "exp": now + int(life), "jti": str(len(self.made)), **claims}
-        text = ".".join(_encoded(json.dumps(part).encode()) for part in ({"alg": "HS256", "typ": "JWT"}, told))
+        told = {
+            "iat": now,
+            "nbf": now,
+            "exp": now + int(life),
+            "jti": str(len(self.made)),
+            **claims,
+        }
+        text = ".".join(
+            _encoded(json.dumps(part).encode()) for part in ({"alg": "HS256", "typ": "JWT"}, told)
+        )
         self.made.append(f"{text}.{self._mark(text)}")
         return self.made[-1]
 
@@ -127,8 +149,9 @@ class _Signer:
 class Directory(Site):
     """The authority of a cloud, and the metadata services of its machines, all at one Site.
 
-    `identities` is who there is, and may be added to. `unknown`: audiences that the directory refuses, as of
-    services that a tenant does not have. `header`: IDENTITY_HEADER of the App Service form.
+    `identities` is who there is, and may be added to. `unknown`: audiences that the directory
+    refuses, as of services that a tenant does not have. `header`: IDENTITY_HEADER of the App
+    Service form.
     """
 
     def __init__(
@@ -141,9 +164,13 @@ class Directory(Site):
         wall: Callable[[], float] = time.time,
     ) -> None:
         super().__init__()
-        self.cloud, self.identities, self.header, self.life = cloud, list(identities), header, life
+        self.cloud = cloud
+        self.identities = list(identities)
+        self.header = header
+        self.life = life
         self.unknown = unknown
-        self._signer, self._wall = _Signer(b"the directory's own key", wall), wall
+        self._signer = _Signer(b"the directory's own key", wall)
+        self._wall = wall
 
     @property
     def given(self) -> list[str]:
@@ -168,7 +195,9 @@ class Directory(Site):
         if tenant is None or request.method != "POST":
             return self._wrong(request, 404, "not_found", "no such path or method")
         content = Content()
-        return Reception(content, lambda _: self._authority(request, tenant[1], bytes(content)), limit=1 << 16)
+        return Reception(
+            content, lambda _: self._authority(request, tenant[1], bytes(content)), limit=1 << 16
+        )
 
     def _wrong(self, request: Request, status: int, code: str, text: str) -> Response:
         """Refuse what no correct client sends, and note it."""
@@ -200,49 +229,84 @@ class Directory(Site):
         if not audience or set(rest.split()) - {"openid", "profile", "offline_access"}:
             return self._wrong(request, 400, "invalid_scope", "AADSTS70011: the scope is not valid")
         if all(tenant != each.tenant for each in self.identities):
-            return self._refused(400, "invalid_request", f"AADSTS90002: Tenant '{tenant}' not found.")
+            return self._refused(
+                400, "invalid_request", f"AADSTS90002: Tenant '{tenant}' not found."
+            )
         proofs = {"client_credentials": self._application, "refresh_token": self._user}
         prove = proofs.get(form.get("grant_type", ""))
         if prove is None:
-            return self._wrong(request, 400, "unsupported_grant_type", "AADSTS70003: unsupported grant_type")
+            return self._wrong(
+                request, 400, "unsupported_grant_type", "AADSTS70003: unsupported grant_type"
+            )
         found = prove(request, tenant, form)
         if isinstance(found, Response):
             return found
-        return self._given(found, audience, "AADSTS500011: The resource principal was not found in the tenant.")
+        return self._given(
+            found, audience, "AADSTS500011: The resource principal was not found in the tenant."
+        )
 
-    def _application(self, request: Request, tenant: str, form: Mapping[str, str]) -> Identity | Response:
-        named = [each for each in self.identities if (each.client_id, each.tenant) == (form.get("client_id"), tenant)]
+    def _application(
+        self, request: Request, tenant: str, form: Mapping[str, str]
+    ) -> Identity | Response:
+        named = [
+            each
+            for each in self.identities
+            if (each.client_id, each.tenant) == (form.get("client_id"), tenant)
+        ]
         if not named:
             return self._refused(
-                400, "unauthorized_client", "AADSTS700016: Application was not found in the directory."
+                400,
+                "unauthorized_client",
+                "AADSTS700016: Application was not found in the directory.",
             )
-        known, secret, assertion = named[0], form.get("client_secret"), form.get("client_assertion")
+        known = named[0]
+        secret = form.get("client_secret")
+        assertion = form.get("client_assertion")
         if (secret is None) == (assertion is None):
-            return self._wrong(request, 401, "invalid_client", "AADSTS7000218: one of secret and assertion is needed")
+            return self._wrong(
+                request,
+                401,
+                "invalid_client",
+                "AADSTS7000218: one of secret and assertion is needed",
+            )
         if secret is not None:
             if known.secret and hmac.compare_digest(secret.encode(), known.secret.encode()):
                 return known
-            return self._refused(401, "invalid_client", "AADSTS7000215: Invalid client secret provided.")
+            return self._refused(
+                401, "invalid_client", "AADSTS7000215: Invalid client secret provided."
+            )
         if form.get("client_assertion_type") != _ASSERTION:
             return self._wrong(request, 400, "invalid_request", "client_assertion_type is another")
         if known.assertion and assertion == known.assertion:
             return known
-        return self._refused(401, "invalid_client", "AADSTS700213: No matching federated identity record found.")
+        return self._refused(
+            401, "invalid_client", "AADSTS700213: No matching federated identity record found."
+        )
 
     def _user(self, request: Request, tenant: str, form: Mapping[str, str]) -> Identity | Response:
         if form.get("client_id") != COMMAND_LINE:
-            return self._wrong(request, 400, "invalid_client", "a refresh token of another application")
+            return self._wrong(
+                request, 400, "invalid_client", "a refresh token of another application"
+            )
         # Refresh tokens are independent of tenants and audiences (section 6.4).
         for each in self.identities:
             if form.get("refresh_token") in each.refresh_tokens and each.tenant == tenant:
                 return each
-        return self._refused(400, "invalid_grant", "AADSTS700082: The refresh token has expired due to inactivity.")
+        return self._refused(
+            400, "invalid_grant", "AADSTS700082: The refresh token has expired due to inactivity."
+        )
 
-    def _given(self, identity: Identity, audience: str, unknown: str, *, text: bool = False) -> Response:
+    def _given(
+        self, identity: Identity, audience: str, unknown: str, *, text: bool = False
+    ) -> Response:
         if audience not in self.cloud.audiences or audience in self.unknown:
             return self._refused(400, "invalid_resource", unknown)
         token = self._signer.make(
-            self.life, aud=audience, tid=identity.tenant, appid=identity.client_id, iss=self.cloud.authority
+            self.life,
+            aud=audience,
+            tid=identity.tenant,
+            appid=identity.client_id,
+            iss=self.cloud.authority,
         )
         document: dict[str, object] = {"token_type": "Bearer", "access_token": token}
         # Metadata services tell numbers as text (section 6.3).
@@ -258,20 +322,33 @@ class Directory(Site):
             return self._wrong(request, 405, "invalid_request", "only GET")
         if request.parameter("api-version") != version:
             return self._wrong(request, 400, "invalid_request", f"api-version is not {version}")
-        audience, named = request.parameter("resource"), request.parameter("client_id")
+        audience = request.parameter("resource")
+        named = request.parameter("client_id")
         if not audience or named == "":
-            return self._wrong(request, 400, "invalid_request", "no resource, or a client_id without a value")
+            return self._wrong(
+                request, 400, "invalid_request", "no resource, or a client_id without a value"
+            )
         held = [each for each in self.identities if each.managed]
-        own = [each for each in held if (each.client_id == named if named else each.managed == "system")]
+        own = [
+            each
+            for each in held
+            if (each.client_id == named if named else each.managed == "system")
+        ]
         if not own:
             several = not named and len(held) > 1
             return self._refused(
-                400, "invalid_request", "Multiple user assigned identities exist" if several else "Identity not found"
+                400,
+                "invalid_request",
+                "Multiple user assigned identities exist" if several else "Identity not found",
             )
-        return self._given(own[0], audience, "AADSTS500011: The resource principal was not found.", text=True)
+        return self._given(
+            own[0], audience, "AADSTS500011: The resource principal was not found.", text=True
+        )
 
     def _metadata(self, request: Request) -> Response:
-        """The service of virtual machines: who asks without its header is told so, which says that it is there."""
+        """The service of virtual machines: who asks without its header is told so, which says that
+        it is there.
+        """
         for name in ("x-forwarded-for", "proxy-authorization", "via"):
             if request.header(name):
                 return self._wrong(request, 400, "invalid_request", "through a proxy")
@@ -281,16 +358,20 @@ class Directory(Site):
 
     def _service(self, request: Request) -> Response:
         if not self.header or request.header("x-identity-header") != self.header:
-            return self._wrong(request, 401, "unauthorized", "X-IDENTITY-HEADER is not the one of the environment")
+            return self._wrong(
+                request, 401, "unauthorized", "X-IDENTITY-HEADER is not the one of the environment"
+            )
         return self._machine(request, "2019-08-01")
 
 
 class Exchange(TokenService):
-    """A registry's own endpoints: a token of the directory for a refresh token, that for an access token.
+    """A registry's own endpoints: a token of the directory for a refresh token, that for an access
+    token.
 
-    `directory` says which tokens are genuine; `tenants` which may log in, all of the directory's where it is
-    empty; `refresh_life` how long what it gives is good (section 6.1). `refusal`: the status for a refresh token
-    that is not good any more, since both are reported (400 in section 2.4).
+    `directory` says which tokens are genuine; `tenants` which may log in, all of the directory's
+    where it is empty; `refresh_life` how long what it gives is good (section 6.1). `refusal`: the
+    status for a refresh token that is not good any more, since both are reported (400 in section
+    2.4).
     """
 
     def __init__(self, users: Mapping[str, str] | None = None, **options: Any) -> None:
@@ -301,7 +382,13 @@ class Exchange(TokenService):
         self.revoked: set[str] = set()
         self._written: list[str] = []
         # No expires_in in the answers: the JWT tells.
-        fixed = {"path": "/oauth2/token", "field": "access_token", "jwt": True, "expires_in": None, "lifetime": 4500}
+        fixed = {
+            "path": "/oauth2/token",
+            "field": "access_token",
+            "jwt": True,
+            "expires_in": None,
+            "lifetime": 4500,
+        }
         super().__init__(users, **{**fixed, **options})
         self._signer = _Signer(b"the registry's own key", self.wall)
         self.exchanges = 0
@@ -343,20 +430,30 @@ class Exchange(TokenService):
         if claims is None or claims["tid"] != form.get("tenant", claims["tid"]):
             return self._refused()
         assert self.directory is not None
-        if claims["aud"] not in self.directory.cloud.audiences or (self.tenants and claims["tid"] not in self.tenants):
+        if claims["aud"] not in self.directory.cloud.audiences or (
+            self.tenants and claims["tid"] not in self.tenants
+        ):
             return self._refused()
         token = self._signer.make(
             self.refresh_life, grant_type="refresh_token", aud=self.service, appid=claims["appid"]
         )
-        return Response(200, [("Content-Type", "application/json")], json.dumps({"refresh_token": token}).encode())
+        return Response(
+            200,
+            [("Content-Type", "application/json")],
+            json.dumps({"refresh_token": token}).encode(),
+        )
 
     def holder(self, refresh_token: str) -> str | None:
         """Return the application that a refresh token of this registry was given to."""
         claims = self._signer.read(refresh_token) if refresh_token not in self.revoked else None
-        return str(claims["appid"]) if claims is not None and claims["aud"] == self.service else None
+        return (
+            str(claims["appid"]) if claims is not None and claims["aud"] == self.service else None
+        )
 
     def known(self, user: str, password: str) -> str | None:
-        """Return who shows a pair, which may be the refresh token under a name of zeros (section 6.1)."""
+        """Return who shows a pair, which may be the refresh token under a name of zeros (section
+        6.1).
+        """
         return self.holder(password) if user == TOKEN_USER else super().known(user, password)
 
     def _post(self, request: Request, body: bytes) -> Response:

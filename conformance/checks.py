@@ -1,11 +1,12 @@
-"""The specification as a table, API x kind of data -> pass, fail or skip, against any registry by URL.
+"""The specification as a table, API x kind of data -> pass, fail or skip, against any registry by
+URL.
 
-Owns: what a check is, the order in which checks run, what becomes of their outcome, how it is shown. May
-not know: what any single check asks (pulling, pushing, discovering, managing), sockets. Invariant: a
-check passes only when the registry did what the cited sentence says; it is skipped, with the reason, when
-the registry says that it has not something which the specification leaves open, or when what it rests on
-could not be had. Cites the OCI distribution specification 1.1.1 by section, with the word (MUST, SHOULD,
-MAY) that binds.
+Owns: what a check is, the order in which checks run, what becomes of their outcome, how it is
+shown. May not know: what any single check asks (pulling, pushing, discovering, managing), sockets.
+Invariant: a check passes only when the registry did what the cited sentence says; it is skipped,
+with the reason, when the registry says that it has not something which the specification leaves
+open, or when what it rests on could not be had. Cites the OCI distribution specification 1.1.1 by
+section, with the word (MUST, SHOULD, MAY) that binds.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import json
 import re
 import secrets
 import ssl
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -126,9 +128,16 @@ CHECKS: list[Check] = []
 
 
 def check(
-    workflow: Workflow, api: str, what: str, cites: str, data: str | Sequence[str] = "", needs: str | Sequence[str] = ()
+    workflow: Workflow,
+    api: str,
+    what: str,
+    cites: str,
+    data: str | Sequence[str] = "",
+    needs: str | Sequence[str] = (),
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Enter a function into the table: once, or once per kind of data, which it then takes as argument."""
+    """Enter a function into the table: once, or once per kind of data, which it then takes as
+    argument.
+    """
 
     def enter(act: Callable[..., None]) -> Callable[..., None]:
         required = (needs,) if isinstance(needs, str) else tuple(needs)
@@ -157,10 +166,16 @@ BLOBS: Mapping[str, Callable[[Seed], bytes]] = {
 }
 
 MANIFESTS: Mapping[str, Callable[[Seed], Image]] = {
-    "image": lambda seed: seed.image(spacing="odd", inline_config=True, extra={"x-unknown": ["kept", 1]}),
+    "image": lambda seed: seed.image(
+        spacing="odd", inline_config=True, extra={"x-unknown": ["kept", 1]}
+    ),
     "docker image": lambda seed: seed.image(format="docker", spacing="indent"),
-    "index": lambda seed: seed.index(platforms=("linux/amd64", "linux/arm64/v8"), attestations=True),
-    "docker list": lambda seed: seed.index(format="docker", platforms=("linux/amd64", "linux/arm64")),
+    "index": lambda seed: seed.index(
+        platforms=("linux/amd64", "linux/arm64/v8"), attestations=True
+    ),
+    "docker list": lambda seed: seed.index(
+        format="docker", platforms=("linux/amd64", "linux/arm64")
+    ),
     "nested index": lambda seed: seed.index(
         [seed.index(platforms=("linux/amd64",)), seed.image()], with_platforms=False
     ),
@@ -180,9 +195,13 @@ class Run:
     mounting: str  # the repository into which blobs are mounted
     seed: Seed
     identity: str  # begins every tag of this run
-    refusals: list[str] = field(default_factory=list)  # error bodies not in the specification's form
+    refusals: list[str] = field(
+        default_factory=list
+    )  # error bodies not in the specification's form
     refused: int = 0  # error bodies that are JSON
-    warnings: list[str] = field(default_factory=list)  # Warning headers not in the specification's form
+    warnings: list[str] = field(
+        default_factory=list
+    )  # Warning headers not in the specification's form
     _blobs: dict[str, bytes] = field(default_factory=dict)
     _images: dict[str, Image] = field(default_factory=dict)
     _facts: dict[str, Any] = field(default_factory=dict)
@@ -214,7 +233,10 @@ class Run:
 
     def _look_at(self, refusal: Reply) -> None:
         """Note an error body that says it is JSON and has not the specification's form."""
-        if not refusal.header("Content-Type").lower().startswith("application/json") or not refusal.body:
+        if (
+            not refusal.header("Content-Type").lower().startswith("application/json")
+            or not refusal.body
+        ):
             return
         self.refused += 1
         listed = codes(refusal)
@@ -226,11 +248,15 @@ class Run:
         """Fail unless the answer has one of these statuses."""
         if reply.status not in statuses:
             said = ", ".join(codes(reply))
-            raise Failed(f"{reply}{f' ({said})' if said else ''}, not {' or '.join(map(str, statuses))}")
+            raise Failed(
+                f"{reply}{f' ({said})' if said else ''}, not {' or '.join(map(str, statuses))}"
+            )
         return reply
 
     def nowhere(self, reply: Reply) -> Reply:
-        """Fail unless the answer is 404; skip when the registry lets nobody look where there is nothing."""
+        """Fail unless the answer is 404; skip when the registry lets nobody look where there is
+        nothing.
+        """
         if reply.status in (401, 403):
             raise Skipped(f"outside the specification: {reply} for a repository that is not")
         return self.need(reply, 404)
@@ -257,7 +283,9 @@ class Run:
         return digest_of(data, "sha512" if kind == "sha512 blob" else "sha256"), data
 
     def image(self, kind: str) -> Image:
-        """Return this run's manifest of a kind, with what it names; it may not be at the registry yet."""
+        """Return this run's manifest of a kind, with what it names; it may not be at the registry
+        yet.
+        """
         if kind not in self._images:
             self._images[kind] = MANIFESTS[kind](self.seed)
         return self._images[kind]
@@ -266,7 +294,9 @@ class Run:
         return f"{self.identity}-{kind.replace(' ', '-')}"
 
     def once(self, name: str, make: Callable[[], Any]) -> Any:
-        """Set something up for several checks; a set-up that failed is the reason why they are skipped."""
+        """Set something up for several checks; a set-up that failed is the reason why they are
+        skipped.
+        """
         if name not in self._facts:
             try:
                 self._facts[name] = make()
@@ -292,7 +322,9 @@ class Run:
         return reply
 
     def put_here(self, path: str, repository: str | None = None) -> None:
-        """Note what is to be deleted at the end: not what other content of the repository may use as well."""
+        """Note what is to be deleted at the end: not what other content of the repository may use
+        as well.
+        """
         if path.partition("/")[2] not in _EVERYBODYS:
             self._put.append((repository or self.repository, path))
 
@@ -313,7 +345,9 @@ class Run:
 
     def held(self, kind: str) -> Image:
         """Return this run's manifest of a kind, which is at the registry under `tag(kind)`."""
-        image: Image = self.once(f"held {kind}", lambda: self.push(self.image(kind), self.tag(kind)))
+        image: Image = self.once(
+            f"held {kind}", lambda: self.push(self.image(kind), self.tag(kind))
+        )
         return image
 
     def held_blob(self, kind: str) -> tuple[str, bytes]:
@@ -342,12 +376,18 @@ def codes(reply: Reply) -> list[str]:
 # Running.
 
 
-def run_checks(run: Run, checks: Iterable[Check], progress: Callable[[Row], None] | None = None) -> list[Row]:
+def run_checks(
+    run: Run, checks: Iterable[Check], progress: Callable[[Row], None] | None = None
+) -> list[Row]:
     """Run the checks in order; what one needs has to come before it and to have passed."""
     rows: list[Row] = []
     became: dict[str, Row] = {}
     for entry in checks:
-        lacking = [became[name] for name in entry.needs if name in became and became[name].outcome != "pass"]
+        lacking = [
+            became[name]
+            for name in entry.needs
+            if name in became and became[name].outcome != "pass"
+        ]
         if lacking:
             row = Row(entry, "skip", f"rests on {lacking[0].check.name!r} ({lacking[0].outcome})")
         else:
@@ -406,14 +446,17 @@ def begin(
 
 
 def chosen(workflows: Sequence[str] = (), names: Sequence[str] = ()) -> list[Check]:
-    """Return the checks of these workflows (all without any), only those named if any are, in order."""
+    """Return the checks of these workflows (all without any), only those named if any are, in
+    order.
+    """
     for subject in ("pulling", "uploading", "pushing", "discovering", "managing"):
         importlib.import_module(f".{subject}", __package__)
     ordered = [entry for workflow in WORKFLOWS for entry in CHECKS if entry.workflow == workflow]
     wanted = [entry for entry in ordered if not workflows or entry.workflow in workflows]
     if not names:
         return wanted
-    named, waiting = set(names), list(names)
+    named = set(names)
+    waiting = list(names)
     by_name = {entry.name: entry for entry in ordered}
     while waiting:
         more = set(by_name[waiting.pop()].needs) - named
@@ -449,7 +492,9 @@ def check_registry(
 
 
 def line(row: Row) -> str:
-    """Write one row: outcome, workflow, name; then the reason where there is one, with what is cited."""
+    """Write one row: outcome, workflow, name; then the reason where there is one, with what is
+    cited.
+    """
     text = f"{row.outcome:4}  {row.check.workflow:10}  {row.check.name}"
     return f"{text} -- {row.reason} -- spec: {row.check.cites}" if row.reason else text
 
@@ -467,8 +512,13 @@ def counted(rows: Sequence[Row]) -> str:
 
 
 def matrix(rows: Sequence[Row]) -> str:
-    """Write the table API x data of each workflow: in a cell the worst outcome, and how many have it."""
-    tables = [_table(workflow, [row for row in rows if row.check.workflow == workflow]) for workflow in WORKFLOWS]
+    """Write the table API x data of each workflow: in a cell the worst outcome, and how many have
+    it.
+    """
+    tables = [
+        _table(workflow, [row for row in rows if row.check.workflow == workflow])
+        for workflow in WORKFLOWS
+    ]
     return "\n\n".join(filter(None, tables))
 
 
@@ -481,8 +531,12 @@ def _table(workflow: str, rows: Sequence[Row]) -> str:
         cells = [api]
         for kind in kinds:
             here = [row.outcome for row in rows if (row.check.api, row.check.data) == (api, kind)]
-            worst = next((outcome for outcome in ("fail", "skip", "pass") if outcome in here), "-")
-            cells.append(worst if worst in ("pass", "-") else f"{worst} {here.count(worst)}/{len(here)}")  # type: ignore[arg-type]
+            counts = Counter[str](here)
+            worst = next((outcome for outcome in ("fail", "skip", "pass") if counts[outcome]), "-")
+            if worst in ("pass", "-"):
+                cells.append(worst)
+            else:
+                cells.append(f"{worst} {counts[worst]}/{len(here)}")
         table.append(cells)
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     return "\n".join("  ".join(map(str.ljust, cells, widths)).rstrip() for cells in table)

@@ -1,10 +1,10 @@
 """An HTTP client of one registry, for the checks: plain, slow and easy to believe.
 
-Owns: connections, redirects of downloads, Basic and the token service, waiting when asked to. May not
-know: what an answer should be. Invariant: an answer is given back as it came, whatever its status, but
-for 401 and 429 that can be met; credentials go to the registry's origin and to the realm that it names,
-nowhere else. Uses http.client only. Follows RFC 9110 and the distribution project's token specification
-(protocol-facts.md section 2).
+Owns: connections, redirects of downloads, Basic and the token service, waiting when asked to. May
+not know: what an answer should be. Invariant: an answer is given back as it came, whatever its
+status, but for 401 and 429 that can be met; credentials go to the registry's origin and to the
+realm that it names, nowhere else. Uses http.client only. Follows RFC 9110 and the distribution
+project's token specification (protocol-facts.md section 2).
 """
 
 from __future__ import annotations
@@ -67,7 +67,9 @@ class Wire:
             connection.close()
         self._kept.clear()
 
-    def __call__(self, method: str, url: str, headers: Mapping[str, str], body: bytes | None) -> Reply:
+    def __call__(
+        self, method: str, url: str, headers: Mapping[str, str], body: bytes | None
+    ) -> Reply:
         parts = urlsplit(url)
         key = (parts.scheme, parts.netloc)
         target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
@@ -82,14 +84,22 @@ class Wire:
         connection = self._kept.get(key)
         if connection is None:
             if key[0] == "https":
-                connection = http.client.HTTPSConnection(key[1], timeout=_TIMEOUT, context=self._context)
+                connection = http.client.HTTPSConnection(
+                    key[1], timeout=_TIMEOUT, context=self._context
+                )
             else:
                 connection = http.client.HTTPConnection(key[1], timeout=_TIMEOUT)
             self._kept[key] = connection
         return connection
 
     def _exchange(
-        self, key: tuple[str, str], method: str, url: str, target: str, headers: Mapping[str, str], body: bytes | None
+        self,
+        key: tuple[str, str],
+        method: str,
+        url: str,
+        target: str,
+        headers: Mapping[str, str],
+        body: bytes | None,
     ) -> Reply:
         connection = self._connection(key)
         try:
@@ -211,7 +221,9 @@ class Client:
         return f"Bearer {token}" if isinstance(token, str) and token else None
 
     def pages(self, target: str, headers: Mapping[str, str] | None = None) -> Iterator[Reply]:
-        """Ask for a list and follow Link; ends after 1,000 pages, so that no circle goes on for ever."""
+        """Ask for a list and follow Link; ends after 1,000 pages, so that no circle goes on for
+        ever.
+        """
         for _ in range(1000):
             reply = self.ask("GET", target, headers)
             yield reply
@@ -224,7 +236,11 @@ class Client:
 def _scope(method: str, url: str) -> tuple[bool, str, str]:
     parts = urlsplit(url)
     found = _REPOSITORY.match(parts.path)
-    return method in ("GET", "HEAD"), found[1] if found else "", dict(parse_qsl(parts.query)).get("from", "")
+    return (
+        method in ("GET", "HEAD"),
+        found[1] if found else "",
+        dict(parse_qsl(parts.query)).get("from", ""),
+    )
 
 
 def next_page(reply: Reply) -> str | None:

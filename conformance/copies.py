@@ -1,8 +1,9 @@
-"""Whole graphs over plain HTTP, by the standard library's client: put one in, take one out, compare.
+"""Whole graphs over plain HTTP, by the standard library's client: put one in, take one out,
+compare.
 
 Owns: a second opinion on what a registry holds, independent of the program that is tested. May not
-know: tokens beyond a fixed Authorization value, retries, concurrency. Invariant: every body that comes
-out was asked for by digest and has it. Follows protocol-facts.md sections 1.3 to 1.7.
+know: tokens beyond a fixed Authorization value, retries, concurrency. Invariant: every body that
+comes out was asked for by digest and has it. Follows protocol-facts.md sections 1.3 to 1.7.
 """
 
 from __future__ import annotations
@@ -29,7 +30,9 @@ ACCEPT = ", ".join((OCI_INDEX, OCI_MANIFEST, DOCKER_LIST, DOCKER_MANIFEST))
 class _Client:
     """One connection to one registry."""
 
-    def __init__(self, address: str, authorization: str | None, context: ssl.SSLContext | None) -> None:
+    def __init__(
+        self, address: str, authorization: str | None, context: ssl.SSLContext | None
+    ) -> None:
         self._origin = f"{'http' if context is None else 'https'}://{address}"
         self._always = {"Authorization": authorization} if authorization else {}
         self._wire = Wire(context)
@@ -54,7 +57,9 @@ class _Client:
 
 
 @contextmanager
-def _client(address: str, authorization: str | None, context: ssl.SSLContext | None) -> Iterator[_Client]:
+def _client(
+    address: str, authorization: str | None, context: ssl.SSLContext | None
+) -> Iterator[_Client]:
     client = _Client(address, authorization, context)
     try:
         yield client
@@ -96,9 +101,11 @@ def fetch_http(
     context: ssl.SSLContext | None = None,
     referrers: bool = False,
 ) -> dict[str, bytes]:
-    """Fetch everything below `reference`: digest -> bytes, verified; foreign layers where they are held.
+    """Fetch everything below `reference`: digest -> bytes, verified; foreign layers where they are
+    held.
 
-    With `referrers`, what refers to any manifest of the graph as well, by the API or the fallback tag.
+    With `referrers`, what refers to any manifest of the graph as well, by the API or the fallback
+    tag.
     """
     found: dict[str, bytes] = {}
     with _client(address, authorization, context) as client:
@@ -117,7 +124,9 @@ def fetch_http(
             found[digest] = body
             document = json.loads(body)
             children = document.get("manifests", [])
-            assert bool(answer.header("Content-Type") in INDEXES) == ("manifests" in document), target
+            assert bool(answer.header("Content-Type") in INDEXES) == ("manifests" in document), (
+                target
+            )
             waiting += [child["digest"] for child in children]
             for part in [document.get("config"), *document.get("layers", [])]:
                 if part is not None and part["digest"] not in found:
@@ -127,12 +136,16 @@ def fetch_http(
     return found
 
 
-def _fetch_blob(client: _Client, repository: str, part: Mapping[str, str], found: dict[str, bytes]) -> None:
+def _fetch_blob(
+    client: _Client, repository: str, part: Mapping[str, str], found: dict[str, bytes]
+) -> None:
     digest = part["digest"]
     statuses = (200, 404) if is_foreign(part["mediaType"]) else (200,)
     answer = client.ask("GET", f"/v2/{repository}/blobs/{digest}", statuses)
     if answer.status == 200:
-        assert digest_of(answer.body, digest.partition(":")[0]) == digest, f"blob {digest}: other bytes"
+        assert digest_of(answer.body, digest.partition(":")[0]) == digest, (
+            f"blob {digest}: other bytes"
+        )
         found[digest] = answer.body
 
 
@@ -153,7 +166,8 @@ def _referrers(client: _Client, repository: str, digest: str) -> list[str]:
 
 def identical(one: Mapping[str, bytes], other: Mapping[str, bytes]) -> bool:
     """Compare two fetched graphs byte for byte; AssertionError says what differs."""
-    missing, added = sorted(one.keys() - other.keys()), sorted(other.keys() - one.keys())
+    missing = sorted(one.keys() - other.keys())
+    added = sorted(other.keys() - one.keys())
     assert not missing, f"only on the first side: {missing}"
     assert not added, f"only on the second side: {added}"
     different = [digest for digest, data in one.items() if other[digest] != data]

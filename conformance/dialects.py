@@ -1,8 +1,9 @@
 """How the clouds take blobs: the functions of their rows.
 
-Owns: which requests of an upload a provider refuses, and how; immutable tags, repositories that have to be made
-first, blobs that are seen late. May not know: sockets, logins, any client. Invariant: what a function does not
-name is the strict registry's. Follows protocol-facts.md sections 1.7, 1.8, 4.7, 4.9, 5.5, 6.5, 7.1 and 7.9.
+Owns: which requests of an upload a provider refuses, and how; immutable tags, repositories that
+have to be made first, blobs that are seen late. May not know: sockets, logins, any client.
+Invariant: what a function does not name is the strict registry's. Follows protocol-facts.md
+sections 1.7, 1.8, 4.7, 4.9, 5.5, 6.5, 7.1 and 7.9.
 """
 
 from __future__ import annotations
@@ -63,11 +64,23 @@ def absent_repository(provider: Provider, request: Request) -> Response | None:
 
 def unreferenced(provider: Provider, request: Request) -> Response | None:
     """Give no blob that no manifest names: download URLs are for layers of images."""
-    if request.kind != "blob" or request.method != "GET" or request.repository not in provider.repositories:
+    if (
+        request.kind != "blob"
+        or request.method != "GET"
+        or request.repository not in provider.repositories
+    ):
         return None
     held = provider.repositories[request.repository]
-    named = any(part["digest"] == request.reference for each in held.manifests.values() for part in each.blobs)
-    return None if named else error(404, "BLOB_UNKNOWN", "blob unknown to registry", {"digest": request.reference})
+    named = any(
+        part["digest"] == request.reference
+        for each in held.manifests.values()
+        for part in each.blobs
+    )
+    return (
+        None
+        if named
+        else error(404, "BLOB_UNKNOWN", "blob unknown to registry", {"digest": request.reference})
+    )
 
 
 def seen_late(provider: Provider, request: Request, answer: Response) -> Response:
@@ -82,7 +95,8 @@ def seen_late(provider: Provider, request: Request, answer: Response) -> Respons
     stored = provider.manifest(request.repository, answer.header("Docker-Content-Digest"))
     assert stored is not None
     ages = {
-        part["digest"]: provider.now() - provider.notes.get(("arrived", request.repository, part["digest"]), -lag)
+        part["digest"]: provider.now()
+        - provider.notes.get(("arrived", request.repository, part["digest"]), -lag)
         for part in stored.blobs
     }
     fresh = [digest for digest, age in ages.items() if age < lag]
@@ -99,7 +113,8 @@ def seen_late(provider: Provider, request: Request, answer: Response) -> Respons
 def worded_as_ecr(provider: Provider, request: Request, answer: Response) -> Response:
     """Say of an immutable tag what ECR says, and answer some PATCHes with 201."""
     if answer.status == 400 and request.kind == "manifest" and answer.codes == ["TAG_INVALID"]:
-        name, tag = request.repository, request.reference
+        name = request.repository
+        tag = request.reference
         text = f"The image tag '{tag}' already exists in the '{name}' repository and cannot be overwritten"
         return error(400, "TAG_INVALID", f"{text} because the repository is immutable.")
     if request.method == "PATCH" and answer.status == 202:
@@ -116,7 +131,13 @@ def ecr_caps(provider: Provider) -> tuple[Cap, ...]:
 
 def ecr_public_caps(provider: Provider) -> tuple[Cap, ...]:
     """Count as section 4.8 says of ECR Public, for whoever has logged in."""
-    counts = {"blob_head": 200, "upload_start": 10, "upload_body": 260, "upload_finish": 10, "manifest_put": 10}
+    counts = {
+        "blob_head": 200,
+        "upload_start": 10,
+        "upload_body": 260,
+        "upload_finish": 10,
+        "manifest_put": 10,
+    }
     pulls = Cap(10, actions=frozenset({"manifest_head", "manifest_get", "blob_get"}))
     return (pulls, *(Cap(count, actions=frozenset({action})) for action, count in counts.items()))
 
@@ -144,7 +165,11 @@ def elsewhere(provider: Provider, request: Request, answer: Response) -> Respons
     project, _, rest = request.repository.partition("/")
     where = f"{_PLACE.format(project=project, rest=rest or '-')}{_LONG}{len(provider.notes)}"
     provider.notes[where] = place
-    kept = [(name, value) for name, value in answer.headers if name not in ("Location", "Docker-Upload-UUID")]
+    kept = [
+        (name, value)
+        for name, value in answer.headers
+        if name not in ("Location", "Docker-Upload-UUID")
+    ]
     return replace(answer, headers=[*kept, ("Location", request.origin + where)])
 
 
@@ -153,16 +178,27 @@ def from_elsewhere(provider: Provider, request: Request) -> Request:
     if (place := provider.notes.get(request.path)) is None:
         return request
     digest = request.parameter("digest")
-    changed = replace(request, target=place.removeprefix(request.origin) + (f"&digest={digest}" if digest else ""))
-    request.kind, request.repository, request.reference = changed.kind, changed.repository, changed.reference
+    changed = replace(
+        request, target=place.removeprefix(request.origin) + (f"&digest={digest}" if digest else "")
+    )
+    request.kind = changed.kind
+    request.repository = changed.repository
+    request.reference = changed.reference
     return changed
 
 
 def bare_mount(provider: Provider, request: Request) -> Response | None:
-    """Answer a mount that names no repository by whether this one has the blob (section 1.8, at GCR)."""
+    """Answer a mount that names no repository by whether this one has the blob (section 1.8, at
+    GCR).
+    """
     digest = request.parameter("mount")
     held = provider.repositories.get(request.repository)
-    if request.kind != "upload_start" or digest is None or request.parameter("from") is not None or held is None:
+    if (
+        request.kind != "upload_start"
+        or digest is None
+        or request.parameter("from") is not None
+        or held is None
+    ):
         return None
     there = f"{request.origin}/v2/{request.repository}/blobs/{digest}"
     headers = [("Location", there), ("Docker-Content-Digest", digest)]
@@ -214,9 +250,16 @@ def acr_chunks(provider: Provider, request: Request) -> Response | None:
         return None
     if request.chunked:
         return error(400, "CONTENT_LENGTH_INVALID", "the Content-Length header is missing")
-    if (request.length() or 0) > ACR_PUT_LIMIT and (request.method == "PUT" or request.header("content-range")):
+    if (request.length() or 0) > ACR_PUT_LIMIT and (
+        request.method == "PUT" or request.header("content-range")
+    ):
         page = b"<html><head><title>413 Request Entity Too Large</title></head></html>"
-        return Response(413, [("Content-Type", "text/html"), ("Server", "AzureContainerRegistry")], page, early=True)
+        return Response(
+            413,
+            [("Content-Type", "text/html"), ("Server", "AzureContainerRegistry")],
+            page,
+            early=True,
+        )
     if request.header("content-range").startswith("bytes "):
         return error(400, "BLOB_UPLOAD_INVALID", "the Content-Range header format is invalid")
     return None

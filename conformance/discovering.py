@@ -1,8 +1,8 @@
 """Checks of the workflow Content Discovery: lists of tags and of referrers.
 
 Owns: what a list has to hold, its order, its pages and filters. May not know: how it is stored.
-Invariant: a list is judged with all its pages, and other content of the repository is left out of it.
-Follows section "Content Discovery" of the OCI distribution specification 1.1.1.
+Invariant: a list is judged with all its pages, and other content of the repository is left out of
+it. Follows section "Content Discovery" of the OCI distribution specification 1.1.1.
 """
 
 from __future__ import annotations
@@ -55,7 +55,11 @@ def _some(tags: Sequence[str], run: Run) -> str:
 
 def tags_of(run: Run) -> list[str]:
     """Return all tags, with every page."""
-    return [tag for page in run.client.pages(f"/v2/{run.repository}/tags/list") for tag in _listed(page, run)]
+    return [
+        tag
+        for page in run.client.pages(f"/v2/{run.repository}/tags/list")
+        for tag in _listed(page, run)
+    ]
 
 
 def _tagged(run: Run) -> set[str]:
@@ -75,7 +79,9 @@ def list_tags(run: Run) -> None:
         raise Failed("a tag is listed twice")
 
 
-@check("discovery", "GET tags/list", "in lexical order", f"{_TAGS}: MUST be in lexical order", "tags")
+@check(
+    "discovery", "GET tags/list", "in lexical order", f"{_TAGS}: MUST be in lexical order", "tags"
+)
 def order_of_tags(run: Run) -> None:
     _tagged(run)
     listed = tags_of(run)
@@ -83,13 +89,21 @@ def order_of_tags(run: Run) -> None:
         raise Failed(f"neither in lexical nor in byte order: {_some(listed, run)}")
 
 
-@check("discovery", "GET tags/list", "404 where the repository is not", "Endpoints: 404 (end-8a)", "absent")
+@check(
+    "discovery",
+    "GET tags/list",
+    "404 where the repository is not",
+    "Endpoints: 404 (end-8a)",
+    "absent",
+)
 def list_nowhere(run: Run) -> None:
     reply = run.ask("GET", f"/v2/{run.repository}/no/such/{run.identity}/tags/list")
     coded(run.nowhere(reply), "NAME_UNKNOWN")
 
 
-@check("discovery", "GET tags/list n", "n=0 is an empty list without Link", f"{_TAGS}: MUST", "tags")
+@check(
+    "discovery", "GET tags/list n", "n=0 is an empty list without Link", f"{_TAGS}: MUST", "tags"
+)
 def no_tags(run: Run) -> None:
     _tagged(run)
     reply = run.ask("GET", "tags/list?n=0")
@@ -110,21 +124,39 @@ def _page(run: Run, query: str, wanted: Sequence[str], most: int) -> None:
         raise Failed(f"{reply} with {_some(listed, run)}, not {_some(expected, run)}")
 
 
-@check("discovery", "GET tags/list n", "half of the tags", f"{_TAGS}: MUST include n results (end-8b)", "tags")
+@check(
+    "discovery",
+    "GET tags/list n",
+    "half of the tags",
+    f"{_TAGS}: MUST include n results (end-8b)",
+    "tags",
+)
 def half_of_tags(run: Run) -> None:
     _tagged(run)
     listed = tags_of(run)
     _page(run, f"n={len(listed) // 2}", listed, len(listed) // 2)
 
 
-@check("discovery", "GET tags/list n", "more than there are", f"{_TAGS}: MAY return fewer (end-8b)", "tags")
+@check(
+    "discovery",
+    "GET tags/list n",
+    "more than there are",
+    f"{_TAGS}: MAY return fewer (end-8b)",
+    "tags",
+)
 def more_than_tags(run: Run) -> None:
     _tagged(run)
     listed = tags_of(run)
     _page(run, f"n={len(listed) + 10}", listed, len(listed))
 
 
-@check("discovery", "GET tags/list n", "pages by Link have every tag once", f"{_TAGS}: Link MAY", "tags")
+@check(
+    "discovery",
+    "GET tags/list n",
+    "pages by Link have every tag once",
+    f"{_TAGS}: Link MAY",
+    "tags",
+)
 def linked_pages(run: Run) -> None:
     _tagged(run)
     wanted = tags_of(run)
@@ -133,10 +165,18 @@ def linked_pages(run: Run) -> None:
         raise Skipped("optional and not here: no Link to the next page")
     listed = [tag for page in pages for tag in _listed(page, run)]
     if listed != wanted:
-        raise Failed(f"{len(pages)} pages with {len(listed)} tags, not the {len(wanted)} of the whole list")
+        raise Failed(
+            f"{len(pages)} pages with {len(listed)} tags, not the {len(wanted)} of the whole list"
+        )
 
 
-@check("discovery", "GET tags/list last", "what follows it, n", f"{_TAGS}: non-inclusively (end-8b)", "tags")
+@check(
+    "discovery",
+    "GET tags/list last",
+    "what follows it, n",
+    f"{_TAGS}: non-inclusively (end-8b)",
+    "tags",
+)
 def after_last(run: Run) -> None:
     _tagged(run)
     listed = tags_of(run)
@@ -152,7 +192,13 @@ def after_last_without_n(run: Run) -> None:
     _page(run, f"last={quote(rest[0], safe='')}", rest[1:], len(rest))
 
 
-@check("discovery", "GET tags/list last", "nothing follows the last one", f"{_TAGS}: non-inclusively", "tags")
+@check(
+    "discovery",
+    "GET tags/list last",
+    "nothing follows the last one",
+    f"{_TAGS}: non-inclusively",
+    "tags",
+)
 def after_the_end(run: Run) -> None:
     _tagged(run)
     _page(run, f"n=5&last={quote(tags_of(run)[-1], safe='')}", [], 5)
@@ -165,7 +211,9 @@ def _entries(reply: Reply, run: Run) -> list[Mapping[str, Any]]:
     """Return the descriptors of one page, judged for its form."""
     run.need(reply, 200)
     if reply.header("Content-Type") != OCI_INDEX:
-        raise Failed(f"{reply} with Content-Type {reply.header('Content-Type')!r}, not {OCI_INDEX!r}")
+        raise Failed(
+            f"{reply} with Content-Type {reply.header('Content-Type')!r}, not {OCI_INDEX!r}"
+        )
     document = _json(reply)
     if not isinstance(document, dict) or document.get("schemaVersion") != 2:
         raise Failed(f"{reply} with a body that is not an image index")
@@ -181,22 +229,29 @@ def referrers(run: Run, digest: str, query: str = "") -> list[Mapping[str, Any]]
     return [entry for page in pages for entry in _entries(page, run)]
 
 
-_SBOM, _SIGNED, _OLD = (f"application/vnd.example.{name}" for name in ("sbom.v1+json", "signature.v1", "old.v1"))
+_SBOM, _SIGNED, _OLD = (
+    f"application/vnd.example.{name}" for name in ("sbom.v1+json", "signature.v1", "old.v1")
+)
 
 
 class _Family:
     """A subject and what refers to it, in every form; two of them are there before it."""
 
     def __init__(self, run: Run) -> None:
-        seed, note = run.seed, {"org.opencontainers.conformance.test": run.identity}
+        seed = run.seed
+        note = {"org.opencontainers.conformance.test": run.identity}
         self.subject = seed.image(sizes=(200,))
         self.by_type = run.push(seed.artifact(self.subject, _SBOM, annotations=note))
-        self.by_config = run.push(seed.artifact(self.subject, None, config_type=_OLD, annotations=note))
+        self.by_config = run.push(
+            seed.artifact(self.subject, None, config_type=_OLD, annotations=note)
+        )
         self.before = {entry["digest"] for entry in referrers(run, self.subject.top)}
         run.push(self.subject)
         children = [seed.image(sizes=())]
         self.second = run.push(seed.artifact(self.subject, _SBOM))
-        self.typed_index = run.push(seed.index(children, subject=self.subject, artifact_type=_SIGNED, annotations=note))
+        self.typed_index = run.push(
+            seed.index(children, subject=self.subject, artifact_type=_SIGNED, annotations=note)
+        )
         self.bare_index = run.push(seed.index(children, subject=self.subject))
         self.stranger = run.push(seed.artifact(self.by_type, _SBOM))
 
@@ -218,7 +273,13 @@ def _found(run: Run, member: Image) -> Mapping[str, Any]:
     return found[0]
 
 
-@check("discovery", "GET referrers", "an empty list", f"{_REFERRERS}: an empty list MUST be returned", "absent")
+@check(
+    "discovery",
+    "GET referrers",
+    "an empty list",
+    f"{_REFERRERS}: an empty list MUST be returned",
+    "absent",
+)
 def no_referrers(run: Run) -> None:
     _tagged(run)
     reply = run.ask("GET", f"referrers/{NOWHERE}")
@@ -228,18 +289,33 @@ def no_referrers(run: Run) -> None:
         raise Failed(f"{reply} with referrers of a digest that nobody has")
 
 
-@check("discovery", "GET referrers", "400", f"{_REFERRERS}: invalid syntax MUST be 400", "malformed", REFERRERS)
+@check(
+    "discovery",
+    "GET referrers",
+    "400",
+    f"{_REFERRERS}: invalid syntax MUST be 400",
+    "malformed",
+    REFERRERS,
+)
 def malformed_referrers(run: Run) -> None:
     run.need(run.ask("GET", "referrers/sha256:totallywrong"), 400)
 
 
-@check("discovery", "GET referrers", "each once, no other", f"{_REFERRERS} (end-12a)", "referrers", REFERRERS)
+@check(
+    "discovery",
+    "GET referrers",
+    "each once, no other",
+    f"{_REFERRERS} (end-12a)",
+    "referrers",
+    REFERRERS,
+)
 def all_referrers(run: Run) -> None:
     family = _family(run)
     listed = [entry.get("digest") for entry in referrers(run, family.subject.top)]
     wanted = [member.top for member in family.members]
     if sorted(map(str, listed)) != sorted(wanted):
-        missing, more = set(wanted) - set(listed), len(listed) - len(set(listed) & set(wanted))
+        missing = set(wanted) - set(listed)
+        more = len(listed) - len(set(listed) & set(wanted))
         raise Failed(f"{len(missing)} are not listed, {more} are too many")
 
 
@@ -257,10 +333,14 @@ def referrers_before(run: Run) -> None:
         raise Failed(f"{len(family.before)} were listed of 2")
 
 
-@check("discovery", "GET referrers", "of a referrer", f"{_REFERRERS} (end-12a)", "referrers", REFERRERS)
+@check(
+    "discovery", "GET referrers", "of a referrer", f"{_REFERRERS} (end-12a)", "referrers", REFERRERS
+)
 def referrers_of_referrer(run: Run) -> None:
     family = _family(run)
-    if [entry.get("digest") for entry in referrers(run, family.by_type.top)] != [family.stranger.top]:
+    if [entry.get("digest") for entry in referrers(run, family.by_type.top)] != [
+        family.stranger.top
+    ]:
         raise Failed("what refers to a referrer is not listed")
 
 
@@ -273,7 +353,9 @@ _ENTRIES = {
 _KINDS = tuple(_ENTRIES)
 
 
-@check("discovery", "GET referrers", "digest, size and mediaType", f"{_REFERRERS}", _KINDS, REFERRERS)
+@check(
+    "discovery", "GET referrers", "digest, size and mediaType", f"{_REFERRERS}", _KINDS, REFERRERS
+)
 def described(run: Run, kind: str) -> None:
     member = _ENTRIES[kind](_family(run))
     entry = _found(run, member)
@@ -282,7 +364,14 @@ def described(run: Run, kind: str) -> None:
             raise Failed(f"{key} is {entry.get(key)!r}, not {value!r}")
 
 
-@check("discovery", "GET referrers", "artifactType", f"{_REFERRERS}: MUST, as to artifactType", _KINDS, REFERRERS)
+@check(
+    "discovery",
+    "GET referrers",
+    "artifactType",
+    f"{_REFERRERS}: MUST, as to artifactType",
+    _KINDS,
+    REFERRERS,
+)
 def typed(run: Run, kind: str) -> None:
     wanted = {"artifact": _SBOM, "config type": _OLD, "index": _SIGNED, "bare index": None}[kind]
     entry = _found(run, _ENTRIES[kind](_family(run)))
@@ -290,10 +379,18 @@ def typed(run: Run, kind: str) -> None:
         raise Failed(f"artifactType is {entry.get('artifactType')!r}, not {wanted!r}")
 
 
-@check("discovery", "GET referrers", "annotations", f"{_REFERRERS}: MUST include annotations", _KINDS, REFERRERS)
+@check(
+    "discovery",
+    "GET referrers",
+    "annotations",
+    f"{_REFERRERS}: MUST include annotations",
+    _KINDS,
+    REFERRERS,
+)
 def annotated(run: Run, kind: str) -> None:
     member = _ENTRIES[kind](_family(run))
-    entry, wanted = _found(run, member), member.document.get("annotations", {})
+    entry = _found(run, member)
+    wanted = member.document.get("annotations", {})
     if (entry.get("annotations") or {}) != wanted:
         raise Failed(f"annotations are {entry.get('annotations')!r}, not {wanted!r}")
 
@@ -333,7 +430,14 @@ def filtered(run: Run, kind: str) -> None:
         raise Failed(f"{len(listed)} are listed for {asked}, not {len(wanted)}, or others")
 
 
-@check("discovery", "GET referrers artifactType", "an empty list", f"{_REFERRERS}: MUST", "absent", REFERRERS)
+@check(
+    "discovery",
+    "GET referrers artifactType",
+    "an empty list",
+    f"{_REFERRERS}: MUST",
+    "absent",
+    REFERRERS,
+)
 def filtered_away(run: Run) -> None:
     if _filtered(run, "application/vnd.example.none"):
         raise Failed("referrers of a type that none has")
@@ -352,7 +456,9 @@ def subject_seen(run: Run, kind: str) -> None:
     member = family.by_type if kind == "artifact" else family.bare_index
     reply = run.need(run.put(member.top, member.media_type, member.body), 201)
     if reply.header("OCI-Subject") != family.subject.top:
-        raise Failed(f"{reply} with OCI-Subject {reply.header('OCI-Subject')!r}, not {family.subject.top!r}")
+        raise Failed(
+            f"{reply} with OCI-Subject {reply.header('OCI-Subject')!r}, not {family.subject.top!r}"
+        )
 
 
 @check(
@@ -388,10 +494,14 @@ def announced_in_vain(run: Run) -> None:
     run.push(subject)
     artifact = run.seed.artifact(subject, _SBOM)
     run.upload_parts(artifact)
-    said = run.need(run.put(artifact.top, artifact.media_type, artifact.body), 201).header("OCI-Subject")
+    said = run.need(run.put(artifact.top, artifact.media_type, artifact.body), 201).header(
+        "OCI-Subject"
+    )
     reply = run.ask("GET", f"referrers/{subject.top}") if said else None
     if reply is not None and (reply.status != 200 or reply.header("Content-Type") != OCI_INDEX):
-        raise Failed(f"OCI-Subject {said} was said, and {reply} with {reply.header('Content-Type') or 'no type'}")
+        raise Failed(
+            f"OCI-Subject {said} was said, and {reply} with {reply.header('Content-Type') or 'no type'}"
+        )
 
 
 @check(
@@ -403,11 +513,14 @@ def announced_in_vain(run: Run) -> None:
 )
 def list_kept(run: Run) -> None:
     subject = run.push(run.seed.image(sizes=(100,)))
-    tag, attached = subject.top.replace(":", "-"), list[Image]()
+    tag = subject.top.replace(":", "-")
+    attached = list[Image]()
     for _ in range(2):
         attached.append(run.push(run.seed.artifact(subject, _SBOM)))
         kept = run.seed.fallback_index(attached)
         run.need(run.put(tag, kept.media_type, kept.body), 201)
         reply = run.need(run.ask("GET", f"manifests/{tag}", ACCEPT), 200)
         if reply.body != kept.body:
-            raise Failed(f"{reply} with other bytes than the {len(attached)} referrers that were put")
+            raise Failed(
+                f"{reply} with other bytes than the {len(attached)} referrers that were put"
+            )

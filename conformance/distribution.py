@@ -1,9 +1,9 @@
 """What distribution does otherwise than a strict registry of OCI 1.1: the functions of its rows.
 
-Owns: its leniences and its error answers. May not know: sockets, other providers. Invariant: each function is
-what Debian's docker-registry (2.8.2) answered to the same request (tests/test_personas.py asks both and holds
-the table of what still differs); what 3 does otherwise was read in its code. Follows protocol-facts.md sections
-1.7 to 1.9, 1.11 and 1.12, "tested".
+Owns: its leniences and its error answers. May not know: sockets, other providers. Invariant: each
+function is what Debian's docker-registry (2.8.2) answered to the same request
+(tests/test_personas.py asks both and holds the table of what still differs); what 3 does otherwise
+was read in its code. Follows protocol-facts.md sections 1.7 to 1.9, 1.11 and 1.12, "tested".
 """
 
 from __future__ import annotations
@@ -14,7 +14,17 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 from urllib.parse import urlencode
 
-from .messages import Headers, Request, Response, digest_of, error, errors, is_digest, is_name, is_tag
+from .messages import (
+    Headers,
+    Request,
+    Response,
+    digest_of,
+    error,
+    errors,
+    is_digest,
+    is_name,
+    is_tag,
+)
 from .storage import Invalid, Upload, read_manifest
 from .uploads import OCTETS
 
@@ -37,7 +47,11 @@ _RANGE = re.compile(r"bytes=([0-9]*)-([0-9]*)\Z")
 
 
 def _changed(
-    request: Request, *, without: frozenset[str] = frozenset(), headers: Headers | None = None, **query: str
+    request: Request,
+    *,
+    without: frozenset[str] = frozenset(),
+    headers: Headers | None = None,
+    **query: str,
 ) -> Request:
     """Return the request without some parameters and with others."""
     kept = [(key, value) for key, value in request.query if key not in without | set(query)]
@@ -53,14 +67,23 @@ def _without(request: Request, name: str) -> Headers:
 
 
 def _start_with_anything(provider: Provider, request: Request) -> Request:
-    """A body or a digest of a POST is not looked at, a mount that is malformed is none (section 1.12)."""
+    """A body or a digest of a POST is not looked at, a mount that is malformed is none (section
+    1.12).
+    """
     if request.kind != "upload_start":
         return request
-    mount, source = request.parameter("mount"), request.parameter("from")
+    mount = request.parameter("mount")
+    source = request.parameter("from")
     mountable = is_digest(mount or "") and is_name(source or "")
-    headers = [*_without(request, "content-length"), ("content-length", "0")] if request.has_body else None
+    headers = (
+        [*_without(request, "content-length"), ("content-length", "0")]
+        if request.has_body
+        else None
+    )
     return _changed(
-        request, without=frozenset({"digest"} if mountable else {"digest", "mount", "from"}), headers=headers
+        request,
+        without=frozenset({"digest"} if mountable else {"digest", "mount", "from"}),
+        headers=headers,
     )
 
 
@@ -72,7 +95,9 @@ def _chunks_anywhere(provider: Provider, request: Request) -> Request:
 
 
 def _any_last_chunk(provider: Provider, request: Request) -> Request:
-    """3 looks at the Content-Range of a PATCH (416), not at a PUT's: the digest decides (section 1.7)."""
+    """3 looks at the Content-Range of a PATCH (416), not at a PUT's: the digest decides (section
+    1.7).
+    """
     return _chunks_anywhere(provider, request) if request.method == "PUT" else request
 
 
@@ -91,8 +116,14 @@ def _state_is_an_offset(provider: Provider, request: Request) -> Request:
 
 
 def _whole_lists(provider: Provider, request: Request) -> Request:
-    """`tags/list` has no pages before 2.8.3's successors: n and last are not looked at (section 1.11)."""
-    return _changed(request, without=frozenset({"n", "last"})) if request.kind == "tag_list" else request
+    """`tags/list` has no pages before 2.8.3's successors: n and last are not looked at (section
+    1.11).
+    """
+    return (
+        _changed(request, without=frozenset({"n", "last"}))
+        if request.kind == "tag_list"
+        else request
+    )
 
 
 # What it answers itself.
@@ -105,10 +136,13 @@ def _any_ping(provider: Provider, request: Request) -> Response | None:
 
 
 def _lost_session(provider: Provider, request: Request) -> Response | None:
-    """A session is invalid without its newest state, after a wrong digest or a broken body (section 1.9)."""
+    """A session is invalid without its newest state, after a wrong digest or a broken body (section
+    1.9).
+    """
     if request.kind != "upload":
         return None
-    upload, state = _upload(provider, request), request.parameter("_state")
+    upload = _upload(provider, request)
+    state = request.parameter("_state")
     if upload is None:
         invalid = request.reference not in provider.notes
     else:
@@ -126,7 +160,9 @@ def _no_page(provider: Provider, request: Request) -> Response | None:
         return Response(200, [("Cache-Control", "no-cache")])
     if request.path == "/v2":
         body = b'<a href="/v2/">Moved Permanently</a>.\n\n'
-        return Response(301, [("Location", "/v2/"), ("Content-Type", "text/html; charset=utf-8")], body)
+        return Response(
+            301, [("Location", "/v2/"), ("Content-Type", "text/html; charset=utf-8")], body
+        )
     tag = request.kind == "manifest" and ":" not in request.reference
     if request.kind in ("other", "referrers") or (tag and not is_tag(request.reference)):
         return Response(404, list(_PAGE), b"404 page not found\n")
@@ -137,7 +173,11 @@ def _manifests_by_sha256(provider: Provider, request: Request) -> Response | Non
     """A manifest's digest is sha256 (section 1.7), well formed; only by its digest is it deleted."""
     if request.kind != "manifest":
         return None
-    if request.method in ("GET", "HEAD") and ":" in request.reference and not is_digest(request.reference):
+    if (
+        request.method in ("GET", "HEAD")
+        and ":" in request.reference
+        and not is_digest(request.reference)
+    ):
         return error(500, "UNKNOWN", "unknown error", "invalid checksum digest format")
     foreign = request.method == "PUT" and request.reference.startswith("sha512:")
     if foreign or (request.method == "DELETE" and ":" not in request.reference):
@@ -149,7 +189,8 @@ def _manifests_by_sha256(provider: Provider, request: Request) -> Response | Non
 
 
 def _layers_with_urls(provider: Provider, request: Request, body: bytes) -> Response | None:
-    """Fetch from no host: a layer with `urls` is refused threefold, whatever its type, present or not.
+    """Fetch from no host: a layer with `urls` is refused threefold, whatever its type, present or
+    not.
 
     Tested, as section 1.12 is; a layer without `urls` has to be there, whatever its type.
     """
@@ -180,7 +221,8 @@ def _uploads(provider: Provider, request: Request, answer: Response) -> Response
     if request.kind == "upload" and request.method == "DELETE" and answer.status == 204:
         provider.notes[request.reference] = "ended"
         answer.headers.append(("Docker-Upload-UUID", request.reference))
-    identity, place = answer.header("Docker-Upload-UUID"), answer.header("Location")
+    identity = answer.header("Docker-Upload-UUID")
+    place = answer.header("Location")
     if identity and place:
         upload = provider.repositories[request.repository].uploads[identity]
         provider.notes[identity, place.rpartition("_state=")[2]] = upload.content.size
@@ -190,12 +232,16 @@ def _uploads(provider: Provider, request: Request, answer: Response) -> Response
         blobs = provider.repositories[request.repository].blobs
         canonical = blobs[digest].digest()
         blobs[canonical] = blobs[digest]
-        answer.headers = [(name, value.replace(digest, canonical)) for name, value in answer.headers]
+        answer.headers = [
+            (name, value.replace(digest, canonical)) for name, value in answer.headers
+        ]
     return answer
 
 
 def _blobs(provider: Provider, request: Request, answer: Response) -> Response:
-    """As Go's http.ServeContent: conditions and malformed ranges too; and they may be cached for a year."""
+    """As Go's http.ServeContent: conditions and malformed ranges too; and they may be cached for a
+    year.
+    """
     if request.kind != "blob" or answer.status not in (200, 206, 416) or request.method == "DELETE":
         return answer
     own = [("Docker-Content-Digest", request.reference), ("Etag", f'"{request.reference}"')]

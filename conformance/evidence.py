@@ -1,8 +1,10 @@
-"""What the journals of a run prove: its exchanges in one order, its upload sessions, challenges and commits.
+"""What the journals of a run prove: its exchanges in one order, its upload sessions, challenges and
+commits.
 
-Owns: reading journals and the registries' content as facts about a client, and the table in which the rules
-of the `audit_*` modules stand. May not know: any rule. Invariant: only what was answered, whole and by the
-registry itself, counts as known to the client; an answer that a hook gave proves nothing against it.
+Owns: reading journals and the registries' content as facts about a client, and the table in which
+the rules of the `audit_*` modules stand. May not know: any rule. Invariant: only what was answered,
+whole and by the registry itself, counts as known to the client; an answer that a hook gave proves
+nothing against it.
 """
 
 from __future__ import annotations
@@ -77,16 +79,24 @@ class Act(NamedTuple):
     def is_success(self) -> bool:
         """Whether the client was told truthfully that it has what it wanted."""
         entry = self.entry
-        whole = entry.method not in ("PUT", "PATCH", "POST") or str(entry.request_bytes) == entry.headers.get(
-            "content-length", str(entry.request_bytes)
+        whole = entry.method not in ("PUT", "PATCH", "POST") or str(
+            entry.request_bytes
+        ) == entry.headers.get("content-length", str(entry.request_bytes))
+        return (
+            entry.status is not None
+            and 200 <= entry.status < 300
+            and whole
+            and not self.is_disturbed
         )
-        return entry.status is not None and 200 <= entry.status < 300 and whole and not self.is_disturbed
 
     @property
     def is_answer(self) -> bool:
         """Whether it settled its question: a success, or a truthful "not here"."""
-        method, kind = self.entry.method, self.entry.kind
-        asked = method == "HEAD" or (method == "GET" and kind in ("manifest", "tag_list", "referrers"))
+        method = self.entry.method
+        kind = self.entry.kind
+        asked = method == "HEAD" or (
+            method == "GET" and kind in ("manifest", "tag_list", "referrers")
+        )
         return self.is_success or (asked and self.entry.status == 404 and not self.is_disturbed)
 
     @property
@@ -167,9 +177,10 @@ def without_digest(target: str) -> str:
 class Run:
     """The exchanges of one run with every registry, token service and storage that took part in it.
 
-    `sites` are by origin, as in `http://127.0.0.1:5000`; exchanges that began at or before `since` belong to
-    an earlier run. `readonly` origins are sources and nothing else; `remembered` says that challenges of
-    earlier runs are known; `realms` are origins of token services that any registry may name.
+    `sites` are by origin, as in `http://127.0.0.1:5000`; exchanges that began at or before `since`
+    belong to an earlier run. `readonly` origins are sources and nothing else; `remembered` says
+    that challenges of earlier runs are known; `realms` are origins of token services that any
+    registry may name.
     """
 
     def __init__(
@@ -182,9 +193,14 @@ class Run:
         realms: Collection[str] = (),
     ) -> None:
         self.sites = sites
-        self.readonly, self.realms = readonly, realms
+        self.readonly = readonly
+        self.realms = realms
         every = sorted(
-            (Act(place, entry.origin, entry) for place, site in sites.items() for entry in tuple(site.journal.entries)),
+            (
+                Act(place, entry.origin, entry)
+                for place, site in sites.items()
+                for entry in tuple(site.journal.entries)
+            ),
             key=lambda act: act.entry.begun,
         )
         self.acts = [act for act in every if act.entry.begun > since]
@@ -228,7 +244,9 @@ class Run:
         return act.is_success and act.entry.response_headers.get("content-type") == OCI_INDEX
 
     def lacks_referrers(self, act: Act) -> bool:
-        """Whether it says that there is no such API: refused as a path, or answered with a page (rule 15)."""
+        """Whether it says that there is no such API: refused as a path, or answered with a page
+        (rule 15).
+        """
         if act.is_disturbed:
             return False
         if act.entry.status in (404, 405, 501):
@@ -243,7 +261,8 @@ class Run:
         if not earlier.before(act):
             return False
         same = self._connections[earlier.place, earlier.entry.connection]
-        ended, begun = earlier.entry.ended or 0, act.entry.begun
+        ended = earlier.entry.ended or 0
+        begun = act.entry.begun
         return any(ended < each.entry.begun <= begun for each in same)
 
     def is_registry(self, place: str) -> bool:
@@ -260,15 +279,22 @@ class Run:
 
     def _is_lie(self, act: Act) -> bool:
         """Whether a registry holds other bytes under a digest than it says."""
-        digest, held = act.digest, self.repositories(act.place).get(act.entry.repository)
+        digest = act.digest
+        held = self.repositories(act.place).get(act.entry.repository)
         blob = held.blobs.get(digest) if held and digest else None
         return blob is not None and blob.digest(act.entry.reference.partition(":")[0]) != digest
 
     def excuses(self, digest: str | None, act: Act, first: Act | None = None) -> int:
-        """Count what went wrong with a digest, since `first` was asked, before `act`: so often it may be repeated."""
+        """Count what went wrong with a digest, since `first` was asked, before `act`: so often it
+        may be repeated.
+        """
         sessions = [session for session in self.sessions if digest and session.digest == digest]
         sent = {id(each.entry) for session in sessions for each in (session.opener, *session.acts)}
-        about = [each for each in self.failures if digest in (None, each.digest) or id(each.entry) in sent]
+        about = [
+            each
+            for each in self.failures
+            if digest in (None, each.digest) or id(each.entry) in sent
+        ]
         begun = first.entry.begun if first else 0
         # One that was under way when `first` was asked failed later.
         since = [each for each in about if (each.entry.ended or each.entry.begun) > begun]
@@ -278,7 +304,9 @@ class Run:
         """Give those groups of settled exchanges that are more than their digest's failures excuse."""
         for acts in groups.values():
             settled = [act for act in acts if act.is_answer]
-            if settled and len(settled) > 1 + self.excuses(settled[0].digest, settled[-1], settled[0]):
+            if settled and len(settled) > 1 + self.excuses(
+                settled[0].digest, settled[-1], settled[0]
+            ):
                 yield tuple(settled)
 
     def committed(self, repository: RepositoryKey, blob: str, act: Act) -> bool:
@@ -299,7 +327,9 @@ class Run:
     def _moved(act: Act) -> Moved:
         """Read a Location; one that is no URL leads nowhere."""
         try:
-            parts = urlsplit(urljoin(act.origin + act.entry.target, act.entry.response_headers["location"]))
+            parts = urlsplit(
+                urljoin(act.origin + act.entry.target, act.entry.response_headers["location"])
+            )
         except ValueError:
             return Moved(act, "", "")
         query = f"?{parts.query}" if parts.query else ""
@@ -318,13 +348,20 @@ class Run:
         if act.entry.kind == "upload_start":
             return
         path = (act.origin, urlsplit(act.entry.target).path)
-        mine = [each for each in self.sessions if each.path == path and each.opener.entry.begun < act.entry.begun]
+        mine = [
+            each
+            for each in self.sessions
+            if each.path == path and each.opener.entry.begun < act.entry.begun
+        ]
         if not mine:
             if act.entry.kind == "upload":
                 self.strays.append(act)
             return
-        # Where a storage has one path for all, the query tells sessions apart; else their order does.
-        exact = [each for each in mine if each.newest(act).target == without_digest(act.entry.target)]
+        # Where a storage has one path for all, the query tells sessions apart; else their order
+        # does.
+        exact = [
+            each for each in mine if each.newest(act).target == without_digest(act.entry.target)
+        ]
         fresh = [each for each in exact if not any(sent.is_success for sent in each.acts)]
         session = fresh[0] if len(exact) > 1 and fresh else (exact or mine)[-1]
         session.acts.append(act)
@@ -335,7 +372,8 @@ class Run:
         """Return what first told the client that a blob or manifest is in a repository."""
         found = dict(self.commits)
         for act in self.acts:
-            digest, about = act.digest, act.entry.kind in ("blob", "manifest", "upload", "upload_start")
+            digest = act.digest
+            about = act.entry.kind in ("blob", "manifest", "upload", "upload_start")
             if act.entry.kind == "manifest":
                 digest = act.entry.response_headers.get("docker-content-digest") or digest
             if act.is_success and about and digest and act.entry.status != 202:
@@ -360,7 +398,9 @@ def _challenges(act: Act) -> Iterator[Challenge]:
         return
     lines = act.entry.response_headers.get("www-authenticate", "")
     # Whatever separates them, each begins with its scheme's name.
-    for scheme, words in re.findall(r"(?is)\b(basic|bearer)\s(.*?)(?=\b(?:basic|bearer)\s|\Z)", lines):
+    for scheme, words in re.findall(
+        r"(?is)\b(basic|bearer)\s(.*?)(?=\b(?:basic|bearer)\s|\Z)", lines
+    ):
         realm = re.search(r'(?i)realm\s*=\s*"((?:[^"\\]|\\.)*)"', words)
         yield Challenge(act, scheme.lower(), re.sub(r"\\(.)", r"\1", realm[1]) if realm else "")
 

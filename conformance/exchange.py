@@ -1,10 +1,10 @@
 """One exchange between a request's head and its answer, without a socket.
 
-Owns: the order of things (journal, faults, intercept, decision on the head, body, answer, amend, faults
-again) and where a body goes. May not know: sockets, what a registry holds. Invariant: a body is never
-needed as one object; whoever receives it asks `room` where to put the next bytes, says how many came, and
-awaits `pace` when there is one. The server drives an Exchange over a stream, `Site.handle` drives the
-same one in memory.
+Owns: the order of things (journal, faults, intercept, decision on the head, body, answer, amend,
+faults again) and where a body goes. May not know: sockets, what a registry holds. Invariant: a body
+is never needed as one object; whoever receives it asks `room` where to put the next bytes, says how
+many came, and awaits `pace` when there is one. The server drives an Exchange over a stream,
+`Site.handle` drives the same one in memory.
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ from .wire import Dropped, Streamed, Wire, wire
 
 __all__ = ["DRAINED", "Body", "Dropped", "Exchange", "Reception", "Site", "Streamed", "Wire"]
 
-DRAINED = 256 << 10  # Go's net/http reads so much of a refused body before it answers (section 1.12)
+DRAINED = (
+    256 << 10
+)  # Go's net/http reads so much of a refused body before it answers (section 1.12)
 _FORM = "application/x-www-form-urlencoded"
 
 # What a head leads to.
@@ -60,8 +62,8 @@ class Body(Protocol):
 class Reception:
     """A decision to take the body first: where it goes, what follows, what a broken one means.
 
-    Bytes beyond `limit` are counted and dropped; `finish` sees them as `Exchange.received`. `flush` is
-    awaited whenever bytes have come, so that a body can go on to somewhere slower.
+    Bytes beyond `limit` are counted and dropped; `finish` sees them as `Exchange.received`. `flush`
+    is awaited whenever bytes have come, so that a body can go on to somewhere slower.
     """
 
     content: Body
@@ -74,8 +76,8 @@ class Reception:
 class Exchange:
     """One request on its way to an answer.
 
-    `pace`, when there is one, is to be awaited after bytes of the body came. Everything that is awaited may
-    raise `Dropped`, which ends the connection.
+    `pace`, when there is one, is to be awaited after bytes of the body came. Everything that is
+    awaited may raise `Dropped`, which ends the connection.
     """
 
     def __init__(self, site: Site, request: Request) -> None:
@@ -137,7 +139,9 @@ class Exchange:
         if not isinstance(answer, Response) or answer.early is False:
             return False
         length = self.request.length()
-        return bool(answer.early) or self.request.chunked or (length is not None and length > DRAINED)
+        return (
+            bool(answer.early) or self.request.chunked or (length is not None and length > DRAINED)
+        )
 
     def room(self, expected: int) -> memoryview:
         """Return where the next bytes of the body go; `expected` is how many are still to come."""
@@ -163,7 +167,9 @@ class Exchange:
         self.entry.request_bytes = self.received
 
     def feed(self, data: bytes) -> None:
-        """Take bytes that were received elsewhere; `Dropped` ends the connection in the middle of them."""
+        """Take bytes that were received elsewhere; `Dropped` ends the connection in the middle of
+        them.
+        """
         while data and self._injection is not None:
             part = bytearray(data[: self._injection.limit(self.received)])
             data = data[len(part) :]
@@ -186,9 +192,12 @@ class Exchange:
         answer: Answer | Awaitable[Answer] | None = self._answer
         if reception is not None:
             content = reception.content
-            if isinstance(content, Content) and self.request.header("content-type").startswith(_FORM):
+            if isinstance(content, Content) and self.request.header("content-type").startswith(
+                _FORM
+            ):
                 self.entry.note_form(bytes(content))
-            answer, self._reception = reception.finish(self.received), None
+            answer = reception.finish(self.received)
+            self._reception = None
         assert answer is not None
         if self._injection is not None or not isinstance(answer, (Response, bytes)):
             return self._finished(answer)
@@ -232,8 +241,8 @@ class Site:
     """What a server can serve: a journal, faults, two hooks, and `start`.
 
     `faults` come first and last. `intercept` is asked next and may answer instead (or wait, when
-    asynchronous); `amend` sees every answer and may return another one. `begin`, where a subclass has it,
-    decides on heads instead of `start`, and may wait.
+    asynchronous); `amend` sees every answer and may return another one. `begin`, where a subclass
+    has it, decides on heads instead of `start`, and may wait.
     """
 
     begin: Callable[[Request], Awaitable[Decision]] | None = None
@@ -259,7 +268,8 @@ class Site:
     def handle(self, request: Request) -> Answer:
         """Carry out a whole exchange in memory, with `request.body` as the body.
 
-        Raises TypeError where something would have to wait or to break a connection: that needs a server.
+        Raises TypeError where something would have to wait or to break a connection: that needs a
+        server.
         """
         exchange = self.open(request)
         asked = exchange.asked()
@@ -278,7 +288,9 @@ class Site:
             return given
         raise TypeError("an answer in pieces needs a server")
 
-    def request(self, method: str, target: str, headers: Headers = (), body: bytes | None = None) -> Response:
+    def request(
+        self, method: str, target: str, headers: Headers = (), body: bytes | None = None
+    ) -> Response:
         """Ask without a server: framing headers are added unless `headers` has its own."""
         given: Sequence[str] = [name.lower() for name, _ in headers]
         own = [("host", "registry.test")] if "host" not in given else []

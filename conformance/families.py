@@ -1,8 +1,9 @@
-"""Many images that share layers, as the images of one organisation do: what copying is measured with.
+"""Many images that share layers, as the images of one organisation do: what copying is measured
+with.
 
-Owns: who shares what. May not know: how it is copied. Invariant: a family is a function of its numbers;
-two that differ in `left_out` or `moved` alone have all other tags in common, byte for byte, so that one
-can be what a target holds and the other what the source has become.
+Owns: who shares what. May not know: how it is copied. Invariant: a family is a function of its
+numbers; two that differ in `left_out` or `moved` alone have all other tags in common, byte for
+byte, so that one can be what a target holds and the other what the source has become.
 """
 
 from __future__ import annotations
@@ -26,11 +27,13 @@ LARGE = 4 << 20  # layers from here on are made when they are read
 
 @dataclass(frozen=True)
 class Family:
-    """`repositories` x `tags` images of `shared` layers from a base and `own` ones, each of `size` bytes.
+    """`repositories` x `tags` images of `shared` layers from a base and `own` ones, each of `size`
+    bytes.
 
-    Repository n is built on base n % `bases`. With `platforms` each tag is an index of an image for each,
-    and every platform has a base of its own. `left_out` is how many of the newest tags are not there yet;
-    `moved` is how many percent of the tags name another image (same base, other own layers).
+    Repository n is built on base n % `bases`. With `platforms` each tag is an index of an image for
+    each, and every platform has a base of its own. `left_out` is how many of the newest tags are
+    not there yet; `moved` is how many percent of the tags name another image (same base, other own
+    layers).
     """
 
     seed: int = 0
@@ -50,7 +53,9 @@ class Family:
         count = len(places) * self.moved // 100
         changed = {places[number * len(places) // count] for number in range(count)}
         bases = {base: self._base(base) for base in range(min(self.bases, self.repositories))}
-        found: dict[str, dict[str, Image]] = {f"family/app-{repo}": {} for repo in range(self.repositories)}
+        found: dict[str, dict[str, Image]] = {
+            f"family/app-{repo}": {} for repo in range(self.repositories)
+        }
         for repo, tag in places[: len(places) - self.left_out]:
             seed = self._seed("own", repo, tag, int((repo, tag) in changed))
             found[f"family/app-{repo}"][f"1.{tag}.0"] = self._image(seed, bases[repo % self.bases])
@@ -64,7 +69,9 @@ class Family:
         return self
 
     def weights(self) -> Mapping[str, int]:
-        """Return the bytes of blobs: `once` each, once in each `repository`, and once for each `tag`."""
+        """Return the bytes of blobs: `once` each, once in each `repository`, and once for each
+        `tag`.
+        """
         once: dict[str, int] = {}
         repository: dict[tuple[str, str], int] = {}
         every = 0
@@ -107,7 +114,8 @@ class Family:
         return seed.index(children)
 
 
-# The situations of specification section 1.1, with tags that are new or moved by `dataclasses.replace`.
+# The situations of specification section 1.1, with tags that are new or moved by
+# `dataclasses.replace`.
 FAMILIES: Mapping[str, Family] = MappingProxyType(
     {
         "one base": Family(),
@@ -120,7 +128,9 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
 
 
 class Weighing(App):
-    """A registry that verifies uploaded blobs and drops them, so that a target of any size costs nothing."""
+    """A registry that verifies uploaded blobs and drops them, so that a target of any size costs
+    nothing.
+    """
 
     def _post_upload_start(self, request: Request) -> Response | Reception:
         answer = super()._post_upload_start(request)

@@ -1,9 +1,10 @@
 """Rules that break exchanges on purpose, in front of a registry of any kind.
 
-Owns: which exchanges a rule matches, which occurrence it strikes, and what came of it. May not know:
-sockets, what the verbs do (verbs.py), what a registry holds. Invariant: the same seed, rules and requests
-give the same faults, in whatever order requests of different names come; and nothing is silent: a rule
-that never struck, and a verb that struck and did not take place, are found by `check`.
+Owns: which exchanges a rule matches, which occurrence it strikes, and what came of it. May not
+know: sockets, what the verbs do (verbs.py), what a registry holds. Invariant: the same seed, rules
+and requests give the same faults, in whatever order requests of different names come; and nothing
+is silent: a rule that never struck, and a verb that struck and did not take place, are found by
+`check`.
 
 A test reads as a sentence:
 
@@ -11,9 +12,9 @@ A test reads as a sentence:
     faults.on("GET", "blob").first(2).of_each().delay(30).status(503, retry_after=5)
     faults.on("GET HEAD", "manifest").chance(0.1).lie("Docker-Content-Digest")
 
-Rules are taken in the order in which they were written. All that match an exchange take effect, up to and
-including the first that ends it (answers in the registry's place, or drops the connection): later rules do
-not see that exchange, nor count it. So two rules for the first answer are a queue.
+Rules are taken in the order in which they were written. All that match an exchange take effect, up
+to and including the first that ends it (answers in the registry's place, or drops the connection):
+later rules do not see that exchange, nor count it. So two rules for the first answer are a queue.
 """
 
 from __future__ import annotations
@@ -29,11 +30,25 @@ from typing import Concatenate, ParamSpec
 from .injection import Effect, Gate, Injection
 from .journal import Entry, Selector, clock
 from .messages import Request
-from .verbs import Challenge, Corrupt, Delay, Drop, Forget, Lie, Raw, Redirect, Stall, Status, Throttle, Truncate
+from .verbs import (
+    Challenge,
+    Corrupt,
+    Delay,
+    Drop,
+    Forget,
+    Lie,
+    Raw,
+    Redirect,
+    Stall,
+    Status,
+    Throttle,
+    Truncate,
+)
 
 __all__ = ["Faults", "Gate", "KiB", "MiB", "Rule"]
 
-KiB, MiB = 1 << 10, 1 << 20
+KiB = 1 << 10
+MiB = 1 << 20
 
 _P = ParamSpec("_P")
 
@@ -52,8 +67,9 @@ def _verb(make: Callable[_P, Effect]) -> Callable[Concatenate[Rule, _P], Rule]:
 class Rule:
     """What is to be struck, which time, and by which verbs.
 
-    Every method returns the rule, so that they are written one after the other. Verbs are carried out at
-    the places that they name; of those that wait and those that end an exchange, the waits come first.
+    Every method returns the rule, so that they are written one after the other. Verbs are carried
+    out at the places that they name; of those that wait and those that end an exchange, the waits
+    come first.
     """
 
     status = _verb(Status)
@@ -70,7 +86,11 @@ class Rule:
     raw = _verb(Raw)
 
     def __init__(
-        self, selector: Selector, number: int, seed: int = 0, where: Callable[[Request], bool] | None = None
+        self,
+        selector: Selector,
+        number: int,
+        seed: int = 0,
+        where: Callable[[Request], bool] | None = None,
     ) -> None:
         self.selector = selector
         self.effects: list[Effect] = []
@@ -78,7 +98,9 @@ class Rule:
         # The exchanges that were struck, and what took place in them.
         self.struck: list[Entry] = []
         self.done: list[tuple[Effect, Entry]] = []
-        self._number, self._seed, self._where = number, seed, where
+        self._number = number
+        self._seed = seed
+        self._where = where
         self._occurrence: Callable[[int], bool] | None = None
         self._chance: float | None = None
         self._most: float = math.inf
@@ -115,7 +137,9 @@ class Rule:
         return self._occurs(f"since={number}", lambda n: n >= number)
 
     def chance(self, probability: float) -> Rule:
-        """Strike at random: by the seed and by what is asked the how many-th time, not by the order."""
+        """Strike at random: by the seed and by what is asked the how many-th time, not by the
+        order.
+        """
         if not 0 < probability <= 1 or self._chance is not None:
             raise ValueError("one probability, above 0 and up to 1")
         self._chance = probability
@@ -131,7 +155,9 @@ class Rule:
         return self
 
     def of_each(self) -> Rule:
-        """Count occurrences (and `at_most`) for each method, kind, repository and reference by itself."""
+        """Count occurrences (and `at_most`) for each method, kind, repository and reference by
+        itself.
+        """
         self._each = True
         self._words.append("of-each")
         return self
@@ -167,7 +193,9 @@ class Rule:
 
     def strikes(self, request: Request, entry: Entry) -> bool:
         """Decide on an exchange, and count it."""
-        if not self.selector.matches(request) or (self._where is not None and not self._where(request)):
+        if not self.selector.matches(request) or (
+            self._where is not None and not self._where(request)
+        ):
             return False
         self.matched += 1
         name = _name(request)
@@ -244,11 +272,15 @@ class Rule:
 
     def __str__(self) -> str:
         """Write the rule as the text of rules has it (rules.py)."""
-        return f"{' '.join([str(self.selector), *self._words])}: {', '.join(map(str, self.effects))}"
+        return (
+            f"{' '.join([str(self.selector), *self._words])}: {', '.join(map(str, self.effects))}"
+        )
 
 
 def _name(request: Request) -> tuple[str, ...]:
-    """Name what a request asks for, the same in every run: sessions and ports differ, digests do not."""
+    """Name what a request asks for, the same in every run: sessions and ports differ, digests do
+    not.
+    """
     stable = [value for key, value in request.query if key in ("digest", "mount", "last", "scope")]
     reference = "" if request.kind == "upload" else request.reference or request.path
     return (request.method, request.kind, request.repository, reference, *stable)
@@ -277,11 +309,19 @@ class Faults:
     ) -> Rule:
         """Begin a rule for the requests that agree with everything that is given.
 
-        `method` and `kind` may be several, separated by spaces; the others are globs, in which `*` goes over
-        slashes too. `header` and `query`: the ones that must be there, and a glob for each value.
+        `method` and `kind` may be several, separated by spaces; the others are globs, in which `*`
+        goes over slashes too. `header` and `query`: the ones that must be there, and a glob for
+        each value.
         """
         selector = Selector.of(
-            method, kind, repository=repository, reference=reference, host=host, path=path, header=header, query=query
+            method,
+            kind,
+            repository=repository,
+            reference=reference,
+            host=host,
+            path=path,
+            header=header,
+            query=query,
         )
         rule = Rule(selector, len(self.rules) + 1, self.seed, where)
         self.rules.append(rule)
@@ -292,7 +332,9 @@ class Faults:
         struck: list[Effect] = []
         for rule in tuple(self.rules):
             if rule.effects and rule.strikes(request, entry):
-                struck += [effect.fresh(request, self._teller(rule, entry)) for effect in rule.effects]
+                struck += [
+                    effect.fresh(request, self._teller(rule, entry)) for effect in rule.effects
+                ]
                 if rule.ends:
                     break
         if (request.repository, request.reference) in self._forgotten and request.kind == "upload":

@@ -1,13 +1,14 @@
 """Google's login services: who may have an access token, and what it is good for.
 
-Owns: the token endpoint, the security token service, impersonation, the metadata server, the accounts, keys and
-pools behind them, and the credential files that these give out. May not know: registries, sockets, any client.
-Invariant: a token is given only for what proves an identity (a JWT's signature is verified with the account's
-public key, every claim is looked at); what no correct client would send is refused *and* noted in
-`journal.violations`. Times are arguments. Follows protocol-facts.md sections 5.2 to 5.4, RFC 7515 to 7523
-and RFC 8693.
+Owns: the token endpoint, the security token service, impersonation, the metadata server, the
+accounts, keys and pools behind them, and the credential files that these give out. May not know:
+registries, sockets, any client. Invariant: a token is given only for what proves an identity (a
+JWT's signature is verified with the account's public key, every claim is looked at); what no
+correct client would send is refused *and* noted in `journal.violations`. Times are arguments.
+Follows protocol-facts.md sections 5.2 to 5.4, RFC 7515 to 7523 and RFC 8693.
 
-One Site answers under all the names: a path belongs to one service, and a name that is not its own is refused.
+One Site answers under all the names: a path belongs to one service, and a name that is not its own
+is refused.
 """
 
 from __future__ import annotations
@@ -36,7 +37,17 @@ from .registries import Missing
 from .server import run_in_thread
 from .tokens import TokenService
 
-__all__ = ["CLIENT", "HOSTS", "METADATA", "Google", "GoogleTokens", "Key", "Running", "google", "make_key"]
+__all__ = [
+    "CLIENT",
+    "HOSTS",
+    "METADATA",
+    "Google",
+    "GoogleTokens",
+    "Key",
+    "Running",
+    "google",
+    "make_key",
+]
 
 HOSTS = ("oauth2.googleapis.com", "sts.googleapis.com", "iamcredentials.googleapis.com")
 METADATA = ("metadata.google.internal", "169.254.169.254")
@@ -68,7 +79,10 @@ class Key(NamedTuple):
         size = (self.modulus.bit_length() + 7) // 8
         if len(signature) != size:
             return False
-        digest = bytes.fromhex("3031300d060960864801650304020105000420") + hashlib.sha256(message).digest()
+        digest = (
+            bytes.fromhex("3031300d060960864801650304020105000420")
+            + hashlib.sha256(message).digest()
+        )
         wanted = b"\0\1" + b"\xff" * (size - len(digest) - 3) + b"\0" + digest
         made = pow(int.from_bytes(signature, "big"), self.exponent, self.modulus)
         return hmac.compare_digest(made.to_bytes(size, "big"), wanted)
@@ -79,10 +93,14 @@ def make_key(number: int = 0) -> Key:
     """Make an RSA key with the program `openssl`, the same one for the same number."""
     program = shutil.which("openssl")
     if program is None:
-        raise Missing("openssl is not installed; Debian's package is openssl: apt-get install openssl")
+        raise Missing(
+            "openssl is not installed; Debian's package is openssl: apt-get install openssl"
+        )
 
     def run(*arguments: str, text: str = "") -> str:
-        done = subprocess.run([program, *arguments], input=text, capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            [program, *arguments], input=text, capture_output=True, text=True, check=False
+        )
         if done.returncode:
             raise RuntimeError(f"openssl {arguments[0]} failed:\n{done.stderr}")
         return done.stdout
@@ -101,7 +119,9 @@ class _Token:
 
 @dataclass(eq=False)
 class Google(Site):
-    """The services and what they know; `issued` are the tokens in order, `asked` counts requests by service."""
+    """The services and what they know; `issued` are the tokens in order, `asked` counts requests by
+    service.
+    """
 
     now: Callable[[], float] = time.monotonic
     wall: Callable[[], float] = time.time
@@ -117,7 +137,9 @@ class Google(Site):
         self.target = "target@project.iam.gserviceaccount.com"
         self.machine = "machine@project.iam.gserviceaccount.com"
         self.provider = "//iam.googleapis.com/projects/123/locations/global/workloadIdentityPools/pool/providers/mine"
-        self.workforce = "//iam.googleapis.com/locations/global/workforcePools/people/providers/mine"
+        self.workforce = (
+            "//iam.googleapis.com/locations/global/workforcePools/people/providers/mine"
+        )
         self.keys: dict[str, Key] = {self.robot: make_key()}
         own = next(_SERIAL)
         # refresh token -> who; subject token -> who
@@ -125,7 +147,8 @@ class Google(Site):
         self.staff = {f"workforce-refresh-{own}-secret": "staff@example.com"}
         self.subjects = {f"subject.{own}.token-secret": "workload"}
         self.speakers = {
-            (who, self.target) for who in (self.robot, "user@example.com", "workload", "staff@example.com")
+            (who, self.target)
+            for who in (self.robot, "user@example.com", "workload", "staff@example.com")
         }
         self._own = own
         self._tokens: dict[str, _Token] = {}
@@ -135,7 +158,11 @@ class Google(Site):
     def principal(self, username: str, password: str) -> str | None:
         """Say who logs in to a registry with an access token; section 5.2 has the user names."""
         token = self._tokens.get(password)
-        if username not in ("oauth2accesstoken", "_token") or token is None or token.expires <= self.now():
+        if (
+            username not in ("oauth2accesstoken", "_token")
+            or token is None
+            or token.expires <= self.now()
+        ):
             return None
         return token.principal if _CLOUD in token.scopes else None
 
@@ -146,7 +173,9 @@ class Google(Site):
     @property
     def secrets(self) -> list[str]:
         """Everything that nobody may see: tokens, the lines of keys, what proves an identity."""
-        lines = [line for key in self.keys.values() for line in key.pem.splitlines() if len(line) > 40]
+        lines = [
+            line for key in self.keys.values() for line in key.pem.splitlines() if len(line) > 40
+        ]
         return [*self.issued, *lines, *self.users, *self.staff, *self.subjects, CLIENT[1]]
 
     # The files that Google's tools write (section 5.4).
@@ -231,7 +260,9 @@ class Google(Site):
             return self._wrong(request, 404, "not_found", "no such path")
         said = request.header("host")
         if (said != host or request.scheme != "https") and not _LOCAL.match(said):
-            return self._wrong(request, 404, "not_found", f"{request.scheme}://{said} is another service's")
+            return self._wrong(
+                request, 404, "not_found", f"{request.scheme}://{said} is another service's"
+            )
         if request.method != "POST" or request.query:
             return self._wrong(request, 405, "invalid_request", "a POST without a query is wanted")
         self.asked.append(host.partition(".")[0])
@@ -251,18 +282,26 @@ class Google(Site):
 
     def _answer(self, principal: str, scopes: str, **more: object) -> Response:
         token = self._give(principal, scopes, self.lifetime)
-        return _json(200, {"access_token": token, "expires_in": self.lifetime, "token_type": "Bearer", **more})
+        return _json(
+            200,
+            {"access_token": token, "expires_in": self.lifetime, "token_type": "Bearer", **more},
+        )
 
-    def _form(self, request: Request, body: bytes, required: str, optional: str = "") -> dict[str, str] | Response:
+    def _form(
+        self, request: Request, body: bytes, required: str, optional: str = ""
+    ) -> dict[str, str] | Response:
         """Read a form that has exactly what it should have, once each."""
         if request.header("content-type") != _FORM:
             return self._wrong(request, 400, "invalid_request", "Content-Type is not a form's")
         pairs = parse_qsl(body.decode(), keep_blank_values=True, strict_parsing=True)
-        names, form = [name for name, _ in pairs], dict(pairs)
+        names = [name for name, _ in pairs]
+        form = dict(pairs)
         lacking = {*required.split()} - {*names}
         strange = {*names} - {*required.split(), *optional.split()}
         if lacking or strange or len(names) != len(form) or not all(form.values()):
-            return self._wrong(request, 400, "invalid_request", f"the form lacks {lacking}, has {strange} besides")
+            return self._wrong(
+                request, 400, "invalid_request", f"the form lacks {lacking}, has {strange} besides"
+            )
         return form
 
     # The token endpoint: service accounts (RFC 7523) and users (RFC 6749 section 6).
@@ -271,7 +310,9 @@ class Google(Site):
         if request.header("authorization"):
             return self._wrong(request, 400, "invalid_request", "an Authorization header")
         if b"assertion=" not in body:
-            form = self._form(request, body, "grant_type client_id client_secret refresh_token", "scope")
+            form = self._form(
+                request, body, "grant_type client_id client_secret refresh_token", "scope"
+            )
             if isinstance(form, Response):
                 return form
             if form["grant_type"] != "refresh_token":
@@ -291,7 +332,9 @@ class Google(Site):
     def _jwt(self, request: Request, assertion: str) -> Response:
         try:
             first, second, third = assertion.split(".")
-            header, claims, signature = json.loads(_unbase64(first)), json.loads(_unbase64(second)), _unbase64(third)
+            header = json.loads(_unbase64(first))
+            claims = json.loads(_unbase64(second))
+            signature = _unbase64(third)
             issuer, audience, begun, ends = (claims[name] for name in ("iss", "aud", "iat", "exp"))
             scopes = claims["scope"].split()
         except (ValueError, KeyError, AttributeError) as problem:
@@ -303,9 +346,16 @@ class Google(Site):
             return self._wrong(request, 400, "invalid_grant", f"header {header}")
         if header["kid"] != key.name or not key.verifies(signature, f"{first}.{second}".encode()):
             return _refused(400, "invalid_grant", "Invalid JWT Signature.")
-        if audience != "https://oauth2.googleapis.com/token" or {*claims} != {"iss", "aud", "iat", "exp", "scope"}:
+        if audience != "https://oauth2.googleapis.com/token" or {*claims} != {
+            "iss",
+            "aud",
+            "iat",
+            "exp",
+            "scope",
+        }:
             return self._wrong(request, 400, "invalid_grant", f"claims {claims}")
-        now, whole = self.wall(), isinstance(begun, int) and isinstance(ends, int)
+        now = self.wall()
+        whole = isinstance(begun, int) and isinstance(ends, int)
         if not whole or not 0 < ends - begun <= _LONGEST or not begun - _SKEW <= now < ends:
             text = "Invalid JWT: Token must be a short-lived token (60 minutes) and in a reasonable timeframe."
             return _refused(400, "invalid_grant", text)
@@ -325,10 +375,17 @@ class Google(Site):
             "requested_token_type": f"{_URN}token-type:access_token",
             "subject_token_type": f"{_URN}token-type:jwt",
         }
-        if any(form[name] != value for name, value in wanted.items()) or form["scope"] not in (_CLOUD, _IAM):
-            return self._wrong(request, 400, "invalid_request", f"{ {name: form[name] for name in wanted} }")
+        if any(form[name] != value for name, value in wanted.items()) or form["scope"] not in (
+            _CLOUD,
+            _IAM,
+        ):
+            return self._wrong(
+                request, 400, "invalid_request", f"{ {name: form[name] for name in wanted} }"
+            )
         if form["audience"] not in (self.provider, self.workforce):
-            return _refused(400, "invalid_target", "The target service indicated by the audience is invalid.")
+            return _refused(
+                400, "invalid_target", "The target service indicated by the audience is invalid."
+            )
         options = json.loads(unquote(form["options"])) if "options" in form else None
         client = _basic(request)
         people = form["audience"] == self.workforce
@@ -337,8 +394,13 @@ class Google(Site):
         if client not in (None, CLIENT):
             return _refused(401, "invalid_client", "Unauthorized")
         if form["subject_token"] not in self.subjects:
-            return _refused(400, "invalid_grant", "The given credential is rejected by the attribute condition.")
-        issued = {"issued_token_type": wanted["requested_token_type"], "expires_in": str(self.lifetime)}
+            return _refused(
+                400, "invalid_grant", "The given credential is rejected by the attribute condition."
+            )
+        issued = {
+            "issued_token_type": wanted["requested_token_type"],
+            "expires_in": str(self.lifetime),
+        }
         return self._answer(self.subjects[form["subject_token"]], form["scope"], **issued)
 
     def _staff(self, request: Request, body: bytes) -> Response:
@@ -361,37 +423,59 @@ class Google(Site):
         scheme, _, value = request.header("authorization").partition(" ")
         token = self._tokens.get(value)
         if scheme != "Bearer" or token is None or token.expires <= self.now():
-            return _status(401, "UNAUTHENTICATED", "Request had invalid authentication credentials.")
+            return _status(
+                401, "UNAUTHENTICATED", "Request had invalid authentication credentials."
+            )
         wanted = json.loads(body) if request.header("content-type") == "application/json" else {}
         life = re.fullmatch(r"([0-9]+)s", str(wanted.get("lifetime")))
-        if {*wanted} - {"delegates"} != {"scope", "lifetime"} or wanted["scope"] != [_CLOUD] or life is None:
+        if (
+            {*wanted} - {"delegates"} != {"scope", "lifetime"}
+            or wanted["scope"] != [_CLOUD]
+            or life is None
+        ):
             return self._wrong(request, 400, "INVALID_ARGUMENT", f"a request for {wanted}")
         if not token.scopes & {_CLOUD, _IAM}:
-            return _status(403, "PERMISSION_DENIED", "Request had insufficient authentication scopes.")
+            return _status(
+                403, "PERMISSION_DENIED", "Request had insufficient authentication scopes."
+            )
         if int(life[1]) > _LONGEST:
-            return _status(400, "INVALID_ARGUMENT", "The access token lifetime cannot exceed 3600s.")
-        chain = [token.principal, *(name.rpartition("/")[2] for name in wanted.get("delegates") or []), found[1]]
+            return _status(
+                400, "INVALID_ARGUMENT", "The access token lifetime cannot exceed 3600s."
+            )
+        chain = [
+            token.principal,
+            *(name.rpartition("/")[2] for name in wanted.get("delegates") or []),
+            found[1],
+        ]
         if any(step not in self.speakers for step in itertools.pairwise(chain)):
             text = "Permission 'iam.serviceAccounts.getAccessToken' denied on resource (or it may not exist)."
             return _status(403, "PERMISSION_DENIED", text)
         ends = time.gmtime(self.wall() + int(life[1]))
         given = self._give(found[1], _CLOUD, float(life[1]))
-        return _json(200, {"accessToken": given, "expireTime": time.strftime("%Y-%m-%dT%H:%M:%SZ", ends)})
+        return _json(
+            200, {"accessToken": given, "expireTime": time.strftime("%Y-%m-%dT%H:%M:%SZ", ends)}
+        )
 
     # The metadata server.
 
     def _metadata(self, request: Request) -> Response:
         said = request.header("host")
         if (said not in METADATA or request.scheme != "http") and not _LOCAL.match(said):
-            return self._wrong(request, 404, "not_found", f"{request.scheme}://{said} has no metadata")
+            return self._wrong(
+                request, 404, "not_found", f"{request.scheme}://{said} has no metadata"
+            )
         self.asked.append("metadata")
         own = [("Metadata-Flavor", "Google"), ("Server", "Metadata Server for VM")]
         if request.header("metadata-flavor") != "Google" or request.header("x-forwarded-for"):
-            self.journal.violations.append(f"{request.method} {request.path}: without Metadata-Flavor")
+            self.journal.violations.append(
+                f"{request.method} {request.path}: without Metadata-Flavor"
+            )
             return Response(403, own, b"Missing required header: Metadata-Flavor")
         path = request.path.removeprefix("/computeMetadata/v1/")
         if path == "/":
-            return Response(200, [*own, ("Content-Type", "application/text")], b"computeMetadata/\n")
+            return Response(
+                200, [*own, ("Content-Type", "application/text")], b"computeMetadata/\n"
+            )
         if path == "project/project-id":
             return Response(200, [*own, ("Content-Type", "application/text")], b"project")
         if path == "instance/service-accounts/default/" and self.has_account:
@@ -418,7 +502,9 @@ class GoogleTokens(TokenService):
 
 
 def _json(status: int, document: object) -> Response:
-    return Response(status, [("Content-Type", "application/json; charset=utf-8")], json.dumps(document).encode())
+    return Response(
+        status, [("Content-Type", "application/json; charset=utf-8")], json.dumps(document).encode()
+    )
 
 
 def _refused(status: int, code: str, text: str) -> Response:
@@ -469,7 +555,9 @@ class Running:
 
 @contextlib.contextmanager
 def google(names: Names, **options: Any) -> Iterator[Running]:
-    """Serve the services under their names over TLS, and the metadata server at a port of 127.0.0.1."""
+    """Serve the services under their names over TLS, and the metadata server at a port of
+    127.0.0.1.
+    """
     site = Google(**options)
     with (
         run_in_thread(site, ssl_context=names.context(HOSTS)) as server,

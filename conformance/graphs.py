@@ -1,9 +1,11 @@
-"""What hangs together at a registry: images, what refers to them, cosign's tags; and whether two are the same.
+"""What hangs together at a registry: images, what refers to them, cosign's tags; and whether two
+are the same.
 
-Owns: walking from digests as `cosign verify` and clients of OCI 1.1 do, by the referrers API or the fallback tag,
-and comparing two walks. May not know: how anything got there. Invariant: a list of referrers is believed only
-when every entry names, once, a manifest that is there, that has that subject, and that it describes rightly.
-Follows protocol-facts.md section 1.10 and cosign specs/SIGNATURE_SPEC.md.
+Owns: walking from digests as `cosign verify` and clients of OCI 1.1 do, by the referrers API or the
+fallback tag, and comparing two walks. May not know: how anything got there. Invariant: a list of
+referrers is believed only when every entry names, once, a manifest that is there, that has that
+subject, and that it describes rightly. Follows protocol-facts.md section 1.10 and cosign
+specs/SIGNATURE_SPEC.md.
 """
 
 from __future__ import annotations
@@ -118,12 +120,16 @@ def listed(client: Client, repository: str, digest: str) -> tuple[list[Entry], d
         where = str(pages[0])
         if pages[0].status == 404:
             return [], {}
-        assert "subject" not in json.loads(pages[0].body), f"{where}: a list of referrers refers to something"
+        assert "subject" not in json.loads(pages[0].body), (
+            f"{where}: a list of referrers refers to something"
+        )
         lists[tag] = digest_of(pages[0].body)
     entries: list[Entry] = []
     for reply in pages:
         assert reply.status == 200, reply
-        assert reply.header("Content-Type") == OCI_INDEX, f"{reply} with {reply.header('Content-Type')}"
+        assert reply.header("Content-Type") == OCI_INDEX, (
+            f"{reply} with {reply.header('Content-Type')}"
+        )
         document = json.loads(reply.body)
         assert document["schemaVersion"] == 2, where
         assert document.get("mediaType", OCI_INDEX) == OCI_INDEX, where
@@ -143,7 +149,9 @@ def _judge(client: Client, repository: str, subject: str, entry: Entry, where: s
     wanted = stored.descriptor()
     for key in _SAME:
         said = entry.get(key) or None
-        assert said == wanted.get(key), f"{where}: {key} of {entry['digest']} is {said!r}, not {wanted.get(key)!r}"
+        assert said == wanted.get(key), (
+            f"{where}: {key} of {entry['digest']} is {said!r}, not {wanted.get(key)!r}"
+        )
 
 
 def _manifest(client: Client, repository: str, digest: str) -> tuple[str, bytes, dict[str, Any]]:
@@ -166,10 +174,15 @@ def _blob(client: Client, repository: str, part: Mapping[str, Any], graph: Graph
 
 
 def equal(source: Graph, target: Graph) -> bool:
-    """Compare two walks in both directions; AssertionError says what is missing, invented or described otherwise."""
+    """Compare two walks in both directions; AssertionError says what is missing, invented or
+    described otherwise.
+    """
     assert identical(source.contents, target.contents)
     for subject in source.referrers.keys() | target.referrers.keys():
-        here, there = source.referrers.get(subject, {}), target.referrers.get(subject, {})
-        assert here.keys() == there.keys(), f"referrers of {subject}: {sorted(here)} became {sorted(there)}"
+        here = source.referrers.get(subject, {})
+        there = target.referrers.get(subject, {})
+        assert here.keys() == there.keys(), (
+            f"referrers of {subject}: {sorted(here)} became {sorted(there)}"
+        )
     assert source.tags == target.tags, f"cosign's tags {source.tags} became {target.tags}"
     return True

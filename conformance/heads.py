@@ -1,9 +1,10 @@
 """The heads of requests: the ones that every client sends, read at once; h11 judges all others.
 
-Owns: a subset of HTTP/1.1 heads that is plain enough to be read by one pattern. May not know: sockets,
-what a request means. Invariant: whatever `read_head` accepts, h11 accepts with the same result, so that
-h11 alone decides what is an error; tests compare the two on heads of every kind. This exists because h11
-was a third of the time of a small request. Follows RFC 9112 sections 3 to 6.
+Owns: a subset of HTTP/1.1 heads that is plain enough to be read by one pattern. May not know:
+sockets, what a request means. Invariant: whatever `read_head` accepts, h11 accepts with the same
+result, so that h11 alone decides what is an error; tests compare the two on heads of every kind.
+This exists because h11 was a third of the time of a small request. Follows RFC 9112 sections 3 to
+6.
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """Seeded images: the same bytes on every run and every Python.
 
-Owns: building image graphs of every shape a registry may hold. May not know: the network, the clock,
-`random` (whose streams are only promised within a version). Invariant: equal seeds and calls give equal
-bytes; gzip members carry no time and are stored uncompressed, because what zlib makes of data differs
-between its versions. Follows the OCI image specification 1.1 and protocol-facts.md sections 1.3 to 1.6.
+Owns: building image graphs of every shape a registry may hold. May not know: the network, the
+clock, `random` (whose streams are only promised within a version). Invariant: equal seeds and calls
+give equal bytes; gzip members carry no time and are stored uncompressed, because what zlib makes of
+data differs between its versions. Follows the OCI image specification 1.1 and protocol-facts.md
+sections 1.3 to 1.6.
 """
 
 from __future__ import annotations
@@ -67,9 +68,11 @@ TYPES: Mapping[str, Mapping[str, str]] = {
 
 @dataclass(frozen=True)
 class Image:
-    """A graph: what a tag names, with everything below it. `top` is the digest that a tag would get.
+    """A graph: what a tag names, with everything below it. `top` is the digest that a tag would
+    get.
 
-    `manifests` is in an order in which they can be pushed: children first, subjects before referrers.
+    `manifests` is in an order in which they can be pushed: children first, subjects before
+    referrers.
     """
 
     top: str
@@ -111,14 +114,18 @@ class Image:
         app.repositories[repository].blobs.update(self.streams)
         for digest, (media_type, body) in self.manifests.items():
             app.add_manifest(repository, body, media_type, digest=digest)
-        app.add_manifest(repository, self.body, self.media_type, *tags, *([tag] if tag else ()), digest=self.top)
+        app.add_manifest(
+            repository, self.body, self.media_type, *tags, *([tag] if tag else ()), digest=self.top
+        )
         return self
 
     def with_manifest(self, body: bytes, media_type: str, algorithm: str = "sha256") -> Image:
         """Return this graph with other bytes on top (the old top is dropped)."""
         digest = digest_of(body, algorithm)
         kept = {key: value for key, value in self.manifests.items() if key != self.top}
-        return replace(self, top=digest, media_type=media_type, manifests={**kept, digest: (media_type, body)})
+        return replace(
+            self, top=digest, media_type=media_type, manifests={**kept, digest: (media_type, body)}
+        )
 
 
 def encode(document: Document, spacing: Literal["plain", "indent", "odd"] = "plain") -> bytes:
@@ -136,7 +143,10 @@ def store_gzip(data: bytes) -> bytes:
     out = bytearray(b"\x1f\x8b\x08\x00\x00\x00\x00\x00\x00\xff")
     blocks = [data[start : start + 0xFFFF] for start in range(0, len(data), 0xFFFF)] or [b""]
     for position, block in enumerate(blocks):
-        out += struct.pack("<BHH", position == len(blocks) - 1, len(block), len(block) ^ 0xFFFF) + block
+        out += (
+            struct.pack("<BHH", position == len(blocks) - 1, len(block), len(block) ^ 0xFFFF)
+            + block
+        )
     return bytes(out) + struct.pack("<II", zlib.crc32(data), len(data) & 0xFFFFFFFF)
 
 
@@ -199,19 +209,25 @@ class Seed:
     ) -> Image:
         """Build an image manifest.
 
-        `layers` gives the layers' bytes (repeat one to repeat it) or streams; else one per entry of `sizes`.
-        `foreign` adds a non-distributable layer with that URL each; `inline_config` puts the config into
-        its descriptor's `data` too; `extra` adds fields that the specification does not know.
+        `layers` gives the layers' bytes (repeat one to repeat it) or streams; else one per entry of
+        `sizes`. `foreign` adds a non-distributable layer with that URL each; `inline_config` puts
+        the config into its descriptor's `data` too; `extra` adds fields that the specification does
+        not know.
         """
         types = TYPES[format]
-        held: list[bytes | Stream] = [self.layer(size) for size in sizes] if layers is None else list(layers)
+        held: list[bytes | Stream] = (
+            [self.layer(size) for size in sizes] if layers is None else list(layers)
+        )
         config_document: Document = {
             "created": "1970-01-01T00:00:00Z",
             "architecture": architecture,
             "os": os,
             "config": {"Labels": {"seed": f"{self._number}/{self._drawn}"}},
             "rootfs": {"type": "layers", "diff_ids": [_unpacked(layer) for layer in held]},
-            "history": [{"created": "1970-01-01T00:00:00Z", "created_by": f"layer {n}"} for n in range(len(held))],
+            "history": [
+                {"created": "1970-01-01T00:00:00Z", "created_by": f"layer {n}"}
+                for n in range(len(held))
+            ],
         }
         if variant:
             config_document["variant"] = variant
@@ -272,7 +288,12 @@ class Seed:
         children: Sequence[Image] | None = None,
         *,
         format: Format = "oci",
-        platforms: Iterable[str] = ("linux/amd64", "linux/arm64/v8", "linux/arm/v7", "linux/arm/v6"),
+        platforms: Iterable[str] = (
+            "linux/amd64",
+            "linux/arm64/v8",
+            "linux/arm/v7",
+            "linux/arm/v6",
+        ),
         attestations: bool = False,
         subject: Image | None = None,
         artifact_type: str | None = None,
@@ -283,12 +304,13 @@ class Seed:
     ) -> Image:
         """Build an index of `children` (images or indexes), else of one new image per platform.
 
-        `attestations` adds to each image the entry that buildkit makes: platform unknown/unknown with
-        annotation `vnd.docker.reference.digest`.
+        `attestations` adds to each image the entry that buildkit makes: platform unknown/unknown
+        with annotation `vnd.docker.reference.digest`.
         """
         if children is None:
             children = [self._platform_image(format, text) for text in platforms]
-        entries, parts = [], list(children)
+        entries = []
+        parts = list(children)
         for child in children:
             described = child.descriptor()
             platform = _platform(child) if with_platforms else None
@@ -329,7 +351,14 @@ class Seed:
     def attestation(self, child: Image) -> Image:
         """Build the manifest that buildkit attaches to an image inside an index."""
         statement = encode({"_type": "https://in-toto.io/Statement/v0.1", "subject": [child.top]})
-        config = encode({"architecture": "unknown", "os": "unknown", "rootfs": {"type": "layers"}, "for": child.top})
+        config = encode(
+            {
+                "architecture": "unknown",
+                "os": "unknown",
+                "rootfs": {"type": "layers"},
+                "for": child.top,
+            }
+        )
         document: Document = {
             "schemaVersion": 2,
             "mediaType": OCI_MANIFEST,
@@ -339,7 +368,9 @@ class Seed:
         return _single(encode(document), OCI_MANIFEST, [config, statement], ())
 
     def fallback_index(self, referrers: Iterable[Image]) -> Image:
-        """Build what a client keeps under the referrers fallback tag (protocol-facts.md section 1.10)."""
+        """Build what a client keeps under the referrers fallback tag (protocol-facts.md section
+        1.10).
+        """
         entries = []
         for referrer in referrers:
             document = referrer.document
@@ -367,12 +398,16 @@ class Part(NamedTuple):
         return digest_of(self.data, self.algorithm)
 
     def descriptor(self) -> Document:
-        """Describe the blob; `more` goes over what is right, so that a descriptor can be made to lie."""
+        """Describe the blob; `more` goes over what is right, so that a descriptor can be made to
+        lie.
+        """
         described = {"mediaType": self.media_type, "digest": self.digest, "size": len(self.data)}
         return _without_nothing({**described, **self.more})
 
 
-def compose(config: Part, layers: Sequence[Part], media_type: str = OCI_MANIFEST, **fields: Any) -> Image:
+def compose(
+    config: Part, layers: Sequence[Part], media_type: str = OCI_MANIFEST, **fields: Any
+) -> Image:
     """Build a manifest of any parts; `fields` replace its fields or, as None, remove them."""
     document: Document = {
         "schemaVersion": 2,
@@ -412,7 +447,9 @@ def _over(parts: Iterable[Image], body: bytes, media_type: str) -> Image:
         blobs.update(part.blobs)
         streams.update(part.streams)
         absent |= part.absent
-    return Image(top, media_type, {**manifests, top: (media_type, body)}, blobs, frozenset(absent), streams)
+    return Image(
+        top, media_type, {**manifests, top: (media_type, body)}, blobs, frozenset(absent), streams
+    )
 
 
 def _describe(media_type: str, data: bytes | Stream) -> Document:
@@ -445,7 +482,10 @@ def _platform(child: Image) -> Document | None:
 
 
 def _decorate(
-    document: Document, subject: Image | None, annotations: Mapping[str, str] | None, extra: Mapping[str, Any] | None
+    document: Document,
+    subject: Image | None,
+    annotations: Mapping[str, str] | None,
+    extra: Mapping[str, Any] | None,
 ) -> None:
     if subject is not None:
         document["subject"] = subject.descriptor()

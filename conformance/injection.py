@@ -1,9 +1,9 @@
 """Faults as one exchange feels them: what may be done where, and the verbs that struck it.
 
-Owns: `Effect`, the places of an exchange at which a verb may act, `Injection`, which asks all of them there,
-and `Gate`, which a stalled exchange waits for. May not know: sockets, what each verb does (verbs.py), which
-exchange is struck (faults.py). Invariant: waits come before what ends an exchange, and every effect tells
-when it took place, so that one that did not is found.
+Owns: `Effect`, the places of an exchange at which a verb may act, `Injection`, which asks all of
+them there, and `Gate`, which a stalled exchange waits for. May not know: sockets, what each verb
+does (verbs.py), which exchange is struck (faults.py). Invariant: waits come before what ends an
+exchange, and every effect tells when it took place, so that one that did not is found.
 """
 
 from __future__ import annotations
@@ -52,7 +52,8 @@ class Gate:
         """Let everything go on that waits now or will."""
         with self._lock:
             self.is_open = True
-            waiting, self._waiting = self._waiting, []
+            waiting = self._waiting
+            self._waiting = []
         for thread, token, event in waiting:
             if thread == threading.get_ident():
                 event.set()
@@ -167,7 +168,13 @@ def written(value: object) -> str:
         and all((c.isascii() and c.isalnum()) or c in "-._/:*?&@%+[]!<>" for c in text)
     ):
         return text
-    for plain, escaped in (("\\", "\\\\"), ('"', '\\"'), ("\r", "\\r"), ("\n", "\\n"), ("\t", "\\t")):
+    for plain, escaped in (
+        ("\\", "\\\\"),
+        ('"', '\\"'),
+        ("\r", "\\r"),
+        ("\n", "\\n"),
+        ("\t", "\\t"),
+    ):
         text = text.replace(plain, escaped)
     return '"' + "".join(c if " " <= c <= "~" else f"\\x{ord(c):02x}" for c in text) + '"'
 
@@ -175,7 +182,9 @@ def written(value: object) -> str:
 def is_one_of(name: str, value: object, known: Sequence[object]) -> None:
     """Raise ValueError when a parameter has another value than those that there are."""
     if value not in known:
-        raise ValueError(f"{name} is one of {', '.join(str(each) for each in known if each)}, not {value}")
+        raise ValueError(
+            f"{name} is one of {', '.join(str(each) for each in known if each)}, not {value}"
+        )
 
 
 class Injection:
@@ -183,7 +192,8 @@ class Injection:
 
     def __init__(self, request: Request, effects: Sequence[Effect], entry: Entry) -> None:
         self.effects = effects
-        self._request, self._entry = request, entry
+        self._request = request
+        self._entry = entry
         self._received = 0
         # Waits come before what ends an exchange, wherever they are written.
         self._waiting_first = sorted(effects, key=lambda effect: effect.ends)
@@ -214,7 +224,8 @@ class Injection:
 
     async def pace(self, received: int) -> None:
         """Wait as the request's body comes in; Dropped ends it."""
-        count, self._received = received - self._received, received
+        count = received - self._received
+        self._received = received
         for effect in self._waiting_first:
             await effect.pace(count, received)
 
@@ -228,11 +239,15 @@ class Injection:
         if not shaping:
             return answer, answer
         if isinstance(answer, bytes):
-            pieces, close = _shaped(_whole(answer), shaping, len(answer)), True
+            pieces = _shaped(_whole(answer), shaping, len(answer))
+            close = True
         else:
             size = size_of(answer)
-            made = wire(answer, self._request.method, self._entry, lambda body: _shaped(body, shaping, size))
-            pieces, close = made.pieces, made.close
+            made = wire(
+                answer, self._request.method, self._entry, lambda body: _shaped(body, shaping, size)
+            )
+            pieces = made.pieces
+            close = made.close
         for effect in shaping:
             pieces = effect.surround(pieces)
         return answer, Wire(pieces, close)

@@ -1,9 +1,10 @@
 """Every exchange in the order in which it arrived, and the questions tests ask about them.
 
-Owns: what is remembered of an exchange, which exchanges a description means (`Selector`), and which secret
-was sent where. May not know: what the registry holds or why it answered so. Invariant: an entry is made
-when a request's head has arrived and is only ever completed, never dropped, so a request that broke in the
-middle is counted too (its status stays None). Written by the server's thread, read by any.
+Owns: what is remembered of an exchange, which exchanges a description means (`Selector`), and which
+secret was sent where. May not know: what the registry holds or why it answered so. Invariant: an
+entry is made when a request's head has arrived and is only ever completed, never dropped, so a
+request that broke in the middle is counted too (its status stays None). Written by the server's
+thread, read by any.
 
 A test reads as a sentence:
 
@@ -31,15 +32,28 @@ import anyio
 
 from .messages import Request
 
-__all__ = ["KINDS", "METHODS", "Entries", "Entry", "Journal", "Selector", "Sent", "before", "clock", "credentials"]
+__all__ = [
+    "KINDS",
+    "METHODS",
+    "Entries",
+    "Entry",
+    "Journal",
+    "Selector",
+    "Sent",
+    "before",
+    "clock",
+    "credentials",
+]
 
-# What tests ask about. Authorization is kept whole on purpose: which credential went where is a claim.
+# What tests ask about. Authorization is kept whole on purpose: which credential went where is a
+# claim.
 _KEPT = """
     accept accept-encoding authorization connection content-length content-range content-type cookie expect
     host if-match if-none-match proxy-authorization range transfer-encoding user-agent
 """
 
-# Kinds of paths: messages.Request reads all but `token` and `storage`, which the services behind them know.
+# Kinds of paths: messages.Request reads all but `token` and `storage`, which the services behind
+# them know.
 KINDS = (
     *("ping", "catalog", "upload_start", "upload", "blob", "manifest", "tag_list", "referrers"),
     *("token", "storage", "other"),
@@ -47,7 +61,14 @@ KINDS = (
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "CONNECT"})
 _WILD = re.compile(r"[*?[]")
 # The fields of token requests that are secrets (protocol-facts.md sections 2.4, 4.5, 5.4, 6.1).
-_SECRET_FIELDS = ("password", "refresh_token", "access_token", "client_secret", "assertion", "client_assertion")
+_SECRET_FIELDS = (
+    "password",
+    "refresh_token",
+    "access_token",
+    "client_secret",
+    "assertion",
+    "client_assertion",
+)
 
 # One order over all journals: what a client knew before it asked is what had been answered by then.
 _ORDER = itertools.count(1)
@@ -66,7 +87,9 @@ def clock() -> float:
 
 
 class Sent(NamedTuple):
-    """Where a secret was sent: the origin that a client believes in, the repository, the kind of path."""
+    """Where a secret was sent: the origin that a client believes in, the repository, the kind of
+    path.
+    """
 
     origin: str
     repository: str
@@ -77,10 +100,11 @@ class Sent(NamedTuple):
 class Entry:
     """One exchange.
 
-    `begun` and `ended` are places in one order over all journals of the process; `time` and `ended_time`
-    are seconds by the journal's clock. `tampered` says that a hook or a fault gave the answer, or gave it
-    another status or body: then it proves nothing against a client; `faults` are the verbs that took
-    place. `codes` are those of an error body. `secrets` are what of the request's body nobody may see.
+    `begun` and `ended` are places in one order over all journals of the process; `time` and
+    `ended_time` are seconds by the journal's clock. `tampered` says that a hook or a fault gave the
+    answer, or gave it another status or body: then it proves nothing against a client; `faults` are
+    the verbs that took place. `codes` are those of an error body. `secrets` are what of the
+    request's body nobody may see.
     """
 
     number: int
@@ -123,7 +147,9 @@ class Entry:
         return self.headers.get(name.lower(), "")
 
     def sent_secrets(self) -> list[str]:
-        """Return what was sent to be let in: passwords, tokens, other schemes' values whole, cookies."""
+        """Return what was sent to be let in: passwords, tokens, other schemes' values whole,
+        cookies.
+        """
         found = list(self.secrets)
         for name in ("authorization", "proxy-authorization"):
             scheme, _, value = self.header(name).partition(" ")
@@ -145,7 +171,9 @@ class Entry:
 def _password(value: str) -> list[str]:
     """Return the password of a Basic value, the value itself when it is none."""
     try:
-        user, found, password = base64.b64decode(value, validate=True).decode("latin-1").partition(":")
+        user, found, password = (
+            base64.b64decode(value, validate=True).decode("latin-1").partition(":")
+        )
     except (binascii.Error, ValueError):
         return [value]
     return [password] if found and password else [user]
@@ -154,8 +182,8 @@ def _password(value: str) -> list[str]:
 class Selector(NamedTuple):
     """Which exchanges are meant; what is None or empty means any.
 
-    `repository`, `reference`, `host` and `path` are globs, in which `*` goes over slashes too, and so are
-    the values of `header` and `query`.
+    `repository`, `reference`, `host` and `path` are globs, in which `*` goes over slashes too, and
+    so are the values of `header` and `query`.
     """
 
     methods: frozenset[str] = frozenset()
@@ -174,8 +202,11 @@ class Selector(NamedTuple):
         query: Mapping[str, str] | None = None,
         **globs: str | None,
     ) -> Selector:
-        """Read methods and kinds, which may be several with spaces between; ValueError for unknown ones."""
-        methods, kinds = frozenset((method or "").split()), frozenset((kind or "").split())
+        """Read methods and kinds, which may be several with spaces between; ValueError for unknown
+        ones.
+        """
+        methods = frozenset((method or "").split())
+        kinds = frozenset((kind or "").split())
         for unknown in sorted(methods - METHODS):
             raise ValueError(f"no method {unknown}: one of {' '.join(sorted(METHODS))}")
         for unknown in sorted(kinds - set(KINDS)):
@@ -194,7 +225,9 @@ class Selector(NamedTuple):
             if name in ("repository", "reference"):
                 value = getattr(subject, name)
             else:
-                value = subject.header("host") if name == "host" else subject.target.partition("?")[0]
+                value = (
+                    subject.header("host") if name == "host" else subject.target.partition("?")[0]
+                )
             if not _fits(value, glob):
                 return False
         for name, glob in self.header.items():
@@ -219,9 +252,13 @@ def _fits(value: str, glob: str) -> bool:
 
 
 class Entries(list[Entry]):
-    """Some exchanges of a journal; what is claimed of them is said with all of it when it is not so."""
+    """Some exchanges of a journal; what is claimed of them is said with all of it when it is not
+    so.
+    """
 
-    def __init__(self, entries: Iterable[Entry], meant: str, journal: Journal | None = None) -> None:
+    def __init__(
+        self, entries: Iterable[Entry], meant: str, journal: Journal | None = None
+    ) -> None:
         super().__init__(entries)
         self.meant = meant
         self._journal = journal
@@ -243,12 +280,16 @@ class Entries(list[Entry]):
         return self._claim(len(self) >= number, f"at least {number}")
 
     def before(self, others: Iterable[Entry]) -> Entries:
-        """Claim that each of these was answered before any of the others arrived; both must be some."""
+        """Claim that each of these was answered before any of the others arrived; both must be
+        some.
+        """
         others = list(others)
         late = [(a, b) for a in self for b in others if not before(a, b)]
         if late or not self or not others:
             listed = "\n".join(f"    {a}\n  was not answered before\n    {b}" for a, b in late[:5])
-            raise AssertionError(f"{self.meant or 'any'} before others ({len(self)} and {len(others)}):\n{listed}")
+            raise AssertionError(
+                f"{self.meant or 'any'} before others ({len(self)} and {len(others)}):\n{listed}"
+            )
         return self
 
     def on_one_connection(self) -> Entries:
@@ -279,7 +320,9 @@ class Entries(list[Entry]):
         lines += [f"    and {len(self) - 20} more"] * (len(self) > 20)
         if not self and self._journal is not None:
             summary = self._journal.summary()
-            lines.append(f"  all there was: {', '.join(f'{n} {name}' for name, n in summary.items())}")
+            lines.append(
+                f"  all there was: {', '.join(f'{n} {name}' for name, n in summary.items())}"
+            )
         raise AssertionError("\n".join(lines))
 
 
@@ -288,7 +331,8 @@ class Journal:
 
     def __init__(self, now: Callable[[], float] = clock) -> None:
         self.entries: list[Entry] = []
-        # TLS greetings on a port without TLS: a client that guesses the scheme (protocol-facts.md R9).
+        # TLS greetings on a port without TLS: a client that guesses the scheme (protocol-facts.md
+        # R9).
         self.hellos = 0
         # What no correct client would ever send, in words; see App._wrong.
         self.violations: list[str] = []
@@ -317,8 +361,11 @@ class Journal:
     def close(self, entry: Entry, status: int, headers: Mapping[str, str]) -> None:
         """Note the answer to a request; its bytes are counted as they leave."""
         self._answered += 1
-        entry.status, entry.answered, entry.response_headers = status, self._answered, headers
-        entry.ended, entry.ended_time = next(_ORDER), self._now()
+        entry.status = status
+        entry.answered = self._answered
+        entry.response_headers = headers
+        entry.ended = next(_ORDER)
+        entry.ended_time = self._now()
 
     def matching(
         self,
@@ -353,7 +400,9 @@ class Journal:
 
     def summary(self) -> dict[str, int]:
         """Count by method and kind, as in {"GET manifest": 1}."""
-        return dict(sorted(Counter(f"{entry.method} {entry.kind}" for entry in tuple(self.entries)).items()))
+        return dict(
+            sorted(Counter(f"{entry.method} {entry.kind}" for entry in tuple(self.entries)).items())
+        )
 
     def connections(self) -> int:
         """Count the connections on which at least one request came."""
@@ -380,14 +429,18 @@ class Journal:
     def check(self) -> None:
         """Raise AssertionError when a client sent what no correct client sends."""
         if self.violations:
-            raise AssertionError("requests that no correct client sends:\n" + "\n".join(self.violations))
+            raise AssertionError(
+                "requests that no correct client sends:\n" + "\n".join(self.violations)
+            )
 
     def __str__(self) -> str:
         return "\n".join(map(str, self.entries))
 
 
 def before(first: Entry, then: Entry) -> bool:
-    """Ask whether one exchange was answered before the other arrived, whichever servers they were with."""
+    """Ask whether one exchange was answered before the other arrived, whichever servers they were
+    with.
+    """
     return first.ended is not None and first.ended < then.begun
 
 
@@ -397,5 +450,7 @@ def credentials(*journals: Journal) -> dict[str, set[Sent]]:
     for journal in journals:
         for entry in tuple(journal.entries):
             for secret in entry.sent_secrets():
-                found.setdefault(secret, set()).add(Sent(entry.origin, entry.repository, entry.kind))
+                found.setdefault(secret, set()).add(
+                    Sent(entry.origin, entry.repository, entry.kind)
+                )
     return found

@@ -1,8 +1,8 @@
 """Checks of the workflow Content Management: what is deleted is gone, and nothing else is.
 
 Owns: what a deletion has to answer and what follows from it. May not know: how a registry collects
-garbage. Invariant: only content of the check itself is deleted, so that no other check depends on it.
-Follows section "Content Management" of the OCI distribution specification 1.1.1.
+garbage. Invariant: only content of the check itself is deleted, so that no other check depends on
+it. Follows section "Content Management" of the OCI distribution specification 1.1.1.
 """
 
 from __future__ import annotations
@@ -51,19 +51,32 @@ def delete_tag(run: Run) -> None:
     same(run.need(run.ask("GET", f"manifests/{image.top}", ACCEPT), 200), image.body)
 
 
-@check("management", "DELETE tag", "the list has it no more", f"{_TAGS}; Listing Tags", "tags", DELETES_TAG)
+@check(
+    "management",
+    "DELETE tag",
+    "the list has it no more",
+    f"{_TAGS}; Listing Tags",
+    "tags",
+    DELETES_TAG,
+)
 def delete_tag_listed(run: Run) -> None:
     _fresh(run, "listed")
     before = set(tags_of(run))
     _deleted(run, f"manifests/{run.identity}-listed-1")
     after = set(tags_of(run))
     if before - after != {f"{run.identity}-listed-1"} or after - before:
-        raise Failed(f"of the tags there went {sorted(before - after)}, there came {sorted(after - before)}")
+        raise Failed(
+            f"of the tags there went {sorted(before - after)}, there came {sorted(after - before)}"
+        )
 
 
 @check("management", "DELETE tag", "404", "Endpoints: 404 (end-9)", "absent", DELETES_TAG)
 def delete_absent_tag(run: Run) -> None:
-    coded(run.need(run.ask("DELETE", f"manifests/{run.identity}-none"), 404), "MANIFEST_UNKNOWN", "NAME_UNKNOWN")
+    coded(
+        run.need(run.ask("DELETE", f"manifests/{run.identity}-none"), 404),
+        "MANIFEST_UNKNOWN",
+        "NAME_UNKNOWN",
+    )
 
 
 @check(
@@ -98,7 +111,14 @@ def delete_manifest_listed(run: Run) -> None:
         raise Failed(f"still listed: {sorted(left)}")
 
 
-@check("management", "DELETE manifest", "its children stay", f"{_MANIFESTS} (end-9)", "index", DELETES_MANIFEST)
+@check(
+    "management",
+    "DELETE manifest",
+    "its children stay",
+    f"{_MANIFESTS} (end-9)",
+    "index",
+    DELETES_MANIFEST,
+)
 def delete_index(run: Run) -> None:
     child = _fresh(run, "child")
     index = run.push(run.seed.index([child]))
@@ -125,9 +145,13 @@ def delete_referrer(run: Run) -> None:
         raise Failed("after one of two referrers was deleted, the other one is not what is listed")
 
 
-@check("management", "DELETE manifest", "404", f"{_MANIFESTS}: 404 (end-9)", "absent", DELETES_MANIFEST)
+@check(
+    "management", "DELETE manifest", "404", f"{_MANIFESTS}: 404 (end-9)", "absent", DELETES_MANIFEST
+)
 def delete_absent_manifest(run: Run) -> None:
-    coded(run.need(run.ask("DELETE", f"manifests/{NOWHERE}"), 404), "MANIFEST_UNKNOWN", "NAME_UNKNOWN")
+    coded(
+        run.need(run.ask("DELETE", f"manifests/{NOWHERE}"), 404), "MANIFEST_UNKNOWN", "NAME_UNKNOWN"
+    )
 
 
 @check(
@@ -139,7 +163,9 @@ def delete_absent_manifest(run: Run) -> None:
     DELETES_MANIFEST,
 )
 def delete_manifest_nowhere(run: Run) -> None:
-    run.nowhere(run.ask("DELETE", f"/v2/{run.repository}/no/such/{run.identity}/manifests/{NOWHERE}"))
+    run.nowhere(
+        run.ask("DELETE", f"/v2/{run.repository}/no/such/{run.identity}/manifests/{NOWHERE}")
+    )
 
 
 @check(
@@ -173,12 +199,21 @@ def delete_blob(run: Run) -> None:
     run.need(run.ask("HEAD", f"blobs/{digest}"), 404)
 
 
-@check("management", "DELETE blob", "404", f"{_BLOBS}: MUST be 404 (end-10)", "absent", DELETES_BLOB)
+@check(
+    "management", "DELETE blob", "404", f"{_BLOBS}: MUST be 404 (end-10)", "absent", DELETES_BLOB
+)
 def delete_absent_blob(run: Run) -> None:
     coded(run.need(run.ask("DELETE", f"blobs/{NOWHERE}"), 404), "BLOB_UNKNOWN", "NAME_UNKNOWN")
 
 
-@check("management", "DELETE blob", "it can be pushed again", "Pushing blobs: MUST be 201", "blob", DELETES_BLOB)
+@check(
+    "management",
+    "DELETE blob",
+    "it can be pushed again",
+    "Pushing blobs: MUST be 201",
+    "blob",
+    DELETES_BLOB,
+)
 def upload_again(run: Run) -> None:
     data = run.seed.blob(100)
     digest = digest_of(data)

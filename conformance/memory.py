@@ -1,10 +1,11 @@
 """A network in memory: Sites and their clients in one process, on the event loop's own clock.
 
-Owns: bytes between two ends and when they arrive (latency, bandwidth, a window), where a Site listens, and
-outages. May not know: HTTP, what a registry holds, who the client is. Invariant: nothing here waits for
-anything but the event loop, so that on a clock which jumps (trio's MockClock) an outage of ten minutes takes
-no time; bytes arrive in order and never before latency and bandwidth let them. A client is whoever calls
-`Network.connect` and moves bytes through the `End` that it gets.
+Owns: bytes between two ends and when they arrive (latency, bandwidth, a window), where a Site
+listens, and outages. May not know: HTTP, what a registry holds, who the client is. Invariant:
+nothing here waits for anything but the event loop, so that on a clock which jumps (trio's
+MockClock) an outage of ten minutes takes no time; bytes arrive in order and never before latency
+and bandwidth let them. A client is whoever calls `Network.connect` and moves bytes through the
+`End` that it gets.
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ from .server import Server, _Gone, _Stream
 
 __all__ = ["End", "Link", "Network", "Place", "network"]
 
-_PIECE = 1 << 16  # bytes that arrive together at most; fewer where they would take longer than a second
+_PIECE = (
+    1 << 16
+)  # bytes that arrive together at most; fewer where they would take longer than a second
 _LINGER = 2.0  # as the server's own
 
 
@@ -35,9 +38,10 @@ _LINGER = 2.0  # as the server's own
 class Link:
     """One direction of a place's line, shared by all its connections.
 
-    `latency` in seconds; `bandwidth` in bytes a second; `window`: how many bytes of one connection may be
-    under way or unread before its writer has to wait; by default what arrives within a second and the
-    latency, 256 KiB at most, so that nobody waits long behind bytes that another connection queued.
+    `latency` in seconds; `bandwidth` in bytes a second; `window`: how many bytes of one connection
+    may be under way or unread before its writer has to wait; by default what arrives within a
+    second and the latency, 256 KiB at most, so that nobody waits long behind bytes that another
+    connection queued.
     """
 
     latency: float = 0.0
@@ -150,7 +154,8 @@ class End:
     """One side of a connection: neither `read_into` nor `write` ever waits."""
 
     def __init__(self, incoming: _Pipe, outgoing: _Pipe) -> None:
-        self._incoming, self._outgoing = incoming, outgoing
+        self._incoming = incoming
+        self._outgoing = outgoing
         self.closed = False
 
     def read_into(self, room: memoryview) -> int | None:
@@ -246,11 +251,17 @@ class _MemoryStream(_Stream):
 
 
 class Place(Server):
-    """A Site that listens in memory, under any name; the scheme is what clients are told, never spoken."""
+    """A Site that listens in memory, under any name; the scheme is what clients are told, never
+    spoken.
+    """
 
     def __init__(self, site: Site, scheme: str, host: str, port: int, up: Link, down: Link) -> None:
-        self.app, self.scheme, self.host, self.port = site, scheme, host, port
-        self._up, self._down = _Line(up), _Line(down)
+        self.app = site
+        self.scheme = scheme
+        self.host = host
+        self.port = port
+        self._up = _Line(up)
+        self._down = _Line(down)
         self._connections = 0
         self._open: list[End] = []
         self._outage: Literal["refused", "silent"] | None = None
@@ -264,7 +275,8 @@ class Place(Server):
 
     def change_links(self, up: Link | None = None, down: Link | None = None) -> None:
         """Change the line for everything that is written from now on."""
-        self._up.link, self._down.link = up or self._up.link, down or self._down.link
+        self._up.link = up or self._up.link
+        self._down.link = down or self._down.link
 
     def open_connections(self) -> int:
         """Count the connections that neither side has closed."""
@@ -278,8 +290,11 @@ class Place(Server):
         self._open.clear()
 
     def fail(self, how: Literal["refused", "silent"]) -> None:
-        """Begin an outage: refused (a dead program) breaks connections, silent (a dead line) stalls them."""
-        self._outage, self._over = how, anyio.Event()
+        """Begin an outage: refused (a dead program) breaks connections, silent (a dead line) stalls
+        them.
+        """
+        self._outage = how
+        self._over = anyio.Event()
         if how == "refused":
             self.reset_connections()
         self._silence(how == "silent")
@@ -296,7 +311,9 @@ class Place(Server):
             end.change()
 
     @asynccontextmanager
-    async def outage(self, how: Literal["refused", "silent"], seconds: float) -> AsyncIterator[None]:
+    async def outage(
+        self, how: Literal["refused", "silent"], seconds: float
+    ) -> AsyncIterator[None]:
         """Run the block beside an outage that begins now."""
 
         async def last() -> None:
@@ -314,8 +331,10 @@ class Place(Server):
             await self._over.wait()
         if self._outage is not None:
             raise ConnectionRefusedError(111, "Connection refused")
-        up, down = _Pipe(self._up), _Pipe(self._down)
-        ours, theirs = End(down, up), End(up, down)
+        up = _Pipe(self._up)
+        down = _Pipe(self._down)
+        ours = End(down, up)
+        theirs = End(up, down)
         self._connections += 1
         self.open_connections()
         self._open.append(theirs)

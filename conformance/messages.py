@@ -1,9 +1,10 @@
 """Requests, answers and bodies as values.
 
-Owns: `Request` (with its path read once), `Response`, `Content` (bytes kept in pieces, hashed as they
-arrive), the grammar of names and the shape of error bodies. May not know: sockets, h11, time, what a
-registry holds. Invariant: the bytes of a blob are never joined or copied on their way in or out; only
-manifests, which are at most 4 MiB, are ever one object. Follows the OCI distribution specification 1.1.1.
+Owns: `Request` (with its path read once), `Response`, `Content` (bytes kept in pieces, hashed as
+they arrive), the grammar of names and the shape of error bodies. May not know: sockets, h11, time,
+what a registry holds. Invariant: the bytes of a blob are never joined or copied on their way in or
+out; only manifests, which are at most 4 MiB, are ever one object. Follows the OCI distribution
+specification 1.1.1.
 """
 
 from __future__ import annotations
@@ -39,13 +40,15 @@ __all__ = [
 Headers = Sequence[tuple[str, str]]
 
 # protocol-facts.md section 1.1; `\Z` because `$` would let a newline through.
-_NAME = re.compile(r"[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*(?:/[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*)*\Z")
+_NAME = re.compile(
+    r"[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*(?:/[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*)*\Z"
+)
 _TAG = re.compile(r"[a-zA-Z0-9_][a-zA-Z0-9._-]{0,127}\Z")
 ALGORITHMS: Mapping[str, int] = {"sha256": 64, "sha512": 128}
 _HEX = re.compile(r"[a-f0-9]+\Z")
 
-# One piece of a stored body. Big enough that hashing and receiving are not dominated by calls; small
-# enough that a wrong Content-Length cannot make the harness claim gigabytes.
+# One piece of a stored body. Big enough that hashing and receiving are not dominated by calls;
+# small enough that a wrong Content-Length cannot make the harness claim gigabytes.
 PIECE = 1 << 20
 
 
@@ -73,7 +76,8 @@ def digest_of(data: bytes, algorithm: str = "sha256") -> str:
 class Content:
     """Bytes in pieces with a running sha256; grows at its end only.
 
-    Filled either through `room` and `advance` (received in place) or through `feed` (kept as it is).
+    Filled either through `room` and `advance` (received in place) or through `feed` (kept as it
+    is).
     """
 
     def __init__(self, data: bytes = b"") -> None:
@@ -109,7 +113,8 @@ class Content:
     def _seal(self) -> None:
         if self._open is not None and self._used:
             self._pieces.append(memoryview(self._open)[: self._used])
-        self._open, self._used = None, 0
+        self._open = None
+        self._used = 0
 
     def digest(self, algorithm: str = "sha256") -> str:
         """Return the digest of everything so far; only sha256 is known without reading again."""
@@ -127,7 +132,8 @@ class Content:
         offset = 0
         tail = [memoryview(self._open)[: self._used]] if self._open is not None else []
         for piece in [*self._pieces, *tail]:
-            begin, end = max(start - offset, 0), min(stop - offset, len(piece))
+            begin = max(start - offset, 0)
+            end = min(stop - offset, len(piece))
             if begin < end:
                 found.append(piece[begin:end])
             offset += len(piece)
@@ -219,9 +225,9 @@ class Request:
 class Response:
     """One answer.
 
-    `early`: given before the request's body is read (True) or after all of it (False); None is what Go's
-    servers do: bodies up to 256 KiB are read first (protocol-facts.md section 1.12). `close` ends the
-    connection behind the answer.
+    `early`: given before the request's body is read (True) or after all of it (False); None is what
+    Go's servers do: bodies up to 256 KiB are read first (protocol-facts.md section 1.12). `close`
+    ends the connection behind the answer.
     """
 
     status: int
@@ -260,7 +266,9 @@ Answer: TypeAlias = "Response | bytes"
 Intercept: TypeAlias = "Callable[[Request], Answer | Awaitable[Answer | None] | None]"
 
 
-def errors(status: int, entries: Iterable[tuple[str, str, object]], headers: Headers = ()) -> Response:
+def errors(
+    status: int, entries: Iterable[tuple[str, str, object]], headers: Headers = ()
+) -> Response:
     """Make an error answer from (code, message, detail) entries in the specification's form."""
     listed = []
     for code, message, detail in entries:
@@ -272,6 +280,8 @@ def errors(status: int, entries: Iterable[tuple[str, str, object]], headers: Hea
     return Response(status, [("Content-Type", "application/json"), *headers], body)
 
 
-def error(status: int, code: str, message: str, detail: object = None, headers: Headers = ()) -> Response:
+def error(
+    status: int, code: str, message: str, detail: object = None, headers: Headers = ()
+) -> Response:
     """Make an error answer with one entry."""
     return errors(status, [(code, message, detail)], headers)

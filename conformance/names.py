@@ -1,10 +1,10 @@
 """Names that lead here: a forward proxy and a throw-away authority for clients that are programs.
 
-Owns: which host name is which local port, CONNECT, the certificates for those names. May not know: what is
-said inside a tunnel. Invariant: a tunnel leads to a name that was made known and to nothing else, so a test
-can never reach the network by mistake; what was asked for in vain is noted in `refused`. A client in the
-same process needs neither sockets nor this (see `memory`). Follows RFC 9110 section 9.3.6;
-protocol-facts.md sections 8.1 and 8.2 (which variables clients read).
+Owns: which host name is which local port, CONNECT, the certificates for those names. May not know:
+what is said inside a tunnel. Invariant: a tunnel leads to a name that was made known and to nothing
+else, so a test can never reach the network by mistake; what was asked for in vain is noted in
+`refused`. A client in the same process needs neither sockets nor this (see `memory`). Follows RFC
+9110 section 9.3.6; protocol-facts.md sections 8.1 and 8.2 (which variables clients read).
 
 The certificates are made by the program `openssl`, since the standard library cannot.
 """
@@ -48,10 +48,14 @@ subjectAltName = {alternatives}
 
 
 class Names:
-    """Names that are known here; `ca_file` is to be trusted, `proxy` to be used (both in `environ`)."""
+    """Names that are known here; `ca_file` is to be trusted, `proxy` to be used (both in
+    `environ`).
+    """
 
     def __init__(self, directory: Path) -> None:
-        self.directory = directory = directory.absolute()  # what is in `environ` holds wherever a client stands
+        self.directory = directory = (
+            directory.absolute()
+        )  # what is in `environ` holds wherever a client stands
         self._ports: dict[tuple[str, int], int] = {}
         self.proxy = ""
         self.refused: list[str] = []
@@ -62,18 +66,40 @@ class Names:
     @property
     def environ(self) -> Mapping[str, str]:
         """What a client's environment has to say."""
-        return {"HTTPS_PROXY": self.proxy, "https_proxy": self.proxy, "SSL_CERT_FILE": str(self.ca_file)}
+        return {
+            "HTTPS_PROXY": self.proxy,
+            "https_proxy": self.proxy,
+            "SSL_CERT_FILE": str(self.ca_file),
+        }
 
     def _certify(self, file: str, name: str, alternatives: str, signed: Sequence[str]) -> None:
         program = shutil.which("openssl")
         if program is None:
-            raise Missing("openssl is not installed; Debian's package is openssl: apt-get install openssl")
+            raise Missing(
+                "openssl is not installed; Debian's package is openssl: apt-get install openssl"
+            )
         config = self.directory / f"{file}.cnf"
         config.write_text(_CONFIG.format(name=name, alternatives=alternatives))
-        command = [program, "req", "-x509", "-config", str(config), "-days", "7", "-nodes", "-newkey", "ec"]
+        command = [
+            program,
+            "req",
+            "-x509",
+            "-config",
+            str(config),
+            "-days",
+            "7",
+            "-nodes",
+            "-newkey",
+            "ec",
+        ]
         command += ["-pkeyopt", "ec_paramgen_curve:prime256v1", *signed]
         command += ["-extensions", "leaf" if signed else "authority"]
-        command += ["-keyout", str(config.with_suffix(".key")), "-out", str(config.with_suffix(".pem"))]
+        command += [
+            "-keyout",
+            str(config.with_suffix(".key")),
+            "-out",
+            str(config.with_suffix(".pem")),
+        ]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
             raise RuntimeError(f"openssl made no certificate:\n{done.stderr}")
@@ -97,7 +123,9 @@ class Names:
             del self._ports[host, as_port]
 
     async def _serve(self, client: anyio.abc.ByteStream) -> None:
-        with contextlib.suppress(anyio.BrokenResourceError, anyio.EndOfStream, anyio.ClosedResourceError):
+        with contextlib.suppress(
+            anyio.BrokenResourceError, anyio.EndOfStream, anyio.ClosedResourceError
+        ):
             async with client:
                 head = b""
                 while b"\r\n\r\n" not in head and len(head) < _HEAD:
@@ -109,7 +137,9 @@ class Names:
                 if method != "CONNECT" or known is None:
                     self.refused.append(f"{method} {target}")
                     status = "403 Forbidden" if method == "CONNECT" else "405 Method Not Allowed"
-                    await client.send(f"HTTP/1.1 {status}\r\nContent-Length: 0\r\nConnection: close\r\n\r\n".encode())
+                    await client.send(
+                        f"HTTP/1.1 {status}\r\nContent-Length: 0\r\nConnection: close\r\n\r\n".encode()
+                    )
                     return
                 self.tunnels.append(target)
                 async with await anyio.connect_tcp("127.0.0.1", known) as server:
@@ -121,7 +151,9 @@ async def _join(client: anyio.abc.ByteStream, server: anyio.abc.ByteStream) -> N
     """Carry bytes both ways until either side ends."""
 
     async def carry(source: anyio.abc.ByteStream, sink: anyio.abc.ByteStream) -> None:
-        with contextlib.suppress(anyio.BrokenResourceError, anyio.EndOfStream, anyio.ClosedResourceError):
+        with contextlib.suppress(
+            anyio.BrokenResourceError, anyio.EndOfStream, anyio.ClosedResourceError
+        ):
             while True:
                 await sink.send(await source.receive(_PIECE))
         tasks.cancel_scope.cancel()
@@ -150,5 +182,8 @@ def names(directory: Path | str) -> Iterator[Names]:
             yield
             tasks.cancel_scope.cancel()
 
-    with anyio.from_thread.start_blocking_portal() as portal, portal.wrap_async_context_manager(listening()):
+    with (
+        anyio.from_thread.start_blocking_portal() as portal,
+        portal.wrap_async_context_manager(listening()),
+    ):
         yield found

@@ -1,11 +1,13 @@
-"""Registries that behave as providers do: a row per provider, and a frame that turns a row into servers.
+"""Registries that behave as providers do: a row per provider, and a frame that turns a row into
+servers.
 
-Owns: what differs from the strict registry, by row: host names, caps, mounts, quirks of requests and answers,
-token services, places where blobs come from. May not know: sockets (see `names` and `server`), any client.
-Invariant: a row holds behaviour that protocol-facts.md says, by section; what a row leaves out is strict.
-A new provider is a row and, where options do not say it, a few functions of the kinds that a row takes:
-`rewrites` (what the registry makes of a request), `before` (an answer instead), `judges` (an answer to a
-manifest that has been read), `after` (another answer).
+Owns: what differs from the strict registry, by row: host names, caps, mounts, quirks of requests
+and answers, token services, places where blobs come from. May not know: sockets (see `names` and
+`server`), any client. Invariant: a row holds behaviour that protocol-facts.md says, by section;
+what a row leaves out is strict. A new provider is a row and, where options do not say it, a few
+functions of the kinds that a row takes: `rewrites` (what the registry makes of a request), `before`
+(an answer instead), `judges` (an answer to a manifest that has been read), `after` (another
+answer).
 """
 
 from __future__ import annotations
@@ -36,8 +38,8 @@ from .tokens import TokenService
 
 __all__ = ["PERSONAS", "Persona", "Provider", "Running", "Storage", "imitate", "persona"]
 
-# Where a part of a provider answers: the registry itself, its token service, where its blobs come from, the
-# directory of identities that it believes.
+# Where a part of a provider answers: the registry itself, its token service, where its blobs come
+# from, the directory of identities that it believes.
 Role: TypeAlias = Literal["registry", "token", "storage", "authority"]
 Rewrite: TypeAlias = "Callable[[Provider, Request], Request]"
 Before: TypeAlias = "Callable[[Provider, Request], Response | None]"
@@ -47,12 +49,13 @@ After: TypeAlias = "Callable[[Provider, Request, Response], Response]"
 
 @dataclass(frozen=True)
 class Persona:
-    """One provider. `options` are App's, `tokens` TokenService's; None: everybody may do everything.
+    """One provider. `options` are App's, `tokens` TokenService's; None: everybody may do
+    everything.
 
-    `service` makes the token service, `parts` what else has a role and a host of its own.
-    `mount`: "committed" mounts only blobs that a manifest of the source repository names. `caps` are made
-    for a provider, so that they can ask it who a caller is. `signed_for`: how many seconds a URL to the
-    storage is good for; `redirects`: which methods on blobs are sent there.
+    `service` makes the token service, `parts` what else has a role and a host of its own. `mount`:
+    "committed" mounts only blobs that a manifest of the source repository names. `caps` are made
+    for a provider, so that they can ask it who a caller is. `signed_for`: how many seconds a URL to
+    the storage is good for; `redirects`: which methods on blobs are sent there.
     """
 
     source: str
@@ -90,12 +93,15 @@ class Provider(App):
         auth: Auth | None = None,
         **options: Any,
     ) -> None:
-        self.row, self.now = row, now
+        self.row = row
+        self.now = now
         self.tokens: TokenService | None = None
         if row.tokens is not None:
             self.tokens = row.service(users, now=now, wall=wall, **row.tokens)
         caps = row.caps(self)
-        self.rates = Rates(*caps, now=now, wall=wall, retry_after=row.retry_after, message=row.throttled)
+        self.rates = Rates(
+            *caps, now=now, wall=wall, retry_after=row.retry_after, message=row.throttled
+        )
         login = Metered(self.rates, auth or self.tokens)
         super().__init__(auth=login, mounts=row.mount != "never", **{**row.options, **options})
         self.sites: dict[Role, Site] = {"registry": self}
@@ -125,7 +131,9 @@ class Provider(App):
         return request.kind
 
     def start(self, request: Request) -> Answer | Reception:
-        """Decide as the strict registry, on what the row makes of the request, and amend the answer."""
+        """Decide as the strict registry, on what the row makes of the request, and amend the
+        answer.
+        """
         for rewrite in self.row.rewrites:
             request = rewrite(self, request)
         if self.row.mount == "committed":
@@ -138,12 +146,19 @@ class Provider(App):
         if isinstance(decided, Response):
             return self._after(request, decided)
         if isinstance(decided, Reception):
-            finish, content = decided.finish, decided.content
+            finish = decided.finish
+            content = decided.content
 
             def finished(received: int) -> Response:
-                body = bytes(content) if request.kind == "manifest" and isinstance(content, Content) else b""
+                body = (
+                    bytes(content)
+                    if request.kind == "manifest" and isinstance(content, Content)
+                    else b""
+                )
                 judged = (judge(self, request, body) for judge in self.row.judges if body)
-                answer = next((each for each in judged if each is not None), None) or finish(received)
+                answer = next((each for each in judged if each is not None), None) or finish(
+                    received
+                )
                 assert isinstance(answer, Response), "a registry in memory has its answer at once"
                 return self._after(request, answer)
 
@@ -162,14 +177,17 @@ class Provider(App):
 
     def _unmounted(self, request: Request) -> Request:
         """Leave `from` out where no manifest of that repository names the blob (section 4.9)."""
-        mount, source = request.parameter("mount"), request.parameter("from")
+        mount = request.parameter("mount")
+        source = request.parameter("from")
         if request.kind != "upload_start" or mount is None or source is None:
             return request
         held = self.repositories.get(source)
         manifests = held.manifests.values() if held is not None else ()
         if any(part["digest"] == mount for each in manifests for part in each.blobs):
             return request
-        query = urlencode([(key, value) for key, value in request.query if key not in ("mount", "from")])
+        query = urlencode(
+            [(key, value) for key, value in request.query if key not in ("mount", "from")]
+        )
         return replace(request, target=f"{request.path}?{query}")
 
     def user(self, request: Request) -> str | None:
@@ -178,15 +196,18 @@ class Provider(App):
 
 
 class Storage(Site):
-    """Object storage behind a registry: signed URLs that expire, and no login of any kind beside them.
+    """Object storage behind a registry: signed URLs that expire, and no login of any kind beside
+    them.
 
-    Section 1.13; R1 of section 9.2: who sends the registry's credential here has leaked it, which is noted.
+    Section 1.13; R1 of section 9.2: who sends the registry's credential here has leaked it, which
+    is noted.
     """
 
     def __init__(self, registry: App, seconds: float, wall: Callable[[], float]) -> None:
         super().__init__()
         self.origin = ""
-        self._seconds, self._wall = seconds, wall
+        self._seconds = seconds
+        self._wall = wall
         self._secret = b"nobody signs for us"
         # What it serves, without the registry's logins, caps and quirks.
         self._vault = App()
@@ -208,7 +229,9 @@ class Storage(Site):
         request.kind = "storage"
         for name in ("authorization", "cookie", "proxy-authorization"):
             if request.header(name):
-                self.journal.violations.append(f"{name} was sent to the storage: {request.method} {request.path}")
+                self.journal.violations.append(
+                    f"{name} was sent to the storage: {request.method} {request.path}"
+                )
                 return self._refused(400, "InvalidArgument", "Only one auth mechanism allowed")
         expires = request.parameter("X-Expires") or ""
         path = request.target.partition("?")[0]
@@ -222,7 +245,9 @@ class Storage(Site):
         assert isinstance(answer, Response)
         if answer.status == 404:
             return self._refused(404, "NoSuchKey", "The specified key does not exist.")
-        answer.headers = [(name, value) for name, value in answer.headers if not name.startswith("Docker-")]
+        answer.headers = [
+            (name, value) for name, value in answer.headers if not name.startswith("Docker-")
+        ]
         return answer
 
     @staticmethod
@@ -243,12 +268,19 @@ def _hub_caps(provider: Provider) -> tuple[Cap, Cap]:
         return "" if provider.user(request) is None else None
 
     gets = frozenset({"manifest_get"})
-    return (Cap(100, _HUB_WINDOW, gets, per=anonymous), Cap(200, _HUB_WINDOW, gets, per=provider.user))
+    return (
+        Cap(100, _HUB_WINDOW, gets, per=anonymous),
+        Cap(200, _HUB_WINDOW, gets, per=provider.user),
+    )
 
 
 def _hub_quota(provider: Provider, request: Request, answer: Response) -> Response:
     """Tell on GET and HEAD of a manifest how many more there may be, and whose they are."""
-    if request.kind != "manifest" or request.method not in ("GET", "HEAD") or answer.status in (401, 403):
+    if (
+        request.kind != "manifest"
+        or request.method not in ("GET", "HEAD")
+        or answer.status in (401, 403)
+    ):
         return answer
     user = provider.user(request)
     cap = provider.rates.caps[user is not None]
@@ -319,12 +351,20 @@ def _google(host: str) -> Persona:
 def _no_large_pages(provider: Provider, request: Request) -> Response | None:
     """Section 1.11: more than the configured maximum was an error before it was clamped."""
     wanted = request.parameter("n")
-    if request.kind == "tag_list" and wanted is not None and wanted.isdecimal() and int(wanted) > 100:
-        return error(400, "PAGINATION_NUMBER_INVALID", "invalid number of results requested", {"n": wanted})
+    if (
+        request.kind == "tag_list"
+        and wanted is not None
+        and wanted.isdecimal()
+        and int(wanted) > 100
+    ):
+        return error(
+            400, "PAGINATION_NUMBER_INVALID", "invalid number of results requested", {"n": wanted}
+        )
     return None
 
 
-# What a registry says of referrers, where it is otherwise strict. Those that begin with `unknown` have no API.
+# What a registry says of referrers, where it is otherwise strict. Those that begin with `unknown`
+# have no API.
 
 _NO_API = {"referrers_api": False}
 _REFERRERS: Mapping[str, Mapping[str, Any]] = {
@@ -338,13 +378,17 @@ _REFERRERS: Mapping[str, Mapping[str, Any]] = {
     "unknown-405": {"options": _NO_API, "before": (refusal(405),)},
     "unknown-501": {"options": _NO_API, "before": (refusal(501),)},
     "unknown-404-in-html": {"options": _NO_API, "before": (page(404),)},
-    "unknown-404-in-text": {"options": _NO_API, "before": (page(404, "text/plain; charset=utf-8"),)},
+    "unknown-404-in-text": {
+        "options": _NO_API,
+        "before": (page(404, "text/plain; charset=utf-8"),),
+    },
     "unknown-200-in-html": {"options": _NO_API, "before": (page(200),)},
     "unknown-redirected": {"options": _NO_API, "before": (led_to_a_page,)},
 }
 
 
-# Clouds. What a POST with the whole blob does there nobody says; what is left of a broken body is lost.
+# Clouds. What a POST with the whole blob does there nobody says; what is left of a broken body is
+# lost.
 _CLOUD: Mapping[str, Any] = {"single_post": False, "resumable": False}
 _ECR_ACCOUNTS: Sequence[tuple[str, str, Literal["committed", "never"]]] = (
     ("ecr", "123456789012", "never"),
@@ -360,7 +404,11 @@ _GHCR_FORMS: Sequence[tuple[str, str, Sequence[Before]]] = (
 PERSONAS: Mapping[str, Persona] = MappingProxyType(
     {
         **{
-            name: Persona(source="protocol-facts.md sections 1.10, 7.9", hosts={"registry": f"{name}.test"}, **row)
+            name: Persona(
+                source="protocol-facts.md sections 1.10, 7.9",
+                hosts={"registry": f"{name}.test"},
+                **row,
+            )
             for name, row in _REFERRERS.items()
         },
         "strict": Persona(source="protocol-facts.md section 1", hosts={"registry": "strict.test"}),
@@ -368,14 +416,20 @@ PERSONAS: Mapping[str, Persona] = MappingProxyType(
             # As Debian's docker-registry 2.8.2; tests ask both the same.
             source="protocol-facts.md sections 1.2, 1.7 to 1.12",
             hosts={"registry": "distribution.test"},
-            options={"referrers_api": False, "single_post": False, "resumable": False, "sha512": True},
+            options={
+                "referrers_api": False,
+                "single_post": False,
+                "resumable": False,
+                "sha512": True,
+            },
             rewrites=REWRITES,
             before=BEFORE,
             judges=JUDGES,
             after=AFTER,
         ),
         "distribution3": Persona(
-            # It keeps what came of a body that broke: a GET on the old Location tells, a PUT brings the rest.
+            # It keeps what came of a body that broke: a GET on the old Location tells, a PUT brings
+            # the rest.
             source="protocol-facts.md sections 1.7 (Content-Range), 1.9 (resuming), 7.7 (no referrers)",
             hosts={"registry": "distribution3.test"},
             options={"referrers_api": False, "single_post": False, "resumable": True},
@@ -384,7 +438,12 @@ PERSONAS: Mapping[str, Persona] = MappingProxyType(
         "old": Persona(
             source="protocol-facts.md sections 1.8 (202 for a mount), 1.10 (no referrers), 1.11 (pages)",
             hosts={"registry": "old.test"},
-            options={"referrers_api": False, "single_post": False, "resumable": False, "page_size": 100},
+            options={
+                "referrers_api": False,
+                "single_post": False,
+                "resumable": False,
+                "page_size": 100,
+            },
             mount="never",
             before=(_no_large_pages,),
         ),
@@ -471,7 +530,9 @@ PERSONAS: Mapping[str, Persona] = MappingProxyType(
 
 @dataclass(frozen=True)
 class Running:
-    """A provider that is being served; `address` and `url` are the registry's, as a client writes them."""
+    """A provider that is being served; `address` and `url` are the registry's, as a client writes
+    them.
+    """
 
     provider: Provider
     url: str
@@ -496,7 +557,8 @@ class Running:
 
 
 def imitate(name: str, **options: Any) -> Provider:
-    """Make a provider without serving it: tests ask it in memory, or let it listen in a `memory.Network`.
+    """Make a provider without serving it: tests ask it in memory, or let it listen in a
+    `memory.Network`.
 
     `users`, `now` and `wall` are Provider's; other options are App's and come before the row's.
     """
@@ -504,18 +566,23 @@ def imitate(name: str, **options: Any) -> Provider:
 
 
 @contextlib.contextmanager
-def persona(name: str, *, names: Names | None = None, port: int = 0, **options: Any) -> Iterator[Running]:
+def persona(
+    name: str, *, names: Names | None = None, port: int = 0, **options: Any
+) -> Iterator[Running]:
     """Serve a provider while the block runs, each part in a thread of its own.
 
-    Without `names` each part is at a port of 127.0.0.1, over plain HTTP. With `names` it answers under the
-    row's host names, over TLS, for clients that use `names.environ`. `port` is the registry's own.
+    Without `names` each part is at a port of 127.0.0.1, over plain HTTP. With `names` it answers
+    under the row's host names, over TLS, for clients that use `names.environ`. `port` is the
+    registry's own.
     """
     provider = imitate(name, **options)
     hosts = provider.row.hosts
     context = None if names is None else names.context(sorted(hosts.values()))
     with contextlib.ExitStack() as stack:
         servers = {
-            role: stack.enter_context(run_in_thread(site, port=port if role == "registry" else 0, ssl_context=context))
+            role: stack.enter_context(
+                run_in_thread(site, port=port if role == "registry" else 0, ssl_context=context)
+            )
             for role, site in provider.sites.items()
         }
         origins = {role: server.url for role, server in servers.items()}

@@ -1,10 +1,12 @@
-"""Faults in front of a registry that is somewhere else: requests go on as they came, bodies piece by piece.
+"""Faults in front of a registry that is somewhere else: requests go on as they came, bodies piece
+by piece.
 
-Owns: the exchange with the upstream, and which names of it are rewritten. May not know: what the registry
-holds, what the faults do. Invariant: no body is ever held, each direction has one buffer; what an answer
-calls the upstream's origin (Location, Link, the realm of a challenge) the client reads as this one's, so
-that it stays in front of it. One connection to the upstream for each exchange: which connection of the
-client an exchange came on, the journal says. Follows RFC 9110 section 7.6 (hop-by-hop fields).
+Owns: the exchange with the upstream, and which names of it are rewritten. May not know: what the
+registry holds, what the faults do. Invariant: no body is ever held, each direction has one buffer;
+what an answer calls the upstream's origin (Location, Link, the realm of a challenge) the client
+reads as this one's, so that it stays in front of it. One connection to the upstream for each
+exchange: which connection of the client an exchange came on, the journal says. Follows RFC 9110
+section 7.6 (hop-by-hop fields).
 """
 
 from __future__ import annotations
@@ -36,7 +38,11 @@ Connect: TypeAlias = "Callable[[str, int], Awaitable[_Stream]]"
 def origin(url: str) -> str:
     """Return the origin that a URL is, and is no more than; ValueError otherwise."""
     parts = urlsplit(url)
-    if parts.scheme not in ("http", "https") or not parts.hostname or url.count("/") > 2 + url.endswith("/"):
+    if (
+        parts.scheme not in ("http", "https")
+        or not parts.hostname
+        or url.count("/") > 2 + url.endswith("/")
+    ):
         raise ValueError(f"not http://HOST[:PORT] or https://HOST[:PORT]: {url}")
     return f"{parts.scheme}://{parts.netloc}"
 
@@ -64,7 +70,8 @@ class _Upstream:
 
     async def flush(self) -> None:
         """Send what has come; an upstream that takes no more may have answered already."""
-        data, self._held = self._held, b""
+        data = self._held
+        self._held = b""
         if data:
             await self.send(h11.Data(data=data))
 
@@ -110,10 +117,12 @@ class _Upstream:
 
 
 class Proxy(Site):
-    """A Site that asks another registry: `upstream` is its origin, as in https://registry.test:5000.
+    """A Site that asks another registry: `upstream` is its origin, as in
+    https://registry.test:5000.
 
-    `rewrite` False leaves names of the upstream in answers as they are. `token_path`: what of the upstream is
-    to be seen as its token service. `connect` is for a network that is not the system's.
+    `rewrite` False leaves names of the upstream in answers as they are. `token_path`: what of the
+    upstream is to be seen as its token service. `connect` is for a network that is not the
+    system's.
     """
 
     def __init__(
@@ -131,7 +140,9 @@ class Proxy(Site):
         self._authority = parts.netloc
         self._host = parts.hostname or ""
         self._port = parts.port or (443 if parts.scheme == "https" else 80)
-        self._context = context or (ssl.create_default_context() if parts.scheme == "https" else None)
+        self._context = context or (
+            ssl.create_default_context() if parts.scheme == "https" else None
+        )
         self._connect = connect or self._connected
         self.rewrite = rewrite
         self.token_path = token_path
@@ -145,7 +156,9 @@ class Proxy(Site):
         sock = await anyio.to_thread.run_sync(socket.create_connection, (host, port))
         sock.setblocking(False)
         if self._context is not None:
-            sock = self._context.wrap_socket(sock, server_hostname=host, do_handshake_on_connect=False)
+            sock = self._context.wrap_socket(
+                sock, server_hostname=host, do_handshake_on_connect=False
+            )
         stream = _Stream(sock)
         try:
             await stream.handshake()
@@ -161,15 +174,26 @@ class Proxy(Site):
             upstream = _Upstream(await self._connect(self._host, self._port))
         except (OSError, _Gone) as problem:
             return error(502, "UNAVAILABLE", f"the upstream {self.upstream}: {problem}")
-        kept = [(name, value) for name, value in request.headers if name not in _HOP_BY_HOP and name != "host"]
+        kept = [
+            (name, value)
+            for name, value in request.headers
+            if name not in _HOP_BY_HOP and name != "host"
+        ]
         headers = [("host", self._authority), *kept, ("connection", "close")]
         try:
-            await upstream.send(h11.Request(method=request.method, target=request.target, headers=headers))
+            await upstream.send(
+                h11.Request(method=request.method, target=request.target, headers=headers)
+            )
         except h11.LocalProtocolError as problem:
             upstream.close()
             return error(400, "UNSUPPORTED", f"cannot be passed on: {problem}")
 
-        return Reception(upstream, lambda _: self._answered(upstream, request), upstream.close, flush=upstream.flush)
+        return Reception(
+            upstream,
+            lambda _: self._answered(upstream, request),
+            upstream.close,
+            flush=upstream.flush,
+        )
 
     async def _answered(self, upstream: _Upstream, request: Request) -> Answer:
         try:
@@ -185,7 +209,12 @@ class Proxy(Site):
         headers = []
         for name, value in answer.headers.raw_items():
             if name.lower().decode() not in _HOP_BY_HOP:
-                headers.append((name.decode(), self._named(name.lower().decode(), value.decode("latin-1"), request)))
+                headers.append(
+                    (
+                        name.decode(),
+                        self._named(name.lower().decode(), value.decode("latin-1"), request),
+                    )
+                )
         if bodiless(request.method, answer.status_code):
             upstream.close()
             return Streamed(answer.status_code, headers)

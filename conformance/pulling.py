@@ -18,7 +18,9 @@ _PULLING_MANIFESTS = "Pulling manifests"
 _EXISTS = "Checking if content exists in the registry"
 
 
-@check("pull", "GET /v2/", "the registry says that it is one", "Determining Support: 200 OK (end-1)")
+@check(
+    "pull", "GET /v2/", "the registry says that it is one", "Determining Support: 200 OK (end-1)"
+)
 def ping(run: Run) -> None:
     run.need(run.ask("GET", "/v2/"), 200)
 
@@ -30,7 +32,9 @@ def same(reply: Reply, data: bytes) -> None:
 
 
 def named(reply: Reply, digest: str) -> None:
-    """Fail when Docker-Content-Digest is another digest than the content's; skip without the header."""
+    """Fail when Docker-Content-Digest is another digest than the content's; skip without the
+    header.
+    """
     said = reply.header("Docker-Content-Digest")
     if not said:
         raise Skipped(f"optional and not here: {reply} without Docker-Content-Digest")
@@ -56,7 +60,13 @@ def get_blob(run: Run, kind: str) -> None:
     same(run.need(run.ask("GET", f"blobs/{digest}"), 200), data)
 
 
-@check("pull", "GET blob", "its digest in a header", f"{_PULLING_BLOBS}: SHOULD, if present MUST", tuple(BLOBS))
+@check(
+    "pull",
+    "GET blob",
+    "its digest in a header",
+    f"{_PULLING_BLOBS}: SHOULD, if present MUST",
+    tuple(BLOBS),
+)
 def get_blob_digest(run: Run, kind: str) -> None:
     digest, data = run.held_blob(kind)
     reply = run.need(run.ask("GET", f"blobs/{digest}"), 200)
@@ -107,14 +117,22 @@ def _enter_range(asked: str, start: int, stop: int) -> None:
         same(reply, run.blob("blob")[1][start:stop])
         wanted = f"bytes {start}-{stop - 1}/1000"
         if reply.header("Content-Range") != wanted:
-            raise Failed(f"{reply} with Content-Range {reply.header('Content-Range')!r}, not {wanted!r}")
+            raise Failed(
+                f"{reply} with Content-Range {reply.header('Content-Range')!r}, not {wanted!r}"
+            )
 
 
 for _asked, (_start, _stop) in _RANGES.items():
     _enter_range(_asked, _start, _stop)
 
 
-@check("pull", "GET blob Range", "bytes=1000- is beyond the end", "RFC 9110 section 15.5.17: 416", "blob")
+@check(
+    "pull",
+    "GET blob Range",
+    "bytes=1000- is beyond the end",
+    "RFC 9110 section 15.5.17: 416",
+    "blob",
+)
 def get_range_beyond(run: Run) -> None:
     run.need(_ranged(run, "bytes=1000-", 416), 416)
 
@@ -130,12 +148,24 @@ def head_absent_blob(run: Run) -> None:
     run.need(run.ask("HEAD", f"blobs/{NOWHERE}"), 404)
 
 
-@check("pull", "GET blob", "404 where the repository is not", f"{_PULLING_BLOBS}: MUST be 404", "absent")
+@check(
+    "pull",
+    "GET blob",
+    "404 where the repository is not",
+    f"{_PULLING_BLOBS}: MUST be 404",
+    "absent",
+)
 def get_blob_nowhere(run: Run) -> None:
     run.nowhere(run.ask("GET", f"/v2/{run.repository}/no/such/{run.identity}/blobs/{NOWHERE}"))
 
 
-@check("pull", "GET blob", "404 in a repository that has it not", f"{_PULLING_BLOBS}: MUST be 404", "absent")
+@check(
+    "pull",
+    "GET blob",
+    "404 in a repository that has it not",
+    f"{_PULLING_BLOBS}: MUST be 404",
+    "absent",
+)
 def get_blob_of_another(run: Run) -> None:
     digest, _ = run.held_blob("blob")
     run.nowhere(run.ask("GET", f"blobs/{digest}", repository=f"{run.mounting}-not-{run.identity}"))
@@ -170,7 +200,9 @@ def _enter_manifest(by: str) -> None:
         reply = run.need(run.ask("GET", f"manifests/{_reference(run, kind, by)}", ACCEPT), 200)
         same(reply, run.image(kind).body)
 
-    @check("pull", "HEAD manifest", f"by {by}, is there", f"{_EXISTS}: MUST be 200 OK (end-3)", kinds)
+    @check(
+        "pull", "HEAD manifest", f"by {by}, is there", f"{_EXISTS}: MUST be 200 OK (end-3)", kinds
+    )
     def head_manifest(run: Run, kind: str) -> None:
         run.need(run.ask("HEAD", f"manifests/{_reference(run, kind, by)}", ACCEPT), 200)
 
@@ -202,17 +234,31 @@ def get_manifest_type(run: Run, kind: str) -> None:
     image = run.held(kind)
     reply = run.need(run.ask("GET", f"manifests/{image.top}", ACCEPT), 200)
     if reply.header("Content-Type") != image.media_type:
-        raise Failed(f"{reply} with Content-Type {reply.header('Content-Type')!r}, not {image.media_type!r}")
+        raise Failed(
+            f"{reply} with Content-Type {reply.header('Content-Type')!r}, not {image.media_type!r}"
+        )
 
 
-@check("pull", "GET manifest", "with only its own type accepted", "Content Negotiation", tuple(MANIFESTS))
+@check(
+    "pull",
+    "GET manifest",
+    "with only its own type accepted",
+    "Content Negotiation",
+    tuple(MANIFESTS),
+)
 def get_manifest_alone(run: Run, kind: str) -> None:
     image = run.held(kind)
     reply = run.ask("GET", f"manifests/{run.tag(kind)}", {"Accept": image.media_type})
     same(run.need(reply, 200), image.body)
 
 
-@check("pull", "HEAD manifest", "its size", f"{_EXISTS}: SHOULD contain Content-Length", tuple(MANIFESTS))
+@check(
+    "pull",
+    "HEAD manifest",
+    "its size",
+    f"{_EXISTS}: SHOULD contain Content-Length",
+    tuple(MANIFESTS),
+)
 def head_manifest_size(run: Run, kind: str) -> None:
     image = run.held(kind)
     sized(run.need(run.ask("HEAD", f"manifests/{image.top}", ACCEPT), 200), len(image.body))

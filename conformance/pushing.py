@@ -1,8 +1,8 @@
 """Checks of the workflow Push, second half: manifests of every shape, and the form of refusals.
 
-Owns: what a push of a manifest has to answer, and that what was refused is not there. May not know: how
-a registry stores. Invariant: the bytes that come back are compared with those that were pushed. Follows
-section "Pushing Manifests" of the OCI distribution specification 1.1.1.
+Owns: what a push of a manifest has to answer, and that what was refused is not there. May not know:
+how a registry stores. Invariant: the bytes that come back are compared with those that were pushed.
+Follows section "Pushing Manifests" of the OCI distribution specification 1.1.1.
 """
 
 from __future__ import annotations
@@ -51,7 +51,11 @@ def _put(run: Run, image: Image, reference: str) -> None:
 
 
 @check(
-    "push", "PUT manifest", "its digest in a header", f"{_MANIFESTS}: MUST be equal to the client's", tuple(MANIFESTS)
+    "push",
+    "PUT manifest",
+    "its digest in a header",
+    f"{_MANIFESTS}: MUST be equal to the client's",
+    tuple(MANIFESTS),
 )
 def put_says_digest(run: Run, kind: str) -> None:
     image = run.held(kind)
@@ -59,20 +63,31 @@ def put_says_digest(run: Run, kind: str) -> None:
 
 
 _SHAPES: dict[str, tuple[str, Callable[[Run], Image]]] = {
-    "no layers": (f"{_MANIFESTS}: the list of blobs MAY be empty", lambda run: run.seed.image(sizes=())),
+    "no layers": (
+        f"{_MANIFESTS}: the list of blobs MAY be empty",
+        lambda run: run.seed.image(sizes=()),
+    ),
     "no mediaType": (
         f"{_MANIFESTS}: All manifests SHOULD include a mediaType field",
         lambda run: _edited(run, mediaType=None),
     ),
     "an empty index": ("Image Index: manifests MAY be empty", lambda run: run.seed.index([])),
-    "one layer three times": ("Image Manifest: layers", lambda run: run.seed.image(layers=[run.seed.layer(50)] * 3)),
-    "annotations": ("Image Manifest: annotations", lambda run: run.seed.image(annotations={"org.example": "ü"})),
+    "one layer three times": (
+        "Image Manifest: layers",
+        lambda run: run.seed.image(layers=[run.seed.layer(50)] * 3),
+    ),
+    "annotations": (
+        "Image Manifest: annotations",
+        lambda run: run.seed.image(annotations={"org.example": "ü"}),
+    ),
 }
 
 
 def _edited(run: Run, **fields: object) -> Image:
     image = run.seed.image(sizes=(60,))
-    document = {key: value for key, value in {**image.document, **fields}.items() if value is not None}
+    document = {
+        key: value for key, value in {**image.document, **fields}.items() if value is not None
+    }
     return image.with_manifest(encode(document), image.media_type)
 
 
@@ -92,7 +107,13 @@ for _shape, (_cites, _build) in _SHAPES.items():
     _enter_shape(_shape, _cites, _build)
 
 
-@check("push", "PUT manifest", "Content-Type with a parameter", f"{_MANIFESTS}: SHOULD ignore parameters", "image")
+@check(
+    "push",
+    "PUT manifest",
+    "Content-Type with a parameter",
+    f"{_MANIFESTS}: SHOULD ignore parameters",
+    "image",
+)
 def put_with_parameter(run: Run) -> None:
     image = run.seed.image(sizes=(60,))
     run.once(f"parts of {image.top}", lambda: run.upload_parts(image))
@@ -111,7 +132,9 @@ def many_tags(run: Run) -> None:
         same(run.need(run.ask("GET", f"manifests/{tag}", ACCEPT), 200), image.body)
 
 
-@check("push", "PUT manifest", "a tag moves", f"{_MANIFESTS}; Definitions: a tag is a pointer", "image")
+@check(
+    "push", "PUT manifest", "a tag moves", f"{_MANIFESTS}; Definitions: a tag is a pointer", "image"
+)
 def tag_moves(run: Run) -> None:
     tag = f"{run.identity}-moving"
     first, second = (run.push(run.seed.image(sizes=(60,)), tag) for _ in range(2))
@@ -119,10 +142,18 @@ def tag_moves(run: Run) -> None:
     same(run.need(run.ask("GET", f"manifests/{first.top}", ACCEPT), 200), first.body)
 
 
-@check("push", "PUT manifest", "a subject that is not there", "Push: MUST initially accept", ("artifact", "index"))
+@check(
+    "push",
+    "PUT manifest",
+    "a subject that is not there",
+    "Push: MUST initially accept",
+    ("artifact", "index"),
+)
 def put_before_subject(run: Run, kind: str) -> None:
     subject = run.seed.image(sizes=(60,))
-    run.push(run.seed.artifact(subject) if kind == "artifact" else run.seed.index([], subject=subject))
+    run.push(
+        run.seed.artifact(subject) if kind == "artifact" else run.seed.index([], subject=subject)
+    )
 
 
 @check(
@@ -133,7 +164,11 @@ def put_before_subject(run: Run, kind: str) -> None:
     ("image", "index"),
 )
 def put_naming_absent(run: Run, kind: str) -> None:
-    image = run.seed.image(sizes=(60,)) if kind == "image" else run.seed.index(platforms=("linux/amd64",))
+    image = (
+        run.seed.image(sizes=(60,))
+        if kind == "image"
+        else run.seed.index(platforms=("linux/amd64",))
+    )
     reply = run.put(image.top, image.media_type, image.body)
     if reply.status == 201:
         return
@@ -153,11 +188,21 @@ def put_under_other_digest(run: Run) -> None:
     image = run.seed.image(sizes=(60,))
     run.once(f"parts of {image.top}", lambda: run.upload_parts(image))
     wrong = digest_of(image.body + b"\n")
-    coded(run.need(run.put(wrong, image.media_type, image.body), 400), "DIGEST_INVALID", "MANIFEST_INVALID")
+    coded(
+        run.need(run.put(wrong, image.media_type, image.body), 400),
+        "DIGEST_INVALID",
+        "MANIFEST_INVALID",
+    )
     run.need(run.ask("GET", f"manifests/{wrong}", ACCEPT), 404)
 
 
-@check("push", "PUT manifest", "what is no JSON", "Error Codes: MANIFEST_INVALID (code-6)", ("image", "index"))
+@check(
+    "push",
+    "PUT manifest",
+    "what is no JSON",
+    "Error Codes: MANIFEST_INVALID (code-6)",
+    ("image", "index"),
+)
 def put_no_json(run: Run, kind: str) -> None:
     media_type = OCI_MANIFEST if kind == "image" else OCI_INDEX
     tag = f"{run.identity}-no-json"
@@ -170,7 +215,13 @@ def _padded(run: Run, size: int) -> Image:
     return image.with_manifest(image.body + b" " * (size - len(image.body)), image.media_type)
 
 
-@check("push", "PUT manifest", "of 4 MiB", f"{_MANIFESTS}: SHOULD support at least 4 megabytes", "image")
+@check(
+    "push",
+    "PUT manifest",
+    "of 4 MiB",
+    f"{_MANIFESTS}: SHOULD support at least 4 megabytes",
+    "image",
+)
 def put_large(run: Run) -> None:
     image = _padded(run, _LIMIT)
     run.once(f"parts of {image.top}", lambda: run.upload_parts(image))
@@ -178,7 +229,13 @@ def put_large(run: Run) -> None:
     same(run.need(run.ask("GET", f"manifests/{image.top}", ACCEPT), 200), image.body)
 
 
-@check("push", "PUT manifest", "above the limit, 413", f"{_MANIFESTS}: SHOULD respond with 413", "image")
+@check(
+    "push",
+    "PUT manifest",
+    "above the limit, 413",
+    f"{_MANIFESTS}: SHOULD respond with 413",
+    "image",
+)
 def put_too_large(run: Run) -> None:
     image = _padded(run, _LIMIT * 4)
     run.once(f"parts of {image.top}", lambda: run.upload_parts(image))
@@ -186,7 +243,12 @@ def put_too_large(run: Run) -> None:
     run.need(run.optional(reply, 201, 400), 413)
 
 
-@check("push", "errors", "their form", "Error Codes: if JSON, MUST have the format; code MUST be one of the table")
+@check(
+    "push",
+    "errors",
+    "their form",
+    "Error Codes: if JSON, MUST have the format; code MUST be one of the table",
+)
 def error_bodies(run: Run) -> None:
     for target in (f"blobs/{NOWHERE}", f"manifests/{NOWHERE}", "blobs/sha256:totallywrong"):
         run.ask("GET", target, ACCEPT)

@@ -1,11 +1,11 @@
 """How many requests a registry takes: caps over any stretch of time, and the 429 for one more.
 
-Owns: what each request counts as, sliding windows, quotas that are told in headers, the refusal. May not
-know: what a registry holds, sockets, a clock (`now` is an argument). Invariant: in no stretch of a cap's
-length, wherever it begins, does the registry admit more than the cap; a refused request counts for nothing.
-So a client whose rate plus burst is above the cap is caught at its burst, as the clouds catch it.
-Follows protocol-facts.md sections 1.12 (429, TOOMANYREQUESTS, Retry-After), 4.8, 5.5, 6.5 and 7.2 (what is
-counted); the actions are those of design.md section 9.
+Owns: what each request counts as, sliding windows, quotas that are told in headers, the refusal.
+May not know: what a registry holds, sockets, a clock (`now` is an argument). Invariant: in no
+stretch of a cap's length, wherever it begins, does the registry admit more than the cap; a refused
+request counts for nothing. So a client whose rate plus burst is above the cap is caught at its
+burst, as the clouds catch it. Follows protocol-facts.md sections 1.12 (429, TOOMANYREQUESTS,
+Retry-After), 4.8, 5.5, 6.5 and 7.2 (what is counted); the actions are those of design.md section 9.
 """
 
 from __future__ import annotations
@@ -34,8 +34,11 @@ ACTIONS = READS | WRITES
 
 
 def actions_of(request: Request) -> tuple[str, ...]:
-    """Return what a request counts as: nothing for a ping, two for a PUT that brings the body itself."""
-    method, kind = request.method, request.kind
+    """Return what a request counts as: nothing for a ping, two for a PUT that brings the body
+    itself.
+    """
+    method = request.method
+    kind = request.kind
     if kind in ("tag_list", "catalog"):
         return ("tag_list",)
     if kind == "referrers":
@@ -58,9 +61,9 @@ def actions_of(request: Request) -> tuple[str, ...]:
 class Cap:
     """At most `requests` of `actions` in any `seconds`.
 
-    `apart`: each action has a count of its own (as AWS counts by API); otherwise all together. `per` says
-    whose count it is: everybody's, or each caller's, repository's, ... for itself;
-    None where the cap does not hold for a request.
+    `apart`: each action has a count of its own (as AWS counts by API); otherwise all together.
+    `per` says whose count it is: everybody's, or each caller's, repository's, ... for itself; None
+    where the cap does not hold for a request.
     """
 
     requests: int
@@ -86,7 +89,8 @@ class Rates:
         message: str = "too many requests",
     ) -> None:
         self.caps = caps
-        self.now, self.wall = now, wall
+        self.now = now
+        self.wall = wall
         self.retry_after = retry_after
         self.message = message
         self.refused: Counter[str] = Counter()
@@ -94,8 +98,11 @@ class Rates:
 
     def refuse(self, request: Request) -> Response | None:
         """Count a request that is admitted; return the 429 for one that is not."""
-        now, counts = self.now(), list(self._counts(request))
-        waits = [taken[0] + cap.seconds - now for cap, taken in counts if len(taken) >= cap.requests]
+        now = self.now()
+        counts = list(self._counts(request))
+        waits = [
+            taken[0] + cap.seconds - now for cap, taken in counts if len(taken) >= cap.requests
+        ]
         if waits:
             self.refused.update(actions_of(request))
             return self._too_many(max(waits))
@@ -105,7 +112,10 @@ class Rates:
 
     def remaining(self, cap: Cap, request: Request) -> int:
         """Return how many more such requests the cap has room for now."""
-        return min((cap.requests - len(taken) for _, taken in self._counts(request, cap)), default=cap.requests)
+        return min(
+            (cap.requests - len(taken) for _, taken in self._counts(request, cap)),
+            default=cap.requests,
+        )
 
     def _counts(self, request: Request, *only: Cap) -> Iterable[tuple[Cap, deque[float]]]:
         """Give the windows that a request falls into, without what has left them."""
@@ -132,10 +142,13 @@ class Rates:
 
 
 class Metered:
-    """`App(auth=Metered(rates, auth))`: logins first, then caps; who may not ask counts for nothing."""
+    """`App(auth=Metered(rates, auth))`: logins first, then caps; who may not ask counts for
+    nothing.
+    """
 
     def __init__(self, rates: Rates, auth: Auth | None = None) -> None:
-        self._rates, self._auth = rates, auth
+        self._rates = rates
+        self._auth = auth
 
     def answer(self, request: Request) -> Answer | Reception | None:
         """Serve the token service's own path where it lives at the registry."""

@@ -1,9 +1,9 @@
 """How registries differ about referrers: the functions of their rows.
 
-Owns: what is said where the referrers API is not, and what is said of a subject. May not know: sockets, other
-quirks of a provider. Invariant: manifests, blobs and tags are the strict registry's; only paths that a registry
-does not know, `OCI-Subject` and lists of referrers are answered otherwise. Follows protocol-facts.md sections
-1.10 and 7.9, and rule 15 of design.md section 6.
+Owns: what is said where the referrers API is not, and what is said of a subject. May not know:
+sockets, other quirks of a provider. Invariant: manifests, blobs and tags are the strict registry's;
+only paths that a registry does not know, `OCI-Subject` and lists of referrers are answered
+otherwise. Follows protocol-facts.md sections 1.10 and 7.9, and rule 15 of design.md section 6.
 """
 
 from __future__ import annotations
@@ -19,15 +19,30 @@ from .messages import Request, Response, error
 if TYPE_CHECKING:
     from .personas import Provider
 
-__all__ = ["LATE", "late", "led_to_a_page", "no_api", "none_is_unknown", "page", "refusal", "unannounced"]
+__all__ = [
+    "LATE",
+    "late",
+    "led_to_a_page",
+    "no_api",
+    "none_is_unknown",
+    "page",
+    "refusal",
+    "unannounced",
+]
 
 LATE = 60.0  # seconds until a referrer that was put is listed
 _LOGIN = "/login"
 
 
-def page(status: int, media_type: str = "text/html; charset=utf-8") -> Callable[[Provider, Request], Response | None]:
+def page(
+    status: int, media_type: str = "text/html; charset=utf-8"
+) -> Callable[[Provider, Request], Response | None]:
     """Answer every path that is not known with a page."""
-    text = "404 page not found\n" if media_type.startswith("text/plain") else "<!doctype html><title>Registry</title>\n"
+    text = (
+        "404 page not found\n"
+        if media_type.startswith("text/plain")
+        else "<!doctype html><title>Registry</title>\n"
+    )
 
     def answer(provider: Provider, request: Request) -> Response | None:
         unknown = request.kind in ("referrers", "other")
@@ -49,7 +64,11 @@ def refusal(status: int) -> Callable[[Provider, Request], Response | None]:
 def led_to_a_page(provider: Provider, request: Request) -> Response | None:
     """Send whoever asks for a path that is not known to a page where people log in."""
     if request.path == _LOGIN:
-        return Response(200, [("Content-Type", "text/html; charset=utf-8")], b"<!doctype html><title>Log in</title>\n")
+        return Response(
+            200,
+            [("Content-Type", "text/html; charset=utf-8")],
+            b"<!doctype html><title>Log in</title>\n",
+        )
     if request.kind in ("referrers", "other"):
         return Response(302, [("Location", f"{_LOGIN}?next={quote(request.path, safe='')}")])
     return None
@@ -57,7 +76,11 @@ def led_to_a_page(provider: Provider, request: Request) -> Response | None:
 
 def no_api(provider: Provider, request: Request) -> Response | None:
     """Have no referrers API although subjects are announced, as ECR in June 2024."""
-    return error(404, "UNSUPPORTED", "the referrers API is not here") if request.kind == "referrers" else None
+    return (
+        error(404, "UNSUPPORTED", "the referrers API is not here")
+        if request.kind == "referrers"
+        else None
+    )
 
 
 def none_is_unknown(provider: Provider, request: Request, answer: Response) -> Response:
@@ -78,10 +101,13 @@ def late(provider: Provider, request: Request, answer: Response) -> Response:
     if request.kind == "manifest" and request.method == "PUT" and answer.status == 201:
         provider.notes.setdefault(("put", answer.header("Docker-Content-Digest")), provider.now())
     if request.kind == "referrers" and answer.status == 200:
-        document, now = answer.json(), provider.now()
+        document = answer.json()
+        now = provider.now()
         listed = document["manifests"]
         document["manifests"] = [
-            entry for entry in listed if provider.notes.get(("put", entry["digest"]), now - LATE) + LATE <= now
+            entry
+            for entry in listed
+            if provider.notes.get(("put", entry["digest"]), now - LATE) + LATE <= now
         ]
         return replace(answer, body=json.dumps(document).encode())
     return answer

@@ -1,8 +1,9 @@
 """Real parts to be checked against: Debian's docker-registry and skopeo.
 
-Owns: starting and ending those two programs. May not know: what is asked of them. Invariant: a program
-that is missing is an error that names its package, never a skipped test; a registry that was started is
-ended, whatever happens in between, and takes its port from the kernel, so that two never collide.
+Owns: starting and ending those two programs. May not know: what is asked of them. Invariant: a
+program that is missing is an error that names its package, never a skipped test; a registry that
+was started is ended, whatever happens in between, and takes its port from the kernel, so that two
+never collide.
 """
 
 from __future__ import annotations
@@ -20,9 +21,19 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Literal, NamedTuple
 
-__all__ = ["DISTRIBUTION_2_8_GAPS", "HTPASSWD", "PASSWORD", "USER", "Gap", "Missing", "docker_registry", "skopeo"]
+__all__ = [
+    "DISTRIBUTION_2_8_GAPS",
+    "HTPASSWD",
+    "PASSWORD",
+    "USER",
+    "Gap",
+    "Missing",
+    "docker_registry",
+    "skopeo",
+]
 
-USER, PASSWORD = "captain", "open sesame"
+USER = "captain"
+PASSWORD = "open sesame"
 # bcrypt of PASSWORD at its lowest cost; docker-registry reads no other kind of line.
 HTPASSWD = f"{USER}:$2y$05$abcdefghijklmnopqrstuupx2xBUC4954936wVIjyyPHmUBFu0wCW\n"
 
@@ -31,23 +42,32 @@ _START = 30.0  # seconds; it takes a tenth of one
 
 
 class Gap(NamedTuple):
-    """What a real registry is known not to do: a pattern of names of checks, and what becomes of them."""
+    """What a real registry is known not to do: a pattern of names of checks, and what becomes of
+    them.
+    """
 
     checks: str
     outcome: Literal["fail", "skip"]
     why: str
 
 
-# distribution 2.8.2 as Debian builds it, with deletion switched on; `tests/test_checks.py` holds it to this.
+# distribution 2.8.2 as Debian builds it, with deletion switched on; `tests/test_checks.py` holds it
+# to this.
 DISTRIBUTION_2_8_GAPS = (
     Gap("GET manifest: by a malformed digest*", "fail", "500 with code UNKNOWN"),
-    Gap("POST upload digest: bytes of another digest*", "skip", "a single POST only opens a session"),
+    Gap(
+        "POST upload digest: bytes of another digest*", "skip", "a single POST only opens a session"
+    ),
     Gap("PATCH upload: the second chunk first*", "fail", "Content-Range is not looked at"),
     Gap("PATCH upload: a chunk left out*", "fail", "Content-Range is not looked at"),
     Gap("PATCH upload: a chunk twice*", "fail", "404 for a Location that is not the newest"),
     Gap("PUT upload: a last chunk out of order*", "fail", "Content-Range is not looked at"),
     Gap("GET upload: by an old Location*", "fail", "404 for a Location that is not the newest"),
-    Gap("GET upload: after a 416*", "fail", "there is no 416, and 404 for a Location that is not the newest"),
+    Gap(
+        "GET upload: after a 416*",
+        "fail",
+        "there is no 416, and 404 for a Location that is not the newest",
+    ),
     Gap("PUT manifest: above the limit*", "skip", "400 above 4 MiB"),
     Gap("GET tags/list: in lexical order*", "fail", "tags in the order of the directory"),
     Gap("GET tags/list n: n=0*", "fail", "n and last are not looked at"),
@@ -68,7 +88,9 @@ class Missing(Exception):
 def _find(program: str, package: str) -> str:
     found = shutil.which(program)
     if found is None:
-        raise Missing(f"{program} is not installed; Debian's package is {package}: apt-get install {package}")
+        raise Missing(
+            f"{program} is not installed; Debian's package is {package}: apt-get install {package}"
+        )
     return found
 
 
@@ -80,7 +102,8 @@ def docker_registry(
     tls: tuple[Path | str, Path | str] | None = None,
     in_memory: bool = False,
 ) -> Iterator[str]:
-    """Run docker-registry with its data (but `in_memory`), configuration and log in `directory`; yield HOST:PORT.
+    """Run docker-registry with its data (but `in_memory`), configuration and log in `directory`;
+    yield HOST:PORT.
 
     `htpasswd`: the text of such a file (see HTPASSWD); `tls`: paths of certificate and key in PEM.
     """
@@ -91,11 +114,18 @@ def docker_registry(
         "version": "0.1",
         "log": {"level": "info", "accesslog": {"disabled": True}},
         "storage": {
-            **({"inmemory": {}} if in_memory else {"filesystem": {"rootdirectory": str(home / "data")}}),
+            **(
+                {"inmemory": {}}
+                if in_memory
+                else {"filesystem": {"rootdirectory": str(home / "data")}}
+            ),
             "delete": {"enabled": True},
             "cache": {"blobdescriptor": "inmemory"},
         },
-        "http": {"addr": "127.0.0.1:0", "secret": "not a secret: it only signs upload states of one run"},
+        "http": {
+            "addr": "127.0.0.1:0",
+            "secret": "not a secret: it only signs upload states of one run",
+        },
     }
     if tls is not None:
         files = {"certificate": str(tls[0]), "key": str(tls[1])}
@@ -115,12 +145,16 @@ def docker_registry(
     )
     assert process.stderr is not None
     said: queue.Queue[str | None] = queue.Queue()
-    reader = threading.Thread(target=_follow, args=(process.stderr, home / "registry.log", said), daemon=True)
+    reader = threading.Thread(
+        target=_follow, args=(process.stderr, home / "registry.log", said), daemon=True
+    )
     reader.start()
     try:
         address = said.get(timeout=_START)
         if address is None:
-            raise RuntimeError(f"docker-registry did not start:\n{(home / 'registry.log').read_text()[-2000:]}")
+            raise RuntimeError(
+                f"docker-registry did not start:\n{(home / 'registry.log').read_text()[-2000:]}"
+            )
         _ask(address, secure=tls is not None)
         yield address
     finally:
@@ -149,7 +183,9 @@ def _follow(source: IO[bytes], log: Path, said: queue.Queue[str | None]) -> None
 def _ask(address: str, *, secure: bool) -> None:
     """Ask once, so that a registry that listens but cannot answer fails here and not in a test."""
     connection = (
-        http.client.HTTPSConnection(address, timeout=_START, context=ssl._create_unverified_context())
+        http.client.HTTPSConnection(
+            address, timeout=_START, context=ssl._create_unverified_context()
+        )
         if secure
         else http.client.HTTPConnection(address, timeout=_START)
     )

@@ -1,7 +1,8 @@
 """Fault rules as text, for a command line or a file: the sentences of faults.py, word for word.
 
-Owns: the grammar. May not know: what verbs do; it takes their parameters from their classes. Invariant: what
-is not understood is refused with its place, never guessed; `str(rule)` of what was read is read as the same.
+Owns: the grammar. May not know: what verbs do; it takes their parameters from their classes.
+Invariant: what is not understood is refused with its place, never guessed; `str(rule)` of what was
+read is read as the same.
 
     RULE     = WHICH ": " VERB { ", " VERB }          one to a line; # begins a comment
     WHICH    = any of, in any order:
@@ -38,7 +39,16 @@ _PARTS = re.compile(_PART)
 _ESCAPE = re.compile(r"\\(x[0-9A-Fa-f]{2}|.)")
 _ESCAPED = {'"': '"', "\\": "\\", "r": "\r", "n": "\n", "t": "\t"}
 _SIZE = re.compile(r"(-?[0-9]+)(|B|kB|MB|GB|KiB|MiB|GiB)\Z")
-_SIZES = {"": 1, "B": 1, "kB": 1000, "MB": 1000**2, "GB": 1000**3, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
+_SIZES = {
+    "": 1,
+    "B": 1,
+    "kB": 1000,
+    "MB": 1000**2,
+    "GB": 1000**3,
+    "KiB": 1 << 10,
+    "MiB": 1 << 20,
+    "GiB": 1 << 30,
+}
 _TIME = re.compile(r"([0-9]+(?:\.[0-9]+)?)(|ms|s|m|h)\Z")
 _TIMES = {"": 1.0, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}
 _GLOBS = ("repository", "reference", "host", "path")
@@ -60,7 +70,8 @@ class _Line:
     """One line of rules, and the place of everything in it."""
 
     def __init__(self, text: str, source: str, number: int) -> None:
-        self.text, self._place = text, f"{source}:{number}"
+        self.text = text
+        self._place = f"{source}:{number}"
 
     def refuse(self, column: int, why: object) -> NoReturn:
         raise RuleError(f"{self._place}:{column}: {why}")
@@ -141,7 +152,9 @@ def _read_which(faults: Faults, line: _Line, tokens: list[_Token]) -> Rule:
                 elif word in ("of-each", "optional"):
                     later.append((token, Rule.of_each if word == "of-each" else Rule.optional))
                 elif word != "any":
-                    line.refuse(token.column, f"{word} is no method and no kind ({' '.join(KINDS)})")
+                    line.refuse(
+                        token.column, f"{word} is no method and no kind ({' '.join(KINDS)})"
+                    )
             continue
         group, _, name = token.name.partition(".")
         if token.name in _GLOBS and token.name not in globs:
@@ -168,7 +181,9 @@ def _occurrence(line: _Line, token: _Token) -> Callable[[Rule], Rule]:
         number = _integer(line, token, _one(line, token))
         return lambda rule: known[token.name](rule, number)
     if token.name != "chance" or not re.fullmatch(r"[01]|[01]?\.[0-9]+", _one(line, token)):
-        line.refuse(token.column, f"{token.name}={','.join(token.values)} is not understood here, or twice")
+        line.refuse(
+            token.column, f"{token.name}={','.join(token.values)} is not understood here, or twice"
+        )
     return lambda rule: rule.chance(float(token.values[0]))
 
 
@@ -183,9 +198,17 @@ def _read_verb(rule: Rule, line: _Line, tokens: list[_Token]) -> None:
         group, _, header = token.name.partition(".")
         if group == "header" and header and any(each.name == "headers" for each in known):
             value = _one(line, token)
-            given.setdefault("headers", {})[header] = None if value == "-" and not token.quoted else value
+            given.setdefault("headers", {})[header] = (
+                None if value == "-" and not token.quoted else value
+            )
             continue
-        name = token.name.replace("-", "_") if token.name else known[0].name if not number and known else ""
+        name = (
+            token.name.replace("-", "_")
+            if token.name
+            else known[0].name
+            if not number and known
+            else ""
+        )
         argument = next((each for each in known if each.name == name and name != "headers"), None)
         if argument is None or name in given:
             listed = ", ".join(each.name.replace("_", "-") for each in known) or "nothing"

@@ -1,7 +1,8 @@
 """One shape of content: how it is built, what it is, whether a copier may take it.
 
-Owns: the frame of the catalogue in shapes.py. May not know: any one shape. Invariant: a shape is built
-from its own name alone, so that its bytes change when its own builder does and never for another's sake.
+Owns: the frame of the catalogue in shapes.py. May not know: any one shape. Invariant: a shape is
+built from its own name alone, so that its bytes change when its own builder does and never for
+another's sake.
 """
 
 from __future__ import annotations
@@ -20,8 +21,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Found", "Sample", "Shape"]
 
-# Where it shows that a shape cannot be copied: in the documents, so that nothing needs to be sent; in
-# bytes that are moved, so that blobs may arrive but no manifest; or only at a target that is strict.
+# Where it shows that a shape cannot be copied: in the documents, so that nothing needs to be sent;
+# in bytes that are moved, so that blobs may arrive but no manifest; or only at a target that is
+# strict.
 Found = Literal["document", "content", "target"]
 
 
@@ -53,7 +55,9 @@ class Sample:
         told = []
         for name, image in self.parts().items():
             told.append(f"{name} {image.top} {image.media_type}")
-            told += [f"{key} {kind} {digest_of(body)}" for key, (kind, body) in image.manifests.items()]
+            told += [
+                f"{key} {kind} {digest_of(body)}" for key, (kind, body) in image.manifests.items()
+            ]
             told += [f"{key} {digest_of(data)}" for key, data in image.blobs.items()]
             told += sorted(image.absent)
         return hashlib.sha256("\n".join(told).encode()).hexdigest()

@@ -1,9 +1,10 @@
 """The thin edge: a Site on a TCP port, by h11 for heads and by hand for bodies.
 
-Owns: sockets, TLS, keep-alive, framing. May not know: what a registry is. Invariant: one exchange at a
-time per connection; a body of known length is received in place (`Exchange.room`) and sent from the
-stored pieces, never through a buffer of its own. h11 sees chunked bodies and the heads that heads.py leaves
-to it, one Connection object per exchange, because its buffer costs two copies (throughput.md).
+Owns: sockets, TLS, keep-alive, framing. May not know: what a registry is. Invariant: one exchange
+at a time per connection; a body of known length is received in place (`Exchange.room`) and sent
+from the stored pieces, never through a buffer of its own. h11 sees chunked bodies and the heads
+that heads.py leaves to it, one Connection object per exchange, because its buffer costs two copies
+(throughput.md).
 
 `serve` is for tests on the same loop, `run_in_thread` for tests that drive another program.
 """
@@ -35,7 +36,9 @@ _READ = 1 << 16
 _HELLO = 0x16  # the first byte of a TLS handshake record, of no HTTP request
 _TURN = 1 << 20  # bytes moved before other tasks get their turn
 _JOINED = 1 << 14  # a body up to this leaves in one write with its head
-_LINGER = 2.0  # after an early answer: how long unread bytes are taken so that the answer is not reset
+_LINGER = (
+    2.0  # after an early answer: how long unread bytes are taken so that the answer is not reset
+)
 
 
 class _Gone(Exception):
@@ -52,7 +55,9 @@ class _Stream:
 
     async def _wait(self, problem: Exception, *, writing: bool = False) -> None:
         """Wait for what the operation lacked; TLS may have to write in order to read."""
-        if isinstance(problem, ssl.SSLWantWriteError) or (writing and isinstance(problem, BlockingIOError)):
+        if isinstance(problem, ssl.SSLWantWriteError) or (
+            writing and isinstance(problem, BlockingIOError)
+        ):
             await anyio.wait_writable(self.sock)
         else:
             await anyio.wait_readable(self.sock)
@@ -133,7 +138,9 @@ class _Stream:
 
 @dataclass
 class _Body:
-    """What follows a head: bytes that came with it, h11 where it read the head, whether it is the last."""
+    """What follows a head: bytes that came with it, h11 where it read the head, whether it is the
+    last.
+    """
 
     held: bytes
     parser: h11.Connection | None = None
@@ -234,7 +241,9 @@ class Server:
             await stream.linger()
         return None if answer.close else rest
 
-    async def _begin(self, stream: _Stream, number: int, left: bytes) -> tuple[Request, _Body] | None:
+    async def _begin(
+        self, stream: _Stream, number: int, left: bytes
+    ) -> tuple[Request, _Body] | None:
         """Read a head; None, and everything said that is to be said, when there is none."""
         data = left
         if not left:
@@ -255,7 +264,9 @@ class Server:
                     parser.receive_data(await stream.receive())
             except h11.RemoteProtocolError as problem:
                 self.journal.violations.append(f"not HTTP: {problem}")
-                await self._send(stream, Response(problem.error_status_hint or 400, close=True), "GET")
+                await self._send(
+                    stream, Response(problem.error_status_hint or 400, close=True), "GET"
+                )
                 return None
             assert isinstance(event, h11.Request)
             headers = [(name.decode(), value.decode("latin-1")) for name, value in event.headers]
@@ -278,7 +289,8 @@ class Server:
                     if exchange.pace is not None:
                         await exchange.pace()
             return bytes(parser.trailing_data[0])
-        missing, held = exchange.request.length() or 0, body.held
+        missing = exchange.request.length() or 0
+        held = body.held
         if held and missing:
             exchange.feed(held[:missing])
             if exchange.pace is not None:
@@ -294,7 +306,9 @@ class Server:
         return held
 
     @staticmethod
-    async def _send(stream: _Stream, answer: Response, method: str, entry: Entry | None = None) -> None:
+    async def _send(
+        stream: _Stream, answer: Response, method: str, entry: Entry | None = None
+    ) -> None:
         headers = list(answer.headers)
         if answer.status not in (204, 304) and not answer.header("content-length"):
             headers.append(("Content-Length", str(answer.size)))

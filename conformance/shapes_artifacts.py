@@ -1,8 +1,9 @@
-"""What is in registries and is no image: artifacts, referrers, attestations, what cosign and others push.
+"""What is in registries and is no image: artifacts, referrers, attestations, what cosign and others
+push.
 
-Owns: these shapes. May not know: registries, clients. Invariant: as in shapes_images.py; a referrer's
-subject is always in the same sample, unless the shape says that it is nowhere.
-Follows the OCI image specification 1.1 ("Guidelines for Artifact Usage"), protocol-facts.md sections 1.3
+Owns: these shapes. May not know: registries, clients. Invariant: as in shapes_images.py; a
+referrer's subject is always in the same sample, unless the shape says that it is nowhere. Follows
+the OCI image specification 1.1 ("Guidelines for Artifact Usage"), protocol-facts.md sections 1.3
 and 1.10, and the documents of the tools that are named.
 """
 
@@ -12,7 +13,17 @@ import base64
 from collections.abc import Mapping
 from typing import Any
 
-from .images import EMPTY_CONFIG, EMPTY_TYPE, TYPES, Image, Part, Seed, compose, compose_index, encode
+from .images import (
+    EMPTY_CONFIG,
+    EMPTY_TYPE,
+    TYPES,
+    Image,
+    Part,
+    Seed,
+    compose,
+    compose_index,
+    encode,
+)
 from .messages import digest_of
 from .samples import Sample, Shape
 from .storage import DOCKER_MANIFEST
@@ -34,32 +45,55 @@ def _typed(seed: Seed, config_type: str, *layer_types: str, **fields: Any) -> Im
     return compose(config, [Part(each, seed.blob(300)) for each in layer_types], **fields)
 
 
-def _referring(seed: Seed, subject: Image, artifact_type: str, *layers: Part, **fields: Any) -> Image:
+def _referring(
+    seed: Seed, subject: Image, artifact_type: str, *layers: Part, **fields: Any
+) -> Image:
     """Build an artifact of OCI 1.1: a type, the empty config, a subject."""
     held = layers or (Part("application/octet-stream", seed.blob(200)),)
     return compose(EMPTY, held, artifactType=artifact_type, subject=subject.descriptor(), **fields)
 
 
 def _signature_payload(image: Image) -> bytes:
-    critical = {"type": "cosign container image signature", "image": {"docker-manifest-digest": image.top}}
-    return encode({"critical": {**critical, "identity": {"docker-reference": ""}}, "optional": None})
+    critical = {
+        "type": "cosign container image signature",
+        "image": {"docker-manifest-digest": image.top},
+    }
+    return encode(
+        {"critical": {**critical, "identity": {"docker-reference": ""}}, "optional": None}
+    )
 
 
 def _signed_layer(seed: Seed, image: Image) -> Part:
     signature = base64.b64encode(seed.blob(70)).decode()
-    more = {"annotations": {"dev.cosignproject.cosign/signature": signature, "dev.sigstore.cosign/bundle": "{}"}}
+    more = {
+        "annotations": {
+            "dev.cosignproject.cosign/signature": signature,
+            "dev.sigstore.cosign/bundle": "{}",
+        }
+    }
     return Part("application/vnd.dev.cosign.simplesigning.v1+json", _signature_payload(image), more)
 
 
 def _cosign(seed: Seed, image: Image, kind: str) -> Image:
     """Build what cosign keeps under one of its tags."""
-    config = Part(TYPES["oci"]["config"], encode({"architecture": "", "os": "", "of": image.top + kind}))
+    config = Part(
+        TYPES["oci"]["config"], encode({"architecture": "", "os": "", "of": image.top + kind})
+    )
     if kind == "sig":
         return compose(config, [_signed_layer(seed, image), _signed_layer(seed, image)])
     if kind == "att":
-        more = {"annotations": {"dev.cosignproject.cosign/signature": "", "predicateType": "https://slsa.dev/x"}}
-        return compose(config, [Part("application/vnd.dsse.envelope.v1+json", seed.blob(500), more)])
-    return compose(config, [Part("text/spdx+json", encode({"spdxVersion": "SPDX-2.3", "of": image.top}))])
+        more = {
+            "annotations": {
+                "dev.cosignproject.cosign/signature": "",
+                "predicateType": "https://slsa.dev/x",
+            }
+        }
+        return compose(
+            config, [Part("application/vnd.dsse.envelope.v1+json", seed.blob(500), more)]
+        )
+    return compose(
+        config, [Part("text/spdx+json", encode({"spdxVersion": "SPDX-2.3", "of": image.top}))]
+    )
 
 
 def _tag_of(image: Image, suffix: str = "") -> str:
@@ -68,7 +102,9 @@ def _tag_of(image: Image, suffix: str = "") -> str:
 
 def _cosign_tags(seed: Seed, image: Image) -> Sample:
     kinds = ("sig", "att", "sbom")
-    return Sample(image, tagged={_tag_of(image, f".{kind}"): _cosign(seed, image, kind) for kind in kinds})
+    return Sample(
+        image, tagged={_tag_of(image, f".{kind}"): _cosign(seed, image, kind) for kind in kinds}
+    )
 
 
 def _cosign_children(seed: Seed) -> Sample:
@@ -89,7 +125,9 @@ def _fallback(seed: Seed) -> Sample:
 def _chain(seed: Seed) -> Sample:
     """Attach an SBOM, a signature of the SBOM, and a time stamp of the signature."""
     image = seed.image()
-    bill = _referring(seed, image, "application/spdx+json", annotations={"org.opencontainers.image.title": "b"})
+    bill = _referring(
+        seed, image, "application/spdx+json", annotations={"org.opencontainers.image.title": "b"}
+    )
     signature = _referring(seed, bill, NOTARY)
     stamp = _referring(seed, signature, "application/vnd.example.timestamp")
     return Sample(image, (bill, signature, stamp))
@@ -100,7 +138,9 @@ def _of_children(seed: Seed) -> Sample:
     leaf = seed.image()
     nested = seed.index([leaf, seed.image(architecture="arm64")])
     top = seed.index([nested, seed.image(os="windows")])
-    return Sample(top, tuple(_referring(seed, each, "application/spdx+json") for each in (top, nested, leaf)))
+    return Sample(
+        top, tuple(_referring(seed, each, "application/spdx+json") for each in (top, nested, leaf))
+    )
 
 
 def _many(seed: Seed) -> Sample:
@@ -111,7 +151,9 @@ def _many(seed: Seed) -> Sample:
 
 def _index_attached(seed: Seed) -> Sample:
     image = seed.image()
-    typed = seed.index([seed.artifact(), seed.artifact()], subject=image, artifact_type="application/vnd.example")
+    typed = seed.index(
+        [seed.artifact(), seed.artifact()], subject=image, artifact_type="application/vnd.example"
+    )
     return Sample(image, (typed, seed.index([seed.artifact()], subject=image)))
 
 
@@ -123,16 +165,24 @@ def _image_attached(seed: Seed) -> Sample:
 
 def _notation(seed: Seed) -> Sample:
     image = seed.image()
-    print_of: Mapping[str, Any] = {"annotations": {"io.cncf.notary.x509chain.thumbprint#S256": '["ab12"]'}}
+    print_of: Mapping[str, Any] = {
+        "annotations": {"io.cncf.notary.x509chain.thumbprint#S256": '["ab12"]'}
+    }
     jose, cose = (Part(f"application/{kind}", seed.blob(600)) for kind in ("jose+json", "cose"))
     older = compose(Part(NOTARY, EMPTY_CONFIG), [jose], subject=image.descriptor(), **print_of)
     return Sample(image, (older, _referring(seed, image, NOTARY, cose, **print_of)))
 
 
 def _bundle(seed: Seed) -> Sample:
-    kind, image = "application/vnd.dev.sigstore.bundle.v0.3+json", seed.image()
-    notes = {"dev.sigstore.bundle.content": "dsse-envelope", "dev.sigstore.bundle.predicateType": "x"}
-    return Sample(image, (_referring(seed, image, kind, Part(kind, seed.blob(900)), annotations=notes),))
+    kind = "application/vnd.dev.sigstore.bundle.v0.3+json"
+    image = seed.image()
+    notes = {
+        "dev.sigstore.bundle.content": "dsse-envelope",
+        "dev.sigstore.bundle.predicateType": "x",
+    }
+    return Sample(
+        image, (_referring(seed, image, kind, Part(kind, seed.blob(900)), annotations=notes),)
+    )
 
 
 def _cosign_1_1(seed: Seed) -> Sample:
@@ -142,7 +192,8 @@ def _cosign_1_1(seed: Seed) -> Sample:
 
 
 def _soci(seed: Seed) -> Sample:
-    image, kind = seed.image(), "application/vnd.amazon.soci.index.v1+json"
+    image = seed.image()
+    kind = "application/vnd.amazon.soci.index.v1+json"
     notes = {"annotations": {"com.amazon.soci.image-layer-digest": next(iter(image.blobs))}}
     layers = [Part("application/octet-stream", seed.blob(200), notes) for _ in range(2)]
     return Sample(image, (compose(Part(kind, b"{}"), layers, subject=image.descriptor()),))
@@ -153,18 +204,33 @@ def _attested(seed: Seed) -> Image:
     image = seed.image()
     kind = "application/vnd.docker.attestation.manifest.v1+json"
     notes = {"annotations": {"in-toto.io/predicate-type": "https://slsa.dev/provenance/v1"}}
-    proof = _referring(seed, image, kind, Part("application/vnd.in-toto+json", seed.blob(300), notes))
-    reference = {"vnd.docker.reference.digest": image.top, "vnd.docker.reference.type": "attestation-manifest"}
+    proof = _referring(
+        seed, image, kind, Part("application/vnd.in-toto+json", seed.blob(300), notes)
+    )
+    reference = {
+        "vnd.docker.reference.digest": image.top,
+        "vnd.docker.reference.type": "attestation-manifest",
+    }
     platform = {"platform": {"architecture": "amd64", "os": "linux"}}
     return compose_index([(image, platform), (proof, {**UNKNOWN, "annotations": reference})])
 
 
 def _cache(seed: Seed) -> Image:
     """Build buildkit's older cache: an index whose entries are blobs."""
-    parts = [Part(TYPES["oci"]["layer"], seed.layer(200)), Part(TYPES["oci"]["layer"], seed.layer(300))]
-    parts.append(Part("application/vnd.buildkit.cacheconfig.v0", encode({"layers": [], "seed": seed.blob(4).hex()})))
+    parts = [
+        Part(TYPES["oci"]["layer"], seed.layer(200)),
+        Part(TYPES["oci"]["layer"], seed.layer(300)),
+    ]
+    parts.append(
+        Part(
+            "application/vnd.buildkit.cacheconfig.v0",
+            encode({"layers": [], "seed": seed.blob(4).hex()}),
+        )
+    )
     index = compose_index([], manifests=[part.descriptor() for part in parts])
-    return Image(index.top, index.media_type, index.manifests, {part.digest: part.data for part in parts})
+    return Image(
+        index.top, index.media_type, index.manifests, {part.digest: part.data for part in parts}
+    )
 
 
 def _other_child(seed: Seed) -> Image:
@@ -177,7 +243,11 @@ def _other_child(seed: Seed) -> Image:
 
 def _oras(seed: Seed, kind: str, **fields: Any) -> Image:
     blob = Part("application/octet-stream", seed.blob(300))
-    document: Mapping[str, Any] = {"mediaType": kind, "artifactType": "application/vnd.example", **fields}
+    document: Mapping[str, Any] = {
+        "mediaType": kind,
+        "artifactType": "application/vnd.example",
+        **fields,
+    }
     one = seed.image().with_manifest(encode({**document, "blobs": [blob.descriptor()]}), kind)
     return Image(one.top, kind, {one.top: (kind, one.body)}, {blob.digest: blob.data})
 

@@ -1,7 +1,9 @@
-"""Images and indexes of every valid shape, in both formats: platforms, layers, JSON as it is written.
+"""Images and indexes of every valid shape, in both formats: platforms, layers, JSON as it is
+written.
 
-Owns: these shapes. May not know: registries, clients. Invariant: a strict registry takes every one of
-them, and a copy has the same bytes. Follows the OCI image specification 1.1 and Docker's schema 2.
+Owns: these shapes. May not know: registries, clients. Invariant: a strict registry takes every one
+of them, and a copy has the same bytes. Follows the OCI image specification 1.1 and Docker's schema
+2.
 """
 
 from __future__ import annotations
@@ -29,14 +31,20 @@ TAR = "application/vnd.oci.image.layer.v1.tar"
 
 def base(seed: Seed, *, held: bool = True) -> tuple[Part, list[Part]]:
     """Make the config and the two layers of an ordinary image, as parts."""
-    config = Part(CONFIG_TYPE, encode({"architecture": "amd64", "os": "linux", "x-seed": seed.blob(8).hex()}))
+    config = Part(
+        CONFIG_TYPE, encode({"architecture": "amd64", "os": "linux", "x-seed": seed.blob(8).hex()})
+    )
     return config, [Part(LAYER_TYPE, seed.layer(size), held=held) for size in (600, 900)]
 
 
-def layer_of(seed: Seed, media_type: str = LAYER_TYPE, data: bytes | None = None, **more: Any) -> Image:
+def layer_of(
+    seed: Seed, media_type: str = LAYER_TYPE, data: bytes | None = None, **more: Any
+) -> Image:
     """Build an image with an ordinary layer and one of another kind over it."""
     config, (first, second) = base(seed)
-    return compose(config, [first, second._replace(media_type=media_type, data=data or second.data, more=more)])
+    return compose(
+        config, [first, second._replace(media_type=media_type, data=data or second.data, more=more)]
+    )
 
 
 def rewritten(image: Image, write: Callable[[dict[str, Any]], bytes]) -> Image:
@@ -64,15 +72,21 @@ def _padded(document: Mapping[str, Any], size: int) -> bytes:
 
 def _arms(seed: Seed, **options: Any) -> Image:
     platforms = ("linux/arm/v5", "linux/arm/v6", "linux/arm/v7", "linux/arm/v8", "linux/arm64/v8")
-    return seed.index(platforms=(*platforms, "linux/arm64", "linux/arm", "linux/amd64/v3"), **options)
+    return seed.index(
+        platforms=(*platforms, "linux/arm64", "linux/arm", "linux/amd64/v3"), **options
+    )
 
 
 def _windows(seed: Seed, format: Any) -> Image:
     versions = ("10.0.17763.6414", "10.0.20348.2700", "10.0.26100.1742")
     return seed.index(
         [
-            seed.image(format=format, os="windows", os_version=version, os_features=features, sizes=(400,))
-            for version, features in zip(versions, ((), ("win32k",), ("win32k", "x-y")), strict=True)
+            seed.image(
+                format=format, os="windows", os_version=version, os_features=features, sizes=(400,)
+            )
+            for version, features in zip(
+                versions, ((), ("win32k",), ("win32k", "x-y")), strict=True
+            )
         ]
         + [seed.image(format=format)],
         format=format,
@@ -89,14 +103,19 @@ def _deep(seed: Seed, depth: int) -> Image:
 def _wide(seed: Seed, count: int) -> Image:
     """Build an index of `count` small images that share one layer."""
     shared = seed.layer(100)
-    children = [seed.image(layers=[shared], architecture=f"arch{number}") for number in range(count)]
+    children = [
+        seed.image(layers=[shared], architecture=f"arch{number}") for number in range(count)
+    ]
     return seed.index(children)
 
 
 def _twice(seed: Seed) -> Image:
     """Build an index that lists one child for two platforms, and two children for one."""
-    one, other = seed.image(), seed.image()
-    amd64, arm64 = ({"platform": {"os": "linux", "architecture": name}} for name in ("amd64", "arm64"))
+    one = seed.image()
+    other = seed.image()
+    amd64, arm64 = (
+        {"platform": {"os": "linux", "architecture": name}} for name in ("amd64", "arm64")
+    )
     return compose_index([(one, amd64), (one, arm64), (other, amd64)])
 
 
@@ -104,10 +123,22 @@ def _odd_platforms(seed: Seed) -> Image:
     return compose_index(
         [
             (seed.image(), {"platform": {"os": "", "architecture": ""}}),
-            (seed.image(), {"platform": {"os": "linux", "architecture": "amd64", "features": ["sse4"]}}),
-            (seed.image(), {"platform": {"os": "darwin", "architecture": "arm64", "os.version": "macOS 14"}}),
-            (seed.image(), {"platform": {"os": "linux", "architecture": "mips64le", "x-unknown": {"a": 1}}}),
-            (seed.image(), {"platform": {"os": "wasip1", "architecture": "wasm"}, "annotations": {"k": "v"}}),
+            (
+                seed.image(),
+                {"platform": {"os": "linux", "architecture": "amd64", "features": ["sse4"]}},
+            ),
+            (
+                seed.image(),
+                {"platform": {"os": "darwin", "architecture": "arm64", "os.version": "macOS 14"}},
+            ),
+            (
+                seed.image(),
+                {"platform": {"os": "linux", "architecture": "mips64le", "x-unknown": {"a": 1}}},
+            ),
+            (
+                seed.image(),
+                {"platform": {"os": "wasip1", "architecture": "wasm"}, "annotations": {"k": "v"}},
+            ),
         ]
     )
 
@@ -115,7 +146,9 @@ def _odd_platforms(seed: Seed) -> Image:
 def _repeated(seed: Seed) -> Image:
     """Repeat one layer five times, and use the config's own bytes as a layer too."""
     config, (first, second) = base(seed)
-    return compose(config, [first, second, first, first, first, first, Part(TAR, config.data), second])
+    return compose(
+        config, [first, second, first, first, first, first, Part(TAR, config.data), second]
+    )
 
 
 def _retyped(seed: Seed, media_type: str) -> Image:
@@ -132,26 +165,35 @@ def _foreign(seed: Seed, media_type: str, *, held: bool, urls: bool = True) -> I
 
 def _inline(seed: Seed) -> Image:
     config, layers = base(seed)
-    parts = [each._replace(more={"data": base64.b64encode(each.data).decode()}) for each in (config, *layers)]
+    parts = [
+        each._replace(more={"data": base64.b64encode(each.data).decode()})
+        for each in (config, *layers)
+    ]
     return compose(parts[0], parts[1:])
 
 
 def _unknown_fields(seed: Seed) -> Image:
     config, (first, second) = base(seed)
     odd: dict[str, Any] = {"x-list": [1, -2.5, 10**30, None, True, {"deep": [[]]}], "x-empty": {}}
-    second = second._replace(more={"x-in-a-descriptor": odd, "artifactType": "application/x", "annotations": {}})
+    second = second._replace(
+        more={"x-in-a-descriptor": odd, "artifactType": "application/x", "annotations": {}}
+    )
     fields: dict[str, Any] = {"x-top": odd, "annotations": {}}
     return compose(config, [first, second], **fields)
 
 
 def _sha512(seed: Seed) -> Image:
     config, layers = base(seed)
-    return compose(config._replace(algorithm="sha512"), [each._replace(algorithm="sha512") for each in layers])
+    return compose(
+        config._replace(algorithm="sha512"), [each._replace(algorithm="sha512") for each in layers]
+    )
 
 
 def _sha512_child(seed: Seed) -> Image:
     child = seed.image()
-    return compose_index([(child.with_manifest(child.body, OCI_MANIFEST, "sha512"), {}), (seed.image(), {})])
+    return compose_index(
+        [(child.with_manifest(child.body, OCI_MANIFEST, "sha512"), {}), (seed.image(), {})]
+    )
 
 
 def _stargz(seed: Seed) -> Image:

@@ -1,8 +1,9 @@
-"""Content that must not be copied: old formats, documents that say two things, bytes that are not theirs.
+"""Content that must not be copied: old formats, documents that say two things, bytes that are not
+theirs.
 
-Owns: these shapes, each with the reason. May not know: registries, clients. Invariant: each is an image
-that could be copied, with exactly one thing wrong. An index cannot hold itself: it would have to know its
-own digest. Follows protocol-facts.md sections 1.3 to 1.6 and 9.2 (R11 to R14).
+Owns: these shapes, each with the reason. May not know: registries, clients. Invariant: each is an
+image that could be copied, with exactly one thing wrong. An index cannot hold itself: it would have
+to know its own digest. Follows protocol-facts.md sections 1.3 to 1.6 and 9.2 (R11 to R14).
 """
 
 from __future__ import annotations
@@ -32,17 +33,26 @@ Edit = Callable[[dict[str, Any]], Any]
 def _schema_1(seed: Seed, *, signed: bool, media_type: str) -> Image:
     image = seed.image()
     history = [{"v1Compatibility": json.dumps({"id": seed.blob(32).hex(), "os": "linux"})}]
-    document: dict[str, Any] = {"schemaVersion": 1, "name": "a/b", "tag": "v1", "architecture": "amd64"}
+    document: dict[str, Any] = {
+        "schemaVersion": 1,
+        "name": "a/b",
+        "tag": "v1",
+        "architecture": "amd64",
+    }
     document["fsLayers"] = [{"blobSum": list(image.blobs)[-1]}]
     document["history"] = history
     if signed:
-        protected = base64.urlsafe_b64encode(b'{"formatLength":1,"formatTail":"fQ"}').decode().rstrip("=")
+        protected = (
+            base64.urlsafe_b64encode(b'{"formatLength":1,"formatTail":"fQ"}').decode().rstrip("=")
+        )
         header = {"jwk": {"crv": "P-256", "kty": "EC"}, "alg": "ES256"}
         document["signatures"] = [{"header": header, "signature": "c2ln", "protected": protected}]
     return image.with_manifest(json.dumps(document, indent=3).encode(), media_type)
 
 
-def _edited(name: str, sentence: str, reference: str, reason: str, edit: Edit, found: Found = "document") -> Shape:
+def _edited(
+    name: str, sentence: str, reference: str, reason: str, edit: Edit, found: Found = "document"
+) -> Shape:
     """Make a shape of an ordinary image whose manifest was edited in place."""
 
     def build(seed: Seed) -> Image:
@@ -56,7 +66,11 @@ def _edited(name: str, sentence: str, reference: str, reason: str, edit: Edit, f
 
 
 def _written(
-    name: str, sentence: str, reason: str, write: Callable[[bytes], bytes], found: Found = "document"
+    name: str,
+    sentence: str,
+    reason: str,
+    write: Callable[[bytes], bytes],
+    found: Found = "document",
 ) -> Shape:
     """Make a shape of an ordinary image whose manifest's bytes are other bytes."""
     return Shape(

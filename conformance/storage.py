@@ -1,8 +1,8 @@
 """What a registry holds: repositories with blobs, manifests, tags and upload sessions, in memory.
 
-Owns: the documents' rules (what a manifest is, what it names) and upload offsets. May not know: HTTP.
-Invariant: everything stored under a digest has that digest. Follows the OCI image specification 1.1
-and protocol-facts.md sections 1.3, 1.5 and 1.7.
+Owns: the documents' rules (what a manifest is, what it names) and upload offsets. May not know:
+HTTP. Invariant: everything stored under a digest has that digest. Follows the OCI image
+specification 1.1 and protocol-facts.md sections 1.3, 1.5 and 1.7.
 """
 
 from __future__ import annotations
@@ -78,7 +78,11 @@ class Stored:
 
     def descriptor(self) -> dict[str, Any]:
         """Describe this manifest as a referrers list does."""
-        found: dict[str, Any] = {"mediaType": self.media_type, "digest": self.digest, "size": len(self.body)}
+        found: dict[str, Any] = {
+            "mediaType": self.media_type,
+            "digest": self.digest,
+            "size": len(self.body),
+        }
         if self.artifact_type:
             found["artifactType"] = self.artifact_type
         if self.document.get("annotations"):
@@ -101,7 +105,10 @@ def _check_descriptor(value: object, where: str) -> dict[str, Any]:
             data = base64.b64decode(value["data"], validate=True)
         except (TypeError, ValueError, binascii.Error):
             raise Invalid(f"{where} has data that is not base64") from None
-        if len(data) != size or digest_of(data, value["digest"].partition(":")[0]) != value["digest"]:
+        if (
+            len(data) != size
+            or digest_of(data, value["digest"].partition(":")[0]) != value["digest"]
+        ):
             raise Invalid(f"{where} has data that is not its content")
     return value
 
@@ -150,8 +157,8 @@ def read_manifest(body: bytes, media_type: str, digest: str, *, any_type: bool =
 class Upload:
     """An upload session.
 
-    `sequence` changes with every answer, so that an old Location is known as old; `short` means that the
-    last chunk was below OCI-Chunk-Min-Length, which only the very last may be.
+    `sequence` changes with every answer, so that an old Location is known as old; `short` means
+    that the last chunk was below OCI-Chunk-Min-Length, which only the very last may be.
     """
 
     identity: str
@@ -177,4 +184,6 @@ class Repository:
 
     def referrers(self, subject: str) -> list[Stored]:
         """Return the manifests with this subject, by digest."""
-        return sorted((m for m in self.manifests.values() if m.subject == subject), key=lambda m: m.digest)
+        return sorted(
+            (m for m in self.manifests.values() if m.subject == subject), key=lambda m: m.digest
+        )

@@ -1,9 +1,9 @@
 """Contents that are too large to be held: made when they are read, measured when they arrive.
 
-Owns: `Stream`, seeded bytes of any length that cost no memory, and `Measured`, which keeps the size and
-digest of what it is given and drops the bytes. May not know: HTTP, images. Invariant: a Stream is a
-function of its seed, number and size, on every run and Python; no two of its pieces are equal, so that a
-piece that is missing, repeated or exchanged changes the digest.
+Owns: `Stream`, seeded bytes of any length that cost no memory, and `Measured`, which keeps the size
+and digest of what it is given and drops the bytes. May not know: HTTP, images. Invariant: a Stream
+is a function of its seed, number and size, on every run and Python; no two of its pieces are equal,
+so that a piece that is missing, repeated or exchanged changes the digest.
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ _STAMP = 32  # bytes at the head of each piece that say which one it is
 
 @functools.lru_cache(maxsize=4)
 def _filling(seed: int) -> bytes:
-    """Make what every piece of a seed's streams has behind its stamp: shared, so that memory is bounded."""
+    """Make what every piece of a seed's streams has behind its stamp: shared, so that memory is
+    bounded.
+    """
     return hashlib.shake_128(b"stream %d" % seed).digest(_PIECE - _STAMP)
 
 
@@ -31,7 +33,8 @@ class Stream(Content):
     def __init__(self, seed: int, number: int, size: int) -> None:
         super().__init__()
         self.size = size
-        self._seed, self._number = seed, number
+        self._seed = seed
+        self._number = number
         self._digests: dict[str, str] = {}
 
     def room(self, expected: int) -> memoryview:

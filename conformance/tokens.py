@@ -1,11 +1,12 @@
 """Who may do what: bearer token services and Basic, as registries ask for them.
 
-Owns: challenges, scopes, tokens, users. May not know: what a registry holds. Invariant: a token grants
-the intersection of what was asked and what the user may do, silently (protocol-facts.md section 2.5);
-what it lacks shows as a 401 with `insufficient_scope` at the registry. Time is an argument.
+Owns: challenges, scopes, tokens, users. May not know: what a registry holds. Invariant: a token
+grants the intersection of what was asked and what the user may do, silently (protocol-facts.md
+section 2.5); what it lacks shows as a 401 with `insufficient_scope` at the registry. Time is an
+argument.
 
-`TokenService` is a Site: give it to `App(auth=...)` alone and it answers under `path` of the registry,
-or `serve` it elsewhere as well and set `realm` to where it is.
+`TokenService` is a Site: give it to `App(auth=...)` alone and it answers under `path` of the
+registry, or `serve` it elsewhere as well and set `realm` to where it is.
 """
 
 from __future__ import annotations
@@ -64,7 +65,9 @@ FORMS: Mapping[str, Form] = {
     "unquoted_service": lambda c: [f"Bearer {_quoted(c, 'service')},service={c.service}"],
     "spaces": lambda c: ["Bearer " + " ".join(f'{k}="{v}"' for k, v in _parameters(c))],
     "lower_case": lambda c: [f"bearer {_quoted(c)}"],
-    "upper_case": lambda c: ["BEARER " + ", ".join(f'{k.upper()}="{v}"' for k, v in _parameters(c))],
+    "upper_case": lambda c: [
+        "BEARER " + ", ".join(f'{k.upper()}="{v}"' for k, v in _parameters(c))
+    ],
     "escaped": lambda c: ["Bearer " + ",".join(f'{k}="{_escape(v)}"' for k, v in _parameters(c))],
     "basic_first": lambda c: [f'Basic realm="{c.service}", Bearer {_quoted(c)}'],
     "two_lines": lambda c: [f'Basic realm="{c.service}"', f"Bearer {_quoted(c)}"],
@@ -93,13 +96,17 @@ def _scope_text(needs: Sequence[Access]) -> str:
     listed: dict[tuple[str, str], list[str]] = {}
     for need in needs:
         listed.setdefault((need.type, need.name), []).append(need.action)
-    return " ".join(f"{kind}:{name}:{','.join(actions)}" for (kind, name), actions in listed.items())
+    return " ".join(
+        f"{kind}:{name}:{','.join(actions)}" for (kind, name), actions in listed.items()
+    )
 
 
 class BasicAuth:
     """An htpasswd registry: Basic on every request."""
 
-    def __init__(self, users: Mapping[str, str], *, realm: str = "registry", anonymous_pull: bool = False) -> None:
+    def __init__(
+        self, users: Mapping[str, str], *, realm: str = "registry", anonymous_pull: bool = False
+    ) -> None:
         self.users = dict(users)
         self.realm = realm
         self.anonymous_pull = anonymous_pull
@@ -114,7 +121,12 @@ class BasicAuth:
         known = _credentials(header)
         if known is not None and self.users.get(known[0]) == known[1]:
             return None
-        if not header and self.anonymous_pull and needs and all(need.action == "pull" for need in needs):
+        if (
+            not header
+            and self.anonymous_pull
+            and needs
+            and all(need.action == "pull" for need in needs)
+        ):
             return None
         challenge = [("WWW-Authenticate", f'Basic realm="{self.realm}"')]
         return error(401, "UNAUTHORIZED", "authentication required", headers=challenge)
@@ -132,8 +144,8 @@ class TokenService(Site):
 
     `grants` decides who may do what. `expires_in` None leaves the field out (tokens then live
     `lifetime`). `one_scope`: only the first scope parameter is looked at, as some registries do.
-    `exact_scope`: a token for more repositories than the request needs is refused with 403 (cgr.dev).
-    `requests` counts token requests, `issued` remembers each token's scopes in order.
+    `exact_scope`: a token for more repositories than the request needs is refused with 403
+    (cgr.dev). `requests` counts token requests, `issued` remembers each token's scopes in order.
     """
 
     def __init__(
@@ -161,7 +173,9 @@ class TokenService(Site):
         super().__init__()
         self.users = dict(users or {})
         self.anonymous = anonymous
-        self.grants: Grants = grants or (lambda user, access: user is not None or access.action == "pull")
+        self.grants: Grants = grants or (
+            lambda user, access: user is not None or access.action == "pull"
+        )
         self.realm = realm
         self.path = path
         self.service = service
@@ -216,7 +230,9 @@ class TokenService(Site):
         token = self._tokens.get(request.header("authorization").partition(" ")[2])
         return None if token is None else token.user
 
-    def _challenge(self, request: Request, needs: Sequence[Access], problem: str | None) -> Response:
+    def _challenge(
+        self, request: Request, needs: Sequence[Access], problem: str | None
+    ) -> Response:
         realm = self.realm or request.origin + self.path
         challenge = Challenge(realm, self.service, _scope_text(needs), problem)
         headers = [("WWW-Authenticate", line) for line in self.form(challenge)]
@@ -243,7 +259,8 @@ class TokenService(Site):
         return error(405, "UNSUPPORTED", "method not allowed")
 
     def _get(self, request: Request) -> Response:
-        header, user = request.header("authorization"), None
+        header = request.header("authorization")
+        user = None
         if header:
             known = _credentials(header)
             user = None if known is None else self.known(*known)
@@ -272,7 +289,9 @@ class TokenService(Site):
         if user is None:
             return self._refused()
         offline = form.get("access_type") == "offline"
-        return self._give(request, user, form.get("scope", "").split(), form["service"], offline=offline)
+        return self._give(
+            request, user, form.get("scope", "").split(), form["service"], offline=offline
+        )
 
     def known(self, user: str, password: str) -> str | None:
         """Return who shows a user name and a password; None when they are nobody's."""
@@ -291,19 +310,31 @@ class TokenService(Site):
         return error(401, "UNAUTHORIZED", "incorrect username or password")
 
     def _give(
-        self, request: Request, user: str | None, wanted: list[str], service: str | None, *, offline: bool
+        self,
+        request: Request,
+        user: str | None,
+        wanted: list[str],
+        service: str | None,
+        *,
+        offline: bool,
     ) -> Response:
         said = self.form(Challenge("realm", self.service, "", None))[-1]
         if service != self.service and "service=" in said.lower():
             return self._bad(request, f"service {service!r} is not the challenge's")
         access: set[Access] = set()
         # One parameter may hold several scopes, separated by spaces; both forms are in use.
-        for scope in [part for value in wanted[: 1 if self.one_scope else None] for part in value.split()]:
+        for scope in [
+            part for value in wanted[: 1 if self.one_scope else None] for part in value.split()
+        ]:
             found = _SCOPE.match(scope)
             if found is None:
                 return self._bad(request, f"scope {scope!r} is malformed")
             for action in found[3].split(","):
-                actions = ["pull", "push", "delete"] if action == "*" and found[1] == "repository" else [action]
+                actions = (
+                    ["pull", "push", "delete"]
+                    if action == "*" and found[1] == "repository"
+                    else [action]
+                )
                 access.update(Access(found[1], found[2], single) for single in actions)
         access = {entry for entry in access if self.grants(user, entry)}
         self.issued.append(" ".join(wanted))
@@ -324,7 +355,14 @@ class TokenService(Site):
         if not self.jwt:
             return f"token-{number}.{self._own}"
         seconds = self.lifetime if self.expires_in is None else self.expires_in
-        claims = {"jti": f"{number}.{self._own}", "sub": user or "", "exp": int(self.wall() + seconds)}
+        claims = {
+            "jti": f"{number}.{self._own}",
+            "sub": user or "",
+            "exp": int(self.wall() + seconds),
+        }
         parts = ({"alg": "none", "typ": "JWT"}, claims)
-        encoded = [base64.urlsafe_b64encode(json.dumps(part).encode()).rstrip(b"=").decode() for part in parts]
+        encoded = [
+            base64.urlsafe_b64encode(json.dumps(part).encode()).rstrip(b"=").decode()
+            for part in parts
+        ]
         return ".".join([*encoded, "c2lnbmF0dXJl"])

@@ -1,9 +1,9 @@
 """Checks of the workflow Push, first half: blobs in every way, and mounts.
 
-Owns: what an upload has to answer, and that bytes which were refused are not there. May not know: how a
-registry stores. Invariant: each check uploads bytes of its own, so that nothing is there already by
-another's doing. Follows sections "Pushing blobs" and "Mounting a blob from another repository" of the
-OCI distribution specification 1.1.1.
+Owns: what an upload has to answer, and that bytes which were refused are not there. May not know:
+how a registry stores. Invariant: each check uploads bytes of its own, so that nothing is there
+already by another's doing. Follows sections "Pushing blobs" and "Mounting a blob from another
+repository" of the OCI distribution specification 1.1.1.
 """
 
 from __future__ import annotations
@@ -28,7 +28,10 @@ def _start(run: Run, target: str = "blobs/uploads/", repository: str | None = No
 
 def _finish(run: Run, where: str, digest: str, body: bytes = b"", **headers: str) -> Reply:
     """Close an upload session, whatever the answer."""
-    sent = {**(OCTETS if body else {}), **{key.replace("_", "-"): value for key, value in headers.items()}}
+    sent = {
+        **(OCTETS if body else {}),
+        **{key.replace("_", "-"): value for key, value in headers.items()},
+    }
     reply = run.ask("PUT", with_query(where, digest=digest), sent, body)
     if reply.status == 201:
         run.put_here(f"blobs/{digest}")
@@ -55,18 +58,36 @@ def _new(run: Run, size: int = 500) -> tuple[str, bytes]:
 # Whole blobs.
 
 
-@check("push", "POST upload", "a session", f"{_TWO_STEPS}: MUST be 202 Accepted with Location (end-4a)", "blob")
+@check(
+    "push",
+    "POST upload",
+    "a session",
+    f"{_TWO_STEPS}: MUST be 202 Accepted with Location (end-4a)",
+    "blob",
+)
 def start(run: Run) -> None:
     _start(run)
 
 
-@check("push", "POST upload", "each its own session", f"{_TWO_STEPS}: MUST be a unique session ID", "blob")
+@check(
+    "push",
+    "POST upload",
+    "each its own session",
+    f"{_TWO_STEPS}: MUST be a unique session ID",
+    "blob",
+)
 def sessions(run: Run) -> None:
     if run.location(_start(run)) == run.location(_start(run)):
         raise Failed("two sessions have one Location")
 
 
-@check("push", "PUT upload", "a whole blob", f"{_TWO_STEPS}: MUST be 201 Created with Location (end-6)", tuple(BLOBS))
+@check(
+    "push",
+    "PUT upload",
+    "a whole blob",
+    f"{_TWO_STEPS}: MUST be 201 Created with Location (end-6)",
+    tuple(BLOBS),
+)
 def post_and_put(run: Run, kind: str) -> None:
     digest, data = run.blob(kind)
     reply = _finish(run, run.location(_start(run)), digest, data)
@@ -77,7 +98,13 @@ def post_and_put(run: Run, kind: str) -> None:
     _stored(run, digest, data)
 
 
-@check("push", "PUT upload", "a blob that is there already", f"{_TWO_STEPS}: MUST be 201 Created", "blob")
+@check(
+    "push",
+    "PUT upload",
+    "a blob that is there already",
+    f"{_TWO_STEPS}: MUST be 201 Created",
+    "blob",
+)
 def put_twice(run: Run) -> None:
     digest, data = _new(run)
     run.upload(digest, data)
@@ -91,7 +118,13 @@ def _refused(run: Run, reply: Reply, *statuses: int) -> None:
     coded(reply, "DIGEST_INVALID", "BLOB_UPLOAD_INVALID")
 
 
-@check("push", "PUT upload", "bytes of another digest, 400", "Endpoints: 400 (end-6); DIGEST_INVALID", "blob")
+@check(
+    "push",
+    "PUT upload",
+    "bytes of another digest, 400",
+    "Endpoints: 400 (end-6); DIGEST_INVALID",
+    "blob",
+)
 def put_other_bytes(run: Run) -> None:
     (digest, _), (other, data) = _new(run), _new(run)
     _refused(run, _finish(run, run.location(_start(run)), digest, data), 400)
@@ -99,7 +132,13 @@ def put_other_bytes(run: Run) -> None:
         run.need(run.ask("GET", f"blobs/{name}"), 404)
 
 
-@check("push", "PUT upload", "without digest, 400", f"{_CHUNKS}: MUST include the digest; 400 (end-6)", "malformed")
+@check(
+    "push",
+    "PUT upload",
+    "without digest, 400",
+    f"{_CHUNKS}: MUST include the digest; 400 (end-6)",
+    "malformed",
+)
 def put_without_digest(run: Run) -> None:
     _refused(run, run.ask("PUT", run.location(_start(run)), OCTETS, _new(run)[1]), 400)
 
@@ -199,7 +238,13 @@ class _Session:
         return used
 
 
-@check("push", "PATCH upload", "a stream without Content-Range", f"{_CHUNKS}: MUST be 202 (end-5), then 201", "blob")
+@check(
+    "push",
+    "PATCH upload",
+    "a stream without Content-Range",
+    f"{_CHUNKS}: MUST be 202 (end-5), then 201",
+    "blob",
+)
 def streamed(run: Run) -> None:
     session = _Session(run)
     where = run.location(run.need(_patch(run, session.where, session.data), 202))
@@ -207,7 +252,13 @@ def streamed(run: Run) -> None:
     _stored(run, session.digest, session.data)
 
 
-@check("push", "PATCH upload", "chunks in order", f"{_CHUNKS}: MUST be 202 with Location and Range (end-5)", "blob")
+@check(
+    "push",
+    "PATCH upload",
+    "chunks in order",
+    f"{_CHUNKS}: MUST be 202 with Location and Range (end-5)",
+    "blob",
+)
 def chunked(run: Run) -> None:
     session = _Session(run)
     session.first(run)
@@ -217,7 +268,13 @@ def chunked(run: Run) -> None:
     same(run.need(run.ask("GET", run.location(reply)), 200), session.data)
 
 
-@check("push", "PUT upload", "with the last chunk", f"{_CHUNKS}: MAY be uploaded in the closing PUT", "blob")
+@check(
+    "push",
+    "PUT upload",
+    "with the last chunk",
+    f"{_CHUNKS}: MAY be uploaded in the closing PUT",
+    "blob",
+)
 def last_chunk_by_put(run: Run) -> None:
     session = _Session(run)
     session.first(run)
@@ -227,7 +284,13 @@ def last_chunk_by_put(run: Run) -> None:
     _stored(run, session.digest, session.data)
 
 
-@check("push", "PATCH upload", "the second chunk first, 416", f"{_CHUNKS}: MUST respond with 416", "blob")
+@check(
+    "push",
+    "PATCH upload",
+    "the second chunk first, 416",
+    f"{_CHUNKS}: MUST respond with 416",
+    "blob",
+)
 def second_chunk_first(run: Run) -> None:
     session = _Session(run)
     run.need(session.patch(run, 1), 416)
@@ -247,7 +310,13 @@ def chunk_twice(run: Run) -> None:
     run.need(_patch(run, used, session.chunk(0), 0), 416)
 
 
-@check("push", "PUT upload", "a last chunk out of order, 416", f"{_CHUNKS}: MUST respond with 416", "blob")
+@check(
+    "push",
+    "PUT upload",
+    "a last chunk out of order, 416",
+    f"{_CHUNKS}: MUST respond with 416",
+    "blob",
+)
 def put_out_of_order(run: Run) -> None:
     session = _Session(run)
     session.first(run)
@@ -272,7 +341,13 @@ def status_of_upload(run: Run) -> None:
     _stored(run, session.digest, session.data)
 
 
-@check("push", "GET upload", "by an old Location", f"{_CHUNKS}: the Location of any preceding request", "blob")
+@check(
+    "push",
+    "GET upload",
+    "by an old Location",
+    f"{_CHUNKS}: the Location of any preceding request",
+    "blob",
+)
 def status_by_old_location(run: Run) -> None:
     session = _Session(run)
     used = session.first(run)
@@ -281,7 +356,13 @@ def status_by_old_location(run: Run) -> None:
     _stored(run, session.digest, session.data)
 
 
-@check("push", "GET upload", "after a 416 it goes on", f"{_CHUNKS}: to get the current status after a 416", "blob")
+@check(
+    "push",
+    "GET upload",
+    "after a 416 it goes on",
+    f"{_CHUNKS}: to get the current status after a 416",
+    "blob",
+)
 def resumed(run: Run) -> None:
     session = _Session(run)
     used = session.first(run)
@@ -292,7 +373,13 @@ def resumed(run: Run) -> None:
     _stored(run, session.digest, session.data)
 
 
-@check("push", "GET upload", "of a closed session, 404", f"{_CHUNKS}: closed with PUT; 404 (end-13)", "absent")
+@check(
+    "push",
+    "GET upload",
+    "of a closed session, 404",
+    f"{_CHUNKS}: closed with PUT; 404 (end-13)",
+    "absent",
+)
 def closed(run: Run) -> None:
     digest, data = _new(run)
     where = run.location(_start(run))
@@ -312,7 +399,13 @@ def patch_closed(run: Run) -> None:
 
 
 def _mount(run: Run, digest: str, **source: str) -> Reply:
-    return run.ask("POST", with_query("blobs/uploads/", mount=digest, **source), None, b"", repository=run.mounting)
+    return run.ask(
+        "POST",
+        with_query("blobs/uploads/", mount=digest, **source),
+        None,
+        b"",
+        repository=run.mounting,
+    )
 
 
 def _goes_on(run: Run, reply: Reply, digest: str, data: bytes) -> None:
@@ -342,7 +435,13 @@ def mounted(run: Run) -> None:
     _stored(run, digest, data, run.mounting)
 
 
-@check("push", "POST upload mount", "without from", f"{_MOUNT}: MAY treat from as optional (end-11)", "blob")
+@check(
+    "push",
+    "POST upload mount",
+    "without from",
+    f"{_MOUNT}: MAY treat from as optional (end-11)",
+    "blob",
+)
 def mounted_from_anywhere(run: Run) -> None:
     digest, data = _new(run)
     run.once(f"to mount {digest}", lambda: run.upload(digest, data))
@@ -353,13 +452,25 @@ def mounted_from_anywhere(run: Run) -> None:
     return _stored(run, digest, data, run.mounting)
 
 
-@check("push", "POST upload mount", "202 where the source has it not", f"{_MOUNT}: SHOULD return a 202", "absent")
+@check(
+    "push",
+    "POST upload mount",
+    "202 where the source has it not",
+    f"{_MOUNT}: SHOULD return a 202",
+    "absent",
+)
 def mounted_from_a_place_without_it(run: Run) -> None:
     digest, data = _new(run)
     _goes_on(run, _mount(run, digest, **{"from": run.repository}), digest, data)
 
 
-@check("push", "POST upload mount", "202 without from where nobody has it", f"{_MOUNT}: SHOULD return a 202", "absent")
+@check(
+    "push",
+    "POST upload mount",
+    "202 without from where nobody has it",
+    f"{_MOUNT}: SHOULD return a 202",
+    "absent",
+)
 def mounted_from_nowhere(run: Run) -> None:
     digest, data = _new(run)
     _goes_on(run, _mount(run, digest), digest, data)

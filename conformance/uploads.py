@@ -1,8 +1,9 @@
 """Upload sessions and mounts: the part of the registry that has a memory between requests.
 
-Owns: offsets, Locations (each is good for one step), what a broken body leaves behind. May not know:
-manifests, tags, sockets. Invariant: bytes become a blob only when they have the digest that was asked
-for; a session ends with its PUT whatever that answers. Follows protocol-facts.md sections 1.7 to 1.9.
+Owns: offsets, Locations (each is good for one step), what a broken body leaves behind. May not
+know: manifests, tags, sockets. Invariant: bytes become a blob only when they have the digest that
+was asked for; a session ends with its PUT whatever that answers. Follows protocol-facts.md sections
+1.7 to 1.9.
 """
 
 from __future__ import annotations
@@ -46,7 +47,9 @@ class Uploads(Site):
         self.repositories: defaultdict[str, Repository] = defaultdict(Repository)
         self._sessions = 0
 
-    def _wrong(self, request: Request, status: int, code: str, message: str, detail: object = None) -> Response:
+    def _wrong(
+        self, request: Request, status: int, code: str, message: str, detail: object = None
+    ) -> Response:
         """Refuse, and note that no correct client sends this."""
         self.journal.violations.append(f"{request.method} {request.target}: {message}")
         return error(status, code, message, detail)
@@ -59,13 +62,18 @@ class Uploads(Site):
         return self.repositories.get(repository) or Repository()
 
     def _post_upload_start(self, request: Request) -> Response | Reception:
-        mount, source = request.parameter("mount"), request.parameter("from")
+        mount = request.parameter("mount")
+        source = request.parameter("from")
         whole = request.parameter("digest")
         for digest in (mount, whole):
             if digest is not None and not self._verifiable(digest):
-                return self._wrong(request, 400, "DIGEST_INVALID", "invalid digest", {"digest": digest})
+                return self._wrong(
+                    request, 400, "DIGEST_INVALID", "invalid digest", {"digest": digest}
+                )
         if source is not None and not is_name(source):
-            return self._wrong(request, 400, "NAME_INVALID", "invalid repository name", {"name": source})
+            return self._wrong(
+                request, 400, "NAME_INVALID", "invalid repository name", {"name": source}
+            )
         if mount is not None and self.mounts:
             found = self._elsewhere(mount, source)
             if found is not None:
@@ -88,7 +96,9 @@ class Uploads(Site):
         return is_digest(digest) and (self.sha512 or not digest.startswith("sha512:"))
 
     def _elsewhere(self, digest: str, source: str | None) -> Content | None:
-        """Find a blob to mount: in the repository that is named, or in any where that is switched on."""
+        """Find a blob to mount: in the repository that is named, or in any where that is switched
+        on.
+        """
         if source is not None:
             return self._known(source).blobs.get(digest)
         holders = tuple(self.repositories.values()) if self.automatic_mounts else ()
@@ -97,7 +107,9 @@ class Uploads(Site):
     def _typed(self, request: Request) -> Response | None:
         media_type = request.header("content-type")
         if request.has_body and media_type not in ("", OCTETS):
-            return self._wrong(request, 415, "UNSUPPORTED", f"Content-Type {media_type!r} for bytes")
+            return self._wrong(
+                request, 415, "UNSUPPORTED", f"Content-Type {media_type!r} for bytes"
+            )
         return None
 
     def _accepted(self, request: Request, upload: Upload, status: int = 202) -> Response:
@@ -127,7 +139,9 @@ class Uploads(Site):
         state = request.parameter("_state")
         if state is None:
             # The query of a Location is part of it (section 1.7).
-            return self._wrong(request, 400, "BLOB_UPLOAD_INVALID", "not the Location that was given")
+            return self._wrong(
+                request, 400, "BLOB_UPLOAD_INVALID", "not the Location that was given"
+            )
         if request.method in ("PATCH", "PUT") and (upload.busy or state != str(upload.sequence)):
             return self._out_of_order(request, upload, "not the newest Location of this upload")
         return upload
@@ -142,19 +156,29 @@ class Uploads(Site):
         if refusal is not None:
             return refusal
         if upload.short and request.method == "PATCH":
-            return self._wrong(request, 400, "SIZE_INVALID", "the chunk before this one was too short")
+            return self._wrong(
+                request, 400, "SIZE_INVALID", "the chunk before this one was too short"
+            )
         declared = request.header("content-range")
         if not declared:
             return None
         span = _CONTENT_RANGE.match(declared)
         if span is None:
-            return self._wrong(request, 400, "BLOB_UPLOAD_INVALID", f"Content-Range {declared!r} is not <start>-<end>")
-        first, last = int(span[1]), int(span[2])
+            return self._wrong(
+                request,
+                400,
+                "BLOB_UPLOAD_INVALID",
+                f"Content-Range {declared!r} is not <start>-<end>",
+            )
+        first = int(span[1])
+        last = int(span[2])
         if first != upload.content.size or first > last:
             return self._out_of_order(request, upload, f"the next byte is {upload.content.size}")
         if request.length() != last - first + 1:
             # None for a chunked body too, as at ACR (section 1.7).
-            return self._wrong(request, 400, "SIZE_INVALID", "Content-Length is not that of Content-Range")
+            return self._wrong(
+                request, 400, "SIZE_INVALID", "Content-Length is not that of Content-Range"
+            )
         return None
 
     def _receive(self, request: Request, digest: str | None) -> Response | Reception:
@@ -197,7 +221,9 @@ class Uploads(Site):
         actual = upload.content.digest(digest.partition(":")[0])
         if actual != digest:
             detail = {"digest": digest, "content": actual}
-            return error(400, "DIGEST_INVALID", "provided digest did not match uploaded content", detail)
+            return error(
+                400, "DIGEST_INVALID", "provided digest did not match uploaded content", detail
+            )
         self.repositories[request.repository].blobs[digest] = upload.content
         return self._created(request, digest)
 

@@ -1,10 +1,10 @@
 """The verbs of fault rules: what each does to an exchange.
 
 Owns: one class per verb and their table, `VERBS`. May not know: sockets, which exchange is struck
-(faults.py), what a registry holds. Invariant: everything that waits waits by anyio, so that a clock which
-jumps passes it; a verb that cannot be carried out on an exchange leaves it as it is and says nothing.
-Follows RFC 9110 (Retry-After, redirection, challenges), RFC 9112 (framing) and protocol-facts.md sections
-1.7 to 1.13 and 2.1.
+(faults.py), what a registry holds. Invariant: everything that waits waits by anyio, so that a clock
+which jumps passes it; a verb that cannot be carried out on an exchange leaves it as it is and says
+nothing. Follows RFC 9110 (Retry-After, redirection, challenges), RFC 9112 (framing) and
+protocol-facts.md sections 1.7 to 1.13 and 2.1.
 """
 
 from __future__ import annotations
@@ -45,8 +45,16 @@ Side: TypeAlias = "Literal['request', 'response']"
 At: TypeAlias = "Literal['request', 'answer', 'head']"
 
 # What a refusal is called when the rule does not say (protocol-facts.md section 1.12).
-_CODES = {401: "UNAUTHORIZED", 403: "DENIED", 405: "UNSUPPORTED", 429: "TOOMANYREQUESTS", 503: "UNAVAILABLE"}
-_TURNS, _LEAST = 10, 16  # a throttled body moves so many times a second, or so many bytes at a time
+_CODES = {
+    401: "UNAUTHORIZED",
+    403: "DENIED",
+    405: "UNSUPPORTED",
+    429: "TOOMANYREQUESTS",
+    503: "UNAVAILABLE",
+}
+# a throttled body moves so many times a second, or so many bytes at a time
+_TURNS = 10
+_LEAST = 16
 
 
 # Answers instead of the registry's.
@@ -116,7 +124,8 @@ class Status(_Answering):
         else:
             code = self.error or _CODES.get(self.code, "UNKNOWN")
             made = error(self.code, code, self.message, headers=headers)
-        made.early, made.close = self.early, self.close
+        made.early = self.early
+        made.close = self.close
         return made
 
 
@@ -228,10 +237,11 @@ class Raw(_Answering):
 
 
 class _Placed(Effect):
-    """`after`: so many bytes of a body, the request's for POST, PUT and PATCH, unless `of` says which.
+    """`after`: so many bytes of a body, the request's for POST, PUT and PATCH, unless `of` says
+    which.
 
-    `at` request: the head has come and nothing is done; at answer: all is done and nothing said; at head:
-    in the middle of the answer's head.
+    `at` request: the head has come and nothing is done; at answer: all is done and nothing said; at
+    head: in the middle of the answer's head.
     """
 
     after: int | None
@@ -265,7 +275,11 @@ class _Placed(Effect):
         return None
 
     def limit(self, received: int) -> int | None:
-        return self.offset - received if self.place == "request body" and self.offset > received else None
+        return (
+            self.offset - received
+            if self.place == "request body" and self.offset > received
+            else None
+        )
 
     async def pace(self, count: int, received: int) -> None:
         while self.place == "request body" and received >= self.offset and not self._is_over():
@@ -291,7 +305,8 @@ class _Placed(Effect):
                 while sent + len(rest) >= self.offset and not self._is_over():
                     if self.offset > sent:
                         yield rest[: self.offset - sent]
-                        rest, sent = rest[self.offset - sent :], self.offset
+                        rest = rest[self.offset - sent :]
+                        sent = self.offset
                     await self.strike()
                     self.offset += self.every or 0
                 if rest:
@@ -450,8 +465,8 @@ class Throttle(Effect):
 class Truncate(Effect):
     """End the response's body after `at` bytes as if that were all.
 
-    `framing`: length (a Content-Length of what is sent), chunked (the last chunk comes), close (neither, the
-    connection ends). For a Content-Length that is not kept use drop.
+    `framing`: length (a Content-Length of what is sent), chunked (the last chunk comes), close
+    (neither, the connection ends). For a Content-Length that is not kept use drop.
     """
 
     verb: ClassVar[str] = "truncate"
@@ -492,7 +507,9 @@ class Truncate(Effect):
 
 @dataclass
 class Corrupt(Effect):
-    """Change one bit of the byte at an offset (negative: from the end), or make every byte `filler`."""
+    """Change one bit of the byte at an offset (negative: from the end), or make every byte
+    `filler`.
+    """
 
     verb: ClassVar[str] = "corrupt"
     at: int = 0
@@ -545,8 +562,8 @@ class Corrupt(Effect):
 class Lie(Effect):
     """Say something in headers that is not so.
 
-    `headers`: name -> value, None to leave the header out. `names`: headers that get a value which is well
-    formed and wrong; only those that the answer has.
+    `headers`: name -> value, None to leave the header out. `names`: headers that get a value which
+    is well formed and wrong; only those that the answer has.
     """
 
     verb: ClassVar[str] = "lie"
@@ -569,9 +586,14 @@ class Lie(Effect):
         if lies:
             self.happened()
             told = [(name, value) for name, value in lies.values() if value is not None]
-            answer.headers = [*((name, value) for name, value in had if name.lower() not in lies), *told]
+            answer.headers = [
+                *((name, value) for name, value in had if name.lower() not in lies),
+                *told,
+            ]
             # Nobody can know where the next answer begins.
-            answer.close = answer.close or not {"content-length", "transfer-encoding"}.isdisjoint(lies)
+            answer.close = answer.close or not {"content-length", "transfer-encoding"}.isdisjoint(
+                lies
+            )
         return answer
 
 

@@ -1,9 +1,10 @@
 """An answer as it goes over the wire, piece by piece, for those that are not simply held and sent.
 
-Owns: `Wire` (bytes and waits in their order), `Streamed` (a body that comes from elsewhere), `Dropped`
-(no more bytes, not even these), heads and chunked coding as bytes. May not know: sockets, what a registry
-is, why an answer is late or wrong. Invariant: a piece is counted in the journal's entry before it is
-sent, framing is not. Whoever sends a Wire does nothing but send its pieces in order. Follows RFC 9112.
+Owns: `Wire` (bytes and waits in their order), `Streamed` (a body that comes from elsewhere),
+`Dropped` (no more bytes, not even these), heads and chunked coding as bytes. May not know: sockets,
+what a registry is, why an answer is late or wrong. Invariant: a piece is counted in the journal's
+entry before it is sent, framing is not. Whoever sends a Wire does nothing but send its pieces in
+order. Follows RFC 9112.
 """
 
 from __future__ import annotations
@@ -17,7 +18,18 @@ from typing import TypeAlias
 from .journal import Entry
 from .messages import Headers, Response
 
-__all__ = ["Dropped", "Pieces", "Streamed", "Wire", "bodiless", "framed", "head_of", "pieces_of", "size_of", "wire"]
+__all__ = [
+    "Dropped",
+    "Pieces",
+    "Streamed",
+    "Wire",
+    "bodiless",
+    "framed",
+    "head_of",
+    "pieces_of",
+    "size_of",
+    "wire",
+]
 
 Pieces: TypeAlias = "AsyncGenerator[bytes | memoryview, None]"
 
@@ -34,8 +46,9 @@ class Dropped(Exception):
 class Streamed(Response):
     """An answer whose body comes from elsewhere; its framing is what `headers` say.
 
-    With `Transfer-Encoding: chunked` the pieces are coded, with neither that nor a `Content-Length` the
-    body ends with the connection. `stream` is None for an answer that has no body (to HEAD, 204, 304).
+    With `Transfer-Encoding: chunked` the pieces are coded, with neither that nor a `Content-Length`
+    the body ends with the connection. `stream` is None for an answer that has no body (to HEAD,
+    204, 304).
     """
 
     stream: Pieces | None = None
@@ -53,7 +66,12 @@ def head_of(status: int, headers: Headers) -> bytes:
     """Write a head; an unknown status has the phrase `Status`."""
     known = HTTPStatus._value2member_map_
     phrase = HTTPStatus(status).phrase if status in known else "Status"
-    lines = [f"HTTP/1.1 {status} {phrase}", *(f"{name}: {value}" for name, value in headers), "", ""]
+    lines = [
+        f"HTTP/1.1 {status} {phrase}",
+        *(f"{name}: {value}" for name, value in headers),
+        "",
+        "",
+    ]
     return "\r\n".join(lines).encode("latin-1")
 
 
@@ -114,9 +132,14 @@ async def counted(pieces: Pieces, entry: Entry) -> Pieces:
 
 
 def wire(
-    answer: Response, method: str, entry: Entry, shape: Callable[[Pieces], Pieces] = lambda pieces: pieces
+    answer: Response,
+    method: str,
+    entry: Entry,
+    shape: Callable[[Pieces], Pieces] = lambda pieces: pieces,
 ) -> Wire:
-    """Make an answer a Wire; `shape` may change the body's pieces before they are framed and counted."""
+    """Make an answer a Wire; `shape` may change the body's pieces before they are framed and
+    counted.
+    """
     headers = framed(answer, method)
     said = {name.lower(): value for name, value in headers}
     coded = "chunked" in said.get("transfer-encoding", "").lower()

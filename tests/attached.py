@@ -1,7 +1,8 @@
-"""Two registries of any kind, a family of artifacts at the source, and what has to be true at the target.
+"""Two registries of any kind, a family of artifacts at the source, and what has to be true at the
+target.
 
-Shared by the tests about artifacts. Everything is in memory on a virtual clock; the state is a file beside the
-configuration, so that a second run knows what the first did.
+Shared by the tests about artifacts. Everything is in memory on a virtual clock; the state is a file
+beside the configuration, so that a second run knows what the first did.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ MOVES = "POST PUT PATCH DELETE"
 class Scene:
     """A family at a source of one kind, an empty target of another, and syncs between them.
 
-    `listed`: the rule is a glob, so that the source is listed; else the tag is named and nothing is.
+    `listed`: the rule is a glob, so that the source is listed; else the tag is named and nothing
+    is.
     """
 
     def __init__(
@@ -40,11 +42,17 @@ class Scene:
         **rule: Any,
     ) -> None:
         self.world, self.made, self._directory = world, made, directory
-        self.source, self.target = (imitate(kind, now=anyio.current_time, wall=world.wall) for kind in (source, target))
+        self.source, self.target = (
+            imitate(kind, now=anyio.current_time, wall=world.wall) for kind in (source, target)
+        )
         world.listen(self.source, "source.test")
         world.listen(self.target, "target.test")
         made.load_into(self.source)
-        self.mapping: dict[str, Any] = {"from": "app", "tags": tags("v*" if listed else "v1"), "artifacts": rule}
+        self.mapping: dict[str, Any] = {
+            "from": "app",
+            "tags": tags("v*" if listed else "v1"),
+            "artifacts": rule,
+        }
         if made.platforms:
             self.mapping["platforms"] = list(made.platforms)
 
@@ -53,7 +61,10 @@ class Scene:
         for site in (self.source, self.target):
             site.journal.check()
             site.journal.clear()
-        registries = {"source": {"url": "http://source.test"}, "target": {"url": "http://target.test"}}
+        registries = {
+            "source": {"url": "http://source.test"},
+            "target": {"url": "http://target.test"},
+        }
         file = self._directory / "mirror.yaml"
         file.write_text(document(registries, self.mapping, defaults={"artifacts": {}}, **top))
         with anyio.fail_after(8 * HOUR):
@@ -91,21 +102,29 @@ class Scene:
         there = walk(self.target, "app", made.kept)
         lost = set(made.lost)
         assert equal(walk(self.source, "app", made.kept), there)
-        assert not lost & self.target.repositories["app"].manifests.keys(), "what has no subject there travelled"
+        assert not lost & self.target.repositories["app"].manifests.keys(), (
+            "what has no subject there travelled"
+        )
         self.check_nothing_else(there, replaced=replaced)
         return there
 
     def check_nothing_else(self, there: Graph, *, replaced: bool = False) -> None:
-        """Everything that the target holds belongs to the image or to what hangs on it; lists are put once."""
+        """Everything that the target holds belongs to the image or to what hangs on it; lists are
+        put once.
+        """
         top = walk(self.target, "app", [self.tops()])
-        assert not made_up(top.referrers, self.made, self.tops()), "something refers to an index that was trimmed"
+        assert not made_up(top.referrers, self.made, self.tops()), (
+            "something refers to an index that was trimmed"
+        )
         held = self.target.repositories["app"]
         known = {**top.contents, **there.contents}
         lists = {**top.lists, **there.lists}
         more = held.manifests.keys() - top.manifests - there.manifests - set(lists.values())
         for digest in more if replaced else ():
             listed = {part["digest"] for part in held.manifests[digest].children}
-            assert any(listed < each.keys() for each in there.referrers.values()), f"{digest} lists {sorted(listed)}"
+            assert any(listed < each.keys() for each in there.referrers.values()), (
+                f"{digest} lists {sorted(listed)}"
+            )
         assert replaced or not more, f"nobody asked for {sorted(more)}"
         assert top.manifests | there.manifests | set(lists.values()) <= held.manifests.keys()
         assert held.blobs.keys() == known.keys() - held.manifests.keys()
@@ -117,25 +136,35 @@ class Scene:
         """No referrer's manifest was put before its subject's (I2), no list before what it names."""
         puts = self.target.journal.matching("PUT", "manifest", status=201)
         told = {put.response_headers["docker-content-digest"]: put for put in reversed(puts)}
-        subjects = {each.top: each.document["subject"]["digest"] for each in self.made.sample.attached}
+        subjects = {
+            each.top: each.document["subject"]["digest"] for each in self.made.sample.attached
+        }
         for digest, put in told.items():
             for subject in [subjects[digest]] if digest in subjects else []:
                 Entries([told[subject]], subject).before([put])
             if put.reference in {referrers_tag(each) for each in subjects.values()}:
                 listed = self.target.manifest("app", put.reference)
                 assert listed is not None
-                Entries([told[part["digest"]] for part in listed.children], put.reference).before([put])
+                Entries([told[part["digest"]] for part in listed.children], put.reference).before(
+                    [put]
+                )
 
     def check_nothing_wrong(self) -> None:
-        """Whatever the target holds is true: no list names what is not there, nothing is without its subject."""
+        """Whatever the target holds is true: no list names what is not there, nothing is without
+        its subject.
+        """
         held = self.target.repositories.get("app")
         if held is None:
             return
         walk(self.target, "app", list(held.manifests))
         for stored in held.manifests.values():
-            assert stored.subject is None or stored.subject in held.manifests, f"{stored.digest} has no subject"
+            assert stored.subject is None or stored.subject in held.manifests, (
+                f"{stored.digest} has no subject"
+            )
         right = walk(self.source, "app", [self.made.image.top])
-        lists = {held.tags[tag] for tag in held.tags if tag.startswith("sha256-") and "." not in tag}
+        lists = {
+            held.tags[tag] for tag in held.tags if tag.startswith("sha256-") and "." not in tag
+        }
         assert held.manifests.keys() - lists <= right.contents.keys() | {held.tags.get("v1")}
 
 

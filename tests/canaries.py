@@ -1,8 +1,9 @@
-"""Canaries: secrets that are known and unique, and the search for any part of one in all that a run leaves behind.
+"""Canaries: secrets that are known and unique, and the search for any part of one in all that a run
+leaves behind.
 
-Owns: how a canary is made, in which writings it may come back, where a run can leave anything. May not know: who
-keeps a secret, what a run does. Invariant: eight characters of a canary in a row are enough to be found, in any of the
-writings, compressed or not; nothing else is taken for one.
+Owns: how a canary is made, in which writings it may come back, where a run can leave anything. May
+not know: who keeps a secret, what a run does. Invariant: eight characters of a canary in a row are
+enough to be found, in any of the writings, compressed or not; nothing else is taken for one.
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ _STREAM = re.compile(rb"x[\x01\x5e\x9c\xda]")
 
 
 def make(place: str, joint: str = "/", blocks: int = 4) -> str:
-    """Make the canary of a place: blocks of letters and digits, between them what has to be escaped somewhere."""
+    """Make the canary of a place: blocks of letters and digits, between them what has to be escaped
+    somewhere.
+    """
     text = base64.b32encode(hashlib.sha256(place.encode()).digest()).decode().lower()
     return joint.join(f"{text[at]}Q{text[at + 1 : at + 9]}" for at in range(0, 10 * blocks, 10))
 
@@ -43,7 +46,9 @@ def writings(secret: str) -> Iterator[tuple[str, str]]:
     yield "repr", repr(secret)[1:-1]
     for digits in (raw.hex(), raw.hex().upper()):
         yield "hex", digits
-    for before in range(3):  # of what stands before it, base64 keeps the remainder of a division by three
+    for before in range(
+        3
+    ):  # of what stands before it, base64 keeps the remainder of a division by three
         coded = base64.b64encode(bytes(before) + raw).decode().rstrip("=")
         whole = coded[-(-before * 8 // 6) + (before > 0) : len(coded) - 1]
         yield "base64", whole
@@ -56,7 +61,10 @@ def _parts(secret: str) -> list[tuple[str, int, frozenset[bytes]]]:
     found: dict[str, set[bytes]] = {}
     for kind, text in writings(secret):
         size = _ENOUGH.get(kind, LEAST)
-        parts = (text[at : at + size].encode("utf-8", "surrogatepass") for at in range(len(text) - size + 1))
+        parts = (
+            text[at : at + size].encode("utf-8", "surrogatepass")
+            for at in range(len(text) - size + 1)
+        )
         found.setdefault(kind, set()).update(parts)
     return [(kind, _ENOUGH.get(kind, LEAST), frozenset(parts)) for kind, parts in found.items()]
 
@@ -86,7 +94,9 @@ class Canaries:
         return secret
 
     def found(self, text: bytes) -> dict[str, str]:
-        """Return the places whose canaries are in a text, each with what is there and how it is written."""
+        """Return the places whose canaries are in a text, each with what is there and how it is
+        written.
+        """
         seen: dict[str, str] = {}
         for each in unpacked(text):
             for size, known in self._sizes.items():
@@ -95,7 +105,9 @@ class Canaries:
                     continue  # a call for each place takes three times as long
                 for at in range(len(each) - size + 1):
                     if (part := each[at : at + size]) in known:
-                        place, kind = next((place, kind) for place, kind, parts in self._parts if part in parts)
+                        place, kind = next(
+                            (place, kind) for place, kind, parts in self._parts if part in parts
+                        )
                         around = each[max(0, at - 60) : at + size + 60]
                         seen.setdefault(place, f"{kind}: {around.decode('latin-1')!r}")
         return seen
@@ -112,7 +124,8 @@ def unpacked(text: bytes) -> Iterator[bytes]:
 
 
 class Traces:
-    """Where a run can leave anything: what it says, by channel, and all that is new below some directories.
+    """Where a run can leave anything: what it says, by channel, and all that is new below some
+    directories.
 
     What was there before is the test's own, unless it has changed.
     """
@@ -126,7 +139,13 @@ class Traces:
             for parent, folders, files in os.walk(directory):
                 for name in [*folders, *files]:
                     about = (path := Path(parent, name)).lstat()
-                    yield path, (about.st_mtime_ns if name in files else 0, about.st_size if name in files else 0)
+                    yield (
+                        path,
+                        (
+                            about.st_mtime_ns if name in files else 0,
+                            about.st_size if name in files else 0,
+                        ),
+                    )
 
     def left(self) -> Iterator[tuple[str, bytes]]:
         """Give names and bytes of what is new."""
@@ -134,12 +153,17 @@ class Traces:
             if self._before.get(path) != about:
                 yield f"the name {path.name}", str(path).encode("utf-8", "surrogateescape")
                 if path.is_symlink():
-                    yield f"the link {path.name}", os.readlink(path).encode("utf-8", "surrogateescape")
+                    yield (
+                        f"the link {path.name}",
+                        os.readlink(path).encode("utf-8", "surrogateescape"),
+                    )
                 elif path.is_file():
                     yield f"the file {path.name}", path.read_bytes()
 
     def found(self, said: Mapping[str, str | bytes], but: Iterable[str] = ()) -> list[str]:
-        """Return what of which canary is where, a line each; `but`: places that this run shows because it was asked."""
+        """Return what of which canary is where, a line each; `but`: places that this run shows
+        because it was asked.
+        """
         texts = [(name, text if isinstance(text, bytes) else text.encode("utf-8", "surrogatepass")) for name, text in
             said.items()]  # fmt: skip
         return [

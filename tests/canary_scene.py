@@ -1,8 +1,10 @@
-"""A mirror with a secret in every place that a secret can come from, between servers that repeat whatever they hear.
+"""A mirror with a secret in every place that a secret can come from, between servers that repeat
+whatever they hear.
 
-Owns: the places, what is in each, who asks for it. May not know: what the program may show. Invariant: each place is in
-one variant at least, and a variant in which nothing fails has every one of its secrets in use. Services of clouds are
-played by one site that believes anybody: what they verify is tested elsewhere.
+Owns: the places, what is in each, who asks for it. May not know: what the program may show.
+Invariant: each place is in one variant at least, and a variant in which nothing fails has every one
+of its secrets in use. Services of clouds are played by one site that believes anybody: what they
+verify is tested elsewhere.
 """
 
 from __future__ import annotations
@@ -32,11 +34,24 @@ from conformance.tokens import BasicAuth, TokenService
 from tests.canaries import Canaries, make
 from tests.ends import Ran, Virtual, basic, document
 
-ECR, ACR, GAR = "123456789012.dkr.ecr.eu-west-1.amazonaws.com", "name.azurecr.io", "europe-docker.pkg.dev"
+ECR, ACR, GAR = (
+    "123456789012.dkr.ecr.eu-west-1.amazonaws.com",
+    "name.azurecr.io",
+    "europe-docker.pkg.dev",
+)
 STORAGE, PROXY = "storage.test", "proxy.test"
 SERVICES = (
-    *("api.ecr.eu-west-1.amazonaws.com", "sts.eu-west-1.amazonaws.com", "portal.sso.eu-west-1.amazonaws.com"),
-    *("oidc.eu-west-1.amazonaws.com", "login.microsoftonline.com", "oauth2.googleapis.com", "sts.googleapis.com"),
+    *(
+        "api.ecr.eu-west-1.amazonaws.com",
+        "sts.eu-west-1.amazonaws.com",
+        "portal.sso.eu-west-1.amazonaws.com",
+    ),
+    *(
+        "oidc.eu-west-1.amazonaws.com",
+        "login.microsoftonline.com",
+        "oauth2.googleapis.com",
+        "sts.googleapis.com",
+    ),
     "iamcredentials.googleapis.com",
 )
 NEARBY = (("169.254.169.254", 80), ("169.254.170.2", 80), ("localhost", 42356))
@@ -49,7 +64,9 @@ NEVER_SENT = ("secret_access_key", "private_key", "client_key", "netrc", "cookie
 class Tokens(TokenService):
     """A token service whose tokens are canaries; `rotates`: each comes with a new refresh token."""
 
-    def __init__(self, name: str, canaries: Canaries, *, rotates: bool = False, **options: Any) -> None:
+    def __init__(
+        self, name: str, canaries: Canaries, *, rotates: bool = False, **options: Any
+    ) -> None:
         super().__init__(anonymous=False, now=anyio.current_time, **options)
         self._name, self._canaries, self._rotates, self._made = name, canaries, rotates, 0
 
@@ -78,7 +95,9 @@ class Bearer:
     def check(self, request: Request, needs: object) -> Response | None:
         if request.header("authorization") == f"Bearer {self._token}":
             return None
-        return Response(401, [("WWW-Authenticate", 'Bearer realm="https://elsewhere.test/token"')], b"{}")
+        return Response(
+            401, [("WWW-Authenticate", 'Bearer realm="https://elsewhere.test/token"')], b"{}"
+        )
 
 
 class Services(Site):
@@ -106,18 +125,33 @@ class Services(Site):
         headers = [("Content-Type", "application/json")]
         if host.startswith("api.ecr"):
             password = self.given("password of ECR", "+")
-            told: Any = {"authorizationData": [{"authorizationToken": basic("AWS", password), "expiresAt": 1.8e9}]}
+            told: Any = {
+                "authorizationData": [
+                    {"authorizationToken": basic("AWS", password), "expiresAt": 1.8e9}
+                ]
+            }
         elif host.startswith("sts.eu"):
             keys = {**self._keys(host), "SessionToken": self.given(f"session token of {host}")}
-            return Response(200, [], "".join(f"<{name}>{value}</{name}>" for name, value in keys.items()).encode())
+            return Response(
+                200,
+                [],
+                "".join(f"<{name}>{value}</{name}>" for name, value in keys.items()).encode(),
+            )
         elif host.startswith("portal.sso"):
-            told = {"roleCredentials": {name[0].lower() + name[1:]: value for name, value in self._keys(host).items()}}
+            told = {
+                "roleCredentials": {
+                    name[0].lower() + name[1:]: value for name, value in self._keys(host).items()
+                }
+            }
             told["roleCredentials"]["sessionToken"] = self.given(f"session token of {host}")
         elif host.startswith("oidc"):
             renewed = self.given("secret of SSO that nobody wants, instead")
             told = {"accessToken": self.given("access token of SSO"), "refreshToken": renewed}
         elif host.startswith("iamcredentials"):
-            told = {"accessToken": self.given("access token of an impersonation", "."), "expireTime": "2026-01-01"}
+            told = {
+                "accessToken": self.given("access token of an impersonation", "."),
+                "expireTime": "2026-01-01",
+            }
         elif path == "/latest/api/token":
             return Response(200, [], self.given("token of IMDS", "=").encode())
         elif path == "/latest/meta-data/iam/security-credentials/":
@@ -133,7 +167,11 @@ class Services(Site):
 
     def _keys(self, host: str) -> dict[str, str]:
         secret = self.given(f"secret_access_key of {host}")
-        return {"AccessKeyId": "ASIA0000000000000001", "SecretAccessKey": secret, "Expiration": "2026-01-01T06:00:00Z"}
+        return {
+            "AccessKeyId": "ASIA0000000000000001",
+            "SecretAccessKey": secret,
+            "Expiration": "2026-01-01T06:00:00Z",
+        }
 
 
 class Storage(Site):
@@ -175,7 +213,8 @@ class Scene:
     sites: dict[str, Site] = field(default_factory=dict)
     heard: list[str] = field(default_factory=list)
     blobs: dict[str, bytes] = field(default_factory=dict)
-    # What becomes of an answer to somebody who has shown something: (host, request, answer, all of it) -> answer.
+    # What becomes of an answer to somebody who has shown something: (host, request, answer, all of
+    # it) -> answer.
     answers: Callable[[str, Request, Response, str], Answer] | None = None
     asked: int = 0
     repeated: int = 0  # answers that repeated a secret
@@ -195,14 +234,21 @@ class Scene:
 
     def registry(self, name: str, auth: Any, host: str = "", **config: Any) -> App:
         """Let a registry answer that is a source; its blobs are at a storage, behind signed URLs."""
-        app, size = App(auth=auth), 300 if self.registries.keys() - {"target", "second"} else self.first
+        app, size = (
+            App(auth=auth),
+            300 if self.registries.keys() - {"target", "second"} else self.first,
+        )
         image = Seed(len(self.registries)).image(sizes=(size,)).load_into(app, "app", tag="v1")
         self.blobs |= image.contents()
         signature = self.canaries.make(f"signature of {name}", "%2F")
         session = self.canaries.make(f"_state of {name}", "-")
 
         def redirect(request: Request) -> Response | None:
-            if request.kind != "blob" or request.method != "GET" or app.auth.check(request, []) is not None:
+            if (
+                request.kind != "blob"
+                or request.method != "GET"
+                or app.auth.check(request, []) is not None
+            ):
                 return None
             query = f"?X-Amz-Signature={signature}&X-Amz-Security-Token={session}"
             return Response(307, [("Location", f"{scheme}://{STORAGE}/{request.reference}{query}")])
@@ -217,7 +263,9 @@ class Scene:
         if not isinstance(answer, Response):
             return answer
         self.asked += 1
-        shown = [value for name, value in request.headers if name not in ("host", "user-agent", "accept")]
+        shown = [
+            value for name, value in request.headers if name not in ("host", "user-agent", "accept")
+        ]
         shown += [value for _, value in request.query if len(value) > 20 and ":" not in value]
         own = request.header("host")
         near = [
@@ -238,7 +286,8 @@ class Scene:
         if host == "target.test" and request.method == "POST" and answer.status == 202:
             state = self.canaries.make("_state of an upload", "-")
             answer.headers = [
-                (name, f"{value}&token={state}" if name == "Location" else value) for name, value in answer.headers
+                (name, f"{value}&token={state}" if name == "Location" else value)
+                for name, value in answer.headers
             ]
         said = " and ".join(each for each in dict.fromkeys([*shown, request.target, body]) if each)
         if self.answers is None or not self.canaries.found(said.encode()):
@@ -255,15 +304,26 @@ class Scene:
             if name not in ("target", "second")
         ]
         file = self.directory / "mirror.yaml"
-        defaults = {"source": "target", "targets": ["target", "second"], "artifacts": {"enabled": True}}
+        defaults = {
+            "source": "target",
+            "targets": ["target", "second"],
+            "artifacts": {"enabled": True},
+        }
         mappings[1:] = [{**each, "targets": ["target"]} for each in mappings[1:]]
         file.write_text(document(self.registries, *mappings, *more, defaults=defaults, **top))
         return file
 
     async def run(self, *words: str) -> Ran:
-        """Run the program; what leaves a command that talks to registries is told as the command line tells it."""
+        """Run the program; what leaves a command that talks to registries is told as the command
+        line tells it.
+        """
         with contextlib.ExitStack() as patched:
-            for module, name in ((session, "run"), (session, "list_tags"), (session, "check"), (watch, "run")):
+            for module, name in (
+                (session, "run"),
+                (session, "list_tags"),
+                (session, "check"),
+                (watch, "run"),
+            ):
                 patched.enter_context(mock.patch.object(module, name, _told(getattr(module, name))))
             return await self.world.run(*words, env=self.env)
 
@@ -271,9 +331,14 @@ class Scene:
 def targets(scene: Scene) -> None:
     """Have two targets, which one login is for, and a storage."""
     scene.env["CONFIG_PASSWORD"] = password = scene.canaries.make("credentials.password", "/:+")
-    login = {"auth_type": "basic", "credentials": {"username": USER, "password": "${CONFIG_PASSWORD}"}}
+    login = {
+        "auth_type": "basic",
+        "credentials": {"username": USER, "password": "${CONFIG_PASSWORD}"},
+    }
     for name in ("target", "second"):
-        app = App(auth=BasicAuth({USER: password}), single_post=name != "target")  # both ways of uploading
+        app = App(
+            auth=BasicAuth({USER: password}), single_post=name != "target"
+        )  # both ways of uploading
         scene.listen(app, f"{name}.test")
         scene.registries[name] = {"url": f"http://{name}.test", **login}
     for scheme in ("http", "https"):
@@ -293,22 +358,36 @@ def everywhere(scene: Scene) -> None:
     env["CONFIG_TOKEN"] = token = make("token", ".")
     scene.registry("static", Bearer(token), auth_type="static_token", token="${CONFIG_TOKEN}")
     env["GITHUB_TOKEN"], env["GITHUB_ACTOR"] = make("GITHUB_TOKEN", "_"), USER
-    scene.registry("github", Tokens("github", scene.canaries, users={USER: env["GITHUB_TOKEN"]}), "ghcr.io")
+    scene.registry(
+        "github", Tokens("github", scene.canaries, users={USER: env["GITHUB_TOKEN"]}), "ghcr.io"
+    )
 
     def entry(place: str, kind: str) -> dict[str, str]:
         """Return an `auths` entry, whose registry lets nobody else in."""
         name = re.sub("[^a-z]+", "-", place.lower())
         secret = make(place, ".")
-        auth: Any = Tokens(name, scene.canaries, users={USER: secret}, refresh_tokens=[secret], rotates=True)
+        auth: Any = Tokens(
+            name, scene.canaries, users={USER: secret}, refresh_tokens=[secret], rotates=True
+        )
         scene.registry(name, Bearer(secret) if kind == "registrytoken" else auth)
         told = {"auth": basic(USER, secret)} if kind == "auth" else {kind: secret}
-        return {f"{name}.test": told if kind != "password" else {"username": USER, "password": secret}}  # type: ignore[dict-item]
+        return {
+            f"{name}.test": told if kind != "password" else {"username": USER, "password": secret}
+        }  # type: ignore[dict-item]
 
     for variable, kind in (("DOCKER_AUTH_CONFIG", "auth"), ("REGISTRY_AUTH_FILE", "identitytoken")):
         auths = {"auths": entry(variable, kind)}
-        env[variable] = json.dumps(auths) if kind == "auth" else str(scene.write("auth.json", auths))
-    both = {**entry("docker's config.json", "auth"), **entry("docker's config.json, identity", "identitytoken")}
-    scene.write("docker/config.json", {"auths": {**both, **entry("docker's config.json, bearer", "registrytoken")}})
+        env[variable] = (
+            json.dumps(auths) if kind == "auth" else str(scene.write("auth.json", auths))
+        )
+    both = {
+        **entry("docker's config.json", "auth"),
+        **entry("docker's config.json, identity", "identitytoken"),
+    }
+    scene.write(
+        "docker/config.json",
+        {"auths": {**both, **entry("docker's config.json, bearer", "registrytoken")}},
+    )
     env["DOCKER_CONFIG"] = str(scene.home / "docker")
     scene.write(".dockercfg", entry("dockercfg", "auth"))
     for variable in ("XDG_RUNTIME_DIR", "XDG_CONFIG_HOME"):
@@ -343,7 +422,10 @@ def clouds(scene: Scene, aws: str, azure: str, google: str) -> None:
     scene.registry("ecr", BasicAuth({"AWS": password}), ECR, auth_type="ecr")
     refresh = scene.canaries.make("given: refresh token of ACR", ".")
     acr = scene.registry(
-        "acr", Tokens("acr", scene.canaries, refresh_tokens=[refresh], rotates=True), ACR, auth_type="acr"
+        "acr",
+        Tokens("acr", scene.canaries, refresh_tokens=[refresh], rotates=True),
+        ACR,
+        auth_type="acr",
     )
     redirect = acr.intercept
     assert redirect is not None
@@ -361,14 +443,20 @@ def clouds(scene: Scene, aws: str, azure: str, google: str) -> None:
 
     acr.intercept = exchange
     given = (
-        "of an impersonation" if google == "impersonation" else f"of {_ISSUERS.get(google, 'oauth2.googleapis.com')}"
+        "of an impersonation"
+        if google == "impersonation"
+        else f"of {_ISSUERS.get(google, 'oauth2.googleapis.com')}"
     )
     access = make(f"given: access token {given}", ".")
     users = {"oauth2accesstoken": access}
     scene.registry("gar", Tokens("gar", scene.canaries, users=users), GAR, auth_type="gar")
 
 
-_ISSUERS = {"subject": "sts.googleapis.com", "workforce": "sts.googleapis.com", "metadata": "169.254.169.254"}
+_ISSUERS = {
+    "subject": "sts.googleapis.com",
+    "workforce": "sts.googleapis.com",
+    "metadata": "169.254.169.254",
+}
 
 
 def _aws_keys(scene: Scene) -> None:
@@ -382,18 +470,29 @@ def _aws_keys(scene: Scene) -> None:
 
 def _aws_web_identity(scene: Scene) -> None:
     token = scene.write("web-identity", scene.canaries.make("AWS_WEB_IDENTITY_TOKEN_FILE", "."))
-    scene.env |= {"AWS_WEB_IDENTITY_TOKEN_FILE": str(token), "AWS_ROLE_ARN": "arn:aws:iam::123456789012:role/pull"}
+    scene.env |= {
+        "AWS_WEB_IDENTITY_TOKEN_FILE": str(token),
+        "AWS_ROLE_ARN": "arn:aws:iam::123456789012:role/pull",
+    }
 
 
 def _aws_container(scene: Scene) -> None:
     token = scene.canaries.make("AWS_CONTAINER_AUTHORIZATION_TOKEN")
-    scene.env |= {"AWS_CONTAINER_CREDENTIALS_RELATIVE_URI": "/v2/x", "AWS_CONTAINER_AUTHORIZATION_TOKEN": token}
+    scene.env |= {
+        "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI": "/v2/x",
+        "AWS_CONTAINER_AUTHORIZATION_TOKEN": token,
+    }
 
 
 def _aws_container_file(scene: Scene) -> None:
-    token = scene.write("pod-token", scene.canaries.make("AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE", "."))
+    token = scene.write(
+        "pod-token", scene.canaries.make("AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE", ".")
+    )
     url = "http://169.254.170.2/v1/credentials"
-    scene.env |= {"AWS_CONTAINER_CREDENTIALS_FULL_URI": url, "AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE": str(token)}
+    scene.env |= {
+        "AWS_CONTAINER_CREDENTIALS_FULL_URI": url,
+        "AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE": str(token),
+    }
 
 
 def _aws_sso(scene: Scene) -> None:
@@ -425,17 +524,28 @@ def _nothing(scene: Scene) -> None:
 
 def _azure_secret(scene: Scene) -> None:
     secret = scene.canaries.make("AZURE_CLIENT_SECRET", "~/")
-    scene.env |= {"AZURE_CLIENT_SECRET": secret, "AZURE_CLIENT_ID": CLIENT, "AZURE_TENANT_ID": TENANT}
+    scene.env |= {
+        "AZURE_CLIENT_SECRET": secret,
+        "AZURE_CLIENT_ID": CLIENT,
+        "AZURE_TENANT_ID": TENANT,
+    }
 
 
 def _azure_federated(scene: Scene) -> None:
     token = scene.write("federated", scene.canaries.make("AZURE_FEDERATED_TOKEN_FILE", "."))
-    scene.env |= {"AZURE_FEDERATED_TOKEN_FILE": str(token), "AZURE_CLIENT_ID": CLIENT, "AZURE_TENANT_ID": TENANT}
+    scene.env |= {
+        "AZURE_FEDERATED_TOKEN_FILE": str(token),
+        "AZURE_CLIENT_ID": CLIENT,
+        "AZURE_TENANT_ID": TENANT,
+    }
 
 
 def _azure_service(scene: Scene) -> None:
     header = scene.canaries.make("IDENTITY_HEADER", "-")
-    scene.env |= {"IDENTITY_ENDPOINT": "http://localhost:42356/msi/token", "IDENTITY_HEADER": header}
+    scene.env |= {
+        "IDENTITY_ENDPOINT": "http://localhost:42356/msi/token",
+        "IDENTITY_HEADER": header,
+    }
 
 
 def _azure_session(scene: Scene, *, token: bool = False) -> None:
@@ -447,7 +557,11 @@ def _azure_session(scene: Scene, *, token: bool = False) -> None:
         "expires_on": "1900000000",
         "secret": scene.canaries.make("az login access token", ".") if token else "",
     }
-    refresh = {**held, "last_modification_time": "1", "secret": scene.canaries.make("az login refresh token", "+")}
+    refresh = {
+        **held,
+        "last_modification_time": "1",
+        "secret": scene.canaries.make("az login refresh token", "+"),
+    }
     account = {"home_account_id": "oid.tid", "username": "me@tenant.test"}
     named = {"AccessToken": access, "RefreshToken": refresh, "Account": account}
     kept = {kind: {"one": one} for kind, one in named.items() if (kind == "AccessToken") <= token}
@@ -466,14 +580,22 @@ def _google(scene: Scene, kind: str, **fields: Any) -> dict[str, Any]:
 def _google_user(scene: Scene) -> dict[str, Any]:
     make = scene.canaries.make
     secret, refresh = make("Google client_secret", "-"), make("Google refresh_token", "//")
-    return _google(scene, "authorized_user", client_id="client", client_secret=secret, refresh_token=refresh)
+    return _google(
+        scene, "authorized_user", client_id="client", client_secret=secret, refresh_token=refresh
+    )
 
 
 def _google_account(scene: Scene) -> None:
     key = make_key()
     for number, line in enumerate(key.pem.splitlines()[1:-1]):
         scene.canaries.add(f"Google private_key, line {number}", line)
-    _google(scene, "service_account", private_key=key.pem, private_key_id=key.name, client_email="robot@project.test")
+    _google(
+        scene,
+        "service_account",
+        private_key=key.pem,
+        private_key_id=key.name,
+        client_email="robot@project.test",
+    )
 
 
 def _google_subject(scene: Scene) -> None:
@@ -492,14 +614,24 @@ def _google_workforce(scene: Scene) -> None:
     make = scene.canaries.make
     secret, refresh = make("workforce client_secret", "-"), make("workforce refresh_token", "/")
     url = "https://sts.googleapis.com/v1/oauthtoken"
-    fields = {"client_id": "client", "client_secret": secret, "refresh_token": refresh, "token_url": url}
+    fields = {
+        "client_id": "client",
+        "client_secret": secret,
+        "refresh_token": refresh,
+        "token_url": url,
+    }
     _google(scene, "external_account_authorized_user", **fields)
 
 
 def _google_impersonation(scene: Scene) -> None:
     at = "https://iamcredentials.googleapis.com/v1/projects/-/serviceAccounts/x:generateAccessToken"
     source = _google_user(scene)
-    _google(scene, "impersonated_service_account", service_account_impersonation_url=at, source_credentials=source)
+    _google(
+        scene,
+        "impersonated_service_account",
+        service_account_impersonation_url=at,
+        source_credentials=source,
+    )
 
 
 _Arrange = Callable[[Scene], object]
@@ -539,7 +671,9 @@ VARIANTS: Mapping[str, tuple[str, str, str]] = {
 }
 
 
-def arranged(world: Virtual, directory: Path, home: Path, variant: str = "", **options: Any) -> Scene:
+def arranged(
+    world: Virtual, directory: Path, home: Path, variant: str = "", **options: Any
+) -> Scene:
     """Return a machine with a canary in every place, or with clouds' alone."""
     scene = Scene(world, directory, home, **options)
     targets(scene)

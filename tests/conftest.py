@@ -24,8 +24,8 @@ from tests.ends import audited, serve, source, speaker, target  # noqa: F401
 
 ROOT = Path(__file__).resolve().parent.parent
 
-# What would lead a test to the network, to the user's credentials or to another trust store. Matched by
-# prefix and without case, since proxy variables come in both.
+# What would lead a test to the network, to the user's credentials or to another trust store.
+# Matched by prefix and without case, since proxy variables come in both.
 _SCRUBBED = (
     "all_proxy",
     "http_proxy",
@@ -50,11 +50,15 @@ _SCRUBBED = (
 # A shell's background job is born deaf to these, and what the tests start would be too.
 for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
     if signal.getsignal(number) == signal.SIG_IGN:
-        signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
+        signal.signal(
+            number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
+        )
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--thorough", action="store_true", help="run also what tests/thinning.py leaves out")
+    parser.addoption(
+        "--thorough", action="store_true", help="run also what tests/thinning.py leaves out"
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -64,7 +68,11 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out what is marked `thorough`, but with the option."""
-    left_out = [] if config.getoption("--thorough") else [each for each in items if each.get_closest_marker("thorough")]
+    left_out = (
+        []
+        if config.getoption("--thorough")
+        else [each for each in items if each.get_closest_marker("thorough")]
+    )
     if left_out:
         config.hook.pytest_deselected(items=left_out)
         items[:] = [each for each in items if not each.get_closest_marker("thorough")]
@@ -77,7 +85,8 @@ def anyio_backend() -> str:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Give tests marked `virtual_time` trio's clock, which jumps to the next deadline when all tasks wait.
+    """Give tests marked `virtual_time` trio's clock, which jumps to the next deadline when all
+    tasks wait.
 
     In-memory streams only: the clock cannot see that a real socket or a worker thread is at work.
     """
@@ -104,7 +113,8 @@ def clean_env(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPath
 
 @pytest.fixture(autouse=True)
 def thawed() -> Iterator[None]:
-    """Let go of what a run in this process has frozen: a program ends with its run, these tests go on.
+    """Let go of what a run in this process has frozen: a program ends with its run, these tests go
+    on.
 
     Registries of earlier tests are few objects, for which no collection begins, and many bytes.
     """
@@ -118,7 +128,10 @@ def thawed() -> Iterator[None]:
 def memory() -> int:
     """Return the bytes that this process has in memory, where the system tells them."""
     try:
-        return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * resource.getpagesize()
+        return (
+            int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
+            * resource.getpagesize()
+        )
     except OSError:
         return 0
 
@@ -150,11 +163,14 @@ def pyz(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path:
 
 
 @pytest.fixture
-def docker_registries(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Callable[..., str]]:
+def docker_registries(
+    tmp_path: Path, request: pytest.FixtureRequest
+) -> Iterator[Callable[..., str]]:
     """Return a function that starts Debian's docker-registry and returns its `127.0.0.1:PORT`.
 
-    Its arguments are those of `conformance.registries.docker_registry` without the directory. It holds in memory
-    what it gets, unless the run is thorough: on a disk it waits for that at every step.
+    Its arguments are those of `conformance.registries.docker_registry` without the directory. It
+    holds in memory what it gets, unless the run is thorough: on a disk it waits for that at every
+    step.
     """
     from conformance import registries
 

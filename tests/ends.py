@@ -1,10 +1,12 @@
-"""Both ends of a copy and the program between them: registries in threads, runs with what they said.
+"""Both ends of a copy and the program between them: registries in threads, runs with what they
+said.
 
-Registries are the harness's, each in a thread of its own, so that the program runs in this process as a
-user would call it: `cli.main` with its own output, its environment and its standard input. Time-outs are
-short there, and no pause is made: what would have been waited is written down. What needs a process of
-its own (signals, pipes) uses `started`. What is about waiting uses `virtual`: registries and the program on
-one event loop in memory, with the program's own time-outs and pauses, on a clock that jumps.
+Registries are the harness's, each in a thread of its own, so that the program runs in this process
+as a user would call it: `cli.main` with its own output, its environment and its standard input.
+Time-outs are short there, and no pause is made: what would have been waited is written down. What
+needs a process of its own (signals, pipes) uses `started`. What is about waiting uses `virtual`:
+registries and the program on one event loop in memory, with the program's own time-outs and pauses,
+on a clock that jumps.
 """
 
 from __future__ import annotations
@@ -43,7 +45,9 @@ from conformance.server import Server, run_in_thread
 from tests.wires import MemoryWire
 
 ROOT = Path(__file__).resolve().parent.parent
-QUICK = Timeouts(connect=5.0, tls=5.0, head=5.0, manifest_put=5.0, finish=5.0, idle=5.0, idle_connection=5.0)
+QUICK = Timeouts(
+    connect=5.0, tls=5.0, head=5.0, manifest_put=5.0, finish=5.0, idle=5.0, idle_connection=5.0
+)
 
 _HEARTBEAT = 30.0
 _NEW_YEAR = 1767225600.0  # 2026-01-01, when every virtual run begins
@@ -89,11 +93,16 @@ class Ran:
 
     def statuses(self) -> list[str]:
         """Each image's outcome, in the order of the targets' names."""
-        return [each["status"] for each in sorted(self.images, key=lambda each: str(each["target"]))]
+        return [
+            each["status"] for each in sorted(self.images, key=lambda each: str(each["target"]))
+        ]
 
 
 def run_regsync(
-    *arguments: str, env: Mapping[str, str] | None = None, stdin: str | bytes = b"", timeouts: Timeouts = QUICK
+    *arguments: str,
+    env: Mapping[str, str] | None = None,
+    stdin: str | bytes = b"",
+    timeouts: Timeouts = QUICK,
 ) -> Ran:
     """Call the program in this process, with this environment on top, and return what it did.
 
@@ -136,10 +145,11 @@ def run_regsync(
 
 
 def check_run(sites: Mapping[str, Site], since: int, status: int) -> None:
-    """Raise AssertionError when the program made a mistake in a run whose exchanges are all behind `since`.
+    """Raise AssertionError when the program made a mistake in a run whose exchanges are all behind
+    `since`.
 
-    A test that provokes one says so: `@pytest.mark.provokes("name", ...)`. Where the program failed, what it
-    left behind is no mistake: outages are in no journal.
+    A test that provokes one says so: `@pytest.mark.provokes("name", ...)`. Where the program
+    failed, what it left behind is no mistake: outages are in no journal.
     """
     left_behind = ["session_unused"] if status else []
     findings = audit(sites, since=since, remembered=True, excused=[*_provoked, *left_behind])
@@ -149,9 +159,9 @@ def check_run(sites: Mapping[str, Site], since: int, status: int) -> None:
 class Virtual:
     """A network in memory and the program on it, on the clock of the test's own event loop.
 
-    Use it with the marker `virtual_time`: `async with virtual() as world`. DNS, sockets and TLS are left out
-    (a name with https is believed), and what would run in a worker thread runs at once, because a clock
-    that jumps sees neither.
+    Use it with the marker `virtual_time`: `async with virtual() as world`. DNS, sockets and TLS are
+    left out (a name with https is believed), and what would run in a worker thread runs at once,
+    because a clock that jumps sees neither.
     """
 
     def __init__(self, net: Network, chance: float) -> None:
@@ -160,12 +170,16 @@ class Virtual:
         self._places: list[Place] = []
         self._since = 0
 
-    def registry(self, name: str, *, up: Link | None = None, down: Link | None = None, **options: Any) -> Place:
+    def registry(
+        self, name: str, *, up: Link | None = None, down: Link | None = None, **options: Any
+    ) -> Place:
         """Start a strict registry, `http://NAME`; options are App's."""
         return self.listen(App(**options), name, up=up, down=down)
 
     def listen(self, site: Site, name: str, **where: Any) -> Place:
-        """Let a Site listen (see Network.listen); at the end of the test its journal and faults are checked."""
+        """Let a Site listen (see Network.listen); at the end of the test its journal and faults are
+        checked.
+        """
         place = self.network.listen(site, name, **where)
         self._places.append(place)
         return place
@@ -188,9 +202,15 @@ class Virtual:
         return _NEW_YEAR + anyio.current_time()
 
     async def run(
-        self, *arguments: str, env: Mapping[str, str] | None = None, stdin: str = "", **timeouts: float
+        self,
+        *arguments: str,
+        env: Mapping[str, str] | None = None,
+        stdin: str = "",
+        **timeouts: float,
     ) -> Ran:
-        """Call the program with its own time-outs (or these) and real pauses, and return what it did."""
+        """Call the program with its own time-outs (or these) and real pauses, and return what it
+        did.
+        """
 
         def edge(**given: Any) -> transport.Edge:
             times = Timeouts(**timeouts)
@@ -230,13 +250,21 @@ class Virtual:
 
     def _sites(self) -> dict[str, Site]:
         # A Site may listen under several names; its journal is one.
-        return {place.url: site for site, place in {each.app: each for each in self._places}.items()}
+        return {
+            place.url: site for site, place in {each.app: each for each in self._places}.items()
+        }
 
-    async def sync(self, registries: Mapping[str, Any], *mappings: Mapping[str, Any], **top: Any) -> Ran:
+    async def sync(
+        self, registries: Mapping[str, Any], *mappings: Mapping[str, Any], **top: Any
+    ) -> Ran:
         """Run mappings once, quietly, and report in JSON (see `document`)."""
-        return await self.run("sync", "--json", "-q", "-c", "-", stdin=document(registries, *mappings, **top))
+        return await self.run(
+            "sync", "--json", "-q", "-c", "-", stdin=document(registries, *mappings, **top)
+        )
 
-    async def copy(self, source: Server, target: Server, reference: str = "app:v1", *more: str) -> Ran:
+    async def copy(
+        self, source: Server, target: Server, reference: str = "app:v1", *more: str
+    ) -> Ran:
         """Copy one image and report in JSON; both are called by their names, and asked by http."""
         registries = {"source": source, "target": target}
         where = [f"{source.address}/{reference}", f"{target.address}/{reference}"]
@@ -250,7 +278,9 @@ class Virtual:
             with anyio.fail_after(timeouts.connect):
                 return MemoryWire(await self.network.connect(host, port))
         except TimeoutError as error:
-            raise ConnectFailed(f"no connection to {where} within {timeouts.connect:g} s") from error
+            raise ConnectFailed(
+                f"no connection to {where} within {timeouts.connect:g} s"
+            ) from error
         except OSError as error:
             raise ConnectFailed(f"no connection to {where}: {error.strerror}") from error
 
@@ -268,7 +298,9 @@ class Virtual:
 
 @contextlib.asynccontextmanager
 async def virtual(chance: float = 0.5) -> AsyncIterator[Virtual]:
-    """Give a world in memory; `chance` is the program's dice: a pause is so much of the longest one."""
+    """Give a world in memory; `chance` is the program's dice: a pause is so much of the longest
+    one.
+    """
     async with network() as net:
         world = Virtual(net, chance)
         yield world
@@ -277,13 +309,23 @@ async def virtual(chance: float = 0.5) -> AsyncIterator[Virtual]:
 
 def started(*arguments: str, **options: Any) -> subprocess.Popen[str]:
     """Start the checkout's program as a process; its home is this process's (temporary) one."""
-    options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "cwd": ROOT, **options}
+    options = {
+        "stdout": subprocess.PIPE,
+        "stderr": subprocess.PIPE,
+        "text": True,
+        "cwd": ROOT,
+        **options,
+    }
     command = [sys.executable, str(ROOT / "regsync.py"), *arguments]
     return subprocess.Popen(command, stdin=subprocess.DEVNULL, **options)
 
 
 def copy(
-    source: Server | Running, target: Server | Running, reference: str = "app:v1", to: str | None = None, *more: str
+    source: Server | Running,
+    target: Server | Running,
+    reference: str = "app:v1",
+    to: str | None = None,
+    *more: str,
 ) -> Ran:
     """Copy one image between two registries and report in JSON."""
     where = [f"{source.address}/{reference}", f"{target.address}/{to or reference}"]
@@ -291,7 +333,9 @@ def copy(
 
 
 def document(
-    registries: Mapping[str, Server | Running | str | Mapping[str, Any]], *mappings: Mapping[str, Any], **top: Any
+    registries: Mapping[str, Server | Running | str | Mapping[str, Any]],
+    *mappings: Mapping[str, Any],
+    **top: Any,
 ) -> str:
     """Write a configuration: the alias `source` is the source, all others are the targets."""
     entries = {
@@ -302,9 +346,15 @@ def document(
         else dict(each)
         for alias, each in registries.items()
     }
-    defaults = {"source": "source", "targets": sorted({*registries} - {"source"}), "artifacts": {"enabled": False}}
+    defaults = {
+        "source": "source",
+        "targets": sorted({*registries} - {"source"}),
+        "artifacts": {"enabled": False},
+    }
     defaults = {**defaults, **top.pop("defaults", {})}
-    return json.dumps({"registries": entries, "defaults": defaults, "mappings": list(mappings), **top})
+    return json.dumps(
+        {"registries": entries, "defaults": defaults, "mappings": list(mappings), **top}
+    )
 
 
 def tags(*names: str, **rule: Any) -> dict[str, Any]:
@@ -313,19 +363,28 @@ def tags(*names: str, **rule: Any) -> dict[str, Any]:
 
 
 def sync(
-    registries: Mapping[str, Server | Running | str | Mapping[str, Any]], *mappings: Mapping[str, Any], **top: Any
+    registries: Mapping[str, Server | Running | str | Mapping[str, Any]],
+    *mappings: Mapping[str, Any],
+    **top: Any,
 ) -> Ran:
     """Run mappings once, quietly, and report in JSON."""
-    return run_regsync("sync", "--json", "-q", "-c", "-", stdin=document(registries, *mappings, **top))
+    return run_regsync(
+        "sync", "--json", "-q", "-c", "-", stdin=document(registries, *mappings, **top)
+    )
 
 
 def held(server: Server | Running, repository: str, image: Image) -> bool:
-    """Whether everything that an image names, and a registry holds, is in a repository, byte for byte."""
+    """Whether everything that an image names, and a registry holds, is in a repository, byte for
+    byte.
+    """
     app = server.app
     assert isinstance(app, App)
     for digest, body in image.contents().items():
         found = app.manifest(repository, digest)
-        if digest not in image.absent and (found.body if found else app.blob(repository, digest)) != body:
+        if (
+            digest not in image.absent
+            and (found.body if found else app.blob(repository, digest)) != body
+        ):
             return False
     return True
 
@@ -340,15 +399,18 @@ def audited(request: pytest.FixtureRequest) -> None:
     """Forget the registries of the last test, and learn which mistakes this one provokes."""
     _audited.clear()
     _provoked.clear()
-    _provoked.update(name for marker in request.node.iter_markers("provokes") for name in marker.args)
+    _provoked.update(
+        name for marker in request.node.iter_markers("provokes") for name in marker.args
+    )
 
 
 @pytest.fixture
 def serve() -> Iterator[Start]:
-    """Return a function that starts a registry (its arguments are App's) or serves the Site it is given.
+    """Return a function that starts a registry (its arguments are App's) or serves the Site it is
+    given.
 
-    At the end of the test every one is asked whether the program sent what no correct client sends, and
-    whether the faults that the test wanted took place.
+    At the end of the test every one is asked whether the program sent what no correct client sends,
+    and whether the faults that the test wanted took place.
     """
     running: list[Server] = []
     with contextlib.ExitStack() as stack:
@@ -379,7 +441,8 @@ def target(serve: Start) -> Server:
 
 @pytest.fixture
 def speaker() -> Iterator[Callable[[Callable[[socket.socket], None]], str]]:
-    """Return a function that lets a plain function talk to every connection to a port; it gives HOST:PORT.
+    """Return a function that lets a plain function talk to every connection to a port; it gives
+    HOST:PORT.
 
     For peers that no HTTP library could play.
     """

@@ -1,12 +1,13 @@
-"""The fault matrix: what goes wrong, where, on which side, how often; and what has to hold whatever it was.
+"""The fault matrix: what goes wrong, where, on which side, how often; and what has to hold whatever
+it was.
 
     python3 -m tests.fault_matrix [WORDS]      counts by outcome, of the cases whose names hold all words
 
-Each case is one world in memory on a clock that jumps: a source and one or two targets that want tokens, an index,
-images that share layers, a tag that is old at the targets, an image with a referrer. A fault strikes once, three
-times or for ever. Then what is called synced is there byte for byte; what is not is reported failed; no tag is
-anything but old or whole; nothing the program says or keeps holds a secret; it ends; and the next run, undisturbed,
-completes the rest.
+Each case is one world in memory on a clock that jumps: a source and one or two targets that want
+tokens, an index, images that share layers, a tag that is old at the targets, an image with a
+referrer. A fault strikes once, three times or for ever. Then what is called synced is there byte
+for byte; what is not is reported failed; no tag is anything but old or whole; nothing the program
+says or keeps holds a secret; it ends; and the next run, undisturbed, completes the rest.
 """
 
 from __future__ import annotations
@@ -49,7 +50,8 @@ PROVOKED = (
     "refused_login_again",
     "own_manifest_asked",  # children, when the registry says that one of them is unknown
 )
-# What is told where a referrer is not found: that it is not there, or that nobody here knows of referrers.
+# What is told where a referrer is not found: that it is not there, or that nobody here knows of
+# referrers.
 LEFT_OUT = ("is listed as a referrer of", "no referrers API and no fallback tag")
 USER, PASSWORD = "robot", "correct-horse-battery"
 TIMES = {"once": 1, "three": 3, "ever": None}
@@ -165,14 +167,17 @@ OF_BODIES: dict[str, Verb] = {
     "stall_body": lambda rule: rule.stall(20, of="request"),
     "drip": lambda rule: rule.throttle(100, of="request"),
 }
-# A body that is damaged on its way under a tag is stored as what it is: nobody can know before the answer names it.
+# A body that is damaged on its way under a tag is stored as what it is: nobody can know before the
+# answer names it.
 OF_UPLOADS: dict[str, Verb] = {
     "corrupt": lambda rule: rule.corrupt(20, of="request"),
     "forgotten": lambda rule: rule.forget(),
 }
 WITH_DIGEST: dict[str, Verb] = {"digest": lambda rule: rule.lie("Docker-Content-Digest")}
 OF_STARTS: dict[str, Verb] = {
-    "location": lambda rule: rule.lie(headers={"Location": "http://elsewhere.test/v2/x/blobs/uploads/1"}),
+    "location": lambda rule: rule.lie(
+        headers={"Location": "http://elsewhere.test/v2/x/blobs/uploads/1"}
+    ),
     "no_location": lambda rule: rule.lie(headers={"Location": None}),
     "location_https": lambda rule: rule.lie(headers={"Location": "https://169.254.169.254/latest"}),
 }
@@ -184,7 +189,17 @@ REFUSED: dict[str, Verb] = {
     "422": lambda rule: rule.status(422),
 }
 GONE: dict[str, Verb] = {"404": lambda rule: rule.status(404, "BLOB_UNKNOWN")}
-GROUPS = (PASSING, LASTING, OF_ANSWERS, OF_BODIES, OF_UPLOADS, WITH_DIGEST, OF_STARTS, REFUSED, GONE)
+GROUPS = (
+    PASSING,
+    LASTING,
+    OF_ANSWERS,
+    OF_BODIES,
+    OF_UPLOADS,
+    WITH_DIGEST,
+    OF_STARTS,
+    REFUSED,
+    GONE,
+)
 
 
 def _ruled(endpoint: Endpoint, verb: Verb) -> Strike:
@@ -213,7 +228,11 @@ def _revoked(endpoint: Endpoint) -> Strike:
         def intercept(request: Request) -> Answer | None:
             nonlocal struck
             mine = request.method == endpoint.method and request.kind == endpoint.kind
-            if mine and (endpoint.where is None or endpoint.where(request)) and (times is None or struck < times):
+            if (
+                mine
+                and (endpoint.where is None or endpoint.where(request))
+                and (times is None or struck < times)
+            ):
                 struck += request.header("authorization") != ""
                 scene.place(endpoint.side).app.auth.revoke()
             return None
@@ -246,13 +265,21 @@ def _ruled_cases() -> Iterator[Case]:
         for name, verb in verbs.items():
             for often, times in TIMES.items():
                 full = f"{endpoint.side}-{endpoint.name}-{name}-{often}"
-                yield Case(full, endpoint.world, _ruled(endpoint, verb), times, name in PASSING and times == 1)
+                yield Case(
+                    full,
+                    endpoint.world,
+                    _ruled(endpoint, verb),
+                    times,
+                    name in PASSING and times == 1,
+                )
         if endpoint.kind != "token":
             for often, times in TIMES.items():
                 full = f"{endpoint.side}-{endpoint.name}-revoked-{often}"
                 # A token that ends at its first use costs the one login that a request may repeat.
                 first = (endpoint.side, endpoint.name) == ("source", "listing")
-                yield Case(full, endpoint.world, _revoked(endpoint), times, times == 1 and not first)
+                yield Case(
+                    full, endpoint.world, _revoked(endpoint), times, times == 1 and not first
+                )
 
 
 # Faults of no exchange.
@@ -281,7 +308,11 @@ async def _blobs_lost(scene: Scene, times: int | None) -> AsyncIterator[None]:
 
     def intercept(request: Request) -> Answer | None:
         nonlocal lost
-        if request.method == "PUT" and request.kind == "manifest" and (times is None or lost < times):
+        if (
+            request.method == "PUT"
+            and request.kind == "manifest"
+            and (times is None or lost < times)
+        ):
             blobs = scene.target.app.repositories[request.repository].blobs
             if blobs:
                 lost += 1
@@ -320,7 +351,10 @@ def _unreachable(side: str, how: str) -> Strike:
                 raise error
             return await start_tls(below, context, name, timeouts)
 
-        with mock.patch.object(world, "_connect", refusing), mock.patch.object(world, "_start_tls", failing):
+        with (
+            mock.patch.object(world, "_connect", refusing),
+            mock.patch.object(world, "_start_tls", failing),
+        ):
             yield
         assert struck
 
@@ -387,7 +421,9 @@ def _disk(where: str) -> Strike:
 
         def wrapped(name: str) -> Callable[..., Any]:
             def call(*arguments: Any, **more: Any) -> Any:
-                staged = "sha256" in str(arguments[0])  # else it is the state's: its files, or an open one of them
+                staged = "sha256" in str(
+                    arguments[0]
+                )  # else it is the state's: its files, or an open one of them
                 if where == (name if staged else f"state_{name}"):
                     strikes()
                 return getattr(os, name)(*arguments, **more)
@@ -399,7 +435,9 @@ def _disk(where: str) -> Strike:
         with (
             mock.patch.object(store, "SMALL_BLOB", 1000),
             mock.patch.object(store, "FileIO", Full),
-            mock.patch.object(store, "os", SimpleNamespace(**kept | {name: wrapped(name) for name in names})),
+            mock.patch.object(
+                store, "os", SimpleNamespace(**kept | {name: wrapped(name) for name in names})
+            ),
         ):
             yield
         assert struck
@@ -440,16 +478,30 @@ def _other_cases() -> Iterator[Case]:
         yield Case(f"target-every-blob_lost-{often}", "cold", _blobs_lost, times)
         for side in ("source", "target"):
             for how in ("refused", "silent"):
-                yield Case(f"{side}-connect-{how}-{often}", "cold", _unreachable(side, how), times, times == 1)
+                yield Case(
+                    f"{side}-connect-{how}-{often}",
+                    "cold",
+                    _unreachable(side, how),
+                    times,
+                    times == 1,
+                )
             yield Case(f"{side}-connect-tls-{often}", "https", _unreachable(side, "tls"), times)
         for how in ("refused", "silent"):
-            for side, request in (("source", "GET blob"), ("target", "PUT upload"), ("target", "PUT manifest")):
+            for side, request in (
+                ("source", "GET blob"),
+                ("target", "PUT upload"),
+                ("target", "PUT manifest"),
+            ):
                 name = f"{side}-{request.replace(' ', '_')}-outage_{how}-{often}"
                 yield Case(name, "cold", _outage(side, how, request), times)
         for where in ("write", "short", "read", "open", "replace", "makedirs"):
-            yield Case(f"disk-stage_{where}-full-{often}", "two", _disk(where), times, where != "read")
+            yield Case(
+                f"disk-stage_{where}-full-{often}", "two", _disk(where), times, where != "read"
+            )
         for where in ("write", "fsync", "ftruncate", "replace"):
-            yield Case(f"disk-state_{where}-full-{often}", "cold", _disk(f"state_{where}"), times, True)
+            yield Case(
+                f"disk-state_{where}-full-{often}", "cold", _disk(f"state_{where}"), times, True
+            )
         for name, seconds in (
             ("day", _DAY),
             ("decade", 3652.0 * _DAY),
@@ -457,7 +509,9 @@ def _other_cases() -> Iterator[Case]:
             ("back_decade", -3652.0 * _DAY),
         ):
             for when, world in (("between", "warm"), ("amid", "cold"), ("amid", "warm")):
-                yield Case(f"clock-{world}_{when}-{name}-{often}", world, _jump(seconds, when), times, True)
+                yield Case(
+                    f"clock-{world}_{when}-{name}-{often}", world, _jump(seconds, when), times, True
+                )
 
 
 def cases() -> list[Case]:
@@ -466,7 +520,9 @@ def cases() -> list[Case]:
 
 
 def parts(case: Case) -> list[str]:
-    """Return what a case has of each dimension: which world and side, what is asked, the fault, how often."""
+    """Return what a case has of each dimension: which world and side, what is asked, the fault, how
+    often.
+    """
     side, where, *what, often = case.name.split("-")
     asked = next((each for each in ENDPOINTS if (each.side, each.name) == (side, where)), None)
     method, kind = (asked.method, asked.kind) if asked else ("", where)
@@ -481,7 +537,9 @@ def sorts(case: Case) -> list[str]:
 
 
 class Scene:
-    """Two or three registries that want tokens, what the source holds, what the targets held before."""
+    """Two or three registries that want tokens, what the source holds, what the targets held
+    before.
+    """
 
     def __init__(self, world: Virtual, kind: str, home: Path) -> None:
         self.world, self.kind, self.is_left_out = world, kind, False
@@ -489,13 +547,18 @@ class Scene:
         names = ["source", "target", *(["second"] if kind == "two" else [])]
         self.places: dict[str, Place] = {}
         for name in names:
-            auth = TokenService({USER: PASSWORD}, expires_in=_DAY, lifetime=_DAY, now=anyio.current_time)
+            auth = TokenService(
+                {USER: PASSWORD}, expires_in=_DAY, lifetime=_DAY, now=anyio.current_time
+            )
             self.places[name] = world.listen(App(auth=auth), f"{name}.test", scheme=scheme)
         self.source, self.target = self.places["source"], self.places["target"]
         self.elsewhere = world.registry("elsewhere.test", referrers_api=False)
         seed = Seed(7)
         base, own = seed.layer(70_000), [seed.layer(80_000 + n) for n in range(4)]
-        children = [seed.image(layers=[base, own[0]]), seed.image(layers=[base, own[1]], architecture="arm64")]
+        children = [
+            seed.image(layers=[base, own[0]]),
+            seed.image(layers=[base, own[1]], architecture="arm64"),
+        ]
         self.images = {
             ("app", "v1"): seed.index(children),
             ("app", "v2"): seed.image(layers=[base, own[2]]),
@@ -550,7 +613,11 @@ class Scene:
 
     def check_secrets(self, ran: Ran) -> None:
         """No password and no token is told or kept."""
-        kept = [path.read_bytes() for path in self.home.rglob("*") if path.is_file() and path.name != "mirror.yaml"]
+        kept = [
+            path.read_bytes()
+            for path in self.home.rglob("*")
+            if path.is_file() and path.name != "mirror.yaml"
+        ]
         told = b"\n".join([ran.out.encode(), ran.err.encode(), *kept])
         login = base64.b64encode(f"{USER}:{PASSWORD}".encode())
         for secret in (PASSWORD.encode(), login, b"token-1.", b"refresh-"):
@@ -566,7 +633,9 @@ class Scene:
         return True
 
     def check(self, ran: Ran, *, lossy: bool) -> str:
-        """Say how a run ended; AssertionError when anything is wrong at a target or with what is told."""
+        """Say how a run ended; AssertionError when anything is wrong at a target or with what is
+        told.
+        """
         assert "INTERNAL_ERROR" not in ran.out + ran.err, ran.err
         assert "Traceback" not in ran.err, ran.err
         for name in self.places.keys() - {"source"}:
@@ -592,14 +661,23 @@ class Scene:
         assert app.repositories.keys() <= {"app", "lib"}
         for repository, held in app.repositories.items():
             for digest in held.blobs:
-                assert digest_of(app.blob(repository, digest) or b"", digest.partition(":")[0]) == digest
+                assert (
+                    digest_of(app.blob(repository, digest) or b"", digest.partition(":")[0])
+                    == digest
+                )
             for digest, manifest in held.manifests.items():
                 assert digest_of(manifest.body) == digest
-                assert lossy or all(each["digest"] in held.blobs for each in manifest.blobs), "an incomplete image"
-                assert all(each["digest"] in held.manifests for each in manifest.children), "an incomplete index"
+                assert lossy or all(each["digest"] in held.blobs for each in manifest.blobs), (
+                    "an incomplete image"
+                )
+                assert all(each["digest"] in held.manifests for each in manifest.children), (
+                    "an incomplete index"
+                )
             for tag, digest in app.tags(repository).items():
                 known = [images.get((repository, tag)) for images in (self.images, self.old)]
-                assert tag.startswith("sha256-") or digest in [each.top for each in known if each], (repository, tag)
+                assert tag.startswith("sha256-") or digest in [
+                    each.top for each in known if each
+                ], (repository, tag)
 
     async def converge(self) -> None:
         """The next run completes the rest, the one after it finds nothing to do."""
@@ -611,8 +689,11 @@ class Scene:
             for (repository, tag), image in self.images.items():
                 assert self.is_whole(name, repository, image), (name, repository, tag)
                 assert self.app(name).tags(repository)[tag] == image.top
-            # One that was listed and not there is left out with a warning, and looked for again when a look is due.
-            assert self.is_left_out or self.app(name).manifest("app", self.signature.top), "the referrer is there"
+            # One that was listed and not there is left out with a warning, and looked for again
+            # when a look is due.
+            assert self.is_left_out or self.app(name).manifest("app", self.signature.top), (
+                "the referrer is there"
+            )
         written = self.written()
         last = await self.run()
         assert {each["status"] for each in last.images} == {"skipped"}
@@ -620,7 +701,10 @@ class Scene:
 
     def written(self) -> int:
         """Count what was asked to be changed so far."""
-        return sum(place.journal.count("PUT") + place.journal.count("POST") for place in self.places.values())
+        return sum(
+            place.journal.count("PUT") + place.journal.count("POST")
+            for place in self.places.values()
+        )
 
 
 async def judge(case: Case) -> str:
@@ -628,9 +712,13 @@ async def judge(case: Case) -> str:
     ends._provoked.clear()
     ends._provoked.update(PROVOKED)
     if "disk-stage" in case.name or "blob_lost" in case.name:
-        ends._provoked.add("blob_pulled_twice")  # each target reads for itself, what was lost is read again
+        ends._provoked.add(
+            "blob_pulled_twice"
+        )  # each target reads for itself, what was lost is read again
     if "blob_lost" in case.name:  # and sent again, when a manifest that names it was refused
-        ends._provoked.update(["blob_uploaded_twice", "manifest_names_absent", "manifest_put_twice"])
+        ends._provoked.update(
+            ["blob_uploaded_twice", "manifest_names_absent", "manifest_put_twice"]
+        )
     # The dice show one number, never so low that a registry is asked all the time.
     chance = 0.3 + 0.6 * Random(zlib.crc32(case.name.encode())).random()
     with tempfile.TemporaryDirectory(prefix="matrix-") as home:
@@ -644,7 +732,10 @@ async def judge(case: Case) -> str:
             outcome = scene.check(ran, lossy=lossy)
             assert outcome == "right" or not case.recovers, ran.err
             if lossy:  # a registry that loses what it holds is believed until it says so
-                for name, image in (("app", scene.images["app", "v1"]), ("lib", scene.images["lib", "v1"])):
+                for name, image in (
+                    ("app", scene.images["app", "v1"]),
+                    ("lib", scene.images["lib", "v1"]),
+                ):
                     image.load_into(scene.app("target"), name)
                 scene.images["app", "v2"].load_into(scene.app("target"), "app")
             await scene.converge()

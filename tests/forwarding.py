@@ -1,7 +1,8 @@
-"""A forward proxy for tests, in threads: CONNECT only, over plain HTTP or TLS, with or without a login.
+"""A forward proxy for tests, in threads: CONNECT only, over plain HTTP or TLS, with or without a
+login.
 
-Names lead where the test says, never to the network. What each tunnel carried is kept byte for byte, so that a test
-can say that something was not in it.
+Names lead where the test says, never to the network. What each tunnel carried is kept byte for
+byte, so that a test can say that something was not in it.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ OPEN = b"HTTP/1.1 200 Connection established\r\n\r\n"
 
 @dataclass
 class Forward:
-    """A proxy that knows some HOST:PORT; `heads` are the requests to it, `carried` is what clients sent inside."""
+    """A proxy that knows some HOST:PORT; `heads` are the requests to it, `carried` is what clients
+    sent inside.
+    """
 
     known: Mapping[str, str]
     login: str = ""
@@ -37,11 +40,17 @@ class Forward:
     def __call__(self, connected: socket.socket) -> None:
         with contextlib.ExitStack() as stack:
             if self.context is not None:
-                connected = stack.enter_context(self.context.wrap_socket(connected, server_side=True))
+                connected = stack.enter_context(
+                    self.context.wrap_socket(connected, server_side=True)
+                )
             if not (head := until_blank_line(connected)):
                 return
             self.heads.append(head)
-            if self.login and f"Proxy-Authorization: Basic {basic(*self.login.split(':', 1))}".encode() not in head:
+            if (
+                self.login
+                and f"Proxy-Authorization: Basic {basic(*self.login.split(':', 1))}".encode()
+                not in head
+            ):
                 answer = f"HTTP/1.1 407 Login\r\nProxy-Authenticate: {self.challenge}\r\nContent-Length: 0\r\n\r\n"
                 connected.sendall(answer.encode())
             elif where := self.known.get(self.targets[-1]):

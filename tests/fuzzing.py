@@ -1,4 +1,5 @@
-"""How much the fuzz tests try: ordinary runs the same examples each time, `tools/fuzz.py` others, and more.
+"""How much the fuzz tests try: ordinary runs the same examples each time, `tools/fuzz.py` others,
+and more.
 
 With `--thorough` they are twice as many as in an ordinary run.
 """
@@ -17,27 +18,38 @@ from hypothesis import strategies as st
 from trio.testing import MockClock
 
 _FACTOR = int(os.environ.get("FUZZ_FACTOR", "0"))
-# No wait of the program's is so long, whatever it is told: who is not back by then never comes back.
+# No wait of the program's is so long, whatever it is told: who is not back by then never comes
+# back.
 _NEVER = 30 * 86_400.0
 _asked = {"thorough": False}
 
 
 def begin(*, thorough: bool) -> None:
-    """Say, before tests are imported, whether all examples are tried (`--thorough`) or half of them."""
+    """Say, before tests are imported, whether all examples are tried (`--thorough`) or half of
+    them.
+    """
     _asked["thorough"] = thorough
     if not thorough and not _FACTOR:
-        hypothesis.settings.register_profile("ordinary", max_examples=hypothesis.settings().max_examples // 2)
+        hypothesis.settings.register_profile(
+            "ordinary", max_examples=hypothesis.settings().max_examples // 2
+        )
         hypothesis.settings.load_profile("ordinary")
 
 
 def fuzz(examples: int = 100) -> Callable[[Any], Any]:
-    """Return the settings of a property that is tried with so many examples; in an ordinary run with half of them."""
+    """Return the settings of a property that is tried with so many examples; in an ordinary run
+    with half of them.
+    """
     return hypothesis.settings(
         max_examples=examples * _FACTOR or (examples if _asked["thorough"] else -(-examples // 2)),
         derandomize=not _FACTOR,
         database=None,
         deadline=None,
-        suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much],
+        suppress_health_check=[
+            HealthCheck.too_slow,
+            HealthCheck.data_too_large,
+            HealthCheck.filter_too_much,
+        ],
     )
 
 

@@ -1,4 +1,6 @@
-"""The format of the warm tier: what is written is found again, and what is damaged is refused whole."""
+"""The format of the warm tier: what is written is found again, and what is damaged is refused
+whole.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +12,24 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from _regsync.state import EMPTY, Archive, Damaged, encode, entry, folded, frame, key_of, moment_of, named, unframe
+from _regsync.state import (
+    EMPTY,
+    Archive,
+    Damaged,
+    encode,
+    entry,
+    folded,
+    frame,
+    key_of,
+    moment_of,
+    named,
+    unframe,
+)
 from _regsync.store import StateFile
 
-DIGESTS = [f"sha256:{number:064x}" for number in range(40)] + [f"sha512:{number:064x}{0:064x}" for number in range(5)]
+DIGESTS = [f"sha256:{number:064x}" for number in range(40)] + [
+    f"sha512:{number:064x}{0:064x}" for number in range(5)
+]
 
 
 def table(*rows: bytes) -> bytes:
@@ -30,7 +46,10 @@ def identity(digest: str, number: int) -> bytes:
 
 @given(
     st.lists(
-        st.tuples(st.sampled_from(DIGESTS), st.integers(0, 1), st.integers(0, 2**32 - 1), st.booleans()), max_size=60
+        st.tuples(
+            st.sampled_from(DIGESTS), st.integers(0, 1), st.integers(0, 2**32 - 1), st.booleans()
+        ),
+        max_size=60,
     )
 )
 def test_of_each_identity_the_newest_row_is_found_and_a_mount_source_stays_one(
@@ -38,7 +57,9 @@ def test_of_each_identity_the_newest_row_is_found_and_a_mount_source_stays_one(
 ) -> None:
     half = len(rows) // 2
     first = Archive(table(*(entry(key_of(d), n, t, f) for d, n, t, f in rows[:half])))
-    both = Archive(encode(first, {"B": [entry(key_of(d), n, t, f) for d, n, t, f in rows[half:]]}, [], {}))
+    both = Archive(
+        encode(first, {"B": [entry(key_of(d), n, t, f) for d, n, t, f in rows[half:]]}, [], {})
+    )
     assert both.repositories == [("host", "repo"), ("host", "other")]
     assert size(both) == len({(d, n) for d, n, _, _ in rows})
     for digest, number, _, _ in rows:
@@ -88,7 +109,9 @@ def test_what_was_confirmed_for_free_is_as_new_as_the_run() -> None:
     old = Archive(table(*(entry(key_of(digest), 0, 3, True) for digest in DIGESTS[:2])))
     renewed = frozenset({identity(DIGESTS[0], 0)})
     archive = Archive(encode(old, {}, [], {}, oldest=4, renewed=renewed, moment=8))
-    assert [(row[:37], moment_of("B", row)) for row in archive.rows("B")] == [(identity(DIGESTS[0], 0), 8)]
+    assert [(row[:37], moment_of("B", row)) for row in archive.rows("B")] == [
+        (identity(DIGESTS[0], 0), 8)
+    ]
     assert archive.renewed == 8
 
 
@@ -113,7 +136,10 @@ def test_any_bytes_are_an_archive_or_damaged(data: bytes) -> None:
         Archive(data)
 
 
-@given(st.lists(st.tuples(st.sampled_from("RBMES"), st.binary(max_size=80)), max_size=8), st.integers(0, 400))
+@given(
+    st.lists(st.tuples(st.sampled_from("RBMES"), st.binary(max_size=80)), max_size=8),
+    st.integers(0, 400),
+)
 def test_a_journal_is_read_up_to_its_torn_tail(records: list[tuple[str, bytes]], cut: int) -> None:
     frames = [frame(kind, payload) for kind, payload in records]
     whole = b"".join(frames)
@@ -145,7 +171,10 @@ def test_what_is_saved_is_loaded_again_with_private_modes(tmp_path: Path) -> Non
     assert size(state.load()) == 0
     state.save(table(entry(key_of(DIGESTS[0]), 0, 3, True)))
     state.close()
-    assert sorted(each.name for each in (tmp_path / "cache").iterdir()) == ["state.bin", "state.lock"]
+    assert sorted(each.name for each in (tmp_path / "cache").iterdir()) == [
+        "state.bin",
+        "state.lock",
+    ]
     assert (tmp_path / "cache").stat().st_mode & 0o777 == 0o700
     assert (tmp_path / "cache" / "state.bin").stat().st_mode & 0o777 == 0o600
     again = StateFile(str(tmp_path / "cache"), warned)
@@ -155,7 +184,9 @@ def test_what_is_saved_is_loaded_again_with_private_modes(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("torn", [0, 1, 20])
-def test_after_a_kill_the_journal_is_all_and_it_goes_on_behind_its_last_whole_record(tmp_path: Path, torn: int) -> None:
+def test_after_a_kill_the_journal_is_all_and_it_goes_on_behind_its_last_whole_record(
+    tmp_path: Path, torn: int
+) -> None:
     warned = Warned()
     killed = StateFile(str(tmp_path), warned)
     killed.load()
@@ -170,7 +201,10 @@ def test_after_a_kill_the_journal_is_all_and_it_goes_on_behind_its_last_whole_re
     second.close()
     third = StateFile(str(tmp_path), warned)
     archive = third.load()
-    assert [row[:37] for row in archive.rows("B")] == [identity(DIGESTS[0], 0), identity(DIGESTS[2], 0)]
+    assert [row[:37] for row in archive.rows("B")] == [
+        identity(DIGESTS[0], 0),
+        identity(DIGESTS[2], 0),
+    ]
     third.save(encode(archive, {}, [], {}))
     third.close()
     assert not (tmp_path / "state.journal").exists()

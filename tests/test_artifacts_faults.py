@@ -1,8 +1,8 @@
 """Each step of copying artifacts fails: once, and for good.
 
-Once: the run ends with all of it there. For good: the image counts as failed and a line says why, what the target
-holds is true (no list names what is absent, nothing lacks its subject), and the next run, undisturbed, completes
-it; the one behind that writes nothing.
+Once: the run ends with all of it there. For good: the image counts as failed and a line says why,
+what the target holds is true (no list names what is absent, nothing lacks its subject), and the
+next run, undisturbed, completes it; the one behind that writes nothing.
 """
 
 from __future__ import annotations
@@ -27,7 +27,9 @@ pytestmark = [
     pytest.mark.anyio,
     pytest.mark.virtual_time,
     # What follows from an exchange that went wrong: what was learnt by it is asked or tried again.
-    pytest.mark.provokes("known_blob_asked", "blob_before_session", "second_session", "session_unused"),
+    pytest.mark.provokes(
+        "known_blob_asked", "blob_before_session", "second_session", "session_unused"
+    ),
 ]
 
 Verb = Callable[[Rule], Rule]
@@ -42,7 +44,8 @@ def signed() -> Family:
     signature = seed.artifact(sample.attached[0], "application/vnd.example.signature")
     tag = f"{referrers_tag(sample.image.top)}.sig"
     return Family(
-        Sample(sample.image, (*sample.attached, signature), {tag: tagged.tagged[tag]}), kept=(sample.image.top,)
+        Sample(sample.image, (*sample.attached, signature), {tag: tagged.tagged[tag]}),
+        kept=(sample.image.top,),
     )
 
 
@@ -77,7 +80,9 @@ def at_target(methods: str, kinds: str, target: str = FALLBACK, nth: int = 1, **
 STEPS = {
     "query": at_source("GET", "referrers", reference=TOP),
     "query of a referrer": at_source("GET", "referrers", reference=MADE.sample.attached[0].top),
-    "second page": at_source("GET", "referrers", "referrers-in-pages", reference=TOP, query={"last": "*"}),
+    "second page": at_source(
+        "GET", "referrers", "referrers-in-pages", reference=TOP, query={"last": "*"}
+    ),
     "query without the api": at_source("GET", "referrers", FALLBACK),
     "fallback tag": at_source("GET", "manifest", FALLBACK, reference=TAG),
     "cosign tag": at_source("GET", "manifest", reference=f"{TAG}.sig"),
@@ -98,7 +103,9 @@ ONCE: dict[str, Verb] = {
     "500": lambda rule: rule.status(500),
     "503 behind the answer": lambda rule: rule.status(503, at="answer"),
     "429": lambda rule: rule.status(429, retry_after=20),
-    "408 in html": lambda rule: rule.status(408, body=b"<html>", headers={"Content-Type": "text/html"}),
+    "408 in html": lambda rule: rule.status(
+        408, body=b"<html>", headers={"Content-Type": "text/html"}
+    ),
     "drop": lambda rule: rule.drop(),
     "drop of the answer": lambda rule: rule.drop(at="answer"),
     "stall": lambda rule: rule.stall(),
@@ -138,7 +145,11 @@ def parts(cell: Cell) -> Cell:
 CASES = thinned(
     [*cases(ONCE, ONCE_READ, "once"), *cases(FOR_GOOD, FOR_GOOD_READ, "for good")],
     parts,
-    lambda cell: (cell[0], str(cell[1])[0].isdigit(), cell[2]),  # every step: refused and broken, both ways
+    lambda cell: (
+        cell[0],
+        str(cell[1])[0].isdigit(),
+        cell[2],
+    ),  # every step: refused and broken, both ways
 )
 
 
@@ -147,7 +158,9 @@ def disturb(scene: Scene, step: Step) -> Rule:
     return place.faults.on(step.methods, step.kinds, **step.which)
 
 
-@pytest.mark.parametrize(("name", "told", "often"), [case for case in CASES if case.values[2] == "once"])
+@pytest.mark.parametrize(
+    ("name", "told", "often"), [case for case in CASES if case.values[2] == "once"]
+)
 async def test_a_step_fails_once(name: str, told: str, often: str, tmp_path: Path) -> None:
     step, verb = STEPS[name], {**ONCE, **ONCE_READ}[told]
     async with virtual() as world:
@@ -164,7 +177,9 @@ async def test_a_step_fails_once(name: str, told: str, often: str, tmp_path: Pat
         await scene.settle()
 
 
-@pytest.mark.parametrize(("name", "told", "often"), [case for case in CASES if case.values[2] == "for good"])
+@pytest.mark.parametrize(
+    ("name", "told", "often"), [case for case in CASES if case.values[2] == "for good"]
+)
 async def test_a_step_fails_for_good(name: str, told: str, often: str, tmp_path: Path) -> None:
     step, verb = STEPS[name], {**FOR_GOOD, **FOR_GOOD_READ}[told]
     async with virtual() as world:
@@ -196,7 +211,11 @@ async def test_another_writer_of_the_list_is_not_lost(tmp_path: Path) -> None:
 
         def overwrite(request: Any, answer: Any) -> Any:
             nonlocal written
-            if (request.method, request.reference, answer.status) == ("PUT", TAG, 201) and not written:
+            if (request.method, request.reference, answer.status) == (
+                "PUT",
+                TAG,
+                201,
+            ) and not written:
                 written += 1
                 theirs.load_into(scene.target, "app")
                 Seed().fallback_index([theirs]).load_into(scene.target, "app", TAG)
@@ -225,11 +244,15 @@ async def test_what_the_list_names_already_stays(tmp_path: Path) -> None:
         assert found is not None
         listed = [part["digest"] for part in found.children]
         assert listed[0] == theirs.top
-        assert sorted(listed) == sorted([theirs.top, *(each.top for each in MADE.sample.attached[:3])])
+        assert sorted(listed) == sorted(
+            [theirs.top, *(each.top for each in MADE.sample.attached[:3])]
+        )
 
 
 async def test_what_is_no_list_is_not_overwritten(tmp_path: Path) -> None:
-    """Protocol-facts.md section 1.10: anything that is not an OCI index is reported, never replaced."""
+    """Protocol-facts.md section 1.10: anything that is not an OCI index is reported, never
+    replaced.
+    """
     async with virtual() as world:
         scene = Scene(world, tmp_path, MADE, target=FALLBACK)
         stranger = Seed(79).image().load_into(scene.target, "app", tag=TAG)
@@ -242,13 +265,19 @@ async def test_what_is_no_list_is_not_overwritten(tmp_path: Path) -> None:
 
 
 async def test_a_list_that_goes_in_a_circle_ends(tmp_path: Path) -> None:
-    """A fallback tag may name anything: here an SBOM's list names the image, and the image's list itself."""
+    """A fallback tag may name anything: here an SBOM's list names the image, and the image's list
+    itself.
+    """
     async with virtual() as world:
         scene = Scene(world, tmp_path, MADE, source=FALLBACK)
         bill = MADE.sample.attached[0]
         kept = fallback_lists(MADE.sample.attached)
-        Seed().fallback_index([MADE.image, bill, NESTED]).load_into(scene.source, "app", referrers_tag(bill.top))
-        Seed().fallback_index([*MADE.sample.attached[:3], MADE.image]).load_into(scene.source, "app", TAG)
+        Seed().fallback_index([MADE.image, bill, NESTED]).load_into(
+            scene.source, "app", referrers_tag(bill.top)
+        )
+        Seed().fallback_index([*MADE.sample.attached[:3], MADE.image]).load_into(
+            scene.source, "app", TAG
+        )
         await scene.run()
         for tag, listed in kept.items():
             listed.load_into(scene.source, "app", tag)

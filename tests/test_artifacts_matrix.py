@@ -1,8 +1,9 @@
 """What hangs on an image arrives whole, from registries of every kind at registries of every kind.
 
-Each cell is a kind of source, a kind of target and a family of artifacts; an ordinary run has every pair of these.
-The walks of conformance.graphs, by the referrers API or the fallback tag and over cosign's tags, find the same on both
-sides, nothing is put before its subject, and a second run writes nothing.
+Each cell is a kind of source, a kind of target and a family of artifacts; an ordinary run has every
+pair of these. The walks of conformance.graphs, by the referrers API or the fallback tag and over
+cosign's tags, find the same on both sides, nothing is put before its subject, and a second run
+writes nothing.
 """
 
 from __future__ import annotations
@@ -29,16 +30,25 @@ from tests.thinning import thinned, thorough
 
 IN_MEMORY = [pytest.mark.anyio, pytest.mark.virtual_time]
 
-KINDS = [name for name in PERSONAS if name.startswith(("referrers-", "unknown-"))] + ["strict", "distribution", "old"]
-# Those that differ in what a copier does are met in every cell; the others with one family that has all.
+KINDS = [name for name in PERSONAS if name.startswith(("referrers-", "unknown-"))] + [
+    "strict",
+    "distribution",
+    "old",
+]
+# Those that differ in what a copier does are met in every cell; the others with one family that has
+# all.
 SOURCES = ("strict", "referrers-in-pages", "distribution")
 TARGETS = ("strict", "distribution", "unknown-referrers-announced")
 
 
 def cells() -> list[tuple[str, str, str]]:
     whole = [*itertools.product(SOURCES, TARGETS, FAMILIES)]
-    others = [(kind, target, "everything") for kind in KINDS for target in ("strict", "distribution")]
-    others += [(source, kind, "everything") for kind in KINDS for source in ("strict", "distribution")]
+    others = [
+        (kind, target, "everything") for kind in KINDS for target in ("strict", "distribution")
+    ]
+    others += [
+        (source, kind, "everything") for kind in KINDS for source in ("strict", "distribution")
+    ]
     return list(dict.fromkeys([*whole, *others]))
 
 
@@ -64,7 +74,9 @@ async def test_a_cell(source: str, target: str, name: str, tmp_path: Path) -> No
         await scene.settle()
 
 
-UNLISTED = [name for name in FAMILIES if name not in ("cosign-tags", "cosign-recursive", "everything")]
+UNLISTED = [
+    name for name in FAMILIES if name not in ("cosign-tags", "cosign-recursive", "everything")
+]
 
 
 @on_virtual_time
@@ -72,8 +84,12 @@ UNLISTED = [name for name in FAMILIES if name not in ("cosign-tags", "cosign-rec
     ("source", "target", "name"),
     thinned(itertools.product(("strict", "distribution"), ("strict", "distribution"), UNLISTED)),
 )
-async def test_a_tag_that_is_named_needs_no_listing(source: str, target: str, name: str, tmp_path: Path) -> None:
-    """Without the API one listing may stand for the tags of several digests, of which each would be asked for."""
+async def test_a_tag_that_is_named_needs_no_listing(
+    source: str, target: str, name: str, tmp_path: Path
+) -> None:
+    """Without the API one listing may stand for the tags of several digests, of which each would be
+    asked for.
+    """
     async with virtual() as world:
         scene = Scene(world, tmp_path, family(name), source, target, listed=False)
         await scene.succeed()
@@ -84,7 +100,9 @@ async def test_a_tag_that_is_named_needs_no_listing(source: str, target: str, na
 
 @on_virtual_time
 @pytest.mark.parametrize("name", ["cosign-tags", "cosign-recursive", "everything"])
-async def test_cosigns_tags_are_probed_where_there_is_no_api_and_no_listing(name: str, tmp_path: Path) -> None:
+async def test_cosigns_tags_are_probed_where_there_is_no_api_and_no_listing(
+    name: str, tmp_path: Path
+) -> None:
     async with virtual() as world:
         scene = Scene(world, tmp_path, family(name), "distribution", "strict", listed=False)
         await scene.succeed()
@@ -100,7 +118,9 @@ SIMPLE = "application/vnd.dev.cosign.simplesigning.v1+json"
 
 
 @on_virtual_time
-@pytest.mark.parametrize("source", ["strict", "referrers-in-pages", "referrers-unfiltered", "distribution"])
+@pytest.mark.parametrize(
+    "source", ["strict", "referrers-in-pages", "referrers-unfiltered", "distribution"]
+)
 @pytest.mark.parametrize(
     ("rule", "wanted"),
     [
@@ -120,7 +140,9 @@ async def test_types_are_wanted_or_not(
     sample = plain(Seed(81), tagged.image)
     made = Family(Sample(sample.image, sample.attached, tagged.tagged), kept=(sample.image.top,))
     attached = [each for each in sample.attached if each.document["artifactType"] in wanted]
-    kept = {tag: each for tag, each in tagged.tagged.items() if "." + tag.rpartition(".")[2] in wanted}
+    kept = {
+        tag: each for tag, each in tagged.tagged.items() if "." + tag.rpartition(".")[2] in wanted
+    }
     expected = imitate("strict")
     Family(Sample(sample.image, tuple(attached), kept)).load_into(expected)
     async with virtual() as world:
@@ -148,8 +170,12 @@ def attach(scene: Scene, made: Family) -> None:
 
 @on_virtual_time
 @pytest.mark.parametrize("target", ["strict", "distribution"])
-async def test_what_the_api_lists_late_is_found_when_a_look_is_due(target: str, tmp_path: Path) -> None:
-    """An hour after the first copy the image is looked at again (design.md section 8), where the dice allow it."""
+async def test_what_the_api_lists_late_is_found_when_a_look_is_due(
+    target: str, tmp_path: Path
+) -> None:
+    """An hour after the first copy the image is looked at again (design.md section 8), where the
+    dice allow it.
+    """
     made = family("single")
     late = Family(Sample(made.image, (Seed(82).artifact(made.image, SIGNED),)))
     async with virtual(chance=1.0) as world:
@@ -193,19 +219,38 @@ async def test_a_new_tag_in_the_listing_is_a_late_signature(target: str, tmp_pat
 
 # Debian's docker-registry, a process of its own without the API.
 
-REAL = ("single", "bare", "index", "filtered", "index-typed", "cosign-recursive", "deep", "everything")
+REAL = (
+    "single",
+    "bare",
+    "index",
+    "filtered",
+    "index-typed",
+    "cosign-recursive",
+    "deep",
+    "everything",
+)
 
 
 def sync(directory: Path, source: str, target: str, made: Family) -> Ran:
-    mapping = {"from": "app", "tags": tags("v*"), **({"platforms": list(made.platforms)} if made.platforms else {})}
+    mapping = {
+        "from": "app",
+        "tags": tags("v*"),
+        **({"platforms": list(made.platforms)} if made.platforms else {}),
+    }
     file = directory / "mirror.yaml"
-    file.write_text(document({"source": source, "target": target}, mapping, defaults={"artifacts": {}}))
+    file.write_text(
+        document({"source": source, "target": target}, mapping, defaults={"artifacts": {}})
+    )
     return run_regsync("sync", "--json", "-q", "-c", str(file))
 
 
 def unmoved(ran: Ran, target: str) -> None:
     assert only(ran.images)["status"] == "skipped", ran.out
-    assert not {action for action in ran.totals["requests"][target] if action not in ("tag_list", "manifest_head")}
+    assert not {
+        action
+        for action in ran.totals["requests"][target]
+        if action not in ("tag_list", "manifest_head")
+    }
 
 
 @pytest.mark.slow
@@ -224,14 +269,24 @@ def test_at_a_real_registry_clients_find_the_same(
     assert again.status == 0, again.err
     unmoved(again, docker_registry)
     at = f"docker://{docker_registry}/app"
-    for subject in {each.document["subject"]["digest"] for each in made.sample.attached} - {made.image.top}:
+    for subject in {each.document["subject"]["digest"] for each in made.sample.attached} - {
+        made.image.top
+    }:
         if subject in made.kept:
-            raw = skopeo("inspect", "--raw", "--tls-verify=false", f"{at}:{referrers_tag(subject)}", home=tmp_path)
+            raw = skopeo(
+                "inspect",
+                "--raw",
+                "--tls-verify=false",
+                f"{at}:{referrers_tag(subject)}",
+                home=tmp_path,
+            )
             assert b'"manifests"' in raw
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [name if n % 2 else thorough(pytest.param(name)) for n, name in enumerate(REAL)])
+@pytest.mark.parametrize(
+    "name", [name if n % 2 else thorough(pytest.param(name)) for n, name in enumerate(REAL)]
+)
 def test_from_a_real_registry_to_the_api_and_to_another(
     name: str, serve: Start, docker_registries: Callable[..., str], tmp_path: Path
 ) -> None:
@@ -255,13 +310,19 @@ def test_from_a_real_registry_to_the_api_and_to_another(
 
 @pytest.mark.parametrize(("kind", "options"), [("api", {}), ("fallback", {"referrers_api": False})])
 @pytest.mark.parametrize("name", ["single", "nested", "index", "index-typed"])
-def test_copy_does_the_same(name: str, kind: str, options: dict[str, bool], source: Server, serve: Start) -> None:
+def test_copy_does_the_same(
+    name: str, kind: str, options: dict[str, bool], source: Server, serve: Start
+) -> None:
     made, target = family(name), serve(**options)
     assert isinstance(source.app, App)
     made.load_into(source.app)
-    ran = run_regsync("copy", "--json", f"{source.address}/app:v1", f"{target.address}/mirror/app:v1")
+    ran = run_regsync(
+        "copy", "--json", f"{source.address}/app:v1", f"{target.address}/mirror/app:v1"
+    )
     assert (ran.status, ran.failed) == (0, []), ran.err
-    assert equal(walk(source.address, "app", made.kept), walk(target.address, "mirror/app", made.kept))
+    assert equal(
+        walk(source.address, "app", made.kept), walk(target.address, "mirror/app", made.kept)
+    )
 
 
 # Wire counts: what three referrers add to the copy of an image (design.md section 6, rule 15).
@@ -273,10 +334,16 @@ def test_copy_does_the_same(name: str, kind: str, options: dict[str, bool], sour
     [
         # The image's referrers, those of each, and no fallback tag.
         ("strict", {"GET tag_list": 1, "GET manifest": 4, "GET referrers": 4, "GET blob": 6}),
-        ("referrers-in-pages", {"GET tag_list": 1, "GET manifest": 4, "GET referrers": 5, "GET blob": 6}),
+        (
+            "referrers-in-pages",
+            {"GET tag_list": 1, "GET manifest": 4, "GET referrers": 5, "GET blob": 6},
+        ),
         # "No such API" once, then the one fallback tag that the listing shows.
         ("distribution", {"GET tag_list": 1, "GET manifest": 5, "GET referrers": 1, "GET blob": 6}),
-        ("unknown-200-in-html", {"GET tag_list": 1, "GET manifest": 5, "GET referrers": 1, "GET blob": 6}),
+        (
+            "unknown-200-in-html",
+            {"GET tag_list": 1, "GET manifest": 5, "GET referrers": 1, "GET blob": 6},
+        ),
     ],
 )
 async def test_what_a_source_is_asked(source: str, counts: dict[str, int], tmp_path: Path) -> None:

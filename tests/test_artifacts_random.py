@@ -1,9 +1,10 @@
 """Graphs of artifacts that nobody thought of, between registries of any kind.
 
-Grown at random from a seed: artifacts on images, on artifacts and on children of indexes, indexes and images that
-refer to others, cosign's tags on any of them and on what such a tag names (`cosign sign --attachment sbom`).
-Whatever it is, all that can be reached at the source is reached at the target, and a second run writes nothing.
-Nothing refers by `subject` to what a cosign tag names: for that every signature would have to be asked about.
+Grown at random from a seed: artifacts on images, on artifacts and on children of indexes, indexes
+and images that refer to others, cosign's tags on any of them and on what such a tag names (`cosign
+sign --attachment sbom`). Whatever it is, all that can be reached at the source is reached at the
+target, and a second run writes nothing. Nothing refers by `subject` to what a cosign tag names: for
+that every signature would have to be asked about.
 """
 
 from __future__ import annotations
@@ -23,7 +24,11 @@ from tests.thinning import thorough
 
 pytestmark = [pytest.mark.anyio, pytest.mark.virtual_time]
 
-KINDS = [name for name in PERSONAS if name.startswith(("referrers-", "unknown-")) and name != "referrers-late"]
+KINDS = [
+    name
+    for name in PERSONAS
+    if name.startswith(("referrers-", "unknown-")) and name != "referrers-late"
+]
 KINDS += ["strict", "distribution", "old"]
 TYPES = (SBOM, SIGNED, "application/vnd.example.a", "application/vnd.example.b")
 
@@ -33,7 +38,10 @@ def grown(number: int) -> Family:
     dice, seed = random.Random(number), Seed(number)
     children: list[Image] = []
     if dice.random() < 0.5:
-        children = [seed.image(sizes=(50 + n,), architecture=each) for n, each in enumerate(("amd64", "arm64"))]
+        children = [
+            seed.image(sizes=(50 + n,), architecture=each)
+            for n, each in enumerate(("amd64", "arm64"))
+        ]
         image = seed.index(children, attestations=dice.random() < 0.5)
     else:
         image = seed.image(sizes=(100,))
@@ -54,7 +62,9 @@ def grown(number: int) -> Family:
         else:
             tag = referrers_tag(subject.top) + dice.choice((".sig", ".att", ".sbom"))
             if tag not in tagged:
-                tagged[tag] = seed.artifact(None, None, config_type="application/vnd.oci.image.config.v1+json")
+                tagged[tag] = seed.artifact(
+                    None, None, config_type="application/vnd.oci.image.config.v1+json"
+                )
                 nodes.append(tagged[tag])
                 depth[tagged[tag].top] = depth[subject.top] + 1
             continue
@@ -64,7 +74,9 @@ def grown(number: int) -> Family:
     return Family(Sample(image, tuple(attached), tagged), kept=(image.top,))
 
 
-@pytest.mark.parametrize("number", [*range(20), *(thorough(pytest.param(number)) for number in range(20, 40))])
+@pytest.mark.parametrize(
+    "number", [*range(20), *(thorough(pytest.param(number)) for number in range(20, 40))]
+)
 async def test_whatever_hangs_there_arrives(number: int, tmp_path: Path) -> None:
     dice = random.Random(f"kinds {number}")
     source, target = dice.choice(KINDS), dice.choice(KINDS)

@@ -1,4 +1,6 @@
-"""Artifacts where more than one thing happens at once: targets of two kinds, tags of one digest, logins, lost state."""
+"""Artifacts where more than one thing happens at once: targets of two kinds, tags of one digest,
+logins, lost state.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ KINDS = ("strict", "distribution")
 DAY = 86_400
 
 
-async def sync(world: Virtual, directory: Path, registries: dict[str, Any], *mappings: Any, **top: Any) -> Ran:
+async def sync(
+    world: Virtual, directory: Path, registries: dict[str, Any], *mappings: Any, **top: Any
+) -> Ran:
     file = directory / "mirror.yaml"
     file.write_text(document(registries, *mappings, defaults={"artifacts": {}}, **top))
     return await world.run("sync", "--json", "-q", "-c", str(file))
@@ -31,7 +35,9 @@ async def sync(world: Virtual, directory: Path, registries: dict[str, Any], *map
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", ["everything", "index", "filtered", "shared"])
-async def test_targets_of_two_kinds_are_served_by_one_reading(name: str, kind: str, tmp_path: Path) -> None:
+async def test_targets_of_two_kinds_are_served_by_one_reading(
+    name: str, kind: str, tmp_path: Path
+) -> None:
     made = family(name)
     source, one, other = imitate(kind), imitate("strict"), imitate("distribution")
     made.load_into(source)
@@ -39,7 +45,11 @@ async def test_targets_of_two_kinds_are_served_by_one_reading(name: str, kind: s
         ends = {"source": source, "one": one, "other": other}
         for each, site in ends.items():
             world.listen(site, f"{each}.test")
-        mapping = {"from": "app", "tags": tags("v*"), **({"platforms": [*made.platforms]} if made.platforms else {})}
+        mapping = {
+            "from": "app",
+            "tags": tags("v*"),
+            **({"platforms": [*made.platforms]} if made.platforms else {}),
+        }
         registries = {each: {"url": f"http://{each}.test"} for each in ends}
         ran = await sync(world, tmp_path, registries, mapping)
         assert (ran.status, ran.failed) == (0, []), ran.err
@@ -57,7 +67,9 @@ async def test_targets_of_two_kinds_are_served_by_one_reading(name: str, kind: s
 
 @pytest.mark.parametrize("source", KINDS)
 @pytest.mark.parametrize("target", KINDS)
-async def test_tags_of_one_digest_share_what_hangs_on_it(source: str, target: str, tmp_path: Path) -> None:
+async def test_tags_of_one_digest_share_what_hangs_on_it(
+    source: str, target: str, tmp_path: Path
+) -> None:
     made = family("everything")
     async with virtual() as world:
         scene = Scene(world, tmp_path, made, source, target)
@@ -76,7 +88,9 @@ async def test_tags_of_one_digest_share_what_hangs_on_it(source: str, target: st
 
 @pytest.mark.parametrize("name", ["everything", "index", "filtered", "index-typed", "deep"])
 @pytest.mark.parametrize("target", KINDS)
-async def test_a_lost_state_costs_looks_and_no_write(name: str, target: str, tmp_path: Path) -> None:
+async def test_a_lost_state_costs_looks_and_no_write(
+    name: str, target: str, tmp_path: Path
+) -> None:
     async with virtual() as world:
         scene = Scene(world, tmp_path, family(name), "strict", target)
         await scene.succeed()
@@ -104,24 +118,34 @@ async def test_logins_are_good_for_artifacts_too(name: str, api: bool, tmp_path:
             made.load_into(apps["source"])
         who = {"auth_type": "basic", "credentials": {"username": "u", "password": "p"}}
         registries = {end: {"url": f"http://{end}.test", **who} for end in apps}
-        mapping = {"from": "app", "tags": tags("v*"), **({"platforms": [*made.platforms]} if made.platforms else {})}
+        mapping = {
+            "from": "app",
+            "tags": tags("v*"),
+            **({"platforms": [*made.platforms]} if made.platforms else {}),
+        }
         ran = await sync(world, tmp_path, registries, mapping)
         assert (ran.status, ran.failed) == (0, []), ran.err
         clean = {end: App(referrers_api=api) for end in apps}
         for end, app in apps.items():
             clean[end].repositories = app.repositories
-        assert equal(walk(clean["source"], "app", made.kept), walk(clean["target"], "app", made.kept))
+        assert equal(
+            walk(clean["source"], "app", made.kept), walk(clean["target"], "app", made.kept)
+        )
 
 
 @pytest.mark.parametrize("target", KINDS)
 async def test_several_images_bring_their_own(target: str, tmp_path: Path) -> None:
-    """What they have in common is uploaded once: a layer, the empty config, a blob of two artifacts."""
+    """What they have in common is uploaded once: a layer, the empty config, a blob of two
+    artifacts.
+    """
     seed = Seed(91)
     layer = seed.layer(500)
     images = [seed.image(layers=[layer, seed.layer(20)]) for _ in range(5)]
     whole = [plain(seed, each) for each in images]
     async with virtual() as world:
-        scene = Scene(world, tmp_path, Family(whole[0], kept=(images[0].top,)), "distribution", target)
+        scene = Scene(
+            world, tmp_path, Family(whole[0], kept=(images[0].top,)), "distribution", target
+        )
         for number, sample in enumerate(whole[1:], 2):
             Family(sample).load_into(scene.source, tag=f"v{number}")
         ran = await scene.succeed()
@@ -133,15 +157,22 @@ async def test_several_images_bring_their_own(target: str, tmp_path: Path) -> No
         scene.moved().none()
 
 
-@pytest.mark.parametrize("source", ["strict", "referrers-or-unknown", "distribution", "unknown-200-in-html"])
-async def test_an_image_without_is_refused_where_artifacts_are_required(source: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "source", ["strict", "referrers-or-unknown", "distribution", "unknown-200-in-html"]
+)
+async def test_an_image_without_is_refused_where_artifacts_are_required(
+    source: str, tmp_path: Path
+) -> None:
     async with virtual() as world:
         scene = Scene(world, tmp_path, family("nothing"), source, require_artifacts=True)
         ran = await scene.run()
         assert only(ran.images)["status"] == "failed"
         assert "require_artifacts" in ran.err
         scene.moved().none()
-        full = Family(Sample(scene.made.image, plain(Seed(92), scene.made.image).attached), kept=scene.made.kept)
+        full = Family(
+            Sample(scene.made.image, plain(Seed(92), scene.made.image).attached),
+            kept=scene.made.kept,
+        )
         full.load_into(scene.source)
         scene.made = full
         await scene.succeed()

@@ -1,4 +1,6 @@
-"""Artifacts that several tags, mappings and runs have to do with: each image is judged by what its target holds."""
+"""Artifacts that several tags, mappings and runs have to do with: each image is judged by what its
+target holds.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,9 @@ def chain(stage: Stage) -> tuple[Image, Image, Image]:
     return image, sbom, stage.load(stage.seed.artifact(sbom, SIGNATURE))
 
 
-async def test_a_filter_of_another_mapping_brings_no_referrer_before_its_subject(tmp_path: Path) -> None:
+async def test_a_filter_of_another_mapping_brings_no_referrer_before_its_subject(
+    tmp_path: Path,
+) -> None:
     """Two tags of one image: one takes the SBOM alone, the other what hangs on it too."""
     async with virtual() as world:
         stage = Stage(world, tmp_path)
@@ -59,7 +63,9 @@ async def test_a_filter_of_another_mapping_brings_no_referrer_before_its_subject
 
 
 @pytest.mark.parametrize("refused", ["v0", "v1"])
-async def test_a_tag_that_fails_keeps_nothing_from_another_tag_of_its_image(refused: str, tmp_path: Path) -> None:
+async def test_a_tag_that_fails_keeps_nothing_from_another_tag_of_its_image(
+    refused: str, tmp_path: Path
+) -> None:
     async with virtual() as world:
         stage = Stage(world, tmp_path)
         image, sbom, signature = chain(stage)
@@ -69,7 +75,9 @@ async def test_a_tag_that_fails_keeps_nothing_from_another_tag_of_its_image(refu
         assert sorted(each["status"] for each in ran.images) == ["failed", "synced"]
         assert stage.holds(sbom)
         assert stage.holds(signature)
-        assert equal(walk(stage.source.app, "app", [image.top]), walk(stage.target.app, "app", [image.top]))
+        assert equal(
+            walk(stage.source.app, "app", [image.top]), walk(stage.target.app, "app", [image.top])
+        )
 
 
 async def test_an_artifact_that_fails_fails_every_tag_of_its_image(tmp_path: Path) -> None:
@@ -84,8 +92,12 @@ async def test_an_artifact_that_fails_fails_every_tag_of_its_image(tmp_path: Pat
         assert not stage.holds(signature)
 
 
-async def test_what_cannot_be_looked_up_at_the_target_gets_nothing_hung_on_it(tmp_path: Path) -> None:
-    """An image that is there already: its SBOM's HEAD fails, the signature of the SBOM waits for the next run."""
+async def test_what_cannot_be_looked_up_at_the_target_gets_nothing_hung_on_it(
+    tmp_path: Path,
+) -> None:
+    """An image that is there already: its SBOM's HEAD fails, the signature of the SBOM waits for
+    the next run.
+    """
     async with virtual() as world:
         stage = Stage(world, tmp_path)
         stage.images[0].load_into(stage.target.app, "app", "v0")
@@ -101,7 +113,9 @@ async def test_what_cannot_be_looked_up_at_the_target_gets_nothing_hung_on_it(tm
         assert stage.holds(signature)
 
 
-async def test_a_record_of_a_target_that_lost_everything_is_void_while_it_is_filled_again(tmp_path: Path) -> None:
+async def test_a_record_of_a_target_that_lost_everything_is_void_while_it_is_filled_again(
+    tmp_path: Path,
+) -> None:
     """The second run is ended between the tag and its signature."""
     async with virtual() as world:
         stage = Stage(world, tmp_path)
@@ -151,7 +165,9 @@ async def test_artifacts_of_platforms_count_as_required_after_a_later_look(tmp_p
         assert (await run(stage, mapping)).status == 0
         await anyio.sleep(2 * HOUR)
         assert (await run(stage, mapping)).statuses() == ["skipped"]
-        assert stage.source.journal.count("GET", "referrers") == 1, "of the whole index: what is stripped"
+        assert stage.source.journal.count("GET", "referrers") == 1, (
+            "of the whole index: what is stripped"
+        )
         assert (await run(stage, mapping)).statuses() == ["skipped"]
         assert stage.source.journal.count("GET", "referrers") == 0
 
@@ -179,13 +195,19 @@ async def test_an_analysis_counts_what_hangs_on_images(tmp_path: Path) -> None:
         assert ran.report["images"] == 1
 
 
-async def test_many_tags_of_one_image_one_after_another_put_an_artifact_once(tmp_path: Path) -> None:
+async def test_many_tags_of_one_image_one_after_another_put_an_artifact_once(
+    tmp_path: Path,
+) -> None:
     async with virtual() as world:
         stage = Stage(world, tmp_path)
         image, sbom, signature = chain(stage)
         for number in range(1, 6):
             image.load_into(stage.source.app, "app", f"v{number}")
-        ran = await run(stage, {"from": "app", "tags": tags("v*")}, **{"global": {"max_concurrent_transfers": 1}})
+        ran = await run(
+            stage,
+            {"from": "app", "tags": tags("v*")},
+            **{"global": {"max_concurrent_transfers": 1}},
+        )
         assert (ran.status, ran.statuses()) == (0, ["synced"] * 6), ran.err
         order = puts(stage)
         assert order.count(sbom.top) == order.count(signature.top) == 1

@@ -1,6 +1,7 @@
 """The audit itself: what excuses a client, where a run begins, what a finding says.
 
-That each mistake is caught and named is in test_mutations.py; here is what must not be called a mistake.
+That each mistake is caught and named is in test_mutations.py; here is what must not be called a
+mistake.
 """
 
 from __future__ import annotations
@@ -36,9 +37,13 @@ def put(app: App, image: Image, *tags: str) -> None:
     """Put an image as it should be done."""
     for digest, data in image.blobs.items():
         where = app.request("POST", "/v2/app/blobs/uploads/").header("location").removeprefix(PLACE)
-        app.request("PUT", f"{where}&digest={digest}", [("content-type", "application/octet-stream")], data)
+        app.request(
+            "PUT", f"{where}&digest={digest}", [("content-type", "application/octet-stream")], data
+        )
     for tag in tags:
-        assert app.request("PUT", f"/v2/app/manifests/{tag}", [("content-type", image.media_type)], image.body)
+        assert app.request(
+            "PUT", f"/v2/app/manifests/{tag}", [("content-type", image.media_type)], image.body
+        )
 
 
 def test_a_right_conversation_has_no_finding(app: App) -> None:
@@ -51,7 +56,9 @@ def test_a_right_conversation_has_no_finding(app: App) -> None:
     assert names(app, kinds=("protocol", "safety")) == set()
 
 
-@pytest.mark.parametrize("answer", [error(503, "UNAVAILABLE", "later"), error(429, "TOOMANYREQUESTS", "later"), b""])
+@pytest.mark.parametrize(
+    "answer", [error(503, "UNAVAILABLE", "later"), error(429, "TOOMANYREQUESTS", "later"), b""]
+)
 def test_a_repetition_behind_a_failure_is_no_mistake(app: App, answer: Response | bytes) -> None:
     digest = app.add_blob("app", b"bytes")
     answers = [answer]
@@ -65,7 +72,9 @@ def test_a_repetition_behind_a_failure_is_no_mistake(app: App, answer: Response 
 
 def test_a_refusal_by_a_hook_proves_nothing(app: App) -> None:
     image = Seed(1).image()
-    app.intercept = lambda request: error(400, "MANIFEST_INVALID", "no") if request.kind == "manifest" else None
+    app.intercept = lambda request: (
+        error(400, "MANIFEST_INVALID", "no") if request.kind == "manifest" else None
+    )
     app.request("PUT", "/v2/app/manifests/v1", [("content-type", image.media_type)], image.body)
     assert names(app) == set()
 
@@ -75,7 +84,9 @@ def test_who_is_told_that_a_blob_is_there_may_name_it(app: App) -> None:
     app.intercept = lambda request: Response(200) if request.method == "HEAD" else None
     for digest in image.blobs:
         app.request("HEAD", f"/v2/app/blobs/{digest}")
-    answer = app.request("PUT", "/v2/app/manifests/v1", [("content-type", image.media_type)], image.body)
+    answer = app.request(
+        "PUT", "/v2/app/manifests/v1", [("content-type", image.media_type)], image.body
+    )
     assert answer.codes == ["MANIFEST_BLOB_UNKNOWN"] * 3
     assert names(app) == set()
     app.intercept = None
@@ -107,7 +118,8 @@ def test_what_is_not_answered_yet_is_not_known(app: App) -> None:
     body = [("host", "registry.test")]
     digest = digest_of(b"bytes")
     exchanges = [
-        app.open(Request("HEAD", f"/v2/app/blobs/{digest}", body, connection=connection)) for connection in (1, 2)
+        app.open(Request("HEAD", f"/v2/app/blobs/{digest}", body, connection=connection))
+        for connection in (1, 2)
     ]
     for exchange in exchanges:
         exchange.start(None)
@@ -138,7 +150,9 @@ def _pinged(app: App) -> None:
 
 
 @pytest.mark.parametrize(("wrong", "name"), [(_refused, "body_unexpected"), (_pinged, "ping")])
-def test_a_finding_says_what_and_shows_where(app: App, wrong: Callable[[App], None], name: str) -> None:
+def test_a_finding_says_what_and_shows_where(
+    app: App, wrong: Callable[[App], None], name: str
+) -> None:
     wrong(app)
     found = audit({PLACE: app})
     assert [each.name for each in found] == [name]

@@ -1,4 +1,6 @@
-"""Challenges, realms and tokens, against a token service made of one function; every request is counted."""
+"""Challenges, realms and tokens, against a token service made of one function; every request is
+counted.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from _regsync.auth import Authenticator, Challenge, Credential, check_realm, is_private, parse_challenges
+from _regsync.auth import (
+    Authenticator,
+    Challenge,
+    Credential,
+    check_realm,
+    is_private,
+    parse_challenges,
+)
 from _regsync.errors import AuthError, ConnectFailed, RegistryError, Side, SyncError
 from _regsync.streams import Origin
 
@@ -26,7 +35,9 @@ Answer = tuple[int, dict[str, str], bytes]
 
 
 class Tokens:
-    """A token service: answers `answer`, in turn when it is a list, else `t1`, `t2`, ... for five minutes."""
+    """A token service: answers `answer`, in turn when it is a list, else `t1`, `t2`, ... for five
+    minutes.
+    """
 
     def __init__(self, *answers: Answer | SyncError, expires_in: int | None = 300) -> None:
         self.answers = list(answers)
@@ -54,7 +65,10 @@ class Tokens:
     def scopes(self) -> list[list[str]]:
         """The scopes of each request, without `repository:`."""
         return [
-            [scope.removeprefix("repository:") for scope in parse_qs(urlsplit(url).query).get("scope", [])]
+            [
+                scope.removeprefix("repository:")
+                for scope in parse_qs(urlsplit(url).query).get("scope", [])
+            ]
             for _, url, _, _ in self.asked
         ]
 
@@ -68,12 +82,20 @@ class Clock:
 
 
 def login(
-    tokens: Tokens, credential: Credential | None = None, *, clock: Clock | None = None, **fields: Any
+    tokens: Tokens,
+    credential: Credential | None = None,
+    *,
+    clock: Clock | None = None,
+    **fields: Any,
 ) -> Authenticator:
     origin = Origin(**{"scheme": "https", "host": "registry.example.org", "port": 443, **fields})
     now = clock or Clock()
     return Authenticator(
-        origin=origin, credential=credential, fetch=tokens.fetch, now=now, wall=lambda: 1_700_000_000.0
+        origin=origin,
+        credential=credential,
+        fetch=tokens.fetch,
+        now=now,
+        wall=lambda: 1_700_000_000.0,
     )
 
 
@@ -96,7 +118,8 @@ def jwt(**claims: object) -> str:
     return f"aaa.{payload}.bbb"
 
 
-# Challenges ------------------------------------------------------------------------------------------
+# Challenges
+# ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -121,19 +144,38 @@ def jwt(**claims: object) -> str:
         ),
         pytest.param(
             ['Basic realm="quay.io", Bearer realm="https://quay.io/v2/auth",service="quay.io"'],
-            [Challenge("basic", "quay.io"), Challenge("bearer", "https://quay.io/v2/auth", "quay.io")],
+            [
+                Challenge("basic", "quay.io"),
+                Challenge("bearer", "https://quay.io/v2/auth", "quay.io"),
+            ],
             id="two-in-one-line",
         ),
         pytest.param(
-            ['Basic realm="a"', 'Bearer realm="b"'], [Challenge("basic", "a"), Challenge("bearer", "b")], id="two-lines"
+            ['Basic realm="a"', 'Bearer realm="b"'],
+            [Challenge("basic", "a"), Challenge("bearer", "b")],
+            id="two-lines",
         ),
-        pytest.param(['Bearer realm="a" service="b"'], [Challenge("bearer", "a", "b")], id="only-spaces"),
-        pytest.param(['BEARER Realm = "a" ,, SERVICE="b"'], [Challenge("bearer", "a", "b")], id="case-and-blanks"),
-        pytest.param([r'Bearer realm="a\"b\\c"'], [Challenge("bearer", r'a"b\c')], id="escapes"),
-        pytest.param(['Bearer realm="a,service=b'], [Challenge("bearer", "a,service=b")], id="quote-left-open"),
-        pytest.param(['Bearer realm="a",realm="b"'], [Challenge("bearer", "a")], id="first-of-two-wins"),
         pytest.param(
-            ['Bearer error="insufficient_scope"'], [Challenge("bearer", error="insufficient_scope")], id="error"
+            ['Bearer realm="a" service="b"'], [Challenge("bearer", "a", "b")], id="only-spaces"
+        ),
+        pytest.param(
+            ['BEARER Realm = "a" ,, SERVICE="b"'],
+            [Challenge("bearer", "a", "b")],
+            id="case-and-blanks",
+        ),
+        pytest.param([r'Bearer realm="a\"b\\c"'], [Challenge("bearer", r'a"b\c')], id="escapes"),
+        pytest.param(
+            ['Bearer realm="a,service=b'],
+            [Challenge("bearer", "a,service=b")],
+            id="quote-left-open",
+        ),
+        pytest.param(
+            ['Bearer realm="a",realm="b"'], [Challenge("bearer", "a")], id="first-of-two-wins"
+        ),
+        pytest.param(
+            ['Bearer error="insufficient_scope"'],
+            [Challenge("bearer", error="insufficient_scope")],
+            id="error",
         ),
         pytest.param(["Negotiate YWJj=="], [Challenge("negotiate")], id="token-of-another-scheme"),
         pytest.param(['realm="a"'], [], id="parameter-without-scheme"),
@@ -149,16 +191,21 @@ def test_any_text_gives_a_list_of_challenges(lines: list[str]) -> None:
         assert challenge.scheme == challenge.scheme.lower() != ""
 
 
-@pytest.mark.parametrize("text", ['"' * 50_000, "a " * 50_000, "a=" + "\\" * 99_999, " " * 100_000, 'a="' * 30_000])
+@pytest.mark.parametrize(
+    "text", ['"' * 50_000, "a " * 50_000, "a=" + "\\" * 99_999, " " * 100_000, 'a="' * 30_000]
+)
 def test_long_challenges_are_read_in_linear_time(text: str) -> None:
     """Quadratic work on 100 KB would take minutes, and the run's own time-out would say so."""
     assert len(parse_challenges([text])) <= 50_000
 
 
-# Realms ----------------------------------------------------------------------------------------------
+# Realms
+# ----------------------------------------------------------------------------------------------
 
 
-def realm(url: str, registry: str = "registry.example.org", scheme: str = "https", secret: bool = True) -> str:
+def realm(
+    url: str, registry: str = "registry.example.org", scheme: str = "https", secret: bool = True
+) -> str:
     check_realm(url, scheme, registry, secret)
     return url
 
@@ -168,13 +215,21 @@ def realm(url: str, registry: str = "registry.example.org", scheme: str = "https
     ("url", "registry"),
     [
         pytest.param("https://registry.example.org/token", "registry.example.org", id="same-host"),
-        pytest.param("https://registry.example.org:8443/token", "registry.example.org", id="same-host-other-port"),
+        pytest.param(
+            "https://registry.example.org:8443/token",
+            "registry.example.org",
+            id="same-host-other-port",
+        ),
         pytest.param("https://auth.docker.io/token", "registry-1.docker.io", id="docker-hub"),
         pytest.param("https://gitlab.com/jwt/auth", "registry.gitlab.com", id="gitlab"),
-        pytest.param("https://auth.registry.example.org/t", "registry.example.org", id="below-the-registry"),
+        pytest.param(
+            "https://auth.registry.example.org/t", "registry.example.org", id="below-the-registry"
+        ),
         pytest.param("https://us-docker.pkg.dev/v2/token", "us-docker.pkg.dev", id="google"),
         pytest.param("https://public.ecr.aws/token/", "public.ecr.aws", id="trailing-slash-stays"),
-        pytest.param("https://registry.example.org/t?a=1&b=2", "registry.example.org", id="query-stays"),
+        pytest.param(
+            "https://registry.example.org/t?a=1&b=2", "registry.example.org", id="query-stays"
+        ),
         pytest.param("https://10.1.2.3:5001/token", "10.1.2.3", id="private-registry-itself"),
         pytest.param("https://[fd00::1]:5001/token", "fd00::1", id="private-v6-registry-itself"),
         pytest.param("https://auth.corp.co.uk/t", "registry.corp.co.uk", id="sibling-below-co-uk"),
@@ -188,33 +243,74 @@ def test_realms_of_the_same_owner_get_credentials(url: str, registry: str) -> No
 @pytest.mark.parametrize(
     ("url", "registry", "complaint"),
     [
-        pytest.param("https://evil.test/token", "registry.example.org", "another owner", id="stranger"),
-        pytest.param("https://example.org.evil.test/t", "registry.example.org", "another owner", id="look-alike"),
-        pytest.param("https://evilexample.org/t", "registry.example.org", "another owner", id="ends-alike"),
-        pytest.param("https://evil.org/t", "example.org", "another owner", id="sharing-a-top-level-domain"),
-        pytest.param("https://evil.azurecr.io/t", "mine.azurecr.io", "another owner", id="shared-suffix"),
-        pytest.param("https://evil.pkg.dev/t", "us-docker.pkg.dev", "another owner", id="shared-by-google"),
+        pytest.param(
+            "https://evil.test/token", "registry.example.org", "another owner", id="stranger"
+        ),
+        pytest.param(
+            "https://example.org.evil.test/t",
+            "registry.example.org",
+            "another owner",
+            id="look-alike",
+        ),
+        pytest.param(
+            "https://evilexample.org/t", "registry.example.org", "another owner", id="ends-alike"
+        ),
+        pytest.param(
+            "https://evil.org/t", "example.org", "another owner", id="sharing-a-top-level-domain"
+        ),
+        pytest.param(
+            "https://evil.azurecr.io/t", "mine.azurecr.io", "another owner", id="shared-suffix"
+        ),
+        pytest.param(
+            "https://evil.pkg.dev/t", "us-docker.pkg.dev", "another owner", id="shared-by-google"
+        ),
         pytest.param(
             "https://2.dkr.ecr.eu-west-1.amazonaws.com/t",
             "1.dkr.ecr.eu-west-1.amazonaws.com",
             "another owner",
             id="shared-below-a-suffix",
         ),
-        pytest.param("https://evil.co.uk/t", "corp.co.uk", "another owner", id="public-second-level"),
-        pytest.param("https://9.1.2.3/t", "8.1.2.3", "another owner", id="addresses-that-end-alike"),
-        pytest.param("http://registry.example.org/t", "registry.example.org", "not https", id="http"),
+        pytest.param(
+            "https://evil.co.uk/t", "corp.co.uk", "another owner", id="public-second-level"
+        ),
+        pytest.param(
+            "https://9.1.2.3/t", "8.1.2.3", "another owner", id="addresses-that-end-alike"
+        ),
+        pytest.param(
+            "http://registry.example.org/t", "registry.example.org", "not https", id="http"
+        ),
         pytest.param("ftp://registry.example.org/t", "registry.example.org", "not https", id="ftp"),
         pytest.param("/token", "registry.example.org", "not a URL", id="relative"),
         pytest.param("", "registry.example.org", "not a URL", id="empty"),
         pytest.param("https://", "registry.example.org", "not a URL", id="no-host"),
-        pytest.param("https://registry.example.org:x/", "registry.example.org", "not a URL", id="port"),
+        pytest.param(
+            "https://registry.example.org:x/", "registry.example.org", "not a URL", id="port"
+        ),
         pytest.param("https://[::1/", "registry.example.org", "not a URL", id="bracket"),
-        pytest.param("https://registry.example.org/a b", "registry.example.org", "not a URL", id="blank"),
-        pytest.param("https://registry.example.org/\r\nx: y", "registry.example.org", "not a URL", id="line-break"),
-        pytest.param("https://rеgistry.example.org/", "registry.example.org", "not a URL", id="cyrillic"),
-        pytest.param("https://u:p@registry.example.org/", "registry.example.org", "user info", id="user-info"),
-        pytest.param("https://registry.example.org@evil.test/", "registry.example.org", "user info", id="at-sign"),
-        pytest.param("https://registry.example.org/#x", "registry.example.org", "fragment", id="fragment"),
+        pytest.param(
+            "https://registry.example.org/a b", "registry.example.org", "not a URL", id="blank"
+        ),
+        pytest.param(
+            "https://registry.example.org/\r\nx: y",
+            "registry.example.org",
+            "not a URL",
+            id="line-break",
+        ),
+        pytest.param(
+            "https://rеgistry.example.org/", "registry.example.org", "not a URL", id="cyrillic"
+        ),
+        pytest.param(
+            "https://u:p@registry.example.org/", "registry.example.org", "user info", id="user-info"
+        ),
+        pytest.param(
+            "https://registry.example.org@evil.test/",
+            "registry.example.org",
+            "user info",
+            id="at-sign",
+        ),
+        pytest.param(
+            "https://registry.example.org/#x", "registry.example.org", "fragment", id="fragment"
+        ),
     ],
 )
 def test_other_realms_get_no_credentials(url: str, registry: str, complaint: str) -> None:
@@ -255,7 +351,9 @@ def test_no_stranger_sends_us_to_a_private_address(host: str, secret: bool) -> N
         realm(f"https://{host}/token", secret=secret)
 
 
-@pytest.mark.parametrize("host", ["registry.example.org", "8.8.8.8", "2606:4700::1", "1password.example", "a1.b2"])
+@pytest.mark.parametrize(
+    "host", ["registry.example.org", "8.8.8.8", "2606:4700::1", "1password.example", "a1.b2"]
+)
 def test_public_names_and_addresses_are_not_private(host: str) -> None:
     assert not is_private(host)
 
@@ -282,7 +380,8 @@ def test_any_realm_passes_or_is_an_auth_error(text: str) -> None:
             assert (urlsplit(passed).hostname or "").rstrip(".").endswith("example.org")
 
 
-# What is sent ----------------------------------------------------------------------------------------
+# What is sent
+# ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.anyio
@@ -297,7 +396,10 @@ async def test_a_token_is_asked_for_with_the_challenges_words() -> None:
     tokens = Tokens()
     challenge = 'Bearer realm="https://registry.example.org/t?tenant=a%20b",service="the service"'
     at = await challenged(tokens, USER, challenge)
-    assert await at.authorization("team/app", "pull,push", extra=[("other/app", "pull")]) == "Bearer t1"
+    assert (
+        await at.authorization("team/app", "pull,push", extra=[("other/app", "pull")])
+        == "Bearer t1"
+    )
     method, url, headers, body = tokens.asked[0]
     assert (method, body) == ("GET", b"")
     assert url.startswith("https://registry.example.org/t?")
@@ -345,8 +447,20 @@ async def test_basic_is_sent_after_the_challenge_on_every_request() -> None:
     ("credential", "used", "complaint", "fatal"),
     [
         pytest.param(None, None, "none are configured", False, id="anonymous"),
-        pytest.param(USER, BASIC, "refused the credentials (credentials of registry 'mine')", True, id="wrong"),
-        pytest.param(Credential(identity_token="hunter2", origin="a file"), None, "a file has none", True, id="token"),
+        pytest.param(
+            USER,
+            BASIC,
+            "refused the credentials (credentials of registry 'mine')",
+            True,
+            id="wrong",
+        ),
+        pytest.param(
+            Credential(identity_token="hunter2", origin="a file"),
+            None,
+            "a file has none",
+            True,
+            id="token",
+        ),
     ],
 )
 async def test_a_basic_challenge_that_cannot_be_met_says_why(
@@ -376,14 +490,17 @@ async def test_a_static_token_is_sent_at_once_over_https_and_never_exchanged() -
     assert await over_http.authorization("team/app", "pull") is None
     assert await over_http.refused([BEARER], None, "team/app", "pull")
     assert await over_http.authorization("team/app", "pull") == "Bearer hunter2"
-    with pytest.raises(AuthError, match=r"refused the credentials \(token of registry 'mine'\)") as caught:
+    with pytest.raises(
+        AuthError, match=r"refused the credentials \(token of registry 'mine'\)"
+    ) as caught:
         await over_http.refused([BEARER], "Bearer hunter2", "team/app", "pull")
     assert "hunter2" not in repr(caught.value)
     assert not over_http.forbidden("Bearer hunter2")
     assert tokens.asked == []
 
 
-# Sharing ---------------------------------------------------------------------------------------------
+# Sharing
+# ---------------------------------------------------------------------------------------------
 
 
 async def ask_together(
@@ -411,7 +528,9 @@ async def test_twenty_askers_share_one_token_request() -> None:
     tokens = Tokens()
     at = await challenged(tokens, USER)
     tokens.open = anyio.Event()
-    got = await ask_together(20, lambda number: at.authorization("team/app", "pull"), tokens.open.set)
+    got = await ask_together(
+        20, lambda number: at.authorization("team/app", "pull"), tokens.open.set
+    )
     assert got == ["Bearer t1"] * 20
     assert len(tokens.asked) == 1
     assert await at.authorization("team/app", "pull") == "Bearer t1"
@@ -425,7 +544,9 @@ async def test_askers_for_repositories_under_way_wait_for_the_same_request() -> 
     for number in range(8):
         at.declare(f"team/{number}", "pull")
     tokens.open = anyio.Event()
-    got = await ask_together(8, lambda number: at.authorization(f"team/{number}", "pull"), tokens.open.set)
+    got = await ask_together(
+        8, lambda number: at.authorization(f"team/{number}", "pull"), tokens.open.set
+    )
     assert got == ["Bearer t1"] * 8
     assert len(tokens.asked) == 1
 
@@ -488,7 +609,9 @@ async def test_a_waiter_that_is_cancelled_disturbs_nobody() -> None:
         pytest.param(ConnectFailed("no route"), id="unreachable"),
     ],
 )
-async def test_a_failure_is_shared_and_each_asker_gets_its_own_error(failure: Answer | SyncError) -> None:
+async def test_a_failure_is_shared_and_each_asker_gets_its_own_error(
+    failure: Answer | SyncError,
+) -> None:
     tokens = Tokens(failure)
     at = await challenged(tokens, USER)
     tokens.open = anyio.Event()
@@ -510,7 +633,8 @@ async def test_a_failure_is_shared_and_each_asker_gets_its_own_error(failure: An
     assert await at.authorization("team/app", "pull") == "Bearer t2"
 
 
-# Scopes ----------------------------------------------------------------------------------------------
+# Scopes
+# ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.anyio
@@ -540,7 +664,9 @@ async def test_a_declared_target_asks_for_pull_and_push_at_once() -> None:
 
 @pytest.mark.anyio
 async def test_without_a_declaration_push_is_never_asked_for() -> None:
-    """Quay creates the repository when a token with push is asked for (protocol-facts.md section 2.2)."""
+    """Quay creates the repository when a token with push is asked for (protocol-facts.md section
+    2.2).
+    """
     tokens = Tokens()
     at = await challenged(tokens, USER)
     await at.authorization("team/app", "pull")
@@ -554,7 +680,10 @@ async def test_a_mounts_source_is_part_of_what_is_needed() -> None:
     tokens = Tokens()
     at = await challenged(tokens, USER)
     await at.authorization("team/app", "pull,push")
-    assert await at.authorization("team/app", "pull,push", extra=[("team/base", "pull")]) == "Bearer t2"
+    assert (
+        await at.authorization("team/app", "pull,push", extra=[("team/base", "pull")])
+        == "Bearer t2"
+    )
     assert await at.authorization("team/base", "pull") == "Bearer t2"
     assert tokens.scopes() == [["team/app:pull,push"], ["team/app:pull,push", "team/base:pull"]]
 
@@ -579,7 +708,8 @@ async def test_a_403_to_a_wide_token_makes_the_host_one_scope() -> None:
     assert not at._one_scope
     assert at.forbidden(used)
     await narrowed(at, tokens)
-    # A second 403 that comes in for the wide token is worth a repetition, one for an exact token is not.
+    # A second 403 that comes in for the wide token is worth a repetition, one for an exact token is
+    # not.
     assert at.forbidden(used)
     assert not at.forbidden(await at.authorization("team/1", "pull"))
     assert len(tokens.asked) == 3
@@ -641,7 +771,9 @@ async def test_a_refusal_for_one_repository_is_not_anothers() -> None:
     for number in (0, 1):
         at.declare(f"team/{number}", "pull")
     tokens.open = anyio.Event()
-    got = await ask_together(4, lambda number: at.authorization(f"team/{number % 2}", "pull"), tokens.open.set)
+    got = await ask_together(
+        4, lambda number: at.authorization(f"team/{number % 2}", "pull"), tokens.open.set
+    )
     assert tokens.scopes() == [["team/0:pull", "team/1:pull"], ["team/0:pull"], ["team/1:pull"]]
     assert [got[1], got[3]] == ["Bearer t3"] * 2
     for error in (got[0], got[2]):
@@ -691,7 +823,8 @@ async def test_insufficient_scope_asks_for_what_the_challenge_says() -> None:
     assert tokens.scopes()[1:] == [["team/app:pull,metadata"]]
 
 
-# Lifetimes -------------------------------------------------------------------------------------------
+# Lifetimes
+# -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.anyio
@@ -706,7 +839,9 @@ async def test_insufficient_scope_asks_for_what_the_challenge_says() -> None:
         pytest.param({"access_token": "t", "expires_in": 300}, 270, id="access-token"),
         pytest.param({"token": jwt(iat=5000, exp=5100)}, 90, id="jwt-by-its-own-clock"),
         pytest.param({"token": jwt(exp=1_700_000_100)}, 90, id="jwt-by-ours"),
-        pytest.param({"token": jwt(exp=1_700_000_100), "expires_in": 1000}, 900, id="expires-in-beats-jwt"),
+        pytest.param(
+            {"token": jwt(exp=1_700_000_100), "expires_in": 1000}, 900, id="expires-in-beats-jwt"
+        ),
     ],
 )
 async def test_a_token_is_renewed_before_it_expires(document: object, lasts: float) -> None:
@@ -722,8 +857,12 @@ async def test_a_token_is_renewed_before_it_expires(document: object, lasts: flo
 
 
 @pytest.mark.anyio
-@pytest.mark.parametrize("token", ["opaque", "a.b.c", "a.!.c", "a..c", jwt(exp="soon"), "a." + "W10" + ".c"])
-async def test_a_token_of_unknown_lifetime_serves_until_refused_but_not_before_a_body(token: str) -> None:
+@pytest.mark.parametrize(
+    "token", ["opaque", "a.b.c", "a.!.c", "a..c", jwt(exp="soon"), "a." + "W10" + ".c"]
+)
+async def test_a_token_of_unknown_lifetime_serves_until_refused_but_not_before_a_body(
+    token: str,
+) -> None:
     tokens, clock = Tokens(answer(200, {"token": token})), Clock()
     at = await challenged(tokens, USER, clock=clock)
     await at.authorization("team/app", "pull")
@@ -784,13 +923,18 @@ async def test_a_401_to_a_token_leaves_no_older_one_to_be_refused_too() -> None:
     at = await challenged(tokens, USER, clock=clock)
     assert await at.authorization("team/app", "pull") == "Bearer t1"
     clock.now += 61
-    assert await at.authorization("team/app", "pull", [("team/other", "pull")], before_body=True) == "Bearer t2"
+    assert (
+        await at.authorization("team/app", "pull", [("team/other", "pull")], before_body=True)
+        == "Bearer t2"
+    )
     clock.now += 61
     assert await at.authorization("team/third", "pull") == "Bearer t3"
     assert await at.authorization("team/app", "pull") == "Bearer t2"
     assert await at.refused([BEARER], "Bearer t2", "team/app", "pull")
     assert await at.authorization("team/app", "pull") == "Bearer t4"
-    assert await at.authorization("team/third", "pull") == "Bearer t3", "which does not serve here and may be good"
+    assert await at.authorization("team/third", "pull") == "Bearer t3", (
+        "which does not serve here and may be good"
+    )
     assert len(tokens.asked) == 4
 
 
@@ -814,16 +958,27 @@ async def test_a_401_without_challenge_to_a_token_renews_it() -> None:
     assert await at.authorization("team/app", "pull") == "Bearer t2"
 
 
-# The token service's answers ---------------------------------------------------------------------------
+# The token service's answers
+# ---------------------------------------------------------------------------
 
 
 @pytest.mark.anyio
 @pytest.mark.parametrize(
     ("reply", "credential", "complaint", "fatal"),
     [
-        pytest.param(answer(401), USER, "refused the credentials (credentials of registry", True, id="wrong-password"),
         pytest.param(
-            answer(401), None, "no token for team/app (pull) without credentials: status 401", False, id="open"
+            answer(401),
+            USER,
+            "refused the credentials (credentials of registry",
+            True,
+            id="wrong-password",
+        ),
+        pytest.param(
+            answer(401),
+            None,
+            "no token for team/app (pull) without credentials: status 401",
+            False,
+            id="open",
         ),
         pytest.param(
             answer(403, {"errors": [{"code": "DENIED", "message": "not yours, hunter2"}]}),
@@ -834,19 +989,43 @@ async def test_a_401_without_challenge_to_a_token_renews_it() -> None:
             id="denied",
         ),
         pytest.param(
-            answer(400, {"details": "bad\x1b[2J\nscope"}), None, "status 400: bad[2J scope", False, id="details"
+            answer(400, {"details": "bad\x1b[2J\nscope"}),
+            None,
+            "status 400: bad[2J scope",
+            False,
+            id="details",
         ),
-        pytest.param(answer(403, {"error": "hun\0ter2"}), USER, "status 403: ***", False, id="hidden-secret"),
-        pytest.param(answer(404, {"error": "unknown"}), None, "status 404: unknown", False, id="error-field"),
+        pytest.param(
+            answer(403, {"error": "hun\0ter2"}), USER, "status 403: ***", False, id="hidden-secret"
+        ),
+        pytest.param(
+            answer(404, {"error": "unknown"}), None, "status 404: unknown", False, id="error-field"
+        ),
         pytest.param((404, {}, b"<html>"), None, "status 404", False, id="html"),
-        pytest.param(answer(302, None, location="https://evil.test/"), USER, "status 302", False, id="redirect"),
+        pytest.param(
+            answer(302, None, location="https://evil.test/"),
+            USER,
+            "status 302",
+            False,
+            id="redirect",
+        ),
         pytest.param((200, {}, b""), USER, "without a usable token", False, id="empty"),
         pytest.param((200, {}, b"[" * 200_000), USER, "without a usable token", False, id="deep"),
         pytest.param(answer(200, []), USER, "without a usable token", False, id="list"),
-        pytest.param(answer(200, {"token": ""}), USER, "without a usable token", False, id="empty-token"),
+        pytest.param(
+            answer(200, {"token": ""}), USER, "without a usable token", False, id="empty-token"
+        ),
         pytest.param(answer(200, {"token": 5}), USER, "without a usable token", False, id="number"),
-        pytest.param(answer(200, {"token": "a\r\nX: b"}), USER, "without a usable token", False, id="line-break"),
-        pytest.param(answer(200, {"token": "ü"}), USER, "without a usable token", False, id="not-ascii"),
+        pytest.param(
+            answer(200, {"token": "a\r\nX: b"}),
+            USER,
+            "without a usable token",
+            False,
+            id="line-break",
+        ),
+        pytest.param(
+            answer(200, {"token": "ü"}), USER, "without a usable token", False, id="not-ascii"
+        ),
     ],
 )
 async def test_what_the_token_service_refuses_is_said_once_and_clean(
@@ -886,7 +1065,9 @@ IDENTITY = Credential("00000000", identity_token="hunter2", origin="a file")
 
 @pytest.mark.anyio
 async def test_an_identity_token_is_exchanged_by_post_and_its_successor_kept() -> None:
-    tokens = Tokens(answer(200, {"access_token": "a1", "expires_in": 300, "refresh_token": "hunter3"}))
+    tokens = Tokens(
+        answer(200, {"access_token": "a1", "expires_in": 300, "refresh_token": "hunter3"})
+    )
     at = await challenged(tokens, IDENTITY)
     at.declare("team/other", "pull")
     assert await at.authorization("team/app", "pull") == "Bearer a1"
@@ -911,7 +1092,9 @@ async def test_get_is_tried_where_the_post_flow_is_missing(status: int) -> None:
     at = await challenged(tokens, IDENTITY)
     assert await at.authorization("team/app", "pull") == "Bearer t2"
     assert [request[0] for request in tokens.asked] == ["POST", "GET"]
-    assert tokens.asked[1][2] == [("Authorization", "Basic " + base64.b64encode(b"00000000:hunter2").decode())]
+    assert tokens.asked[1][2] == [
+        ("Authorization", "Basic " + base64.b64encode(b"00000000:hunter2").decode())
+    ]
 
 
 @pytest.mark.anyio
@@ -923,7 +1106,8 @@ async def test_get_is_not_tried_without_a_user_name() -> None:
     assert len(tokens.asked) == 1
 
 
-# What an earlier run learnt ----------------------------------------------------------------------------
+# What an earlier run learnt
+# ----------------------------------------------------------------------------
 
 
 @pytest.mark.anyio
@@ -960,7 +1144,9 @@ async def test_a_recalled_challenge_that_no_longer_serves_is_forgotten() -> None
 @pytest.mark.rule("R9")
 @pytest.mark.anyio
 @pytest.mark.parametrize(("scheme", "sent"), [("https", BASIC), ("http", None)])
-async def test_recalled_basic_is_sent_at_once_over_https_only(scheme: str, sent: str | None) -> None:
+async def test_recalled_basic_is_sent_at_once_over_https_only(
+    scheme: str, sent: str | None
+) -> None:
     at = login(Tokens(), USER, scheme=scheme)
     at.recall([Challenge("basic", "here"), False])
     assert await at.authorization("team/app", "pull") == sent
@@ -980,7 +1166,10 @@ async def test_an_identity_token_in_use_is_hidden_whatever_else_was_to_be_hidden
     assert await at.authorization("team/app", "pull") == "Bearer a1"
     for number in range(1000):
         at.conceal(f"/blob?signature={number:08}")
-    assert at.redact("you sent refresh_token=the-successor and a1") == "you sent refresh_token=*** and ***"
+    assert (
+        at.redact("you sent refresh_token=the-successor and a1")
+        == "you sent refresh_token=*** and ***"
+    )
 
 
 @pytest.mark.anyio

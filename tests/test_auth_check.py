@@ -1,4 +1,6 @@
-"""`auth check`: what each registry in use lets us do, told before any transfer; every request is counted."""
+"""`auth check`: what each registry in use lets us do, told before any transfer; every request is
+counted.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,11 @@ A_HOUR_LATER = "2026-01-01T01:00:00Z"
 
 
 async def check(
-    world: Virtual, registries: dict[str, Any], *repositories: str, verbose: str = "-v", **mapping: Any
+    world: Virtual,
+    registries: dict[str, Any],
+    *repositories: str,
+    verbose: str = "-v",
+    **mapping: Any,
 ) -> tuple[Ran, dict[str, dict[str, Any]]]:
     """Ask in JSON; return the run, and its rows by repository."""
     text = document(registries, *({"from": name, **mapping} for name in repositories))
@@ -44,7 +50,10 @@ async def check(
 
 def asked(place: Place) -> list[str]:
     """What a registry was asked, in order, with what it said."""
-    return [f"{each.method} {each.target.split('/_')[0]} {each.status}" for each in place.journal.entries]
+    return [
+        f"{each.method} {each.target.split('/_')[0]} {each.status}"
+        for each in place.journal.entries
+    ]
 
 
 def serve(world: Virtual, app: App, name: str, *repositories: str, scheme: str = "http") -> Place:
@@ -60,7 +69,10 @@ async def test_each_end_is_asked_as_a_run_would_and_no_manifest_is_touched() -> 
         tokens = TokenService(USERS, now=anyio.current_time)
         source = serve(world, App(auth=tokens), "source.test", "app")
         target = serve(world, App(auth=BasicAuth(USERS)), "target.test", "app")
-        registries = {"source": "http://source.test", "target": {"url": "http://target.test", **LOGIN}}
+        registries = {
+            "source": "http://source.test",
+            "target": {"url": "http://target.test", **LOGIN},
+        }
         ran, rows = await check(world, registries, "app")
         assert ran.status == 0
         assert [each.split("?")[0] for each in asked(source)] == [
@@ -117,7 +129,9 @@ def cloud(monkeypatch: pytest.MonkeyPatch) -> Cloud:
     return made
 
 
-async def test_a_missing_ecr_repository_comes_with_the_command_that_creates_it(cloud: Cloud) -> None:
+async def test_a_missing_ecr_repository_comes_with_the_command_that_creates_it(
+    cloud: Cloud,
+) -> None:
     async with virtual() as world:
         serve(world, App(), "source.test", "team/app")
         target = serve(world, App(auth=BasicAuth({"AWS": "p1"})), ECR, scheme="https")
@@ -129,7 +143,11 @@ async def test_a_missing_ecr_repository_comes_with_the_command_that_creates_it(c
             in ran.err
         )
         found = rows[f"{ECR}/team/app"]
-        assert (found["method"], found["source"], found["upload"]) == ("detected", "a cloud of the tests", None)
+        assert (found["method"], found["source"], found["upload"]) == (
+            "detected",
+            "a cloud of the tests",
+            None,
+        )
         assert (found["error"]["code"], found["error"]["status"]) == ("TARGET_ERROR", 404)
         assert [each.split()[0] for each in asked(target)] == ["GET", "GET"]
 
@@ -139,9 +157,14 @@ async def test_who_has_no_login_at_a_cloud_is_told_how_to_see_why(cloud: Cloud) 
     async with virtual() as world:
         serve(world, App(), "source.test", "app")
         serve(world, App(auth=BasicAuth({"AWS": "p1"})), ECR, "app", scheme="https")
-        ran, rows = await check(world, {"source": "http://source.test", "target": f"https://{ECR}"}, "app")
+        ran, rows = await check(
+            world, {"source": "http://source.test", "target": f"https://{ECR}"}, "app"
+        )
         assert (ran.status, rows[f"{ECR}/app"]["error"]["code"]) == (4, "AUTH_ERROR")
-        assert "hint: set auth_type (ecr, gar, acr) to see why no cloud logs in, or log in with" in ran.err
+        assert (
+            "hint: set auth_type (ecr, gar, acr) to see why no cloud logs in, or log in with"
+            in ran.err
+        )
 
 
 @pytest.mark.parametrize("expires", [1e300, -1e300, float("nan")])
@@ -151,7 +174,9 @@ async def test_an_end_that_no_calendar_has_is_not_shown(cloud: Cloud, expires: f
     async with virtual() as world:
         serve(world, App(auth=BasicAuth({"AWS": "p1"})), ECR, "team/app", scheme="https")
         serve(world, App(), "target.test")
-        ran, rows = await check(world, {"source": f"https://{ECR}", "target": "http://target.test"}, "team/app")
+        ran, rows = await check(
+            world, {"source": f"https://{ECR}", "target": "http://target.test"}, "team/app"
+        )
         assert (ran.status, rows[f"{ECR}/team/app"]["expires"]) == (0, None)
 
 
@@ -159,7 +184,9 @@ async def test_what_is_not_there_yet_is_not_created_elsewhere() -> None:
     async with virtual() as world:
         serve(world, App(), "source.test", "app")
         target = serve(world, App(), "target.test")
-        ran, rows = await check(world, {"source": "http://source.test", "target": "http://target.test"}, "app")
+        ran, rows = await check(
+            world, {"source": "http://source.test", "target": "http://target.test"}, "app"
+        )
         assert (ran.status, rows["target.test/app"]["upload"]) == (0, "absent")
         assert asked(target) == ["GET /v2/app/tags/list?n=1 404"]
 
@@ -170,7 +197,10 @@ async def test_fifty_repositories_need_seven_tokens_and_one_bare_request() -> No
         tokens = TokenService(USERS, anonymous=False, now=anyio.current_time)
         source = serve(world, App(auth=tokens), "source.test", *names)
         serve(world, App(), "target.test", *names)
-        registries = {"source": {"url": "http://source.test", **LOGIN}, "target": "http://target.test"}
+        registries = {
+            "source": {"url": "http://source.test", **LOGIN},
+            "target": "http://target.test",
+        }
         ran, rows = await check(world, registries, *names)
         assert (ran.status, len(rows), tokens.requests) == (0, 100, 7)
         source.journal.matching("GET", "tag_list").exactly(51)
@@ -181,7 +211,10 @@ async def test_refused_credentials_are_told_for_each_repository_and_shown_once()
         tokens = TokenService({"me": "another"}, now=anyio.current_time)
         source = serve(world, App(auth=tokens), "source.test", "one", "two")
         target = serve(world, App(), "target.test", "one", "two")
-        registries = {"source": {"url": "http://source.test", **LOGIN}, "target": "http://target.test"}
+        registries = {
+            "source": {"url": "http://source.test", **LOGIN},
+            "target": "http://target.test",
+        }
         ran, rows = await check(world, registries, "one", "two")
         assert (ran.status, tokens.requests, len(source.journal.entries)) == (4, 1, 2)
         codes = {name: found["error"] and found["error"]["code"] for name, found in rows.items()}
@@ -192,16 +225,26 @@ async def test_refused_credentials_are_told_for_each_repository_and_shown_once()
         target.journal.matching("POST").exactly(2)
 
 
-async def test_a_credential_file_that_cannot_be_read_stops_its_registry_only(tmp_path: Path) -> None:
+async def test_a_credential_file_that_cannot_be_read_stops_its_registry_only(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "config.json").mkdir()
     async with virtual() as world:
         source = serve(world, App(), "source.test", "app")
         serve(world, App(), "target.test", "app")
-        registries = {"source": "http://source.test", "target": {"url": "http://target.test", "auth_type": "anonymous"}}
+        registries = {
+            "source": "http://source.test",
+            "target": {"url": "http://target.test", "auth_type": "anonymous"},
+        }
         text = document(registries, {"from": "app"})
-        ran = await world.run("auth", "check", "-c", "-", stdin=text, env={"DOCKER_CONFIG": str(tmp_path)})
+        ran = await world.run(
+            "auth", "check", "-c", "-", stdin=text, env={"DOCKER_CONFIG": str(tmp_path)}
+        )
         assert (ran.status, ran.out) == (4, "ok  target.test/app  pull,push  (anonymous)\n")
-        assert f"error: AUTH_ERROR: check source.test/app: {tmp_path}/config.json cannot be read: " in ran.err
+        assert (
+            f"error: AUTH_ERROR: check source.test/app: {tmp_path}/config.json cannot be read: "
+            in ran.err
+        )
         source.journal.matching().none()
 
 
@@ -212,19 +255,29 @@ async def test_an_unreachable_registry_does_not_hide_the_others() -> None:
         ran, rows = await check(world, registries, *map(str, range(5)))
         assert ran.status == 4
         assert {found["registry"] for found in rows.values() if found["error"]} == {"down"}
-        assert {found["error"]["code"] for found in rows.values() if found["error"]} == {"NETWORK_ERROR"}
+        assert {found["error"]["code"] for found in rows.values() if found["error"]} == {
+            "NETWORK_ERROR"
+        }
 
 
 async def test_who_may_only_pull_is_told_at_a_target() -> None:
     async with virtual() as world:
         serve(world, App(), "source.test", "app")
-        tokens = TokenService(USERS, grants=lambda user, access: access.action == "pull", now=anyio.current_time)
+        tokens = TokenService(
+            USERS, grants=lambda user, access: access.action == "pull", now=anyio.current_time
+        )
         target = serve(world, App(auth=tokens), "target.test", "app")
-        registries = {"source": "http://source.test", "target": {"url": "http://target.test", **LOGIN}}
+        registries = {
+            "source": "http://source.test",
+            "target": {"url": "http://target.test", **LOGIN},
+        }
         ran, rows = await check(world, registries, "app")
         assert ran.status == 4
         assert rows["target.test/app"]["error"]["code"] == "AUTH_ERROR"
-        assert "check what the credentials (credentials of registry 'target') are allowed to do there" in ran.err
+        assert (
+            "check what the credentials (credentials of registry 'target') are allowed to do there"
+            in ran.err
+        )
         target.journal.matching("DELETE").none()
 
 
@@ -241,20 +294,30 @@ async def test_where_a_listing_is_hidden_the_upload_decides() -> None:
     async with virtual() as world:
         serve(world, App(), "source.test", "app")
         target = serve(world, Hidden(), "target.test", "app")
-        ran, rows = await check(world, {"source": "http://source.test", "target": "http://target.test"}, "app")
+        ran, rows = await check(
+            world, {"source": "http://source.test", "target": "http://target.test"}, "app"
+        )
         assert (ran.status, rows["target.test/app"]["upload"]) == (0, "opened")
         target.journal.matching("POST").exactly(1)
         target.journal.matching("DELETE").exactly(1)
-        ran, rows = await check(world, {"source": "http://target.test", "target": "http://source.test"}, "app")
+        ran, rows = await check(
+            world, {"source": "http://target.test", "target": "http://source.test"}, "app"
+        )
         assert (ran.status, rows["target.test/app"]["error"]["code"]) == (4, "AUTH_ERROR")
 
 
-async def test_a_repository_at_both_ends_is_asked_once_and_an_unused_registry_never(tmp_path: Path) -> None:
+async def test_a_repository_at_both_ends_is_asked_once_and_an_unused_registry_never(
+    tmp_path: Path,
+) -> None:
     async with virtual() as world:
         both = serve(world, App(), "both.test", "a", "b")
         unused = serve(world, App(), "unused.test", "a")
         text = document(
-            {"source": "http://both.test", "target": "http://both.test", "unused": "http://unused.test"},
+            {
+                "source": "http://both.test",
+                "target": "http://both.test",
+                "unused": "http://unused.test",
+            },
             {"from": "a", "to": "b", "targets": ["source"]},
             {"from": "b", "to": "c", "targets": ["source"]},
         )
@@ -262,7 +325,11 @@ async def test_a_repository_at_both_ends_is_asked_once_and_an_unused_registry_ne
         file.write_text(text)
         ran = await world.run("auth", "check", "--json", "-q", "-c", str(file))
         rights = {each["repository"]: each["rights"] for each in ran.report["access"]}
-        assert rights == {"both.test/a": "pull", "both.test/b": "pull,push", "both.test/c": "pull,push"}
+        assert rights == {
+            "both.test/a": "pull",
+            "both.test/b": "pull,push",
+            "both.test/c": "pull,push",
+        }
         both.journal.matching("GET", "tag_list").exactly(3)
         unused.journal.matching().none()
     assert os.listdir(tmp_path) == ["mirror.yaml"]

@@ -1,7 +1,9 @@
-"""ECR's logins: the signature, the chain, what is said when there is nothing; botocore and moto as second opinions.
+"""ECR's logins: the signature, the chain, what is said when there is nothing; botocore and moto as
+second opinions.
 
-The persona (conformance/aws.py) verifies signatures and words by itself; botocore, driven through the same persona,
-says whether that is what AWS's own programs send, and finds the same identity from the same files and variables.
+The persona (conformance/aws.py) verifies signatures and words by itself; botocore, driven through
+the same persona, says whether that is what AWS's own programs send, and finds the same identity
+from the same files and variables.
 """
 
 from __future__ import annotations
@@ -77,18 +79,35 @@ class World:
             **more,
         }
         if login.refresh:
-            document |= {"refreshToken": login.refresh, "clientId": login.client[0], "clientSecret": login.client[1]}
+            document |= {
+                "refreshToken": login.refresh,
+                "clientId": login.client[0],
+                "clientSecret": login.client[1],
+            }
             document["registrationExpiresAt"] = "2099-01-01T00:00:00Z"
-        self.write(f".aws/sso/cache/{hashlib.sha1(name.encode()).hexdigest()}.json", json.dumps(document))
+        self.write(
+            f".aws/sso/cache/{hashlib.sha1(name.encode()).hexdigest()}.json", json.dumps(document)
+        )
 
     def answer(self, method: str, url: str, headers: list[tuple[str, str]], body: bytes) -> Any:
         parts = urlsplit(url)
         target = parts.path + (f"?{parts.query}" if parts.query else "")
-        kept = [(name, value) for name, value in headers if name.lower() not in ("host", "content-length")]
-        return self.aws.request(method, target or "/", [("host", parts.netloc), *kept], body or None)
+        kept = [
+            (name, value)
+            for name, value in headers
+            if name.lower() not in ("host", "content-length")
+        ]
+        return self.aws.request(
+            method, target or "/", [("host", parts.netloc), *kept], body or None
+        )
 
     async def fetch(
-        self, method: str, url: str, headers: list[tuple[str, str]], body: bytes, seconds: float | None = None
+        self,
+        method: str,
+        url: str,
+        headers: list[tuple[str, str]],
+        body: bytes,
+        seconds: float | None = None,
     ) -> tuple[int, Mapping[str, str], bytes]:
         await anyio.lowlevel.checkpoint()
         self.patience.append(seconds)
@@ -102,9 +121,13 @@ class World:
         def read(path: str) -> bytes | None:
             return Path(path).read_bytes() if Path(path).exists() else None
 
-        return Machine(self.environ, str(self.home), read, lambda: self.aws.now() + self.skew, self.fetch)
+        return Machine(
+            self.environ, str(self.home), read, lambda: self.aws.now() + self.skew, self.fetch
+        )
 
-    async def log_in(self, host: str = PRIVATE, *, guessed: bool = False, **options: Any) -> Login | None:
+    async def log_in(
+        self, host: str = PRIVATE, *, guessed: bool = False, **options: Any
+    ) -> Login | None:
         return await aws.log_in(self.machine, registry(host, **options), guessed=guessed)
 
     async def who(self, host: str = PRIVATE, **options: Any) -> str:
@@ -141,18 +164,48 @@ TOKEN = "6e86291e8372ff2a2260956d9b8aae1d763fbf315fa00fa31553b73ebf194267"
 @pytest.mark.parametrize(
     ("session", "method", "url", "headers", "body", "service", "signature"),
     [
-        ("", "GET", HOST, [], b"", "service", "5fa00fa31553b73ebf1942676e86291e8372ff2a2260956d9b8aae1d763fbf31"),
         (
-            *("", "POST", HOST, [("Content-Type", "application/x-www-form-urlencoded")], b"Param1=value1", "service"),
+            "",
+            "GET",
+            HOST,
+            [],
+            b"",
+            "service",
+            "5fa00fa31553b73ebf1942676e86291e8372ff2a2260956d9b8aae1d763fbf31",
+        ),
+        (
+            *(
+                "",
+                "POST",
+                HOST,
+                [("Content-Type", "application/x-www-form-urlencoded")],
+                b"Param1=value1",
+                "service",
+            ),
             "ff11897932ad3f4e8b18135d722051e5ac45fc38421b1da7b9d196a0fe09473a",
         ),
-        (TOKEN, "GET", HOST, [], b"", "service", "07ec1639c89043aa0e3e2de82b96708f198cceab042d4a97044c66dd9f74e7f8"),
+        (
+            TOKEN,
+            "GET",
+            HOST,
+            [],
+            b"",
+            "service",
+            "07ec1639c89043aa0e3e2de82b96708f198cceab042d4a97044c66dd9f74e7f8",
+        ),
         (
             *("", "GET", f"{HOST}?Param2=value2&Param1=value1", [], b"", "service"),
             "b97d918cfa904a5beff61c982a1b6f458b799221646efd99d3219ec94cdf2500",
         ),
         (
-            *("", "GET", HOST, [("My-Header1", "value1"), ("My-Header2", '"a   b   c"')], b"", "service"),
+            *(
+                "",
+                "GET",
+                HOST,
+                [("My-Header1", "value1"), ("My-Header2", '"a   b   c"')],
+                b"",
+                "service",
+            ),
             "acc3ed3afb60bb290fc8d2dd0098b9911fcaa05412b367055dee359757a9c736",
         ),
         (
@@ -160,7 +213,14 @@ TOKEN = "6e86291e8372ff2a2260956d9b8aae1d763fbf315fa00fa31553b73ebf194267"
             "527a2155e9afc2426cb4c659023df9c031e8103458f349819615ff25111f5de0",
         ),
         (
-            *("TESTSESSIONTOKEN", "POST", "https://api.ecr.us-east-1.amazonaws.com/", ECR, b"{}", "ecr"),
+            *(
+                "TESTSESSIONTOKEN",
+                "POST",
+                "https://api.ecr.us-east-1.amazonaws.com/",
+                ECR,
+                b"{}",
+                "ecr",
+            ),
             "4f97774ff81377798af990a32ce33a36e3427e9fd062b01df0675a4dfa02c4f0",
         ),
         (
@@ -170,12 +230,21 @@ TOKEN = "6e86291e8372ff2a2260956d9b8aae1d763fbf315fa00fa31553b73ebf194267"
     ],
 )
 def test_published_vectors(
-    session: str, method: str, url: str, headers: list[tuple[str, str]], body: bytes, service: str, signature: str
+    session: str,
+    method: str,
+    url: str,
+    headers: list[tuple[str, str]],
+    body: bytes,
+    service: str,
+    signature: str,
 ) -> None:
     keys = EXAMPLE._replace(identity_token=session)
     sent = dict(aws.sign(keys, method, url, headers, body, service, "us-east-1", THEN))
     assert sent["Authorization"].endswith(f"Signature={signature}")
-    assert f"Credential=AKIDEXAMPLE/20150830/us-east-1/{service}/aws4_request, " in sent["Authorization"]
+    assert (
+        f"Credential=AKIDEXAMPLE/20150830/us-east-1/{service}/aws4_request, "
+        in sent["Authorization"]
+    )
     assert sent.get("X-Amz-Security-Token", "") == session
 
 
@@ -184,12 +253,19 @@ words = st.text("abcXYZ019-_.~ +/=%&?é", min_size=1, max_size=12)
 
 @settings(max_examples=60, deadline=None)
 @given(
-    session=st.one_of(st.just(""), words.map(lambda text: text.encode("ascii", "ignore").hex() + "x")),
+    session=st.one_of(
+        st.just(""), words.map(lambda text: text.encode("ascii", "ignore").hex() + "x")
+    ),
     method=st.sampled_from(["GET", "POST", "PUT"]),
-    path=st.lists(st.text("abcXYZ019-_.~", min_size=1, max_size=8).filter(lambda part: part.strip(".")), max_size=3),
+    path=st.lists(
+        st.text("abcXYZ019-_.~", min_size=1, max_size=8).filter(lambda part: part.strip(".")),
+        max_size=3,
+    ),
     query=st.dictionaries(words, words, max_size=3),
     headers=st.dictionaries(
-        st.from_regex(r"X-[A-Z][a-z]{1,6}", fullmatch=True), st.text("ab c=\"';,", max_size=10), max_size=3
+        st.from_regex(r"X-[A-Z][a-z]{1,6}", fullmatch=True),
+        st.text("ab c=\"';,", max_size=10),
+        max_size=3,
     ),
     body=st.binary(max_size=40),
     service=st.sampled_from(["ecr", "sts", "ecr-public"]),
@@ -209,7 +285,9 @@ def test_signatures_are_botocores(
     url += f"?{urlencode(query, quote_via=quote)}" if query else ""
     keys = EXAMPLE._replace(identity_token=session)
     ours = dict(aws.sign(keys, method, url, [*headers.items()], body, service, "eu-west-1", now))
-    theirs = botocore.awsrequest.AWSRequest(method=method, url=url, headers=dict(headers), data=body)
+    theirs = botocore.awsrequest.AWSRequest(
+        method=method, url=url, headers=dict(headers), data=body
+    )
     theirs.context["timestamp"] = ours["X-Amz-Date"]
     held = botocore.credentials.Credentials(keys.username, keys.password, session or None)
     signer = botocore.auth.SigV4Auth(held, service, "eu-west-1")
@@ -218,7 +296,10 @@ def test_signatures_are_botocores(
         theirs.headers["X-Amz-Security-Token"] = session
     text = signer.string_to_sign(theirs, signer.canonical_request(theirs))
     assert ours["Authorization"].endswith(signer.signature(text, theirs))
-    assert f"SignedHeaders={signer.signed_headers(signer.headers_to_sign(theirs))}," in ours["Authorization"]
+    assert (
+        f"SignedHeaders={signer.signed_headers(signer.headers_to_sign(theirs))},"
+        in ours["Authorization"]
+    )
 
 
 @pytest.mark.parametrize(
@@ -236,12 +317,25 @@ def test_signatures_are_botocores(
         ("unsigned", "MissingAuthenticationTokenException"),
     ],
 )
-def test_the_services_here_take_a_good_signature_and_no_other(world: World, change: str, name: str) -> None:
+def test_the_services_here_take_a_good_signature_and_no_other(
+    world: World, change: str, name: str
+) -> None:
     """What the persona lets pass, AWS would: each part of a signature counts."""
-    user, url, body = world.aws.identity("role", lasting=False), "https://api.ecr.eu-west-1.amazonaws.com/", b"{}"
-    keys = Credential(user.access, user.secret + "x" * (change == "secret"), user.session * (change != "no session"))
+    user, url, body = (
+        world.aws.identity("role", lasting=False),
+        "https://api.ecr.eu-west-1.amazonaws.com/",
+        b"{}",
+    )
+    keys = Credential(
+        user.access,
+        user.secret + "x" * (change == "secret"),
+        user.session * (change != "no session"),
+    )
     now = world.aws.now() + {"early": -600.0, "late": 600.0}.get(change, 0.0)
-    service, region = "sts" if change == "service" else "ecr", "us-east-1" if change == "region" else "eu-west-1"
+    service, region = (
+        "sts" if change == "service" else "ecr",
+        "us-east-1" if change == "region" else "eu-west-1",
+    )
     sent = aws.sign(keys, "POST", url, ECR, body, service, region, now)
     if change == "added header":
         sent.append(("X-Amz-Content-Sha256", "unsigned"))
@@ -254,10 +348,24 @@ def test_the_services_here_take_a_good_signature_and_no_other(world: World, chan
 # Names of services: sections 4.1 and 4.2.
 
 REGIONS = (
-    *("us-east-1", "eu-west-1", "ap-southeast-5", "mx-central-1", "us-gov-west-1", "cn-north-1", "eusc-de-east-1"),
+    *(
+        "us-east-1",
+        "eu-west-1",
+        "ap-southeast-5",
+        "mx-central-1",
+        "us-gov-west-1",
+        "cn-north-1",
+        "eusc-de-east-1",
+    ),
     *("us-iso-east-1", "us-isob-east-1", "eu-isoe-west-1", "us-isof-south-1"),
 )
-IDS = {"ecr": "ecr", "ecr-public": "ecr-public", "sts": "sts", "portal.sso": "sso", "oidc": "sso-oidc"}
+IDS = {
+    "ecr": "ecr",
+    "ecr-public": "ecr-public",
+    "sts": "sts",
+    "portal.sso": "sso",
+    "oidc": "sso-oidc",
+}
 
 
 @pytest.mark.parametrize("service", sorted(IDS))
@@ -272,7 +380,9 @@ def test_names_are_botocores(service: str) -> None:
             if fips and service == "ecr-public":
                 continue  # a rule, but no endpoint that is documented
             try:
-                theirs = provider.resolve_endpoint(Region=region, UseFIPS=fips, UseDualStack=dual).url
+                theirs = provider.resolve_endpoint(
+                    Region=region, UseFIPS=fips, UseDualStack=dual
+                ).url
             except botocore.exceptions.EndpointProviderError:
                 continue  # no such service there
             ours = f"https://{aws.endpoint(service, region, fips, dual)}"
@@ -296,12 +406,21 @@ def test_names_are_botocores(service: str) -> None:
         (f"{ACCOUNT}.dkr-ecr.us-west-2.on.aws", "ecr.us-west-2.api.aws"),
         (f"{ACCOUNT}.dkr-ecr-fips.us-gov-west-1.on.aws", "ecr-fips.us-gov-west-1.api.aws"),
         (f"{ACCOUNT}.dkr.ecr.us-gov-east-1.amazonaws.com", "api.ecr.us-gov-east-1.amazonaws.com"),
-        (f"{ACCOUNT}.dkr.ecr.cn-northwest-1.amazonaws.com.cn", "api.ecr.cn-northwest-1.amazonaws.com.cn"),
+        (
+            f"{ACCOUNT}.dkr.ecr.cn-northwest-1.amazonaws.com.cn",
+            "api.ecr.cn-northwest-1.amazonaws.com.cn",
+        ),
         (f"{ACCOUNT}.dkr.ecr.eusc-de-east-1.amazonaws.eu", "api.ecr.eusc-de-east-1.amazonaws.eu"),
         (f"{ACCOUNT}.dkr.ecr.us-iso-east-1.c2s.ic.gov", "api.ecr.us-iso-east-1.c2s.ic.gov"),
         (f"{ACCOUNT}.dkr.ecr.us-isob-east-1.sc2s.sgov.gov", "api.ecr.us-isob-east-1.sc2s.sgov.gov"),
-        (f"{ACCOUNT}.dkr.ecr.eu-isoe-west-1.cloud.adc-e.uk", "api.ecr.eu-isoe-west-1.cloud.adc-e.uk"),
-        (f"{ACCOUNT}.dkr.ecr.us-isof-south-1.csp.hci.ic.gov", "api.ecr.us-isof-south-1.csp.hci.ic.gov"),
+        (
+            f"{ACCOUNT}.dkr.ecr.eu-isoe-west-1.cloud.adc-e.uk",
+            "api.ecr.eu-isoe-west-1.cloud.adc-e.uk",
+        ),
+        (
+            f"{ACCOUNT}.dkr.ecr.us-isof-south-1.csp.hci.ic.gov",
+            "api.ecr.us-isof-south-1.csp.hci.ic.gov",
+        ),
         ("public.ecr.aws", "api.ecr-public.us-east-1.amazonaws.com"),
     ],
 )
@@ -313,7 +432,8 @@ async def test_a_registrys_name_tells_whom_to_ask(world: World, host: str, asked
     assert [entry.headers["host"] for entry in world.aws.journal.entries] == [asked]
 
 
-# The chain: sections 4.5 and 4.6. Each source arranges a world, in which both programs have to find the same identity.
+# The chain: sections 4.5 and 4.6. Each source arranges a world, in which both programs have to find
+# the same identity.
 
 Source = Callable[[World], str]
 
@@ -346,7 +466,11 @@ def environment_before_all(world: World) -> str:
 def web_identity(world: World) -> str:
     role = world.aws.role("pod")
     path = world.write("token", world.aws.web_token(role))
-    world.environ |= {"AWS_WEB_IDENTITY_TOKEN_FILE": path, "AWS_ROLE_ARN": role.arn, "AWS_ROLE_SESSION_NAME": "pod-1"}
+    world.environ |= {
+        "AWS_WEB_IDENTITY_TOKEN_FILE": path,
+        "AWS_ROLE_ARN": role.arn,
+        "AWS_ROLE_SESSION_NAME": "pod-1",
+    }
     return role.arn
 
 
@@ -358,7 +482,9 @@ def web_identity_before_files(world: World) -> str:
 def web_identity_profile(world: World) -> str:
     role = world.aws.role("pod")
     path = world.write("token", world.aws.web_token(role))
-    world.write(".aws/config", f"[profile pod]\nrole_arn = {role.arn}\nweb_identity_token_file = {path}\n")
+    world.write(
+        ".aws/config", f"[profile pod]\nrole_arn = {role.arn}\nweb_identity_token_file = {path}\n"
+    )
     world.environ["AWS_PROFILE"] = "pod"
     return role.arn
 
@@ -370,14 +496,19 @@ def credentials_file(world: World) -> str:
 
 def credentials_file_elsewhere(world: World) -> str:
     text = f"[some one]\n{keys_of(world.aws.identity('elsewhere', lasting=False))}"
-    world.environ |= {"AWS_SHARED_CREDENTIALS_FILE": world.write("keys.ini", text), "AWS_PROFILE": "some one"}
+    world.environ |= {
+        "AWS_SHARED_CREDENTIALS_FILE": world.write("keys.ini", text),
+        "AWS_PROFILE": "some one",
+    }
     return "elsewhere"
 
 
 def config_file(world: World) -> str:
     user = world.aws.identity("configured")
     nested = "s3 =\n  max_concurrent_requests = 20\nregion = eu-west-1\n"
-    world.write(".aws/config", f"# mine\n[default]\n{nested}[profile 'my own']\n{nested}{keys_of(user)}")
+    world.write(
+        ".aws/config", f"# mine\n[default]\n{nested}[profile 'my own']\n{nested}{keys_of(user)}"
+    )
     world.environ["AWS_PROFILE"] = "my own"
     return "configured"
 
@@ -397,7 +528,9 @@ def default_profile_variable(world: World) -> str:
 def role_of_a_source_profile(world: World) -> str:
     base = world.aws.identity("base")
     role = world.aws.role("reader", trusts="base", external_id="abc")
-    lines = f"role_arn = {role.arn}\nsource_profile = base\nexternal_id = abc\nduration_seconds = 900\n"
+    lines = (
+        f"role_arn = {role.arn}\nsource_profile = base\nexternal_id = abc\nduration_seconds = 900\n"
+    )
     world.write(".aws/config", f"[profile reader]\n{lines}role_session_name = me\n")
     world.write(".aws/credentials", f"[base]\n{keys_of(base)}")
     world.environ["AWS_PROFILE"] = "reader"
@@ -420,7 +553,10 @@ def role_of_a_role(world: World) -> str:
 def role_of_itself(world: World) -> str:
     base = world.aws.identity("base")
     role = world.aws.role("own", trusts="base")
-    world.write(".aws/config", f"[default]\nrole_arn = {role.arn}\nsource_profile = default\n{keys_of(base)}")
+    world.write(
+        ".aws/config",
+        f"[default]\nrole_arn = {role.arn}\nsource_profile = default\n{keys_of(base)}",
+    )
     return role.arn
 
 
@@ -439,11 +575,15 @@ def role_of_web_identity(world: World) -> str:
 
 def role_by(source: str) -> Source:
     def arrange(world: World) -> str:
-        trusted = {"Environment": environment, "EcsContainer": container, "Ec2InstanceMetadata": instance}[source](
-            world
-        )
+        trusted = {
+            "Environment": environment,
+            "EcsContainer": container,
+            "Ec2InstanceMetadata": instance,
+        }[source](world)
         role = world.aws.role("named", trusts=trusted)
-        world.write(".aws/config", f"[profile named]\nrole_arn = {role.arn}\ncredential_source = {source}\n")
+        world.write(
+            ".aws/config", f"[profile named]\nrole_arn = {role.arn}\ncredential_source = {source}\n"
+        )
         world.environ["AWS_PROFILE"] = "named"
         return role.arn
 
@@ -485,7 +625,9 @@ def role_of_sso(world: World) -> str:
     sso(world)
     role = world.aws.role("behind", trusts="sso:reader")
     config = (world.home / ".aws/config").read_text()
-    world.write(".aws/config", f"{config}[profile behind]\nrole_arn = {role.arn}\nsource_profile = dev\n")
+    world.write(
+        ".aws/config", f"{config}[profile behind]\nrole_arn = {role.arn}\nsource_profile = dev\n"
+    )
     world.environ["AWS_PROFILE"] = "behind"
     return role.arn
 
@@ -498,7 +640,10 @@ def container(world: World) -> str:
 
 def container_with_a_token(world: World) -> str:
     world.aws.container = ("/v1/credentials", "a-token")
-    world.environ |= {"AWS_CONTAINER_CREDENTIALS_FULL_URI": METADATA, "AWS_CONTAINER_AUTHORIZATION_TOKEN": "a-token"}
+    world.environ |= {
+        "AWS_CONTAINER_CREDENTIALS_FULL_URI": METADATA,
+        "AWS_CONTAINER_AUTHORIZATION_TOKEN": "a-token",
+    }
     return "container"
 
 
@@ -506,7 +651,9 @@ def pod_identity(world: World) -> str:
     world.aws.container = ("/v1/credentials", "from-a-file")
     world.environ["AWS_CONTAINER_CREDENTIALS_FULL_URI"] = "http://[fd00:ec2::23]/v1/credentials"
     world.environ["AWS_CONTAINER_AUTHORIZATION_TOKEN"] = "the file comes first"
-    world.environ["AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE"] = world.write("pod-token", "from-a-file")
+    world.environ["AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE"] = world.write(
+        "pod-token", "from-a-file"
+    )
     return "container"
 
 
@@ -528,7 +675,9 @@ def instance_by_ipv6(world: World) -> str:
 
 
 def instance_behind_an_empty_profile(world: World) -> str:
-    world.write(".aws/config", "[default]\nregion = eu-west-1\n[profile other]\nregion = eu-west-1\n")
+    world.write(
+        ".aws/config", "[default]\nregion = eu-west-1\n[profile other]\nregion = eu-west-1\n"
+    )
     world.environ["AWS_PROFILE"] = "other"
     return instance(world)
 
@@ -572,7 +721,8 @@ async def test_each_source_logs_in_with_so_many_requests(world: World, source: s
     expected = arrange(world)
     assert await world.who() == expected
     assert world.aws.requests == asked.split()
-    # Whoever comes back after the password has ended is asked for everything anew: keys have ended long before.
+    # Whoever comes back after the password has ended is asked for everything anew: keys have ended
+    # long before.
     assert await world.who() == expected
     assert world.aws.requests == asked.split() * 2
     # Metadata is nearby or absent; only there a time is set for a whole exchange.
@@ -581,8 +731,12 @@ async def test_each_source_logs_in_with_so_many_requests(world: World, source: s
 
 
 @pytest.mark.parametrize("source", sorted(SOURCES))
-def test_botocore_finds_the_same(world: World, source: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same files, the same variables, and the same services: the persona takes what AWS's programs send."""
+def test_botocore_finds_the_same(
+    world: World, source: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same files, the same variables, and the same services: the persona takes what AWS's
+    programs send.
+    """
     arrange, _ = SOURCES[source]
     expected = arrange(world)
     assert botocores(world, monkeypatch) == expected
@@ -606,7 +760,9 @@ def botocores(world: World, monkeypatch: pytest.MonkeyPatch) -> str:
         answer = world.answer(request.method, request.url, headers, body)
         raw = io.BytesIO(answer.data)
         raw.stream = lambda **_: iter([answer.data])  # type: ignore[attr-defined]
-        return botocore.awsrequest.AWSResponse(request.url, answer.status, dict(answer.headers), raw)
+        return botocore.awsrequest.AWSResponse(
+            request.url, answer.status, dict(answer.headers), raw
+        )
 
     monkeypatch.setattr(botocore.httpsession.URLLib3Session, "send", send)
     session = botocore.session.Session()
@@ -877,7 +1033,9 @@ async def test_a_host_of_another_name_needs_a_region(world: World) -> None:
     assert await world.who("registry.corp.test", auth_type="ecr") == "user"
     assert world.aws.journal.entries[-1].headers["host"] == "api.ecr.eu-north-1.amazonaws.com"
     world.environ["AWS_REGION"] = "evil.test/"
-    assert "no region: 'evil.test/'" in str(await refused(world, "registry.corp.test", auth_type="ecr"))
+    assert "no region: 'evil.test/'" in str(
+        await refused(world, "registry.corp.test", auth_type="ecr")
+    )
 
 
 # Guessing, and whether there is anything to guess from: design.md section 3.
@@ -885,7 +1043,9 @@ async def test_a_host_of_another_name_needs_a_region(world: World) -> None:
 
 async def test_a_guess_asks_the_metadata_service_alone(world: World) -> None:
     assert await world.log_in(guessed=True) is None
-    assert world.aws.requests == ["imds", "imds"], "which is there, and has no role for this machine"
+    assert world.aws.requests == ["imds", "imds"], (
+        "which is there, and has no role for this machine"
+    )
     assert world.patience == [1.0, 1.0]
     instance(world)
     assert await world.who(guessed=True) == "instance:worker"
@@ -914,7 +1074,10 @@ def test_what_is_configured_is_seen_without_asking(world: World, source: str) ->
 
 def test_a_file_with_a_region_alone_is_no_identity(world: World) -> None:
     assert not aws.present(world.machine)
-    world.write(".aws/config", "[default]\nregion = eu-west-1\noutput = json\n[profile a]\naws_access_key_id = x\n")
+    world.write(
+        ".aws/config",
+        "[default]\nregion = eu-west-1\noutput = json\n[profile a]\naws_access_key_id = x\n",
+    )
     assert not aws.present(world.machine)
     world.write(".aws/credentials", "nonsense")
     with pytest.raises(AuthError, match="is not a file of profiles"):
@@ -929,7 +1092,9 @@ def answering(world: World, *answers: tuple[int, dict[str, str], bytes]) -> None
     left = [*answers]
     fetch = world.fetch
 
-    async def instead(method: str, url: str, headers: Any, body: bytes, seconds: float | None = None) -> Any:
+    async def instead(
+        method: str, url: str, headers: Any, body: bytes, seconds: float | None = None
+    ) -> Any:
         if not left:
             return await fetch(method, url, headers, body, seconds)
         world.aws.requests.append("instead")
@@ -938,14 +1103,23 @@ def answering(world: World, *answers: tuple[int, dict[str, str], bytes]) -> None
     world.fetch = instead  # type: ignore[method-assign]
 
 
-THROTTLED = (400, {}, b'{"__type":"com.amazonaws.ecr#ThrottlingException","message":"Rate exceeded"}')
+THROTTLED = (
+    400,
+    {},
+    b'{"__type":"com.amazonaws.ecr#ThrottlingException","message":"Rate exceeded"}',
+)
 
 
 @pytest.mark.virtual_time
 @pytest.mark.parametrize(
     "answer",
     [
-        *((500, dict[str, str](), b""), (503, dict[str, str](), b"<html>"), (429, dict[str, str](), b"{}"), THROTTLED),
+        *(
+            (500, dict[str, str](), b""),
+            (503, dict[str, str](), b"<html>"),
+            (429, dict[str, str](), b"{}"),
+            THROTTLED,
+        ),
         (400, {"x-amzn-errortype": "TooManyRequestsException:http://internal/"}, b"{}"),
         (200, dict[str, str](), b"not JSON"),
     ],
@@ -975,8 +1149,12 @@ async def test_keys_from_an_agent_are_text_or_an_error(world: World) -> None:
     """They go into a signature for the role, which has no form for half a character."""
     broken(nothing, f"[default]\n{ROLE}credential_source = EcsContainer\n")(world)
     world.environ["AWS_CONTAINER_CREDENTIALS_FULL_URI"] = "http://127.0.0.1/keys"
-    answering(world, (200, {}, json.dumps({"AccessKeyId": "A", "SecretAccessKey": "\ud800"}).encode()))
-    assert "AWS_CONTAINER_CREDENTIALS_FULL_URI gives no AWS credentials" in str(await refused(world))
+    answering(
+        world, (200, {}, json.dumps({"AccessKeyId": "A", "SecretAccessKey": "\ud800"}).encode())
+    )
+    assert "AWS_CONTAINER_CREDENTIALS_FULL_URI gives no AWS credentials" in str(
+        await refused(world)
+    )
 
 
 @pytest.mark.virtual_time
@@ -1011,7 +1189,15 @@ BOMB = b"""<?xml version="1.0"?><!DOCTYPE x [<!ENTITY a "aaaaaaaaaa"><!ENTITY b 
 @pytest.mark.parametrize(
     "body",
     [
-        *(b"", b"[]", b"null", b"{}", b'{"authorizationData":[]}', b'{"authorizationData":[{}]}', b"[" * 100_000),
+        *(
+            b"",
+            b"[]",
+            b"null",
+            b"{}",
+            b'{"authorizationData":[]}',
+            b'{"authorizationData":[{}]}',
+            b"[" * 100_000,
+        ),
         b'{"authorizationData":[{"authorizationToken":"!"}]}',
         b'{"authorizationData":[{"authorizationToken":"QVdT"}]}',
         b'{"authorizationData":[{"authorizationToken":"QVdTOnB3","expiresAt":"soon"}]}',
@@ -1031,20 +1217,25 @@ async def test_nonsense_is_an_error_that_says_so(world: World, body: bytes) -> N
     await refused(world)
 
 
-# moto, which serves STS and ECR (no SSO portal, no ECR Public): what it takes and gives, without a socket.
+# moto, which serves STS and ECR (no SSO portal, no ECR Public): what it takes and gives, without a
+# socket.
 
 
 async def of_moto(
     method: str, url: str, headers: list[tuple[str, str]], body: bytes, seconds: float | None = None
 ) -> tuple[int, Mapping[str, str], bytes]:
     await anyio.lowlevel.checkpoint()
-    sent = botocore.awsrequest.AWSPreparedRequest(method, url, HTTPHeaders.from_pairs(headers), body, False)
+    sent = botocore.awsrequest.AWSPreparedRequest(
+        method, url, HTTPHeaders.from_pairs(headers), body, False
+    )
     status, answered, content = botocore_stubber.process_request(sent)  # type: ignore[misc]
     data = content.encode() if isinstance(content, str) else bytes(content)
     return status, {str(name).lower(): str(value) for name, value in answered.items()}, data
 
 
-@pytest.mark.parametrize("source", ["environment", "web identity", "role of a profile", "role of a role"])
+@pytest.mark.parametrize(
+    "source", ["environment", "web identity", "role of a profile", "role of a role"]
+)
 async def test_moto_takes_it_too(world: World, source: str) -> None:
     SOURCES[source][0](world)
     machine = world.machine._replace(fetch=of_moto)

@@ -1,7 +1,9 @@
-"""Runs against ECR and ECR Public: the built program from an empty state, over TLS, under AWS's own names.
+"""Runs against ECR and ECR Public: the built program from an empty state, over TLS, under AWS's own
+names.
 
-Each source of an identity logs in for a copy from and to both; the forward proxy knows AWS's names and nothing else,
-metadata services are where their variables say. What is about time runs in this process, on the virtual clock.
+Each source of an identity logs in for a copy from and to both; the forward proxy knows AWS's names
+and nothing else, metadata services are where their variables say. What is about time runs in this
+process, on the virtual clock.
 """
 
 from __future__ import annotations
@@ -33,24 +35,39 @@ from tests.thinning import Cell, thinned
 
 PRIVATE, PUBLIC = f"{ACCOUNT}.dkr.ecr.eu-west-1.amazonaws.com", "public.ecr.aws"
 SERVICES = [
-    *("api.ecr.eu-west-1.amazonaws.com", "api.ecr-public.us-east-1.amazonaws.com", "sts.eu-west-1.amazonaws.com"),
-    *("portal.sso.eu-west-1.amazonaws.com", "oidc.eu-west-1.amazonaws.com", "portal.sso.us-east-2.amazonaws.com"),
+    *(
+        "api.ecr.eu-west-1.amazonaws.com",
+        "api.ecr-public.us-east-1.amazonaws.com",
+        "sts.eu-west-1.amazonaws.com",
+    ),
+    *(
+        "portal.sso.eu-west-1.amazonaws.com",
+        "oidc.eu-west-1.amazonaws.com",
+        "portal.sso.us-east-2.amazonaws.com",
+    ),
     *("sts.us-east-1.amazonaws.com", "portal.sso.us-east-1.amazonaws.com"),
 ]
 
 
 class Parts:
-    """AWS under its own names: its services, both registries, and metadata over plain HTTP at `metadata`."""
+    """AWS under its own names: its services, both registries, and metadata over plain HTTP at
+    `metadata`.
+    """
 
     def __init__(self, known: Names, running: contextlib.ExitStack) -> None:
         self.known = known
         context = known.context([*SERVICES, PRIVATE, PUBLIC])
         self.aws = Aws()
         self.login = Public(self.aws)
-        self.private, self.public = imitate("ecr", auth=Private(self.aws)), imitate("ecr_public", auth=self.login)
+        self.private, self.public = (
+            imitate("ecr", auth=Private(self.aws)),
+            imitate("ecr_public", auth=self.login),
+        )
 
         def start(site: Any, *hosts: str) -> Server:
-            server = running.enter_context(run_in_thread(site, ssl_context=context if hosts else None))
+            server = running.enter_context(
+                run_in_thread(site, ssl_context=context if hosts else None)
+            )
             for host in hosts:
                 running.enter_context(known.known(host, server.port))
             return server
@@ -102,7 +119,9 @@ def regsync(
 
 
 def nearby(parts: Parts, environ: Mapping[str, str]) -> dict[str, str]:
-    """Lead to metadata services at a port of this machine: link-local addresses cannot be had in a test."""
+    """Lead to metadata services at a port of this machine: link-local addresses cannot be had in a
+    test.
+    """
     near = {**environ, "AWS_EC2_METADATA_SERVICE_ENDPOINT": parts.metadata}
     for name in ("RELATIVE", "FULL"):
         if near.pop(f"AWS_CONTAINER_CREDENTIALS_{name}_URI", ""):
@@ -112,13 +131,17 @@ def nearby(parts: Parts, environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def kind(cell: Cell) -> Cell:
-    """An ordinary run has one source of each kind; those of a kind log in by themselves in test_aws.py."""
+    """An ordinary run has one source of each kind; those of a kind log in by themselves in
+    test_aws.py.
+    """
     return (str(cell[0]).partition(" ")[0].strip(","),)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("source", thinned([(name,) for name in sorted(SOURCES)], kind))
-def test_each_source_copies_out_of_both_and_into_both(pyz: Path, parts: Parts, clean_env: Path, source: str) -> None:
+def test_each_source_copies_out_of_both_and_into_both(
+    pyz: Path, parts: Parts, clean_env: Path, source: str
+) -> None:
     """-vv, from an empty state: what was asked of whom, and that no secret was shown."""
     world = World(clean_env)
     world.aws = parts.aws
@@ -127,20 +150,41 @@ def test_each_source_copies_out_of_both_and_into_both(pyz: Path, parts: Parts, c
     seed = Seed(7)
     out = seed.image(sizes=(900, 70)).load_into(parts.public, "docker/library/app", tag="v1")
     back = seed.image(sizes=(80, 500)).load_into(parts.private, "team/own", tag="v1")
-    parts.private.repositories["app"], parts.public.repositories["alias/own"]  # created: a push creates none
+    (
+        parts.private.repositories["app"],
+        parts.public.repositories["alias/own"],
+    )  # created: a push creates none
     mappings = [
-        {"from": "docker/library/app", "to": "app", "source": "public", "targets": ["private"], "tags": tags("v1")},
-        {"from": "team/own", "to": "alias/own", "source": "private", "targets": ["public"], "tags": tags("v1")},
+        {
+            "from": "docker/library/app",
+            "to": "app",
+            "source": "public",
+            "targets": ["private"],
+            "tags": tags("v1"),
+        },
+        {
+            "from": "team/own",
+            "to": "alias/own",
+            "source": "private",
+            "targets": ["public"],
+            "tags": tags("v1"),
+        },
     ]
     registries = {"public": PUBLIC, "private": PRIVATE}
     config = document(registries, *mappings, defaults={"source": "public", "targets": ["private"]})
-    ran = regsync(pyz, parts, nearby(parts, world.environ), "sync", "-vv", "--json", "-c", "-", stdin=config)
+    ran = regsync(
+        pyz, parts, nearby(parts, world.environ), "sync", "-vv", "--json", "-c", "-", stdin=config
+    )
     assert ran.returncode == 0, ran.stderr
     assert [each["status"] for each in json.loads(ran.stdout)["images"]] == ["synced", "synced"]
     assert held(parts.servers[PRIVATE], "app", out)
     assert held(parts.servers[PUBLIC], "alias/own", back)
-    # One login for each of the two, which are two services, by who was to be found; and nothing else.
-    assert [[*map(parts.aws.owner, given)] for given in parts.aws.passwords.values()] == [[name], [name]]
+    # One login for each of the two, which are two services, by who was to be found; and nothing
+    # else.
+    assert [[*map(parts.aws.owner, given)] for given in parts.aws.passwords.values()] == [
+        [name],
+        [name],
+    ]
     once = Counter(asked.split())
     assert Counter(parts.aws.requests) == once + once - Counter(["ecr"]) + Counter(["ecr-public"])
     assert parts.login.issued == [True], "and one token"
@@ -151,11 +195,19 @@ def test_each_source_copies_out_of_both_and_into_both(pyz: Path, parts: Parts, c
 
 @pytest.mark.slow
 def test_public_images_need_no_login(pyz: Path, parts: Parts) -> None:
-    """Neither a machine's role nor a password is asked for where anybody may pull, but for one short guess."""
+    """Neither a machine's role nor a password is asked for where anybody may pull, but for one
+    short guess.
+    """
     image = Seed(8).image(sizes=(90,)).load_into(parts.public, "docker/library/app", tag="v1")
     open_target = App()
     with run_in_thread(open_target) as target:
-        copied = ["copy", "--json", "--no-artifacts", f"{PUBLIC}/docker/library/app:v1", f"{target.address}/app:v1"]
+        copied = [
+            "copy",
+            "--json",
+            "--no-artifacts",
+            f"{PUBLIC}/docker/library/app:v1",
+            f"{target.address}/app:v1",
+        ]
         ran = regsync(pyz, parts, nearby(parts, {}), *copied)
         assert ran.returncode == 0, ran.stderr
         assert held(target, "app", image)
@@ -168,10 +220,23 @@ def test_no_login_at_all_is_told_with_every_place(pyz: Path, parts: Parts, clean
     parts.private.repositories["app"]  # is created
     config = document({"source": {"url": PRIVATE, "auth_type": "ecr"}, "target": PRIVATE})
     ran = regsync(
-        pyz, parts, nearby(parts, {}), "copy", "-c", "-", f"{PRIVATE}/app:v1", f"{PRIVATE}/app:v2", stdin=config
+        pyz,
+        parts,
+        nearby(parts, {}),
+        "copy",
+        "-c",
+        "-",
+        f"{PRIVATE}/app:v1",
+        f"{PRIVATE}/app:v2",
+        stdin=config,
     )
     assert ran.returncode == 4, ran.stderr
-    for place in ("AWS_ACCESS_KEY_ID", "profile 'default' in ~/.aws/config", "AWS_CONTAINER", "EC2 metadata service"):
+    for place in (
+        "AWS_ACCESS_KEY_ID",
+        "profile 'default' in ~/.aws/config",
+        "AWS_CONTAINER",
+        "EC2 metadata service",
+    ):
         assert place in ran.stderr
 
 
@@ -187,13 +252,21 @@ def arranged(world: Virtual, **options: Any) -> tuple[Aws, App, dict[str, str]]:
     return aws, private, {"AWS_ACCESS_KEY_ID": user.access, "AWS_SECRET_ACCESS_KEY": user.secret}
 
 
-def sources(world: Virtual, private: App, repositories: int) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+def sources(
+    world: Virtual, private: App, repositories: int
+) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     seed, source = Seed(9), world.registry("source.test")
     for number in range(repositories):
         private.repositories[f"app{number}"]  # is created
         seed.image(sizes=(300, 200)).load_into(source.app, f"app{number}", tag="v1")  # type: ignore[arg-type]
-    mappings = [{"from": f"app{number}", "to": f"app{number}", "tags": tags("v1")} for number in range(repositories)]
-    return {"source": {"url": source.url}, "ecr": {"url": f"https://{PRIVATE}", "max_concurrent": 6}}, mappings
+    mappings = [
+        {"from": f"app{number}", "to": f"app{number}", "tags": tags("v1")}
+        for number in range(repositories)
+    ]
+    return {
+        "source": {"url": source.url},
+        "ecr": {"url": f"https://{PRIVATE}", "max_concurrent": 6},
+    }, mappings
 
 
 @pytest.mark.anyio
@@ -202,7 +275,9 @@ async def test_fifty_repositories_share_one_login() -> None:
     async with virtual() as world:
         aws, private, environ = arranged(world)
         registries, mappings = sources(world, private, 50)
-        ran = await world.run("sync", "--json", "-q", "-c", "-", stdin=document(registries, *mappings), env=environ)
+        ran = await world.run(
+            "sync", "--json", "-q", "-c", "-", stdin=document(registries, *mappings), env=environ
+        )
         assert ran.statuses() == ["synced"] * 50, ran.err
         assert aws.requests == ["ecr"]
         assert refusals(private) == 1, "by which the registry asked for the login"
@@ -214,9 +289,12 @@ async def test_a_password_is_renewed_once_for_all_before_it_ends() -> None:
     async with virtual() as world:
         aws, private, environ = arranged(world, password_life=200.0)
         registries, mappings = sources(world, private, 50)
-        ran = await world.run("sync", "--json", "-q", "-c", "-", stdin=document(registries, *mappings), env=environ)
+        ran = await world.run(
+            "sync", "--json", "-q", "-c", "-", stdin=document(registries, *mappings), env=environ
+        )
         assert ran.statuses() == ["synced"] * 50, ran.err
-        # After 140 s of 200 s the next request asks for the next one, whoever sends it and however many wait.
+        # After 140 s of 200 s the next request asks for the next one, whoever sends it and however
+        # many wait.
         assert ran.seconds > 300
         assert aws.count() == len(used(private)) == 1 + ran.seconds // 140
         assert refusals(private) == 1
@@ -224,7 +302,9 @@ async def test_a_password_is_renewed_once_for_all_before_it_ends() -> None:
 
 @pytest.mark.anyio
 @pytest.mark.virtual_time
-@pytest.mark.provokes("refused_login_again")  # by requests that were on their way when the first was refused
+@pytest.mark.provokes(
+    "refused_login_again"
+)  # by requests that were on their way when the first was refused
 async def test_a_password_that_is_refused_is_renewed_once_for_all() -> None:
     async with virtual() as world:
         aws, private, environ = arranged(world)
@@ -235,12 +315,16 @@ async def test_a_password_that_is_refused_is_renewed_once_for_all() -> None:
                 aws.passwords["ecr"].clear()
 
         private.intercept = revoke
-        ran = await world.run("sync", "--json", "-q", "-c", "-", stdin=document(registries, *mappings), env=environ)
+        ran = await world.run(
+            "sync", "--json", "-q", "-c", "-", stdin=document(registries, *mappings), env=environ
+        )
         assert ran.statuses() == ["synced"] * 20, ran.err
         assert aws.requests == ["ecr", "ecr"]
         refused = [entry for entry in private.journal.entries if entry.status == 401][1:]
         assert refused[0].ended_time is not None
-        assert all(entry.time - refused[0].ended_time < 4.01 for entry in refused), "both ways take 4 s"
+        assert all(entry.time - refused[0].ended_time < 4.01 for entry in refused), (
+            "both ways take 4 s"
+        )
         assert len(used(private)) == 2
 
 
@@ -249,4 +333,8 @@ def refusals(app: App) -> int:
 
 
 def used(app: App) -> set[str]:
-    return {entry.headers["authorization"] for entry in app.journal.entries if "authorization" in entry.headers}
+    return {
+        entry.headers["authorization"]
+        for entry in app.journal.entries
+        if "authorization" in entry.headers
+    }

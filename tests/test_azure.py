@@ -1,7 +1,9 @@
-"""Azure's login: each source of an identity in each cloud, what is asked for it, and msal's word on the same.
+"""Azure's login: each source of an identity in each cloud, what is asked for it, and msal's word on
+the same.
 
-`log_in` is asked in memory first, request by request; then the built program logs in from an empty state, over TLS
-under the registry's own name, and on a clock that jumps a login ends in the middle of a run.
+`log_in` is asked in memory first, request by request; then the built program logs in from an empty
+state, over TLS under the registry's own name, and on a clock that jumps a login ends in the middle
+of a run.
 """
 
 from __future__ import annotations
@@ -25,7 +27,16 @@ from _regsync import azure
 from _regsync.auth import Credential, Login, Machine
 from _regsync.config import Registry
 from _regsync.errors import AuthError, ConnectFailed, RegistryError
-from conformance.azure import CLOUDS, COMMAND_LINE, TOKEN_USER, Cloud, Directory, Exchange, Identity, claims_of
+from conformance.azure import (
+    CLOUDS,
+    COMMAND_LINE,
+    TOKEN_USER,
+    Cloud,
+    Directory,
+    Exchange,
+    Identity,
+    claims_of,
+)
 from conformance.exchange import Site
 from conformance.images import Seed
 from conformance.memory import Link
@@ -46,7 +57,9 @@ SECRETS = {
 }
 METADATA = "http://169.254.169.254"
 SERVICE = "http://localhost:42356/msi/token"
-APP = Identity(secret=SECRETS["secret"], assertion=SECRETS["assertion"], refresh_tokens={SECRETS["refresh"]})
+APP = Identity(
+    secret=SECRETS["secret"], assertion=SECRETS["assertion"], refresh_tokens={SECRETS["refresh"]}
+)
 TENANT = APP.tenant
 
 
@@ -57,10 +70,19 @@ def session(
     token: str = "an-access-token",
     audience: str = "https://management.core.windows.net/",
 ) -> dict[str, bytes]:
-    """Write what the command line leaves behind: the profile as it is documented, the cache by msal itself."""
+    """Write what the command line leaves behind: the profile as it is documented, the cache by msal
+    itself.
+    """
     cache = msal.SerializableTokenCache()
     told = json.dumps({"uid": "oid", "utid": TENANT}).encode()
-    who = {"oid": "oid", "preferred_username": name, "tid": TENANT, "sub": "s", "aud": COMMAND_LINE, "iss": "i"}
+    who = {
+        "oid": "oid",
+        "preferred_username": name,
+        "tid": TENANT,
+        "sub": "s",
+        "aud": COMMAND_LINE,
+        "iss": "i",
+    }
     encode = msal.oauth2cli.oidc.base64.urlsafe_b64encode
     cache.add(
         {
@@ -109,10 +131,15 @@ class World:
     seconds: list[float | None] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.directory = Directory(self.cloud, *self.identities, header=SECRETS["header"], wall=lambda: self.now)
+        self.directory = Directory(
+            self.cloud, *self.identities, header=SECRETS["header"], wall=lambda: self.now
+        )
         self.host = f"name.{self.cloud.suffix}"
         self.exchange = Exchange(service=self.host, directory=self.directory, wall=lambda: self.now)
-        self.sites: dict[str, Site] = {self.cloud.authority: self.directory, self.host: self.exchange}
+        self.sites: dict[str, Site] = {
+            self.cloud.authority: self.directory,
+            self.host: self.exchange,
+        }
 
     @property
     def machine(self) -> Machine:
@@ -120,7 +147,12 @@ class World:
         return Machine(self.environ, HOME, lambda path: self.files.get(path), wall, self.fetch)
 
     async def fetch(
-        self, method: str, url: str, headers: list[tuple[str, str]], body: bytes, seconds: float | None = None
+        self,
+        method: str,
+        url: str,
+        headers: list[tuple[str, str]],
+        body: bytes,
+        seconds: float | None = None,
     ) -> tuple[int, Mapping[str, str], bytes]:
         parts = urlsplit(url)
         self.asked.append(f"{method} {parts.netloc}{parts.path}")
@@ -132,7 +164,9 @@ class World:
             raise ConnectFailed(f"no connection to {parts.netloc}")
         secure = parts.netloc not in ("169.254.169.254", "localhost:42356")
         assert parts.scheme == ("https" if secure else "http")
-        given = site.request(method, f"{parts.path}?{parts.query}", [("host", parts.netloc), *headers], body or None)
+        given = site.request(
+            method, f"{parts.path}?{parts.query}", [("host", parts.netloc), *headers], body or None
+        )
         return given.status, {name.lower(): value for name, value in given.headers}, given.data
 
     async def log_in(self, *, guessed: bool = False) -> Login | None:
@@ -231,7 +265,9 @@ async def test_each_source_logs_in_in_each_cloud(name: str, cloud: str) -> None:
 
 
 async def test_the_first_source_is_taken_and_the_others_are_not_asked() -> None:
-    """Specification section 5.2: secret, federated token, managed identity, the command line's session."""
+    """Specification section 5.2: secret, federated token, managed identity, the command line's
+    session.
+    """
     world = World()
     order = ["secret", "file", "service", "machine", "command-line"]
     for name in order:
@@ -261,7 +297,12 @@ async def test_nothing_found_names_every_place_and_what_a_pod_needs() -> None:
     ):
         assert place in error.message
     assert error.hint is not None
-    for remedy in ("azure.workload.identity/client-id", 'azure.workload.identity/use: "true"', "AcrPull", "AcrPush"):
+    for remedy in (
+        "azure.workload.identity/client-id",
+        'azure.workload.identity/use: "true"',
+        "AcrPull",
+        "AcrPush",
+    ):
         assert remedy in error.hint
 
 
@@ -310,16 +351,34 @@ async def test_a_service_without_its_header_is_an_error() -> None:
     ("name", "change", "words"),
     [
         pytest.param(
-            "secret", {"secret": "another"}, "invalid_client: AADSTS7000215: Invalid client secret", id="secret"
+            "secret",
+            {"secret": "another"},
+            "invalid_client: AADSTS7000215: Invalid client secret",
+            id="secret",
         ),
-        pytest.param("file", {"assertion": "another"}, "AADSTS700213: No matching federated identity", id="file"),
         pytest.param(
-            "command-line", {"refresh_tokens": set()}, "invalid_grant: AADSTS700082: The refresh", id="session"
+            "file",
+            {"assertion": "another"},
+            "AADSTS700213: No matching federated identity",
+            id="file",
         ),
-        pytest.param("secret", {"client_id": "another"}, "AADSTS700016: Application was not found", id="application"),
+        pytest.param(
+            "command-line",
+            {"refresh_tokens": set()},
+            "invalid_grant: AADSTS700082: The refresh",
+            id="session",
+        ),
+        pytest.param(
+            "secret",
+            {"client_id": "another"},
+            "AADSTS700016: Application was not found",
+            id="application",
+        ),
     ],
 )
-async def test_a_proof_that_is_refused_is_told_in_one_line(name: str, change: dict[str, Any], words: str) -> None:
+async def test_a_proof_that_is_refused_is_told_in_one_line(
+    name: str, change: dict[str, Any], words: str
+) -> None:
     world = World()
     SOURCES[name][0](world)
     world.directory.identities[:] = [Identity(**{**APP.__dict__, **change})]
@@ -331,14 +390,20 @@ async def test_a_proof_that_is_refused_is_told_in_one_line(name: str, change: di
 
 
 @pytest.mark.parametrize(
-    "end", [" Trace ID: 77 for me@secret.test", "\r\nTrace ID: 77 me@secret.test", "\nme@secret.test"]
+    "end",
+    [" Trace ID: 77 for me@secret.test", "\r\nTrace ID: 77 me@secret.test", "\nme@secret.test"],
 )
 async def test_what_follows_the_first_line_of_a_refusal_is_not_told(end: str) -> None:
     world = World()
     by_secret(world)
-    told = {"error": "invalid_client", "error_description": f"AADSTS7000222: The keys are expired.{end}"}
+    told = {
+        "error": "invalid_client",
+        "error_description": f"AADSTS7000222: The keys are expired.{end}",
+    }
     world.directory.intercept = lambda request: Response(401, [], json.dumps(told).encode())
-    assert (await world.refused()).message.endswith("status 401: invalid_client: AADSTS7000222: The keys are expired.")
+    assert (await world.refused()).message.endswith(
+        "status 401: invalid_client: AADSTS7000222: The keys are expired."
+    )
 
 
 @pytest.mark.parametrize("name", ["secret", "service"])
@@ -353,7 +418,10 @@ async def test_a_directory_that_knows_none_of_the_audiences_is_an_error(name: st
 async def test_what_a_server_repeats_of_a_secret_is_taken_out() -> None:
     world = World()
     by_secret(world)
-    repeated = {"error": "invalid_client", "error_description": f"no: {SECRETS['secret']} or s3cr~t%2Fof%2Bapp"}
+    repeated = {
+        "error": "invalid_client",
+        "error_description": f"no: {SECRETS['secret']} or s3cr~t%2Fof%2Bapp",
+    }
     world.directory.intercept = lambda request: Response(401, [], json.dumps(repeated).encode())
     error = await world.refused()
     assert error.message.endswith("status 401: invalid_client: no: *** or ***")
@@ -386,7 +454,8 @@ async def test_an_identity_of_another_tenant_is_refused_by_the_registry() -> Non
     world.exchange.tenants = ("33333333-3333-4333-8333-333333333333",)
     error = await world.refused()
     assert (
-        "https://name.azurecr.io/oauth2/exchange refuses AZURE_CLIENT_SECRET: status 401: UNAUTHORIZED" in error.message
+        "https://name.azurecr.io/oauth2/exchange refuses AZURE_CLIENT_SECRET: status 401: UNAUTHORIZED"
+        in error.message
     )
     assert "AcrPull" in (error.hint or "")
 
@@ -408,14 +477,21 @@ async def test_an_audience_that_the_directory_does_not_know_is_followed_by_the_n
     login = await world.log_in()
     assert login is not None
     asked = [
-        form.get("resource") or form["scope"].removesuffix("/.default") for form in world.forms[:-1] if len(form) > 1
+        form.get("resource") or form["scope"].removesuffix("/.default")
+        for form in world.forms[:-1]
+        if len(form) > 1
     ]
     assert asked == list(world.cloud.audiences[: known + 1])
     world.check()
 
 
 @pytest.mark.parametrize(
-    "given", ["login.microsoftonline.us", "https://login.microsoftonline.us", "https://login.microsoftonline.us/"]
+    "given",
+    [
+        "login.microsoftonline.us",
+        "https://login.microsoftonline.us",
+        "https://login.microsoftonline.us/",
+    ],
 )
 async def test_the_environment_names_another_authority(given: str) -> None:
     world = World()
@@ -443,7 +519,9 @@ async def test_a_client_id_chooses_among_identities() -> None:
     for prepare in (by_machine, by_service):
         world = World()
         prepare(world)
-        world.directory.identities[:] = [Identity(client_id=name, managed="user") for name in ("one", "two")]
+        world.directory.identities[:] = [
+            Identity(client_id=name, managed="user") for name in ("one", "two")
+        ]
         error = await world.refused()
         assert "Multiple user assigned identities exist" in error.message
         world.environ["AZURE_CLIENT_ID"] = "two"
@@ -517,7 +595,11 @@ async def test_the_session_is_the_default_subscriptions_in_the_registrys_cloud()
     changed(world, "azureProfile.json", more)
     assert await world.log_in() is not None
     assert world.asked[1] == f"POST login.microsoftonline.com/{TENANT}/oauth2/v2.0/token"
-    changed(world, "azureProfile.json", lambda profile: profile["subscriptions"].__delitem__(slice(0, 3, 2)))
+    changed(
+        world,
+        "azureProfile.json",
+        lambda profile: profile["subscriptions"].__delitem__(slice(0, 3, 2)),
+    )
     assert "no identity at Azure" in (await world.refused()).message
 
 
@@ -530,7 +612,12 @@ async def test_the_newest_refresh_token_of_the_account_is_taken() -> None:
         newer = str(int(mine["last_modification_time"]) + 1)
         cache["RefreshToken"] = {
             "old": {**mine, "secret": "old", "last_modification_time": "1"},
-            "other": {**mine, "secret": "other", "home_account_id": "other", "last_modification_time": newer},
+            "other": {
+                **mine,
+                "secret": "other",
+                "home_account_id": "other",
+                "last_modification_time": newer,
+            },
             "cloud": {
                 **mine,
                 "secret": "cloud",
@@ -551,19 +638,30 @@ async def test_the_newest_refresh_token_of_the_account_is_taken() -> None:
 async def test_a_token_that_the_command_line_has_got_is_taken_while_it_is_good(cloud: str) -> None:
     world = World(CLOUDS[cloud])
     audience = world.cloud.audiences[0]
-    form = {"grant_type": "refresh_token", "client_id": COMMAND_LINE, "refresh_token": SECRETS["refresh"]}
+    form = {
+        "grant_type": "refresh_token",
+        "client_id": COMMAND_LINE,
+        "refresh_token": SECRETS["refresh"],
+    }
     kind = [("content-type", "application/x-www-form-urlencoded")]
     body = urlencode({**form, "scope": f"{audience}/.default"}).encode()
-    token = world.directory.request("POST", f"/{TENANT}/oauth2/v2.0/token", kind, body).json()["access_token"]
+    token = world.directory.request("POST", f"/{TENANT}/oauth2/v2.0/token", kind, body).json()[
+        "access_token"
+    ]
     files = session(world.cloud, token=token, audience=audience)
     world.files |= {f"{HOME}/.azure/{name}": text for name, text in files.items()}
-    for seconds, asked in ((3299, 2), (3301, 3)):  # of 3600; the first of them looks for a metadata service
+    for seconds, asked in (
+        (3299, 2),
+        (3301, 3),
+    ):  # of 3600; the first of them looks for a metadata service
         world.now = NEW_YEAR + seconds
         world.asked.clear()
         assert await world.log_in() is not None
         assert len(world.asked) == asked
     changed(
-        world, "msal_token_cache.json", lambda cache: next(iter(cache["AccessToken"].values())).update(realm="other")
+        world,
+        "msal_token_cache.json",
+        lambda cache: next(iter(cache["AccessToken"].values())).update(realm="other"),
     )
     world.now = NEW_YEAR
     world.asked.clear()
@@ -619,7 +717,9 @@ async def test_a_login_lives_as_long_as_its_token_says(claims: object, life: flo
     world = World()
     by_secret(world)
     token = f"e30.{base64.urlsafe_b64encode(json.dumps(claims).encode()).decode().rstrip('=')}.s"
-    world.exchange.intercept = lambda request: Response(200, [], json.dumps({"refresh_token": token}).encode())
+    world.exchange.intercept = lambda request: Response(
+        200, [], json.dumps({"refresh_token": token}).encode()
+    )
     login = await world.log_in()
     assert login is not None
     assert login.expires == NEW_YEAR + life
@@ -647,19 +747,28 @@ class Heard:
     def ask(self, method: str, url: str, headers: Mapping[str, str], body: str) -> mock.Mock:
         parts = urlsplit(url)
         self.requests.append(
-            (method, f"{parts.netloc}{parts.path}", dict(headers), dict(parse_qsl(parts.query or body)))
+            (
+                method,
+                f"{parts.netloc}{parts.path}",
+                dict(headers),
+                dict(parse_qsl(parts.query or body)),
+            )
         )
         given = self.world.sites[parts.netloc].request(
             method, f"{parts.path}?{parts.query}", [*headers.items()], body.encode() or None
         )
-        return mock.Mock(status_code=given.status, text=given.data.decode(), headers=dict(given.headers))
+        return mock.Mock(
+            status_code=given.status, text=given.data.decode(), headers=dict(given.headers)
+        )
 
     def get(self, url: str, params: Any = None, headers: Any = None, **_: Any) -> mock.Mock:
         if "/.well-known/" in url:
             return mock.Mock(status_code=404, text="{}", headers={})
         return self.ask("GET", f"{url}?{urlencode(params or {})}", headers or {}, "")
 
-    def post(self, url: str, params: Any = None, data: Any = None, headers: Any = None, **_: Any) -> mock.Mock:
+    def post(
+        self, url: str, params: Any = None, data: Any = None, headers: Any = None, **_: Any
+    ) -> mock.Mock:
         form = {"Content-Type": "application/x-www-form-urlencoded", **(headers or {})}
         return self.ask("POST", url, form, urlencode(data))
 
@@ -668,12 +777,18 @@ class Heard:
 
 
 def without_telemetry(fields: Mapping[str, str]) -> dict[str, str]:
-    """Leave out what msal adds for its makers, and what it asks for beside the token that is wanted."""
+    """Leave out what msal adds for its makers, and what it asks for beside the token that is
+    wanted.
+    """
     kept = {
-        key: value for key, value in fields.items() if not key.startswith("x-") and key not in ("client_info", "claims")
+        key: value
+        for key, value in fields.items()
+        if not key.startswith("x-") and key not in ("client_info", "claims")
     }
     if "scope" in kept:
-        kept["scope"] = " ".join(set(kept["scope"].split()) - {"openid", "profile", "offline_access"})
+        kept["scope"] = " ".join(
+            set(kept["scope"].split()) - {"openid", "profile", "offline_access"}
+        )
     return kept
 
 
@@ -697,12 +812,18 @@ def endpoints(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("cloud", sorted(CLOUDS))
 @pytest.mark.parametrize("name", ["secret", "file"])
-async def test_msal_proves_an_application_by_the_same_request(endpoints: None, name: str, cloud: str) -> None:
+async def test_msal_proves_an_application_by_the_same_request(
+    endpoints: None, name: str, cloud: str
+) -> None:
     world = World(CLOUDS[cloud])
     SOURCES[name][0](world)
     assert await world.log_in() is not None
     heard = Heard(world)
-    proof = SECRETS["secret"] if name == "secret" else {"client_assertion": lambda: SECRETS["assertion"]}
+    proof = (
+        SECRETS["secret"]
+        if name == "secret"
+        else {"client_assertion": lambda: SECRETS["assertion"]}
+    )
     app = msal.ConfidentialClientApplication(
         APP.client_id, client_credential=proof, http_client=heard, **authority_of(world.cloud)
     )
@@ -714,13 +835,17 @@ async def test_msal_proves_an_application_by_the_same_request(endpoints: None, n
 
 
 @pytest.mark.parametrize("cloud", sorted(CLOUDS))
-async def test_msal_takes_the_same_refresh_token_from_the_same_file(endpoints: None, cloud: str) -> None:
+async def test_msal_takes_the_same_refresh_token_from_the_same_file(
+    endpoints: None, cloud: str
+) -> None:
     world = World(CLOUDS[cloud])
     by_command_line(world)
     assert await world.log_in() is not None
     heard, cache = Heard(world), msal.SerializableTokenCache()
     cache.deserialize(world.files[f"{HOME}/.azure/msal_token_cache.json"].decode())
-    app = msal.PublicClientApplication(COMMAND_LINE, token_cache=cache, http_client=heard, **authority_of(world.cloud))
+    app = msal.PublicClientApplication(
+        COMMAND_LINE, token_cache=cache, http_client=heard, **authority_of(world.cloud)
+    )
     account = only(app.get_accounts(username="me@tenant.test"))
     scope = f"{world.cloud.audiences[0]}/.default"
     assert "access_token" in app.acquire_token_silent([scope], account)
@@ -741,7 +866,11 @@ async def test_msal_asks_managed_identities_by_the_same_request(
     for variable in ("IDENTITY_ENDPOINT", "IDENTITY_HEADER"):
         if variable in world.environ:
             monkeypatch.setenv(variable, world.environ[variable])
-    identity = msal.UserAssignedManagedIdentity(client_id=chosen) if chosen else msal.SystemAssignedManagedIdentity()
+    identity = (
+        msal.UserAssignedManagedIdentity(client_id=chosen)
+        if chosen
+        else msal.SystemAssignedManagedIdentity()
+    )
     heard = Heard(world)
     client = msal.ManagedIdentityClient(identity, http_client=heard)
     assert "access_token" in client.acquire_token_for_client(resource=world.cloud.audiences[0])
@@ -789,7 +918,11 @@ def test_the_built_program_logs_in_from_nothing(
     name: str, cloud: str, pyz: Path, tmp_path: Path, clean_env: Path
 ) -> None:
     seed = Seed(5)
-    with names(tmp_path / "names") as known, persona(f"acr-{cloud}", names=known) as mine, persona("strict") as source:
+    with (
+        names(tmp_path / "names") as known,
+        persona(f"acr-{cloud}", names=known) as mine,
+        persona("strict") as source,
+    ):
         image = seed.index().load_into(source.app, "app", tag="v1")
         exchange = mine.provider.tokens
         assert isinstance(exchange, Exchange)
@@ -798,10 +931,16 @@ def test_the_built_program_logs_in_from_nothing(
         directory.header = SECRETS["header"]
         directory.identities += [APP, Identity(client_id="m", managed="system")]
         with run_in_thread(directory) as plain:
-            env = {**os.environ, **known.environ, **on_disk(name, clean_env, CLOUDS[cloud], plain.url)}
+            env = {
+                **os.environ,
+                **known.environ,
+                **on_disk(name, clean_env, CLOUDS[cloud], plain.url),
+            }
             command = [sys.executable, str(pyz), "copy", "--json", "--no-artifacts", "-vv"]
             command += [f"{source.address}/app:v1", f"{mine.address}/app:v1"]
-            ran = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=False)
+            ran = subprocess.run(
+                command, env=env, capture_output=True, text=True, timeout=60, check=False
+            )
         assert ran.returncode == 0, ran.stderr
         assert only(json.loads(ran.stdout)["images"])["status"] == "synced"
         assert held(mine, "app", image)
@@ -815,14 +954,21 @@ def test_the_built_program_logs_in_from_nothing(
             for path in clean_env.rglob("*")
             if path.is_file() and ".azure" not in str(path)
         ]
-        check_hidden(mine.provider, ran.stdout, ran.stderr, *(text for text in left if text != SECRETS["assertion"]))
+        check_hidden(
+            mine.provider,
+            ran.stdout,
+            ran.stderr,
+            *(text for text in left if text != SECRETS["assertion"]),
+        )
 
 
 # Whole runs on a clock that jumps, under the names that a virtual machine knows.
 
 
 def registry_of(world: Virtual, cloud: str = "io") -> tuple[Provider, Exchange, Directory]:
-    """Let a registry answer under its own name, and its cloud's directory; nobody is known there yet."""
+    """Let a registry answer under its own name, and its cloud's directory; nobody is known there
+    yet.
+    """
     provider = world.persona(f"acr-{cloud}")
     exchange = provider.tokens
     assert isinstance(exchange, Exchange)
@@ -830,19 +976,27 @@ def registry_of(world: Virtual, cloud: str = "io") -> tuple[Provider, Exchange, 
     return provider, exchange, exchange.directory
 
 
-async def sync(world: Virtual, *repositories: str, env: Mapping[str, str] | None = None, **fields: Any) -> Ran:
+async def sync(
+    world: Virtual, *repositories: str, env: Mapping[str, str] | None = None, **fields: Any
+) -> Ran:
     source = {"url": "https://name.azurecr.io", **fields}
     wanted = [{"from": name, "tags": tags("v1")} for name in repositories]
     text = document({"source": source, "target": "http://target.test"}, *wanted)
     return await world.run("sync", "--json", "-vv", "-c", "-", stdin=text, env=env)
 
 
-ENV = {"AZURE_CLIENT_ID": APP.client_id, "AZURE_TENANT_ID": TENANT, "AZURE_CLIENT_SECRET": SECRETS["secret"]}
+ENV = {
+    "AZURE_CLIENT_ID": APP.client_id,
+    "AZURE_TENANT_ID": TENANT,
+    "AZURE_CLIENT_SECRET": SECRETS["secret"],
+}
 
 
 @pytest.mark.virtual_time
 async def test_a_virtual_machine_logs_in_by_its_own_identity() -> None:
-    """With nothing said about it anywhere: the docker config has no entry, the machine's metadata has an identity."""
+    """With nothing said about it anywhere: the docker config has no entry, the machine's metadata
+    has an identity.
+    """
     async with virtual() as world:
         provider, exchange, directory = registry_of(world)
         world.registry("target.test")
@@ -951,7 +1105,9 @@ async def test_nothing_found_stops_the_registry_and_tells_what_a_pod_needs() -> 
 
 @pytest.mark.virtual_time
 @pytest.mark.parametrize("good", [True, False])
-async def test_what_az_acr_login_leaves_in_the_docker_config_logs_in(good: bool, clean_env: Path) -> None:
+async def test_what_az_acr_login_leaves_in_the_docker_config_logs_in(
+    good: bool, clean_env: Path
+) -> None:
     """Section 6.1: the user of zeros, whose password is the registry's refresh token."""
     async with virtual() as world:
         provider, exchange, directory = registry_of(world)
@@ -967,7 +1123,9 @@ async def test_what_az_acr_login_leaves_in_the_docker_config_logs_in(good: bool,
             exchange.revoke_logins()
         entry = {"auth": basic(TOKEN_USER, login.credential.identity_token)}
         (clean_env / ".docker").mkdir()
-        (clean_env / ".docker" / "config.json").write_text(json.dumps({"auths": {"name.azurecr.io": entry}}))
+        (clean_env / ".docker" / "config.json").write_text(
+            json.dumps({"auths": {"name.azurecr.io": entry}})
+        )
         Seed(1).image().load_into(provider, "app", tag="v1")
         provider.journal.clear()
         ran = await sync(world, "app")
@@ -982,8 +1140,16 @@ async def test_auth_check_tells_source_and_end_of_a_login() -> None:
         world.registry("target.test")
         directory.identities.append(APP)
         Seed(1).image().load_into(provider, "app", tag="v1")
-        text = document({"source": {"url": "name.azurecr.io"}, "t": "http://target.test"}, {"from": "app"})
+        text = document(
+            {"source": {"url": "name.azurecr.io"}, "t": "http://target.test"}, {"from": "app"}
+        )
         ran = await world.run("auth", "check", "--json", "-vv", "-c", "-", stdin=text, env=ENV)
-        row = next(each for each in ran.report["access"] if each["repository"] == "name.azurecr.io/app")
-        assert (ran.status, row["source"], row["expires"]) == (0, "AZURE_CLIENT_SECRET", "2026-01-01T03:00:00Z")
+        row = next(
+            each for each in ran.report["access"] if each["repository"] == "name.azurecr.io/app"
+        )
+        assert (ran.status, row["source"], row["expires"]) == (
+            0,
+            "AZURE_CLIENT_SECRET",
+            "2026-01-01T03:00:00Z",
+        )
         check_hidden(provider, ran.out, ran.err)

@@ -1,4 +1,6 @@
-"""Configurations that are wrong, hostile or unreadable: exit status 3, every problem placed, nothing attempted."""
+"""Configurations that are wrong, hostile or unreadable: exit status 3, every problem placed,
+nothing attempted.
+"""
 
 from __future__ import annotations
 
@@ -56,10 +58,14 @@ def test_one_problem_keeps_every_command_from_the_network(
     words: tuple[str, ...], source: Server, target: Server
 ) -> None:
     registries = {"a": {"url": source.url}, "b": {"url": target.url}}
-    mappings = [{"from": "x", "source": "a", "targets": ["b"], "tags": {"glob": ["1"]}}, {"form": "y"}]
+    mappings = [
+        {"from": "x", "source": "a", "targets": ["b"], "tags": {"glob": ["1"]}},
+        {"form": "y"},
+    ]
     hosts = {"source": source.url.partition("//")[2], "target": target.url.partition("//")[2]}
     ran = run_regsync(
-        *(word.format(**hosts) for word in words), stdin=json.dumps({"registries": registries, "mappings": mappings})
+        *(word.format(**hosts) for word in words),
+        stdin=json.dumps({"registries": registries, "mappings": mappings}),
     )
     assert ran.status == 3
     assert "standard input:1:" in ran.err + ran.out
@@ -79,7 +85,9 @@ def file_problem(path: str) -> str:
 
 
 def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
-    assert "nothing.yaml cannot be read: No such file" in file_problem(str(tmp_path / "nothing.yaml"))
+    assert "nothing.yaml cannot be read: No such file" in file_problem(
+        str(tmp_path / "nothing.yaml")
+    )
     assert "cannot be read: Is a directory" in file_problem(str(tmp_path))
     (tmp_path / "file").touch()
     assert "cannot be read: Not a directory" in file_problem(str(tmp_path / "file" / "c.yaml"))
@@ -132,7 +140,9 @@ HOSTILE = {
     "a long range": ROUTE + ", tags: {semver: '" + ">1," * SIZE + "'}}",
     "a long platform": ROUTE + ", platforms: [" + "a/" * SIZE + "]}",
     "a long duration": "mappings: []\nglobal: {cache_ttl: " + "1h" * SIZE + "x}",
-    "digests that are no logins": "mappings: []\nglobal: {cache_ttl: '" + "=a@sha256:" * SIZE + "'}",
+    "digests that are no logins": "mappings: []\nglobal: {cache_ttl: '"
+    + "=a@sha256:" * SIZE
+    + "'}",
     "a long size": "mappings: []\nglobal: {staging_size_limit: " + "1" * SIZE + "}",
     "a long number": "mappings: []\nglobal: {max_concurrent_transfers: " + "1" * SIZE + "}",
     "a long address": "mappings: []\nregistries: {a: {url: " + "a." * SIZE + "}}",
@@ -164,8 +174,14 @@ ENCODINGS = {
     "surrogate": ("mappings: \ud800".encode("utf-8", "surrogatepass"), "c:1:11: not UTF-8"),
     "nul": (b"mappings: \x00", "c:1:11: control character U+0000"),
     "escape": (b"mappings: \x1b[31m", "c:1:11: control character U+001B"),
-    "tab": (b"mappings:\n\t- from: a", "c:2:1: malformed YAML: a tab cannot stand here: indent with spaces"),
-    "tab after a dash": (b"mappings:\n-\tfrom: a", "c:2:2: malformed YAML: a tab cannot stand here"),
+    "tab": (
+        b"mappings:\n\t- from: a",
+        "c:2:1: malformed YAML: a tab cannot stand here: indent with spaces",
+    ),
+    "tab after a dash": (
+        b"mappings:\n-\tfrom: a",
+        "c:2:2: malformed YAML: a tab cannot stand here",
+    ),
 }
 
 
@@ -175,7 +191,8 @@ def test_encodings(name: str) -> None:
     assert message in told(body)[0]
 
 
-# --- wrong types everywhere ------------------------------------------------------------------------
+# --- wrong types everywhere
+# ------------------------------------------------------------------------
 
 VALUES: dict[str, tuple[Any, str]] = {
     "whole number": (7, "a whole number"),
@@ -226,7 +243,9 @@ def with_field(section: str, row: Field, value: Any) -> Any:
 
 
 @pytest.mark.parametrize(("section", "row", "value"), FIELDS)
-def test_a_wrong_type_is_named_at_its_place_with_what_is_needed(section: str, row: Field, value: str) -> None:
+def test_a_wrong_type_is_named_at_its_place_with_what_is_needed(
+    section: str, row: Field, value: str
+) -> None:
     given, kind = VALUES[value]
     found = [
         line
@@ -238,7 +257,8 @@ def test_a_wrong_type_is_named_at_its_place_with_what_is_needed(section: str, ro
         assert "7" not in found[0].partition(": ")[2]
 
 
-# --- values ------------------------------------------------------------------------------------------
+# --- values
+# ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("value", ["a\nb", "a\r", "\x1b[0m", "a\u2028b", "\x00"], ids=ascii)
@@ -248,11 +268,16 @@ def test_a_value_with_a_line_break_is_refused_in_every_field(value: str) -> None
             if row.type in ("text", "path", "alias", "amount"):
                 text = json.dumps(with_field(section, row, "${V}"))
                 found = [line for line in told(text, {"V": value}) if row.name in line]
-                assert any("has a line break or another control character: remove it" in line for line in found)
+                assert any(
+                    "has a line break or another control character: remove it" in line
+                    for line in found
+                )
 
 
 def test_an_unset_variable_is_told_in_every_field_at_once() -> None:
-    text = json.dumps(with_field("registry", SECTIONS["registry"][0], "${HOST}")).replace('"x"', '"${PATH_}"')
+    text = json.dumps(with_field("registry", SECTIONS["registry"][0], "${HOST}")).replace(
+        '"x"', '"${PATH_}"'
+    )
     found = told(text)
     assert [line.split(": ", 2)[1] for line in found] == ["registries.c.url", "mappings[0].from"]
     assert all("is not set: set it, or give a default" in line for line in found)

@@ -1,8 +1,9 @@
 """Registries that are broken, lie or attack, and what a user sees of it.
 
 Every row ends by itself, in one clear line with both references, with the exit status of design.md
-section 2 and the side that is to blame, with nothing under the tag at the target, and without a secret
-or a traceback in any output. Both registries ask for a login, so that there is something to leak.
+section 2 and the side that is to blame, with nothing under the tag at the target, and without a
+secret or a traceback in any output. Both registries ask for a login, so that there is something to
+leak.
 """
 
 from __future__ import annotations
@@ -34,7 +35,9 @@ from tests.ends import QUICK, Ran, Start, basic, copy, held, only, run_regsync, 
 USER, SECRET = "captain", "Xyzzy-0pen-Sesame"
 NEVER_SHOWN = (SECRET, basic(USER, SECRET), "Traceback", "\x1b", "\u202e")
 LOGIN = {"auth_type": "basic", "credentials": {"username": USER, "password": SECRET}}
-HTML = Response(200, [("Content-Type", "text/html")], b"<html><body>Welcome to the portal</body></html>")
+HTML = Response(
+    200, [("Content-Type", "text/html")], b"<html><body>Welcome to the portal</body></html>"
+)
 SLOW = QUICK._replace(head=0.15, idle=0.15, manifest_put=0.15, finish=0.15)
 
 
@@ -60,7 +63,9 @@ class World:
         self.image = image.load_into(self.source.app, "app", tag="v1")
         return image
 
-    def answer(self, side: str, answer: Answer | Callable[[Request], Answer | None], **which: Any) -> None:
+    def answer(
+        self, side: str, answer: Answer | Callable[[Request], Answer | None], **which: Any
+    ) -> None:
         """Have requests to one side that agree with `which` answered so."""
         server = {"source": self.source, "target": self.target}[side]
         before = server.app.intercept
@@ -90,7 +95,9 @@ class World:
         }
         if self.listing:
             text = json.dumps({"registries": registries, "mappings": [mapping]})
-            return run_regsync("sync", "--json", "-q", "-c", "-", stdin=text, timeouts=self.timeouts)
+            return run_regsync(
+                "sync", "--json", "-q", "-c", "-", stdin=text, timeouts=self.timeouts
+            )
         text = json.dumps({"registries": registries, "mappings": []})
         hosts = [registries[side]["url"].partition("://")[2] for side in ("source", "target")]
         colon = "@" if ":" in self.reference else ":"
@@ -115,7 +122,9 @@ def registry(serve: Start) -> Server:
 @pytest.fixture
 def world(serve: Start, speaker: Any) -> World:
     seed = Seed(3)
-    made = World(serve, speaker, registry(serve), registry(serve), seed, seed.image(sizes=(600_000,)))
+    made = World(
+        serve, speaker, registry(serve), registry(serve), seed, seed.image(sizes=(600_000,))
+    )
     made.load(made.image)
     return made
 
@@ -140,7 +149,10 @@ PUT = {"method": "PUT", "kind": "manifest"}
 
 def raw(head: str, body: bytes = b"", **headers: str) -> bytes:
     """Write an answer by hand."""
-    lines = [f"HTTP/1.1 {head}", *(f"{name.replace('_', '-')}: {value}" for name, value in headers.items())]
+    lines = [
+        f"HTTP/1.1 {head}",
+        *(f"{name.replace('_', '-')}: {value}" for name, value in headers.items()),
+    ]
     return "\r\n".join([*lines, "", ""]).encode() + body
 
 
@@ -148,7 +160,9 @@ def at(side: str, which: dict[str, str], answer: Any) -> Callable[[World], None]
     return lambda world: world.answer(side, answer(world) if callable(answer) else answer, **which)
 
 
-def manifest(change: Callable[[dict[str, Any]], dict[str, Any]], media_type: str = OCI_MANIFEST) -> Any:
+def manifest(
+    change: Callable[[dict[str, Any]], dict[str, Any]], media_type: str = OCI_MANIFEST
+) -> Any:
     """Have the source hold a manifest with a changed document; no digest is told."""
 
     def arrange(world: World) -> None:
@@ -279,7 +293,9 @@ def by_digest(arrange: Callable[[World], None]) -> Callable[[World], None]:
 
 
 def index_with(change: Callable[[dict[str, Any]], dict[str, Any]], drop: bool = False) -> Any:
-    """Have the source hold an index whose first entry is changed, or whose first child is not there."""
+    """Have the source hold an index whose first entry is changed, or whose first child is not
+    there.
+    """
 
     def arrange(world: World) -> None:
         whole = world.seed.index(platforms=("linux/amd64", "linux/arm64"))
@@ -287,7 +303,9 @@ def index_with(change: Callable[[dict[str, Any]], dict[str, Any]], drop: bool = 
         document["manifests"][0] = change(document["manifests"][0])
         world.load(whole.with_manifest(encode(document), OCI_INDEX))
         if drop:
-            del world.source.app.repositories["app"].manifests[whole.document["manifests"][0]["digest"]]
+            del world.source.app.repositories["app"].manifests[
+                whole.document["manifests"][0]["digest"]
+            ]
 
     return arrange
 
@@ -323,7 +341,11 @@ ROWS: dict[str, tuple[str, str, str, Callable[[World], None]]] = {
         "source",
         CONTENT,
         "not JSON",
-        at("source", MANIFEST, lambda w: Response(200, [("Content-Type", OCI_MANIFEST)], w.image.body[:99])),
+        at(
+            "source",
+            MANIFEST,
+            lambda w: Response(200, [("Content-Type", OCI_MANIFEST)], w.image.body[:99]),
+        ),
     ),
     "an empty manifest": ("source", CONTENT, "no body", at("source", MANIFEST, Response(200))),
     "json that is no object": (
@@ -339,7 +361,11 @@ ROWS: dict[str, tuple[str, str, str, Callable[[World], None]]] = {
         at(
             "source",
             MANIFEST,
-            lambda w: Response(200, [("Content-Type", OCI_MANIFEST), ("Docker-Content-Digest", NOWHERE)], w.image.body),
+            lambda w: Response(
+                200,
+                [("Content-Type", OCI_MANIFEST), ("Docker-Content-Digest", NOWHERE)],
+                w.image.body,
+            ),
         ),
     ),
     "a digest header that is no digest": (
@@ -350,7 +376,9 @@ ROWS: dict[str, tuple[str, str, str, Callable[[World], None]]] = {
             "source",
             MANIFEST,
             lambda w: Response(
-                200, [("Content-Type", OCI_MANIFEST), ("Docker-Content-Digest", "sha256:../../etc")], w.image.body
+                200,
+                [("Content-Type", OCI_MANIFEST), ("Docker-Content-Digest", "sha256:../../etc")],
+                w.image.body,
             ),
         ),
     ),
@@ -370,7 +398,11 @@ ROWS: dict[str, tuple[str, str, str, Callable[[World], None]]] = {
         "source",
         CONTENT,
         "not JSON",
-        at("source", MANIFEST, lambda w: raw("200 OK", w.image.body, Content_Length="99", Content_Type=OCI_MANIFEST)),
+        at(
+            "source",
+            MANIFEST,
+            lambda w: raw("200 OK", w.image.body, Content_Length="99", Content_Type=OCI_MANIFEST),
+        ),
     ),
     "ten megabytes of manifest": (
         "source",
@@ -422,7 +454,12 @@ ROWS: dict[str, tuple[str, str, str, Callable[[World], None]]] = {
         "source",
         CONTENT,
         "layers[0]",
-        manifest(lambda document: {**document, "layers": [{**document["layers"][0], "digest": "../../x"}]}),
+        manifest(
+            lambda document: {
+                **document,
+                "layers": [{**document["layers"][0], "digest": "../../x"}],
+            }
+        ),
     ),
     "a layer of negative size": (
         "source",
@@ -434,14 +471,22 @@ ROWS: dict[str, tuple[str, str, str, Callable[[World], None]]] = {
         "source",
         CONTENT,
         "blake3",
-        manifest(lambda document: {**document, "layers": [{**document["layers"][0], "digest": "blake3:" + "0" * 64}]}),
+        manifest(
+            lambda document: {
+                **document,
+                "layers": [{**document["layers"][0], "digest": "blake3:" + "0" * 64}],
+            }
+        ),
     ),
     "one digest with two sizes": (
         "source",
         CONTENT,
         "two sizes",
         manifest(
-            lambda document: {**document, "layers": [document["layers"][0], {**document["layers"][0], "size": 7}]}
+            lambda document: {
+                **document,
+                "layers": [document["layers"][0], {**document["layers"][0], "size": 7}],
+            }
         ),
     ),
     "an error with control characters": (
@@ -450,7 +495,12 @@ ROWS: dict[str, tuple[str, str, str, Callable[[World], None]]] = {
         "red",
         at("source", MANIFEST, error(404, "MANIFEST_\x1b[1mUNKNOWN", UGLY)),
     ),
-    "an error page": ("source", SOURCE, "status 404", at("source", MANIFEST, dataclasses.replace(HTML, status=404))),
+    "an error page": (
+        "source",
+        SOURCE,
+        "status 404",
+        at("source", MANIFEST, dataclasses.replace(HTML, status=404)),
+    ),
     "an error page without end": (
         "source",
         SOURCE,
@@ -470,7 +520,12 @@ ROWS: dict[str, tuple[str, str, str, Callable[[World], None]]] = {
         "more than 10 redirects",
         at("source", MANIFEST, lambda w: Response(307, [("Location", "/v2/app/manifests/v1")])),
     ),
-    "a redirect to nowhere": ("source", NETWORK, "without a Location", at("source", MANIFEST, Response(307))),
+    "a redirect to nowhere": (
+        "source",
+        NETWORK,
+        "without a Location",
+        at("source", MANIFEST, Response(307)),
+    ),
     "a redirect to a file": (
         "source",
         NETWORK,
@@ -502,17 +557,42 @@ ROWS: dict[str, tuple[str, str, str, Callable[[World], None]]] = {
         "do not match its digest",
         blob_answer(lambda data: bytes(len(data))),
     ),
-    "a longer blob": ("source", CONTENT, "its descriptor says", blob_answer(lambda data: data + b"x")),
-    "a shorter blob": ("source", CONTENT, "its descriptor says", blob_answer(lambda data: data[:-1])),
+    "a longer blob": (
+        "source",
+        CONTENT,
+        "its descriptor says",
+        blob_answer(lambda data: data + b"x"),
+    ),
+    "a shorter blob": (
+        "source",
+        CONTENT,
+        "its descriptor says",
+        blob_answer(lambda data: data[:-1]),
+    ),
     "a longer blob without a length": (
         "source",
         CONTENT,
         "longer than the",
         unframed_blob(lambda data: bytes(len(data)) + data),
     ),
-    "a shorter blob without a length": ("source", NETWORK, "ended after", unframed_blob(lambda data: data[:-1])),
-    "a page in the place of a blob": ("source", CONTENT, "its descriptor says", at("source", BLOB, HTML)),
-    "no such blob": ("source", SOURCE, "status 404", at("source", BLOB, error(404, "BLOB_UNKNOWN", "unknown"))),
+    "a shorter blob without a length": (
+        "source",
+        NETWORK,
+        "ended after",
+        unframed_blob(lambda data: data[:-1]),
+    ),
+    "a page in the place of a blob": (
+        "source",
+        CONTENT,
+        "its descriptor says",
+        at("source", BLOB, HTML),
+    ),
+    "no such blob": (
+        "source",
+        SOURCE,
+        "status 404",
+        at("source", BLOB, error(404, "BLOB_UNKNOWN", "unknown")),
+    ),
     "a manifest that lies about a size": (
         "source",
         CONTENT,
@@ -521,7 +601,12 @@ ROWS: dict[str, tuple[str, str, str, Callable[[World], None]]] = {
     ),
     "a blob that breaks every time": ("source", NETWORK, "bytes too early", cut_blob),
     # Children.
-    "a child that is not there": ("source", SOURCE, "status 404", index_with(lambda entry: entry, drop=True)),
+    "a child that is not there": (
+        "source",
+        SOURCE,
+        "status 404",
+        index_with(lambda entry: entry, drop=True),
+    ),
     "a child of another size": (
         "source",
         CONTENT,
@@ -536,7 +621,12 @@ ROWS: dict[str, tuple[str, str, str, Callable[[World], None]]] = {
     ),
     # Listings.
     "a listing that is a page": ("source", CONTENT, "the tag listing", listing(HTML)),
-    "a listing without a list": ("source", CONTENT, "the tag listing", listing(Response(200, [], b"[]"))),
+    "a listing without a list": (
+        "source",
+        CONTENT,
+        "the tag listing",
+        listing(Response(200, [], b"[]")),
+    ),
     "a listing of something else": (
         "source",
         CONTENT,
@@ -549,13 +639,29 @@ ROWS: dict[str, tuple[str, str, str, Callable[[World], None]]] = {
         "no tag can have",
         listing(Response(200, [], json.dumps({"tags": ["v1", "../../etc\x1b[1m"]}).encode())),
     ),
-    "tags that are numbers": ("source", CONTENT, "no tag", listing(Response(200, [], b'{"tags": [1]}'))),
-    "a listing without end": ("source", CONTENT, "8388608", listing(Response(200, [], b" " * 9_000_000))),
+    "tags that are numbers": (
+        "source",
+        CONTENT,
+        "no tag",
+        listing(Response(200, [], b'{"tags": [1]}')),
+    ),
+    "a listing without end": (
+        "source",
+        CONTENT,
+        "8388608",
+        listing(Response(200, [], b" " * 9_000_000)),
+    ),
     "a next page elsewhere": (
         "source",
         NETWORK,
         "another origin",
-        listing(Response(200, [("Link", '<http://localhost:1/v2/app/tags/list>; rel="next"')], b'{"tags":["a"]}')),
+        listing(
+            Response(
+                200,
+                [("Link", '<http://localhost:1/v2/app/tags/list>; rel="next"')],
+                b'{"tags":["a"]}',
+            )
+        ),
     ),
     "a next page of another repository": (
         "source",
@@ -563,7 +669,12 @@ ROWS: dict[str, tuple[str, str, str, Callable[[World], None]]] = {
         "another origin",
         listing(Response(200, [("Link", '</v2/other/tags/list>; rel="next"')], b'{"tags":["a"]}')),
     ),
-    "no such repository": ("source", SOURCE, "no such repository", listing(error(404, "NAME_UNKNOWN", "x"))),
+    "no such repository": (
+        "source",
+        SOURCE,
+        "no such repository",
+        listing(error(404, "NAME_UNKNOWN", "x")),
+    ),
     # Peers that do not speak HTTP.
     "a head without end": (
         "source",
@@ -578,7 +689,12 @@ ROWS: dict[str, tuple[str, str, str, Callable[[World], None]]] = {
         peer(endless(b"HTTP/1.1 200 OK\r\n", b"X-A: y\r\n" * 99)),
     ),
     "interim answers without end": ("source", NETWORK, "no answer", floods),
-    "a banner": ("source", NETWORK, "does not speak HTTP/1.1", peer(says(b"SSH-2.0-OpenSSH_9.2\r\n\r\n"))),
+    "a banner": (
+        "source",
+        NETWORK,
+        "does not speak HTTP/1.1",
+        peer(says(b"SSH-2.0-OpenSSH_9.2\r\n\r\n")),
+    ),
     "bytes": ("source", NETWORK, "does not speak HTTP/1.1", peer(says(bytes(range(256)) * 9))),
     "a line that closes": ("source", NETWORK, "ended", peer(says(b""))),
     "half a head": ("source", NETWORK, "ended", peer(half_closed(b"HTTP/1.1 200 OK\r\nContent-"))),
@@ -607,10 +723,25 @@ ROWS: dict[str, tuple[str, str, str, Callable[[World], None]]] = {
         peer(says(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n")),
     ),
     "silence": ("source", NETWORK, "no answer", silent(b"")),
-    "silence in a body": ("source", NETWORK, "moved nothing", silent(b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n{")),
+    "silence in a body": (
+        "source",
+        NETWORK,
+        "moved nothing",
+        silent(b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n{"),
+    ),
     # Logins.
-    "a login without a challenge": ("source", AUTH, "status 401", at("source", MANIFEST, Response(401))),
-    "a login that nobody knows": ("source", AUTH, "negotiate", at("source", MANIFEST, challenge("Negotiate"))),
+    "a login without a challenge": (
+        "source",
+        AUTH,
+        "status 401",
+        at("source", MANIFEST, Response(401)),
+    ),
+    "a login that nobody knows": (
+        "source",
+        AUTH,
+        "negotiate",
+        at("source", MANIFEST, challenge("Negotiate")),
+    ),
     "a password refused": (
         "source",
         AUTH,
@@ -636,12 +767,19 @@ ROWS: dict[str, tuple[str, str, str, Callable[[World], None]]] = {
         at("source", MANIFEST, challenge('Bearer realm="https://a:b@evil.example/token"')),
     ),
     # Targets.
-    "a target that is closed for repairs": ("target", TARGET, "status 503", at("target", HEAD, Response(503))),
+    "a target that is closed for repairs": (
+        "target",
+        TARGET,
+        "status 503",
+        at("target", HEAD, Response(503)),
+    ),
     "a target that does not tell digests": (
         "target",
         CONTENT,
         "not JSON",
-        lambda w: (w.answer("target", Response(200), **HEAD), w.answer("target", HTML, **MANIFEST))[0],
+        lambda w: (w.answer("target", Response(200), **HEAD), w.answer("target", HTML, **MANIFEST))[
+            0
+        ],
     ),
     "a target's digest that is none": (
         "target",
@@ -649,7 +787,12 @@ ROWS: dict[str, tuple[str, str, str, Callable[[World], None]]] = {
         "is not a digest",
         at("target", HEAD, Response(200, [("Docker-Content-Digest", "x\x7f")])),
     ),
-    "an upload without a location": ("target", NETWORK, "without a Location", at("target", START, Response(202))),
+    "an upload without a location": (
+        "target",
+        NETWORK,
+        "without a Location",
+        at("target", START, Response(202)),
+    ),
     "an upload to a file": (
         "target",
         NETWORK,
@@ -663,9 +806,24 @@ ROWS: dict[str, tuple[str, str, str, Callable[[World], None]]] = {
         at("target", START, Response(202, [("Location", "/v2/a b")])),
     ),
     "a page in the place of a session": ("target", TARGET, "status 200", at("target", START, HTML)),
-    "a target without uploads": ("target", TARGET, "status 404", at("target", START, error(404, "NAME_UNKNOWN", "no"))),
-    "an upload redirected": ("target", TARGET, "status 307", at("target", BODY, Response(307, [("Location", "/x")]))),
-    "a target that forbids": ("target", AUTH, "DENIED", at("target", START, error(403, "DENIED", "not yours"))),
+    "a target without uploads": (
+        "target",
+        TARGET,
+        "status 404",
+        at("target", START, error(404, "NAME_UNKNOWN", "no")),
+    ),
+    "an upload redirected": (
+        "target",
+        TARGET,
+        "status 307",
+        at("target", BODY, Response(307, [("Location", "/x")])),
+    ),
+    "a target that forbids": (
+        "target",
+        AUTH,
+        "DENIED",
+        at("target", START, error(403, "DENIED", "not yours")),
+    ),
     "a blob stored as another": (
         "target",
         CONTENT,
@@ -676,7 +834,13 @@ ROWS: dict[str, tuple[str, str, str, Callable[[World], None]]] = {
         "target",
         TARGET,
         "SIZE_INVALID",
-        big_layer(at("target", BODY, dataclasses.replace(error(413, "SIZE_INVALID", "too large"), early=True))),
+        big_layer(
+            at(
+                "target",
+                BODY,
+                dataclasses.replace(error(413, "SIZE_INVALID", "too large"), early=True),
+            )
+        ),
     ),
     "a blob refused in its middle without a word": (
         "target",
@@ -709,8 +873,18 @@ ROWS: dict[str, tuple[str, str, str, Callable[[World], None]]] = {
         "instead of",
         at("target", PUT, Response(201, [("Docker-Content-Digest", NOWHERE)])),
     ),
-    "a manifest redirected": ("target", TARGET, "status 307", at("target", PUT, Response(307, [("Location", "/x")]))),
-    "a page in the place of a thank you": ("target", TARGET, "status 204", at("target", PUT, Response(204))),
+    "a manifest redirected": (
+        "target",
+        TARGET,
+        "status 307",
+        at("target", PUT, Response(307, [("Location", "/x")])),
+    ),
+    "a page in the place of a thank you": (
+        "target",
+        TARGET,
+        "status 204",
+        at("target", PUT, Response(204)),
+    ),
 }
 
 
@@ -721,7 +895,9 @@ def test_bad_input_ends_in_one_clear_line(world: World, name: str) -> None:
     arrange(world)
     ran = world.run()
     line = only(ran.failed)
-    assert [other for other in ran.err.splitlines() if other != line and not other.startswith("hint: ")] == []
+    assert [
+        other for other in ran.err.splitlines() if other != line and not other.startswith("hint: ")
+    ] == []
     assert f": {code}: " in line
     assert words in line
     assert len(line) < 1200
@@ -765,7 +941,11 @@ def test_a_listing_with_an_empty_page_and_several_links_is_read_to_its_end(world
         last = request.parameter("last")
         first = '<https://elsewhere.test/a,b>; rel="first"; title="rel=next, <x>"'
         following = {None: "m", "m": "z"}.get(last)
-        links = [("Link", f"{first}, </v2/app/tags/list?last={following}>; rel=next")] if following else []
+        links = (
+            [("Link", f"{first}, </v2/app/tags/list?last={following}>; rel=next")]
+            if following
+            else []
+        )
         names = {None: ["v1"], "m": [], "z": ["v2"]}[last]
         return Response(200, links, json.dumps({"tags": names}).encode())
 
@@ -795,7 +975,9 @@ def test_nulls_and_digests_in_a_listing_are_left_out(world: World) -> None:
 
 
 def test_a_target_that_says_yes_to_every_mount_gets_the_blobs_all_the_same(world: World) -> None:
-    world.answer("target", lambda request: Response(201) if request.parameter("mount") else None, **START)
+    world.answer(
+        "target", lambda request: Response(201) if request.parameter("mount") else None, **START
+    )
     ran = world.run()
     assert ran.status == 0
     assert held(world.target, "app", world.image)
@@ -805,8 +987,12 @@ def test_a_target_that_says_yes_to_every_mount_gets_the_blobs_all_the_same(world
 @pytest.mark.rule("R12")
 def test_a_target_that_lies_about_every_blob_gets_no_tag(world: World) -> None:
     sizes = {digest: str(len(data)) for digest, data in world.image.blobs.items()}
-    world.answer("target", lambda request: Response(201) if request.parameter("mount") else None, **START)
-    world.answer("target", lambda request: raw("200 OK", Content_Length=sizes[request.reference]), **LOOK)
+    world.answer(
+        "target", lambda request: Response(201) if request.parameter("mount") else None, **START
+    )
+    world.answer(
+        "target", lambda request: raw("200 OK", Content_Length=sizes[request.reference]), **LOOK
+    )
     ran = world.run()
     assert ran.status == 2
     assert "MANIFEST_BLOB_UNKNOWN" in only(ran.failed)
@@ -848,7 +1034,9 @@ def no_credentials(server: Server) -> None:
     """Assert that a host was asked, and was sent no credential of any kind."""
     assert server.journal.entries
     for entry in server.journal.entries:
-        assert not {"authorization", "cookie", "proxy-authorization"} & set(entry.headers), str(entry)
+        assert not {"authorization", "cookie", "proxy-authorization"} & set(entry.headers), str(
+            entry
+        )
 
 
 @pytest.mark.rule("R1")
@@ -968,11 +1156,21 @@ SECURE = Origin("https", "registry.example", 8443)
     [
         pytest.param(PRIVATE, "/v2/a?b=%2F&c", PRIVATE, "/v2/a?b=%2F&c", id="a path"),
         pytest.param(PRIVATE, "?s=1", PRIVATE, "/v2/x/uploads/?s=1", id="a query"),
-        pytest.param(PRIVATE, "u-1?x=%41~", PRIVATE, "/v2/x/uploads/u-1?x=%41~", id="a relative path"),
-        pytest.param(PUBLIC, "//other.example/u", Origin("https", "other.example", 443), "/u", id="a host"),
-        pytest.param(PUBLIC, "https://O.example:8443", Origin("https", "o.example", 8443), "/", id="a url"),
-        pytest.param(PUBLIC, "http://registry.example/u?s=1", PUBLIC, "/u?s=1", id="scheme lost, no port"),
-        pytest.param(SECURE, "http://registry.example:8443/u", SECURE, "/u", id="scheme lost, same port"),
+        pytest.param(
+            PRIVATE, "u-1?x=%41~", PRIVATE, "/v2/x/uploads/u-1?x=%41~", id="a relative path"
+        ),
+        pytest.param(
+            PUBLIC, "//other.example/u", Origin("https", "other.example", 443), "/u", id="a host"
+        ),
+        pytest.param(
+            PUBLIC, "https://O.example:8443", Origin("https", "o.example", 8443), "/", id="a url"
+        ),
+        pytest.param(
+            PUBLIC, "http://registry.example/u?s=1", PUBLIC, "/u?s=1", id="scheme lost, no port"
+        ),
+        pytest.param(
+            SECURE, "http://registry.example:8443/u", SECURE, "/u", id="scheme lost, same port"
+        ),
         pytest.param(
             SECURE,
             "http://registry.example:80/u",
@@ -1048,7 +1246,9 @@ def test_plain_http_where_tls_was_expected_is_said(world: World) -> None:
     assert all(said.startswith(b"\x16\x03") for said in heard)
 
 
-def test_an_unknown_authority_is_said_with_the_remedy(serve: Start, target: Server, tls: Any) -> None:
+def test_an_unknown_authority_is_said_with_the_remedy(
+    serve: Start, target: Server, tls: Any
+) -> None:
     secure = serve(ssl_context=tls[0])
     registries = {"a": {"url": secure.url}}
     text = json.dumps({"registries": registries, "mappings": []})
@@ -1066,7 +1266,11 @@ TOKENS: dict[str, tuple[Answer, str, int]] = {
     "garbage": (Response(200, [], b"\x00\xff{"), "without a usable token", 4),
     "an empty answer": (Response(200), "without a usable token", 4),
     "an empty token": (Response(200, [], b'{"token": ""}'), "without a usable token", 4),
-    "a token of two lines": (Response(200, [], b'{"token": "a\\r\\nX: y"}'), "without a usable token", 4),
+    "a token of two lines": (
+        Response(200, [], b'{"token": "a\\r\\nX: y"}'),
+        "without a usable token",
+        4,
+    ),
     "a token that is a list": (Response(200, [], b'{"token": ["a"]}'), "without a usable token", 4),
     "not found": (Response(404), "404", 4),
     "forbidden": (error(403, "DENIED", UGLY), "403", 4),
@@ -1080,7 +1284,9 @@ TOKENS: dict[str, tuple[Answer, str, int]] = {
 
 @pytest.mark.rule("R2", "R14")
 @pytest.mark.parametrize("name", TOKENS)
-def test_a_token_service_that_is_broken_ends_in_one_line(serve: Start, target: Server, name: str) -> None:
+def test_a_token_service_that_is_broken_ends_in_one_line(
+    serve: Start, target: Server, name: str
+) -> None:
     answer, words, status = TOKENS[name]
     source = serve(auth=TokenService({USER: SECRET}))
     Seed(5).image().load_into(source.app, "app", tag="v1")
@@ -1106,7 +1312,9 @@ def test_a_token_service_that_is_broken_ends_in_one_line(serve: Start, target: S
 
 
 @pytest.mark.rule("R2")
-def test_credentials_go_to_the_token_service_and_tokens_to_the_registry_only(serve: Start, target: Server) -> None:
+def test_credentials_go_to_the_token_service_and_tokens_to_the_registry_only(
+    serve: Start, target: Server
+) -> None:
     source = serve(auth=TokenService({USER: SECRET}, anonymous=False))
     image = Seed(5).image().load_into(source.app, "app", tag="v1")
     text = json.dumps({"registries": {"a": {"url": source.url, **LOGIN}}, "mappings": []})
@@ -1116,14 +1324,18 @@ def test_credentials_go_to_the_token_service_and_tokens_to_the_registry_only(ser
     assert held(target, "app", image)
     for entry in source.journal.entries:
         is_token = entry.target.startswith("/token")
-        assert (base64.b64encode(f"{USER}:{SECRET}".encode()).decode() in str(entry.headers)) == is_token
+        assert (
+            base64.b64encode(f"{USER}:{SECRET}".encode()).decode() in str(entry.headers)
+        ) == is_token
     assert not [entry for entry in target.journal.entries if "authorization" in entry.headers]
     for secret in (SECRET, basic(USER, SECRET), "token-1"):
         assert secret not in ran.out + ran.err
 
 
 @pytest.mark.rule("R16", "R18")
-def test_a_plain_copy_of_a_hostile_name_stays_on_its_registry(source: Server, target: Server) -> None:
+def test_a_plain_copy_of_a_hostile_name_stays_on_its_registry(
+    source: Server, target: Server
+) -> None:
     """Annotations and types are the image's own business and are copied as they are."""
     image = Seed(5).image(annotations={"a": UGLY, "org.opencontainers.image.ref.name": "../../x"})
     image.load_into(source.app, "app", tag="v1")
@@ -1142,4 +1354,6 @@ def test_a_digest_reference_is_not_trusted_to_headers(world: World) -> None:
     ran = world.run()
     assert f"got {digest_of(other.body)}" in only(ran.failed)
     assert ran.status == 2
-    assert not isinstance(world.target.app, App) or not world.target.app.repositories["app"].manifests
+    assert (
+        not isinstance(world.target.app, App) or not world.target.app.repositories["app"].manifests
+    )

@@ -1,7 +1,8 @@
-"""No secret is in anything that a run leaves or says: every command, every failure, secrets in every place.
+"""No secret is in anything that a run leaves or says: every command, every failure, secrets in
+every place.
 
-The places are canary_scene's, the search is canaries'. Servers repeat whatever they are shown, in every part of an
-answer that is read.
+The places are canary_scene's, the search is canaries'. Servers repeat whatever they are shown, in
+every part of an answer that is read.
 """
 
 from __future__ import annotations
@@ -43,17 +44,26 @@ def test_a_canary_is_found_in_each_writing(traces: Traces, writing: int) -> None
     _, text = [*writings(traces.canaries.places["here"])][writing]
     for part in (text, text[5:29], f"words before {text[:19]}… and behind"):
         assert len(traces.found({"standard error": part})) == 1, part
-    assert not traces.found({"standard error": f"{text[:7]} {text[-7:]}"}), "less than eight say nothing"
+    assert not traces.found({"standard error": f"{text[:7]} {text[-7:]}"}), (
+        "less than eight say nothing"
+    )
 
 
-def test_a_canary_is_found_in_each_place_that_a_run_can_leave_it_in(traces: Traces, tmp_path: Path) -> None:
+def test_a_canary_is_found_in_each_place_that_a_run_can_leave_it_in(
+    traces: Traces, tmp_path: Path
+) -> None:
     secret = traces.canaries.places["here"]
     name = secret[:9]
 
     def is_found(text: str | bytes = "") -> bool:
         return len(traces.found({"a channel": text})) == 1
 
-    for channel in ("out", "err", json.dumps({"said": secret}), b"\0\1" + secret.encode() + b"\xff"):
+    for channel in (
+        "out",
+        "err",
+        json.dumps({"said": secret}),
+        b"\0\1" + secret.encode() + b"\xff",
+    ):
         assert is_found(secret if isinstance(channel, str) and len(channel) < 4 else channel)
     assert is_found(b"head" + zlib.compress(b"x" * 99 + secret.encode()) + b"tail")
     assert not is_found()
@@ -96,7 +106,11 @@ def unheard(scene: Scene) -> list[str]:
     """Return the places whose secrets no server was shown, and which are for showing."""
     heard = scene.canaries.found("\n".join(scene.heard).encode())
     idle = (*NEVER_SENT, "refresh token", "_state of", "Google private_key")
-    return [place for place in scene.canaries.places if place not in heard and not any(each in place for each in idle)]
+    return [
+        place
+        for place in scene.canaries.places
+        if place not in heard and not any(each in place for each in idle)
+    ]
 
 
 @pytest.mark.anyio
@@ -106,14 +120,20 @@ async def test_where_all_goes_well_each_secret_is_used_and_none_is_seen(
     variant: str, tmp_path: Path, clean_env: Path
 ) -> None:
     async with virtual() as world:
-        scene = arranged(world, tmp_path, clean_env, variant, **({} if variant else {"first": 1_100_000}))
+        scene = arranged(
+            world, tmp_path, clean_env, variant, **({} if variant else {"first": 1_100_000})
+        )
         scene.config()
         traces = Traces(scene.canaries, tmp_path, clean_env)
         ran = await scene.run(*words(scene, "sync"))
-        bad = [each for each in ran.images if each["error"] and "(407)" not in each["error"]["message"]]
+        bad = [
+            each for each in ran.images if each["error"] and "(407)" not in each["error"]["message"]
+        ]
         assert not bad
         assert unheard(scene) == []
-        assert [name for name, _ in traces.left() if name == "the file state.bin"], "else its search means nothing"
+        assert [name for name, _ in traces.left() if name == "the file state.bin"], (
+            "else its search means nothing"
+        )
         assert not traces.found(said(ran))
 
 
@@ -129,7 +149,13 @@ def is_login(host: str, request: Request) -> bool:
 
 def as_json(text: str) -> bytes:
     entry = {"code": text, "message": text}
-    oauth = {"error": text, "error_description": text, "message": text, "Message": text, "__type": text}
+    oauth = {
+        "error": text,
+        "error_description": text,
+        "message": text,
+        "Message": text,
+        "__type": text,
+    }
     return json.dumps({"errors": [entry], "details": text, **oauth}).encode()
 
 
@@ -158,7 +184,9 @@ def refusing(status: int, body: str) -> Answers:
 
 def odd(host: str, request: Request, answer: Response, text: str) -> Response:
     """Answer 200 with what was heard in place of everything."""
-    return Response(200, [("Content-Type", text)], as_json(text) if len(text) % 2 else text.encode())
+    return Response(
+        200, [("Content-Type", text)], as_json(text) if len(text) % 2 else text.encode()
+    )
 
 
 def headed(host: str, request: Request, answer: Response, text: str) -> Response:
@@ -168,7 +196,9 @@ def headed(host: str, request: Request, answer: Response, text: str) -> Response
     told = {
         "Docker-Content-Digest": f"sha256:{text}",
         "Content-Type": text,
-        "Location": f"https://{token}.test/{token}?{token}" if len(text) % 3 else f"http://{token}:{token}@[{token}",
+        "Location": f"https://{token}.test/{token}?{token}"
+        if len(text) % 3
+        else f"http://{token}:{token}@[{token}",
         "Link": f'<https://{token}.test/?{token}>; rel="next"',
         "Content-Range": text,
         "Retry-After": text,
@@ -188,7 +218,9 @@ def challenged(host: str, request: Request, answer: Response, text: str) -> Resp
     """Ask for a login in words that hold one, once for all that the state keeps of it."""
     secret = max(text.split(), key=len).replace('"', "")
     way = f'Bearer realm="http://{host}/token",service="{secret}",scope="{secret}"'
-    return Response(401, [("WWW-Authenticate", way)], b"{}") if request.kind == "manifest" else answer
+    return (
+        Response(401, [("WWW-Authenticate", way)], b"{}") if request.kind == "manifest" else answer
+    )
 
 
 def raw(host: str, request: Request, answer: Response, text: str) -> Any:
@@ -236,11 +268,15 @@ def only_for(where: Callable[[str, Request], bool], answers: Answers) -> Answers
     return choose
 
 
-# Who repeats, to which command, with which identity at hand: storages and uploads are the same for all.
+# Who repeats, to which command, with which identity at hand: storages and uploads are the same for
+# all.
 REPEATERS = [
     *(pytest.param(is_login, "auth", variant, id=f"login {variant}") for variant in VARIANTS),
     pytest.param(is_first, "sync", "", id="first"),
-    *(pytest.param(each, "sync", "of the environment", id=each.__name__) for each in (is_storage, is_upload)),
+    *(
+        pytest.param(each, "sync", "of the environment", id=each.__name__)
+        for each in (is_storage, is_upload)
+    ),
 ]
 
 
@@ -249,7 +285,12 @@ REPEATERS = [
 @pytest.mark.parametrize("refusal", REFUSALS)
 @pytest.mark.parametrize(("where", "command", "variant"), REPEATERS)
 async def test_who_repeats_our_secrets(
-    where: Callable[[str, Request], bool], command: str, variant: str, refusal: str, tmp_path: Path, clean_env: Path
+    where: Callable[[str, Request], bool],
+    command: str,
+    variant: str,
+    refusal: str,
+    tmp_path: Path,
+    clean_env: Path,
 ) -> None:
     async with virtual() as world:
         scene = arranged(world, tmp_path, clean_env, variant)
@@ -264,21 +305,29 @@ async def test_who_repeats_our_secrets(
 
 @pytest.mark.anyio
 @pytest.mark.virtual_time
-async def test_a_challenge_that_repeats_a_secret_is_not_kept(tmp_path: Path, clean_env: Path) -> None:
+async def test_a_challenge_that_repeats_a_secret_is_not_kept(
+    tmp_path: Path, clean_env: Path
+) -> None:
     async with virtual() as world:
         scene = arranged(world, tmp_path, clean_env)
         scene.config()
         scene.answers = challenged
         traces = Traces(scene.canaries, tmp_path, clean_env)
         ran = await scene.run(*words(scene, "sync"))
-        assert b"registry.test" in (tmp_path / ".regsync" / "state.bin").read_bytes(), "challenges without are"
+        assert b"registry.test" in (tmp_path / ".regsync" / "state.bin").read_bytes(), (
+            "challenges without are"
+        )
         assert not traces.found(said(ran))
 
 
 @pytest.mark.anyio
 @pytest.mark.virtual_time
-async def test_a_token_service_that_repeats_a_renewed_refresh_token(tmp_path: Path, clean_env: Path) -> None:
-    """The first token is taken back, and whoever asks for the next one shows what came with the first."""
+async def test_a_token_service_that_repeats_a_renewed_refresh_token(
+    tmp_path: Path, clean_env: Path
+) -> None:
+    """The first token is taken back, and whoever asks for the next one shows what came with the
+    first.
+    """
     async with virtual() as world:
         scene = arranged(world, tmp_path, clean_env, "of the environment")
         scene.config()
@@ -290,7 +339,9 @@ async def test_a_token_service_that_repeats_a_renewed_refresh_token(tmp_path: Pa
             if host == ACR and request.path == "/token":
                 asked.append(text)
             return (
-                REFUSALS["403"](host, request, answer, text) if len(asked) > 1 and "/token" in request.path else answer
+                REFUSALS["403"](host, request, answer, text)
+                if len(asked) > 1 and "/token" in request.path
+                else answer
             )
 
         scene.answers = take_back

@@ -1,5 +1,6 @@
-"""Secrets in every command while anything else fails: what is inside, the disk, the network, a signal, a stream that
-nobody reads; and a watch with its reloads and probes. The last part is of real processes.
+"""Secrets in every command while anything else fails: what is inside, the disk, the network, a
+signal, a stream that nobody reads; and a watch with its reloads and probes. The last part is of
+real processes.
 """
 
 from __future__ import annotations
@@ -41,7 +42,10 @@ def crash(*_: object, **__: object) -> Any:
 
 @contextlib.contextmanager
 def crashed(scene: Scene) -> Iterator[None]:
-    with mock.patch.object(oci, "parse_manifest", crash), mock.patch.object(registry, "_tags_of", crash):
+    with (
+        mock.patch.object(oci, "parse_manifest", crash),
+        mock.patch.object(registry, "_tags_of", crash),
+    ):
         yield
 
 
@@ -116,7 +120,8 @@ def circling(scene: Scene) -> Iterator[None]:
 
 
 FAILURES: dict[str, Callable[[Scene], contextlib.AbstractContextManager[None]]] = {
-    each.__name__: each for each in (crashed, interrupted, full, locked, changed, unreachable, circling)
+    each.__name__: each
+    for each in (crashed, interrupted, full, locked, changed, unreachable, circling)
 }
 ONLINE = ("sync", "sync, its log", "sync --dry-run", "analyze", "auth", "tags", "copy")
 OFFLINE = ("validate", "expand", "schema", "version")
@@ -125,11 +130,17 @@ OFFLINE = ("validate", "expand", "schema", "version")
 @pytest.mark.anyio
 @pytest.mark.virtual_time
 @pytest.mark.parametrize("failure", FAILURES)
-async def test_a_failure_within_shows_no_secret(failure: str, tmp_path: Path, clean_env: Path) -> None:
+async def test_a_failure_within_shows_no_secret(
+    failure: str, tmp_path: Path, clean_env: Path
+) -> None:
     """The commands one after the other, on what the one before has left."""
     async with virtual() as world:
         scene = arranged(
-            world, tmp_path, clean_env, "of the environment", first=1_100_000 if failure == "full" else 300
+            world,
+            tmp_path,
+            clean_env,
+            "of the environment",
+            first=1_100_000 if failure == "full" else 300,
         )
         scene.registry("written", BasicAuth({USER: (secret := scene.canaries.make("login"))}), auth_type="basic",
             credentials={"username": USER, "password": secret})  # fmt: skip
@@ -139,7 +150,9 @@ async def test_a_failure_within_shows_no_secret(failure: str, tmp_path: Path, cl
             for command in ONLINE if failure in ("crashed", "unreachable") else ("sync", "copy"):
                 scene.asked = 0
                 ran = await scene.run(*words(scene, command))
-                assert failure != "crashed" or command == "auth" or "a defect in the middle" in ran.err
+                assert (
+                    failure != "crashed" or command == "auth" or "a defect in the middle" in ran.err
+                )
                 found = traces.found({**said(ran)})
                 assert not found, (command, found)
 
@@ -169,7 +182,9 @@ async def test_each_command_shows_no_secret(tmp_path: Path, clean_env: Path) -> 
 async def test_a_watch_its_reloads_and_its_probes_show_no_secret(
     tmp_path: Path, clean_env: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A cycle, a new password, a file that is broken around one, a registry that repeats it, the end."""
+    """A cycle, a new password, a file that is broken around one, a registry that repeats it, the
+    end.
+    """
     told, bodies = tellers(monkeypatch), list[str]()
     async with virtual() as world:
         scene = arranged(world, tmp_path, clean_env, "of the environment")
@@ -189,8 +204,12 @@ async def test_a_watch_its_reloads_and_its_probes_show_no_secret(
         async def play() -> None:
             steps: list[Callable[[], object]] = [
                 lambda: write(secret),
-                lambda: file.write_text(file.read_text().replace(f'"{secret}"', f"*{secret.replace('/', '')}")),
-                lambda: file.write_text(f"registries: {{a: {{url: 'https://me:{secret}@a.test'}}}}\nmappings: []\n"),
+                lambda: file.write_text(
+                    file.read_text().replace(f'"{secret}"', f"*{secret.replace('/', '')}")
+                ),
+                lambda: file.write_text(
+                    f"registries: {{a: {{url: 'https://me:{secret}@a.test'}}}}\nmappings: []\n"
+                ),
                 lambda: write(secret),
                 lambda: setattr(scene, "answers", repeat),
             ]
@@ -208,7 +227,9 @@ async def test_a_watch_its_reloads_and_its_probes_show_no_secret(
             ran = await scene.run("watch", "-c", str(file), *more)
             tasks.cancel_scope.cancel()
         assert "reload_failed" in ran.err or "what was good last stays in force" in ran.err
-        assert "no user or password here" in "".join(bodies), "a probe tells why a file was not taken"
+        assert "no user or password here" in "".join(bodies), (
+            "a probe tells why a file was not taken"
+        )
         assert "***" in ran.err, "what the registry repeated"
         file.unlink()
         assert not traces.found({**said(ran), "probes": "\n".join(bodies)})
@@ -226,14 +247,18 @@ def secrets(clean_env: Path, monkeypatch: pytest.MonkeyPatch) -> Canaries:
 
 
 def mirror(path: Path, source: str, target: str, **more: Any) -> str:
-    login = {"auth_type": "basic", "credentials": {"username": USER, "password": "${CONFIG_PASSWORD}"}}
+    login = {
+        "auth_type": "basic",
+        "credentials": {"username": USER, "password": "${CONFIG_PASSWORD}"},
+    }
     registries = {"source": {"url": source, **login, **more}, "target": {"url": target, **login}}
     file = path / "mirror.yaml"
     file.write_text(document(registries, {"from": "app", "tags": {"glob": "*"}}))
     return str(file)
 
 
-# What a process does in the middle of its first upload; it also writes down how it is called by then.
+# What a process does in the middle of its first upload; it also writes down how it is called by
+# then.
 MIDDLES = {
     "crash": "os.abort()",
     "SIGTERM": "os.kill(os.getpid(), 15); os.kill(os.getpid(), 15); await anyio.sleep_forever()",
@@ -255,9 +280,16 @@ runpy.run_path(sys.argv[0], run_name='__main__')
 
 @pytest.mark.parametrize("how", ["dev", "lost output", "closed output", "refused", *MIDDLES])
 def test_a_process_shows_no_secret(
-    how: str, serve: Start, tmp_path: Path, clean_env: Path, secrets: Canaries, monkeypatch: pytest.MonkeyPatch
+    how: str,
+    serve: Start,
+    tmp_path: Path,
+    clean_env: Path,
+    secrets: Canaries,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """With warnings about what is left open, a fault handler, no reader, nobody at home, an end in the middle."""
+    """With warnings about what is left open, a fault handler, no reader, nobody at home, an end in
+    the middle.
+    """
     auth = BasicAuth({USER: secrets.places["CONFIG_PASSWORD"]})
     source, target = serve(auth=auth), serve(auth=auth)
     Seed(1).image(sizes=(900,)).load_into(source.app, "app", tag="v1")
@@ -267,9 +299,20 @@ def test_a_process_shows_no_secret(
     file = mirror(tmp_path, "http://127.0.0.1:9" if how == "refused" else source.url, target.url)
     traces = Traces(secrets, tmp_path, clean_env)
     program = (
-        ["-c", MIDDLE.format(MIDDLES[how]), str(ROOT / "regsync.py")] if how in MIDDLES else [str(ROOT / "regsync.py")]
+        ["-c", MIDDLE.format(MIDDLES[how]), str(ROOT / "regsync.py")]
+        if how in MIDDLES
+        else [str(ROOT / "regsync.py")]
     )
-    command = [sys.executable, *(["-X", "dev"] if how == "dev" else []), *program, "sync", "-vv", "--json", "-c", file]
+    command = [
+        sys.executable,
+        *(["-X", "dev"] if how == "dev" else []),
+        *program,
+        "sync",
+        "-vv",
+        "--json",
+        "-c",
+        file,
+    ]
     with open("/dev/full", "w") as full:
         process = subprocess.Popen(
             command,
@@ -280,7 +323,14 @@ def test_a_process_shows_no_secret(
             cwd=ROOT,
         )
         out, err = process.communicate(timeout=60)
-    expected = {"dev": 0, "crash": -signal.SIGABRT, "refused": 2, "SIGTERM": 143, "Ctrl-C": 130, "defect": 2}
+    expected = {
+        "dev": 0,
+        "crash": -signal.SIGABRT,
+        "refused": 2,
+        "SIGTERM": 143,
+        "Ctrl-C": 130,
+        "defect": 2,
+    }
     assert process.returncode == expected.get(how, process.returncode), err
     assert (how == "crash") == ("Fatal Python error: Aborted" in err)
     assert (how in MIDDLES) == (tmp_path / "tmp" / "title").exists()
@@ -291,7 +341,9 @@ def test_a_process_shows_no_secret(
 def test_a_client_key_is_in_nothing_that_is_said(
     serve: Start, tmp_path: Path, clean_env: Path, secrets: Canaries, ca: trustme.CA
 ) -> None:
-    """A server that asks for a certificate, one that nobody trusts, keys that are broken in all ways."""
+    """A server that asks for a certificate, one that nobody trusts, keys that are broken in all
+    ways.
+    """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     ca.issue_cert("127.0.0.1").configure_cert(context)
     context.verify_mode = ssl.CERT_REQUIRED
@@ -301,7 +353,9 @@ def test_a_client_key_is_in_nothing_that_is_said(
     Seed(1).image(sizes=(900,)).load_into(source.app, "app", tag="v1")
     issued = ca.issue_cert("client.test")
     ca.cert_pem.write_to_path(str(tmp_path / "ca.pem"))
-    (certificate := tmp_path / "client.pem").write_bytes(b"".join(blob.bytes() for blob in issued.cert_chain_pems))
+    (certificate := tmp_path / "client.pem").write_bytes(
+        b"".join(blob.bytes() for blob in issued.cert_chain_pems)
+    )
     pem = issued.private_key_pem.bytes().decode()
     for number, line in enumerate(pem.splitlines()[1:-1]):
         if len(line) > 20:
@@ -310,7 +364,9 @@ def test_a_client_key_is_in_nothing_that_is_said(
         "good": pem,
         "no PEM": pem.replace("-----", "----"),
         "half": pem[: len(pem) // 2],
-        "encrypted": pem.replace("-----\n", "-----\nProc-Type: 4,ENCRYPTED\nDEK-Info: AES-128-CBC,00\n\n", 1),
+        "encrypted": pem.replace(
+            "-----\n", "-----\nProc-Type: 4,ENCRYPTED\nDEK-Info: AES-128-CBC,00\n\n", 1
+        ),
         "another's": ca.issue_cert("other.test").private_key_pem.bytes().decode(),
     }
     for name, text in keys.items():
@@ -318,7 +374,11 @@ def test_a_client_key_is_in_nothing_that_is_said(
         for trusts in (True, False):
             tls = {"client_cert": str(certificate), "client_key": str(tmp_path / "client.key")}
             file = mirror(
-                tmp_path, source.url, target.url, **tls, **({"ca_file": str(tmp_path / "ca.pem")} if trusts else {})
+                tmp_path,
+                source.url,
+                target.url,
+                **tls,
+                **({"ca_file": str(tmp_path / "ca.pem")} if trusts else {}),
             )
             traces = Traces(secrets, tmp_path, clean_env)
             ran = run_regsync("sync", "-vv", "--json", "-c", file)

@@ -1,5 +1,6 @@
-"""Secrets where they do not belong: in broken configurations and credential files, in arguments, in what is printed of
-objects; and the laws by which a new command, key or variable has to have its canary.
+"""Secrets where they do not belong: in broken configurations and credential files, in arguments, in
+what is printed of objects; and the laws by which a new command, key or variable has to have its
+canary.
 """
 
 from __future__ import annotations
@@ -68,21 +69,37 @@ BROKEN: dict[str, str] = {
     },
     "the password on two lines": f"registries:\n  one:\n    credentials:\n      password:\n {SECRET}\n",
     "the password below a tab": f"registries:\n  one:\n    credentials:\n\tpassword: {SECRET}\n",
-    "the password twice": REGISTRY.format(f"credentials: {{username: me, password: '{SECRET}', password: '{SECRET}'}}"),
+    "the password twice": REGISTRY.format(
+        f"credentials: {{username: me, password: '{SECRET}', password: '{SECRET}'}}"
+    ),
     "the credentials are text": REGISTRY.format(f"auth_type: basic, credentials: 'me:{SECRET}'"),
-    "the credentials are a list": REGISTRY.format(f"auth_type: basic, credentials: [me, '{SECRET}']"),
-    "the user's name has a colon": REGISTRY.format(f"credentials: {{username: 'me:{SECRET}', password: x}}"),
-    "the credentials are a key": REGISTRY.format(f"auth_type: basic, credentials: {{'me:{SECRET}'}}"),
-    "the password has the user's name for a key": REGISTRY.format(f"auth_type: basic, credentials: {{me: '{SECRET}'}}"),
-    "a misspelt password": REGISTRY.format(f"auth_type: basic, credentials: {{username: me, pasword: '{SECRET}'}}"),
+    "the credentials are a list": REGISTRY.format(
+        f"auth_type: basic, credentials: [me, '{SECRET}']"
+    ),
+    "the user's name has a colon": REGISTRY.format(
+        f"credentials: {{username: 'me:{SECRET}', password: x}}"
+    ),
+    "the credentials are a key": REGISTRY.format(
+        f"auth_type: basic, credentials: {{'me:{SECRET}'}}"
+    ),
+    "the password has the user's name for a key": REGISTRY.format(
+        f"auth_type: basic, credentials: {{me: '{SECRET}'}}"
+    ),
+    "a misspelt password": REGISTRY.format(
+        f"auth_type: basic, credentials: {{username: me, pasword: '{SECRET}'}}"
+    ),
     "a token with a blank": REGISTRY.format(f"auth_type: static_token, token: 'Bearer {SECRET}'"),
     "a token without its type": REGISTRY.format(f"token: '{SECRET}'"),
     "a token for a type": REGISTRY.format(f"auth_type: '{SECRET}'"),
     "a token for a number": REGISTRY.format(f"max_concurrent: '{SECRET}'"),
     "a token for a flag": REGISTRY.format(f"head_first: '{SECRET}'"),
     "a proxy of another scheme": REGISTRY.format(f"proxy: 'socks5://me:{SECRET}@proxy.test'"),
-    "a proxy with a path in its password": REGISTRY.format(f"proxy: 'http://me:{SECRET}@proxy.test:99999'"),
-    "a proxy with a path in its user": REGISTRY.format(f"proxy: 'http://{SECRET.partition(':')[0]}@proxy.test'"),
+    "a proxy with a path in its password": REGISTRY.format(
+        f"proxy: 'http://me:{SECRET}@proxy.test:99999'"
+    ),
+    "a proxy with a path in its user": REGISTRY.format(
+        f"proxy: 'http://{SECRET.partition(':')[0]}@proxy.test'"
+    ),
     "a url with a login": f"registries: {{one: {{url: '{URL}'}}}}\nmappings: []\n",
     "a url with a login and no host": f"registries: {{one: {{url: 'https://{SECRET}@'}}}}\nmappings: []\n",
     "a url with a signature": f"registries: {{one: {{url: 'https://registry.test/?sig={PLAIN}'}}}}\nmappings: []\n",
@@ -103,7 +120,9 @@ READERS = (
 
 
 @pytest.mark.parametrize("name", BROKEN)
-def test_a_broken_configuration_is_told_without_its_secret(name: str, tmp_path: Path, traces: Traces) -> None:
+def test_a_broken_configuration_is_told_without_its_secret(
+    name: str, tmp_path: Path, traces: Traces
+) -> None:
     file = tmp_path / "mirror.yaml"
     file.write_bytes(BROKEN[name].encode("utf-8", "surrogateescape"))
     traces = Traces(traces.canaries, tmp_path)
@@ -126,8 +145,13 @@ FILES: dict[str, str] = {
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_a_broken_credential_file_is_told_without_its_secret(name: str, tmp_path: Path, traces: Traces) -> None:
-    for env in ({"DOCKER_AUTH_CONFIG": FILES[name]}, {"REGISTRY_AUTH_FILE": str(tmp_path / "auth.json")}):
+def test_a_broken_credential_file_is_told_without_its_secret(
+    name: str, tmp_path: Path, traces: Traces
+) -> None:
+    for env in (
+        {"DOCKER_AUTH_CONFIG": FILES[name]},
+        {"REGISTRY_AUTH_FILE": str(tmp_path / "auth.json")},
+    ):
         (tmp_path / "auth.json").write_text(FILES[name])
         traces = Traces(traces.canaries, tmp_path)
         ran = run_regsync("tags", "-vv", "--json", "127.0.0.1:1/app", env=env)
@@ -147,13 +171,18 @@ PROFILES = {
 @pytest.mark.anyio
 @pytest.mark.virtual_time
 @pytest.mark.parametrize("name", PROFILES)
-async def test_a_broken_profile_is_told_without_its_secret(name: str, clean_env: Path, traces: Traces) -> None:
+async def test_a_broken_profile_is_told_without_its_secret(
+    name: str, clean_env: Path, traces: Traces
+) -> None:
     (clean_env / ".aws").mkdir()
     (clean_env / ".aws" / "credentials").write_text(PROFILES[name])
     traces = Traces(traces.canaries, clean_env)
     async with virtual() as world:
         scene = Scene(world, clean_env, clean_env)
-        scene.registries = {"ecr": {"url": ECR, "auth_type": "ecr"}, "target": {"url": "http://target.test"}}
+        scene.registries = {
+            "ecr": {"url": ECR, "auth_type": "ecr"},
+            "target": {"url": "http://target.test"},
+        }
         file = scene.config()
         ran = await scene.run("sync", "-vv", "--json", "-c", str(file))
         assert ran.status
@@ -163,22 +192,41 @@ async def test_a_broken_profile_is_told_without_its_secret(name: str, clean_env:
 @pytest.mark.anyio
 @pytest.mark.virtual_time
 @pytest.mark.parametrize("kind", ["no JSON", "a type", "a key", "a url", "a source"])
-async def test_a_broken_google_file_is_told_without_its_secret(kind: str, clean_env: Path, traces: Traces) -> None:
-    user = {"type": "authorized_user", "client_id": "c", "client_secret": SECRET, "refresh_token": SECRET}
+async def test_a_broken_google_file_is_told_without_its_secret(
+    kind: str, clean_env: Path, traces: Traces
+) -> None:
+    user = {
+        "type": "authorized_user",
+        "client_id": "c",
+        "client_secret": SECRET,
+        "refresh_token": SECRET,
+    }
     texts = {
         "no JSON": f'{{"type": "authorized_user", "refresh_token": "{SECRET}',
         "a type": json.dumps({**user, "type": 7}),
         "a key": json.dumps(
-            {"type": "service_account", "private_key": SECRET, "private_key_id": "1", "client_email": "x"}
+            {
+                "type": "service_account",
+                "private_key": SECRET,
+                "private_key_id": "1",
+                "client_email": "x",
+            }
         ),
         "a url": json.dumps({**user, "token_uri": f"https://me:{SECRET}@evil.test/"}),
-        "a source": json.dumps({"type": "external_account", "credential_source": {"url": f"ftp://{SECRET}@x"}}),
+        "a source": json.dumps(
+            {"type": "external_account", "credential_source": {"url": f"ftp://{SECRET}@x"}}
+        ),
     }
     (file := clean_env / "google.json").write_text(texts[kind])
     traces = Traces(traces.canaries, clean_env)
     async with virtual() as world:
-        scene = Scene(world, clean_env, clean_env, env={"GOOGLE_APPLICATION_CREDENTIALS": str(file)})
-        scene.registries = {"gar": {"url": "europe-docker.pkg.dev"}, "target": {"url": "http://target.test"}}
+        scene = Scene(
+            world, clean_env, clean_env, env={"GOOGLE_APPLICATION_CREDENTIALS": str(file)}
+        )
+        scene.registries = {
+            "gar": {"url": "europe-docker.pkg.dev"},
+            "target": {"url": "http://target.test"},
+        }
         ran = await scene.run("sync", "-vv", "--json", "-c", str(scene.config()))
         assert ran.status
         assert not traces.found(said(ran))
@@ -219,10 +267,17 @@ async def test_a_variable_with_a_login_is_told_without_it(
     async with virtual() as world:
         scene = Scene(world, tmp_path, tmp_path, env={name: value})
         if name.startswith("AZURE"):
-            scene.env |= {"AZURE_CLIENT_ID": "c", "AZURE_TENANT_ID": "t", "AZURE_CLIENT_SECRET": SECRET}
+            scene.env |= {
+                "AZURE_CLIENT_ID": "c",
+                "AZURE_TENANT_ID": "t",
+                "AZURE_CLIENT_SECRET": SECRET,
+            }
         hosts = {"ecr": ECR, "acr": "name.azurecr.io", "gar": "europe-docker.pkg.dev"}
         scene.registries = {kind: {"url": host, "auth_type": kind} for kind, host in hosts.items()}
-        scene.registries |= {"plain": {"url": "http://plain.test"}, "target": {"url": "https://target.test"}}
+        scene.registries |= {
+            "plain": {"url": "http://plain.test"},
+            "target": {"url": "https://target.test"},
+        }
         ran = await scene.run("sync", "-vv", "--json", "-c", str(scene.config()))
         assert ran.status
         assert not traces.found(said(ran))
@@ -265,14 +320,20 @@ TYPED: list[tuple[str, ...]] = [
 
 def test_what_is_not_known_is_named_without_what_follows() -> None:
     ran = run_regsync("copy", "a.test/app", "b.test/app", "--user", "me", f"--password={PLAIN}")
-    assert ran.err.startswith("error: CONFIG_ERROR: unrecognized arguments: --user *** --password\n")
+    assert ran.err.startswith(
+        "error: CONFIG_ERROR: unrecognized arguments: --user *** --password\n"
+    )
     assert "there is no command 'cpoy'\nhint: did you mean 'copy'?" in run_regsync("cpoy").err
     assert "there is no command '***'" in run_regsync(PLAIN).err
 
 
-@pytest.mark.parametrize("words", TYPED, ids=lambda words: " ".join(words).replace(SECRET, "*").replace(PLAIN, "*"))
+@pytest.mark.parametrize(
+    "words", TYPED, ids=lambda words: " ".join(words).replace(SECRET, "*").replace(PLAIN, "*")
+)
 @pytest.mark.parametrize("form", ["text", "json"])
-def test_a_login_among_the_arguments_is_not_repeated(words: tuple[str, ...], form: str, traces: Traces) -> None:
+def test_a_login_among_the_arguments_is_not_repeated(
+    words: tuple[str, ...], form: str, traces: Traces
+) -> None:
     more = () if form == "text" else ("--json", "--log-format", "json")
     ran = run_regsync(*words, *more, "-vv")
     assert ran.status in (3, 2, 4)
@@ -297,7 +358,9 @@ async def test_no_object_shows_a_secret(variant: str, tmp_path: Path, clean_env:
     """At some requests of a run, whatever is alive in it is printed."""
     classes = Counter[str]()
     shown: dict[str, str] = {}
-    earlier = list(ours())  # of other tests: kept, so that no new object has the identity of one of these
+    earlier = list(
+        ours()
+    )  # of other tests: kept, so that no new object has the identity of one of these
     known = set(map(id, earlier))
     async with virtual() as world:
         scene = arranged(world, tmp_path, clean_env, variant)
@@ -306,13 +369,17 @@ async def test_no_object_shows_a_secret(variant: str, tmp_path: Path, clean_env:
             if scene.asked in (5, 12, 20, 30, 120):
                 for each in (each for each in ours() if id(each) not in known):
                     classes[name := type(each).__qualname__] += 1
-                    if classes[name] < 40 and (found := scene.canaries.found(repr(each)[:20_000].encode())):
+                    if classes[name] < 40 and (
+                        found := scene.canaries.found(repr(each)[:20_000].encode())
+                    ):
                         shown[name] = str(found)
             return answer
 
         scene.answers = look
         await scene.run("sync", "-q", "-c", str(scene.config()))
-    assert {"Registry", "Credential", "Machine", "Edge", "Request", "Call", "Authenticator"} <= {*classes}
+    assert {"Registry", "Credential", "Machine", "Edge", "Request", "Call", "Authenticator"} <= {
+        *classes
+    }
     assert shown.keys() <= {"Call", "Headers"}, "which hold what servers sign, for a moment"
 
 
@@ -345,7 +412,9 @@ VARIABLES = {
     "AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE": "AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE",
 }
 # Words of names of secrets that are in the program's text and no variables' names.
-_SECRET = re.compile(r"token|secret|passw|credential|\bkey|_key|session|auth|proxy|identity_header", re.IGNORECASE)
+_SECRET = re.compile(
+    r"token|secret|passw|credential|\bkey|_key|session|auth|proxy|identity_header", re.IGNORECASE
+)
 
 
 def test_each_command_has_canaries() -> None:
@@ -383,7 +452,9 @@ async def test_each_variable_with_a_secret_has_its_canary(tmp_path: Path, clean_
     aws = (ROOT / "_regsync" / "aws.py").read_text()
     lower = {f"AWS_{name.upper()}" for name in re.findall(r"[\"(]([a-z]+(?:_[a-z]+)+)\"", aws)}
     assert VARIABLES.keys() <= every | lower
-    others = {name for name in names - VARIABLES.keys() if not any(name in each for each in VARIABLES)}
+    others = {
+        name for name in names - VARIABLES.keys() if not any(name in each for each in VARIABLES)
+    }
     assert others == OTHERS
     places: set[str] = set()
     for variant in ("", *VARIANTS):
@@ -395,4 +466,11 @@ async def test_each_variable_with_a_secret_has_its_canary(tmp_path: Path, clean_
 
 
 # A code of errors, examples, and variables with hosts.
-OTHERS = {"AUTH_ERROR", "REGISTRY_TOKEN", "MIRROR_PASSWORD", "HTTP_PROXY", "NO_PROXY", "AZURE_AUTHORITY_HOST"}
+OTHERS = {
+    "AUTH_ERROR",
+    "REGISTRY_TOKEN",
+    "MIRROR_PASSWORD",
+    "HTTP_PROXY",
+    "NO_PROXY",
+    "AZURE_AUTHORITY_HOST",
+}

@@ -20,8 +20,13 @@ REPOSITORIES = ("a/app", "b/base", "c/cli", "d/db")
 ROOT = f"sha256:{'e' * 64}"
 BLOBS = tuple(f"sha256:{number:064x}" for number in range(1, 8))
 # Children and the blobs that each names; the last one's own digest is a blob of other images too.
-CHILDREN = {f"sha256:{'c':0>63}1": BLOBS[0:2], f"sha256:{'c':0>63}2": BLOBS[1:4], BLOBS[6]: BLOBS[4:5]}
-# The mount rule of a host: mounts everything, mounts nothing, or refuses some pairs of repositories.
+CHILDREN = {
+    f"sha256:{'c':0>63}1": BLOBS[0:2],
+    f"sha256:{'c':0>63}2": BLOBS[1:4],
+    BLOBS[6]: BLOBS[4:5],
+}
+# The mount rule of a host: mounts everything, mounts nothing, or refuses some pairs of
+# repositories.
 ALWAYS, NEVER, SOMETIMES = "always", "never", "sometimes"
 
 
@@ -35,7 +40,9 @@ def work(where: RepositoryKey, *digests: str, children: tuple[str, ...] = ()) ->
 
 @dataclass(eq=False)
 class Image:
-    """One image as the conductor keeps it: steps in hand, steps running, and whether one has failed."""
+    """One image as the conductor keeps it: steps in hand, steps running, and whether one has
+    failed.
+    """
 
     work: Work
     root: str
@@ -79,15 +86,23 @@ class World:
 
     # --- events -------------------------------------------------------------------------------
 
-    def promote(self, where: RepositoryKey, layers: tuple[str, ...], children: tuple[str, ...]) -> None:
+    def promote(
+        self, where: RepositoryKey, layers: tuple[str, ...], children: tuple[str, ...]
+    ) -> None:
         """As the conductor does: what is committed is left out together with what it names."""
         lacking = tuple(each for each in children if not self.knowledge.is_committed(where, each))
-        named = dict.fromkeys((*layers, *(digest for child in lacking for digest in CHILDREN[child])))
-        image = Image(work(where, *named, children=lacking), f"sha256:{'f':0<32}{len(self.all):032x}")
+        named = dict.fromkeys(
+            (*layers, *(digest for child in lacking for digest in CHILDREN[child]))
+        )
+        image = Image(
+            work(where, *named, children=lacking), f"sha256:{'f':0<32}{len(self.all):032x}"
+        )
         self.all.append(image)
         self.images[image.work] = image
         steps = self.claims.promote(image.work)
-        assert all(step.work is image.work for step in steps), "a promotion gives work to its image only"
+        assert all(step.work is image.work for step in steps), (
+            "a promotion gives work to its image only"
+        )
         self._queue(steps)
         if image.work.is_ready():
             self._make_ready(image.work)
@@ -95,7 +110,9 @@ class World:
     def _queue(self, steps: list[Step]) -> None:
         for step in steps:
             mount = f" from {step.mount_from}" if step.mount_from else ""
-            self.trace.append(f"{self.all.index(self.images[step.work])} {step.blob.digest[-2:]}{mount}")
+            self.trace.append(
+                f"{self.all.index(self.images[step.work])} {step.blob.digest[-2:]}{mount}"
+            )
             self.images[step.work].queue.append(step)
 
     def _make_ready(self, ready: Work) -> None:
@@ -119,14 +136,20 @@ class World:
             assert place not in self.blobs, "brought again"
             if step.mount_from is not None:
                 source = (step.work.where[0], step.mount_from)
-                assert (source, step.blob.digest) in self.mountable, "mount from an uncommitted repository"
+                assert (source, step.blob.digest) in self.mountable, (
+                    "mount from an uncommitted repository"
+                )
                 assert step.mount_from != step.work.where[1]
             image.running.append(step)
         if image.ready and image.finishing is None:
             image.finishing = sorted(image.work.own_children)
 
     def busy(self) -> list[Image]:
-        return [each for each in self.all if each.running or (each.finishing is not None and not each.ended)]
+        return [
+            each
+            for each in self.all
+            if each.running or (each.finishing is not None and not each.ended)
+        ]
 
     def end_step(self, image: Image, step: Step, *, fails: bool, refuse: bool) -> None:
         image.running.remove(step)
@@ -177,7 +200,9 @@ class World:
             del self.images[image.work]
         self._settle(image)
 
-    def _must_hold(self, where: RepositoryKey, blobs: tuple[str, ...], children: tuple[str, ...]) -> None:
+    def _must_hold(
+        self, where: RepositoryKey, blobs: tuple[str, ...], children: tuple[str, ...]
+    ) -> None:
         assert all((where, each) in self.blobs for each in blobs), "I1: a blob is missing"
         assert all((where, each) in self.manifests for each in children), "I1: a child is missing"
 
@@ -204,7 +229,9 @@ class World:
             assert place.owner.owned[key] is place
             assert not place.owner.failed, "nobody waits for a failed image"
             orders = [place.owner.order, *(each.order for each in place.waiters)]
-            assert orders == sorted(set(orders)), "rule 9: owners before those who wait, earliest first"
+            assert orders == sorted(set(orders)), (
+                "rule 9: owners before those who wait, earliest first"
+            )
             if place.leader is not None:
                 leader, followers = place.leader
                 assert place in followers
@@ -225,7 +252,9 @@ class World:
             else:
                 image = chance.choice(self.busy())
                 if image.running:
-                    self.end_step(image, image.running[0], fails=False, refuse=chance.random() < 0.5)
+                    self.end_step(
+                        image, image.running[0], fails=False, refuse=chance.random() < 0.5
+                    )
                 else:
                     self.end_put(image, fails=False)
             self.check()
@@ -234,14 +263,18 @@ class World:
         assert not self.claims._leads
         if not self.failures:
             for (host, digest), times in self.uploads.items():
-                assert self.mounts[host] != ALWAYS or times == 1, f"{digest} was uploaded {times} times"
+                assert self.mounts[host] != ALWAYS or times == 1, (
+                    f"{digest} was uploaded {times} times"
+                )
 
 
 class ClaimsMachine(RuleBasedStateMachine):
     """Any order of promotions, starts, ends, refusals and failures."""
 
     @initialize(
-        mounts=st.fixed_dictionaries({host: st.sampled_from((ALWAYS, NEVER, SOMETIMES)) for host in HOSTS}),
+        mounts=st.fixed_dictionaries(
+            {host: st.sampled_from((ALWAYS, NEVER, SOMETIMES)) for host in HOSTS}
+        ),
         at_source=st.sampled_from(((), BLOBS[0:1], BLOBS[2:5])),
         failing=st.booleans(),
     )
@@ -255,7 +288,9 @@ class ClaimsMachine(RuleBasedStateMachine):
         layers=st.lists(st.sampled_from(BLOBS), max_size=4, unique=True).map(tuple),
         children=st.lists(st.sampled_from(tuple(CHILDREN)), max_size=2, unique=True).map(tuple),
     )
-    def promote(self, host: str, repository: str, layers: tuple[str, ...], children: tuple[str, ...]) -> None:
+    def promote(
+        self, host: str, repository: str, layers: tuple[str, ...], children: tuple[str, ...]
+    ) -> None:
         if len(self.world.all) < 12:
             self.world.promote((host, repository), layers, children)
 
@@ -525,7 +560,9 @@ def test_a_mount_that_holds_outweighs_a_refusal_that_came_first() -> None:
         pytest.param(True, True, ("present",), False, id="only a 201 seen"),
         pytest.param(True, True, ("absent", "present"), True, id="both seen"),
         pytest.param(False, False, (), False, id="never at this kind"),
-        pytest.param(False, True, ("absent", "present"), False, id="never at this kind, learnt or not"),
+        pytest.param(
+            False, True, ("absent", "present"), False, id="never at this kind, learnt or not"
+        ),
     ],
 )
 def test_an_unknown_blob_is_asked_for_by_rule_11(
@@ -571,7 +608,10 @@ def test_who_waits_for_the_first_mount_uploads_where_it_was_refused() -> None:
     claims, _ = claims_of(lead, follower)
     assert len(finish(claims, lead)) == 1
     claims.knowledge.refuse_mount(B, A[1])
-    assert shown(claims.mount_ended(A[0], mounted=False)) == [(B, BLOBS[1], None), (B, BLOBS[2], None)]
+    assert shown(claims.mount_ended(A[0], mounted=False)) == [
+        (B, BLOBS[1], None),
+        (B, BLOBS[2], None),
+    ]
 
 
 def test_an_image_that_fails_with_the_first_mount_hands_it_on() -> None:
@@ -601,4 +641,6 @@ def test_an_image_that_fails_with_the_first_mount_leaves_nothing_behind() -> Non
     claims, _ = claims_of(lead, one, two)
     assert shown(finish(claims, lead)) == [(B, BLOBS[0], A[1])]
     steps, _ = claims.failed(one)
-    assert [(step.work, step.blob.digest, step.mount_from) for step in steps] == [(two, BLOBS[1], A[1])]
+    assert [(step.work, step.blob.digest, step.mount_from) for step in steps] == [
+        (two, BLOBS[1], A[1])
+    ]

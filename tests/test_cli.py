@@ -1,7 +1,7 @@
 """The command line as a shell sees it: exit statuses, the two streams, signals, pipes.
 
-Exit statuses and error forms are those of design.md section 2. No output ever holds a traceback; every
-run here is looked at for one.
+Exit statuses and error forms are those of design.md section 2. No output ever holds a traceback;
+every run here is looked at for one.
 """
 
 from __future__ import annotations
@@ -24,7 +24,19 @@ from conformance.images import Image, Seed
 from conformance.messages import Answer, Request, Response, error
 from conformance.server import Server
 from conformance.tokens import BasicAuth
-from tests.ends import ROOT, Ran, Start, copy, document, held, only, run_regsync, started, sync, tags
+from tests.ends import (
+    ROOT,
+    Ran,
+    Start,
+    copy,
+    document,
+    held,
+    only,
+    run_regsync,
+    started,
+    sync,
+    tags,
+)
 
 SECRET = "Xyzzy-0pen-Sesame"
 
@@ -54,7 +66,9 @@ def image(source: Server) -> Image:
         pytest.param(["copy", "localhost/a:1"], id="one reference"),
         pytest.param(["copy", "localhost/a:1", "localhost/b:1", "c"], id="three references"),
         pytest.param(["copy", "--al", "localhost/a:1", "localhost/b:1"], id="unknown option"),
-        pytest.param(["copy", "--platform", "linux", "localhost/a:1", "localhost/b:1"], id="platform"),
+        pytest.param(
+            ["copy", "--platform", "linux", "localhost/a:1", "localhost/b:1"], id="platform"
+        ),
         pytest.param(["sync"], id="sync without a file"),
         pytest.param(["sync", "-c"], id="option without its value"),
         pytest.param(["--log-format", "xml", "version"], id="unknown log format"),
@@ -63,7 +77,9 @@ def image(source: Server) -> Image:
     ],
 )
 @pytest.mark.parametrize("as_json", [False, True], ids=["text", "json"])
-def test_a_wrong_command_line_is_status_3_and_attempts_nothing(arguments: list[str], as_json: bool) -> None:
+def test_a_wrong_command_line_is_status_3_and_attempts_nothing(
+    arguments: list[str], as_json: bool
+) -> None:
     ran = call(*arguments, *(["--json"] if as_json else []))
     assert ran.status == 3
     assert ran.err.startswith("error: CONFIG_ERROR: ")
@@ -108,8 +124,12 @@ def test_a_reference_of_a_wrong_form_is_said_with_its_place(reference: str, side
     assert ran.out == ""
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["copy", "--help"], ["sync", "-h"], ["--version"]])
-def test_help_goes_to_standard_output(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["copy", "--help"], ["sync", "-h"], ["--version"]]
+)
+def test_help_goes_to_standard_output(
+    arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
     from _regsync import cli
 
     with pytest.raises(SystemExit) as ended:
@@ -141,20 +161,34 @@ def test_a_configuration_that_may_not_be_read_is_status_3(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize(
     "text",
-    [b"", b"\xff\xfe\x00", b"mappings: [", b"[]", b"mappings: 1\nregistries: 2\n", b"a: &a [*a]", b"\x00"],
+    [
+        b"",
+        b"\xff\xfe\x00",
+        b"mappings: [",
+        b"[]",
+        b"mappings: 1\nregistries: 2\n",
+        b"a: &a [*a]",
+        b"\x00",
+    ],
     ids=["empty", "not utf-8", "not yaml", "a list", "wrong types", "a knot", "nul"],
 )
-@pytest.mark.parametrize("command", [["sync", "-c", "-"], ["validate", "-"]], ids=["sync", "validate"])
+@pytest.mark.parametrize(
+    "command", [["sync", "-c", "-"], ["validate", "-"]], ids=["sync", "validate"]
+)
 def test_a_configuration_that_is_nonsense_says_where(text: bytes, command: list[str]) -> None:
     ran = call(*command, stdin=text)
     assert ran.status == 3
     assert ran.out == ""
-    assert all(line.startswith(("error: CONFIG_ERROR: ", "hint: ")) for line in ran.err.splitlines())
+    assert all(
+        line.startswith(("error: CONFIG_ERROR: ", "hint: ")) for line in ran.err.splitlines()
+    )
     assert "standard input" in ran.err
 
 
 def test_problems_come_in_one_json_document_with_their_places() -> None:
-    ran = call("sync", "--json", "-c", "-", stdin="mapings: []\nregistries: {a: {url: 'ftp://x'}}\n")
+    ran = call(
+        "sync", "--json", "-c", "-", stdin="mapings: []\nregistries: {a: {url: 'ftp://x'}}\n"
+    )
     assert ran.status == 3
     assert len(ran.report["problems"]) >= 2
     assert {problem["line"] for problem in ran.report["problems"]} >= {1, 2}
@@ -164,7 +198,11 @@ def test_problems_come_in_one_json_document_with_their_places() -> None:
 def test_a_valid_configuration_says_nothing(tmp_path: Path) -> None:
     path = tmp_path / "x.yaml"
     path.write_text("mappings: []\n")
-    for arguments in (["validate", str(path)], ["sync", "-c", str(path)], ["sync", "--config", str(path)]):
+    for arguments in (
+        ["validate", str(path)],
+        ["sync", "-c", str(path)],
+        ["sync", "--config", str(path)],
+    ):
         ran = call(*arguments)
         assert (ran.status, ran.out, ran.err) == (0, "", "")
 
@@ -182,7 +220,9 @@ mappings: []
     assert call("sync", "-c", "-", stdin=text).err == ""
 
 
-def test_registries_of_a_configuration_are_found_by_host(serve: Start, image: Image, source: Server) -> None:
+def test_registries_of_a_configuration_are_found_by_host(
+    serve: Start, image: Image, source: Server
+) -> None:
     target = serve(auth=BasicAuth({"captain": SECRET}))
     login = {"auth_type": "basic", "credentials": {"username": "captain", "password": SECRET}}
     text = json.dumps({"registries": {"t": {"url": target.url, **login}}, "mappings": []})
@@ -194,21 +234,27 @@ def test_registries_of_a_configuration_are_found_by_host(serve: Start, image: Im
 # References that mean something.
 
 
-def test_no_tag_means_latest_and_is_said_when_asked(source: Server, target: Server, image: Image) -> None:
+def test_no_tag_means_latest_and_is_said_when_asked(
+    source: Server, target: Server, image: Image
+) -> None:
     ran = call("copy", "-v", "--no-artifacts", f"{source.address}/app", f"{target.address}/b")
     assert ran.status == 0
     assert "latest" in only([line for line in ran.err.splitlines() if line.startswith("info: ")])
     assert target.app.tags("b") == {"latest": image.top}
 
 
-def test_the_targets_tag_defaults_to_the_sources(source: Server, target: Server, image: Image) -> None:
+def test_the_targets_tag_defaults_to_the_sources(
+    source: Server, target: Server, image: Image
+) -> None:
     ran = call("copy", "--no-artifacts", f"{source.address}/app:v1", f"{target.address}/b")
     assert target.app.tags("b") == {"v1": image.top}
     line = only(ran.out.splitlines())
     assert line.startswith(f"synced {source.address}/app:v1 -> {target.address}/b:v1 (")
 
 
-def test_a_digest_is_pushed_by_digest_or_under_a_tag(source: Server, target: Server, image: Image) -> None:
+def test_a_digest_is_pushed_by_digest_or_under_a_tag(
+    source: Server, target: Server, image: Image
+) -> None:
     there = f"{source.address}/app@{image.top}"
     assert call("copy", "--no-artifacts", there, f"{target.address}/b").status == 0
     assert held(target, "b", image)
@@ -247,7 +293,9 @@ def refuse(server: Server, status: int, *references: str) -> None:
         pytest.param({403: ["v1", "v2"]}, 4, id="all were refused"),
     ],
 )
-def test_exit_statuses_of_a_run(source: Server, target: Server, refusals: dict[int, list[str]], status: int) -> None:
+def test_exit_statuses_of_a_run(
+    source: Server, target: Server, refusals: dict[int, list[str]], status: int
+) -> None:
     for tag in ("v1", "v2"):
         Seed(1).image().load_into(source.app, "app", tag=tag)
     for code, names in refusals.items():
@@ -273,8 +321,17 @@ def test_different_failures_of_all_images_are_status_2(source: Server, target: S
 # Streams.
 
 
-def test_json_is_one_document_however_much_is_logged(source: Server, target: Server, image: Image) -> None:
-    ran = call("-vv", "copy", "--json", "--no-artifacts", f"{source.address}/app:v1", f"{target.address}/app")
+def test_json_is_one_document_however_much_is_logged(
+    source: Server, target: Server, image: Image
+) -> None:
+    ran = call(
+        "-vv",
+        "copy",
+        "--json",
+        "--no-artifacts",
+        f"{source.address}/app:v1",
+        f"{target.address}/app",
+    )
     assert ran.report["images"][0]["status"] == "synced"
     assert sum(line.startswith("trace: ") for line in ran.err.splitlines()) >= 8
     assert f"GET {source.url}/v2/app/manifests/v1 -> 200" in ran.err
@@ -315,7 +372,9 @@ def test_quiet_still_says_what_failed(source: Server, target: Server) -> None:
 
 
 def test_log_lines_can_be_json(source: Server, target: Server) -> None:
-    ran = call("--log-format", "json", "-vv", "copy", f"{source.address}/app:v1", f"{target.address}/app")
+    ran = call(
+        "--log-format", "json", "-vv", "copy", f"{source.address}/app:v1", f"{target.address}/app"
+    )
     entries = [json.loads(line) for line in ran.err.splitlines()]
     assert all({"ts", "level", "event", "message"} <= entry.keys() for entry in entries)
     assert [entry["event"] for entry in entries if entry["level"] == "error"] == ["image_failed"]
@@ -395,7 +454,9 @@ def two_images(source: Server, target: Server, path: Path) -> list[str]:
     return ["sync", "--json", "-c", str(path)]
 
 
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)], ids=str)
+@pytest.mark.parametrize(
+    ("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)], ids=str
+)
 def test_a_signal_lets_what_is_under_way_end_and_begins_nothing_more(
     source: Server, target: Server, stalled: Stall, tmp_path: Path, number: int, status: int
 ) -> None:
@@ -429,7 +490,9 @@ def test_a_signal_when_all_is_under_way_leaves_nothing_undone(
     assert held(target, "app", image)
 
 
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)], ids=str)
+@pytest.mark.parametrize(
+    ("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)], ids=str
+)
 def test_a_second_signal_ends_at_once(
     source: Server, target: Server, stalled: Stall, tmp_path: Path, number: int, status: int
 ) -> None:
@@ -450,7 +513,12 @@ def test_what_does_not_end_in_time_after_a_signal_is_left(
 ) -> None:
     shorter = "import sys, regsync, _regsync.sync as run; run.DRAIN_SECONDS = 0.1; sys.exit(regsync.main())"
     command = [sys.executable, "-c", shorter, *two_images(source, target, tmp_path / "x.yaml")]
-    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "cwd": ROOT}
+    pipes: dict[str, Any] = {
+        "stdout": subprocess.PIPE,
+        "stderr": subprocess.PIPE,
+        "text": True,
+        "cwd": ROOT,
+    }
     with subprocess.Popen(command, **pipes) as process:
         assert stalled.came.wait(30)
         process.send_signal(signal.SIGTERM)
@@ -463,7 +531,9 @@ def test_what_does_not_end_in_time_after_a_signal_is_left(
 
 @pytest.mark.skipif(not hasattr(os, "pipe2"), reason="needs pipes")
 @pytest.mark.parametrize("more", [[], ["--json"]], ids=["text", "json"])
-def test_a_reader_that_left_is_no_traceback(source: Server, target: Server, image: Image, more: list[str]) -> None:
+def test_a_reader_that_left_is_no_traceback(
+    source: Server, target: Server, image: Image, more: list[str]
+) -> None:
     reading, writing = os.pipe()
     os.close(reading)
     where = [f"{source.address}/app:v1", f"{target.address}/app"]
@@ -478,7 +548,9 @@ def test_a_reader_that_left_is_no_traceback(source: Server, target: Server, imag
 
 def test_a_terminal_without_utf_8_gets_its_lines(source: Server, target: Server) -> None:
     def intercept(request: Request) -> Answer | None:
-        body = json.dumps({"errors": [{"code": "DENIED", "message": "nicht erlaubt: \u00fc\u2713"}]})
+        body = json.dumps(
+            {"errors": [{"code": "DENIED", "message": "nicht erlaubt: \u00fc\u2713"}]}
+        )
         return Response(403, [], body.encode())
 
     source.app.intercept = intercept
@@ -493,7 +565,9 @@ def test_a_terminal_without_utf_8_gets_its_lines(source: Server, target: Server)
 
 
 @pytest.mark.slow
-def test_the_built_program_copies_from_any_directory(source: Server, target: Server, image: Image, pyz: Path) -> None:
+def test_the_built_program_copies_from_any_directory(
+    source: Server, target: Server, image: Image, pyz: Path
+) -> None:
     where = [f"{source.address}/app:v1", f"{target.address}/app"]
     command = [sys.executable, "-I", "-S", str(pyz), "copy", "--no-artifacts", *where]
     done = subprocess.run(command, cwd="/", capture_output=True, text=True, check=False, timeout=60)
@@ -504,9 +578,13 @@ def test_the_built_program_copies_from_any_directory(source: Server, target: Ser
 
 
 def test_each_request_is_a_line_at_vv(source: Server, target: Server, tmp_path: Path) -> None:
-    """Of a body's PUT as of a look-up, with its status and without a query: what was asked, and nothing else."""
+    """Of a body's PUT as of a look-up, with its status and without a query: what was asked, and
+    nothing else.
+    """
     Seed(5).image(sizes=(900, 200_000)).load_into(source.app, "app", "v1")
-    ran = call("--log-format", "json", "-vv", "copy", f"{source.address}/app:v1", f"{target.address}/app")
+    ran = call(
+        "--log-format", "json", "-vv", "copy", f"{source.address}/app:v1", f"{target.address}/app"
+    )
     assert ran.status == 0
     told = [json.loads(line) for line in ran.err.splitlines()]
     lines = Counter(each["message"] for each in told if each["event"] == "request")

@@ -1,4 +1,6 @@
-"""Which login is asked for where, how often and when: a cloud of one function, registries on a clock that jumps."""
+"""Which login is asked for where, how often and when: a cloud of one function, registries on a
+clock that jumps.
+"""
 
 from __future__ import annotations
 
@@ -36,9 +38,16 @@ HOUR = 3600.0
 
 
 class Cloud:
-    """A cloud's module: logins `p1`, `p2`, ... that last `life` seconds, or `given` in turn; each is written down."""
+    """A cloud's module: logins `p1`, `p2`, ... that last `life` seconds, or `given` in turn; each
+    is written down.
+    """
 
-    def __init__(self, *given: Login | SyncError | ConfigError | None, present: bool = True, life: float = math.inf):
+    def __init__(
+        self,
+        *given: Login | SyncError | ConfigError | None,
+        present: bool = True,
+        life: float = math.inf,
+    ):
         self.given, self.here, self.life = list(given), present, life
         self.asked: list[tuple[str, bool]] = []
         self.takes = 0.0
@@ -74,7 +83,13 @@ def cloud(monkeypatch: pytest.MonkeyPatch) -> Cloud:
 
 
 def registry(host: str = ECR, **fields: Any) -> Registry:
-    fields = {"alias": "mine", "scheme": "https", "port": 443, "kind": kind_of(host, fields.get("auth_type")), **fields}
+    fields = {
+        "alias": "mine",
+        "scheme": "https",
+        "port": 443,
+        "kind": kind_of(host, fields.get("auth_type")),
+        **fields,
+    }
     return Registry(host=host, **fields)
 
 
@@ -85,8 +100,12 @@ def machine(**files: bytes) -> Machine:
     return Machine({}, "/home/someone", files.get, lambda: NEW_YEAR + anyio.current_time(), fetch)
 
 
-def found(host: str = ECR, files: Mapping[str, bytes] | None = None, **fields: Any) -> Credential | Chain | None:
-    return Clouds(machine(), transport._cloud).find(registry(host, **fields), "app", (files or {}).get)
+def found(
+    host: str = ECR, files: Mapping[str, bytes] | None = None, **fields: Any
+) -> Credential | Chain | None:
+    return Clouds(machine(), transport._cloud).find(
+        registry(host, **fields), "app", (files or {}).get
+    )
 
 
 def chain(**fields: Any) -> Chain:
@@ -98,7 +117,9 @@ def chain(**fields: Any) -> Chain:
 # Which login.
 
 DOCKER = "/home/someone/.docker/config.json"
-IN_FILE = {DOCKER: json.dumps({"auths": {ECR: {"username": "file", "password": "hunter2"}}}).encode()}
+IN_FILE = {
+    DOCKER: json.dumps({"auths": {ECR: {"username": "file", "password": "hunter2"}}}).encode()
+}
 
 
 async def test_its_own_variables_or_files_come_before_the_docker_config(cloud: Cloud) -> None:
@@ -110,11 +131,17 @@ async def test_its_own_variables_or_files_come_before_the_docker_config(cloud: C
     assert cloud.asked == []
 
 
-@pytest.mark.parametrize("broken", [ConfigError("/x cannot be read"), AuthError("no file of profiles", fatal=True)])
-async def test_its_own_broken_file_is_a_file_of_its_own(cloud: Cloud, broken: SyncError | ConfigError) -> None:
+@pytest.mark.parametrize(
+    "broken", [ConfigError("/x cannot be read"), AuthError("no file of profiles", fatal=True)]
+)
+async def test_its_own_broken_file_is_a_file_of_its_own(
+    cloud: Cloud, broken: SyncError | ConfigError
+) -> None:
     cloud.broken = broken
     await chain(files=IN_FILE).credential()
-    assert cloud.asked == [(ECR, False)], "the whole chain, which meets the file again and says what is wrong"
+    assert cloud.asked == [(ECR, False)], (
+        "the whole chain, which meets the file again and says what is wrong"
+    )
 
 
 async def test_the_metadata_service_comes_last_and_is_guessed(cloud: Cloud) -> None:
@@ -137,7 +164,9 @@ async def test_a_named_method_is_the_whole_chain_and_no_other_source(cloud: Clou
         (GAR, ".config/gcloud/application_default_credentials.json"),
     ],
 )
-async def test_a_file_that_cannot_be_read_fails_its_own_registry_alone(host: str, path: str) -> None:
+async def test_a_file_that_cannot_be_read_fails_its_own_registry_alone(
+    host: str, path: str
+) -> None:
     def read(name: str) -> bytes | None:
         if name == f"/home/someone/{path}":
             raise ConfigError(f"{name} cannot be read: Permission denied")
@@ -180,7 +209,9 @@ async def test_another_method_keeps_the_cloud_out(cloud: Cloud, method: str) -> 
     assert (cloud.asked, cloud.looked) == ([], 0)
 
 
-@pytest.mark.parametrize("host", ["registry.example", "ghcr.io", "docker.io", "evil-azurecr.io", f"{ECR}.example"])
+@pytest.mark.parametrize(
+    "host", ["registry.example", "ghcr.io", "docker.io", "evil-azurecr.io", f"{ECR}.example"]
+)
 async def test_a_host_of_nobody_looks_at_no_cloud(cloud: Cloud, host: str) -> None:
     assert found(host) is None
     assert cloud.looked == 0
@@ -204,12 +235,17 @@ async def test_a_clouds_login_never_goes_over_plain_http(cloud: Cloud) -> None:
         pytest.param(ACR, "other.azurecr.io", False, id="azure"),
     ],
 )
-async def test_a_login_is_shared_by_those_it_holds_for(cloud: Cloud, first: str, second: str, shared: bool) -> None:
+async def test_a_login_is_shared_by_those_it_holds_for(
+    cloud: Cloud, first: str, second: str, shared: bool
+) -> None:
     made = Clouds(machine(), transport._cloud)
     chains = [made.find(registry(host), "app", {}.get) for host in (first, second, first)]
     assert (chains[0] is chains[1]) is shared
     assert chains[0] is chains[2]
-    assert made.find(registry(ECR, auth_type="ecr", cloud_profile="other"), "app", {}.get) not in chains
+    assert (
+        made.find(registry(ECR, auth_type="ecr", cloud_profile="other"), "app", {}.get)
+        not in chains
+    )
 
 
 # When, and how often.
@@ -270,7 +306,9 @@ async def test_a_login_is_renewed_before_it_ends(cloud: Cloud, life: float, good
 
 
 @pytest.mark.parametrize("life", [math.inf, -HOUR])
-async def test_a_login_without_end_or_by_another_clock_serves_until_it_is_refused(cloud: Cloud, life: float) -> None:
+async def test_a_login_without_end_or_by_another_clock_serves_until_it_is_refused(
+    cloud: Cloud, life: float
+) -> None:
     cloud.life, one = life, chain()
     await one.credential()
     await anyio.sleep(1000 * HOUR)
@@ -352,9 +390,13 @@ async def test_what_was_guessed_right_is_renewed_as_what_it_is(cloud: Cloud) -> 
 
 
 class Turning(App):
-    """A registry that changes its mind about who may come in, once so many logins have been shown to it."""
+    """A registry that changes its mind about who may come in, once so many logins have been shown
+    to it.
+    """
 
-    def __init__(self, auth: BasicAuth | TokenService, after: int, then: Callable[[], None]) -> None:
+    def __init__(
+        self, auth: BasicAuth | TokenService, after: int, then: Callable[[], None]
+    ) -> None:
         super().__init__(auth=auth)
         self.after, self.then = after, then
 
@@ -375,7 +417,9 @@ async def sync(world: Virtual, source: str, *repositories: str, **fields: Any) -
 
 
 def serve(world: Virtual, app: App, host: str, *repositories: str, **links: Link) -> Place:
-    """Let a registry answer under a cloud's name, with an image in each repository, and another be the target."""
+    """Let a registry answer under a cloud's name, with an image in each repository, and another be
+    the target.
+    """
     place = world.listen(app, host, scheme="https", **links)
     world.registry("target.test")
     for number, name in enumerate(repositories):
@@ -391,7 +435,10 @@ async def test_fifty_repositories_cost_one_bare_request_and_one_login(cloud: Clo
         ran = await sync(world, ECR, *names)
         assert (ran.status, len(ran.images), len(cloud.asked)) == (0, 50, 1)
         source.journal.matching(status=401).exactly(1)
-        assert len(source.journal.matching(header={"authorization": "Basic *"})) == len(source.journal.entries) - 1
+        assert (
+            len(source.journal.matching(header={"authorization": "Basic *"}))
+            == len(source.journal.entries) - 1
+        )
 
 
 async def test_what_answers_without_a_login_costs_none(cloud: Cloud) -> None:
@@ -414,7 +461,9 @@ async def test_an_anonymous_pull_waits_a_second_for_metadata_at_most(cloud: Clou
 async def test_a_password_that_was_good_is_asked_for_anew_once(cloud: Cloud) -> None:
     users = {"AWS": "p1"}
     async with virtual() as world:
-        source = serve(world, Turning(BasicAuth(users), 4, lambda: auth.users.update(AWS="p2")), ECR, "app")
+        source = serve(
+            world, Turning(BasicAuth(users), 4, lambda: auth.users.update(AWS="p2")), ECR, "app"
+        )
         auth = source.app.auth
         assert (await sync(world, ECR, "app")).status == 0
         assert len(cloud.asked) == 2
@@ -423,8 +472,12 @@ async def test_a_password_that_was_good_is_asked_for_anew_once(cloud: Cloud) -> 
 @pytest.mark.provokes("refused_login_again")  # what went before the first 401 was here
 @pytest.mark.parametrize("takes", [0.01, 1.0])
 @pytest.mark.parametrize("scheme", ["basic", "token"])
-async def test_many_who_are_refused_at_once_share_one_new_login(cloud: Cloud, scheme: str, takes: float) -> None:
-    """Each gets its 401 while the first asks for a login, or after it: nobody takes the new one for refused."""
+async def test_many_who_are_refused_at_once_share_one_new_login(
+    cloud: Cloud, scheme: str, takes: float
+) -> None:
+    """Each gets its 401 while the first asks for a login, or after it: nobody takes the new one for
+    refused.
+    """
     names, users = [f"team/app{number}" for number in range(30)], {"AWS": "p1"}
     cloud.takes = takes
     async with virtual() as world:
@@ -434,7 +487,14 @@ async def test_many_who_are_refused_at_once_share_one_new_login(cloud: Cloud, sc
         def turn() -> None:
             auth.users["AWS"] = "p2"
 
-        source = serve(world, Turning(auth, 20, turn), ECR, *names, up=Link(latency=0.1), down=Link(latency=0.1))
+        source = serve(
+            world,
+            Turning(auth, 20, turn),
+            ECR,
+            *names,
+            up=Link(latency=0.1),
+            down=Link(latency=0.1),
+        )
         ran = await sync(world, ECR, *names)
         assert (ran.status, len(cloud.asked)) == (0, 2), ran.err
         refused = source.journal.matching(status=401)
@@ -444,7 +504,13 @@ async def test_many_who_are_refused_at_once_share_one_new_login(cloud: Cloud, sc
 
 async def test_a_password_that_is_refused_twice_stops_the_registry(cloud: Cloud) -> None:
     async with virtual() as world:
-        source = serve(world, Turning(BasicAuth({"AWS": "p1"}), 2, lambda: auth.users.clear()), ECR, "one", "two")
+        source = serve(
+            world,
+            Turning(BasicAuth({"AWS": "p1"}), 2, lambda: auth.users.clear()),
+            ECR,
+            "one",
+            "two",
+        )
         auth = source.app.auth
         ran = await sync(world, ECR, "one", "two")
         assert len(cloud.asked) == 2
@@ -463,8 +529,15 @@ async def test_a_login_that_was_never_good_is_not_asked_for_again(cloud: Cloud) 
 async def test_ecr_says_403_to_a_password_that_is_too_old(cloud: Cloud) -> None:
     class Old(App):
         def start(self, request: Request) -> Answer | Reception:
-            if self.auth.users["AWS"] == "p2" and request.header("authorization") == Cloud.credential(1).basic:
-                return error(403, "DENIED", "Your authorization token has expired. Reauthenticate and try again.")
+            if (
+                self.auth.users["AWS"] == "p2"
+                and request.header("authorization") == Cloud.credential(1).basic
+            ):
+                return error(
+                    403,
+                    "DENIED",
+                    "Your authorization token has expired. Reauthenticate and try again.",
+                )
             answer = super().start(request)
             if request.kind == "manifest" and request.header("authorization"):
                 self.auth.users["AWS"] = "p2"
@@ -478,13 +551,17 @@ async def test_ecr_says_403_to_a_password_that_is_too_old(cloud: Cloud) -> None:
 
 def refresh(number: int) -> Login:
     user = "00000000-0000-0000-0000-000000000000"
-    return Login(Credential(user, identity_token=f"refresh{number}", origin="a cloud of the tests"), math.inf)
+    return Login(
+        Credential(user, identity_token=f"refresh{number}", origin="a cloud of the tests"), math.inf
+    )
 
 
 async def test_a_refresh_token_that_ended_early_is_got_anew_once(cloud: Cloud) -> None:
     cloud.given = [refresh(1), refresh(2)]
     async with virtual() as world:
-        tokens = TokenService(refresh_tokens=["refresh1"], anonymous=False, expires_in=60, now=anyio.current_time)
+        tokens = TokenService(
+            refresh_tokens=["refresh1"], anonymous=False, expires_in=60, now=anyio.current_time
+        )
 
         def turn() -> None:
             tokens.refresh_tokens = {"refresh2": "refresh2"}
@@ -498,7 +575,13 @@ async def test_a_refresh_token_that_ended_early_is_got_anew_once(cloud: Cloud) -
 async def test_a_refused_login_at_a_token_service_is_named(cloud: Cloud) -> None:
     cloud.given = [refresh(1)]
     async with virtual() as world:
-        serve(world, App(auth=TokenService(anonymous=False, now=anyio.current_time)), ACR, "one", "two")
+        serve(
+            world,
+            App(auth=TokenService(anonymous=False, now=anyio.current_time)),
+            ACR,
+            "one",
+            "two",
+        )
         ran = await sync(world, ACR, "one", "two")
         assert (ran.status, len(cloud.asked)) == (4, 1)
         assert "refresh1" not in ran.out + ran.err
@@ -523,8 +606,18 @@ async def exchange(world: Virtual, url: str, **given: Any) -> tuple[int, Mapping
         logged.append(message)
 
     logged = list[str]()
-    edge = Edge({"HTTP_PROXY": "http://proxy.test:3128"}, None, lambda path: None, lambda: 0.5, world.wall, log)
-    with mock.patch.object(http1, "connect", world._connect), mock.patch.object(http1, "start_tls", world._start_tls):
+    edge = Edge(
+        {"HTTP_PROXY": "http://proxy.test:3128"},
+        None,
+        lambda path: None,
+        lambda: 0.5,
+        world.wall,
+        log,
+    )
+    with (
+        mock.patch.object(http1, "connect", world._connect),
+        mock.patch.object(http1, "start_tls", world._start_tls),
+    ):
         transport = Transport(edge)
         try:
             return await transport.fetch(None, "GET", url, [("Metadata", "true")], b"", **given)
@@ -548,7 +641,9 @@ async def test_a_login_service_is_asked_without_following_where_it_leads() -> No
     async with virtual() as world:
         moved = Response(302, [("Location", "http://elsewhere.test/")], b"")
         place = world.listen(Answers(moved), "169.254.169.254")
-        status, headers, _ = await exchange(world, "http://169.254.169.254/secret/path?token=secret")
+        status, headers, _ = await exchange(
+            world, "http://169.254.169.254/secret/path?token=secret"
+        )
         assert (status, headers["location"]) == (302, "http://elsewhere.test/")
         assert place.app.metadata == "true"
         place.journal.matching().exactly(1)
@@ -565,7 +660,9 @@ async def test_plain_http_of_a_cloud_is_a_metadata_service_which_no_proxy_sees(n
 
 async def test_an_answer_that_is_too_long_for_a_login_is_an_error() -> None:
     async with virtual() as world:
-        world.listen(Answers(Response(200, [], bytes(2 * 1024 * 1024))), "login.test", scheme="https")
+        world.listen(
+            Answers(Response(200, [], bytes(2 * 1024 * 1024))), "login.test", scheme="https"
+        )
         with pytest.raises(ContentError, match="longer than"):
             await exchange(world, "https://login.test/")
 

@@ -27,7 +27,9 @@ registries:
 """
 
 
-def read(text: str | bytes, environ: Mapping[str, str] | None = None, base_dir: str | None = "/etc/rs") -> Config:
+def read(
+    text: str | bytes, environ: Mapping[str, str] | None = None, base_dir: str | None = "/etc/rs"
+) -> Config:
     body = text.encode() if isinstance(text, str) else text
     return load(body, name="c.yaml", environ=environ or {}, base_dir=base_dir, home="/home/me")
 
@@ -46,7 +48,9 @@ def mapping(body: str, environ: Mapping[str, str] | None = None) -> config.Mappi
 
 
 def mapping_problem(body: str) -> str:
-    found = problems(f"{REGISTRIES}mappings:\n- {{from: team/app, source: one, targets: two, {body}}}\n")
+    found = problems(
+        f"{REGISTRIES}mappings:\n- {{from: team/app, source: one, targets: two, {body}}}\n"
+    )
     assert len(found) == 1
     return found[0]
 
@@ -96,7 +100,11 @@ def test_a_mapping_falls_back_to_from_and_to_the_defaults() -> None:
         """)
     )
     first, second, third = found.mappings
-    assert (first.index, first.source.alias, first.source_repository) == (0, "hub", "library/alpine")
+    assert (first.index, first.source.alias, first.source_repository) == (
+        0,
+        "hub",
+        "library/alpine",
+    )
     assert first.target_repository == "library/alpine"
     assert [target.alias for target in first.targets] == ["one", "two"]
     assert first.tags == TagRule(glob=("3.*",), exclude=("*-rc*",))
@@ -121,7 +129,9 @@ def test_global_settings_are_read() -> None:
     assert found.staging_size_limit == 1_500_000_000
 
 
-@pytest.mark.parametrize(("written", "absolute"), [("/var/x", "/var/x"), ("~/x", "/home/me/x"), ("x/y", "/etc/rs/x/y")])
+@pytest.mark.parametrize(
+    ("written", "absolute"), [("/var/x", "/var/x"), ("~/x", "/home/me/x"), ("x/y", "/etc/rs/x/y")]
+)
 def test_paths_are_relative_to_the_file(written: str, absolute: str) -> None:
     assert read(f"mappings: []\nglobal: {{cache_dir: {written}}}").cache_dir == absolute
     assert registry(f"url: a.example, ca_file: {written}").ca_file == absolute
@@ -131,7 +141,9 @@ def test_paths_are_relative_to_the_file(written: str, absolute: str) -> None:
 @pytest.mark.parametrize("written", ["~", "~/x"])
 def test_a_home_that_nobody_knows_is_no_folder_of_that_name(written: str, home: str | None) -> None:
     text = f"mappings: []\nglobal: {{cache_dir: '{written}'}}".encode()
-    with pytest.raises(ConfigError, match=r"c.yaml:2:21: .*no home directory is known: set HOME, or write it out"):
+    with pytest.raises(
+        ConfigError, match=r"c.yaml:2:21: .*no home directory is known: set HOME, or write it out"
+    ):
         load(text, name="c.yaml", environ={}, base_dir="/etc/rs", home=home)
 
 
@@ -243,14 +255,20 @@ def test_a_wrong_expansion_is_placed_and_named(text: str, remedy: str) -> None:
 
 def test_expansion_never_changes_the_structure() -> None:
     environ = {"TRICK": "x\n  evil: true", "GLOB": "a, b", "KEY": "url"}
-    assert "control character" in registry_problem("url: a.example, cloud_profile: '${TRICK}', auth_type: ecr", environ)
+    assert "control character" in registry_problem(
+        "url: a.example, cloud_profile: '${TRICK}', auth_type: ecr", environ
+    )
     assert (
         "never be a tag"
         in problems(
-            f"{REGISTRIES}mappings: [{{from: a, source: one, targets: two, tags: {{glob: '${{GLOB}}'}}}}]", environ
+            f"{REGISTRIES}mappings: [{{from: a, source: one, targets: two, tags: {{glob: '${{GLOB}}'}}}}]",
+            environ,
         )[0]
     )
-    assert any("unknown key" in found for found in problems("registries: {r: {'${KEY}': a}}\nmappings: []", environ))
+    assert any(
+        "unknown key" in found
+        for found in problems("registries: {r: {'${KEY}': a}}\nmappings: []", environ)
+    )
 
 
 def test_a_scalar_that_is_one_variable_may_be_a_number_or_truth_value() -> None:
@@ -340,7 +358,9 @@ MAPPING_PROBLEMS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("body", "message"), MAPPING_PROBLEMS, ids=[row[0] for row in MAPPING_PROBLEMS])
+@pytest.mark.parametrize(
+    ("body", "message"), MAPPING_PROBLEMS, ids=[row[0] for row in MAPPING_PROBLEMS]
+)
 def test_problem_of_a_mapping(body: str, message: str) -> None:
     found = mapping_problem(body)
     assert found.startswith("c.yaml:6:")
@@ -355,16 +375,34 @@ REGISTRY_PROBLEMS = [
     ("url: a.example, auth_type: basic", "auth_type: basic needs `credentials`"),
     ("url: a.example, auth_type: static_token", "auth_type: static_token needs `token`"),
     ("url: a.example, token: t", "token: goes with `auth_type: static_token` only"),
-    ("url: a.example, credentials: {username: u, password: p}", "goes with `auth_type: basic` only"),
+    (
+        "url: a.example, credentials: {username: u, password: p}",
+        "goes with `auth_type: basic` only",
+    ),
     ("url: a.example, auth_type: ghcr, token: t", "token: goes with"),
-    ("url: a.example, auth_type: basic, credentials: {username: u}", "credentials.password: required"),
-    ("url: a.example, auth_type: basic, credentials: {username: u:v, password: p}", "username: has a colon"),
-    ("url: a.example, auth_type: basic, credentials: {username: u, password: 12345}", "put it in quotes"),
+    (
+        "url: a.example, auth_type: basic, credentials: {username: u}",
+        "credentials.password: required",
+    ),
+    (
+        "url: a.example, auth_type: basic, credentials: {username: u:v, password: p}",
+        "username: has a colon",
+    ),
+    (
+        "url: a.example, auth_type: basic, credentials: {username: u, password: 12345}",
+        "put it in quotes",
+    ),
     ('url: a.example, auth_type: static_token, token: "abc\\n"', "line break"),
     ("url: a.example, auth_type: static_token, token: a b", "blank"),
     ("url: a.example, cloud_profile: p", "cloud_profile: goes with `auth_type: ecr` only"),
-    ("url: 123456789012.dkr.ecr.eu-west-1.amazonaws.com, aws_profile: p", "aws_profile: goes with `auth_type: ecr`"),
-    ("url: a.example, auth_type: ecr, cloud_profile: p, aws_profile: p", "the same field as `cloud_profile`"),
+    (
+        "url: 123456789012.dkr.ecr.eu-west-1.amazonaws.com, aws_profile: p",
+        "aws_profile: goes with `auth_type: ecr`",
+    ),
+    (
+        "url: a.example, auth_type: ecr, cloud_profile: p, aws_profile: p",
+        "the same field as `cloud_profile`",
+    ),
     ("url: a.example, max_concurrent: 0", "max_concurrent: a whole number from 1"),
     ("url: a.example, client_key: k", "client_key: needs `client_cert`"),
     ("url: a.example, proxy: 'socks5://u:pw@h'", "socks5"),
@@ -373,7 +411,9 @@ REGISTRY_PROBLEMS = [
 ]
 
 
-@pytest.mark.parametrize(("body", "message"), REGISTRY_PROBLEMS, ids=[row[0] for row in REGISTRY_PROBLEMS])
+@pytest.mark.parametrize(
+    ("body", "message"), REGISTRY_PROBLEMS, ids=[row[0] for row in REGISTRY_PROBLEMS]
+)
 def test_problem_of_a_registry(body: str, message: str) -> None:
     found = registry_problem(body)
     assert message in found
@@ -405,7 +445,9 @@ WHOLE_PROBLEMS = [
 ]
 
 
-@pytest.mark.parametrize(("text", "message"), WHOLE_PROBLEMS, ids=[row[1] for row in WHOLE_PROBLEMS])
+@pytest.mark.parametrize(
+    ("text", "message"), WHOLE_PROBLEMS, ids=[row[1] for row in WHOLE_PROBLEMS]
+)
 def test_problem_of_the_document(text: str, message: str) -> None:
     found = problems(text)
     assert len(found) == 1
@@ -419,11 +461,17 @@ ROUTES = [
     ("{from: a, source: one, targets: []}", "targets: an empty list"),
     ("{from: a, source: one, targets: none}", "no registry or group is named 'none'"),
     ("{from: a, source: one, targets: both}", "'both' is both a group and a registry"),
-    ("{from: a, source: one, targets: [group]}", "targets[0]: 'group' is a group, which stands alone"),
+    (
+        "{from: a, source: one, targets: [group]}",
+        "targets[0]: 'group' is a group, which stands alone",
+    ),
     ("{from: a, source: one, targets: one}", "the same repository of one.example"),
     ("{from: a, to: a, source: one, targets: group}", "the same repository of one.example"),
     ("{from: a, source: one, targets: alike}", "the same repository of one.example"),
-    ("{from: alpine, to: library/alpine, source: hub, targets: hub}", "the same repository of docker.io"),
+    (
+        "{from: alpine, to: library/alpine, source: hub, targets: hub}",
+        "the same repository of docker.io",
+    ),
     ("{from: a, to: b, source: tight, targets: tight}", "max_concurrent is 1: allow 2"),
     ("{from: a, to: b, source: tight, targets: loose}", "max_concurrent is 1: allow 2"),
 ]
@@ -475,7 +523,10 @@ def test_disabled_artifacts_warn_once_per_scope() -> None:
     )
     assert len(found.warnings) == 2
     assert found.warnings[0].startswith("c.yaml:5:")
-    assert "defaults.artifacts.enabled: is false: signatures and SBOMs are stripped" in found.warnings[0]
+    assert (
+        "defaults.artifacts.enabled: is false: signatures and SBOMs are stripped"
+        in found.warnings[0]
+    )
     assert "mappings[2].artifacts.enabled" in found.warnings[1]
 
 
@@ -493,13 +544,22 @@ def test_credentials_over_plain_http_warn() -> None:
 
 def doubts(text: str, environ: Mapping[str, str] | None = None) -> list[str]:
     """Return the warnings of `validate`, without the file's name."""
-    found = load(text.encode(), name="c.yaml", environ=environ or {}, base_dir="/etc/rs", home="/home/me", lint=True)
+    found = load(
+        text.encode(),
+        name="c.yaml",
+        environ=environ or {},
+        base_dir="/etc/rs",
+        home="/home/me",
+        lint=True,
+    )
     return [warning.removeprefix("c.yaml:") for warning in found.warnings]
 
 
 def doubts_of(*bodies: str) -> list[str]:
     """Return the warnings for mappings of `team/app` from one to two with these bodies in them."""
-    mappings = "".join(f"- {{from: team/app, source: one, targets: two, {body}}}\n" for body in bodies)
+    mappings = "".join(
+        f"- {{from: team/app, source: one, targets: two, {body}}}\n" for body in bodies
+    )
     return doubts(f"{REGISTRIES}mappings:\n{mappings}")
 
 
@@ -515,15 +575,27 @@ DOUBTFUL_TAGS = [
     ("glob: '1.27*', exclude: '1.*'", "exclude: drops every tag that the glob '1.27*' takes"),
     ("glob: ['2.*', '1.27*'], exclude: ['x', '1.*']", "the glob '1.27*' takes"),
     ("glob: '[ab]*', exclude: '[ab]*'", "the glob '[ab]*' takes"),
-    ("glob: ['a', 'b-rc1'], exclude: '*-rc*'", "glob: 'b-rc1' is never copied: the exclude rule drops it"),
-    ("glob: ['1.2.3', 'latest'], semver: '>=1,<3'", "glob: 'latest' is never copied: the semver rule drops"),
-    ("glob: ['1.2.3-rc1'], semver: '1.x'", "'1.2.3-rc1' is never copied: the prerelease rule drops it"),
+    (
+        "glob: ['a', 'b-rc1'], exclude: '*-rc*'",
+        "glob: 'b-rc1' is never copied: the exclude rule drops it",
+    ),
+    (
+        "glob: ['1.2.3', 'latest'], semver: '>=1,<3'",
+        "glob: 'latest' is never copied: the semver rule drops",
+    ),
+    (
+        "glob: ['1.2.3-rc1'], semver: '1.x'",
+        "'1.2.3-rc1' is never copied: the prerelease rule drops it",
+    ),
     ("semver: '>2,<1', latest: 3", "semver: '>2,<1' admits no version"),
     ("semver: '>=2,<2', latest: 3", "semver: '>=2,<2' admits no version"),
     ("semver: '1.2,!=1.x', latest: 3", "admits no version"),
     ("semver: '>1.2.3,<1.2.4', latest: 3", "admits no version"),
     ("semver: '<0', latest: 1", "admits no version"),
-    ("semver: '>=1.0'", "semver: '>=1.0' has no end, so that all versions are copied for ever: add `latest`"),
+    (
+        "semver: '>=1.0'",
+        "semver: '>=1.0' has no end, so that all versions are copied for ever: add `latest`",
+    ),
     ("semver: '*', glob: 'v*'", "has no end"),
     ("semver: '1.x || >=3'", "has no end"),
     ("glob: [latest], immutable_tags: '*'", "immutable_tags: 'latest' moves as a rule"),
@@ -606,7 +678,9 @@ NOT_SHADOWED = [
 @pytest.mark.parametrize(("first", "second"), SHADOWED)
 def test_a_shadowed_mapping_is_told(first: str, second: str) -> None:
     (found,) = doubts_of(first, second)
-    assert found == "7:3: mappings[1]: copies nothing: mappings[0] copies all of it to the same place"
+    assert (
+        found == "7:3: mappings[1]: copies nothing: mappings[0] copies all of it to the same place"
+    )
 
 
 @pytest.mark.parametrize(("first", "second"), NOT_SHADOWED)
@@ -618,7 +692,10 @@ def test_a_mapping_that_may_copy_something_is_not(first: str, second: str) -> No
 
 
 def test_a_mapping_is_shadowed_target_by_target_and_under_every_name_of_a_repository() -> None:
-    text = REGISTRIES + "  again: {url: 'https://TWO.example:5000'}\n  index: {url: index.docker.io}\nmappings:\n"
+    text = (
+        REGISTRIES
+        + "  again: {url: 'https://TWO.example:5000'}\n  index: {url: index.docker.io}\nmappings:\n"
+    )
     routes = [
         "{from: alpine, to: a, source: hub, targets: [two]}",
         "{from: alpine, to: a, source: hub, targets: [one]}",
@@ -661,7 +738,9 @@ def test_a_secret_in_clear_is_told_and_not_shown() -> None:
     ]
     assert all("a secret is written out: write ${NAME}" in line for line in found)
     assert "s3cret" not in "".join(found)
-    assert not doubts(text.replace("u:s3cret@", "u:${P}@").replace(" s3cret", " '${P}'"), {"P": "s3cret"})
+    assert not doubts(
+        text.replace("u:s3cret@", "u:${P}@").replace(" s3cret", " '${P}'"), {"P": "s3cret"}
+    )
     assert not doubts("registries: {a: {url: a.example, proxy: 'http://p:1'}}\nmappings: []")
 
 
@@ -684,7 +763,10 @@ def test_lint_is_for_validate_alone_and_in_the_order_of_the_file() -> None:
 @pytest.mark.parametrize("count", [600, pytest.param(3000, marks=pytest.mark.thorough)])
 def test_lint_of_thousands_of_mappings_of_one_repository_stays_linear(count: int) -> None:
     # Each mapping is compared with 50 others at most: 3,000 need no 4,500,000 looks.
-    entries = "".join(f"- {{from: a, source: one, targets: two, tags: {{glob: 't{i}-*'}}}}\n" for i in range(count))
+    entries = "".join(
+        f"- {{from: a, source: one, targets: two, tags: {{glob: 't{i}-*'}}}}\n"
+        for i in range(count)
+    )
     assert not doubts(f"{REGISTRIES}mappings:\n{entries}")
 
 
@@ -728,7 +810,9 @@ def test_problem_of_the_yaml(body: bytes, message: str) -> None:
 
 
 def test_byte_order_mark_and_crlf_are_fine() -> None:
-    assert read(b"\xef\xbb\xbfmappings: []\r\nglobal:\r\n  cache_dir: x\r\n").cache_dir == "/etc/rs/x"
+    assert (
+        read(b"\xef\xbb\xbfmappings: []\r\nglobal:\r\n  cache_dir: x\r\n").cache_dir == "/etc/rs/x"
+    )
 
 
 def test_anchors_and_merge_keys_are_understood() -> None:
@@ -772,7 +856,9 @@ def test_a_bomb_of_merges_is_refused() -> None:
 
 
 def test_a_bomb_of_lists_is_read_in_no_time() -> None:
-    lines = ["a0: &a0 [x]"] + [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]" for i in range(1, 30)]
+    lines = ["a0: &a0 [x]"] + [
+        f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]" for i in range(1, 30)
+    ]
     found = problems("\n".join([*lines, "mappings: *a29"]))
     assert any("mappings[0]: a mapping is needed" in line for line in found)
 
@@ -829,10 +915,20 @@ def test_the_ordinary_is_read_without_pyyaml_and_to_the_same_nodes() -> None:
 
 
 @pytest.mark.parametrize("separators", [(", ", ": "), (",", ":")])
-def test_json_on_one_line_is_read_without_pyyaml_and_to_the_same_nodes(separators: tuple[str, str]) -> None:
+def test_json_on_one_line_is_read_without_pyyaml_and_to_the_same_nodes(
+    separators: tuple[str, str],
+) -> None:
     tree = {
-        "registries": {"yes": {"url": "http://r:5000", "max_concurrent": 4}, "<<": {"url": "x"}, "": None},
-        "mappings": [{"from": "a/b", "tags": {"glob": ["v1", "*"]}, "artifacts": {"enabled": False}}, [], {}],
+        "registries": {
+            "yes": {"url": "http://r:5000", "max_concurrent": 4},
+            "<<": {"url": "x"},
+            "": None,
+        },
+        "mappings": [
+            {"from": "a/b", "tags": {"glob": ["v1", "*"]}, "artifacts": {"enabled": False}},
+            [],
+            {},
+        ],
     }
     text = json.dumps(tree, separators=separators)
     found = by_lines(text)
@@ -863,7 +959,11 @@ NUMERIC = st.text(st.sampled_from("0123456789+-._:eExXabfFnNiIzZtT smhdkG/*"), m
 
 
 @settings(deadline=None, max_examples=300)
-@given(NUMERIC | st.sampled_from([*WORDS, *map(str.title, WORDS), *map(str.upper, WORDS)]) | st.text(max_size=3))
+@given(
+    NUMERIC
+    | st.sampled_from([*WORDS, *map(str.title, WORDS), *map(str.upper, WORDS)])
+    | st.text(max_size=3)
+)
 @example("0777")
 @example("08")
 @example("0x1d")
@@ -921,7 +1021,11 @@ def test_both_readers_of_yaml_agree_on_scraps(pieces: list[str]) -> None:
 
 
 @settings(deadline=None, max_examples=300)
-@given(st.lists(st.tuples(st.integers(0, len(ORDINARY)), st.integers(0, 2), PIECES), min_size=1, max_size=3))
+@given(
+    st.lists(
+        st.tuples(st.integers(0, len(ORDINARY)), st.integers(0, 2), PIECES), min_size=1, max_size=3
+    )
+)
 def test_both_readers_of_yaml_agree_on_what_was_damaged(damage: list[tuple[int, int, str]]) -> None:
     text = ORDINARY
     for place, length, piece in damage:
@@ -935,7 +1039,15 @@ def test_both_readers_of_yaml_agree_on_what_was_damaged(damage: list[tuple[int, 
 
 @pytest.mark.parametrize(
     ("text", "seconds"),
-    [("0", 0), ("90", 90), ("90s", 90), ("1h30m", 5400), ("2d", 172800), ("30m1h", 5400), ("0s", 0)],
+    [
+        ("0", 0),
+        ("90", 90),
+        ("90s", 90),
+        ("1h30m", 5400),
+        ("2d", 172800),
+        ("30m1h", 5400),
+        ("0s", 0),
+    ],
 )
 def test_duration(text: str, seconds: int) -> None:
     assert parse_duration(text) == seconds
@@ -965,7 +1077,9 @@ def test_size(text: str, size: int) -> None:
     assert parse_size(text) == size
 
 
-@pytest.mark.parametrize("text", ["", "1", "GB", "-1 GB", "1 G", "1,5 GB", "1e3 B", "1 GBB", "1. GB"])
+@pytest.mark.parametrize(
+    "text", ["", "1", "GB", "-1 GB", "1 G", "1,5 GB", "1e3 B", "1 GBB", "1. GB"]
+)
 def test_no_size_shows_the_grammar(text: str) -> None:
     with pytest.raises(ValueError, match="KiB"):
         parse_size(text)
@@ -1034,7 +1148,10 @@ def test_a_reference_finds_its_registry_by_host_and_port() -> None:
         mappings: []
         """)
     )
-    aliases = {host: registry_for(host, found).alias for host in ("docker.io", "A.example", "a.example:443")}
+    aliases = {
+        host: registry_for(host, found).alias
+        for host in ("docker.io", "A.example", "a.example:443")
+    }
     assert aliases == {"docker.io": "hub", "A.example": "tls", "a.example:443": "tls"}
     assert registry_for("a.example:5000", found).alias == "odd"
     assert registry_for("b.example", found).scheme == "http"
@@ -1064,11 +1181,15 @@ def test_every_field_of_the_table_says_what_it_means_and_reads_into_the_model() 
     for row in fields.SECTIONS["global"]:
         if row.default and row.type != "path":
             written = read(f"mappings: []\nglobal: {{{row.name}: {row.default}}}")
-            assert getattr(written, row.name) == getattr(read("mappings: []"), row.name), "defaults agree"
+            assert getattr(written, row.name) == getattr(read("mappings: []"), row.name), (
+                "defaults agree"
+            )
 
 
 NAMES = st.sampled_from(
-    sorted({row.name for rows in fields.SECTIONS.values() for row in rows} | {"a", "b", "<<", "x.y"})
+    sorted(
+        {row.name for rows in fields.SECTIONS.values() for row in rows} | {"a", "b", "<<", "x.y"}
+    )
 )
 SCALARS = st.one_of(
     st.none(),
@@ -1076,7 +1197,23 @@ SCALARS = st.one_of(
     st.integers(-1, 10**12),
     st.floats(),
     st.dates(),
-    st.sampled_from(["a", "b", "*", "1.2", "basic", "ecr", "a.example", "${A}", "${", "linux/amd64", "12h", "", "="]),
+    st.sampled_from(
+        [
+            "a",
+            "b",
+            "*",
+            "1.2",
+            "basic",
+            "ecr",
+            "a.example",
+            "${A}",
+            "${",
+            "linux/amd64",
+            "12h",
+            "",
+            "=",
+        ]
+    ),
     st.text(max_size=8),
     st.binary(max_size=3),
 )

@@ -1,7 +1,7 @@
 """The harness judged by itself: a fake is trusted only when it was verified.
 
-In memory first (`App.request`, no socket), then over real sockets. Every refusal of the strict registry
-has a case here that fails when the check is taken out.
+In memory first (`App.request`, no socket), then over real sockets. Every refusal of the strict
+registry has a case here that fails when the check is taken out.
 """
 
 from __future__ import annotations
@@ -74,7 +74,9 @@ def begin(app: App, repository: str = "a/b") -> str:
 
 def put_manifest(app: App, image: Image, reference: str, **changed: Any) -> Response:
     headers = [("Content-Type", changed.get("media_type", image.media_type))]
-    return app.request("PUT", f"/v2/a/b/manifests/{reference}", headers, changed.get("body", image.body))
+    return app.request(
+        "PUT", f"/v2/a/b/manifests/{reference}", headers, changed.get("body", image.body)
+    )
 
 
 def edited(image: Image, **fields: Any) -> bytes:
@@ -92,35 +94,71 @@ def edited(image: Image, **fields: Any) -> bytes:
         pytest.param("GET", "/v2", 404, "UNSUPPORTED", id="no trailing slash"),
         pytest.param("GET", "/v1/", 404, "UNSUPPORTED", id="other version"),
         pytest.param("GET", "/v2/a/b/unknown", 404, "UNSUPPORTED", id="unknown path"),
-        pytest.param("POST", "/v2/a/b/blobs/uploads", 400, "DIGEST_INVALID", id="uploads without slash"),
+        pytest.param(
+            "POST", "/v2/a/b/blobs/uploads", 400, "DIGEST_INVALID", id="uploads without slash"
+        ),
         pytest.param("GET", "/v2/A/b/tags/list", 400, "NAME_INVALID", id="upper case name"),
         pytest.param("GET", "/v2/a//b/tags/list", 400, "NAME_INVALID", id="empty part of a name"),
         pytest.param("GET", "/v2/a_-b/tags/list", 400, "NAME_INVALID", id="mixed separators"),
         pytest.param("GET", "/v2/" + "a" * 256 + "/tags/list", 400, "NAME_INVALID", id="long name"),
-        pytest.param("GET", "/v2/a/b/manifests/.x", 404, "MANIFEST_UNKNOWN", id="tag with a first dot"),
-        pytest.param("GET", "/v2/a/b/manifests/" + "x" * 129, 404, "MANIFEST_UNKNOWN", id="long tag"),
-        pytest.param("GET", "/v2/a/b/manifests/v1%0A", 404, "MANIFEST_UNKNOWN", id="tag with a newline"),
+        pytest.param(
+            "GET", "/v2/a/b/manifests/.x", 404, "MANIFEST_UNKNOWN", id="tag with a first dot"
+        ),
+        pytest.param(
+            "GET", "/v2/a/b/manifests/" + "x" * 129, 404, "MANIFEST_UNKNOWN", id="long tag"
+        ),
+        pytest.param(
+            "GET", "/v2/a/b/manifests/v1%0A", 404, "MANIFEST_UNKNOWN", id="tag with a newline"
+        ),
         pytest.param("PUT", "/v2/a/b/manifests/.x", 400, "MANIFEST_INVALID", id="put under no tag"),
-        pytest.param("GET", "/v2/a%2Fb/tags/list", 400, "NAME_INVALID", id="encoded slash in a name"),
+        pytest.param(
+            "GET", "/v2/a%2Fb/tags/list", 400, "NAME_INVALID", id="encoded slash in a name"
+        ),
         pytest.param("GET", "/v2/a/b/tags/list?n=1&n=2", 400, "UNSUPPORTED", id="parameter twice"),
         pytest.param("GET", "/v2/a/b/tags/list?last=", 400, "UNSUPPORTED", id="last no tag"),
-        pytest.param("POST", "/v2/a/b/blobs/uploads/?from=a/b", 400, "UNSUPPORTED", id="from alone"),
-        pytest.param("GET", "/v2/a/b/manifests/sha256:12", 400, "DIGEST_INVALID", id="short digest"),
-        pytest.param("GET", "/v2/a/b/blobs/sha256:" + "A" * 64, 400, "DIGEST_INVALID", id="upper case hex"),
-        pytest.param("GET", "/v2/a/b/blobs/md5:" + "a" * 32, 400, "DIGEST_INVALID", id="unknown algorithm"),
+        pytest.param(
+            "POST", "/v2/a/b/blobs/uploads/?from=a/b", 400, "UNSUPPORTED", id="from alone"
+        ),
+        pytest.param(
+            "GET", "/v2/a/b/manifests/sha256:12", 400, "DIGEST_INVALID", id="short digest"
+        ),
+        pytest.param(
+            "GET", "/v2/a/b/blobs/sha256:" + "A" * 64, 400, "DIGEST_INVALID", id="upper case hex"
+        ),
+        pytest.param(
+            "GET", "/v2/a/b/blobs/md5:" + "a" * 32, 400, "DIGEST_INVALID", id="unknown algorithm"
+        ),
         pytest.param("GET", "/v2/a/b/blobs/latest", 400, "DIGEST_INVALID", id="blob by tag"),
         pytest.param("GET", "/v2/a/b/referrers/v1", 400, "DIGEST_INVALID", id="referrers of a tag"),
         pytest.param("PUT", "/v2/a/b/tags/list", 405, "UNSUPPORTED", id="put a list"),
         pytest.param("PATCH", "/v2/a/b/manifests/v1", 405, "UNSUPPORTED", id="patch a manifest"),
         pytest.param("POST", "/v2/a/b/blobs/uploads/x", 405, "UNSUPPORTED", id="post to a session"),
-        pytest.param("POST", "/v2/a/b/blobs/uploads/?mount=x&from=a/b", 400, "DIGEST_INVALID", id="mount what"),
-        pytest.param("POST", "/v2/a/b/blobs/uploads/?digest=x", 400, "DIGEST_INVALID", id="single post of what"),
         pytest.param(
-            "POST", f"/v2/a/b/blobs/uploads/?mount={NOWHERE}&from=A", 400, "NAME_INVALID", id="mount from where"
+            "POST",
+            "/v2/a/b/blobs/uploads/?mount=x&from=a/b",
+            400,
+            "DIGEST_INVALID",
+            id="mount what",
+        ),
+        pytest.param(
+            "POST",
+            "/v2/a/b/blobs/uploads/?digest=x",
+            400,
+            "DIGEST_INVALID",
+            id="single post of what",
+        ),
+        pytest.param(
+            "POST",
+            f"/v2/a/b/blobs/uploads/?mount={NOWHERE}&from=A",
+            400,
+            "NAME_INVALID",
+            id="mount from where",
         ),
     ],
 )
-def test_impossible_requests_are_refused_and_noted(app: App, method: str, target: str, status: int, code: str) -> None:
+def test_impossible_requests_are_refused_and_noted(
+    app: App, method: str, target: str, status: int, code: str
+) -> None:
     answer = refused(app.request(method, target), status, code)
     assert answer.header("Docker-Distribution-Api-Version") == "registry/2.0"
     assert len(app.journal.violations) == 1
@@ -129,7 +167,9 @@ def test_impossible_requests_are_refused_and_noted(app: App, method: str, target
     assert not app.repositories, "a refused request must not make a repository"
 
 
-@pytest.mark.parametrize("name", ["a", "a/b", "a.b/c__d/e---f", "library/x-1_2", "blobs/manifests", "a/tags"])
+@pytest.mark.parametrize(
+    "name", ["a", "a/b", "a.b/c__d/e---f", "library/x-1_2", "blobs/manifests", "a/tags"]
+)
 def test_names_within_the_grammar_are_not_refused(app: App, seed: Seed, name: str) -> None:
     image = seed.image().load_into(app, name, tag="v1")
     assert app.request("GET", f"/v2/{name}/tags/list").json() == {"name": name, "tags": ["v1"]}
@@ -140,10 +180,14 @@ def test_names_within_the_grammar_are_not_refused(app: App, seed: Seed, name: st
 @pytest.mark.parametrize(
     ("method", "headers", "status", "code"),
     [
-        pytest.param("POST", [("content-length", "many")], 400, "SIZE_INVALID", id="length no number"),
+        pytest.param(
+            "POST", [("content-length", "many")], 400, "SIZE_INVALID", id="length no number"
+        ),
         pytest.param("POST", [("content-length", "-1")], 400, "SIZE_INVALID", id="negative length"),
         pytest.param("GET", [("content-length", "3")], 400, "UNSUPPORTED", id="get with a body"),
-        pytest.param("POST", [("content-length", "3")], 400, "SIZE_INVALID", id="body without digest"),
+        pytest.param(
+            "POST", [("content-length", "3")], 400, "SIZE_INVALID", id="body without digest"
+        ),
         pytest.param("POST", [("expect", "100-continue")], 417, "UNSUPPORTED", id="expect"),
     ],
 )
@@ -195,7 +239,11 @@ def test_a_manifest_comes_back_as_it_was_put(seed: Seed, app: App, format: Any) 
 
 def test_unknown_manifests_are_404_in_known_and_unknown_repositories(app: App, seed: Seed) -> None:
     seed.image().load_into(app, "a/b", tag="v1")
-    for target in ("/v2/a/b/manifests/v2", f"/v2/a/b/manifests/{NOWHERE}", "/v2/no/no/manifests/v1"):
+    for target in (
+        "/v2/a/b/manifests/v2",
+        f"/v2/a/b/manifests/{NOWHERE}",
+        "/v2/no/no/manifests/v1",
+    ):
         refused(app.request("GET", target, [TAKE]), 404, "MANIFEST_UNKNOWN")
     assert "no/no" not in app.repositories
     app.journal.check()
@@ -220,15 +268,21 @@ def test_what_is_not_accepted_is_withheld_as_distribution_does(
     image = {
         "oci image": lambda: seed.image(),
         "oci index": lambda: seed.index(),
-        "docker list": lambda: seed.index(format="docker", platforms=("linux/arm64", "linux/amd64")),
+        "docker list": lambda: seed.index(
+            format="docker", platforms=("linux/arm64", "linux/amd64")
+        ),
         "docker image": lambda: seed.image(format="docker"),
     }[shape]().load_into(app, "a/b", tag="v1")
     reference = "v1" if by == "tag" else image.top
-    answer = app.request("GET", f"/v2/a/b/manifests/{reference}", [("Accept", accept)] if accept else [])
+    answer = app.request(
+        "GET", f"/v2/a/b/manifests/{reference}", [("Accept", accept)] if accept else []
+    )
     if outcome == 404:
         refused(answer, 404, "MANIFEST_UNKNOWN")
         kind = "manifest" if shape == "oci image" else "index"
-        assert answer.json()["errors"][0]["message"].startswith(f"OCI {kind} found, but accept header")
+        assert answer.json()["errors"][0]["message"].startswith(
+            f"OCI {kind} found, but accept header"
+        )
     elif outcome == "itself":
         assert answer.data == image.body
     else:
@@ -245,7 +299,10 @@ def test_a_list_without_amd64_is_unknown_where_lists_are_not_accepted(app: App, 
 def test_an_unchanged_manifest_is_304_to_if_none_match(app: App, seed: Seed) -> None:
     image = seed.image().load_into(app, "a/b", tag="v1")
     for value, status in ((f'"{image.top}"', 304), (image.top, 304), (f'"{NOWHERE}"', 200)):
-        assert app.request("GET", "/v2/a/b/manifests/v1", [TAKE, ("If-None-Match", value)]).status == status
+        assert (
+            app.request("GET", "/v2/a/b/manifests/v1", [TAKE, ("If-None-Match", value)]).status
+            == status
+        )
 
 
 _DESCRIPTOR = {"mediaType": "application/x", "digest": NOWHERE, "size": 1}
@@ -287,15 +344,23 @@ def test_a_manifest_that_is_not_what_it_says_is_refused(seed: Seed, fields: dict
         pytest.param(b"{", OCI_MANIFEST, id="not json"),
         pytest.param(b"[" * 100_000, OCI_MANIFEST, id="deep"),
         pytest.param(b"[]", OCI_MANIFEST, id="not an object"),
-        pytest.param(b'{"schemaVersion":2,"manifests":[]}', DOCKER_LIST, id="docker without mediaType"),
-        pytest.param(b'{"schemaVersion":2,"manifests":[],"layers":[]}', OCI_INDEX, id="index and manifest"),
+        pytest.param(
+            b'{"schemaVersion":2,"manifests":[]}', DOCKER_LIST, id="docker without mediaType"
+        ),
+        pytest.param(
+            b'{"schemaVersion":2,"manifests":[],"layers":[]}', OCI_INDEX, id="index and manifest"
+        ),
         pytest.param(b'{"schemaVersion":2,"manifests":[3]}', OCI_INDEX, id="child no descriptor"),
         pytest.param(b"{}", "application/json", id="unknown type"),
     ],
 )
-def test_a_document_of_the_wrong_kind_is_refused(app: App, seed: Seed, body: bytes, media_type: str) -> None:
+def test_a_document_of_the_wrong_kind_is_refused(
+    app: App, seed: Seed, body: bytes, media_type: str
+) -> None:
     image = seed.image()
-    refused(put_manifest(app, image, "v1", body=body, media_type=media_type), 400, "MANIFEST_INVALID")
+    refused(
+        put_manifest(app, image, "v1", body=body, media_type=media_type), 400, "MANIFEST_INVALID"
+    )
     assert not app.repositories
 
 
@@ -316,7 +381,9 @@ def test_a_manifest_under_another_type_than_it_says_is_refused_and_noted(seed: S
 
 
 def test_a_manifest_without_content_type_is_refused_and_noted(app: App, seed: Seed) -> None:
-    refused(app.request("PUT", "/v2/a/b/manifests/v1", body=seed.image().body), 400, "MANIFEST_INVALID")
+    refused(
+        app.request("PUT", "/v2/a/b/manifests/v1", body=seed.image().body), 400, "MANIFEST_INVALID"
+    )
     assert app.journal.violations
 
 
@@ -345,10 +412,16 @@ def test_every_child_of_an_index_has_to_be_there(app: App, seed: Seed) -> None:
 def test_sizes_have_to_be_those_of_the_content(app: App, seed: Seed) -> None:
     image = seed.image().load_into(app, "a/b")
     config = {**image.document["config"], "size": 7}
-    refused(put_manifest(app, image, "v1", body=edited(image, config=config)), 400, "MANIFEST_INVALID")
+    refused(
+        put_manifest(app, image, "v1", body=edited(image, config=config)), 400, "MANIFEST_INVALID"
+    )
     index = seed.index([image])
     child = {**index.document["manifests"][0], "size": 7}
-    refused(put_manifest(app, index, "v1", body=edited(index, manifests=[child])), 400, "MANIFEST_INVALID")
+    refused(
+        put_manifest(app, index, "v1", body=edited(index, manifests=[child])),
+        400,
+        "MANIFEST_INVALID",
+    )
 
 
 def test_foreign_layers_are_not_demanded_but_layers_with_urls_are(app: App, seed: Seed) -> None:
@@ -405,7 +478,11 @@ def test_an_immutable_tag_is_refused_even_with_the_same_digest(seed: Seed) -> No
 def test_manifests_tags_and_blobs_can_be_deleted_unless_switched_off(app: App, seed: Seed) -> None:
     image = seed.image().load_into(app, "a/b", "v1", "v2", "v3")
     blob = next(iter(image.blobs))
-    for target in (f"/v2/a/b/manifests/{image.top}", "/v2/a/b/manifests/v1", f"/v2/a/b/blobs/{blob}"):
+    for target in (
+        f"/v2/a/b/manifests/{image.top}",
+        "/v2/a/b/manifests/v1",
+        f"/v2/a/b/blobs/{blob}",
+    ):
         app.deletes = False
         refused(app.request("DELETE", target), 405, "UNSUPPORTED")
         app.deletes = True
@@ -448,7 +525,11 @@ def test_tags_are_sorted_and_paged(app: App, seed: Seed) -> None:
     assert pages(app, f"{base}?last=c", "tags") == [["d", "e"]]
     assert pages(app, f"{base}?n=1&last=cc", "tags") == [["d"], ["e"]]
     app.page_size = 3
-    assert pages(app, base, "tags") == pages(app, f"{base}?n=1000", "tags") == [["a", "b", "c"], ["d", "e"]]
+    assert (
+        pages(app, base, "tags")
+        == pages(app, f"{base}?n=1000", "tags")
+        == [["a", "b", "c"], ["d", "e"]]
+    )
     for n in ("-1", "x", ""):
         refused(app.request("GET", f"{base}?n={n}"), 400, "UNSUPPORTED")
 
@@ -461,7 +542,9 @@ def test_a_repository_without_manifests_has_no_tag_list(app: App, seed: Seed) ->
     empty = {"name": "a/b", "tags": []}
     assert app.request("GET", "/v2/a/b/tags/list").json() == empty
     app.request("DELETE", f"/v2/a/b/manifests/{next(iter(app.repositories['a/b'].manifests))}")
-    assert app.request("GET", "/v2/a/b/tags/list").json() == empty, "a repository that once was is known"
+    assert app.request("GET", "/v2/a/b/tags/list").json() == empty, (
+        "a repository that once was is known"
+    )
 
 
 def test_the_catalog_is_paged(app: App, seed: Seed) -> None:
@@ -568,7 +651,11 @@ def test_a_blob_is_uploaded_by_post_and_put(app: App) -> None:
     assert (answer.status, location(answer)) == (201, f"/v2/a/b/blobs/{digest}")
     assert answer.header("Docker-Content-Digest") == digest
     assert app.request("GET", f"/v2/a/b/blobs/{digest}").data == b"data"
-    refused(app.request("PUT", f"{where}&digest={digest}", [OCTETS], b"data"), 404, "BLOB_UPLOAD_UNKNOWN")
+    refused(
+        app.request("PUT", f"{where}&digest={digest}", [OCTETS], b"data"),
+        404,
+        "BLOB_UPLOAD_UNKNOWN",
+    )
     assert not app.uploads()
     app.journal.check()
 
@@ -585,13 +672,17 @@ def test_a_blob_is_uploaded_in_chunks(algorithm: str, ranges: bool, locations: A
         answer = app.request("PATCH", where, headers, chunk)
         assert (answer.status, answer.header("Range")) == (202, f"0-{start + 499}")
         assert not answer.header("OCI-Chunk-Min-Length")
-        assert answer.header("Location").startswith("/" if locations == "relative" else "http://registry.test/")
+        assert answer.header("Location").startswith(
+            "/" if locations == "relative" else "http://registry.test/"
+        )
         where = location(answer)
     status = app.request("GET", where)
     assert (status.status, status.header("Range")) == (204, "0-1999")
     answer = app.request("PUT", f"{location(status)}&digest={digest}", [OCTETS], data[2000:])
     assert answer.status == 201
-    assert answer.header("Location").startswith("/" if locations == "relative" else "http://registry.test/")
+    assert answer.header("Location").startswith(
+        "/" if locations == "relative" else "http://registry.test/"
+    )
     assert app.blob("a/b", digest) == data
     app.journal.check()
 
@@ -605,7 +696,9 @@ def test_an_empty_blob_can_be_uploaded(app: App) -> None:
 def test_bytes_that_do_not_have_the_digest_are_refused_and_the_session_ends(app: App) -> None:
     for digest in (NOWHERE, digest_of(b"other", "sha512")):
         where = begin(app)
-        refused(app.request("PUT", f"{where}&digest={digest}", [OCTETS], b"data"), 400, "DIGEST_INVALID")
+        refused(
+            app.request("PUT", f"{where}&digest={digest}", [OCTETS], b"data"), 400, "DIGEST_INVALID"
+        )
         refused(app.request("GET", where), 404, "BLOB_UPLOAD_UNKNOWN")
         refused(app.request("GET", f"/v2/a/b/blobs/{digest}"), 404, "BLOB_UNKNOWN")
     single = app.request("POST", f"/v2/a/b/blobs/uploads/?digest={NOWHERE}", body=b"data")
@@ -616,11 +709,25 @@ def test_bytes_that_do_not_have_the_digest_are_refused_and_the_session_ends(app:
 @pytest.mark.parametrize(
     ("headers", "body", "status", "code"),
     [
-        pytest.param([OCTETS, ("Content-Range", "4-7")], b"data", 416, "BLOB_UPLOAD_INVALID", id="gap"),
-        pytest.param([OCTETS, ("Content-Range", "1-0")], b"", 416, "BLOB_UPLOAD_INVALID", id="backwards"),
-        pytest.param([OCTETS, ("Content-Range", "0-9")], b"data", 400, "SIZE_INVALID", id="other length"),
-        pytest.param([OCTETS, ("Content-Range", "bytes 0-3/4")], b"data", 400, "BLOB_UPLOAD_INVALID", id="RFC form"),
-        pytest.param([OCTETS, ("Content-Range", "0-3/4")], b"data", 400, "BLOB_UPLOAD_INVALID", id="total"),
+        pytest.param(
+            [OCTETS, ("Content-Range", "4-7")], b"data", 416, "BLOB_UPLOAD_INVALID", id="gap"
+        ),
+        pytest.param(
+            [OCTETS, ("Content-Range", "1-0")], b"", 416, "BLOB_UPLOAD_INVALID", id="backwards"
+        ),
+        pytest.param(
+            [OCTETS, ("Content-Range", "0-9")], b"data", 400, "SIZE_INVALID", id="other length"
+        ),
+        pytest.param(
+            [OCTETS, ("Content-Range", "bytes 0-3/4")],
+            b"data",
+            400,
+            "BLOB_UPLOAD_INVALID",
+            id="RFC form",
+        ),
+        pytest.param(
+            [OCTETS, ("Content-Range", "0-3/4")], b"data", 400, "BLOB_UPLOAD_INVALID", id="total"
+        ),
         pytest.param(
             [OCTETS, ("Content-Range", "0-3"), ("Transfer-Encoding", "chunked")],
             b"data",
@@ -628,7 +735,9 @@ def test_bytes_that_do_not_have_the_digest_are_refused_and_the_session_ends(app:
             "SIZE_INVALID",
             id="range of a chunked body",
         ),
-        pytest.param([("Content-Type", "text/plain")], b"data", 415, "UNSUPPORTED", id="other type"),
+        pytest.param(
+            [("Content-Type", "text/plain")], b"data", 415, "UNSUPPORTED", id="other type"
+        ),
     ],
 )
 @pytest.mark.parametrize("method", ["PATCH", "PUT"])
@@ -638,7 +747,9 @@ def test_a_wrong_chunk_is_refused_and_nothing_is_kept(
     where = begin(app)
     target = where if method == "PATCH" else f"{where}&digest={digest_of(body)}"
     answer = refused(app.request(method, target, headers, body), status, code)
-    assert bool(app.journal.violations) == (status != 416), "out of order is answered, not a client's error"
+    assert bool(app.journal.violations) == (status != 416), (
+        "out of order is answered, not a client's error"
+    )
     upload = app.repositories["a/b"].uploads[urlsplit(where).path.rpartition("/")[2]]
     assert upload.content.size == 0
     if status == 416:
@@ -653,7 +764,9 @@ def test_only_the_newest_location_of_an_upload_works(app: App) -> None:
     assert stale.header("Range") == "0-1"
     refused(app.request("PUT", f"{second}&digest={NOWHERE}"), 416, "BLOB_UPLOAD_INVALID")
     newest = location(app.request("GET", first))
-    assert app.request("PUT", f"{newest}&digest={digest_of(b'data')}", [OCTETS], b"ta").status == 201
+    assert (
+        app.request("PUT", f"{newest}&digest={digest_of(b'data')}", [OCTETS], b"ta").status == 201
+    )
     app.journal.check()
 
 
@@ -664,14 +777,18 @@ def test_the_query_of_a_location_is_part_of_it(app: App) -> None:
 
 
 @pytest.mark.parametrize(
-    "digest", [None, "sha256:1", "sha512:" + "0" * 128], ids=["missing", "malformed", "not supported"]
+    "digest",
+    [None, "sha256:1", "sha512:" + "0" * 128],
+    ids=["missing", "malformed", "not supported"],
 )
 def test_a_final_put_needs_a_digest(digest: str | None) -> None:
     app = App(sha512=False)
     where = begin(app)
     target = where + (f"&digest={digest}" if digest else "")
     answer = refused(app.request("PUT", target), 400, "DIGEST_INVALID")
-    assert answer.json()["errors"][0]["message"] == ("invalid digest" if digest else "digest missing")
+    assert answer.json()["errors"][0]["message"] == (
+        "invalid digest" if digest else "digest missing"
+    )
     assert app.journal.violations
     assert app.uploads() == 1
 
@@ -698,7 +815,9 @@ def test_a_single_post_is_201_or_opens_a_session() -> None:
     app = App(single_post=False)
     answer = app.request("POST", target, [OCTETS], b"data")
     assert (answer.status, app.blob("a/b", digest), app.uploads()) == (202, None, 1)
-    assert app.request("PUT", f"{location(answer)}&digest={digest}", [OCTETS], b"data").status == 201
+    assert (
+        app.request("PUT", f"{location(answer)}&digest={digest}", [OCTETS], b"data").status == 201
+    )
 
 
 def test_only_the_last_chunk_may_be_shorter_than_the_registry_wants() -> None:
@@ -718,7 +837,9 @@ def test_a_broken_body_leaves_its_bytes_or_nothing(resumable: bool) -> None:
     exchange = app.open(Request("PATCH", where, [("Host", "x"), ("Content-Length", "4")]))
     exchange.start(None)
     exchange.feed(b"da")
-    refused(app.request("PATCH", where, [OCTETS], b"data"), 416, "BLOB_UPLOAD_INVALID")  # one at a time
+    refused(
+        app.request("PATCH", where, [OCTETS], b"data"), 416, "BLOB_UPLOAD_INVALID"
+    )  # one at a time
     exchange.abort()
     status = app.request("GET", where)
     if not resumable:
@@ -727,7 +848,9 @@ def test_a_broken_body_leaves_its_bytes_or_nothing(resumable: bool) -> None:
     assert status.header("Range") == "0-1"
     refused(app.request("PATCH", where, [OCTETS], b"ta"), 416, "BLOB_UPLOAD_INVALID")
     newest = location(app.request("GET", where))
-    assert app.request("PUT", f"{newest}&digest={digest_of(b'data')}", [OCTETS], b"ta").status == 201
+    assert (
+        app.request("PUT", f"{newest}&digest={digest_of(b'data')}", [OCTETS], b"ta").status == 201
+    )
     assert app.journal.entries[1].status is None
 
 
@@ -755,7 +878,9 @@ def test_a_blob_is_mounted_from_anywhere_where_that_is_switched_on(app: App) -> 
 
 def test_a_single_post_is_judged_as_a_put_is(app: App) -> None:
     target = f"/v2/a/b/blobs/uploads/?digest={digest_of(b'data')}"
-    refused(app.request("POST", target, [("Content-Type", "text/plain")], b"data"), 415, "UNSUPPORTED")
+    refused(
+        app.request("POST", target, [("Content-Type", "text/plain")], b"data"), 415, "UNSUPPORTED"
+    )
     app.sha512 = False
     longer = f"/v2/a/b/blobs/uploads/?digest={digest_of(b'data', 'sha512')}"
     refused(app.request("POST", longer, [OCTETS], b"data"), 400, "DIGEST_INVALID")
@@ -773,7 +898,9 @@ def test_a_single_post_is_judged_as_a_put_is(app: App) -> None:
         pytest.param("mount={digest}&from=x/y", False, 202, id="mounting is off"),
     ],
 )
-def test_what_cannot_be_mounted_opens_a_session(app: App, query: str, mounts: bool, status: int) -> None:
+def test_what_cannot_be_mounted_opens_a_session(
+    app: App, query: str, mounts: bool, status: int
+) -> None:
     digest = app.add_blob("x/y", b"data")
     app.add_blob("a/b", b"data")
     app.mounts = mounts
@@ -787,7 +914,9 @@ def test_what_cannot_be_mounted_opens_a_session(app: App, query: str, mounts: bo
 
 
 def test_the_intercept_is_asked_first_and_amend_last(app: App) -> None:
-    app.intercept = lambda request: error(503, "UNAVAILABLE", "later") if request.kind == "ping" else None
+    app.intercept = lambda request: (
+        error(503, "UNAVAILABLE", "later") if request.kind == "ping" else None
+    )
     refused(app.request("GET", "/v2/"), 503, "UNAVAILABLE")
     refused(app.request("GET", "/v2/a/tags/list"), 404, "NAME_UNKNOWN")
     app.amend = lambda request, answer: Response(418, body=str(answer.status).encode())  # type: ignore[union-attr]
@@ -821,7 +950,12 @@ def test_the_journal_answers_what_happened(app: App, seed: Seed) -> None:
     app.request("HEAD", f"/v2/a/b/manifests/{image.top}", [TAKE])
     app.request("PUT", f"{begin(app, 'c/d')}&digest={digest_of(b'data')}", [OCTETS], b"data")
     journal = app.journal
-    assert journal.summary() == {"GET manifest": 1, "HEAD manifest": 1, "POST upload_start": 1, "PUT upload": 1}
+    assert journal.summary() == {
+        "GET manifest": 1,
+        "HEAD manifest": 1,
+        "POST upload_start": 1,
+        "PUT upload": 1,
+    }
     assert journal.count() == 4
     assert journal.count("GET") == journal.count("GET", "manifest", "a/b", 200, "v1") == 1
     assert journal.count(kind="manifest") == journal.count(repository="a/b") == 2
@@ -897,7 +1031,15 @@ def test_layers_are_real_archives(seed: Seed) -> None:
         Seed(3).artifact(Seed(4).image()),
         Seed(3).index([], artifact_type="application/vnd.example"),
     ],
-    ids=["unknown fields", "inline config", "empty layers", "attestations", "nested", "artifact", "empty index"],
+    ids=[
+        "unknown fields",
+        "inline config",
+        "empty layers",
+        "attestations",
+        "nested",
+        "artifact",
+        "empty index",
+    ],
 )
 def test_every_shape_is_accepted_by_the_strict_registry(image: Image) -> None:
     with run_in_thread(App()) as server:
@@ -915,7 +1057,11 @@ def test_the_bytes_of_odd_spacing_are_valid_json(seed: Seed) -> None:
 
 def test_identical_says_what_differs() -> None:
     assert identical({"a": b"1"}, {"a": b"1"})
-    for other, said in (({}, "first"), ({"a": b"1", "b": b""}, "second"), ({"a": b"2"}, "other bytes")):
+    for other, said in (
+        ({}, "first"),
+        ({"a": b"1", "b": b""}, "second"),
+        ({"a": b"2"}, "other bytes"),
+    ):
         with pytest.raises(AssertionError, match=said):
             identical({"a": b"1"}, other)
 
@@ -931,7 +1077,9 @@ def test_a_fetch_notices_bytes_that_are_not_the_digest(seed: Seed) -> None:
 def test_a_fetch_follows_referrers_by_api_and_by_tag(seed: Seed) -> None:
     image = seed.image()
     artifacts = [seed.artifact(image) for _ in range(3)]
-    wanted = {digest: data for part in (image, *artifacts) for digest, data in part.contents().items()}
+    wanted = {
+        digest: data for part in (image, *artifacts) for digest, data in part.contents().items()
+    }
     for options in ({}, {"referrers_page": 1}, {"referrers_api": False}):
         app = App(**options)
         for part in (image, *artifacts):
@@ -946,7 +1094,9 @@ def test_a_fetch_follows_referrers_by_api_and_by_tag(seed: Seed) -> None:
 
 
 def ask_token(app: Site, query: str, secret: str | None = None, path: str = "/token") -> Response:
-    headers = [("Authorization", "Basic " + base64.b64encode(secret.encode()).decode())] if secret else []
+    headers = (
+        [("Authorization", "Basic " + base64.b64encode(secret.encode()).decode())] if secret else []
+    )
     return app.request("GET", f"{path}?{query}", headers)
 
 
@@ -983,7 +1133,11 @@ def test_a_challenge_names_realm_service_and_scope(guarded: App) -> None:
         ("POST", "/v2/a/b/blobs/uploads/", "repository:a/b:pull,push"),
         ("DELETE", "/v2/a/b/manifests/v1", "repository:a/b:delete"),
         ("GET", "/v2/_catalog", "registry:catalog:*"),
-        ("POST", f"/v2/a/b/blobs/uploads/?mount={NOWHERE}&from=c", "repository:a/b:pull,push repository:c:pull"),
+        (
+            "POST",
+            f"/v2/a/b/blobs/uploads/?mount={NOWHERE}&from=c",
+            "repository:a/b:pull,push repository:c:pull",
+        ),
     ):
         said = guarded.request(method, target).header("WWW-Authenticate")
         assert said.partition("scope=")[2] == (f'"{scope}"' if scope else "")
@@ -1001,10 +1155,14 @@ def test_a_token_opens_what_its_scope_says(guarded: App, tokens: TokenService) -
         answer = refused(guarded.request(method, target, pull), 401, "UNAUTHORIZED")
         assert 'error="insufficient_scope"' in answer.header("WWW-Authenticate")
     refused(guarded.request("DELETE", "/v2/a/b/manifests/v1", push), 401, "UNAUTHORIZED")
-    answer = refused(guarded.request("GET", "/v2/", [("Authorization", "Bearer x")]), 401, "UNAUTHORIZED")
+    answer = refused(
+        guarded.request("GET", "/v2/", [("Authorization", "Bearer x")]), 401, "UNAUTHORIZED"
+    )
     assert 'error="invalid_token"' in answer.header("WWW-Authenticate")
     value = pull[0][1].removeprefix("Bearer ")
-    refused(guarded.request("GET", "/v2/", [("Authorization", f"Basic {value}")]), 401, "UNAUTHORIZED")
+    refused(
+        guarded.request("GET", "/v2/", [("Authorization", f"Basic {value}")]), 401, "UNAUTHORIZED"
+    )
     assert tokens.requests == guarded.journal.count(kind="token") == 2
     assert tokens.issued == ["repository:a/b:pull", "repository:a/b:pull,push"]
     guarded.journal.check()
@@ -1019,8 +1177,12 @@ def test_grants_are_the_intersection_of_what_is_asked_and_allowed(guarded: App) 
 
 
 @pytest.mark.parametrize("one_scope", [False, True])
-@pytest.mark.parametrize("form", ["scope={0}&scope={1}", "scope={0}%20{1}"], ids=["repeated", "one parameter"])
-def test_several_scopes_are_one_token(guarded: App, tokens: TokenService, one_scope: bool, form: str) -> None:
+@pytest.mark.parametrize(
+    "form", ["scope={0}&scope={1}", "scope={0}%20{1}"], ids=["repeated", "one parameter"]
+)
+def test_several_scopes_are_one_token(
+    guarded: App, tokens: TokenService, one_scope: bool, form: str
+) -> None:
     tokens.one_scope = one_scope
     query = form.format("repository:a/b:pull", "repository:c/d:pull")
     header = bearer(guarded, f"service=registry.test&{query}")
@@ -1029,7 +1191,9 @@ def test_several_scopes_are_one_token(guarded: App, tokens: TokenService, one_sc
     assert guarded.request("GET", "/v2/c/d/tags/list", header).status == expected
 
 
-def test_a_token_wider_than_the_request_is_403_where_scopes_are_exact(guarded: App, tokens: TokenService) -> None:
+def test_a_token_wider_than_the_request_is_403_where_scopes_are_exact(
+    guarded: App, tokens: TokenService
+) -> None:
     tokens.exact_scope = True
     wide = bearer(guarded, f"{PULL}&scope=repository:c/d:pull")
     refused(guarded.request("GET", "/v2/a/b/tags/list", wide), 403, "DENIED")
@@ -1066,10 +1230,16 @@ def test_wrong_credentials_get_no_token(guarded: App, tokens: TokenService) -> N
 
 @pytest.mark.parametrize(
     "query",
-    ["scope=repository:a/b:pull", "service=other&scope=repository:a/b:pull", "service=registry.test&scope=a/b"],
+    [
+        "scope=repository:a/b:pull",
+        "service=other&scope=repository:a/b:pull",
+        "service=registry.test&scope=a/b",
+    ],
     ids=["no service", "another service", "malformed scope"],
 )
-def test_malformed_token_requests_are_refused_and_noted(guarded: App, tokens: TokenService, query: str) -> None:
+def test_malformed_token_requests_are_refused_and_noted(
+    guarded: App, tokens: TokenService, query: str
+) -> None:
     refused(ask_token(guarded, query), 400, "UNSUPPORTED")
     assert tokens.journal.violations
     assert tokens.issued == []
@@ -1079,8 +1249,12 @@ FORM = [("Content-Type", "application/x-www-form-urlencoded")]
 GRANT = "service=registry.test&client_id=x&scope=repository:a/b:pull+repository:c/d:pull"
 
 
-def test_post_gives_a_token_for_a_refresh_token_or_a_password(guarded: App, tokens: TokenService) -> None:
-    offline = ask_token(guarded, f"{PULL}&offline_token=true", "me:secret:1").json()["refresh_token"]
+def test_post_gives_a_token_for_a_refresh_token_or_a_password(
+    guarded: App, tokens: TokenService
+) -> None:
+    offline = ask_token(guarded, f"{PULL}&offline_token=true", "me:secret:1").json()[
+        "refresh_token"
+    ]
     assert "refresh_token" not in ask_token(guarded, f"{PULL}&offline_token=true").json()
     for grant in (
         f"grant_type=refresh_token&refresh_token={offline}",
@@ -1096,7 +1270,11 @@ def test_post_gives_a_token_for_a_refresh_token_or_a_password(guarded: App, toke
         "grant_type=password&username=me&password=x",
         "grant_type=password&username=x",
     ):
-        refused(guarded.request("POST", "/token", FORM, f"{GRANT}&{grant}".encode()), 401, "UNAUTHORIZED")
+        refused(
+            guarded.request("POST", "/token", FORM, f"{GRANT}&{grant}".encode()),
+            401,
+            "UNAUTHORIZED",
+        )
     guarded.journal.check()
     tokens.journal.check()
 
@@ -1131,7 +1309,9 @@ def test_every_form_of_challenge_has_its_marks() -> None:
         assert ("svc" in joined) == (name != "no_service")
         assert ("pull,push" in joined) == (name != "no_scope")
         assert "invalid_token" in joined
-    app = App(auth=TokenService(form=lambda challenge: [f"Own {challenge.realm}"], protects_ping=False))
+    app = App(
+        auth=TokenService(form=lambda challenge: [f"Own {challenge.realm}"], protects_ping=False)
+    )
     assert app.request("GET", "/v2/").status == 200
     answer = app.request("GET", "/v2/a/tags/list", [("Host", "name.test:5000")])
     assert answer.header("WWW-Authenticate") == "Own http://name.test:5000/token"
@@ -1216,7 +1396,10 @@ def test_a_connection_is_kept_until_asked_otherwise(server: Server) -> None:
 
 def test_head_has_the_length_but_no_body(server: Server, app: App) -> None:
     digest = app.add_blob("a/b", b"0123456789")
-    said = talk(server, f"HEAD /v2/a/b/blobs/{digest} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n".encode())
+    said = talk(
+        server,
+        f"HEAD /v2/a/b/blobs/{digest} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n".encode(),
+    )
     assert b"\r\nContent-Length: 10\r\n" in said
     assert said.endswith(b"\r\n\r\n")
 
@@ -1302,7 +1485,9 @@ def test_an_answer_can_be_early_late_raw_or_closing(server: Server, app: App) ->
     ):
         length = sent or 5
         with socket.create_connection((server.host, server.port), timeout=10) as sock:
-            sock.sendall(f"PUT {path} HTTP/1.1\r\nHost: x\r\nContent-Length: {length}\r\n\r\n".encode())
+            sock.sendall(
+                f"PUT {path} HTTP/1.1\r\nHost: x\r\nContent-Length: {length}\r\n\r\n".encode()
+            )
             sock.sendall(bytes(sent))
             assert sock.recv(65536).startswith(starts)
             if path == "/late":
@@ -1320,10 +1505,14 @@ def test_tls_is_spoken_when_a_context_is_given(app: App, ca: trustme.CA) -> None
     with run_in_thread(app, ssl_context=context) as server:
         assert server.url.startswith("https://")
         push_http(image, server.address, "a/b", "v1", context=trusting)
-        assert identical(fetch_http(server.address, "a/b", "v1", context=trusting), image.contents())
+        assert identical(
+            fetch_http(server.address, "a/b", "v1", context=trusting), image.contents()
+        )
         with pytest.raises(NoAnswer, match="CERTIFICATE_VERIFY_FAILED"):
             fetch_http(server.address, "a/b", "v1", context=ssl.create_default_context())
-        assert server.journal.matching("POST")[0].response_headers["location"].startswith("https://")
+        assert (
+            server.journal.matching("POST")[0].response_headers["location"].startswith("https://")
+        )
 
 
 @pytest.fixture
@@ -1393,15 +1582,35 @@ def test_the_harness_imports_nothing_of_the_program_and_few_others() -> None:
         "import sys; before = set(sys.modules); import conformance.__main__, conformance.registries;"
         "print(*{name.partition('.')[0] for name in set(sys.modules) - before} - sys.stdlib_module_names)"
     )
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
-    allowed = {"anyio", "h11", "conformance", "exceptiongroup", "idna", "sniffio", "typing_extensions"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    allowed = {
+        "anyio",
+        "h11",
+        "conformance",
+        "exceptiongroup",
+        "idna",
+        "sniffio",
+        "typing_extensions",
+    }
     assert set(done.stdout.split()) <= allowed
     assert {"anyio", "h11"} <= set(done.stdout.split())
 
 
 @pytest.mark.slow
 def test_serve_says_where_and_ends_at_a_signal() -> None:
-    command = [sys.executable, "-m", "conformance", "serve", "--seed-images", "--user", "me:secret", "--auth", "basic"]
+    command = [
+        sys.executable,
+        "-m",
+        "conformance",
+        "serve",
+        "--seed-images",
+        "--user",
+        "me:secret",
+        "--auth",
+        "basic",
+    ]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         said = process.stdout.readline()
@@ -1410,7 +1619,9 @@ def test_serve_says_where_and_ends_at_a_signal() -> None:
             address = said.split("/")[-1].strip()
             secret = "Basic " + base64.b64encode(b"me:secret").decode()
             got = fetch_http(address, "seed/signed", "v1", authorization=secret, referrers=True)
-            assert len(got) == 4 + 2 * 2 + 1  # image with config and two layers; two artifacts; one config
+            assert (
+                len(got) == 4 + 2 * 2 + 1
+            )  # image with config and two layers; two artifacts; one config
             with pytest.raises(AssertionError, match="401"):
                 fetch_http(address, "seed/oci", "v1")
         finally:

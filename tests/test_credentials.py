@@ -56,7 +56,9 @@ def login(found: Credential | None) -> tuple[str | None, str | None] | None:
 def test_each_auth_type_uses_its_own_source_only() -> None:
     files = {DOCKER: {"auths": {"registry.example": pair("file", "hunter2")}}}
     environ = {"GITHUB_TOKEN": "hunter3"}
-    basic = find(registry(auth_type="basic", username="someone", password="hunter1"), files, environ)
+    basic = find(
+        registry(auth_type="basic", username="someone", password="hunter1"), files, environ
+    )
     assert login(basic) == ("someone", "hunter1")
     static = find(registry(auth_type="static_token", token="hunter4"), files, environ)
     assert static is not None
@@ -70,16 +72,23 @@ def test_each_auth_type_uses_its_own_source_only() -> None:
     ("host", "environ", "expected"),
     [
         pytest.param("ghcr.io", {"GITHUB_TOKEN": "t"}, ("regsync", "t"), id="token"),
-        pytest.param("ghcr.io", {"GITHUB_TOKEN": "t", "GITHUB_ACTOR": "me"}, ("me", "t"), id="actor"),
+        pytest.param(
+            "ghcr.io", {"GITHUB_TOKEN": "t", "GITHUB_ACTOR": "me"}, ("me", "t"), id="actor"
+        ),
         pytest.param("ghcr.io", {}, ("file", "p"), id="unset-falls-to-the-file"),
         pytest.param("registry.example", {"GITHUB_TOKEN": "t"}, None, id="never-to-another-host"),
-        pytest.param("ghcr.io.evil.example", {"GITHUB_TOKEN": "t"}, None, id="never-to-a-look-alike"),
+        pytest.param(
+            "ghcr.io.evil.example", {"GITHUB_TOKEN": "t"}, None, id="never-to-a-look-alike"
+        ),
     ],
 )
 def test_absent_auth_type_gives_githubs_token_to_ghcr_only(
     host: str, environ: dict[str, str], expected: tuple[str, str] | None
 ) -> None:
-    assert login(find(registry(host), {DOCKER: {"auths": {"ghcr.io": pair("file", "p")}}}, environ)) == expected
+    assert (
+        login(find(registry(host), {DOCKER: {"auths": {"ghcr.io": pair("file", "p")}}}, environ))
+        == expected
+    )
 
 
 @pytest.mark.rule("R9")
@@ -87,7 +96,10 @@ def test_githubs_token_does_not_travel_in_clear() -> None:
     environ = {"GITHUB_TOKEN": "hunter2"}
     with pytest.raises(AuthError, match="not sent over plain http"):
         find(registry("ghcr.io", 80, scheme="http"), environ=environ)
-    assert find(registry("127.0.0.1", 5000, scheme="http", auth_type="ghcr"), environ=environ) is not None
+    assert (
+        find(registry("127.0.0.1", 5000, scheme="http", auth_type="ghcr"), environ=environ)
+        is not None
+    )
 
 
 HUB = "https://index.docker.io/v1/"
@@ -99,16 +111,22 @@ HUB = "https://index.docker.io/v1/"
     [
         pytest.param("registry.example", "registry.example", 443, True, id="host"),
         pytest.param("registry.example:5000", "registry.example", 5000, True, id="host-and-port"),
-        pytest.param("registry.example:443", "registry.example", 443, True, id="default-port-written"),
+        pytest.param(
+            "registry.example:443", "registry.example", 443, True, id="default-port-written"
+        ),
         pytest.param("registry.example", "registry.example", 5000, False, id="port-differs"),
         pytest.param("registry.example:5000", "registry.example", 443, False, id="port-too-many"),
         pytest.param("https://registry.example/v2/", "registry.example", 443, True, id="url"),
         pytest.param("http://registry.example:5000", "registry.example", 5000, True, id="http-url"),
         pytest.param("Registry.Example", "registry.example", 443, True, id="case"),
-        pytest.param("registry.example/org", "registry.example", 443, False, id="path-is-not-the-host"),
+        pytest.param(
+            "registry.example/org", "registry.example", 443, False, id="path-is-not-the-host"
+        ),
         pytest.param("example", "registry.example", 443, False, id="parent-domain"),
         pytest.param("evil-registry.example", "registry.example", 443, False, id="name-ends-alike"),
-        pytest.param("https://registry.example.evil/", "registry.example", 443, False, id="name-begins-alike"),
+        pytest.param(
+            "https://registry.example.evil/", "registry.example", 443, False, id="name-begins-alike"
+        ),
         pytest.param(HUB, "docker.io", 443, True, id="hub-key"),
         pytest.param("docker.io", "docker.io", 443, True, id="hub-name"),
         pytest.param("index.docker.io", "docker.io", 443, True, id="hub-index"),
@@ -146,18 +164,38 @@ def test_the_most_specific_of_podmans_keys_wins(repository: str | None, expected
 @pytest.mark.parametrize(
     ("entry", "expected"),
     [
-        pytest.param(pair("user", "pass:word"), ("user", "pass:word", None, None), id="auth-splits-at-first-colon"),
-        pytest.param(pair("user", "password\0\0"), ("user", "password", None, None), id="trailing-nulls"),
-        pytest.param({"username": "u", "password": "p"}, ("u", "p", None, None), id="in-two-fields"),
-        pytest.param({**pair("u", "p"), "username": "x", "password": "y"}, ("u", "p", None, None), id="auth-wins"),
         pytest.param(
-            {**pair("00000000", ""), "identitytoken": "it"}, ("00000000", None, "it", None), id="identity-token"
+            pair("user", "pass:word"),
+            ("user", "pass:word", None, None),
+            id="auth-splits-at-first-colon",
         ),
-        pytest.param({"username": "<token>", "password": "it"}, ("<token>", None, "it", None), id="token-as-name"),
+        pytest.param(
+            pair("user", "password\0\0"), ("user", "password", None, None), id="trailing-nulls"
+        ),
+        pytest.param(
+            {"username": "u", "password": "p"}, ("u", "p", None, None), id="in-two-fields"
+        ),
+        pytest.param(
+            {**pair("u", "p"), "username": "x", "password": "y"},
+            ("u", "p", None, None),
+            id="auth-wins",
+        ),
+        pytest.param(
+            {**pair("00000000", ""), "identitytoken": "it"},
+            ("00000000", None, "it", None),
+            id="identity-token",
+        ),
+        pytest.param(
+            {"username": "<token>", "password": "it"},
+            ("<token>", None, "it", None),
+            id="token-as-name",
+        ),
         pytest.param({"registrytoken": "rt"}, (None, None, None, "rt"), id="registry-token"),
     ],
 )
-def test_entries_are_read_in_all_their_forms(entry: dict[str, str], expected: tuple[str | None, ...]) -> None:
+def test_entries_are_read_in_all_their_forms(
+    entry: dict[str, str], expected: tuple[str | None, ...]
+) -> None:
     found = find(registry(), {DOCKER: {"auths": {"registry.example": entry}}})
     assert found is not None
     assert tuple(value or None for value in found[:4]) == expected
@@ -189,7 +227,8 @@ def test_places_are_searched_in_order(missing: int) -> None:
         "XDG_CONFIG_HOME": "/settings",
     }
     documents: dict[str, Any] = {
-        place: {"auths": {"registry.example": pair(name, "p")}} for place, name in list(ALL.items())[missing:]
+        place: {"auths": {"registry.example": pair(name, "p")}}
+        for place, name in list(ALL.items())[missing:]
     }
     if LEGACY in documents:
         documents[LEGACY] = documents[LEGACY]["auths"]
@@ -232,7 +271,9 @@ def test_legacy_keys_may_be_urls_without_scheme() -> None:
 def test_a_named_source_that_yields_nothing_names_every_place(method: str) -> None:
     with pytest.raises(AuthError) as caught:
         find(registry(auth_type=method))
-    for place in (VARIABLE, DOCKER, PODMAN, LEGACY) if method == "docker_config" else ("GITHUB_TOKEN",):
+    for place in (
+        (VARIABLE, DOCKER, PODMAN, LEGACY) if method == "docker_config" else ("GITHUB_TOKEN",)
+    ):
         assert place in caught.value.message
     assert caught.value.fatal
 
@@ -249,15 +290,24 @@ def test_a_named_source_that_yields_nothing_names_every_place(method: str) -> No
         pytest.param({"credHelpers": "x"}, id="helpers-is-a-string"),
         pytest.param({"auths": {"registry.example": "hunter2"}}, id="entry-is-a-string"),
         pytest.param({"auths": {"registry.example": {"auth": 5}}}, id="auth-is-a-number"),
-        pytest.param({"auths": {"registry.example": {"auth": "hunter2!"}}}, id="auth-is-not-base64"),
-        pytest.param({"auths": {"registry.example": {"auth": "aHVudGVyMg=="}}}, id="auth-without-colon"),
+        pytest.param(
+            {"auths": {"registry.example": {"auth": "hunter2!"}}}, id="auth-is-not-base64"
+        ),
+        pytest.param(
+            {"auths": {"registry.example": {"auth": "aHVudGVyMg=="}}}, id="auth-without-colon"
+        ),
         pytest.param({"auths": {"registry.example": pair("", "hunter2")}}, id="auth-without-user"),
     ],
 )
 @pytest.mark.parametrize("method", ["docker_config", None], ids=["asked-for", "by-default"])
-def test_a_broken_file_is_an_error_that_names_it_and_shows_nothing_of_it(content: object, method: str | None) -> None:
+def test_a_broken_file_is_an_error_that_names_it_and_shows_nothing_of_it(
+    content: object, method: str | None
+) -> None:
     with pytest.raises(AuthError) as caught:
-        find(registry(auth_type=method), {DOCKER: content, PODMAN: {"auths": {"registry.example": pair("a", "b")}}})
+        find(
+            registry(auth_type=method),
+            {DOCKER: content, PODMAN: {"auths": {"registry.example": pair("a", "b")}}},
+        )
     assert DOCKER in caught.value.message
     assert caught.value.fatal
     assert "hunter2" not in repr(caught.value)
@@ -276,29 +326,52 @@ def test_an_unreadable_file_is_an_error_that_names_it() -> None:
 @pytest.mark.parametrize(
     ("document", "method", "section"),
     [
-        pytest.param({"credHelpers": {"registry.example": "pass"}}, None, "credHelpers", id="for-this-host"),
         pytest.param(
-            {"credHelpers": {"registry.example": "pass"}, "auths": {"registry.example": pair("u", "p")}},
+            {"credHelpers": {"registry.example": "pass"}}, None, "credHelpers", id="for-this-host"
+        ),
+        pytest.param(
+            {
+                "credHelpers": {"registry.example": "pass"},
+                "auths": {"registry.example": pair("u", "p")},
+            },
             None,
             "credHelpers",
             id="for-this-host-beats-auths",
         ),
-        pytest.param({"credHelpers": {"elsewhere.example": "pass"}}, None, None, id="for-another-host"),
+        pytest.param(
+            {"credHelpers": {"elsewhere.example": "pass"}}, None, None, id="for-another-host"
+        ),
         pytest.param({"credsStore": "pass"}, "docker_config", "credsStore", id="store-asked-for"),
         pytest.param(
-            {"credsStore": "pass", "auths": {"registry.example": {}}}, None, "credsStore", id="store-left-its-mark"
+            {"credsStore": "pass", "auths": {"registry.example": {}}},
+            None,
+            "credsStore",
+            id="store-left-its-mark",
         ),
         pytest.param({"credsStore": "pass"}, None, None, id="store-without-mark"),
-        pytest.param({"credsStore": "pass", "auths": {"elsewhere.example": {}}}, None, None, id="mark-of-another-host"),
+        pytest.param(
+            {"credsStore": "pass", "auths": {"elsewhere.example": {}}},
+            None,
+            None,
+            id="mark-of-another-host",
+        ),
     ],
 )
-def test_a_credential_helper_is_named_and_never_run(document: object, method: str | None, section: str | None) -> None:
+def test_a_credential_helper_is_named_and_never_run(
+    document: object, method: str | None, section: str | None
+) -> None:
     if section is None:
         assert find(registry(auth_type=method), {DOCKER: document}) is None
         return
     with pytest.raises(AuthError) as caught:
         find(registry(auth_type=method), {DOCKER: document})
-    for part in (DOCKER, "registry.example", "docker-credential-pass", section, "starts no other programs"):
+    for part in (
+        DOCKER,
+        "registry.example",
+        "docker-credential-pass",
+        section,
+        "starts no other programs",
+    ):
         assert part in caught.value.message
     assert "auth_type: basic" in (caught.value.hint or "")
     assert caught.value.fatal
@@ -334,7 +407,10 @@ def test_no_secret_is_in_the_text_of_a_credential() -> None:
     held = Credential("someone", "hunter1", "hunter2", "hunter3")
     assert "hunter" not in f"{held!r} {held}"
     basic = held.basic or ""
-    assert hide(f"no hunter1, hunter2, hunter3 nor {basic[6:]}", *held.secrets) == "no ***, ***, *** nor ***"
+    assert (
+        hide(f"no hunter1, hunter2, hunter3 nor {basic[6:]}", *held.secrets)
+        == "no ***, ***, *** nor ***"
+    )
 
 
 @pytest.mark.parametrize(
@@ -363,8 +439,12 @@ def test_a_secret_that_looks_percent_encoded_is_hidden(said: str) -> None:
 
 def test_hiding_takes_linear_time() -> None:
     assert hide("s3cr/t+o" * 8000 + "\x1b", "s3cr/t+of many words") == "s3cr/t+o" * 7999 + "***"
-    # What a registry signs its URLs with is hidden too, and it may choose that: a square of this is minutes, each time.
-    assert hide("a" * 65_000, *("a" * length + "b" for length in range(30_000, 30_032))).strip("*") == ""
+    # What a registry signs its URLs with is hidden too, and it may choose that: a square of this is
+    # minutes, each time.
+    assert (
+        hide("a" * 65_000, *("a" * length + "b" for length in range(30_000, 30_032))).strip("*")
+        == ""
+    )
 
 
 def test_a_secret_is_found_where_something_like_it_ends() -> None:
@@ -378,7 +458,9 @@ def test_who_uses_no_clouds_identity_imports_none(host: str) -> None:
         "import sys\nfrom _regsync import cli\nstatus = cli.main(sys.argv[1:])\n"
         "print(status, *sorted({'aws', 'azure', 'google', 'rsa'} & {name.rpartition('.')[2] for name in sys.modules}))"
     )
-    config = json.dumps({"registries": {"one": {"url": host, "auth_type": "docker_config"}}, "mappings": []})
+    config = json.dumps(
+        {"registries": {"one": {"url": host, "auth_type": "docker_config"}}, "mappings": []}
+    )
     command = [sys.executable, "-c", code, "tags", f"{host}/app", "-c", "-"]
     ran = subprocess.run(command, input=config, capture_output=True, text=True, check=True)
     assert (ran.stdout, "no credentials for" in ran.stderr) == ("4\n", True), ran.stderr

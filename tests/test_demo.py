@@ -31,7 +31,9 @@ def clone(tmp_path: Path, pyz: Path) -> Path:
 
 def run(root: Path, *options: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, str(root / "tools" / "demo.py"), *options]
-    return subprocess.run(command, capture_output=True, text=True, cwd=root.parent, timeout=300, check=False)
+    return subprocess.run(
+        command, capture_output=True, text=True, cwd=root.parent, timeout=300, check=False
+    )
 
 
 @pytest.mark.slow
@@ -42,7 +44,10 @@ def test_demo_holds_twice_in_a_row(clone: Path) -> None:
         assert "Images: 6 synced, 0 skipped, 0 failed" in done.stdout
         assert "Images: 0 synced, 6 skipped" in done.stdout
         assert ":: all of it held." in done.stdout
-    assert sorted(path.name for path in (clone / "demo").glob("*.log")) == ["source.log", "target.log"]
+    assert sorted(path.name for path in (clone / "demo").glob("*.log")) == [
+        "source.log",
+        "target.log",
+    ]
 
 
 @pytest.mark.slow
@@ -61,7 +66,11 @@ def test_the_build_with_the_gate_is_shown_where_it_holds(
     monkeypatch: pytest.MonkeyPatch, pyz: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "dist").symlink_to(pyz.parent)
-    for name, value in (("ROOT", tmp_path), ("DEMO", tmp_path), ("GATED", tmp_path / "dist" / "regsync.pyz")):
+    for name, value in (
+        ("ROOT", tmp_path),
+        ("DEMO", tmp_path),
+        ("GATED", tmp_path / "dist" / "regsync.pyz"),
+    ):
         monkeypatch.setattr(demo, name, value)
     monkeypatch.setattr(demo, "OPEN", tmp_path / "dist" / "regsync-nofips.pyz")
     monkeypatch.setenv("OPENSSL_MODULES", str(tmp_path))

@@ -1,7 +1,8 @@
-"""The files of deploy/: valid by their own standards, and everything that they say to the program is understood.
+"""The files of deploy/: valid by their own standards, and everything that they say to the program
+is understood.
 
-Nobody can run them here; so their schemas are asked, their commands parsed by our own command line, their
-configuration by `regsync validate`, and what one file names in another is looked up.
+Nobody can run them here; so their schemas are asked, their commands parsed by our own command line,
+their configuration by `regsync validate`, and what one file names in another is looked up.
 """
 
 from __future__ import annotations
@@ -43,7 +44,11 @@ def documents(path: Path) -> list[dict[str, Any]]:
 
 
 DOCUMENTS = [(path, each) for path in MANIFESTS for each in documents(path)]
-COMMON = {(each["kind"], each["metadata"]["name"]): each for path, each in DOCUMENTS if path.stem == "common"}
+COMMON = {
+    (each["kind"], each["metadata"]["name"]): each
+    for path, each in DOCUMENTS
+    if path.stem == "common"
+}
 WORKLOADS = {path.stem: each for path, each in DOCUMENTS if path.stem != "common"}
 MIRROR = COMMON["ConfigMap", "regsync-config"]["data"]["mirror.yaml"]
 SECRETS: dict[str, str] = COMMON["Secret", "regsync-secrets"]["stringData"]
@@ -66,7 +71,8 @@ def main_of(name: str) -> dict[str, Any]:
     return dict(container)
 
 
-# --- Kubernetes ---------------------------------------------------------------------------------------------
+# --- Kubernetes
+# ---------------------------------------------------------------------------------------------
 
 
 def test_there_is_one_file_for_each_use() -> None:
@@ -116,7 +122,10 @@ def test_a_pod_has_the_time_that_a_drain_takes(name: str) -> None:
 @pytest.mark.parametrize("name", WORKLOADS)
 def test_a_pod_has_the_resources_of_the_specification(name: str) -> None:
     """Specification section 1.6."""
-    assert main_of(name)["resources"] == {"requests": {"cpu": "100m", "memory": "128Mi"}, "limits": {"memory": "512Mi"}}
+    assert main_of(name)["resources"] == {
+        "requests": {"cpu": "100m", "memory": "128Mi"},
+        "limits": {"memory": "512Mi"},
+    }
 
 
 @pytest.mark.parametrize("name", WORKLOADS)
@@ -124,17 +133,24 @@ def test_what_a_pod_mounts_and_names_is_there(name: str) -> None:
     pod = pod_of(WORKLOADS[name])
     volumes = {each["name"]: each for each in pod["volumes"]}
     mounted = Counter(
-        mount["name"] for each in (*pod["initContainers"], *pod["containers"]) for mount in each["volumeMounts"]
+        mount["name"]
+        for each in (*pod["initContainers"], *pod["containers"])
+        for mount in each["volumeMounts"]
     )
     assert set(mounted) == set(volumes)
     for volume in volumes.values():
         if "configMap" in volume:
-            assert volume["configMap"]["name"] == PROGRAM or ("ConfigMap", volume["configMap"]["name"]) in COMMON
+            assert (
+                volume["configMap"]["name"] == PROGRAM
+                or ("ConfigMap", volume["configMap"]["name"]) in COMMON
+            )
         if "persistentVolumeClaim" in volume:
             assert ("PersistentVolumeClaim", volume["persistentVolumeClaim"]["claimName"]) in COMMON
     for source in main_of(name)["envFrom"]:
         assert ("Secret", source["secretRef"]["name"]) in COMMON
-    writable = {mount["mountPath"] for mount in main_of(name)["volumeMounts"] if not mount.get("readOnly")}
+    writable = {
+        mount["mountPath"] for mount in main_of(name)["volumeMounts"] if not mount.get("readOnly")
+    }
     assert writable == {load({}).cache_dir}
     # A mounted file, in place of a directory, would never change.
     assert not any("subPath" in mount for mount in main_of(name)["volumeMounts"])
@@ -153,7 +169,9 @@ def test_the_program_understands_its_arguments(name: str) -> None:
 
 def load(more: dict[str, str]) -> config.Config:
     environ = {**SECRETS, **more}
-    return config.load(MIRROR.encode(), name="mirror.yaml", environ=environ, base_dir="/config", home="/")
+    return config.load(
+        MIRROR.encode(), name="mirror.yaml", environ=environ, base_dir="/config", home="/"
+    )
 
 
 def test_the_configuration_is_valid_and_nothing_in_it_is_doubted(tmp_path: Path) -> None:
@@ -183,7 +201,11 @@ def test_the_pods_of_the_indexed_job_have_all_mappings_among_them() -> None:
 def test_what_stays_wrong_is_not_tried_again(name: str) -> None:
     """Design, section 2: 3 and 4 are for configuration and logins."""
     first, *_ = WORKLOADS[name]["spec"]["podFailurePolicy"]["rules"]
-    assert first["onExitCodes"] == {"containerName": main_of(name)["name"], "operator": "In", "values": [3, 4]}
+    assert first["onExitCodes"] == {
+        "containerName": main_of(name)["name"],
+        "operator": "In",
+        "values": [3, 4],
+    }
     assert first["action"] == ("FailIndex" if name == "sharded-job" else "FailJob")
     assert pod_of(WORKLOADS[name])["restartPolicy"] == "Never", "a policy of failures needs it"
 
@@ -208,7 +230,9 @@ def test_the_probes_ask_where_watch_listens() -> None:
     assert WORKLOADS["watch"]["spec"]["selector"]["matchLabels"].items() <= labels.items()
 
 
-def test_the_program_as_it_is_packed_fits_and_is_unpacked_as_it_was(pyz: Path, tmp_path: Path) -> None:
+def test_the_program_as_it_is_packed_fits_and_is_unpacked_as_it_was(
+    pyz: Path, tmp_path: Path
+) -> None:
     """By each file's own code, whose directories are put elsewhere."""
     packed = lzma.compress(pyz.read_bytes())
     assert len(packed) < MOST_CONFIGMAP - 4096
@@ -224,13 +248,15 @@ def test_the_program_as_it_is_packed_fits_and_is_unpacked_as_it_was(pyz: Path, t
     subprocess.run([sys.executable, option, code], check=True)
     program = tmp_path / "program" / "regsync.pyz"
     assert program.read_bytes() == pyz.read_bytes()
-    told = subprocess.run([sys.executable, program, "version", "--json"], capture_output=True, check=True)
+    told = subprocess.run(
+        [sys.executable, program, "version", "--json"], capture_output=True, check=True
+    )
     assert json.loads(told.stdout)
     for each in WORKLOADS.values():
         volumes = {volume["name"]: volume for volume in pod_of(each)["volumes"]}
-        assert int(volumes["program"]["emptyDir"]["sizeLimit"].removesuffix("Mi")) * MOST_CONFIGMAP > len(
-            program.read_bytes()
-        )
+        assert int(
+            volumes["program"]["emptyDir"]["sizeLimit"].removesuffix("Mi")
+        ) * MOST_CONFIGMAP > len(program.read_bytes())
 
 
 def test_the_commands_that_are_shown_are_those_that_the_files_need() -> None:
@@ -240,7 +266,8 @@ def test_the_commands_that_are_shown_are_those_that_the_files_need() -> None:
         assert (DEPLOY.parent / name).is_file(), name
 
 
-# --- systemd ------------------------------------------------------------------------------------------------
+# --- systemd
+# ------------------------------------------------------------------------------------------------
 
 
 def options(path: Path) -> Iterator[tuple[str, str, str]]:
@@ -262,12 +289,18 @@ def test_systemd_finds_nothing_wrong_with_the_units(tmp_path: Path) -> None:
         # The interpreter that is there stands for the one that should be.
         text = unit.read_text(encoding="utf-8").replace("/usr/bin/python3", sys.executable)
         (tmp_path / unit.name).write_text(text)
-    command = ["systemd-analyze", "verify", "--man=no", *(str(tmp_path / unit.name) for unit in UNITS)]
+    command = [
+        "systemd-analyze",
+        "verify",
+        "--man=no",
+        *(str(tmp_path / unit.name) for unit in UNITS),
+    ]
     ran = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (ran.returncode, ran.stderr) == (0, "")
 
 
-# systemd.unit(5), systemd.service(5), systemd.exec(5), systemd.resource-control(5), systemd.timer(5).
+# systemd.unit(5), systemd.service(5), systemd.exec(5), systemd.resource-control(5),
+# systemd.timer(5).
 KNOWN = {
     "Unit": "Description Wants After",
     "Service": """Type ExecStart EnvironmentFile Environment CacheDirectory CacheDirectoryMode TimeoutStopSec
@@ -323,11 +356,18 @@ def test_systemd_understands_what_the_unit_says_of_credentials(tmp_path: Path) -
 
 def test_the_timer_counts_from_the_end_of_a_run() -> None:
     found = {name: value for _, name, value in options(DEPLOY / "systemd" / "regsync.timer")}
-    assert set(found) == {"Description", "OnBootSec", "OnUnitInactiveSec", "RandomizedDelaySec", "WantedBy"}
+    assert set(found) == {
+        "Description",
+        "OnBootSec",
+        "OnUnitInactiveSec",
+        "RandomizedDelaySec",
+        "WantedBy",
+    }
     assert found["WantedBy"] == "timers.target"
 
 
-# --- CI -----------------------------------------------------------------------------------------------------
+# --- CI
+# -----------------------------------------------------------------------------------------------------
 
 
 def test_the_steps_of_the_workflow_are_commands_of_ours() -> None:

@@ -1,4 +1,5 @@
-"""Each registry's way to take a blob, counted on the wire: design.md section 9, protocol-facts.md section 7.9.
+"""Each registry's way to take a blob, counted on the wire: design.md section 9, protocol-facts.md
+section 7.9.
 
 Personas refuse what their provider refuses. Paths that a dialect avoids are counted too: zero.
 """
@@ -31,7 +32,10 @@ SPANS = [f"0-{CHUNK - 1}", f"{CHUNK}-{2 * CHUNK - 1}", f"{2 * CHUNK}-{BIG - 1}"]
 ACR = "team.azurecr.io"
 
 # Made once: the bytes of the images of all tests.
-_BLOBS = {size: Seed(size).blob(min(size, 64_000)) * (size // 64_000 + 1) for size in (BIG, 10 * MIB, 3 * MIB)}
+_BLOBS = {
+    size: Seed(size).blob(min(size, 64_000)) * (size // 64_000 + 1)
+    for size in (BIG, 10 * MIB, 3 * MIB)
+}
 
 
 def blob(size: int) -> bytes:
@@ -44,21 +48,30 @@ def app(place: Place) -> App:
 
 
 def load(place: Place, *sizes: int, tag: str = "v1") -> Image:
-    return Seed(5).image(layers=[blob(size) for size in sizes]).load_into(app(place), "team/app", tag=tag)
+    return (
+        Seed(5)
+        .image(layers=[blob(size) for size in sizes])
+        .load_into(app(place), "team/app", tag=tag)
+    )
 
 
 def digest_of(image: Image, size: int) -> str:
     return next(digest for digest, body in image.blobs.items() if len(body) == size)
 
 
-async def mirror(world: Virtual, source: Place, *targets: str | Place, home: Path | None = None, **top: Any) -> Ran:
-    """Copy team/app to cloud hosts by their names, without a login, or to registries of the network.
+async def mirror(
+    world: Virtual, source: Place, *targets: str | Place, home: Path | None = None, **top: Any
+) -> Ran:
+    """Copy team/app to cloud hosts by their names, without a login, or to registries of the
+    network.
 
     With a `home` there is state, and one image goes after the other.
     """
     ends: dict[str, Any] = {"source": source}
     for number, each in enumerate(targets):
-        ends[f"t{number}"] = {"url": each, "auth_type": "anonymous"} if isinstance(each, str) else each
+        ends[f"t{number}"] = (
+            {"url": each, "auth_type": "anonymous"} if isinstance(each, str) else each
+        )
     ends |= top.pop("ends", {})
     if home is not None:
         top["global"] = {"max_concurrent_transfers": 1}
@@ -66,19 +79,32 @@ async def mirror(world: Virtual, source: Place, *targets: str | Place, home: Pat
     if home is not None:
         (home / "mirror.yaml").write_text(text)
     file = "-" if home is None else str(home / "mirror.yaml")
-    return await world.run("sync", "--json", "-q", "-c", file, stdin=text, env={"GITHUB_TOKEN": "unused"})
+    return await world.run(
+        "sync", "--json", "-q", "-c", file, stdin=text, env={"GITHUB_TOKEN": "unused"}
+    )
 
 
 def bodies(provider: App, method: str) -> list[Entry]:
-    return [each for each in provider.journal.matching(method, "upload") if each.header("content-length") != "0"]
+    return [
+        each
+        for each in provider.journal.matching(method, "upload")
+        if each.header("content-length") != "0"
+    ]
 
 
 def finishes(provider: App) -> list[Entry]:
-    return [each for each in provider.journal.matching("PUT", "upload") if each.header("content-length") == "0"]
+    return [
+        each
+        for each in provider.journal.matching("PUT", "upload")
+        if each.header("content-length") == "0"
+    ]
 
 
 def patches(provider: App) -> list[tuple[str, int, int | None]]:
-    return [(each.header("content-range"), each.request_bytes, each.status) for each in bodies(provider, "PATCH")]
+    return [
+        (each.header("content-range"), each.request_bytes, each.status)
+        for each in bodies(provider, "PATCH")
+    ]
 
 
 # ACR: POST + PUT up to 16 MiB, above it chunks.
@@ -91,16 +117,25 @@ async def test_acr_gets_chunks_above_16_mib_and_whole_bodies_below() -> None:
         ran = await mirror(world, source, ACR)
         assert (ran.status, ran.statuses()) == (0, ["synced"]), ran.err
         assert all(target.blob("team/app", digest) == body for digest, body in image.blobs.items())
-        assert patches(target) == [(span, n, 202) for span, n in zip(SPANS, (CHUNK, CHUNK, 3 * MIB + 7), strict=True)]
+        assert patches(target) == [
+            (span, n, 202) for span, n in zip(SPANS, (CHUNK, CHUNK, 3 * MIB + 7), strict=True)
+        ]
         assert only(finishes(target)).query["digest"] == digest_of(image, BIG)
-        assert sorted(each.request_bytes for each in bodies(target, "PUT"))[-2:] == [3 * MIB, 10 * MIB]
+        assert sorted(each.request_bytes for each in bodies(target, "PUT"))[-2:] == [
+            3 * MIB,
+            10 * MIB,
+        ]
         assert not [each for each in bodies(target, "PUT") if each.header("content-range")]
         target.journal.matching("POST", "upload_start").exactly(4)
         target.journal.matching("GET", "upload").none()
         source.journal.matching("GET", "blob").exactly(4)
         requests = ran.totals["requests"][ACR]
         # The config is small; a PUT with a body is counted as a body.
-        assert (requests["upload_start"], requests["upload_body"], requests["upload_finish"]) == (4, 3 + 3, 1)
+        assert (requests["upload_start"], requests["upload_body"], requests["upload_finish"]) == (
+            4,
+            3 + 3,
+            1,
+        )
 
 
 async def test_what_fits_in_one_request_is_verified_before_its_first_byte() -> None:
@@ -110,7 +145,9 @@ async def test_what_fits_in_one_request_is_verified_before_its_first_byte() -> N
         source.app.faults.on("GET", "blob", reference=digest_of(image, 10 * MIB)).corrupt(-1)
         ran = await mirror(world, source, ACR)
         assert "CONTENT_ERROR" in only(ran.failed)
-        assert [each for each in bodies(target, "PUT") if each.header("content-length") == str(10 * MIB)] == []
+        assert [
+            each for each in bodies(target, "PUT") if each.header("content-length") == str(10 * MIB)
+        ] == []
         assert not target.tags("team/app")
 
 
@@ -155,7 +192,9 @@ BROKEN = 5 * MIB
 
 
 class _Atomic(App):
-    """A registry that keeps all of a chunk or nothing, and whose Location is good until a chunk is there."""
+    """A registry that keeps all of a chunk or nothing, and whose Location is good until a chunk is
+    there.
+    """
 
     def _receive(self, request: Request, digest: str | None) -> Response | Reception:
         made = super()._receive(request, digest)
@@ -179,7 +218,9 @@ async def test_a_chunk_that_broke_goes_again_from_memory(answers: str, number: i
     """From where the registry says that it has it; else all of it, to where it went."""
     async with virtual() as world:
         source = world.registry("source.test")
-        target = App(single_post=False) if answers == "all that came" else _Atomic(single_post=False)
+        target = (
+            App(single_post=False) if answers == "all that came" else _Atomic(single_post=False)
+        )
         world.listen(target, ACR, scheme="https")
         image = load(source, BIG)
         target.faults.on("PATCH", "upload").nth(number).drop(after=BROKEN, reset=True)
@@ -203,10 +244,14 @@ async def test_a_chunk_that_broke_goes_again_from_memory(answers: str, number: i
 
 
 async def test_a_registry_that_claims_more_than_was_sent_is_not_believed() -> None:
-    """Else a chunk that it never got would be left out, or the session closed over bytes that nobody has verified."""
+    """Else a chunk that it never got would be left out, or the session closed over bytes that
+    nobody has verified.
+    """
 
     def claim(request: Request, answer: Answer) -> Answer:
-        asked = isinstance(answer, Response) and request.method == "GET" and request.kind == "upload"
+        asked = (
+            isinstance(answer, Response) and request.method == "GET" and request.kind == "upload"
+        )
         if asked and isinstance(answer, Response):
             others = [pair for pair in answer.headers if pair[0].lower() != "range"]
             return Response(answer.status, [*others, ("Range", f"0-{BIG - 1}")], b"")
@@ -263,7 +308,9 @@ async def test_a_chunk_that_is_too_large_is_refused_and_the_image_fails() -> Non
         assert "TARGET_ERROR" in only(ran.failed)
         assert "413" in only(ran.failed)
         assert len(patches(target)) == 1
-        assert bodies(target, "PUT") == [] or BIG not in [each.request_bytes for each in bodies(target, "PUT")]
+        assert bodies(target, "PUT") == [] or BIG not in [
+            each.request_bytes for each in bodies(target, "PUT")
+        ]
 
 
 async def test_a_429_between_chunks_is_waited_out_and_nothing_is_sent_twice() -> None:
@@ -279,7 +326,8 @@ async def test_a_429_between_chunks_is_waited_out_and_nothing_is_sent_twice() ->
             (SPANS[0], 202), (SPANS[1], 429), (SPANS[1], 202), (SPANS[2], 202)
         ]  # fmt: skip
         target.journal.matching("POST", "upload_start").exactly(2)
-        # For so long the source is not kept waiting: what follows is read behind the chunk that has arrived.
+        # For so long the source is not kept waiting: what follows is read behind the chunk that has
+        # arrived.
         first, rest = reads(source, image)
         assert first.response_bytes < BIG
         assert rest.header("range").startswith("bytes=")
@@ -298,15 +346,22 @@ async def test_a_lost_last_answer_is_asked_for_before_anything_is_sent(arrived: 
         source, target = world.registry("source.test"), world.persona("acr")
         image = load(source, BIG)
         digest = digest_of(image, BIG)
-        # On connections of their own: one that was idle may have died before its request came, which is sent anew.
+        # On connections of their own: one that was idle may have died before its request came,
+        # which is sent anew.
         target.amend = closing
-        target.faults.on("PUT", "upload", query={"digest": digest}).first().drop(at="answer" if arrived else "request")
+        target.faults.on("PUT", "upload", query={"digest": digest}).first().drop(
+            at="answer" if arrived else "request"
+        )
         ran = await mirror(world, source, ACR)
         assert ran.status == 0, ran.err
         assert held_by(target, image)
         assert [span for span, _, _ in patches(target)] == SPANS
-        assert [each.query["digest"] for each in finishes(target)] == [digest] * (1 if arrived else 2)
-        assert len(target.journal.matching("HEAD", "blob", reference=digest)) == (1 if arrived else 3)
+        assert [each.query["digest"] for each in finishes(target)] == [digest] * (
+            1 if arrived else 2
+        )
+        assert len(target.journal.matching("HEAD", "blob", reference=digest)) == (
+            1 if arrived else 3
+        )
         target.journal.matching("GET", "upload").exactly(0 if arrived else 1)
         target.journal.matching("DELETE", "upload").none()
         assert len(reads(source, image)) == 1
@@ -319,9 +374,17 @@ async def test_a_login_that_expires_between_chunks_is_renewed_once(times: int) -
         source = world.registry("source.test")
         target = world.registry(ACR, auth=TokenService({"u": "p"}), single_post=False)
         image = load(source, BIG)
-        expired = target.app.faults.on("PATCH", "upload", header={"Content-Range": SPANS[1]}).first(times)
-        expired.challenge(realm=f"http://{ACR}/token", service="registry.test", error="invalid_token")
-        who = {"url": target.url, "auth_type": "basic", "credentials": {"username": "u", "password": "p"}}
+        expired = target.app.faults.on("PATCH", "upload", header={"Content-Range": SPANS[1]}).first(
+            times
+        )
+        expired.challenge(
+            realm=f"http://{ACR}/token", service="registry.test", error="invalid_token"
+        )
+        who = {
+            "url": target.url,
+            "auth_type": "basic",
+            "credentials": {"username": "u", "password": "p"},
+        }
         ran = await mirror(world, source, ends={"t": who})
         spans = [each.header("content-range") for each in bodies(app(target), "PATCH")]
         if times == 1:
@@ -365,7 +428,9 @@ async def test_a_staged_blob_goes_in_chunks_from_its_file(broken: bool) -> None:
         assert held_by(target, image)
         assert held(other, "team/app", image)
         rest = f"{CHUNK + BROKEN}-{2 * CHUNK - 1}"
-        assert [span for span, _, _ in patches(target)] == ([*SPANS[:2], rest, SPANS[2]] if broken else SPANS)
+        assert [span for span, _, _ in patches(target)] == (
+            [*SPANS[:2], rest, SPANS[2]] if broken else SPANS
+        )
         other.journal.matching("PATCH", "upload").none()
         assert [each.response_bytes for each in reads(source, image)] == [BIG]
 
@@ -389,7 +454,9 @@ REFUSALS = ["ghcr_405", "ghcr_416"]
 
 
 @pytest.mark.parametrize("name", REFUSALS)
-async def test_a_refused_put_is_followed_by_one_patch_and_never_tried_again(name: str, tmp_path: Path) -> None:
+async def test_a_refused_put_is_followed_by_one_patch_and_never_tried_again(
+    name: str, tmp_path: Path
+) -> None:
     async with virtual() as world:
         source, target = world.registry("source.test"), world.persona(name)
         image = load(source, 3 * MIB)
@@ -400,16 +467,24 @@ async def test_a_refused_put_is_followed_by_one_patch_and_never_tried_again(name
         refused = [each.header("content-length") for each in bodies(target, "PUT")]
         assert sorted(refused) == sorted({*refused}), "each size once"
         assert {span for span, _, _ in patches(target)} == {""}
-        assert sorted(count for _, count, _ in patches(target)) == sorted(map(len, image.blobs.values()))
+        assert sorted(count for _, count, _ in patches(target)) == sorted(
+            map(len, image.blobs.values())
+        )
         assert len(finishes(target)) == 2
         target.journal.matching("POST", "upload_start").exactly(2 + len(refused))
         target.journal.clear()
         # Of the next run too, and of another repository.
-        more = Seed(9).image(layers=[blob(3 * MIB + 1)]).load_into(app(source), "team/app", tag="v2")
+        more = (
+            Seed(9).image(layers=[blob(3 * MIB + 1)]).load_into(app(source), "team/app", tag="v2")
+        )
         again = await mirror(world, source, ends=ends, home=tmp_path)
         assert sorted(again.statuses()) == ["skipped", "synced"]
         assert held_by(target, more)
-        big = [each for each in bodies(target, "PUT") if each.header("content-length") == str(3 * MIB + 1)]
+        big = [
+            each
+            for each in bodies(target, "PUT")
+            if each.header("content-length") == str(3 * MIB + 1)
+        ]
         assert big == []
         if name == "ghcr_405":
             assert bodies(target, "PUT") == []
@@ -417,22 +492,35 @@ async def test_a_refused_put_is_followed_by_one_patch_and_never_tried_again(name
 
 
 async def test_a_limit_of_size_says_nothing_of_smaller_bodies(tmp_path: Path) -> None:
-    """What is too long goes by one PATCH, and what is longer, in this run and the next; the rest by PUT."""
+    """What is too long goes by one PATCH, and what is longer, in this run and the next; the rest by
+    PUT.
+    """
     async with virtual() as world:
-        source, target = world.registry("source.test"), world.registry("target.test", single_post=False)
+        source, target = (
+            world.registry("source.test"),
+            world.registry("target.test", single_post=False),
+        )
         load(source, 3 * MIB, 70_000)
-        large = target.app.faults.on("PUT", "upload", where=lambda asked: (asked.length() or 0) > 2 * MIB)
+        large = target.app.faults.on(
+            "PUT", "upload", where=lambda asked: (asked.length() or 0) > 2 * MIB
+        )
         large.status(413, early=True)
         ran = await mirror(world, source, target, home=tmp_path)
         assert (ran.status, len(large.struck)) == (0, 1), ran.err
         assert [count for _, count, _ in patches(app(target))] == [3 * MIB]
-        image = Seed(9).image(layers=[blob(3 * MIB + 1), blob(80_000)]).load_into(app(source), "team/app", tag="v2")
+        image = (
+            Seed(9)
+            .image(layers=[blob(3 * MIB + 1), blob(80_000)])
+            .load_into(app(source), "team/app", tag="v2")
+        )
         target.journal.clear()
         again = await mirror(world, source, target, home=tmp_path)
         assert (again.status, len(large.struck)) == (0, 1), again.err
         assert held(target, "team/app", image)
         assert [count for _, count, _ in patches(app(target))] == [3 * MIB + 1]
-        assert [each.request_bytes for each in bodies(app(target), "PUT") if each.request_bytes > 1000] == [80_000]
+        assert [
+            each.request_bytes for each in bodies(app(target), "PUT") if each.request_bytes > 1000
+        ] == [80_000]
 
 
 @pytest.mark.parametrize("often", [2, 3])
@@ -451,16 +539,23 @@ async def test_a_put_that_breaks_whenever_it_is_tried_is_followed_by_one_patch(o
         assert held_by(target, image) == (often == 2)
 
 
-async def test_what_was_learnt_of_a_registry_is_forgotten_when_it_holds_no_more(tmp_path: Path) -> None:
+async def test_what_was_learnt_of_a_registry_is_forgotten_when_it_holds_no_more(
+    tmp_path: Path,
+) -> None:
     async with virtual() as world:
-        source, target = world.registry("source.test"), world.registry("target.test", single_post=False)
+        source, target = (
+            world.registry("source.test"),
+            world.registry("target.test", single_post=False),
+        )
         load(source, 3 * MIB)
         refused = target.app.faults.on("PUT", "upload", where=lambda asked: asked.has_body).first()
         refused.status(405, early=True)
         assert (await mirror(world, source, target, home=tmp_path)).status == 0
         target.journal.matching("PATCH", "upload").at_least(1)
         target.journal.clear()
-        image = Seed(9).image(layers=[blob(3 * MIB + 1)]).load_into(app(source), "team/app", tag="v2")
+        image = (
+            Seed(9).image(layers=[blob(3 * MIB + 1)]).load_into(app(source), "team/app", tag="v2")
+        )
         target.app.faults.on("PATCH", "upload").status(405, early=True)
         ran = await mirror(world, source, target, home=tmp_path)
         assert ran.status == 0, ran.err
@@ -470,7 +565,10 @@ async def test_what_was_learnt_of_a_registry_is_forgotten_when_it_holds_no_more(
 
 async def test_a_registry_that_takes_no_start_is_not_tried_by_other_ways() -> None:
     async with virtual() as world:
-        source, target = world.registry("source.test"), world.registry("target.test", single_post=False)
+        source, target = (
+            world.registry("source.test"),
+            world.registry("target.test", single_post=False),
+        )
         load(source, 3 * MIB)
         target.app.faults.on("POST", "upload_start").status(405)
         ran = await mirror(world, source, target)
@@ -493,7 +591,9 @@ async def test_google_gets_whole_bodies_at_the_locations_that_it_gives(name: str
         assert ran.status == 0, ran.err
         assert held_by(target, image)
         sent = target.journal.matching("PUT", "upload")
-        assert [each.target.startswith("/artifacts-uploads/namespaces/team/") for each in sent] == [True] * 3
+        assert [each.target.startswith("/artifacts-uploads/namespaces/team/") for each in sent] == [
+            True
+        ] * 3
         assert sorted(each.request_bytes for each in sent)[1:] == [3 * MIB, BIG]
         target.journal.matching("PATCH", "upload").none()
         target.journal.matching("POST", "upload_start").exactly(3)
@@ -529,9 +629,13 @@ def says(request: pytest.FixtureRequest) -> str:
 
 def saying(site: App, code: str) -> None:
     def amend(request: Request, answer: Answer) -> Answer:
-        refused = isinstance(answer, Response) and answer.status == 400 and request.kind == "manifest"
+        refused = (
+            isinstance(answer, Response) and answer.status == 400 and request.kind == "manifest"
+        )
         if refused and code != "TAG_INVALID":
-            return Response(400, [], b'{"errors": [{"code": "%s", "message": "it exists"}]}' % code.encode())
+            return Response(
+                400, [], b'{"errors": [{"code": "%s", "message": "it exists"}]}' % code.encode()
+            )
         return answer
 
     site.amend = amend
@@ -545,7 +649,9 @@ def put_there(site: App, image: Image, tag: str) -> Rule:
     return late
 
 
-@pytest.mark.provokes("manifest_refused", "refused_as_wrong", "own_manifest_asked", "tag_asked_twice")
+@pytest.mark.provokes(
+    "manifest_refused", "refused_as_wrong", "own_manifest_asked", "tag_asked_twice"
+)
 async def test_ecr_with_another_image_under_a_tag_that_never_moves_is_skipped(says: str) -> None:
     async with virtual() as world:
         source, target = world.registry("source.test"), world.persona("ecr", immutable_tags=True)
@@ -561,12 +667,18 @@ async def test_ecr_with_another_image_under_a_tag_that_never_moves_is_skipped(sa
         target.journal.matching("HEAD", "manifest", reference="v1").exactly(2)
 
 
-@pytest.mark.provokes("manifest_refused", "refused_as_wrong", "own_manifest_asked", "tag_asked_twice")
+@pytest.mark.provokes(
+    "manifest_refused", "refused_as_wrong", "own_manifest_asked", "tag_asked_twice"
+)
 @pytest.mark.parametrize("host", [ECR, "target.test"])
-async def test_the_same_image_under_a_tag_that_never_moves_is_skipped_everywhere(host: str, says: str) -> None:
+async def test_the_same_image_under_a_tag_that_never_moves_is_skipped_everywhere(
+    host: str, says: str
+) -> None:
     async with virtual() as world:
         source = world.registry("source.test")
-        site = world.persona("ecr", immutable_tags=True) if host == ECR else App(immutable_tags=True)
+        site = (
+            world.persona("ecr", immutable_tags=True) if host == ECR else App(immutable_tags=True)
+        )
         target: str | Place = host if host == ECR else world.listen(site, host)
         image = load(source, 3 * MIB)
         put_there(site, image, "v1")
@@ -580,7 +692,9 @@ async def test_the_same_image_under_a_tag_that_never_moves_is_skipped_everywhere
         assert only(again.images)["reason"] == "unchanged"
 
 
-@pytest.mark.provokes("manifest_refused", "refused_as_wrong", "own_manifest_asked", "tag_asked_twice")
+@pytest.mark.provokes(
+    "manifest_refused", "refused_as_wrong", "own_manifest_asked", "tag_asked_twice"
+)
 async def test_another_image_under_a_tag_that_never_moves_is_an_error_elsewhere(says: str) -> None:
     async with virtual() as world:
         source = world.registry("source.test")
@@ -605,7 +719,9 @@ async def test_a_tag_that_this_run_has_put_is_synced_though_its_answer_was_lost(
         target.journal.matching("PUT", "manifest").exactly(2)
 
 
-@pytest.mark.provokes("manifest_refused", "refused_as_wrong", "own_manifest_asked", "tag_asked_twice")
+@pytest.mark.provokes(
+    "manifest_refused", "refused_as_wrong", "own_manifest_asked", "tag_asked_twice"
+)
 async def test_nothing_is_hung_on_an_image_that_a_tag_does_not_name() -> None:
     async with virtual() as world:
         source, target = world.registry("source.test"), world.persona("ecr", immutable_tags=True)
@@ -618,16 +734,22 @@ async def test_nothing_is_hung_on_an_image_that_a_tag_does_not_name() -> None:
         target.journal.matching("PUT", "manifest").exactly(1)
 
 
-@pytest.mark.provokes("manifest_refused", "refused_as_wrong", "own_manifest_asked", "tag_asked_twice")
+@pytest.mark.provokes(
+    "manifest_refused", "refused_as_wrong", "own_manifest_asked", "tag_asked_twice"
+)
 async def test_who_waits_for_an_image_that_was_not_put_puts_it() -> None:
-    """Two tags of one image, one of them taken by another: the other is put, and the index that names it too."""
+    """Two tags of one image, one of them taken by another: the other is put, and the index that
+    names it too.
+    """
     async with virtual() as world:
         source, target = world.registry("source.test"), world.persona("ecr", immutable_tags=True)
         seed = Seed(5)
         image = seed.image(layers=[blob(3 * MIB)])
         for tag in ("v1", "v2"):
             image.load_into(app(source), "team/app", tag=tag)
-        index = seed.index([image, seed.image(architecture="arm64")]).load_into(app(source), "team/app", tag="v3")
+        index = seed.index([image, seed.image(architecture="arm64")]).load_into(
+            app(source), "team/app", tag="v3"
+        )
         other = Seed(8).image().load_into(target, "team/app", tag="v1")
         ran = await mirror(world, source, ECR)
         assert (ran.status, ran.statuses(), ran.err) == (0, ["skipped", "synced", "synced"], "")
@@ -635,7 +757,9 @@ async def test_who_waits_for_an_image_that_was_not_put_puts_it() -> None:
 
 
 @pytest.mark.parametrize(("host", "mounts"), [(ECR, False), (MOUNTING, True)])
-async def test_ecr_mounts_where_the_account_says_so_and_else_takes_the_session(host: str, mounts: bool) -> None:
+async def test_ecr_mounts_where_the_account_says_so_and_else_takes_the_session(
+    host: str, mounts: bool
+) -> None:
     async with virtual() as world:
         source = world.registry("source.test")
         target = created(world.persona("ecr_mounting" if mounts else "ecr"), "one", "two")
@@ -643,10 +767,16 @@ async def test_ecr_mounts_where_the_account_says_so_and_else_takes_the_session(h
         for name in ("one", "two"):
             image.load_into(app(source), name, tag="v1")
         ends = {"source": source, "t": {"url": host, "auth_type": "anonymous"}}
-        text = document(ends, {"from": "one", "tags": tags("v1")}, {"from": "two", "tags": tags("v1")})
+        text = document(
+            ends, {"from": "one", "tags": tags("v1")}, {"from": "two", "tags": tags("v1")}
+        )
         ran = await world.run("sync", "--json", "-q", "-c", "-", stdin=text)
         assert ran.statuses() == ["synced", "synced"], ran.err
-        asked = [each for each in target.journal.matching("POST", "upload_start") if each.query.get("mount")]
+        asked = [
+            each
+            for each in target.journal.matching("POST", "upload_start")
+            if each.query.get("mount")
+        ]
         assert [each.status for each in asked] == ([201, 201] if mounts else [202])
         # A refused mount is the session: no other is opened for that blob.
         assert len(target.journal.matching("POST", "upload_start")) == 4

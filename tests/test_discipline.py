@@ -1,8 +1,10 @@
-"""The request discipline (design.md section 6), counted on the wire: what a path costs, and what it must not.
+"""The request discipline (design.md section 6), counted on the wire: what a path costs, and what it
+must not.
 
-Rules 1 (no ping, one bare request), 2 (tokens) and 3 (pages) have their files: test_auth, test_sync, test_bad_input.
-What a broken body and a lost answer cost (rule 16) is in test_resume, a full disk in test_errors_told. Every run
-is audited besides (`tests.ends`), so that no request of a kind that was known to be unnecessary goes unnoticed.
+Rules 1 (no ping, one bare request), 2 (tokens) and 3 (pages) have their files: test_auth,
+test_sync, test_bad_input. What a broken body and a lost answer cost (rule 16) is in test_resume, a
+full disk in test_errors_told. Every run is audited besides (`tests.ends`), so that no request of a
+kind that was known to be unnecessary goes unnoticed.
 """
 
 from __future__ import annotations
@@ -27,7 +29,9 @@ Held = Mapping[str, Mapping[str, Image]]
 LARGE = 70_000
 
 
-def sync(directory: Path, registries: Mapping[str, Any], *mappings: Mapping[str, Any], **top: Any) -> Ran:
+def sync(
+    directory: Path, registries: Mapping[str, Any], *mappings: Mapping[str, Any], **top: Any
+) -> Ran:
     """Run mappings from a file, so that there is state beside it."""
     file = directory / "mirror.yaml"
     file.write_text(document(registries, *mappings, **top))
@@ -64,7 +68,10 @@ def single(seed: Seed) -> Held:
 
 def multi(seed: Seed) -> Held:
     base = seed.layer(LARGE)
-    children = [seed.image(layers=[base, seed.layer(LARGE)], architecture=name) for name in ("amd64", "arm64", "s390x")]
+    children = [
+        seed.image(layers=[base, seed.layer(LARGE)], architecture=name)
+        for name in ("amd64", "arm64", "s390x")
+    ]
     return {"app": {"v1": seed.index(children)}}
 
 
@@ -76,17 +83,27 @@ def aliases(seed: Seed) -> Held:
 def several(seed: Seed) -> Held:
     base = seed.layer(LARGE)
     return {
-        f"team/app-{number}": {f"v{tag}": seed.image(layers=[base, seed.layer(LARGE)]) for tag in range(2)}
+        f"team/app-{number}": {
+            f"v{tag}": seed.image(layers=[base, seed.layer(LARGE)]) for tag in range(2)
+        }
         for number in range(4)
     }
 
 
 def repeated(seed: Seed) -> Held:
     layer = seed.layer(LARGE)
-    return {"app": {"v1": seed.image(layers=[layer, layer, layer]), "v2": seed.image(layers=[layer])}}
+    return {
+        "app": {"v1": seed.image(layers=[layer, layer, layer]), "v2": seed.image(layers=[layer])}
+    }
 
 
-SHAPES = {"single": single, "multi-arch": multi, "aliases": aliases, "repositories": several, "repeated": repeated}
+SHAPES = {
+    "single": single,
+    "multi-arch": multi,
+    "aliases": aliases,
+    "repositories": several,
+    "repeated": repeated,
+}
 REGISTRIES: Mapping[str, Mapping[str, Any]] = {
     "single POST": {},
     "no single POST": {"single_post": False},
@@ -97,7 +114,12 @@ REGISTRIES: Mapping[str, Mapping[str, Any]] = {
 
 def blobs(images: Held) -> tuple[set[str], set[tuple[str, str]]]:
     """Return all digests, and all places (repository, digest)."""
-    places = {(name, digest) for name, tagged in images.items() for image in tagged.values() for digest in image.blobs}
+    places = {
+        (name, digest)
+        for name, tagged in images.items()
+        for image in tagged.values()
+        for digest in image.blobs
+    }
     return {digest for _, digest in places}, places
 
 
@@ -114,7 +136,9 @@ def manifests(images: Held) -> tuple[int, int]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("shape", "registry", "targets"), thinned(itertools.product(SHAPES, REGISTRIES, (1, 3))))
+@pytest.mark.parametrize(
+    ("shape", "registry", "targets"), thinned(itertools.product(SHAPES, REGISTRIES, (1, 3)))
+)
 def test_a_cold_run_costs_its_lower_bound_and_the_next_ones_a_question_each(
     tmp_path: Path, serve: Start, shape: str, registry: str, targets: int
 ) -> None:
@@ -127,7 +151,10 @@ def test_a_cold_run_costs_its_lower_bound_and_the_next_ones_a_question_each(
     assert (ran.status, ran.failed) == (0, [])
     once, places = blobs(images)
     contents = {
-        digest: data for each in images.values() for image in each.values() for digest, data in image.blobs.items()
+        digest: data
+        for each in images.values()
+        for image in each.values()
+        for digest, data in image.blobs.items()
     }
     tagged, children = manifests(images)
     mounts = REGISTRIES[registry].get("mounts", True)
@@ -153,10 +180,15 @@ def test_a_cold_run_costs_its_lower_bound_and_the_next_ones_a_question_each(
         uploads -= len(small) if registry == "single POST" else 0
         journal.matching("PUT", "upload", status=201).exactly(uploads)
         journal.matching("PATCH").none()
-        assert len(journal.entries) == len(listed) + (0 if listed else tagged) + tagged + children + len(places) + len(
-            journal.matching("PUT", "upload")
-        )
-    assert all(held(target, name, each) for target in others for name in images for each in images[name].values())
+        assert len(journal.entries) == len(listed) + (
+            0 if listed else tagged
+        ) + tagged + children + len(places) + len(journal.matching("PUT", "upload"))
+    assert all(
+        held(target, name, each)
+        for target in others
+        for name in images
+        for each in images[name].values()
+    )
 
     clear(source, *others)
     assert set(sync(tmp_path, ends, *mappings).statuses()) == {"skipped"}
@@ -168,7 +200,9 @@ def test_a_cold_run_costs_its_lower_bound_and_the_next_ones_a_question_each(
     assert set(sync(tmp_path, ends, *mappings).statuses()) == {"skipped"}
     assert source.journal.summary() == {"GET tag_list": len(images), "GET manifest": tagged}
     lists = {"GET tag_list": len(listed)} if listed else {}
-    assert [target.journal.summary() for target in others] == [{**lists, "HEAD manifest": tagged}] * targets
+    assert [target.journal.summary() for target in others] == [
+        {**lists, "HEAD manifest": tagged}
+    ] * targets
 
 
 def test_two_aliases_of_one_host_are_asked_and_filled_once(tmp_path: Path, serve: Start) -> None:
@@ -213,7 +247,9 @@ def test_of_a_moved_index_only_the_new_child_moves(tmp_path: Path, serve: Start)
     target.journal.matching("PUT", "upload").exactly(3)
 
 
-def test_a_trimmed_index_costs_one_question_at_each_side_when_warm(tmp_path: Path, serve: Start) -> None:
+def test_a_trimmed_index_costs_one_question_at_each_side_when_warm(
+    tmp_path: Path, serve: Start
+) -> None:
     source, target = serve(), serve()
     load(source, {"app": {"v1": Seed(8).index()}})
     ends = {"source": source, "target": target}
@@ -229,7 +265,9 @@ def test_a_trimmed_index_costs_one_question_at_each_side_when_warm(tmp_path: Pat
     source.journal.matching("GET", "manifest", reference="v1").exactly(1)
 
 
-def test_a_tag_that_vanished_behind_its_head_is_resolved_again_once(tmp_path: Path, serve: Start) -> None:
+def test_a_tag_that_vanished_behind_its_head_is_resolved_again_once(
+    tmp_path: Path, serve: Start
+) -> None:
     source, target = serve(), serve()
     seed = Seed(9)
     load(source, {"app": {"v1": seed.image()}})
@@ -255,7 +293,9 @@ def test_a_tag_that_vanished_behind_its_head_is_resolved_again_once(tmp_path: Pa
 # Rule 6 and immutable tags: per target.
 
 
-def test_a_tag_that_never_moves_costs_nothing_at_the_targets_that_have_it(tmp_path: Path, serve: Start) -> None:
+def test_a_tag_that_never_moves_costs_nothing_at_the_targets_that_have_it(
+    tmp_path: Path, serve: Start
+) -> None:
     source, full, partial = serve(), serve(), serve()
     seed = Seed(10)
     images = {f"v{number}": seed.image(sizes=(900,)) for number in range(12)}
@@ -264,7 +304,11 @@ def test_a_tag_that_never_moves_costs_nothing_at_the_targets_that_have_it(tmp_pa
     load(partial, {"app": {tag: images[tag] for tag in list(images)[:10]}})
     ends = {"source": source, "full": full, "partial": partial}
     ran = sync(tmp_path, ends, {"from": "app", "tags": tags("*", immutable_tags="v*")})
-    assert (ran.status, ran.statuses().count("skipped"), ran.statuses().count("synced")) == (0, 22, 2)
+    assert (ran.status, ran.statuses().count("skipped"), ran.statuses().count("synced")) == (
+        0,
+        22,
+        2,
+    )
     assert full.journal.summary() == {"GET tag_list": 1}
     source.journal.matching("GET", "tag_list").exactly(1)
     source.journal.matching("GET HEAD", "manifest").exactly(2)
@@ -276,7 +320,9 @@ def test_a_tag_that_never_moves_costs_nothing_at_the_targets_that_have_it(tmp_pa
 # Rules 9 and 10: mounts, also from earlier runs.
 
 
-def test_what_an_earlier_run_brought_is_mounted_and_not_read_again(tmp_path: Path, serve: Start) -> None:
+def test_what_an_earlier_run_brought_is_mounted_and_not_read_again(
+    tmp_path: Path, serve: Start
+) -> None:
     source, target = serve(), serve(single_post=False)
     image = Seed(11).image(sizes=(LARGE, LARGE))
     load(source, {"one": {"v1": image}, "two": {"v1": image}})
@@ -286,25 +332,41 @@ def test_what_an_earlier_run_brought_is_mounted_and_not_read_again(tmp_path: Pat
     assert sync(tmp_path, ends, {"from": "two", "tags": tags("v1")}).statuses() == ["synced"]
     assert source.journal.summary() == {"GET manifest": 1}
     target.journal.matching("POST", "upload_start", status=201, query={"from": "one"}).exactly(3)
-    assert target.journal.summary() == {"HEAD manifest": 1, "POST upload_start": 3, "PUT manifest": 1}
+    assert target.journal.summary() == {
+        "HEAD manifest": 1,
+        "POST upload_start": 3,
+        "PUT manifest": 1,
+    }
 
 
 @pytest.mark.provokes("upload_without_mount")  # decided just before another repository had it
-def test_a_registry_that_never_mounts_is_asked_once_and_not_by_the_next_run(tmp_path: Path, serve: Start) -> None:
+def test_a_registry_that_never_mounts_is_asked_once_and_not_by_the_next_run(
+    tmp_path: Path, serve: Start
+) -> None:
     source, target = serve(), serve(single_post=False, mounts=False)
     images = several(Seed(12))
     load(source, images)
     ends = {"source": source, "target": target}
     first, *rest = ({"from": name, "tags": tags("*")} for name in images)
     assert sync(tmp_path, ends, first, rest[0]).status == 0
-    tried = [each for each in target.journal.matching("POST", "upload_start") if each.query.get("from") in images]
+    tried = [
+        each
+        for each in target.journal.matching("POST", "upload_start")
+        if each.query.get("from") in images
+    ]
     others = [each for each in tried if each.query["from"] != each.repository]
     assert len(others) == 1
     clear(source, target)
     assert sync(tmp_path, ends, *rest[1:]).status == 0
-    tried = [each for each in target.journal.matching("POST", "upload_start") if each.query.get("from") in images]
+    tried = [
+        each
+        for each in target.journal.matching("POST", "upload_start")
+        if each.query.get("from") in images
+    ]
     assert [each for each in tried if each.query["from"] != each.repository] == []
-    target.journal.matching("PUT", "upload").exactly(len(target.journal.matching("POST", "upload_start")))
+    target.journal.matching("PUT", "upload").exactly(
+        len(target.journal.matching("POST", "upload_start"))
+    )
 
 
 @pytest.mark.provokes("mount_uncommitted")
@@ -332,7 +394,9 @@ def test_a_refused_mount_that_rested_on_the_state_is_followed_by_one_head_and_it
 # Rule 11: existence and upload start in one request, where that was seen to work.
 
 
-def test_a_probe_that_was_seen_to_work_replaces_the_heads_of_the_next_run(tmp_path: Path, serve: Start) -> None:
+def test_a_probe_that_was_seen_to_work_replaces_the_heads_of_the_next_run(
+    tmp_path: Path, serve: Start
+) -> None:
     source, target = serve(), serve(single_post=False)
     seed = Seed(15)
     there = [seed.layer(LARGE) for _ in range(3)]
@@ -352,7 +416,9 @@ def test_a_probe_that_was_seen_to_work_replaces_the_heads_of_the_next_run(tmp_pa
     assert held(target, "app", image)
     source.journal.matching("GET", "blob").exactly(3)
     target.journal.matching("HEAD", "blob").none()
-    target.journal.matching("POST", "upload_start", status=202, query={"mount": "*", "from": "app"}).exactly(3)
+    target.journal.matching(
+        "POST", "upload_start", status=202, query={"mount": "*", "from": "app"}
+    ).exactly(3)
     target.journal.matching("PUT", "upload").exactly(3)
 
 
@@ -398,10 +464,17 @@ def test_one_request_uploads_are_learnt_and_remembered(tmp_path: Path, serve: St
     target.journal.matching("POST", "upload_start").exactly(6)
 
 
-def test_small_blobs_wait_for_the_first_one_request_upload_at_their_registry(tmp_path: Path, serve: Start) -> None:
+def test_small_blobs_wait_for_the_first_one_request_upload_at_their_registry(
+    tmp_path: Path, serve: Start
+) -> None:
     source, target = serve(), serve()
     load(source, {"app": two_tags(Seed(19), 500, 600, 700)})
-    assert sync(tmp_path, {"source": source, "target": target}, {"from": "app", "tags": tags("*")}).status == 0
+    assert (
+        sync(
+            tmp_path, {"source": source, "target": target}, {"from": "app", "tags": tags("*")}
+        ).status
+        == 0
+    )
     # Only what is too large for it goes in two requests, although all are brought at the same time.
     target.journal.matching("PUT", "upload").exactly(2)
     target.journal.matching("POST", "upload_start", status=201, query={"digest": "*"}).exactly(8)
@@ -430,7 +503,9 @@ def test_a_registry_without_one_request_uploads_is_sent_one_body_twice_and_no_ot
 # What contradicts the state (section 7, "Vouching").
 
 
-def test_a_listing_without_tags_makes_the_state_of_its_repository_weak(tmp_path: Path, serve: Start) -> None:
+def test_a_listing_without_tags_makes_the_state_of_its_repository_weak(
+    tmp_path: Path, serve: Start
+) -> None:
     source, target = serve(), serve(single_post=False)
     seed = Seed(22)
     base = seed.layer(LARGE)
@@ -440,10 +515,13 @@ def test_a_listing_without_tags_makes_the_state_of_its_repository_weak(tmp_path:
     assert sync(tmp_path, ends, {"from": "app", "tags": tags("v0")}).status == 0
     del app(target).repositories["app"]
     clear(source, target)
-    assert sync(tmp_path, ends, {"from": "app", "tags": tags("v1", "v2")}).statuses() == ["synced"] * 2
+    assert (
+        sync(tmp_path, ends, {"from": "app", "tags": tags("v1", "v2")}).statuses() == ["synced"] * 2
+    )
     assert all(held(target, "app", images[tag]) for tag in ("v1", "v2"))
     target.journal.matching("GET", "tag_list", status=404).exactly(1)
-    # The base is asked for by the POST that would start its upload, not believed: no manifest is refused.
+    # The base is asked for by the POST that would start its upload, not believed: no manifest is
+    # refused.
     target.journal.matching("PUT", "manifest").exactly(2)
     target.journal.matching("HEAD", "manifest").none()
     target.journal.matching("PUT", "upload").exactly(5)
@@ -456,7 +534,9 @@ def saying(server: Server, code: str) -> None:
     """Let a registry say no more than a code when it refuses a manifest."""
 
     def amend(request: Request, answer: Answer) -> Answer:
-        refused = isinstance(answer, Response) and answer.status == 400 and request.kind == "manifest"
+        refused = (
+            isinstance(answer, Response) and answer.status == 400 and request.kind == "manifest"
+        )
         if refused and request.method == "PUT" and code != "MANIFEST_BLOB_UNKNOWN":
             return Response(400, [], b'{"errors": [{"code": "%s"}]}' % code.encode())
         return answer
@@ -469,11 +549,15 @@ SAYS = pytest.mark.parametrize("says", ["MANIFEST_BLOB_UNKNOWN", "MANIFEST_INVAL
 
 @SAYS
 @pytest.mark.provokes("manifest_names_absent")
-def test_a_target_that_lost_a_child_gets_it_again_with_what_it_names(tmp_path: Path, serve: Start, says: str) -> None:
+def test_a_target_that_lost_a_child_gets_it_again_with_what_it_names(
+    tmp_path: Path, serve: Start, says: str
+) -> None:
     source, target = serve(), serve()
     seed = Seed(19)
     lost, other, new = (seed.image(architecture=name) for name in ("amd64", "arm64", "s390x"))
-    load(source, {"app": {"v1": seed.index([lost, other]), "v2": (image := seed.index([lost, new]))}})
+    load(
+        source, {"app": {"v1": seed.index([lost, other]), "v2": (image := seed.index([lost, new]))}}
+    )
     ends = {"source": source, "target": target}
     assert sync(tmp_path, ends, {"from": "app", "tags": tags("v1")}).status == 0
     there = app(target).repositories["app"]
@@ -496,7 +580,9 @@ def test_a_target_that_lost_all_blobs_of_all_repositories_is_whole_again(
     images = several(Seed(20))
     load(source, images)
     ends = {"source": source, "target": target}
-    assert sync(tmp_path, ends, *({"from": name, "tags": tags("v0")} for name in images)).status == 0
+    assert (
+        sync(tmp_path, ends, *({"from": name, "tags": tags("v0")} for name in images)).status == 0
+    )
     for each in app(target).repositories.values():
         each.blobs.clear()
     saying(target, says)

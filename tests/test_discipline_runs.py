@@ -1,4 +1,5 @@
-"""Runs that are killed, that overlap, or that have as few permits as are allowed: nothing hangs or is sent twice.
+"""Runs that are killed, that overlap, or that have as few permits as are allowed: nothing hangs or
+is sent twice.
 
 What a run costs otherwise is in test_discipline, what waiting does to it in test_discipline_time.
 """
@@ -27,7 +28,9 @@ from tests.ends import Ran, Start, document, held, run_regsync, started, tags
 LARGE = 70_000
 
 
-def written(directory: Path, registries: Mapping[str, Any], *mappings: Mapping[str, Any], **top: Any) -> str:
+def written(
+    directory: Path, registries: Mapping[str, Any], *mappings: Mapping[str, Any], **top: Any
+) -> str:
     """Write a configuration beside which there is to be state; return its path."""
     file = directory / "mirror.yaml"
     file.write_text(document(registries, *mappings, **top))
@@ -57,7 +60,9 @@ def family(source: Server) -> dict[str, dict[str, Image]]:
     seed = Seed(31)
     base = [seed.layer(LARGE) for _ in range(3)]
     images = {
-        f"app-{number}": {f"v{tag}": seed.image(layers=[*base, seed.layer(LARGE)]) for tag in range(3)}
+        f"app-{number}": {
+            f"v{tag}": seed.image(layers=[*base, seed.layer(LARGE)]) for tag in range(3)
+        }
         for number in range(4)
     }
     for name, tagged in images.items():
@@ -81,7 +86,9 @@ def kill_at(target: Server, running: list[subprocess.Popen[str]], request: int) 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", range(6))
-def test_after_a_kill_at_any_instant_the_next_run_brings_the_rest(tmp_path: Path, serve: Start, number: int) -> None:
+def test_after_a_kill_at_any_instant_the_next_run_brings_the_rest(
+    tmp_path: Path, serve: Start, number: int
+) -> None:
     source, target = serve(), serve(single_post=False)
     images = family(source)
     file = written(
@@ -112,7 +119,8 @@ def test_after_a_kill_at_any_instant_the_next_run_brings_the_rest(tmp_path: Path
     again = sum((uploads(target) & before).values())
     assert again <= 2 * 5, "more than two images' blobs were under way"
     assert sum(uploads(target).values()) <= 15 + 12 - sum(before.values()) + again
-    # Tags that the journal knows are asked for by one HEAD at each side, and nothing of theirs is fetched.
+    # Tags that the journal knows are asked for by one HEAD at each side, and nothing of theirs is
+    # fetched.
     whole = sum(len(there) for there in tagged.values())
     source.journal.matching("HEAD", "manifest").at_least(max(0, whole - 2))
 
@@ -122,7 +130,9 @@ def test_a_kill_before_the_last_manifest_loses_nothing(tmp_path: Path, serve: St
     """One image at a time: all that was answered is in the journal, though nothing was ever saved."""
     source, target = serve(), serve(single_post=False)
     image = Seed(32).image(sizes=(LARGE, LARGE, LARGE)).load_into(app(source), "app", tag="v1")
-    file = written(tmp_path, {"source": source, "target": target}, {"from": "app", "tags": tags("v1")})
+    file = written(
+        tmp_path, {"source": source, "target": target}, {"from": "app", "tags": tags("v1")}
+    )
     running: list[subprocess.Popen[str]] = []
     kill_at(target, running, 1 + 4 * 2 + 1)
     running.append(started("sync", "-q", "-c", file))
@@ -138,10 +148,14 @@ def test_a_kill_before_the_last_manifest_loses_nothing(tmp_path: Path, serve: St
     assert target.journal.summary() == {"HEAD manifest": 1, "PUT manifest": 1}
 
 
-def test_reading_the_state_takes_no_more_memory_than_there_is_to_read(tmp_path: Path, serve: Start) -> None:
+def test_reading_the_state_takes_no_more_memory_than_there_is_to_read(
+    tmp_path: Path, serve: Start
+) -> None:
     source, target = serve(), serve()
     Seed(36).image().load_into(app(source), "app", tag="v1")
-    file = written(tmp_path, {"source": source, "target": target}, {"from": "app", "tags": tags("v1")})
+    file = written(
+        tmp_path, {"source": source, "target": target}, {"from": "app", "tags": tags("v1")}
+    )
     assert sync(file).status == 0
     tracemalloc.start()
     try:
@@ -156,13 +170,17 @@ def test_reading_the_state_takes_no_more_memory_than_there_is_to_read(tmp_path: 
 
 
 @pytest.mark.slow
-def test_a_second_run_beside_the_first_says_so_and_spoils_nothing(tmp_path: Path, serve: Start) -> None:
+def test_a_second_run_beside_the_first_says_so_and_spoils_nothing(
+    tmp_path: Path, serve: Start
+) -> None:
     source, target = serve(), serve(single_post=False)
     images = family(source)
     held_up = source.app.faults.on("GET", "blob").first()
     held_up.stall(after=100)
     file = written(
-        tmp_path, {"source": source, "target": target}, *({"from": name, "tags": tags("*")} for name in images)
+        tmp_path,
+        {"source": source, "target": target},
+        *({"from": name, "tags": tags("*")} for name in images),
     )
     first = started("sync", "--json", "-q", "-c", file)
     held_up.wait()
@@ -190,7 +208,9 @@ SMALLEST = {"max_concurrent": 2}
 def once_each(*targets: Server) -> None:
     """Claim that no blob's bytes came twice to a registry that mounts."""
     for target in targets:
-        taken = Counter(digest for (_, digest), count in uploads(target).items() for _ in range(count))
+        taken = Counter(
+            digest for (_, digest), count in uploads(target).items() for _ in range(count)
+        )
         assert [digest for digest, count in taken.items() if count > 1] == []
 
 
@@ -201,27 +221,41 @@ def test_opposite_mappings_between_two_hosts_end(tmp_path: Path, serve: Start, s
     base = seed.layer(LARGE)
     for server, name in ((one, "a"), (two, "b")):
         for number in range(4):
-            seed.image(layers=[base, seed.layer(LARGE)]).load_into(app(server), f"{name}-{number}", tag="v1")
+            seed.image(layers=[base, seed.layer(LARGE)]).load_into(
+                app(server), f"{name}-{number}", tag="v1"
+            )
     ends = {"source": {"url": one.url, **SMALLEST}, "two": {"url": two.url, **SMALLEST}}
-    mappings = [{"from": f"a-{number}", "tags": tags("v1"), "targets": ["two"]} for number in range(4)]
-    mappings += [
-        {"from": f"b-{number}", "tags": tags("v1"), "source": "two", "targets": ["source"]} for number in range(4)
+    mappings = [
+        {"from": f"a-{number}", "tags": tags("v1"), "targets": ["two"]} for number in range(4)
     ]
-    ran = sync(written(tmp_path, ends, *mappings, **{"global": {"max_concurrent_transfers": slots}}))
+    mappings += [
+        {"from": f"b-{number}", "tags": tags("v1"), "source": "two", "targets": ["source"]}
+        for number in range(4)
+    ]
+    ran = sync(
+        written(tmp_path, ends, *mappings, **{"global": {"max_concurrent_transfers": slots}})
+    )
     assert (ran.status, ran.statuses()) == (0, ["synced"] * 8)
     once_each(one, two)
 
 
 @pytest.mark.parametrize("slots", [1, 50])
-def test_mappings_within_one_host_end_and_send_nothing(tmp_path: Path, serve: Start, slots: int) -> None:
+def test_mappings_within_one_host_end_and_send_nothing(
+    tmp_path: Path, serve: Start, slots: int
+) -> None:
     server = serve()
     seed = Seed(34)
     base = seed.layer(LARGE)
     for number in range(4):
         seed.image(layers=[base, seed.layer(LARGE)]).load_into(app(server), f"a-{number}", tag="v1")
     ends = {"source": {"url": server.url, **SMALLEST}, "again": {"url": server.url, **SMALLEST}}
-    mappings = [{"from": f"a-{number}", "to": f"b-{(number + 1) % 4}", "tags": tags("v1")} for number in range(4)]
-    ran = sync(written(tmp_path, ends, *mappings, **{"global": {"max_concurrent_transfers": slots}}))
+    mappings = [
+        {"from": f"a-{number}", "to": f"b-{(number + 1) % 4}", "tags": tags("v1")}
+        for number in range(4)
+    ]
+    ran = sync(
+        written(tmp_path, ends, *mappings, **{"global": {"max_concurrent_transfers": slots}})
+    )
     assert (ran.status, ran.statuses()) == (0, ["synced"] * 4)
     server.journal.matching("GET", "blob").none()
     server.journal.matching("PUT", "upload").none()
@@ -230,7 +264,9 @@ def test_mappings_within_one_host_end_and_send_nothing(tmp_path: Path, serve: St
 
 @pytest.mark.parametrize("mounts", [True, False], ids=["mounts", "no mounts"])
 @pytest.mark.parametrize("slots", [1, 3, 50])
-def test_eight_images_that_need_each_others_layers_end(tmp_path: Path, serve: Start, slots: int, mounts: bool) -> None:
+def test_eight_images_that_need_each_others_layers_end(
+    tmp_path: Path, serve: Start, slots: int, mounts: bool
+) -> None:
     source, target = serve(), serve(mounts=mounts)
     seed = Seed(35)
     layers = [seed.layer(LARGE) for _ in range(8)]
@@ -238,10 +274,14 @@ def test_eight_images_that_need_each_others_layers_end(tmp_path: Path, serve: St
     for number in range(8):
         # Each has three of the others' layers, in another order.
         chosen = [layers[(number * step + offset) % 8] for step, offset in ((1, 0), (3, 1), (5, 4))]
-        images[f"app-{number}"] = seed.image(layers=chosen).load_into(app(source), f"app-{number}", tag="v1")
+        images[f"app-{number}"] = seed.image(layers=chosen).load_into(
+            app(source), f"app-{number}", tag="v1"
+        )
     ends = {"source": {"url": source.url, **SMALLEST}, "target": {"url": target.url, **SMALLEST}}
     mappings = [{"from": name, "tags": tags("v1")} for name in images]
-    ran = sync(written(tmp_path, ends, *mappings, **{"global": {"max_concurrent_transfers": slots}}))
+    ran = sync(
+        written(tmp_path, ends, *mappings, **{"global": {"max_concurrent_transfers": slots}})
+    )
     assert (ran.status, ran.statuses()) == (0, ["synced"] * 8)
     assert all(held(target, name, image) for name, image in images.items())
     if mounts:

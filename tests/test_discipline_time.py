@@ -1,7 +1,9 @@
-"""The request discipline where time matters: the age of the state, providers by their names, who waits for whom.
+"""The request discipline where time matters: the age of the state, providers by their names, who
+waits for whom.
 
-Registries and the program share one loop on a clock that jumps (`ends.virtual`), so that a day costs nothing
-and the order of things is the same each time. What needs no clock is in test_discipline.
+Registries and the program share one loop on a clock that jumps (`ends.virtual`), so that a day
+costs nothing and the order of things is the same each time. What needs no clock is in
+test_discipline.
 """
 
 from __future__ import annotations
@@ -36,7 +38,11 @@ def seed() -> Seed:
 
 
 async def sync(
-    world: Virtual, directory: Path, registries: Mapping[str, Any], *mappings: Mapping[str, Any], **top: Any
+    world: Virtual,
+    directory: Path,
+    registries: Mapping[str, Any],
+    *mappings: Mapping[str, Any],
+    **top: Any,
 ) -> Ran:
     """Run mappings from a file, so that there is state beside it."""
     file = directory / "mirror.yaml"
@@ -57,7 +63,9 @@ def clear(*places: Place) -> None:
 # How old the state is.
 
 
-@pytest.mark.parametrize(("ttl", "hours", "warm"), [("12h", 11, True), ("12h", 13, False), (0, 10_000, True)])
+@pytest.mark.parametrize(
+    ("ttl", "hours", "warm"), [("12h", 11, True), ("12h", 13, False), (0, 10_000, True)]
+)
 async def test_what_is_older_than_cache_ttl_is_asked_again(
     seed: Seed, tmp_path: Path, ttl: str | int, hours: float, warm: bool
 ) -> None:
@@ -66,7 +74,9 @@ async def test_what_is_older_than_cache_ttl_is_asked_again(
         for number in range(2):
             seed.image().load_into(app(source), "app", tag=f"v{number}")
         ends, mapping = {"source": source, "target": target}, {"from": "app", "tags": tags("*")}
-        assert (await sync(world, tmp_path, ends, mapping, **{"global": {"cache_ttl": ttl}})).status == 0
+        assert (
+            await sync(world, tmp_path, ends, mapping, **{"global": {"cache_ttl": ttl}})
+        ).status == 0
         await anyio.sleep(hours * HOUR)
         clear(source, target)
         ran = await sync(world, tmp_path, ends, mapping, **{"global": {"cache_ttl": ttl}})
@@ -78,7 +88,9 @@ async def test_what_is_older_than_cache_ttl_is_asked_again(
 
 
 async def test_an_unchanged_tag_keeps_its_snapshot_alive(seed: Seed, tmp_path: Path) -> None:
-    """Each run that finds a tag unchanged confirms it: only what no run has seen for `cache_ttl` is old."""
+    """Each run that finds a tag unchanged confirms it: only what no run has seen for `cache_ttl` is
+    old.
+    """
     async with virtual() as world:
         source, target = world.registry("source.test"), world.registry("target.test")
         seed.image().load_into(app(source), "app", tag="v1")
@@ -106,7 +118,10 @@ async def test_a_weak_entry_of_an_artifact_is_checked_when_it_is_not_fresh(
 ) -> None:
     """A registry that looks at no blobs lost one: nothing but a question can tell."""
     async with virtual() as world:
-        source, target = world.registry("source.test"), world.registry("target.test", require_blobs=False)
+        source, target = (
+            world.registry("source.test"),
+            world.registry("target.test", require_blobs=False),
+        )
         lost = seed.blob(LARGE)
         artifact(seed, lost).load_into(app(source), "app", tag="v1")
         then = artifact(seed, lost, seed.blob(LARGE)).load_into(app(source), "app", tag="v2")
@@ -143,13 +158,16 @@ async def test_an_answer_against_the_state_makes_it_ask_before_it_believes(
         clear(source, target)
         assert (await sync(world, tmp_path, ends, mapping)).statuses() == ["synced"]
         assert held(target, "app", image)
-        # Nothing was believed that was not there: the manifest was right at once, and only what lacked was sent.
+        # Nothing was believed that was not there: the manifest was right at once, and only what
+        # lacked was sent.
         target.journal.matching("PUT", "manifest").exactly(1)
         source.journal.matching("GET", "blob").exactly(3 if how == "repository gone" else 1)
 
 
 async def test_strong_entries_are_believed_however_old(seed: Seed, tmp_path: Path) -> None:
-    """A manifest that the target's tag answers with in this run vouches for the blobs that it names."""
+    """A manifest that the target's tag answers with in this run vouches for the blobs that it
+    names.
+    """
     async with virtual() as world:
         source, target = world.registry("source.test"), world.registry("target.test")
         base = seed.blob(LARGE)
@@ -161,7 +179,11 @@ async def test_strong_entries_are_believed_however_old(seed: Seed, tmp_path: Pat
         clear(source, target)
         # One look-up at a time, so that v1 has vouched when v2 is brought.
         ran = await sync(
-            world, tmp_path, ends, {"from": "app", "tags": tags("v1")}, {"from": "app", "tags": tags("v2")}
+            world,
+            tmp_path,
+            ends,
+            {"from": "app", "tags": tags("v1")},
+            {"from": "app", "tags": tags("v2")},
         )
         assert (ran.status, sorted(ran.statuses())) == (0, ["skipped", "synced"])
         assert held(target, "app", then)
@@ -173,8 +195,12 @@ async def test_strong_entries_are_believed_however_old(seed: Seed, tmp_path: Pat
 # Providers by their names.
 
 
-async def test_docker_hub_is_asked_by_head_for_tags_that_the_target_lists(seed: Seed, tmp_path: Path) -> None:
-    """A GET counts against the quota, a HEAD does not (protocol-facts.md section 7.2), also without state."""
+async def test_docker_hub_is_asked_by_head_for_tags_that_the_target_lists(
+    seed: Seed, tmp_path: Path
+) -> None:
+    """A GET counts against the quota, a HEAD does not (protocol-facts.md section 7.2), also without
+    state.
+    """
     async with virtual() as world:
         hub, target = world.persona("dockerhub"), world.registry("target.test")
         images = {f"v{number}": seed.index() for number in range(3)}
@@ -193,14 +219,18 @@ async def test_docker_hub_is_asked_by_head_for_tags_that_the_target_lists(seed: 
 
 
 def with_digests(request: Request, answer: Answer) -> Answer:
-    """List as the Google registries do: with the digest that each tag names (protocol-facts.md section 5.5)."""
+    """List as the Google registries do: with the digest that each tag names (protocol-facts.md
+    section 5.5).
+    """
     if request.kind != "tag_list" or not isinstance(answer, Response) or answer.status != 200:
         return answer
     listing = json.loads(b"".join(map(bytes, answer.pieces())))
     named: dict[str, list[str]] = {}
     for tag in listing["tags"]:
         if tag != "left-out":
-            named.setdefault(REGISTRIES[request.header("host")].tags(request.repository)[tag], []).append(tag)
+            named.setdefault(
+                REGISTRIES[request.header("host")].tags(request.repository)[tag], []
+            ).append(tag)
     listing["manifest"] = {digest: {"tag": found} for digest, found in named.items()}
     headers = [(name, value) for name, value in answer.headers if name.lower() != "content-length"]
     return Response(200, headers, json.dumps(listing).encode())
@@ -215,7 +245,9 @@ def google(world: Virtual, host: str) -> Place:
     return world.listen(registry, host, scheme="https")
 
 
-async def test_a_listing_with_digests_replaces_the_heads_of_both_sides(seed: Seed, tmp_path: Path) -> None:
+async def test_a_listing_with_digests_replaces_the_heads_of_both_sides(
+    seed: Seed, tmp_path: Path
+) -> None:
     async with virtual() as world:
         source, target = google(world, "europe-docker.pkg.dev"), google(world, "us-docker.pkg.dev")
         for number in range(4):
@@ -246,8 +278,12 @@ async def test_the_first_upload_starts_before_the_last_tag_is_discovered(seed: S
         target = world.registry("target.test", up=Link(latency=0.05), down=Link(latency=0.05))
         base = seed.layer(LARGE)
         for number in range(80):
-            seed.image(layers=[base, seed.layer(900)]).load_into(app(source), "app", tag=f"v{number}")
-        ran = await world.sync({"source": source, "target": target}, {"from": "app", "tags": tags("*")})
+            seed.image(layers=[base, seed.layer(900)]).load_into(
+                app(source), "app", tag=f"v{number}"
+            )
+        ran = await world.sync(
+            {"source": source, "target": target}, {"from": "app", "tags": tags("*")}
+        )
         assert (ran.status, len(ran.images)) == (0, 80)
         first = min(each.begun for each in target.journal.matching("POST", "upload_start"))
         asked = [each.begun for each in source.journal.matching("GET", "manifest")]
@@ -255,7 +291,9 @@ async def test_the_first_upload_starts_before_the_last_tag_is_discovered(seed: S
 
 
 @pytest.mark.parametrize("how", ["slow", "rationed"])
-async def test_a_source_that_gives_little_stalls_nobody_who_reads_elsewhere(seed: Seed, how: str) -> None:
+async def test_a_source_that_gives_little_stalls_nobody_who_reads_elsewhere(
+    seed: Seed, how: str
+) -> None:
     """Images of the hard source were found first and hold as many slots as there are, and yet."""
     async with virtual() as world:
         slow = Link(bandwidth=2000) if how == "slow" else Link()
@@ -266,7 +304,9 @@ async def test_a_source_that_gives_little_stalls_nobody_who_reads_elsewhere(seed
             seed.image(sizes=(LARGE,)).load_into(app(easy), "easy", tag=f"v{number}")
         if how == "rationed":
             wait = {"Retry-After": "60"}
-            hard.app.faults.on("GET", "blob").first(8).status(429, error="TOOMANYREQUESTS", headers=wait)
+            hard.app.faults.on("GET", "blob").first(8).status(
+                429, error="TOOMANYREQUESTS", headers=wait
+            )
         began = anyio.current_time()
         ran = await world.sync(
             {"source": hard, "easy": easy, "target": target},
@@ -280,7 +320,9 @@ async def test_a_source_that_gives_little_stalls_nobody_who_reads_elsewhere(seed
 
 
 @pytest.mark.parametrize("how", ["slow", "failing"])
-async def test_a_target_in_trouble_holds_back_no_other(seed: Seed, tmp_path: Path, how: str) -> None:
+async def test_a_target_in_trouble_holds_back_no_other(
+    seed: Seed, tmp_path: Path, how: str
+) -> None:
     async with virtual() as world:
         source, well = world.registry("source.test"), world.registry("well.test")
         ill = world.registry("ill.test", up=Link(bandwidth=5000) if how == "slow" else Link())
@@ -293,7 +335,10 @@ async def test_a_target_in_trouble_holds_back_no_other(seed: Seed, tmp_path: Pat
         ran = await sync(world, tmp_path, ends, {"from": "app", "tags": tags("*")})
         assert ran.status == (0 if how == "slow" else 1)
         assert all(held(well, "app", image) for image in images)
-        assert max(each.time - began for each in well.journal.matching("PUT", "manifest", status=201)) < 10
+        assert (
+            max(each.time - began for each in well.journal.matching("PUT", "manifest", status=201))
+            < 10
+        )
         # One read of the source serves both.
         source.journal.matching("GET", "blob").exactly(6)
         if how == "slow":
@@ -301,20 +346,28 @@ async def test_a_target_in_trouble_holds_back_no_other(seed: Seed, tmp_path: Pat
 
 
 async def test_a_session_that_is_used_again_says_that_its_repository_accepts() -> None:
-    """The start of another blob was refused for good meanwhile: small blobs of the repository wait for nobody."""
+    """The start of another blob was refused for good meanwhile: small blobs of the repository wait
+    for nobody.
+    """
     transport: Any = SimpleNamespace(gate=SimpleNamespace(admitted=None, limits={}))
     mover = Mover(transport, Knowledge(), Staging(None))
     where = ("target.test", "app")
     mover._accepted[where] = anyio.Event()
-    upload: Any = SimpleNamespace(session="/v2/app/blobs/uploads/1", repository=SimpleNamespace(key=where))
+    upload: Any = SimpleNamespace(
+        session="/v2/app/blobs/uploads/1", repository=SimpleNamespace(key=where)
+    )
     step: Any = None
     assert await mover._begin(upload, step) is None
     with anyio.fail_after(1):
         assert await mover._accepts(where)
 
 
-async def test_a_repository_that_takes_an_upload_after_all_takes_the_next_image_too(tmp_path: Path) -> None:
-    """Where a first upload makes the repository, another that comes at the same time may be refused."""
+async def test_a_repository_that_takes_an_upload_after_all_takes_the_next_image_too(
+    tmp_path: Path,
+) -> None:
+    """Where a first upload makes the repository, another that comes at the same time may be
+    refused.
+    """
     async with virtual() as world:
         source, target = world.registry("source.test"), world.registry("target.test")
         seed = Seed(9)
@@ -324,5 +377,7 @@ async def test_a_repository_that_takes_an_upload_after_all_takes_the_next_image_
         app(target).faults.on("POST", "upload_start").first(3).status(404, "NAME_UNKNOWN")
         app(target).faults.on("POST", "upload_start").nth(4).delay(1)
         ends, mapping = {"source": source, "target": target}, {"from": "app", "tags": tags("*")}
-        ran = await sync(world, tmp_path, ends, mapping, **{"global": {"max_concurrent_transfers": 1}})
+        ran = await sync(
+            world, tmp_path, ends, mapping, **{"global": {"max_concurrent_transfers": 1}}
+        )
         assert sorted(ran.statuses()) == ["failed", "synced"]

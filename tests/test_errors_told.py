@@ -1,8 +1,10 @@
-"""What a user reads when a copy fails: a row for each class of failure, the exact line and its remedy.
+"""What a user reads when a copy fails: a row for each class of failure, the exact line and its
+remedy.
 
-Each row is a real copy between the harness's registries, or with a peer that no registry would be. A line
-names what failed, where (`S` is the source's address, `T` the target's), why in the registry's own cleaned
-words; a hint says what to do where that is known. Nothing else is said: no traceback, no second line.
+Each row is a real copy between the harness's registries, or with a peer that no registry would be.
+A line names what failed, where (`S` is the source's address, `T` the target's), why in the
+registry's own cleaned words; a hint says what to do where that is known. Nothing else is said: no
+traceback, no second line.
 """
 
 from __future__ import annotations
@@ -62,7 +64,9 @@ class Scene:
         assert isinstance(self.source.app, App)
         return self.source.app
 
-    def copy(self, *more: str, source: str = "", target: str = "", proxy: str = "", **options: Any) -> Ran:
+    def copy(
+        self, *more: str, source: str = "", target: str = "", proxy: str = "", **options: Any
+    ) -> Ran:
         """Copy `app:v1` from S to T, through P."""
         source, target = source or self.source.address, target or self.target.address
         self.names = ((source, "S"), (target, "T"), *([(proxy, "P")] if proxy else []))
@@ -110,7 +114,9 @@ class Scene:
 
 
 @pytest.fixture
-def scene(serve: Start, speaker: Any, ca: trustme.CA, tmp_path: Path, source: Server, target: Server) -> Scene:
+def scene(
+    serve: Start, speaker: Any, ca: trustme.CA, tmp_path: Path, source: Server, target: Server
+) -> Scene:
     image = Seed(1).image(sizes=(2000,))
     scene = Scene(serve, speaker, ca, tmp_path, source, target, image)
     image.load_into(scene.app, "app", tag="v1")
@@ -138,7 +144,8 @@ LIMIT = "You have reached your pull rate limit."
 MISSING = "The repository with name 'app' does not exist in the registry with id '123456789012'"
 
 
-# --- who we are --------------------------------------------------------------------------------------
+# --- who we are
+# --------------------------------------------------------------------------------------
 
 
 def basic(scene: Scene, password: str | None = None) -> Ran:
@@ -179,7 +186,8 @@ def docker_config_delegates(scene: Scene) -> Ran:
     return scene.copy(env={"DOCKER_CONFIG": str(scene.directory)})
 
 
-# --- what is there -----------------------------------------------------------------------------------
+# --- what is there
+# -----------------------------------------------------------------------------------
 
 
 def no_tag(scene: Scene) -> Ran:
@@ -199,7 +207,9 @@ def no_platform(scene: Scene) -> Ran:
 def no_repository_at_ecr(scene: Scene) -> Ran:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     scene.ca.issue_cert(ECR).configure_cert(context)
-    ecr = answers(scene.serve(ssl_context=context), "upload_start", error(404, "NAME_UNKNOWN", MISSING))
+    ecr = answers(
+        scene.serve(ssl_context=context), "upload_start", error(404, "NAME_UNKNOWN", MISSING)
+    )
 
     def tunnel(connected: socket.socket) -> None:
         until_blank_line(connected)
@@ -220,7 +230,8 @@ def no_project(scene: Scene) -> Ran:
     return scene.copy()
 
 
-# --- what a registry refuses -------------------------------------------------------------------------
+# --- what a registry refuses
+# -------------------------------------------------------------------------
 
 
 def quota(scene: Scene) -> Ran:
@@ -243,7 +254,9 @@ def too_large(scene: Scene) -> Ran:
 
 
 def read_only(scene: Scene) -> Ran:
-    answers(scene.target, "upload_start", error(405, "UNSUPPORTED", "The operation is unsupported."))
+    answers(
+        scene.target, "upload_start", error(405, "UNSUPPORTED", "The operation is unsupported.")
+    )
     return scene.copy()
 
 
@@ -253,11 +266,17 @@ def ill(scene: Scene) -> Ran:
 
 
 def words_in_colour(scene: Scene) -> Ran:
-    answers(scene.target, "manifest", error(400, "MANIFEST_INVALID", "\x1b[31mbad\x1b[0m\nfailed a -> b"), "PUT")
+    answers(
+        scene.target,
+        "manifest",
+        error(400, "MANIFEST_INVALID", "\x1b[31mbad\x1b[0m\nfailed a -> b"),
+        "PUT",
+    )
     return scene.copy()
 
 
-# --- what cannot be copied ---------------------------------------------------------------------------
+# --- what cannot be copied
+# ---------------------------------------------------------------------------
 
 
 def schema_1(scene: Scene) -> Ran:
@@ -279,7 +298,8 @@ def a_page_instead(scene: Scene) -> Ran:
     return scene.copy()
 
 
-# --- the way there -----------------------------------------------------------------------------------
+# --- the way there
+# -----------------------------------------------------------------------------------
 
 
 def unknown_authority(scene: Scene) -> Ran:
@@ -492,7 +512,13 @@ def proxy(scene: Scene, status: str, login: str = "") -> Ran:
             "is it read-only, or a pull-through cache? name the registry that takes pushes",
             id="405",
         ),
-        pytest.param(ill, 2, "TARGET_ERROR: push blob T/app@DIGEST: status 500 (tried 5 times)", None, id="500"),
+        pytest.param(
+            ill,
+            2,
+            "TARGET_ERROR: push blob T/app@DIGEST: status 500 (tried 5 times)",
+            None,
+            id="500",
+        ),
         pytest.param(
             words_in_colour,
             2,
@@ -560,7 +586,11 @@ def proxy(scene: Scene, status: str, login: str = "") -> Ran:
             id="http to https, Go",
         ),
         pytest.param(
-            https_to_http, 2, "NETWORK_ERROR: look up T/app:v1: 127.0.0.1 does not speak TLS", PLAIN, id="https to http"
+            https_to_http,
+            2,
+            "NETWORK_ERROR: look up T/app:v1: 127.0.0.1 does not speak TLS",
+            PLAIN,
+            id="https to http",
         ),
         pytest.param(
             https_to_a_server_that_hangs_up,
@@ -627,7 +657,9 @@ def test_a_failure_says_what_where_why_and_what_to_do(
 ) -> None:
     ran = case(scene)
     failed, *more = scene.told(ran)
-    where = "S/nothing:* -> T/nothing:*" if case is no_repository_to_list else "S/app:v1 -> T/app:v1"
+    where = (
+        "S/nothing:* -> T/nothing:*" if case is no_repository_to_list else "S/app:v1 -> T/app:v1"
+    )
     assert re.sub(", until [0-9-]{10} [0-9:]{5} UTC", "", failed) == f"failed {where}: {cause}"
     assert more == ([f"hint: {hint}"] if hint else [])
     assert ran.status == status
@@ -636,7 +668,9 @@ def test_a_failure_says_what_where_why_and_what_to_do(
 
 
 @pytest.mark.provokes("blob_pulled_twice", "second_session")
-def test_a_full_disk_fails_nothing_and_is_said_once(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_fails_nothing_and_is_said_once(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
     class Full(FileIO):
         def write(self, data: Any) -> int:
             raise OSError(errno.ENOSPC, "No space left on device")
@@ -644,7 +678,9 @@ def test_a_full_disk_fails_nothing_and_is_said_once(scene: Scene, monkeypatch: p
     monkeypatch.setattr(store, "FileIO", Full)
     Seed(3).image(sizes=(1_500_000, 1_600_000)).load_into(scene.app, "app", tag="v2")
     servers = {"source": scene.source, "a": scene.target, "b": scene.serve()}
-    config = document(servers, {"from": "app", "tags": tags("v2")}, **{"global": {"cache_dir": "cache"}})
+    config = document(
+        servers, {"from": "app", "tags": tags("v2")}, **{"global": {"cache_dir": "cache"}}
+    )
     path = scene.directory / "mirror.yaml"
     path.write_text(config)
     ran = run_regsync("sync", "-c", str(path))
@@ -659,7 +695,9 @@ def test_many_that_fail_alike_are_a_line_each_one_hint_and_one_count(scene: Scen
     target = answers(scene.target, "upload_start", DENIED)
     for number in range(2, 6):
         Seed(number).image().load_into(scene.app, "app", tag=f"v{number}")
-    config = document({"source": scene.source, "target": target}, {"from": "app", "tags": tags("v*")})
+    config = document(
+        {"source": scene.source, "target": target}, {"from": "app", "tags": tags("v*")}
+    )
     ran = run_regsync("sync", "-q", "-c", "-", stdin=config)
     lines = ran.err.splitlines()
     assert sum(line.startswith("failed ") for line in lines) == 5
@@ -670,7 +708,9 @@ def test_many_that_fail_alike_are_a_line_each_one_hint_and_one_count(scene: Scen
     assert len(ran.out.splitlines()) == 4
 
 
-def test_a_defect_shows_no_traceback_unless_it_is_asked_for(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_defect_shows_no_traceback_unless_it_is_asked_for(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def broken(*_: Any, **__: Any) -> None:
         raise ZeroDivisionError("of our own")
 

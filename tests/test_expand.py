@@ -43,15 +43,26 @@ ENVIRON = {"MIRROR_PASSWORD": "s3cret", "N": "7"}
 
 def load(text: str, environ: Mapping[str, str] = ENVIRON) -> Config:
     """Load without warnings: their places are not those of another text."""
-    found = config.load(text.encode(), name="c.yaml", environ=environ, base_dir="/etc/rs", home="/home/me")
+    found = config.load(
+        text.encode(), name="c.yaml", environ=environ, base_dir="/etc/rs", home="/home/me"
+    )
     return found._replace(warnings=())
 
 
 def expand(
-    text: str, environ: Mapping[str, str] = ENVIRON, *, show: bool = False, base_dir: str | None = "/etc/rs"
+    text: str,
+    environ: Mapping[str, str] = ENVIRON,
+    *,
+    show: bool = False,
+    base_dir: str | None = "/etc/rs",
 ) -> str:
     return config.expand(
-        text.encode(), name="c.yaml", environ=environ, base_dir=base_dir, home="/home/me", show_secrets=show
+        text.encode(),
+        name="c.yaml",
+        environ=environ,
+        base_dir=base_dir,
+        home="/home/me",
+        show_secrets=show,
     )
 
 
@@ -115,7 +126,13 @@ def test_a_wrong_configuration_is_told_as_by_validate() -> None:
 # --- secrets -----------------------------------------------------------------------------------
 
 BASIC = "url: a.example, auth_type: basic, credentials: {username: u, password: '%s'}"
-ENV = {"PW": "s3cret", "USER": "robot", "P": "http://u:s3cret@proxy.example:1", "HOST": "h.example", "NUMBER": "12"}
+ENV = {
+    "PW": "s3cret",
+    "USER": "robot",
+    "P": "http://u:s3cret@proxy.example:1",
+    "HOST": "h.example",
+    "NUMBER": "12",
+}
 PASSWORDS = [
     ("${PW}", "${PW}"),
     ("${PW:?set it}", "${PW}"),
@@ -135,7 +152,8 @@ def test_a_password_stays_the_variable_that_it_came_from(written: str, shown: st
 
 
 @pytest.mark.parametrize(
-    ("written", "value"), [("a$$b", "a$$b"), ("a$b", "a$$b"), ("${PW}", "s3cret"), ("$${PW}", "$${PW}")]
+    ("written", "value"),
+    [("a$$b", "a$$b"), ("a$b", "a$$b"), ("${PW}", "s3cret"), ("$${PW}", "$${PW}")],
 )
 def test_a_password_is_written_out_when_that_is_asked_for(written: str, value: str) -> None:
     assert registry(BASIC % written, ENV, show=True)["credentials"]["password"] == value
@@ -174,7 +192,9 @@ mappings:
     assert found["registries"]["b"]["url"] == "b-${NUMBER}.example"
     assert found["registries"]["b"]["credentials"] == {"username": "robot", "password": "${NUMBER}"}
     assert found["mappings"][0]["from"] == "x/${PW}/${USER}"
-    assert found["mappings"][0]["tags"]["glob"] == ["s3cret", "robot", "12"], "the same text by chance"
+    assert found["mappings"][0]["tags"]["glob"] == ["s3cret", "robot", "12"], (
+        "the same text by chance"
+    )
     assert load(expand(text, ENV), ENV) == load(text, ENV)
 
 
@@ -204,7 +224,9 @@ SECRETS = st.text("abcxyz$@{}:/é", min_size=1, max_size=12).map(lambda text: f"
 TAGS = st.fixed_dictionaries(
     {},
     optional={
-        "glob": st.one_of(st.sampled_from(["*", "1.20", "yes", "_", "null"]), st.just(["a", "0x1f"])),
+        "glob": st.one_of(
+            st.sampled_from(["*", "1.20", "yes", "_", "null"]), st.just(["a", "0x1f"])
+        ),
         "exclude": st.just("[ab]*"),
         "semver": st.just(">=1.2 , <2||3.x"),
         "sort": st.sampled_from(["semver", "alpha"]),
@@ -214,7 +236,9 @@ TAGS = st.fixed_dictionaries(
 COMMON: dict[str, st.SearchStrategy[Any]] = {
     "tags": TAGS,
     "platforms": st.sampled_from([["linux/amd64"], ["Linux/ARM/v7", "linux/amd64"], None]),
-    "artifacts": st.sampled_from([None, {}, {"enabled": False}, {"include": ["a/b"], "require_artifacts": True}]),
+    "artifacts": st.sampled_from(
+        [None, {}, {"enabled": False}, {"include": ["a/b"], "require_artifacts": True}]
+    ),
     "targets": st.sampled_from(["all", "two", ["two", "one"]]),
 }
 CONFIGS = st.fixed_dictionaries(
@@ -232,26 +256,36 @@ CONFIGS = st.fixed_dictionaries(
                 ),
                 "two": st.sampled_from([{"url": "two.example"}, {"url": "[::1]:5000"}]),
                 "src": st.just(
-                    {"url": "docker.io", "auth_type": "basic", "credentials": {"username": "u", "password": "${PW}"}}
+                    {
+                        "url": "docker.io",
+                        "auth_type": "basic",
+                        "credentials": {"username": "u", "password": "${PW}"},
+                    }
                 ),
             }
         ),
         "target_groups": st.just({"all": ["one", "two"]}),
         "defaults": st.fixed_dictionaries({"source": st.just("src"), **COMMON}),
         "mappings": st.lists(
-            st.fixed_dictionaries({"from": st.sampled_from(["a", "b/c"])}, optional={**COMMON, "to": st.just("d")}),
+            st.fixed_dictionaries(
+                {"from": st.sampled_from(["a", "b/c"])}, optional={**COMMON, "to": st.just("d")}
+            ),
             max_size=3,
         ),
     },
     optional={
-        "global": st.sampled_from([None, {}, {"cache_ttl": 90, "cache_dir": "~/x", "staging_size_limit": "1 GB"}])
+        "global": st.sampled_from(
+            [None, {}, {"cache_ttl": 90, "cache_dir": "~/x", "staging_size_limit": "1 GB"}]
+        )
     },
 )
 
 
 @settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.too_slow])
 @given(CONFIGS, SECRETS)
-def test_any_configuration_loads_again_to_the_same_and_hides_its_secrets(tree: Any, secret: str) -> None:
+def test_any_configuration_loads_again_to_the_same_and_hides_its_secrets(
+    tree: Any, secret: str
+) -> None:
     text = yaml.safe_dump(tree, allow_unicode=True)
     environ = {"PW": secret, "N": "9", "HTTP": "http://u:S3-x@p:1"}
     try:

@@ -1,6 +1,8 @@
-"""What goes wrong at night: registries that hang, drop answers or ask for hours, and a stop in between.
+"""What goes wrong at night: registries that hang, drop answers or ask for hours, and a stop in
+between.
 
-Each test says how far the failure reaches, what it costs in requests, and what the operator is told.
+Each test says how far the failure reaches, what it costs in requests, and what the operator is
+told.
 """
 
 from __future__ import annotations
@@ -20,7 +22,18 @@ from _regsync.streams import Timeouts
 from conformance.images import Image, Seed
 from conformance.messages import Request
 from conformance.server import Server
-from tests.ends import ROOT, Start, copy, document, held, only, run_regsync, sync, tags, until_blank_line
+from tests.ends import (
+    ROOT,
+    Start,
+    copy,
+    document,
+    held,
+    only,
+    run_regsync,
+    sync,
+    tags,
+    until_blank_line,
+)
 
 _HURRIED = Timeouts(connect=5.0, head=0.05)
 
@@ -44,7 +57,12 @@ def test_a_look_up_that_does_not_end_in_time_after_a_signal_is_work_left_undone(
     }
     shorter = "import sys, regsync, _regsync.sync as run; run.DRAIN_SECONDS = 0.1; sys.exit(regsync.main())"
     arguments = [sys.executable, "-c", shorter, command, "--json", *where[command]]
-    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "cwd": ROOT}
+    pipes: dict[str, Any] = {
+        "stdout": subprocess.PIPE,
+        "stderr": subprocess.PIPE,
+        "text": True,
+        "cwd": ROOT,
+    }
     with subprocess.Popen(arguments, **pipes) as process:
         asked.wait()
         process.send_signal(signal.SIGTERM)
@@ -77,11 +95,15 @@ def test_a_registry_that_takes_connections_and_never_answers_stops_for_itself_on
     assert len(asked) == 3
 
 
-def test_a_registry_that_asks_for_hours_is_not_asked_again(source: Server, target: Server, image: Image) -> None:
+def test_a_registry_that_asks_for_hours_is_not_asked_again(
+    source: Server, target: Server, image: Image
+) -> None:
     image.load_into(source.app, "app", "v2", "v3")
     source.app.faults.on().status(429, "TOOMANYREQUESTS", "quota used up", retry_after=7200)
     # The first contact is one request that the others wait for.
-    ran = sync({"source": source, "target": target}, {"from": "app", "tags": tags("v1", "v2", "v3")})
+    ran = sync(
+        {"source": source, "target": target}, {"from": "app", "tags": tags("v1", "v2", "v3")}
+    )
     assert len(ran.failed) == 3
     assert all("quota used up" in line and "2h00m" in line for line in ran.failed)
     assert source.journal.count("GET", "manifest") == 1
@@ -99,10 +121,14 @@ def test_a_lost_answer_is_asked_for_until_the_registry_is_well_again(
     assert ran.status == 0
     assert held(target, "app", image)
     assert len(ill.struck) == 2
-    assert target.journal.count("PUT", "upload", status=201) == len(image.blobs) - 1, "none arrived twice"
+    assert target.journal.count("PUT", "upload", status=201) == len(image.blobs) - 1, (
+        "none arrived twice"
+    )
 
 
-def test_an_upload_start_has_the_attempts_that_every_request_has(source: Server, target: Server, image: Image) -> None:
+def test_an_upload_start_has_the_attempts_that_every_request_has(
+    source: Server, target: Server, image: Image
+) -> None:
     target.app.faults.on("POST", "upload_start").first(4).status(503)
     single = Seed(12).image(sizes=()).load_into(source.app, "small", tag="v1")
     assert copy(source, target, "small:v1").status == 0
@@ -113,11 +139,15 @@ def test_a_copy_within_a_registry_that_allows_one_request_is_refused(
     source: Server, image: Image, tmp_path: Path
 ) -> None:
     config = tmp_path / "one.yaml"
-    config.write_text(json.dumps({"registries": {"r": {"url": source.url, "max_concurrent": 1}}, "mappings": []}))
+    config.write_text(
+        json.dumps({"registries": {"r": {"url": source.url, "max_concurrent": 1}}, "mappings": []})
+    )
     where = [f"{source.address}/app:v1", f"{source.address}/other:v1"]
     ran = run_regsync("copy", "--no-artifacts", "-c", str(config), *where)
     assert ran.status == 3
-    assert "max_concurrent is 1" in only([line for line in ran.err.splitlines() if line.startswith("error")])
+    assert "max_concurrent is 1" in only(
+        [line for line in ran.err.splitlines() if line.startswith("error")]
+    )
     assert not source.journal.entries
 
 
@@ -135,7 +165,9 @@ def test_a_run_keeps_a_bounded_number_of_manifests(
     monkeypatch.setattr(discover, "_MANIFEST_BUDGET", 3 * 8192)
     monkeypatch.setattr(discover.Discovery, "look_up", watched)
     names = [f"v{n}" for n in range(6)]
-    indexes = [Seed(20 + n).index().load_into(source.app, "app", tag=name) for n, name in enumerate(names)]
+    indexes = [
+        Seed(20 + n).index().load_into(source.app, "app", tag=name) for n, name in enumerate(names)
+    ]
     ran = sync({"source": source, "target": target}, {"from": "app", "tags": tags(*names)})
     assert ran.statuses() == ["synced"] * 6
     assert all(held(target, "app", index) for index in indexes)

@@ -36,7 +36,9 @@ def test_a_family_has_the_layers_that_its_numbers_say(name: str) -> None:
     count = family.repositories * family.tags
     together = set().union(*blobs(family).values())
     configs = count * kinds
-    assert len(together) == kinds * family.shared * family.bases + count * kinds * family.own + configs
+    assert (
+        len(together) == kinds * family.shared * family.bases + count * kinds * family.own + configs
+    )
     assert sum(len(tagged) for tagged in family.images().values()) == count
     first = family.images()["family/app-0"]["1.0.0"]
     assert len(first.manifests) == (kinds + 1 if family.platforms else 1)
@@ -70,9 +72,15 @@ def test_a_family_is_the_same_bytes_every_time() -> None:
 
 def test_new_tags_leave_the_others_as_they_were() -> None:
     before, after = replace(SMALL, left_out=2).images(), SMALL.images()
-    new = {(name, tag) for name, tagged in after.items() for tag in tagged if tag not in before[name]}
+    new = {
+        (name, tag) for name, tagged in after.items() for tag in tagged if tag not in before[name]
+    }
     assert new == {("family/app-1", "1.3.0"), ("family/app-2", "1.3.0")}
-    assert all(after[name][tag] == image for name, tagged in before.items() for tag, image in tagged.items())
+    assert all(
+        after[name][tag] == image
+        for name, tagged in before.items()
+        for tag, image in tagged.items()
+    )
 
 
 def test_moved_tags_keep_their_base_and_leave_the_others_as_they_were() -> None:
@@ -94,7 +102,12 @@ def test_the_program_brings_a_family_and_then_what_changed(serve: Start) -> None
     source, target = serve(), serve()
     assert isinstance(source.app, App)
     mapping = [{"from": name, "tags": tags("*")} for name in SMALL.images()]
-    for family, fresh in ((replace(SMALL, left_out=1), 11), (SMALL, 1), (replace(SMALL, moved=25), 3), (SMALL, 3)):
+    for family, fresh in (
+        (replace(SMALL, left_out=1), 11),
+        (SMALL, 1),
+        (replace(SMALL, moved=25), 3),
+        (SMALL, 3),
+    ):
         family.load_into(source.app)
         ran = sync({"source": source, "target": target}, *mapping)
         assert ran.status == 0, ran.err
@@ -108,14 +121,23 @@ def test_the_program_brings_a_family_and_then_what_changed(serve: Start) -> None
 # Large content.
 
 
-@pytest.mark.parametrize("size", [0, 1, 31, 32, 33, (1 << 20) - 1, 1 << 20, (1 << 20) + 5, (3 << 20) + 17])
+@pytest.mark.parametrize(
+    "size", [0, 1, 31, 32, 33, (1 << 20) - 1, 1 << 20, (1 << 20) + 5, (3 << 20) + 17]
+)
 def test_a_stream_is_the_same_bytes_however_it_is_read(size: int) -> None:
     stream = Stream(3, 4, size)
     whole = bytes(stream)
     assert len(whole) == size == stream.size
     assert stream.digest() == digest_of(whole)
     assert stream.digest("sha512") == digest_of(whole, "sha512")
-    for start, stop in ((0, 1), (5, 40), (31, 33), (1 << 20, (1 << 20) + 33), ((1 << 20) - 1, None), (7, 9 << 20)):
+    for start, stop in (
+        (0, 1),
+        (5, 40),
+        (31, 33),
+        (1 << 20, (1 << 20) + 33),
+        ((1 << 20) - 1, None),
+        (7, 9 << 20),
+    ):
         assert b"".join(stream.pieces(start, stop)) == whole[start:stop]
 
 

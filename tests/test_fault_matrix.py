@@ -38,7 +38,9 @@ def test_the_matrix_has_every_fault_on_every_side_as_often_as_it_can_be() -> Non
         assert often.keys() == {"once", "three", "ever"}
         assert min(often.values()) > len(names) / 5
         assert {name.partition("-")[0] for name in names} == {"source", "target", "disk", "clock"}
-    assert {param.values[0].group for param in CASES} == {param.values[0].group for param in CASES if not param.marks}
+    assert {param.values[0].group for param in CASES} == {
+        param.values[0].group for param in CASES if not param.marks
+    }
     where = [{"-".join(name.split("-")[:2]) for name in names} for names in (every, played)]
     assert where[0] == where[1]
 
@@ -47,16 +49,25 @@ def test_the_matrix_has_every_fault_on_every_side_as_often_as_it_can_be() -> Non
 def test_a_full_disk_costs_time_and_fails_nothing(serve: Start, tmp_path: Path, limit: int) -> None:
     """A limit on the size of files stands in for the disk: the kernel refuses the write."""
     source, one, two = serve(), serve(), serve()
-    image = Seed(1).image(sizes=(3_000_000, 2_000_000, 900, 1000, 1100)).load_into(source.app, "app", tag="v1")
+    image = (
+        Seed(1)
+        .image(sizes=(3_000_000, 2_000_000, 900, 1000, 1100))
+        .load_into(source.app, "app", tag="v1")
+    )
     file = tmp_path / "mirror.yaml"
     registries = {"source": source, "one": one, "two": two}
-    many = {f"repository-{n}": image.load_into(source.app, f"repository-{n}", tag="v1") for n in range(8)}
+    many = {
+        f"repository-{n}": image.load_into(source.app, f"repository-{n}", tag="v1")
+        for n in range(8)
+    }
     mappings = [{"from": name, "tags": tags("v1")} for name in ("app", *many)]
     file.write_text(document(registries, *mappings))
 
     def run(**more: Any) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, str(ROOT / "regsync.py"), "sync", "-c", str(file)]
-        return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60, **more)
+        return subprocess.run(
+            command, capture_output=True, text=True, check=False, timeout=60, **more
+        )
 
     def limited() -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))

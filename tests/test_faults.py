@@ -1,6 +1,8 @@
-"""Faults: every verb as a plain client sees it, which exchanges a rule strikes, and what it says of itself.
+"""Faults: every verb as a plain client sees it, which exchanges a rule strikes, and what it says of
+itself.
 
-Bytes are read by `http.client` or by hand, never by the program: what is judged here is the harness.
+Bytes are read by `http.client` or by hand, never by the program: what is judged here is the
+harness.
 """
 
 from __future__ import annotations
@@ -62,7 +64,11 @@ class Client:
         self.kept: http.client.HTTPConnection | None = None
 
     def ask(
-        self, method: str, target: str, body: bytes | None = None, headers: dict[str, str] | None = None
+        self,
+        method: str,
+        target: str,
+        body: bytes | None = None,
+        headers: dict[str, str] | None = None,
     ) -> http.client.HTTPResponse | Exception:
         """Return the answer with `.data`, or what broke it."""
         kept = self.kept = self.kept or http.client.HTTPConnection(*self.address, timeout=20)
@@ -112,7 +118,10 @@ def client(app: App) -> Iterator[Client]:
 
 def talk(site: Site, data: bytes) -> bytes:
     """Send bytes and return everything that comes until the connection ends."""
-    with run_in_thread(site) as server, socket.create_connection((server.host, server.port), 20) as sock:
+    with (
+        run_in_thread(site) as server,
+        socket.create_connection((server.host, server.port), 20) as sock,
+    ):
         sock.sendall(data)
         sock.shutdown(socket.SHUT_WR)
         return b"".join(iter(lambda: sock.recv(65536), b""))
@@ -130,24 +139,40 @@ def test_status_refuses_with_the_specifications_error_body(app: App, client: Cli
     assert (answer.status, answer.getheader("Retry-After")) == (503, "7")
     assert [each["code"] for each in json.loads(answer.data)["errors"]] == ["UNAVAILABLE"]
     assert client.get().data == LAYER, "only the first"
-    assert [(entry.status, entry.tampered) for entry in app.journal.entries] == [(503, True), (200, False)]
+    assert [(entry.status, entry.tampered) for entry in app.journal.entries] == [
+        (503, True),
+        (200, False),
+    ]
 
 
 @pytest.mark.parametrize(
     ("given", "said"),
-    [(0.2, "1"), ("soon", "soon"), (datetime(2030, 1, 2, tzinfo=timezone.utc), "Wed, 02 Jan 2030 00:00:00 GMT")],
+    [
+        (0.2, "1"),
+        ("soon", "soon"),
+        (datetime(2030, 1, 2, tzinfo=timezone.utc), "Wed, 02 Jan 2030 00:00:00 GMT"),
+    ],
 )
 def test_retry_after_is_seconds_a_date_or_nonsense(app: App, given: Any, said: str) -> None:
     app.faults.on().status(429, retry_after=given, headers={"RateLimit-Remaining": "0;w=21600"})
     answer = app.request("GET", BLOB)
-    assert (answer.status, answer.codes, answer.header("Retry-After")) == (429, ["TOOMANYREQUESTS"], said)
+    assert (answer.status, answer.codes, answer.header("Retry-After")) == (
+        429,
+        ["TOOMANYREQUESTS"],
+        said,
+    )
     assert answer.header("RateLimit-Remaining") == "0;w=21600"
 
 
 def test_status_can_have_any_body(app: App) -> None:
-    app.faults.on().status(502, body=b"<html>Bad Gateway</html>", headers={"Content-Type": "text/html"})
+    app.faults.on().status(
+        502, body=b"<html>Bad Gateway</html>", headers={"Content-Type": "text/html"}
+    )
     answer = app.request("GET", BLOB)
-    assert (answer.data, answer.header("Content-Type")) == (b"<html>Bad Gateway</html>", "text/html")
+    assert (answer.data, answer.header("Content-Type")) == (
+        b"<html>Bad Gateway</html>",
+        "text/html",
+    )
 
 
 def test_status_after_all_was_done_hides_that_it_was(app: App, client: Client) -> None:
@@ -159,7 +184,9 @@ def test_status_after_all_was_done_hides_that_it_was(app: App, client: Client) -
 
 
 @pytest.mark.parametrize(("early", "read"), [(True, 0), (False, 3 << 20)])
-def test_status_comes_before_or_after_the_body(app: App, client: Client, early: bool, read: int) -> None:
+def test_status_comes_before_or_after_the_body(
+    app: App, client: Client, early: bool, read: int
+) -> None:
     app.faults.on("PATCH").status(413, early=early)
     answer = client.ask("PATCH", client.begin(), bytes(3 << 20))
     assert isinstance(answer, Exception) or answer.status == 413
@@ -176,7 +203,9 @@ def test_status_comes_before_or_after_the_body(app: App, client: Client, early: 
         ("", f"{BLOB}?x=1"),
     ],
 )
-def test_redirect_goes_to_an_origin_a_path_a_url_or_round(app: App, code: int, to: str, location: str) -> None:
+def test_redirect_goes_to_an_origin_a_path_a_url_or_round(
+    app: App, code: int, to: str, location: str
+) -> None:
     app.faults.on("GET HEAD", "blob").redirect(to, code)
     answer = app.request("GET", f"{BLOB}?x=1")
     assert (answer.status, answer.header("Location"), answer.data) == (code, location, b"")
@@ -186,10 +215,16 @@ def test_challenge_is_words_or_made_of_its_parts(app: App) -> None:
     faults = app.faults
     faults.on().first().challenge(("Negotiate", 'Bearer realm="x'))
     faults.on().challenge(
-        realm="http://evil.test/token", service="s", scope="repository:a:pull", error="insufficient_scope"
+        realm="http://evil.test/token",
+        service="s",
+        scope="repository:a:pull",
+        error="insufficient_scope",
     )
     answer = app.request("GET", BLOB)
-    assert [value for name, value in answer.headers if name == "WWW-Authenticate"] == ["Negotiate", 'Bearer realm="x']
+    assert [value for name, value in answer.headers if name == "WWW-Authenticate"] == [
+        "Negotiate",
+        'Bearer realm="x',
+    ]
     assert (answer.status, answer.codes) == (401, ["UNAUTHORIZED"])
     assert app.request("GET", BLOB).header("WWW-Authenticate") == (
         'Bearer realm="http://evil.test/token",service="s",scope="repository:a:pull",error="insufficient_scope"'
@@ -226,11 +261,19 @@ def test_raw_before_and_after_an_answer(app: App) -> None:
 
 @pytest.mark.parametrize("reset", [False, True])
 @pytest.mark.parametrize("kind", ["ping", "tag_list", "manifest", "blob"])
-def test_drop_before_anything_is_done(app: App, client: Client, image: Image, kind: str, reset: bool) -> None:
-    target = {"ping": "/v2/", "tag_list": "/v2/app/tags/list", "manifest": "/v2/app/manifests/v1"}.get(kind, BLOB)
+def test_drop_before_anything_is_done(
+    app: App, client: Client, image: Image, kind: str, reset: bool
+) -> None:
+    target = {
+        "ping": "/v2/",
+        "tag_list": "/v2/app/tags/list",
+        "manifest": "/v2/app/manifests/v1",
+    }.get(kind, BLOB)
     app.faults.on(kind=kind).first().drop(reset=reset)
     broken = client.ask("GET", target)
-    assert isinstance(broken, ConnectionResetError if reset else http.client.RemoteDisconnected), broken
+    assert isinstance(broken, ConnectionResetError if reset else http.client.RemoteDisconnected), (
+        broken
+    )
     assert client.get(target).status == 200
     app.faults.check()
     assert app.journal.entries[0].status is None
@@ -254,7 +297,9 @@ def test_drop_in_the_head_of_the_answer(app: App) -> None:
 
 @pytest.mark.parametrize("chunked", [False, True])
 @pytest.mark.parametrize("after", [1, 64 * KiB, 100_000])
-def test_drop_in_the_request_body_takes_exactly_that_much(app: App, after: int, chunked: bool) -> None:
+def test_drop_in_the_request_body_takes_exactly_that_much(
+    app: App, after: int, chunked: bool
+) -> None:
     app.faults.on("PATCH", "upload", repository="app").first().drop(after)
     with asking(app) as client:
         where = client.begin()
@@ -268,7 +313,9 @@ def test_drop_in_the_request_body_takes_exactly_that_much(app: App, after: int, 
 def test_a_lost_answer_is_carried_out(app: App, client: Client) -> None:
     app.faults.on("PUT", "upload").drop(at="answer")
     body = b"stored and not said"
-    assert isinstance(client.ask("PUT", f"{client.begin()}&digest={digest_of(body)}", body), Exception)
+    assert isinstance(
+        client.ask("PUT", f"{client.begin()}&digest={digest_of(body)}", body), Exception
+    )
     assert app.blob("app", digest_of(body)) == body
     assert app.journal.matching("PUT").exactly(1)[0].status is None
 
@@ -285,9 +332,15 @@ def test_a_reset_is_one_even_behind_bytes(app: App, client: Client) -> None:
 
 @pytest.mark.parametrize(
     ("framing", "said"),
-    [("length", b"Content-Length: 100\r\n"), ("chunked", b"Transfer-Encoding: chunked\r\n"), ("close", b"")],
+    [
+        ("length", b"Content-Length: 100\r\n"),
+        ("chunked", b"Transfer-Encoding: chunked\r\n"),
+        ("close", b""),
+    ],
 )
-def test_truncate_ends_the_body_cleanly(app: App, client: Client, framing: Any, said: bytes) -> None:
+def test_truncate_ends_the_body_cleanly(
+    app: App, client: Client, framing: Any, said: bytes
+) -> None:
     app.faults.on("GET", "blob").truncate(100, framing)
     assert client.get().data == LAYER[:100], "no error: the answer is complete"
     head = talk(app, GET).partition(b"\r\n\r\n")[0] + b"\r\n"
@@ -308,7 +361,9 @@ def test_corrupt_can_replace_a_body_by_one_as_long(app: App, client: Client) -> 
 
 
 @pytest.mark.parametrize("chunked", [False, True])
-def test_a_request_body_that_is_corrupted_is_refused_by_its_digest(app: App, client: Client, chunked: bool) -> None:
+def test_a_request_body_that_is_corrupted_is_refused_by_its_digest(
+    app: App, client: Client, chunked: bool
+) -> None:
     app.faults.on("PUT", "upload").corrupt(70_000, of="request")
     body = LAYER + b"x"
     where = f"{client.begin()}&digest={digest_of(body)}"
@@ -321,7 +376,12 @@ def test_a_request_body_that_is_corrupted_is_refused_by_its_digest(app: App, cli
     ("method", "target", "name", "true"),
     [
         ("HEAD", "/v2/app/manifests/v1", "Docker-Content-Digest", "sha256:"),
-        ("GET", "/v2/app/manifests/v1", "Content-Type", "application/vnd.oci.image.manifest.v1+json"),
+        (
+            "GET",
+            "/v2/app/manifests/v1",
+            "Content-Type",
+            "application/vnd.oci.image.manifest.v1+json",
+        ),
         ("HEAD", BLOB, "Content-Length", str(len(LAYER))),
         ("GET", BLOB, "Etag", '"sha256:'),
         ("POST", "/v2/app/blobs/uploads/", "Location", "/v2/app/blobs/uploads/"),
@@ -348,11 +408,17 @@ def test_lie_makes_a_header_wrong_and_leaves_it_well_formed(
 def test_lie_says_what_it_is_told_or_leaves_a_header_out(app: App) -> None:
     app.faults.on().lie(headers={"content-type": "text/plain", "Etag": None, "X-Own": "1"})
     answer = app.request("GET", BLOB)
-    assert (answer.header("Content-Type"), answer.header("Etag"), answer.header("X-Own")) == ("text/plain", "", "1")
+    assert (answer.header("Content-Type"), answer.header("Etag"), answer.header("X-Own")) == (
+        "text/plain",
+        "",
+        "1",
+    )
     assert answer.data == LAYER
 
 
-def test_a_content_length_that_is_too_long_ends_with_the_connection(app: App, client: Client) -> None:
+def test_a_content_length_that_is_too_long_ends_with_the_connection(
+    app: App, client: Client
+) -> None:
     app.faults.on().lie("Content-Length")
     broken = client.ask("GET", BLOB)
     assert isinstance(broken, http.client.IncompleteRead)
@@ -445,7 +511,10 @@ async def test_throttle_refuses_requests_beyond_its_number_in_any_window() -> No
         await anyio.sleep(pause)
         answer = app.request("GET", "/v2/")
         got.append((answer.status, answer.header("Retry-After")))
-    assert got == [*((200, ""), (200, ""), (429, "8"), (429, "1")), *((200, ""), (200, ""), (429, "1"))]
+    assert got == [
+        *((200, ""), (200, ""), (429, "8"), (429, "1")),
+        *((200, ""), (200, ""), (429, "1")),
+    ]
 
 
 @pytest.mark.anyio
@@ -585,7 +654,9 @@ def test_rules_are_taken_in_order_up_to_the_one_that_ends_the_exchange(app: App)
 @pytest.mark.anyio
 @pytest.mark.virtual_time
 async def test_verbs_of_one_rule_all_take_place(app: App) -> None:
-    app.faults.on().status(503, body=bytes(1000)).delay(2).delay(3, at="answer").throttle(100).truncate(400)
+    app.faults.on().status(503, body=bytes(1000)).delay(2).delay(3, at="answer").throttle(
+        100
+    ).truncate(400)
     marks = await timed(app)
     assert marks[-1][0] == pytest.approx(2 + 3 + 4)
     app.faults.check()
@@ -611,7 +682,9 @@ def test_a_rule_that_never_struck_fails_the_check_unless_it_is_optional(app: App
     app.faults.check()
     app.faults.on("GET", "ping").nth(2).status(503)
     struck(app, 1)
-    with pytest.raises(AssertionError, match=r"never struck: GET ping nth=2: status 503: 1 matched, 0 struck"):
+    with pytest.raises(
+        AssertionError, match=r"never struck: GET ping nth=2: status 503: 1 matched, 0 struck"
+    ):
         app.faults.check()
 
 
@@ -669,7 +742,9 @@ def test_a_rule_without_a_verb_fails_the_check(app: App) -> None:
         (lambda f: f.on().raw(b"", where="beside"), "where is one of"),
     ],
 )
-def test_a_rule_that_makes_no_sense_is_refused_where_it_is_written(say: Callable[[Faults], Rule], why: str) -> None:
+def test_a_rule_that_makes_no_sense_is_refused_where_it_is_written(
+    say: Callable[[Faults], Rule], why: str
+) -> None:
     with pytest.raises(ValueError, match=why):
         say(Faults())
 
@@ -760,14 +835,22 @@ def proxied(app: Site, **options: Any) -> Iterator[tuple[Proxy, Client]]:
             yield proxy, client
 
 
-def test_a_proxy_passes_everything_on_and_keeps_clients_in_front_of_it(app: App, image: Image) -> None:
+def test_a_proxy_passes_everything_on_and_keeps_clients_in_front_of_it(
+    app: App, image: Image
+) -> None:
     with proxied(app) as (proxy, client):
         assert client.get().data == LAYER
         head = client.get("/v2/app/manifests/v1", "HEAD")
-        assert (head.status, int(head.getheader("Content-Length")) > 100, head.data) == (200, True, b"")
+        assert (head.status, int(head.getheader("Content-Length")) > 100, head.data) == (
+            200,
+            True,
+            b"",
+        )
         answer = client.get("/v2/app/blobs/uploads/", "POST", b"")
         host, port = client.address
-        assert answer.getheader("Location").startswith(f"http://{host}:{port}/v2/app/blobs/uploads/")
+        assert answer.getheader("Location").startswith(
+            f"http://{host}:{port}/v2/app/blobs/uploads/"
+        )
         body = LAYER * 40
         where = "/" + answer.getheader("Location").split("/", 3)[3]
         assert client.get(f"{where}&digest={digest_of(body)}", "PUT", body).status == 201
@@ -800,7 +883,9 @@ def test_faults_of_a_proxy_break_both_sides(app: App, after: int) -> None:
         assert broken.partial == LAYER[:after]
         assert isinstance(client.ask("PATCH", client.begin(), LAYER), Exception)
         proxy.faults.check()
-    assert app.journal.matching("PATCH").exactly(1)[0].status is None, "the upstream saw it break too"
+    assert app.journal.matching("PATCH").exactly(1)[0].status is None, (
+        "the upstream saw it break too"
+    )
 
 
 def test_a_proxy_breaks_where_its_upstream_breaks(app: App) -> None:
@@ -847,7 +932,9 @@ def test_the_real_registry_and_client_with_faults_between_them(
 
     proxy = Proxy(f"http://{docker_registry}")
     proxy.faults.on("HEAD", "blob").delay(0.01)
-    read_rules(proxy.faults, "GET manifest reference=v1 since=2: lie header.Docker-Content-Digest=-")
+    read_rules(
+        proxy.faults, "GET manifest reference=v1 since=2: lie header.Docker-Content-Digest=-"
+    )
     with run_in_thread(app) as source, run_in_thread(proxy) as front:
         plain = ["--src-tls-verify=false", "--dest-tls-verify=false"]
         to = f"docker://{front.address}/team/app:v1"
@@ -857,17 +944,23 @@ def test_the_real_registry_and_client_with_faults_between_them(
             assert identical(image.contents(), fetch_http(front.address, "team/app", "v1"))
     proxy.faults.check()
     proxy.journal.matching("PUT", "manifest", status=201).exactly(1)
-    assert proxy.journal.matching("PATCH", "upload").bytes_in() == sum(map(len, image.blobs.values()))
+    assert proxy.journal.matching("PATCH", "upload").bytes_in() == sum(
+        map(len, image.blobs.values())
+    )
 
 
 @pytest.mark.anyio
 @pytest.mark.virtual_time
 async def test_a_proxy_holds_no_body() -> None:
-    """Whoever does not read holds up the other side; two windows and three buffers lie between them."""
+    """Whoever does not read holds up the other side; two windows and three buffers lie between
+    them.
+    """
     upstream, size, bound = App(), 16 << 20, 1 << 20
     digest = upstream.add_blob("app", bytes(size))
     upstream.faults.on("PATCH").stall(after=1)
-    where = "/" + upstream.request("POST", "/v2/app/blobs/uploads/").header("Location").split("/", 3)[3]
+    where = (
+        "/" + upstream.request("POST", "/v2/app/blobs/uploads/").header("Location").split("/", 3)[3]
+    )
     async with network() as net:
 
         async def connect(host: str, port: int) -> _MemoryStream:
@@ -878,7 +971,9 @@ async def test_a_proxy_holds_no_body() -> None:
         net.listen(proxy, "front.test")
         reader, writer = await net.connect("front.test", 80), await net.connect("front.test", 80)
         reader.write(f"GET /v2/app/blobs/{digest} HTTP/1.1\r\nHost: front.test\r\n\r\n".encode())
-        rest = f"PATCH {where} HTTP/1.1\r\nHost: front.test\r\nContent-Length: {size}\r\n\r\n".encode()
+        rest = (
+            f"PATCH {where} HTTP/1.1\r\nHost: front.test\r\nContent-Length: {size}\r\n\r\n".encode()
+        )
         rest += bytes(size)
         taken = writer.write(rest)
         while taken:
@@ -888,7 +983,11 @@ async def test_a_proxy_holds_no_body() -> None:
             taken = writer.write(rest)
         entries = upstream.journal.entries
         assert 0 < next(each for each in entries if each.method == "GET").response_bytes < bound
-        assert 0 < next(each for each in proxy.journal.entries if each.method == "PATCH").request_bytes < bound
+        assert (
+            0
+            < next(each for each in proxy.journal.entries if each.method == "PATCH").request_bytes
+            < bound
+        )
         upstream.faults.release()
         total, room = 0, memoryview(bytearray(1 << 16))
         while total < size:
@@ -905,7 +1004,9 @@ def test_the_program_serves_and_proxies_with_rules(tmp_path: Path) -> None:
     def running(*arguments: str) -> Iterator[tuple[str, list[str]]]:
         command = [sys.executable, "-m", "conformance", *arguments]
         said: list[str] = []
-        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT) as process:
+        with subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT
+        ) as process:
             assert process.stdout is not None
             url = process.stdout.readline().split()[1]
             yield url, said

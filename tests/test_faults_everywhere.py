@@ -1,9 +1,9 @@
 """Every verb, at every endpoint, on both sides: one exchange of a sync goes wrong.
 
-Whatever it is, the run ends; what it calls synced is there byte for byte; what it calls failed has a line
-that says why; the target holds nothing that is not what its name says; and the next run, undisturbed,
-completes the rest. All of it takes no time: the clock jumps, so that every time-out and pause is the
-program's own.
+Whatever it is, the run ends; what it calls synced is there byte for byte; what it calls failed has
+a line that says why; the target holds nothing that is not what its name says; and the next run,
+undisturbed, completes the rest. All of it takes no time: the clock jumps, so that every time-out
+and pause is the program's own.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ pytestmark = [
 Verb = Callable[[Rule], Rule]
 _DAY = 86_400
 
-# Side, method, kind: every request that a sync of two tags makes, and the look for a blob that is there.
+# Side, method, kind: every request that a sync of two tags makes, and the look for a blob that is
+# there.
 ENDPOINTS = [
     ("source", "GET", "token"),
     ("source", "GET", "tag_list"),
@@ -57,7 +58,9 @@ ANYWHERE: dict[str, Verb] = {
     "status_429": lambda rule: rule.status(429),
     "status_429_and_when_to_come_again": lambda rule: rule.status(429, retry_after=20),
     "status_429_and_nonsense": lambda rule: rule.status(429, retry_after="soon"),
-    "status_500_in_html": lambda rule: rule.status(500, body=b"<html>", headers={"Content-Type": "text/html"}),
+    "status_500_in_html": lambda rule: rule.status(
+        500, body=b"<html>", headers={"Content-Type": "text/html"}
+    ),
     "status_503_before_the_body": lambda rule: rule.status(503, early=True),
     "status_503_after_all_was_done": lambda rule: rule.status(503, at="answer"),
     "status_200_with_nothing": lambda rule: rule.status(200, body=b""),
@@ -84,8 +87,12 @@ ANYWHERE: dict[str, Verb] = {
     "challenge_for_basic": lambda rule: rule.challenge('Basic realm="x"'),
     "raw_garbage": lambda rule: rule.raw(b"SSH-2.0-x\r\n"),
     "raw_headers": lambda rule: rule.raw(b"HTTP/1.1 200 OK\r\n: x\r\n\x00\r\n\r\n"),
-    "raw_interim_answer": lambda rule: rule.raw(b"HTTP/1.1 103 Early Hints\r\n\r\n", where="before"),
-    "raw_second_answer": lambda rule: rule.raw(b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\nbad", where="after"),
+    "raw_interim_answer": lambda rule: rule.raw(
+        b"HTTP/1.1 103 Early Hints\r\n\r\n", where="before"
+    ),
+    "raw_second_answer": lambda rule: rule.raw(
+        b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\nbad", where="after"
+    ),
 }
 WITH_ANSWER_BODY: dict[str, Verb] = {
     "drop_in_the_body": lambda rule: rule.drop(20, of="response"),
@@ -120,9 +127,13 @@ LIES = {
     ("PUT", "upload"): ("Docker-Content-Digest", "Location", "Content-Length"),
     ("PUT", "manifest"): ("Docker-Content-Digest", "Location", "Content-Length"),
 }
-# A registry that calls stored what it did not store, that takes what was damaged on its way, or whose list is
-# of other names cannot be found out in the same exchange; the next run does.
-BLIND = {("PUT", "manifest", "status_204"), ("PUT", "manifest", "corrupt_the_request"), ("GET", "tag_list", "corrupt")}
+# A registry that calls stored what it did not store, that takes what was damaged on its way, or
+# whose list is of other names cannot be found out in the same exchange; the next run does.
+BLIND = {
+    ("PUT", "manifest", "status_204"),
+    ("PUT", "manifest", "corrupt_the_request"),
+    ("GET", "tag_list", "corrupt"),
+}
 _LEFT_OUT = ("Docker-Content-Digest", "Content-Type", "Location")
 
 
@@ -151,10 +162,22 @@ def cases() -> Iterator[Any]:
             for often in ("once", "ever") if name.startswith(LASTING) else ("once",):
                 marks = pytest.mark.slow if often == "ever" else ()
                 at = f"{side}-{method}-{kind}-{name}"
-                yield pytest.param(side, method, kind, name, verb, often, id=f"{at}-{often}", marks=marks)
+                yield pytest.param(
+                    side, method, kind, name, verb, often, id=f"{at}-{often}", marks=marks
+                )
 
 
-LASTING = ("status", "stall", "drop", "redirect", "challenge", "truncate", "corrupt", "lie", "forget")
+LASTING = (
+    "status",
+    "stall",
+    "drop",
+    "redirect",
+    "challenge",
+    "truncate",
+    "corrupt",
+    "lie",
+    "forget",
+)
 
 
 def parts(cell: Cell) -> Cell:
@@ -180,7 +203,9 @@ class Scene:
     def __init__(self, world: Virtual) -> None:
         self.world = world
         self.source, self.target = (
-            world.registry(f"{name}.test", auth=TokenService({"u": "p"}, expires_in=_DAY, lifetime=_DAY))
+            world.registry(
+                f"{name}.test", auth=TokenService({"u": "p"}, expires_in=_DAY, lifetime=_DAY)
+            )
             for name in ("source", "target")
         )
         self.images = {
@@ -243,11 +268,14 @@ def _digest(data: bytes) -> str:
 
 
 @pytest.mark.parametrize(WHERE, ONCE)
-async def test_one_exchange_goes_wrong(side: str, method: str, kind: str, name: str, verb: Verb, often: str) -> None:
+async def test_one_exchange_goes_wrong(
+    side: str, method: str, kind: str, name: str, verb: Verb, often: str
+) -> None:
     async with virtual() as world:
         scene = Scene(world)
         faults = scene.place(side).app.faults
-        # Not the request that is challenged, and of the looks for blobs the one that finds something.
+        # Not the request that is challenged, and of the looks for blobs the one that finds
+        # something.
         who = None if kind == "token" else {"Authorization": "*"}
         blob = scene.known if (method, kind) == ("HEAD", "blob") else None
         verb(faults.on(method, kind, reference=blob, header=who).first())
@@ -276,7 +304,9 @@ async def test_every_exchange_of_a_kind_goes_wrong(
         faults.check()
         scene.check_outcome(ran, blind=(method, kind, name) in BLIND)
         if "429" not in name:
-            assert len(faults.rules[0].struck) <= 60, "what does not get better is not asked for ever"
+            assert len(faults.rules[0].struck) <= 60, (
+                "what does not get better is not asked for ever"
+            )
 
         faults.clear()
         again = await scene.run()

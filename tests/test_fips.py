@@ -1,7 +1,8 @@
-"""The gate of the default build, on a real provider: it opens for that alone, and nothing gets around it.
+"""The gate of the default build, on a real provider: it opens for that alone, and nothing gets
+around it.
 
-Debian's module stands for a validated one (tools/fips_provider.py): what is shown is that the program computes
-by it and refuses to run without, not that anything is validated.
+Debian's module stands for a validated one (tools/fips_provider.py): what is shown is that the
+program computes by it and refuses to run without, not that anything is validated.
 """
 
 from __future__ import annotations
@@ -57,17 +58,32 @@ def default(pyz: Path) -> Path:
 
 @pytest.fixture
 def run(default: Path, tmp_path: Path) -> Run:
-    """Return a function that runs the default build with these variables alone, and no provider unless they say one."""
+    """Return a function that runs the default build with these variables alone, and no provider
+    unless they say one.
+    """
     (tmp_path / "none").mkdir()
 
     def start(
-        *arguments: str, python: str = sys.executable, options: tuple[str, ...] = (), **variables: object
+        *arguments: str,
+        python: str = sys.executable,
+        options: tuple[str, ...] = (),
+        **variables: object,
     ) -> subprocess.CompletedProcess[str]:
-        environment = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "OPENSSL_MODULES": str(tmp_path / "none")}
+        environment = {
+            "PATH": os.environ["PATH"],
+            "HOME": str(tmp_path),
+            "OPENSSL_MODULES": str(tmp_path / "none"),
+        }
         environment.update({name: str(value) for name, value in variables.items()})
         command = [python, *options, str(default), *arguments]
         return subprocess.run(
-            command, capture_output=True, text=True, env=environment, stdin=subprocess.DEVNULL, timeout=60, check=False
+            command,
+            capture_output=True,
+            text=True,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            timeout=60,
+            check=False,
         )
 
     return start
@@ -78,7 +94,9 @@ def modules() -> Path:
     """Return a directory with a provider and its settings, or skip."""
     there = fips_provider.find()
     if there is None:
-        pytest.skip("no FIPS provider: tools/check.py or tools/fips_provider.py fetches one on Debian")
+        pytest.skip(
+            "no FIPS provider: tools/check.py or tools/fips_provider.py fetches one on Debian"
+        )
     return Path(there)
 
 
@@ -89,7 +107,9 @@ def copy(modules: Path, tmp_path: Path) -> Path:
 
 
 def refused(done: subprocess.CompletedProcess[str], *words: str) -> None:
-    """Hold a refusal to its form: status 3, the error with what was looked for, both remedies, nothing else."""
+    """Hold a refusal to its form: status 3, the error with what was looked for, both remedies,
+    nothing else.
+    """
     assert (done.returncode, done.stdout) == (3, ""), done
     error, hint = done.stderr.splitlines()
     assert error.startswith(REFUSED)
@@ -99,8 +119,12 @@ def refused(done: subprocess.CompletedProcess[str], *words: str) -> None:
     assert "regsync-nofips.pyz" in hint
 
 
-def interpret(code: str, default: Path, directory: Path, text: str = "", **variables: object) -> list[str]:
-    """Run code that imports the default build, where no checkout is; return the lines that it prints."""
+def interpret(
+    code: str, default: Path, directory: Path, text: str = "", **variables: object
+) -> list[str]:
+    """Run code that imports the default build, where no checkout is; return the lines that it
+    prints.
+    """
     done = subprocess.run(
         [sys.executable, "-S", "-c", code],
         input=text,
@@ -140,7 +164,10 @@ def test_a_sync_over_tls_goes_through_the_provider(
     source, target = serve(ssl_context=serving(ca)), serve(ssl_context=serving(ca))
     image = Seed(1).image().load_into(source.app, "app", "v1")
     trusted = {"ca_file": trusting(ca, tmp_path)}
-    registries = {"source": {"url": source.url, **trusted}, "target": {"url": target.url, **trusted}}
+    registries = {
+        "source": {"url": source.url, **trusted},
+        "target": {"url": target.url, **trusted},
+    }
     config = tmp_path / "mirror.json"
     config.write_text(document(registries, {"from": "app", "tags": tags("v1")}))
     done = run("sync", "-q", "--json", "-c", str(config), OPENSSL_MODULES=modules)
@@ -157,10 +184,22 @@ def test_a_server_that_speaks_chacha20_only_shares_no_cipher(
     run: Run, pyz: Path, modules: Path, ca: trustme.CA, tmp_path: Path
 ) -> None:
     """Under TLS 1.3 the suites are the library's; the other build offers this one."""
-    ca.issue_cert("127.0.0.1").private_key_and_cert_chain_pem.write_to_path(str(tmp_path / "server.pem"))
-    command = ["openssl", "s_server", "-accept", "127.0.0.1:0", "-www", "-cert", str(tmp_path / "server.pem")]
+    ca.issue_cert("127.0.0.1").private_key_and_cert_chain_pem.write_to_path(
+        str(tmp_path / "server.pem")
+    )
+    command = [
+        "openssl",
+        "s_server",
+        "-accept",
+        "127.0.0.1:0",
+        "-www",
+        "-cert",
+        str(tmp_path / "server.pem"),
+    ]
     command += ["-tls1_3", "-ciphersuites", "TLS_CHACHA20_POLY1305_SHA256"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as server:
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+    ) as server:
         try:
             assert server.stdout is not None
             address = next(line.split()[1] for line in server.stdout if line.startswith("ACCEPT "))
@@ -168,7 +207,9 @@ def test_a_server_that_speaks_chacha20_only_shares_no_cipher(
             registry = {"url": f"https://{address}", "ca_file": trusting(ca, tmp_path)}
             config.write_text(json.dumps({"registries": {"one": registry}, "mappings": []}))
             arguments = ["tags", f"{address}/app", "-c", str(config)]
-            other = subprocess.run([sys.executable, str(pyz), *arguments], capture_output=True, text=True, check=False)
+            other = subprocess.run(
+                [sys.executable, str(pyz), *arguments], capture_output=True, text=True, check=False
+            )
             done = run(*arguments, OPENSSL_MODULES=modules)
         finally:
             server.kill()
@@ -179,23 +220,38 @@ def test_a_server_that_speaks_chacha20_only_shares_no_cipher(
 
 @pytest.mark.parametrize("python", PYTHONS)
 @pytest.mark.parametrize("options", [(), ("-I", "-S", "-OO")], ids=["plain", "isolated"])
-def test_version_names_the_provider(run: Run, modules: Path, python: str, options: tuple[str, ...]) -> None:
-    told = run("version", "--json", python=PYTHONS[python], options=options, OPENSSL_MODULES=modules)
+def test_version_names_the_provider(
+    run: Run, modules: Path, python: str, options: tuple[str, ...]
+) -> None:
+    told = run(
+        "version", "--json", python=PYTHONS[python], options=options, OPENSSL_MODULES=modules
+    )
     provider = json.loads(told.stdout)["provider"]
     assert holds(told)
     assert provider["name"] == "OpenSSL FIPS Provider"
-    assert json.loads(told.stdout)["gate"] == f"FIPS gate holds: {provider['name']} {provider['version']}"
+    assert (
+        json.loads(told.stdout)["gate"]
+        == f"FIPS gate holds: {provider['name']} {provider['version']}"
+    )
 
 
 def test_what_an_operator_set_up_is_taken_as_it_is(run: Run, copy: Path, tmp_path: Path) -> None:
-    """The settings lie where nobody would look: without the operator's file the gate could not find them."""
+    """The settings lie where nobody would look: without the operator's file the gate could not find
+    them.
+    """
     settings = (copy / "fipsmodule.cnf").replace(tmp_path / "elsewhere")
     (tmp_path / "own.cnf").write_text(SETUP.format(settings=settings, section="fips_sect"))
-    refused(run("validate", "x", OPENSSL_MODULES=copy), "no fipsmodule.cnf in ", "self test post failure")
+    refused(
+        run("validate", "x", OPENSSL_MODULES=copy),
+        "no fipsmodule.cnf in ",
+        "self test post failure",
+    )
     assert holds(run("version", "--json", OPENSSL_MODULES=copy, OPENSSL_CONF=tmp_path / "own.cnf"))
 
 
-def test_settings_beside_the_operators_file_come_first(run: Run, copy: Path, tmp_path: Path) -> None:
+def test_settings_beside_the_operators_file_come_first(
+    run: Run, copy: Path, tmp_path: Path
+) -> None:
     (copy / "fipsmodule.cnf").replace(tmp_path / "fipsmodule.cnf")
     (tmp_path / "own.cnf").write_text("")
     assert holds(run("version", "--json", OPENSSL_MODULES=copy, OPENSSL_CONF=tmp_path / "own.cnf"))
@@ -212,9 +268,13 @@ def test_settings_beside_the_operators_file_come_first(run: Run, copy: Path, tmp
     ],
     ids=["nothing", "no beginning", "property", "preference", "built-in provider"],
 )
-def test_what_the_operators_file_leaves_out_is_added(run: Run, modules: Path, tmp_path: Path, own: str) -> None:
+def test_what_the_operators_file_leaves_out_is_added(
+    run: Run, modules: Path, tmp_path: Path, own: str
+) -> None:
     (tmp_path / "own.cnf").write_text(own)
-    assert holds(run("version", "--json", OPENSSL_MODULES=modules, OPENSSL_CONF=tmp_path / "own.cnf"))
+    assert holds(
+        run("version", "--json", OPENSSL_MODULES=modules, OPENSSL_CONF=tmp_path / "own.cnf")
+    )
 
 
 def test_settings_that_do_not_activate_are_activated(run: Run, copy: Path) -> None:
@@ -242,14 +302,27 @@ print(json.dumps(answers))
 """
 
 
-def test_all_is_computed_by_the_provider_and_nothing_is_left(default: Path, modules: Path, tmp_path: Path) -> None:
+def test_all_is_computed_by_the_provider_and_nothing_is_left(
+    default: Path, modules: Path, tmp_path: Path
+) -> None:
     """Also when it is imported rather than run; the built-in provider is not even loaded."""
     key = make_key()
-    [answers] = interpret(COMPUTE, default, tmp_path, key.pem, OPENSSL_MODULES=modules, TMPDIR=tmp_path)
+    [answers] = interpret(
+        COMPUTE, default, tmp_path, key.pem, OPENSSL_MODULES=modules, TMPDIR=tmp_path
+    )
     expected: list[object] = ["", "", True]
     for data in (b"", b"abc" * 1000):
-        expected += [fips.hash_hex("sha256", data), fips.hash_hex("sha512", data), fips.hmac_bytes(data, b"x").hex()]
-    expected += [fips.name_hash("abc"), signed_elsewhere(key.pem, b"hello").hex(), "_hashlib", *["refused"] * 4]
+        expected += [
+            fips.hash_hex("sha256", data),
+            fips.hash_hex("sha512", data),
+            fips.hmac_bytes(data, b"x").hex(),
+        ]
+    expected += [
+        fips.name_hash("abc"),
+        signed_elsewhere(key.pem, b"hello").hex(),
+        "_hashlib",
+        *["refused"] * 4,
+    ]
     assert json.loads(answers) == expected
     assert list(tmp_path.iterdir()) == []
 
@@ -279,10 +352,19 @@ DAMAGES: Mapping[str, tuple[Callable[[Path], object], str]] = {
     "a changed MAC": (change("module-mac = ", "module-mac = 00:"), "self test post failure"),
     "no MAC": (change("module-mac", "module"), "self test post failure"),
     "no settings": (lambda copy: (copy / "fipsmodule.cnf").unlink(), "no fipsmodule.cnf in "),
-    "settings that do not parse": (change("[fips_sect]", "[fips_sect"), "missing close square bracket"),
+    "settings that do not parse": (
+        change("[fips_sect]", "[fips_sect"),
+        "missing close square bracket",
+    ),
     "another section": (change("[fips_sect]", "[other]"), "self test post failure"),
-    "no library": (lambda copy: (copy / "fips.so").write_text("text"), "could not load the shared library"),
-    "a directory": (lambda copy: [(copy / "fips.so").unlink(), (copy / "fips.so").mkdir()], "no fips.so in "),
+    "no library": (
+        lambda copy: (copy / "fips.so").write_text("text"),
+        "could not load the shared library",
+    ),
+    "a directory": (
+        lambda copy: [(copy / "fips.so").unlink(), (copy / "fips.so").mkdir()],
+        "no fips.so in ",
+    ),
 }
 
 
@@ -293,16 +375,22 @@ def test_a_damaged_provider_is_refused(run: Run, copy: Path, damage: str) -> Non
     refused(run("validate", "x", OPENSSL_MODULES=copy), words, str(copy))
 
 
-def test_an_operators_file_with_a_changed_mac_is_not_healed(run: Run, modules: Path, tmp_path: Path) -> None:
+def test_an_operators_file_with_a_changed_mac_is_not_healed(
+    run: Run, modules: Path, tmp_path: Path
+) -> None:
     text = (modules / "fipsmodule.cnf").read_text()
     (tmp_path / "changed.cnf").write_text(text.replace("module-mac = ", "module-mac = 00:"))
-    (tmp_path / "own.cnf").write_text(SETUP.format(settings=tmp_path / "changed.cnf", section="fips_sect"))
+    (tmp_path / "own.cnf").write_text(
+        SETUP.format(settings=tmp_path / "changed.cnf", section="fips_sect")
+    )
     done = run("validate", "x", OPENSSL_MODULES=modules, OPENSSL_CONF=tmp_path / "own.cnf")
     refused(done, "self test post failure", f"after OPENSSL_CONF='{tmp_path}/own.cnf'")
 
 
 @pytest.mark.parametrize("way", ["named so", "put there"])
-def test_another_provider_by_the_same_name_is_refused(run: Run, copy: Path, tmp_path: Path, way: str) -> None:
+def test_another_provider_by_the_same_name_is_refused(
+    run: Run, copy: Path, tmp_path: Path, way: str
+) -> None:
     if LEGACY is None:
         pytest.skip("this OpenSSL has no other module")
     variables = {"OPENSSL_MODULES": copy}
@@ -315,27 +403,41 @@ def test_another_provider_by_the_same_name_is_refused(run: Run, copy: Path, tmp_
     refused(run("validate", "x", **variables), "is not what computes SHA-256")
 
 
-def test_random_numbers_of_another_provider_are_refused(run: Run, modules: Path, tmp_path: Path) -> None:
-    """Keys of TLS would be drawn from them; the property alone does not keep an operator's file from that."""
+def test_random_numbers_of_another_provider_are_refused(
+    run: Run, modules: Path, tmp_path: Path
+) -> None:
+    """Keys of TLS would be drawn from them; the property alone does not keep an operator's file
+    from that.
+    """
     setup = SETUP.format(settings=modules / "fipsmodule.cnf", section="fips_sect")
-    setup = setup.replace("[init]", "[init]\nrandom = chance").replace("base = base_sect", "default = base_sect")
+    setup = setup.replace("[init]", "[init]\nrandom = chance").replace(
+        "base = base_sect", "default = base_sect"
+    )
     (tmp_path / "own.cnf").write_text(f"{setup}[chance]\nrandom = CTR-DRBG\nproperties = -fips\n")
     done = run("validate", "x", OPENSSL_MODULES=modules, OPENSSL_CONF=tmp_path / "own.cnf")
     refused(done, "is not what computes random numbers")
 
 
-def test_openssl_that_began_before_the_gate_is_refused(run: Run, modules: Path, tmp_path: Path) -> None:
-    """What has been fetched by then would stay; where the host is set up so, it is the provider's from the start."""
+def test_openssl_that_began_before_the_gate_is_refused(
+    run: Run, modules: Path, tmp_path: Path
+) -> None:
+    """What has been fetched by then would stay; where the host is set up so, it is the provider's
+    from the start.
+    """
     (tmp_path / "sitecustomize.py").write_text("import hashlib, ssl")
     variables = {"PYTHONPATH": tmp_path, "OPENSSL_MODULES": modules}
     refused(run("validate", "x", **variables), "comes too late", "`python3 -I -S`")
     assert holds(run("version", "--json", options=("-I",), **variables))
-    (tmp_path / "own.cnf").write_text(SETUP.format(settings=modules / "fipsmodule.cnf", section="fips_sect"))
+    (tmp_path / "own.cnf").write_text(
+        SETUP.format(settings=modules / "fipsmodule.cnf", section="fips_sect")
+    )
     assert holds(run("version", "--json", OPENSSL_CONF=tmp_path / "own.cnf", **variables))
 
 
 @pytest.mark.parametrize("module", ["_hashlib", "_ssl", "ctypes"])
-def test_a_python_without_what_the_gate_needs_is_refused(run: Run, modules: Path, tmp_path: Path, module: str) -> None:
+def test_a_python_without_what_the_gate_needs_is_refused(
+    run: Run, modules: Path, tmp_path: Path, module: str
+) -> None:
     (tmp_path / f"{module}.py").write_text(f"raise ImportError('no {module} here')")
     done = run("validate", "x", PYTHONPATH=tmp_path, OPENSSL_MODULES=modules)
     refused(done, f"cannot be used: no {module} here")
@@ -361,7 +463,10 @@ class _SSLContext(real._SSLContext):
     ("extension", "instead", "words"),
     [
         pytest.param(
-            _hashlib, "openssl_md5 = real.openssl_sha256", "is not alone: OpenSSL still computes MD5", id="MD5"
+            _hashlib,
+            "openssl_md5 = real.openssl_sha256",
+            "is not alone: OpenSSL still computes MD5",
+            id="MD5",
         ),
         pytest.param(_ssl, CHACHA, "is not alone: TLS still offers ChaCha20", id="ChaCha20"),
     ],
@@ -369,10 +474,14 @@ class _SSLContext(real._SSLContext):
 def test_an_extension_that_computes_elsewhere_is_refused(
     run: Run, modules: Path, tmp_path: Path, extension: ModuleType, instead: str, words: str
 ) -> None:
-    """As of a Python whose parts are bound to several copies of OpenSSL: the provider is active in one of them."""
+    """As of a Python whose parts are bound to several copies of OpenSSL: the provider is active in
+    one of them.
+    """
     if not getattr(extension, "__file__", None):
         pytest.skip("it is inside this interpreter")
-    (tmp_path / f"{extension.__name__}.py").write_text(DOUBLE.format(path=extension.__file__) + instead)
+    (tmp_path / f"{extension.__name__}.py").write_text(
+        DOUBLE.format(path=extension.__file__) + instead
+    )
     refused(run("validate", "x", PYTHONPATH=tmp_path, OPENSSL_MODULES=modules), words)
 
 
@@ -408,7 +517,10 @@ def test_every_command_is_refused(run: Run, tmp_path: Path, name: str) -> None:
 
 def test_no_command_is_told_first(run: Run) -> None:
     done = run()
-    assert (done.returncode, done.stderr.splitlines()[0]) == (3, "error: CONFIG_ERROR: a command is needed")
+    assert (done.returncode, done.stderr.splitlines()[0]) == (
+        3,
+        "error: CONFIG_ERROR: a command is needed",
+    )
 
 
 def test_a_refusal_in_json(run: Run) -> None:
@@ -430,7 +542,9 @@ def test_a_refusal_in_json(run: Run) -> None:
     ],
     ids=["nothing", "the property alone", "does not parse", "absent"],
 )
-def test_an_operators_file_that_is_no_use(run: Run, tmp_path: Path, text: str | None, words: str) -> None:
+def test_an_operators_file_that_is_no_use(
+    run: Run, tmp_path: Path, text: str | None, words: str
+) -> None:
     if text is not None:
         (tmp_path / "own.cnf").write_text(text)
     refused(run("validate", "x", OPENSSL_CONF=tmp_path / "own.cnf"), words)
@@ -442,8 +556,12 @@ def test_names_from_the_environment_do_no_harm_to_a_terminal(run: Run, tmp_path:
         refused(run("validate", "x", **{name: odd}), "\\x1b[2J\\nerror: ")
 
 
-@pytest.mark.parametrize("arguments", [["schema"], ["schema", "--report"], ["--help"], ["sync", "-h"]], ids=" ".join)
-def test_what_only_tells_works_and_says_that_the_gate_is_closed(run: Run, arguments: list[str]) -> None:
+@pytest.mark.parametrize(
+    "arguments", [["schema"], ["schema", "--report"], ["--help"], ["sync", "-h"]], ids=" ".join
+)
+def test_what_only_tells_works_and_says_that_the_gate_is_closed(
+    run: Run, arguments: list[str]
+) -> None:
     done = run(*arguments)
     assert done.returncode == 0
     assert len(done.stdout) > 100
@@ -525,24 +643,37 @@ def test_an_older_openssl_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("as_default")
-def test_a_library_inside_the_interpreter_that_shows_nothing_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_library_inside_the_interpreter_that_shows_nothing_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def nowhere(name: str | None) -> object:
         raise OSError(f"cannot open {name}")
 
     monkeypatch.setattr("ctypes.CDLL", nowhere)
-    assert fips.closed().startswith("the FIPS provider cannot be used: this Python does not show its libcrypto")
+    assert fips.closed().startswith(
+        "the FIPS provider cannot be used: this Python does not show its libcrypto"
+    )
 
 
 def test_the_other_build_has_no_gate(pyz: Path, tmp_path: Path) -> None:
     environment = {"OPENSSL_MODULES": str(tmp_path)}
     done = subprocess.run(
-        [sys.executable, str(pyz), "version", "--json"], capture_output=True, text=True, env=environment, check=False
+        [sys.executable, str(pyz), "version", "--json"],
+        capture_output=True,
+        text=True,
+        env=environment,
+        check=False,
     )
     told = json.loads(done.stdout)
-    assert (told["gate"], told["gate_holds"], told["provider"]) == ("no FIPS gate in this build", False, None)
+    assert (told["gate"], told["gate_holds"], told["provider"]) == (
+        "no FIPS gate in this build",
+        False,
+        None,
+    )
 
 
-# ---------------------------------------------------------------- where the provider of these tests comes from
+# ---------------------------------------------------------------- where the provider of these tests
+# comes from
 
 BOOKWORM = 'ID=debian\nVERSION_ID="12"\nVERSION_CODENAME=bookworm\nPRETTY_NAME="Debian GNU/Linux 12 (bookworm)"\n'
 
@@ -578,7 +709,10 @@ def test_machines_without_the_package(release: str, why: str) -> None:
 )
 def test_the_machines_own_mirror_is_asked(lists: str) -> None:
     told = fips_provider.source_of(lists, "bookworm").format(suite="trixie")
-    assert told == "Types: deb\nURIs: http://m.test/d\nSuites: trixie\nComponents: main\nSigned-By: /k.gpg\n"
+    assert (
+        told
+        == "Types: deb\nURIs: http://m.test/d\nSuites: trixie\nComponents: main\nSigned-By: /k.gpg\n"
+    )
     with pytest.raises(fips_provider.ProviderError, match="no source for trixie"):
         fips_provider.source_of(lists, "trixie")
 

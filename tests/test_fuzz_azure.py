@@ -1,4 +1,6 @@
-"""Azure's files, variables and servers: whatever they hold gives a login or one error, which shows no secret."""
+"""Azure's files, variables and servers: whatever they hold gives a login or one error, which shows
+no secret.
+"""
 
 from __future__ import annotations
 
@@ -23,19 +25,25 @@ GOOD = (200, dict[str, str](), json.dumps({"access_token": SECRET, "refresh_toke
 
 
 def log_in(
-    environ: Mapping[str, str], files: Mapping[str, bytes], *answers: tuple[int, dict[str, str], bytes]
+    environ: Mapping[str, str],
+    files: Mapping[str, bytes],
+    *answers: tuple[int, dict[str, str], bytes],
 ) -> Login | None:
     """Log in, which here waits for nothing; return None after an error that may be shown."""
     left = list(answers)
 
-    async def fetch(method: str, url: str, headers: Any, body: bytes, seconds: float | None = None) -> Any:
+    async def fetch(
+        method: str, url: str, headers: Any, body: bytes, seconds: float | None = None
+    ) -> Any:
         # What is no URL is refused by what asks (`resolve_location`), not here.
         return left.pop(0) if left else GOOD
 
     machine = Machine(environ, "/home/u", files.get, lambda: 1000.0, fetch)
     azure.present(machine)
     try:
-        azure.log_in(machine, Registry("a", "https", "a.azurecr.io", 443, "acr"), guessed=False).send(None)
+        azure.log_in(
+            machine, Registry("a", "https", "a.azurecr.io", 443, "acr"), guessed=False
+        ).send(None)
     except StopIteration as done:
         login = done.value
         assert isinstance(login, Login)
@@ -49,8 +57,19 @@ def log_in(
 
 
 NOBODY = (404, dict[str, str](), b"")
-LEAVES = st.sampled_from([SECRET, "AzureCloud", "me", "user", "h", "login.microsoftonline.com", "9999999999", "1"])
-PROFILE = trees("subscriptions", "environmentName", "tenantId", "user", "name", "type", "isDefault", leaves=LEAVES)
+LEAVES = st.sampled_from(
+    [SECRET, "AzureCloud", "me", "user", "h", "login.microsoftonline.com", "9999999999", "1"]
+)
+PROFILE = trees(
+    "subscriptions",
+    "environmentName",
+    "tenantId",
+    "user",
+    "name",
+    "type",
+    "isDefault",
+    leaves=LEAVES,
+)
 ENTRY = st.fixed_dictionaries(
     {},
     optional={
@@ -61,28 +80,51 @@ ENTRY = st.fixed_dictionaries(
 )  # fmt: skip
 KINDS = ("Account", "RefreshToken", "AccessToken")
 ENTRIES = st.dictionaries(st.text(max_size=2), ENTRY, max_size=3)
-CACHE = st.one_of(trees(*KINDS, leaves=LEAVES), st.fixed_dictionaries({}, optional=dict.fromkeys(KINDS, ENTRIES)))
+CACHE = st.one_of(
+    trees(*KINDS, leaves=LEAVES), st.fixed_dictionaries({}, optional=dict.fromkeys(KINDS, ENTRIES))
+)
 
 
 def session(**tokens: dict[str, object]) -> dict[str, object]:
     """What the command line keeps of a user with these tokens."""
     both = {"home_account_id": "h", "environment": "login.microsoftonline.com", "realm": "t"}
     both["target"] = "https://containerregistry.azure.net/.default"
-    account = {"Account": {"1": {"home_account_id": "h", "username": "me"}}, "AccessToken": {}, "RefreshToken": {}}
+    account = {
+        "Account": {"1": {"home_account_id": "h", "username": "me"}},
+        "AccessToken": {},
+        "RefreshToken": {},
+    }
     return {**account, **{kind: {"1": {**both, **fields}} for kind, fields in tokens.items()}}
 
 
-SUBSCRIPTION = {"environmentName": "AzureCloud", "tenantId": "t", "user": {"name": "me", "type": "user"}}
+SUBSCRIPTION = {
+    "environmentName": "AzureCloud",
+    "tenantId": "t",
+    "user": {"name": "me", "type": "user"},
+}
 
 
 @fuzz(50)
 @given(PROFILE | st.just({"subscriptions": [SUBSCRIPTION]}), CACHE)
 @example({"subscriptions": [{**SUBSCRIPTION, "tenantId": "\ud800"}]}, {})
-@example({"subscriptions": [SUBSCRIPTION]}, session(RefreshToken={"last_modification_time": math.inf, "secret": "s"}))
-@example({"subscriptions": [SUBSCRIPTION]}, session(RefreshToken={"last_modification_time": "1", "secret": [1]}))
-@example({"subscriptions": [SUBSCRIPTION]}, session(AccessToken={"expires_on": 10**400, "secret": "s"}))
-@example({"subscriptions": [SUBSCRIPTION]}, session(AccessToken={"expires_on": "9999999999", "secret": [1]}))
-def test_any_session_of_the_command_line_is_a_login_or_an_error(profile: object, cache: object) -> None:
+@example(
+    {"subscriptions": [SUBSCRIPTION]},
+    session(RefreshToken={"last_modification_time": math.inf, "secret": "s"}),
+)
+@example(
+    {"subscriptions": [SUBSCRIPTION]},
+    session(RefreshToken={"last_modification_time": "1", "secret": [1]}),
+)
+@example(
+    {"subscriptions": [SUBSCRIPTION]}, session(AccessToken={"expires_on": 10**400, "secret": "s"})
+)
+@example(
+    {"subscriptions": [SUBSCRIPTION]},
+    session(AccessToken={"expires_on": "9999999999", "secret": [1]}),
+)
+def test_any_session_of_the_command_line_is_a_login_or_an_error(
+    profile: object, cache: object
+) -> None:
     files = {
         f"{PLACE}/azureProfile.json": json.dumps(profile).encode(),
         f"{PLACE}/msal_token_cache.json": json.dumps(cache).encode(),
@@ -91,18 +133,25 @@ def test_any_session_of_the_command_line_is_a_login_or_an_error(profile: object,
     log_in({}, files, NOBODY)
 
 
-PLACES = scraps("https://", "http://", "/", ":", "?", " ", "\ud800", "é", "\n", "[", other="ab", most=5)
+PLACES = scraps(
+    "https://", "http://", "/", ":", "?", " ", "\ud800", "é", "\n", "[", other="ab", most=5
+)
 PROOFS = scraps(SECRET, " ", "\ud800", "é", "\n", other="ab", most=5)
 VARIABLES = {
     **dict.fromkeys(("AZURE_CLIENT_SECRET", "IDENTITY_HEADER"), PROOFS),
-    **dict.fromkeys(("AZURE_CLIENT_ID", "AZURE_TENANT_ID", "AZURE_FEDERATED_TOKEN_FILE", "IDENTITY_ENDPOINT"), PLACES),
+    **dict.fromkeys(
+        ("AZURE_CLIENT_ID", "AZURE_TENANT_ID", "AZURE_FEDERATED_TOKEN_FILE", "IDENTITY_ENDPOINT"),
+        PLACES,
+    ),
     **dict.fromkeys(("AZURE_CONFIG_DIR", "AZURE_AUTHORITY_HOST"), PLACES),
 }
 
 
 @fuzz(100)
 @given(st.fixed_dictionaries({}, optional=VARIABLES), st.binary(max_size=9))
-@example({"AZURE_CLIENT_SECRET": "\ud800", "AZURE_CLIENT_ID": "\ud800", "AZURE_TENANT_ID": "\ud800"}, b"")
+@example(
+    {"AZURE_CLIENT_SECRET": "\ud800", "AZURE_CLIENT_ID": "\ud800", "AZURE_TENANT_ID": "\ud800"}, b""
+)
 def test_any_environment_is_a_login_or_an_error(environ: dict[str, str], token: bytes) -> None:
     log_in(environ, {environ.get("AZURE_FEDERATED_TOKEN_FILE", ""): token}, NOBODY)
 
@@ -123,7 +172,9 @@ BODIES = st.one_of(
     st.text("1, GMT:", max_size=5),
     st.booleans(),
 )
-def test_any_answer_is_a_login_or_an_error(status: int, body: bytes, after: str, late: bool) -> None:
+def test_any_answer_is_a_login_or_an_error(
+    status: int, body: bytes, after: str, late: bool
+) -> None:
     answers = [GOOD, (status, {"retry-after": after}, body)]
     found = log_in(NAMED, {}, *answers[0 if late else 1 :])
     assert found is None or found.credential.identity_token

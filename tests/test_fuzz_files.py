@@ -1,4 +1,6 @@
-"""Manifests, YAML and command lines: a value, or the one declared error; what is read is what PyYAML and JSON read."""
+"""Manifests, YAML and command lines: a value, or the one declared error; what is read is what
+PyYAML and JSON read.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,10 @@ from _regsync.document import Node, Unreadable, compose, dump
 from _regsync.errors import ContentError
 from tests.fuzzing import fuzz, scraps, trees
 
-INDEX, IMAGE = "application/vnd.oci.image.index.v1+json", "application/vnd.oci.image.manifest.v1+json"
+INDEX, IMAGE = (
+    "application/vnd.oci.image.index.v1+json",
+    "application/vnd.oci.image.manifest.v1+json",
+)
 DIGESTS = [oci.digest_of(bytes([number])) for number in range(4)]
 
 # Manifests.
@@ -29,7 +34,10 @@ def near(good: dict[str, st.SearchStrategy[Any]]) -> st.SearchStrategy[dict[str,
     """Objects with these fields, of which one may be missing or anything."""
     whole = st.fixed_dictionaries(good)
     wrong = trees(
-        "mediaType", "digest", "size", leaves=st.sampled_from([-1, 2**63, 1.5, 1e400, True, INDEX, DIGESTS[0], "x\n"])
+        "mediaType",
+        "digest",
+        "size",
+        leaves=st.sampled_from([-1, 2**63, 1.5, 1e400, True, INDEX, DIGESTS[0], "x\n"]),
     )
     strange = st.tuples(whole, st.sampled_from([*good, "urls", "subject", "extra"]), wrong).map(
         lambda drawn: {**drawn[0], drawn[1]: drawn[2]}
@@ -41,16 +49,23 @@ def near(good: dict[str, st.SearchStrategy[Any]]) -> st.SearchStrategy[dict[str,
 
 
 DESCRIPTOR = {
-    "mediaType": st.sampled_from([INDEX, IMAGE, "application/vnd.oci.image.layer.v1.tar", "a/b;c=d", "A/B"]),
+    "mediaType": st.sampled_from(
+        [INDEX, IMAGE, "application/vnd.oci.image.layer.v1.tar", "a/b;c=d", "A/B"]
+    ),
     "digest": st.sampled_from(DIGESTS),
     "size": st.sampled_from([1, 1, 1, 0, 2**62]),
     "annotations": st.none()
     | st.dictionaries(
-        st.sampled_from(["vnd.docker.reference.digest", "x"]), st.sampled_from([*DIGESTS, None]), max_size=2
+        st.sampled_from(["vnd.docker.reference.digest", "x"]),
+        st.sampled_from([*DIGESTS, None]),
+        max_size=2,
     ),
     "platform": st.none()
     | st.fixed_dictionaries(
-        {"os": st.sampled_from(["linux", "unknown", ""]), "architecture": st.sampled_from(["amd64", "arm", "unknown"])}
+        {
+            "os": st.sampled_from(["linux", "unknown", ""]),
+            "architecture": st.sampled_from(["amd64", "arm", "unknown"]),
+        }
     ),
     "data": st.none() | st.sampled_from(["AA==", "AQ==", "\ud800", "A"]),
 }
@@ -70,11 +85,17 @@ INDEXES = near(
         "manifests": st.lists(DESCRIPTORS, max_size=4),
     }
 )
-TYPES = st.sampled_from([None, INDEX, IMAGE, f"{INDEX}; charset=utf-8", "text/plain", "x/y", "\xff", ""])
+TYPES = st.sampled_from(
+    [None, INDEX, IMAGE, f"{INDEX}; charset=utf-8", "text/plain", "x/y", "\xff", ""]
+)
 
 
 @fuzz(150)
-@given(IMAGES | INDEXES, TYPES, st.lists(st.sampled_from(["linux/amd64", "linux/arm/v7"]), min_size=1, max_size=2))
+@given(
+    IMAGES | INDEXES,
+    TYPES,
+    st.lists(st.sampled_from(["linux/amd64", "linux/arm/v7"]), min_size=1, max_size=2),
+)
 def test_what_is_nearly_a_manifest_is_one_or_a_content_error(
     document: dict[str, Any], content_type: str | None, wanted: list[str]
 ) -> None:
@@ -84,10 +105,12 @@ def test_what_is_nearly_a_manifest_is_one_or_a_content_error(
         read = oci.parse_manifest(body, content_type=content_type, digest=oci.digest_of(body))
         named = [document["config"]] if document.get("config") else []
         named += [*(document.get("layers") or []), *(document.get("manifests") or [])]
-        assert [each.digest for each in (*filter(None, [read.config]), *read.layers, *read.children)] == [
-            each["digest"] for each in named
-        ]
-        trimmed = oci.trim_index(read, platforms, {each.digest: read._replace(children=()) for each in read.children})
+        assert [
+            each.digest for each in (*filter(None, [read.config]), *read.layers, *read.children)
+        ] == [each["digest"] for each in named]
+        trimmed = oci.trim_index(
+            read, platforms, {each.digest: read._replace(children=()) for each in read.children}
+        )
         again = json.loads(trimmed.manifest.body)
         kept = [each.digest for each in trimmed.manifest.children]
         assert [each["digest"] for each in again.get("manifests") or []] == kept
@@ -99,16 +122,18 @@ def test_what_is_nearly_a_manifest_is_one_or_a_content_error(
 
 
 def by_pyyaml(node: yaml.Node) -> Any:
-    """Return a node of PyYAML's own composer as ours are; a merge or a repeated key is nothing for it."""
+    """Return a node of PyYAML's own composer as ours are; a merge or a repeated key is nothing for
+    it.
+    """
     tag = node.tag.removeprefix("tag:yaml.org,2002:").replace("value", "str")
     line, column = node.start_mark.line + 1, node.start_mark.column + 1
     if isinstance(node, yaml.SequenceNode):
         return Node(tag, [by_pyyaml(each) for each in node.value], line, column)
     if isinstance(node, yaml.MappingNode):
         pairs = [(by_pyyaml(key), by_pyyaml(value)) for key, value in node.value]
-        if any(key.tag in ("map", "seq", "merge") for key, _ in pairs) or len({key.value for key, _ in pairs}) < len(
-            pairs
-        ):
+        if any(key.tag in ("map", "seq", "merge") for key, _ in pairs) or len(
+            {key.value for key, _ in pairs}
+        ) < len(pairs):
             raise LookupError
         return Node(tag, {key.value: (key, value) for key, value in pairs}, line, column)
     return Node(tag, node.value, line, column)
@@ -121,7 +146,9 @@ PLAIN = st.one_of(
         "0o7", "1_000", "190:20:30", "2024-01-02", "é\xa0", "<<", ".inf", "a" * 99]),
 )  # fmt: skip
 TREES = st.recursive(
-    PLAIN, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(PLAIN.map(str), inner, max_size=4), max_leaves=15
+    PLAIN,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(PLAIN.map(str), inner, max_size=4),
+    max_leaves=15,
 )
 
 
@@ -136,7 +163,14 @@ TREES = st.recursive(
 def test_nodes_and_places_are_those_of_pyyaml(
     tree: object, flow: bool | None, indent: int, width: int, end: str
 ) -> None:
-    text = yaml.safe_dump(tree, default_flow_style=flow, indent=indent, width=width, line_break=end, allow_unicode=True)
+    text = yaml.safe_dump(
+        tree,
+        default_flow_style=flow,
+        indent=indent,
+        width=width,
+        line_break=end,
+        allow_unicode=True,
+    )
     noted: list[str] = []
     try:
         wanted = by_pyyaml(yaml.compose(text, yaml.SafeLoader))
@@ -158,7 +192,9 @@ YAML = scraps("a", ": ", ":", "- ", "\n", "  ", "{", "}", "[", "]", ", ", "'", '
 def test_any_scraps_of_yaml_are_what_pyyaml_composes_or_unreadable(text: str) -> None:
     noted: list[str] = []
     try:
-        found = compose(text.encode("utf-8", "surrogatepass"), lambda node, path, problem: noted.append(problem))
+        found = compose(
+            text.encode("utf-8", "surrogatepass"), lambda node, path, problem: noted.append(problem)
+        )
     except Unreadable as error:
         line, column, message = error.args
         assert line >= 1
@@ -181,7 +217,8 @@ def test_what_is_dumped_is_read_back(tree: object) -> None:
 
 
 @pytest.mark.parametrize(
-    "unit", ["[", "{", "- ", "a: ", "? ", "[a,", "{a: ", "&a [", "!x [", "\n" * 9 + "- ", "*a ", "'", "|"]
+    "unit",
+    ["[", "{", "- ", "a: ", "? ", "[a,", "{a: ", "&a [", "!x [", "\n" * 9 + "- ", "*a ", "'", "|"],
 )
 def test_deep_or_long_yaml_is_refused_in_bounded_work(unit: str) -> None:
     with contextlib.suppress(Unreadable):
@@ -204,7 +241,14 @@ WORDS = st.sampled_from([
     "\n", "--shard", "1/2", "--exclude=a\nb", "/nowhere", "-cx", "--jso", "=",
 ])  # fmt: skip
 CONFIGS = st.sampled_from(
-    [b"", b"mappings: []", b"\xff", b"mappings: [{from: a, source: x, targets: y}]", b"a: *b", b"mappings: 5"]
+    [
+        b"",
+        b"mappings: []",
+        b"\xff",
+        b"mappings: [{from: a, source: x, targets: y}]",
+        b"a: *b",
+        b"mappings: 5",
+    ]
 )
 
 
@@ -236,4 +280,7 @@ def test_any_command_line_ends_in_a_status_and_one_line(words: list[str], config
     if status and "--json" in words and not {"--help", "-h"} & {*words}:
         assert json.loads(out.getvalue())["error"]["code"] == "CONFIG_ERROR"
     assert status == 0 or not ran.called
-    assert all(line.startswith(("error: ", "hint: ", "warning: ", "info: ", "{")) for line in said.splitlines()), said
+    assert all(
+        line.startswith(("error: ", "hint: ", "warning: ", "info: ", "{"))
+        for line in said.splitlines()
+    ), said

@@ -1,4 +1,6 @@
-"""The small grammars of design.md section 4 against readers of their own: any text has one meaning or is refused."""
+"""The small grammars of design.md section 4 against readers of their own: any text has one meaning
+or is refused.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,11 @@ from tests.fuzzing import fuzz, scraps
 
 
 @fuzz(100)
-@given(st.lists(st.tuples(st.integers(0, 999_999_999), st.sampled_from("smhd")), min_size=1, max_size=4))
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 999_999_999), st.sampled_from("smhd")), min_size=1, max_size=4
+    )
+)
 def test_a_duration_is_the_sum_of_its_parts(parts: list[tuple[int, str]]) -> None:
     seconds = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
     text = "".join(f"{number}{unit}" for number, unit in parts)
@@ -41,7 +47,9 @@ def test_a_duration_is_the_sum_of_its_parts(parts: list[tuple[int, str]]) -> Non
     st.sampled_from(["", " ", "  "]),
     st.booleans(),
 )
-def test_a_size_is_what_its_unit_says(whole: int, millionths: int, prefix: str, blank: str, upper: bool) -> None:
+def test_a_size_is_what_its_unit_says(
+    whole: int, millionths: int, prefix: str, blank: str, upper: bool
+) -> None:
     factor = (1024 if prefix.endswith("i") else 1000) ** " kmgt".index(prefix[:1] or " ")
     text = f"{whole}.{millionths:06}{blank}{prefix}b"
     exact = (Fraction(whole) + Fraction(millionths, 10**6)) * factor
@@ -49,7 +57,27 @@ def test_a_size_is_what_its_unit_says(whole: int, millionths: int, prefix: str, 
 
 
 @fuzz(100)
-@given(scraps("1", "0", "30", "s", "m", "h", "d", ".", " ", "k", "K", "i", "B", "-", "e", "9" * 30, other="٣²ºKı"))
+@given(
+    scraps(
+        "1",
+        "0",
+        "30",
+        "s",
+        "m",
+        "h",
+        "d",
+        ".",
+        " ",
+        "k",
+        "K",
+        "i",
+        "B",
+        "-",
+        "e",
+        "9" * 30,
+        other="٣²ºKı",
+    )
+)
 def test_any_text_is_a_duration_a_size_or_an_error(text: str) -> None:
     for parse in (parse_duration, parse_size):
         try:
@@ -67,7 +95,9 @@ VALUES = {"A": "x", "EMPTY": "", "NESTED": "${A}$$", "_b1": "y"}
 
 
 def by_hand(text: str) -> str | None:
-    """Read a text with variables one character after another; None where it is malformed or lacks a value."""
+    """Read a text with variables one character after another; None where it is malformed or lacks a
+    value.
+    """
     out, at = "", 0
     while at < len(text):
         if text.startswith("$$", at):
@@ -78,7 +108,12 @@ def by_hand(text: str) -> str | None:
             if end < 0:
                 return None
             name, colon, rest = inside.partition(":")
-            if not (name and name.isascii() and name.replace("_", "a").isalnum() and not name[0].isdigit()):
+            if not (
+                name
+                and name.isascii()
+                and name.replace("_", "a").isalnum()
+                and not name[0].isdigit()
+            ):
                 return None
             if (colon and rest[:1] not in ("-", "?")) or "${" in rest:
                 return None
@@ -95,7 +130,26 @@ def by_hand(text: str) -> str | None:
 
 @fuzz(250)
 @given(
-    scraps("${", "}", "$", "$$", "{", "A", "EMPTY", "NESTED", "_b1", "UNSET", ":-", ":?", ":", "-", "x", "1", " ", "\n")
+    scraps(
+        "${",
+        "}",
+        "$",
+        "$$",
+        "{",
+        "A",
+        "EMPTY",
+        "NESTED",
+        "_b1",
+        "UNSET",
+        ":-",
+        ":?",
+        ":",
+        "-",
+        "x",
+        "1",
+        " ",
+        "\n",
+    )
 )
 @example("${A:-$}")
 @example("${UNSET:-$$}")
@@ -181,7 +235,11 @@ def test_globs_match_what_regular_expressions_match(pattern: str, names: list[st
 
 @fuzz(60)
 @given(
-    st.lists(st.sampled_from(["*", "?", "a", "{a,b}", "{*,a*}", "{a,{a,*}}", "[ab]", "[!b]"]), min_size=1, max_size=60)
+    st.lists(
+        st.sampled_from(["*", "?", "a", "{a,b}", "{*,a*}", "{a,{a,*}}", "[ab]", "[!b]"]),
+        min_size=1,
+        max_size=60,
+    )
 )
 def test_no_glob_looks_more_than_once_at_a_token_for_a_character(pieces: list[str]) -> None:
     tokens, _ = tags._tokens("".join(pieces) + "?")
@@ -206,16 +264,22 @@ def takes(operator: str, partial: list[int], version: tuple[int, ...]) -> bool:
     padded = (*partial, 0, 0, 0)[:3]
     if operator == "^":
         # The left-most number that is not zero stays; where all are zero, all that are given.
-        stays = next((index for index, number in enumerate(partial) if number), len(partial) - 1) + 1
+        stays = (
+            next((index for index, number in enumerate(partial) if number), len(partial) - 1) + 1
+        )
         return version >= padded and version[:stays] == padded[:stays]
     if operator == "~":
         stays = min(len(partial), 2)
         return version >= padded and version[:stays] == padded[:stays]
     if operator == "!=":
         return begin != edge
-    return {"": begin == edge, ">": begin > edge, ">=": begin >= edge, "<": begin < edge, "<=": begin <= edge}[
-        operator.replace("==", "").replace("=", "") if operator in ("=", "==") else operator
-    ]
+    return {
+        "": begin == edge,
+        ">": begin > edge,
+        ">=": begin >= edge,
+        "<": begin < edge,
+        "<=": begin <= edge,
+    }[operator.replace("==", "").replace("=", "") if operator in ("=", "==") else operator]
 
 
 def spelled(operator: str, partial: list[int], wild: str, blank: str) -> str:
@@ -223,7 +287,9 @@ def spelled(operator: str, partial: list[int], wild: str, blank: str) -> str:
     return f"{operator}{blank}{'.'.join(parts + [wild] * bool(wild and len(parts) < 3))}"
 
 
-COMPARATORS = st.tuples(OPERATORS, PARTIALS, st.sampled_from(["", "", "x", "X", "*"]), st.sampled_from(["", "", " "]))
+COMPARATORS = st.tuples(
+    OPERATORS, PARTIALS, st.sampled_from(["", "", "x", "X", "*"]), st.sampled_from(["", "", " "])
+)
 
 
 @fuzz(250)
@@ -236,7 +302,9 @@ def test_a_range_takes_what_its_words_say(
     sets: list[list[tuple[str, list[int], str, str]]], numbers: tuple[int, int, int], end: str
 ) -> None:
     text = " || ".join(", ".join(spelled(*each) for each in part) for part in sets)
-    wanted = any(all(takes(operator, partial, numbers) for operator, partial, _, _ in part) for part in sets)
+    wanted = any(
+        all(takes(operator, partial, numbers) for operator, partial, _, _ in part) for part in sets
+    )
     version = parse_version("v" + ".".join(map(str, numbers)) + end)
     assert version is not None
     allowed = parse_range(text)
@@ -246,7 +314,9 @@ def test_a_range_takes_what_its_words_say(
 
 
 @fuzz(150)
-@given(scraps("v", "1", "0", "12", ".", "-", "rc", "+", "_", "x", "9" * 30, " ", most=10, other="٣V-."))
+@given(
+    scraps("v", "1", "0", "12", ".", "-", "rc", "+", "_", "x", "9" * 30, " ", most=10, other="٣V-.")
+)
 def test_any_tag_is_a_version_or_none(text: str) -> None:
     grammar = r"v?\d+(\.\d+){0,2}(-[0-9A-Za-z-]+(\.[0-9A-Za-z-]+)*)?([+_][0-9A-Za-z._+-]+)?"
     found = parse_version(text)
@@ -287,7 +357,9 @@ def test_a_reference_means_the_same_when_it_is_read_again(text: str) -> None:
     assert oci.is_repository(reference.repository)
     assert reference.tag is None or oci.is_tag(reference.tag)
     assert oci.parse_reference(str(reference)) == reference
-    assert text in (str(reference), str(reference).removeprefix("docker.io/")) or text.lower() != text
+    assert (
+        text in (str(reference), str(reference).removeprefix("docker.io/")) or text.lower() != text
+    )
 
 
 @fuzz(100)
@@ -332,7 +404,11 @@ def test_a_registrys_address_means_the_same_when_it_is_written_whole(text: str) 
     except ValueError:
         return
     assert 0 < port < 65536
-    assert parse_registry_url(f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}") == (scheme, host, port)
+    assert parse_registry_url(f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}") == (
+        scheme,
+        host,
+        port,
+    )
 
 
 @fuzz(100)
@@ -348,12 +424,19 @@ def test_any_text_is_a_digest_or_a_content_error(text: str) -> None:
 # Headers.
 
 TOKENS = st.from_regex(r"[A-Za-z!#$%&'*+.^_`|~0-9-]{1,8}", fullmatch=True)
-_QUOTABLE = st.text(st.characters(min_codepoint=32, max_codepoint=255, exclude_characters="\x7f"), max_size=8)
+_QUOTABLE = st.text(
+    st.characters(min_codepoint=32, max_codepoint=255, exclude_characters="\x7f"), max_size=8
+)
 
 
 @fuzz(150)
 @given(
-    st.lists(st.tuples(TOKENS, st.dictionaries(TOKENS.map(str.lower), _QUOTABLE, min_size=1, max_size=3)), max_size=3),
+    st.lists(
+        st.tuples(
+            TOKENS, st.dictionaries(TOKENS.map(str.lower), _QUOTABLE, min_size=1, max_size=3)
+        ),
+        max_size=3,
+    ),
     st.sampled_from([",", ", ", " ,\t"]),
     st.booleans(),
 )
@@ -368,19 +451,28 @@ def test_challenges_by_the_grammar_are_read_by_it(
         return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
     line = comma.join(
-        f"{scheme} " + comma.join(f"{name}={quoted(text)}" for name, text in given.items()) for scheme, given in offered
+        f"{scheme} " + comma.join(f"{name}={quoted(text)}" for name, text in given.items())
+        for scheme, given in offered
     )
     fields = ("realm", "service", "scope", "error")
     assert parse_challenges([line]) == [
-        Challenge(scheme.lower(), *(given.get(name, "") for name in fields)) for scheme, given in offered
+        Challenge(scheme.lower(), *(given.get(name, "") for name in fields))
+        for scheme, given in offered
     ]
 
 
 @fuzz(100)
-@given(st.datetimes(datetime.datetime(1970, 1, 2), datetime.datetime(2200, 1, 1)), st.integers(0, 10**9))
-def test_a_date_to_come_again_is_read_as_it_was_written(moment: datetime.datetime, now: int) -> None:
+@given(
+    st.datetimes(datetime.datetime(1970, 1, 2), datetime.datetime(2200, 1, 1)),
+    st.integers(0, 10**9),
+)
+def test_a_date_to_come_again_is_read_as_it_was_written(
+    moment: datetime.datetime, now: int
+) -> None:
     whole = moment.replace(microsecond=0, tzinfo=datetime.timezone.utc)
-    assert parse_retry_after(format_datetime(whole, usegmt=True), now) == max(0.0, whole.timestamp() - now)
+    assert parse_retry_after(format_datetime(whole, usegmt=True), now) == max(
+        0.0, whole.timestamp() - now
+    )
 
 
 @fuzz(150)
@@ -414,7 +506,9 @@ def test_any_wait_is_seconds_or_nothing(text: str) -> None:
 
 # Proxies.
 
-HOSTS = st.sampled_from(["a.test", "b.a.test", "ba.test", "a", "10.1.2.3", "10.2.0.1", "fd00::1", "a.test."])
+HOSTS = st.sampled_from(
+    ["a.test", "b.a.test", "ba.test", "a", "10.1.2.3", "10.2.0.1", "fd00::1", "a.test."]
+)
 ITEMS = st.sampled_from(["a.test", ".a.test", "*.a.test", "10.1.0.0/16", "10.1.2.3", "[fd00::1]", "fd00::/8",
     "a.test:443",
     "a.test:80", "*", "", " A.TEST ", "::ffff:10.1.2.3", "10.0.0.0/99", "[", ":443"])  # fmt: skip
@@ -446,7 +540,9 @@ def named(item: str, host: str) -> bool:
 @fuzz(150)
 @given(HOSTS, st.lists(ITEMS, max_size=4))
 def test_no_proxy_is_read_as_by_go(host: str, items: list[str]) -> None:
-    found, _ = proxy_for("https", host, 443, {"https_proxy": "p.test:3128", "no_proxy": ",".join(items)})
+    found, _ = proxy_for(
+        "https", host, 443, {"https_proxy": "p.test:3128", "no_proxy": ",".join(items)}
+    )
     assert (found is None) is any(named(item, host) for item in items)
 
 

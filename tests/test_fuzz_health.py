@@ -75,7 +75,8 @@ def answered(*packets: bytes) -> tuple[int, bytes]:
     assert client.read < 8192
     if not found:
         return 0, b""
-    # The method decides whether there is a body; the answer to a HEAD is the one with nothing behind its head.
+    # The method decides whether there is a body; the answer to a HEAD is the one with nothing
+    # behind its head.
     _, _, body = found.partition(b"\r\n\r\n")
     peer = h11.Connection(h11.CLIENT)
     peer.send(h11.Request(method="GET" if body else "HEAD", target="/", headers=[("Host", "h")]))
@@ -93,7 +94,9 @@ def answered(*packets: bytes) -> tuple[int, bytes]:
         assert isinstance(peer.next_event(), h11.EndOfMessage)
     assert not peer.trailing_data[0]
     assert SECRET.encode() not in found
-    assert bool(asked) == (answer.status_code in (200, 503)), "nobody is asked for an answer that is not given"
+    assert bool(asked) == (answer.status_code in (200, 503)), (
+        "nobody is asked for an answer that is not given"
+    )
     return answer.status_code, body
 
 
@@ -128,13 +131,17 @@ def pieces(whole: bytes, cuts: list[int]) -> list[bytes]:
 @example(b"", [])
 @example(b"\x16\x03\x01\x02\x00\x01", [1])
 @example(b"GET /healthz HTTP/1.1\r\nHost: h\r\n\r\n", [*range(35)])
-def test_any_bytes_have_one_answer_or_none_whatever_pieces_they_come_in(whole: bytes, cuts: list[int]) -> None:
+def test_any_bytes_have_one_answer_or_none_whatever_pieces_they_come_in(
+    whole: bytes, cuts: list[int]
+) -> None:
     assert answered(*pieces(whole, cuts)) == answered(whole)
 
 
 @fuzz(60)
 @given(HEADS.map(str.encode), st.integers(0, 20_000), CUTS)
-def test_a_head_of_any_length_is_answered_after_less_than_8_kib(whole: bytes, padding: int, cuts: list[int]) -> None:
+def test_a_head_of_any_length_is_answered_after_less_than_8_kib(
+    whole: bytes, padding: int, cuts: list[int]
+) -> None:
     first, line, rest = whole.partition(b"\r\n")
     long = first + line + b"X: " + b"a" * padding + b"\r\n" + rest
     status, _ = answered(*pieces(long, cuts))

@@ -1,7 +1,8 @@
-"""Whatever bytes a peer sends, an exchange has an answer or one declared error, and the next one is in step.
+"""Whatever bytes a peer sends, an exchange has an answer or one declared error, and the next one is
+in step.
 
-Answers are pieces of HTTP in good and bad order, cut into packets anywhere; time is virtual. What is read of
-a well-formed answer is what was put into it (RFC 9112 sections 6 and 7).
+Answers are pieces of HTTP in good and bad order, cut into packets anywhere; time is virtual. What
+is read of a well-formed answer is what was put into it (RFC 9112 sections 6 and 7).
 """
 
 from __future__ import annotations
@@ -57,7 +58,9 @@ def answers(draw: st.DrawFn) -> bytes:
         whole += b"".join(draw(st.lists(BODIES, max_size=2)))
     for _ in range(draw(st.sampled_from([0, 0, 0, 1, 2]))):
         place = draw(st.integers(0, len(whole)))
-        whole = whole[:place] + draw(st.binary(max_size=3)) + whole[place + draw(st.integers(0, 3)) :]
+        whole = (
+            whole[:place] + draw(st.binary(max_size=3)) + whole[place + draw(st.integers(0, 3)) :]
+        )
     return whole
 
 
@@ -73,7 +76,9 @@ METHODS = st.sampled_from(["GET", "GET", "HEAD", "POST"])
 
 @fuzz(200)
 @given(answers(), CUTS, ENDS, METHODS, st.sampled_from([0, 3, 100_000]))
-@example(b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\nabcHTTP/1.1 200 OK\r\n\r\n", [41], (), "GET", 3)
+@example(
+    b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\n\r\nabcHTTP/1.1 200 OK\r\n\r\n", [41], (), "GET", 3
+)
 def test_any_answer_is_read_or_refused_and_the_next_exchange_is_in_step(
     whole: bytes, cuts: list[int], end: tuple[Item, ...], method: str, limit: int
 ) -> None:
@@ -101,7 +106,9 @@ def test_any_answer_is_read_or_refused_and_the_next_exchange_is_in_step(
 
 def framed(body: bytes, framing: str, sizes: list[int]) -> bytes:
     if framing != "chunked":
-        return (b"Content-Length: %d\r\n\r\n" % len(body) if framing == "length" else b"\r\n") + body
+        return (
+            b"Content-Length: %d\r\n\r\n" % len(body) if framing == "length" else b"\r\n"
+        ) + body
     chunks, at = b"", 0
     for size in [*sizes, len(body)]:
         if chunk := body[at : at + size]:
@@ -121,9 +128,17 @@ def framed(body: bytes, framing: str, sizes: list[int]) -> bytes:
     st.booleans(),
 )
 def test_what_was_put_into_an_answer_is_read_from_it(
-    status: int, body: bytes, framing: str, sizes: list[int], cuts: list[int], interim: int, closing: bool
+    status: int,
+    body: bytes,
+    framing: str,
+    sizes: list[int],
+    cuts: list[int],
+    interim: int,
+    closing: bool,
 ) -> None:
-    whole = b"HTTP/1.1 103 Hints\r\nLink: </x>\r\n\r\n" * interim + b"HTTP/1.1 %d Words\r\n" % status
+    whole = (
+        b"HTTP/1.1 103 Hints\r\nLink: </x>\r\n\r\n" * interim + b"HTTP/1.1 %d Words\r\n" % status
+    )
     whole += b"Connection: close\r\n" * closing + framed(body, framing, sizes)
     read: list[Any] = []
 
@@ -146,7 +161,9 @@ def test_what_was_put_into_an_answer_is_read_from_it(
     ENDS,
     st.lists(st.binary(min_size=1, max_size=40), min_size=1, max_size=4),
     st.integers(0, 300),
-    st.lists(st.integers(1, 99) | st.sampled_from([-2, End.RESET, Pause(5), Pause(90)]), max_size=5),
+    st.lists(
+        st.integers(1, 99) | st.sampled_from([-2, End.RESET, Pause(5), Pause(90)]), max_size=5
+    ),
     st.integers(0, 2),
 )
 def test_an_upload_ends_whatever_is_answered_whenever(
@@ -175,13 +192,18 @@ def test_an_upload_ends_whatever_is_answered_whenever(
     in_virtual_time(work)
 
 
-@pytest.mark.parametrize("sent", [b"3\r\nabc\r\n0\r\n" + b"T: x\r\n" * 20_000, b"F" * 200_000, b"3;" + b"x" * 200_000])
+@pytest.mark.parametrize(
+    "sent", [b"3\r\nabc\r\n0\r\n" + b"T: x\r\n" * 20_000, b"F" * 200_000, b"3;" + b"x" * 200_000]
+)
 def test_framing_without_end_is_not_held(sent: bytes) -> None:
     async def work() -> None:
         wire = Wire(answers=((b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n", sent),))
         lease = pool_of(wire).lease(ORIGIN)
         with pytest.raises(SyncError):
             await (await lease.exchange(Request("GET", "/v2/"))).read(100)
-        assert sum(map(len, (item for item in wire.incoming if isinstance(item, bytes)))) > len(sent) - _MOST_HELD - 99
+        assert (
+            sum(map(len, (item for item in wire.incoming if isinstance(item, bytes))))
+            > len(sent) - _MOST_HELD - 99
+        )
 
     in_virtual_time(work)

@@ -37,14 +37,21 @@ def pair(user: str, password: str) -> str:
 
 ENTRIES = st.one_of(
     st.builds(
-        lambda *parts: {"auth": pair(*parts)}, scraps("u", ":", "\0", other="é"), scraps(SECRET, ":", "\0", "\n")
+        lambda *parts: {"auth": pair(*parts)},
+        scraps("u", ":", "\0", other="é"),
+        scraps(SECRET, ":", "\0", "\n"),
     ),
     st.builds(
         lambda keys, values: dict(zip(keys, values, strict=False)),
         st.permutations(["username", "password", "identitytoken", "registrytoken", "auth"]),
-        st.lists(st.sampled_from(["u", SECRET, "\ud800", "<token>", "", None, 5, "é", "a b\r\nX: y"]), max_size=5),
+        st.lists(
+            st.sampled_from(["u", SECRET, "\ud800", "<token>", "", None, 5, "é", "a b\r\nX: y"]),
+            max_size=5,
+        ),
     ),
-    st.sampled_from([{}, None, [], "x", {"auth": "===="}, {"auth": "é"}, {"auth": 5}, {"auth": "dTpw\n"}]),
+    st.sampled_from(
+        [{}, None, [], "x", {"auth": "===="}, {"auth": "é"}, {"auth": 5}, {"auth": "dTpw\n"}]
+    ),
 )
 KEYS = st.sampled_from([
     "registry.test", "https://registry.test", "https://registry.test/v1/", "registry.test/team",
@@ -56,7 +63,9 @@ FILES = st.one_of(
         {},
         optional={
             "auths": st.dictionaries(KEYS, ENTRIES, max_size=4) | trees("registry.test"),
-            "credHelpers": st.dictionaries(KEYS, st.sampled_from(["ecr-login", "", None, 5, "x" * 99]), max_size=2),
+            "credHelpers": st.dictionaries(
+                KEYS, st.sampled_from(["ecr-login", "", None, 5, "x" * 99]), max_size=2
+            ),
             "credsStore": st.sampled_from(["desktop", "", None, [], {"a": 1}]),
         },
     ),
@@ -65,10 +74,18 @@ FILES = st.one_of(
 
 
 @fuzz(100)
-@given(FILES | st.sampled_from([b"\xff", b"", b"[" * 5_000, b'{"auths":' * 9, b"\xef\xbb\xbf{}"]), st.booleans())
-@example(json.dumps({"auths": {"registry.test": {"username": "\ud800", "password": "x"}}}).encode(), False)
+@given(
+    FILES | st.sampled_from([b"\xff", b"", b"[" * 5_000, b'{"auths":' * 9, b"\xef\xbb\xbf{}"]),
+    st.booleans(),
+)
+@example(
+    json.dumps({"auths": {"registry.test": {"username": "\ud800", "password": "x"}}}).encode(),
+    False,
+)
 @example(json.dumps({"auths": {"registry.test": {"identitytoken": "\ud800"}}}).encode(), False)
-def test_any_credential_file_gives_a_credential_that_can_be_sent_or_an_auth_error(text: bytes, scoped: bool) -> None:
+def test_any_credential_file_gives_a_credential_that_can_be_sent_or_an_auth_error(
+    text: bytes, scoped: bool
+) -> None:
     try:
         found = find(text, repository="team/app" if scoped else None)
     except AuthError as error:
@@ -84,7 +101,9 @@ def test_any_credential_file_gives_a_credential_that_can_be_sent_or_an_auth_erro
 
 @fuzz(60)
 @given(st.dictionaries(KEYS, st.integers(0, 9), max_size=5))
-def test_only_entries_of_this_very_host_are_used_and_the_longest_path_wins(numbers: dict[str, int]) -> None:
+def test_only_entries_of_this_very_host_are_used_and_the_longest_path_wins(
+    numbers: dict[str, int],
+) -> None:
     entries = {key: {"auth": pair(f"user{number}", "p")} for key, number in numbers.items()}
     found = find(json.dumps({"auths": entries}).encode(), repository="team/app")
     mine = ["registry.test/team/app", "registry.test/team", "registry.test", "registry.test:443"]
@@ -114,23 +133,48 @@ def test_what_is_no_text_in_the_environment_is_sent_or_refused() -> None:
 
 TOKENS = st.one_of(
     st.sampled_from(
-        ["abc", SECRET, "", "a b", "é", "a\r\nb", "a.e30.c", "a..c", "a.eyJleHAiOiAiSW5maW5pdHkifQ.c", "a.W10.c"]
+        [
+            "abc",
+            SECRET,
+            "",
+            "a b",
+            "é",
+            "a\r\nb",
+            "a.e30.c",
+            "a..c",
+            "a.eyJleHAiOiAiSW5maW5pdHkifQ.c",
+            "a.W10.c",
+        ]
     ),
-    st.binary(max_size=20).map(lambda claims: f"a.{base64.urlsafe_b64encode(claims).decode().rstrip('=')}.c"),
+    st.binary(max_size=20).map(
+        lambda claims: f"a.{base64.urlsafe_b64encode(claims).decode().rstrip('=')}.c"
+    ),
     trees("exp", "iat", leaves=st.sampled_from([1e9, 10**400, "9", -1])).map(
-        lambda claims: f"a.{base64.urlsafe_b64encode(json.dumps(claims).encode()).decode().rstrip('=')}.c"
+        lambda claims: (
+            f"a.{base64.urlsafe_b64encode(json.dumps(claims).encode()).decode().rstrip('=')}.c"
+        )
     ),
 )
 LIVES = st.one_of(
-    st.none(), st.integers(), st.floats(), st.sampled_from(["300", "x", True, [], 10**400, "nan", "1e999", -1])
+    st.none(),
+    st.integers(),
+    st.floats(),
+    st.sampled_from(["300", "x", True, [], 10**400, "nan", "1e999", -1]),
 )
 ANSWERS = st.tuples(
     st.sampled_from([200, 200, 200, 204, 301, 400, 401, 403, 404, 429, 500]),
     st.dictionaries(st.just("retry-after"), st.sampled_from(["1", "x", "9" * 30]), max_size=1),
     st.one_of(
         st.builds(lambda token, life: {"token": token, "expires_in": life}, TOKENS, LIVES),
-        st.builds(lambda token, more: {"access_token": token, "refresh_token": more, "errors": []}, TOKENS, LIVES),
-        st.builds(lambda text: {"errors": [{"code": text, "message": text}], "details": text}, TOKENS | LIVES),
+        st.builds(
+            lambda token, more: {"access_token": token, "refresh_token": more, "errors": []},
+            TOKENS,
+            LIVES,
+        ),
+        st.builds(
+            lambda text: {"errors": [{"code": text, "message": text}], "details": text},
+            TOKENS | LIVES,
+        ),
         trees("token", "access_token", "expires_in", "refresh_token", "errors", "message", "error"),
     ).map(lambda document: json.dumps(document).encode())
     | st.sampled_from([b"", b"[" * 5_000, b"\xff", b"null", b"1" * 5000]),
@@ -153,7 +197,9 @@ def test_any_token_answers_give_a_header_or_one_error(
     asked: list[str] = []
     waiting = iter(answers)
 
-    async def fetch(method: str, url: str, headers: list[Pair], body: bytes) -> tuple[int, Mapping[str, str], bytes]:
+    async def fetch(
+        method: str, url: str, headers: list[Pair], body: bytes
+    ) -> tuple[int, Mapping[str, str], bytes]:
         asked.append(urlsplit(url).netloc)
         return next(waiting, (404, {}, b""))
 

@@ -1,7 +1,9 @@
-"""Whatever a registry answers, each endpoint's method gives a value or a SyncError, and nobody's secret.
+"""Whatever a registry answers, each endpoint's method gives a value or a SyncError, and nobody's
+secret.
 
-Heads and bodies are well framed here; what they say is fuzzed: challenges, tokens, manifests, listings, Links,
-Locations, digests, error documents, waiting times. Answers come one by one, to whomever we ask, in virtual time.
+Heads and bodies are well framed here; what they say is fuzzed: challenges, tokens, manifests,
+listings, Links, Locations, digests, error documents, waiting times. Answers come one by one, to
+whomever we ask, in virtual time.
 """
 
 from __future__ import annotations
@@ -52,7 +54,20 @@ CHALLENGES = st.one_of(
     URLS.map(lambda url: f'Bearer realm="{url}",service="s"'),
 )
 LINKS = st.one_of(
-    scraps("<", ">", ";", " rel=", "next", '"', ",", "/v2/app/tags/list?last=", "a", "http://registry.test", "=", "\t"),
+    scraps(
+        "<",
+        ">",
+        ";",
+        " rel=",
+        "next",
+        '"',
+        ",",
+        "/v2/app/tags/list?last=",
+        "a",
+        "http://registry.test",
+        "=",
+        "\t",
+    ),
     URLS.map(lambda url: f'<{url}>; rel="next"'),
     st.integers(0, 3).map(lambda n: f"</v2/app/tags/list?last={n}>; rel=next"),
 )
@@ -70,7 +85,19 @@ NAMED: dict[str, st.SearchStrategy[str]] = {
 }  # fmt: skip
 LEAVES = st.one_of(
     st.sampled_from(
-        ["a", "latest", "MANIFEST_UNKNOWN", "TAG_INVALID", INDEX, DIGEST, BLOB.digest, SECRET, 4, 300, 1e400]
+        [
+            "a",
+            "latest",
+            "MANIFEST_UNKNOWN",
+            "TAG_INVALID",
+            INDEX,
+            DIGEST,
+            BLOB.digest,
+            SECRET,
+            4,
+            300,
+            1e400,
+        ]
     ),
     WORDS,
     st.just("a.eyJleHAiOjF9.b"),
@@ -85,11 +112,22 @@ BODIES = st.one_of(
     DOCUMENTS.map(lambda tree: json.dumps(tree).encode()),
     st.just(BODY),
     st.just(b"blob"),
-    st.lists(st.sampled_from(["a", "b", "c"]), max_size=3).map(lambda tags: json.dumps({"tags": tags}).encode()),
+    st.lists(st.sampled_from(["a", "b", "c"]), max_size=3).map(
+        lambda tags: json.dumps({"tags": tags}).encode()
+    ),
     LEAVES.map(lambda value: json.dumps({"errors": [{"code": value, "message": value}]}).encode()),
     LEAVES.map(lambda value: json.dumps({"token": value, "expires_in": value}).encode()),
     st.sampled_from(
-        [b"<html>", b"[" * 5_000, b'{"a":' * 5_000, b"1" * 5000, b"\xff\xfe", b"\x00", b"NaN", SECRET.encode()]
+        [
+            b"<html>",
+            b"[" * 5_000,
+            b'{"a":' * 5_000,
+            b"1" * 5000,
+            b"\xff\xfe",
+            b"\x00",
+            b"NaN",
+            SECRET.encode(),
+        ]
     ),
     st.binary(max_size=20),
 )
@@ -102,10 +140,17 @@ STATUSES = st.sampled_from([
 def wire_answers(draw: st.DrawFn) -> bytes:
     status, body = draw(STATUSES), draw(BODIES)
     lines = [f"HTTP/1.1 {status} Words", f"Content-Length: {len(body)}"]
-    likely = {401: ["WWW-Authenticate"], 202: ["Location"], 307: ["Location"], 429: ["Retry-After"]}.get(status, [])
+    likely = {
+        401: ["WWW-Authenticate"],
+        202: ["Location"],
+        307: ["Location"],
+        429: ["Retry-After"],
+    }.get(status, [])
     for name in [*likely, *draw(st.lists(st.sampled_from([*NAMED]), max_size=3))]:
         value = draw(NAMED[name])
-        lines.append(f"{name}: {''.join(letter for letter in value if letter == chr(9) or letter >= ' ').strip()}")
+        lines.append(
+            f"{name}: {''.join(letter for letter in value if letter == chr(9) or letter >= ' ').strip()}"
+        )
     return "\r\n".join([*lines, "", ""]).encode("latin-1", "replace") + body
 
 
@@ -116,7 +161,9 @@ class Script(deque[tuple[Item, ...]]):
         return True
 
     def popleft(self) -> tuple[Item, ...]:
-        return super().popleft() if len(self) else (b"HTTP/1.1 404 None\r\nContent-Length: 0\r\n\r\n",)
+        return (
+            super().popleft() if len(self) else (b"HTTP/1.1 404 None\r\nContent-Length: 0\r\n\r\n",)
+        )
 
 
 class World:
@@ -125,11 +172,17 @@ class World:
     def __init__(self, scheme: str, kind: Any, login: bool, answers: list[bytes]) -> None:
         self.script = Script((each,) for each in answers)
         self.wires: list[tuple[Origin, Wire]] = []
-        edge = Edge({}, None, lambda path: None, lambda: 0.5, lambda: 1_767_225_600.0, lambda *_, **__: None)
+        edge = Edge(
+            {}, None, lambda path: None, lambda: 0.5, lambda: 1_767_225_600.0, lambda *_, **__: None
+        )
         self.transport = Transport(edge)
         self.transport.pool.dial = self.transport.abroad.dial = self.dial
         port = 443 if scheme == "https" else 80
-        who = {"auth_type": "basic", "username": "me", "password": SECRET} if login else {"auth_type": "anonymous"}
+        who = (
+            {"auth_type": "basic", "username": "me", "password": SECRET}
+            if login
+            else {"auth_type": "anonymous"}
+        )
         registry = Registry("r", scheme, "registry.test", port, kind, **who)  # type: ignore[arg-type]
         self.host = self.transport.host(registry)
         self.repository = Repository(self.transport, self.host, "app", Side.TARGET)
@@ -193,7 +246,9 @@ METHODS: dict[str, Callable[[World], Awaitable[object]]] = {
     "get": lambda world: world.repository.get_manifest("v1"),
     "get by digest": lambda world: world.repository.get_manifest(DIGEST),
     "referrers": lambda world: world.repository.list_referrers(DIGEST),
-    "put": lambda world: world.repository.put_manifest("v1", oci.parse_manifest(BODY, content_type=INDEX)),
+    "put": lambda world: world.repository.put_manifest(
+        "v1", oci.parse_manifest(BODY, content_type=INDEX)
+    ),
     "has blob": lambda world: world.repository.has_blob(BLOB),
     "fetch": fetch,
     "mount": lambda world: upload(world, "mount"),
@@ -239,7 +294,12 @@ def test_any_answers_give_a_value_or_one_error(
 
 def test_what_is_no_listing_repeats_no_secret() -> None:
     body = json.dumps({"sent": SECRET}).encode()
-    world = World("https", "unknown", True, [b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body)])
+    world = World(
+        "https",
+        "unknown",
+        True,
+        [b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body)],
+    )
 
     async def work() -> None:
         with pytest.raises(ContentError, match=r'says: {"sent": "\*\*\*"}'):
@@ -284,7 +344,9 @@ PATH = st.text("abAB09-._~%!$&'()*+,;=:@/", max_size=12)
     PATH,
 )
 @example("https", "b", 5000, "uploads/1;", ";")
-def test_a_location_that_is_a_url_keeps_its_bytes(scheme: str, host: str, port: int, path: str, query: str) -> None:
+def test_a_location_that_is_a_url_keeps_its_bytes(
+    scheme: str, host: str, port: int, path: str, query: str
+) -> None:
     url = f"{scheme}://{host}:{port}/{path}?q{query}"
     origin, target = resolve_location(Origin("http", "registry.test", 80), "/v2/app/", url)
     assert origin == Origin(scheme, host.strip("[]"), port)
@@ -292,7 +354,11 @@ def test_a_location_that_is_a_url_keeps_its_bytes(scheme: str, host: str, port: 
 
 
 @fuzz(200)
-@given(BODIES, STATUSES, st.lists(st.tuples(st.sampled_from([*NAMED]).map(str.lower), st.text(max_size=9)), max_size=3))
+@given(
+    BODIES,
+    STATUSES,
+    st.lists(st.tuples(st.sampled_from([*NAMED]).map(str.lower), st.text(max_size=9)), max_size=3),
+)
 def test_any_error_document_is_one_line_without_secrets(
     body: bytes, status: int, headers: list[tuple[str, str]]
 ) -> None:
@@ -324,18 +390,36 @@ def test_any_listing_gives_tags_or_a_content_error(body: bytes, digests: bool) -
 # RFC 8288 section 3, as strictly as it is written.
 TOKENS = st.text("abrelnxt-", min_size=1, max_size=6)
 QUOTED = st.text("abnext ;,<>=", max_size=8).map(lambda text: f'"{text}"')
-PARAMETERS = st.lists(st.tuples(TOKENS.filter(lambda name: name != "rel"), TOKENS | QUOTED), max_size=2)
-RELATIONS = st.one_of(st.none(), TOKENS, st.just("next"), st.just('"next"'), st.just('"prev next"'), st.just('"first"'))
+PARAMETERS = st.lists(
+    st.tuples(TOKENS.filter(lambda name: name != "rel"), TOKENS | QUOTED), max_size=2
+)
+RELATIONS = st.one_of(
+    st.none(),
+    TOKENS,
+    st.just("next"),
+    st.just('"next"'),
+    st.just('"prev next"'),
+    st.just('"first"'),
+)
 
 
 @fuzz(200)
-@given(st.lists(st.tuples(PATH, PARAMETERS, RELATIONS, PARAMETERS), max_size=3), st.sampled_from(["", " ", "\t "]))
-def test_the_first_link_to_the_next_page_is_followed(links: list[tuple[str, Any, str | None, Any]], blank: str) -> None:
+@given(
+    st.lists(st.tuples(PATH, PARAMETERS, RELATIONS, PARAMETERS), max_size=3),
+    st.sampled_from(["", " ", "\t "]),
+)
+def test_the_first_link_to_the_next_page_is_followed(
+    links: list[tuple[str, Any, str | None, Any]], blank: str
+) -> None:
     def spelled(path: str, before: Any, relation: str | None, after: Any) -> str:
         given = [*before, *([("rel", relation)] if relation else []), *after]
-        return f"</v2/app/x{path}>" + "".join(f"{blank};{blank}{name}{blank}={blank}{value}" for name, value in given)
+        return f"</v2/app/x{path}>" + "".join(
+            f"{blank};{blank}{name}{blank}={blank}{value}" for name, value in given
+        )
 
-    following = [path for path, _, relation, _ in links if "next" in (relation or "").strip('"').split(" ")]
+    following = [
+        path for path, _, relation, _ in links if "next" in (relation or "").strip('"').split(" ")
+    ]
     world = World("https", "unknown", False, [])
     value = f"{blank},{blank}".join(spelled(*link) for link in links)
     try:
@@ -348,4 +432,7 @@ def test_the_first_link_to_the_next_page_is_followed(links: list[tuple[str, Any,
         return
     assert (found is None) is not following
     if following:
-        assert found == urlsplit(f"https://registry.test{found}")._replace(scheme="", netloc="").geturl()
+        assert (
+            found
+            == urlsplit(f"https://registry.test{found}")._replace(scheme="", netloc="").geturl()
+        )

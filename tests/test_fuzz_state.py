@@ -1,6 +1,7 @@
 """Whatever is in the cache directory, a run begins: with what was kept, or empty with one warning.
 
-The bytes have the right checksums here, so that what they say is read; what is wrong in it costs requests.
+The bytes have the right checksums here, so that what they say is read; what is wrong in it costs
+requests.
 """
 
 from __future__ import annotations
@@ -41,7 +42,15 @@ from tests.fuzzing import fuzz, trees
 DIGESTS = [f"sha256:{number:064x}" for number in range(4)] + [f"sha512:{1:0128x}"]
 WHERES = [("host", "repo"), ("host", "other"), ("else", "repo")]
 NOW = 1_000_000
-NAMES = ["login host", "login else", "mounts host", "lenient host", "probes host repo", "whole host", "x"]
+NAMES = [
+    "login host",
+    "login else",
+    "mounts host",
+    "lenient host",
+    "probes host repo",
+    "whole host",
+    "x",
+]
 
 IDENTITIES = st.builds(
     lambda digest, number: key_of(digest) + number.to_bytes(4, "big"),
@@ -51,10 +60,21 @@ IDENTITIES = st.builds(
 MOMENTS = st.sampled_from([0, 1, NOW - 60, NOW, 2**32 - 1]).map(_CRC.pack)
 KEYS = st.sampled_from(DIGESTS).map(key_of) | st.binary(min_size=33, max_size=33)
 ROWS = {
-    "B": st.builds(lambda *parts: b"".join(parts), IDENTITIES, MOMENTS, st.sampled_from([b"\0", b"\1", b"\xff"])),
+    "B": st.builds(
+        lambda *parts: b"".join(parts),
+        IDENTITIES,
+        MOMENTS,
+        st.sampled_from([b"\0", b"\1", b"\xff"]),
+    ),
     "M": st.builds(lambda *parts: b"".join(parts), IDENTITIES, MOMENTS, st.just(b"\0")),
     "E": st.builds(lambda *parts: b"".join(parts), IDENTITIES, KEYS),
-    "S": st.builds(lambda *parts: b"".join(parts), st.sampled_from([named("a"), named("b")]), MOMENTS, KEYS, KEYS),
+    "S": st.builds(
+        lambda *parts: b"".join(parts),
+        st.sampled_from([named("a"), named("b")]),
+        MOMENTS,
+        KEYS,
+        KEYS,
+    ),
     "A": st.builds(
         lambda *parts: b"".join(parts),
         st.sampled_from([named("a"), named("b")]),
@@ -64,7 +84,12 @@ ROWS = {
     ),
 }
 NONE = (b"",) * len(_LAYOUTS)
-TABLES = st.tuples(*(st.lists(ROWS[table], max_size=4).map(b"".join) | st.binary(max_size=90) for table in _LAYOUTS))
+TABLES = st.tuples(
+    *(
+        st.lists(ROWS[table], max_size=4).map(b"".join) | st.binary(max_size=90)
+        for table in _LAYOUTS
+    )
+)
 LISTS = st.one_of(
     st.lists(st.sampled_from(WHERES) | trees("x"), max_size=4),
     st.lists(st.sampled_from(WHERES), max_size=4),
@@ -75,7 +100,12 @@ FACTS = st.one_of(
     st.dictionaries(
         st.sampled_from(NAMES),
         st.tuples(
-            trees("x", leaves=st.sampled_from([True, ["bearer", "https://a", "", "", ""], ["basic"] * 5, "bearer"])),
+            trees(
+                "x",
+                leaves=st.sampled_from(
+                    [True, ["bearer", "https://a", "", "", ""], ["basic"] * 5, "bearer"]
+                ),
+            ),
             st.sampled_from([NOW, 0, 1e400, -5, "7"]),
         ),
     ),
@@ -151,7 +181,9 @@ def test_any_state_is_used_or_refused_and_what_is_saved_is_whole(
 
 RECORDS = st.lists(
     st.one_of(
-        st.tuples(st.just("R"), st.sampled_from([b"host\0repo", b"a\0b\0c", b"\0", b"x", b"\xff\0\xff"])),
+        st.tuples(
+            st.just("R"), st.sampled_from([b"host\0repo", b"a\0b\0c", b"\0", b"x", b"\xff\0\xff"])
+        ),
         *(st.tuples(st.just(table), rows) for table, rows in ROWS.items()),
         st.tuples(st.sampled_from("RBMESAX\xff"), st.binary(max_size=50)),
     ),
@@ -165,7 +197,10 @@ def framed(kind: str, payload: bytes) -> bytes:
 
 
 @fuzz(200)
-@given(st.binary(max_size=200) | RECORDS.map(lambda records: b"".join(framed(*each) for each in records)))
+@given(
+    st.binary(max_size=200)
+    | RECORDS.map(lambda records: b"".join(framed(*each) for each in records))
+)
 def test_any_journal_folds_or_is_damaged(journal: bytes) -> None:
     records, end = unframe(journal)
     assert 0 <= end <= len(journal)
@@ -181,7 +216,9 @@ def test_any_journal_folds_or_is_damaged(journal: bytes) -> None:
 @given(
     st.one_of(st.none(), st.binary(max_size=99), st.builds(image, LISTS, FACTS, TABLES)),
     st.one_of(
-        st.none(), st.binary(max_size=99), RECORDS.map(lambda records: b"".join(framed(*each) for each in records))
+        st.none(),
+        st.binary(max_size=99),
+        RECORDS.map(lambda records: b"".join(framed(*each) for each in records)),
     ),
     st.booleans(),
 )
@@ -197,7 +234,9 @@ def test_any_files_begin_a_run_with_one_warning_at_most_and_the_next_with_none(
         row = entry(key_of(DIGESTS[0]), 0, NOW, True)
         for most in (1, 0):
             warned: list[str] = []
-            kept = StateFile(directory, lambda event, message, warned=warned: warned.append(message))  # type: ignore[misc]
+            kept = StateFile(
+                directory, lambda event, message, warned=warned: warned.append(message)
+            )  # type: ignore[misc]
             archive = kept.load()
             assert len(warned) <= most
             assert all("\n" not in message for message in warned)

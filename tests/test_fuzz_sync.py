@@ -1,7 +1,9 @@
-"""A whole sync between registries that answer some requests with anything: right, or reported, and never hung.
+"""A whole sync between registries that answer some requests with anything: right, or reported, and
+never hung.
 
-Which requests those are and what is said instead is drawn; all else is a strict registry's. Whatever happened, each tag
-at the target names what the source's tag names, and all of it is there; a run after that, undisturbed, brings the rest.
+Which requests those are and what is said instead is drawn; all else is a strict registry's.
+Whatever happened, each tag at the target names what the source's tag names, and all of it is there;
+a run after that, undisturbed, brings the rest.
 """
 
 from __future__ import annotations
@@ -32,7 +34,9 @@ _STRANGE = st.tuples(
 _PLACES = st.dictionaries(st.integers(0, 30), _STRANGE, max_size=6)
 
 
-def disturbed(places: dict[int, tuple[int, list[tuple[str, str]], bytes]]) -> Callable[[Request], Answer | None]:
+def disturbed(
+    places: dict[int, tuple[int, list[tuple[str, str]], bytes]],
+) -> Callable[[Request], Answer | None]:
     """Return an `intercept` that answers the requests of these numbers otherwise."""
     count = -1
 
@@ -42,7 +46,10 @@ def disturbed(places: dict[int, tuple[int, list[tuple[str, str]], bytes]]) -> Ca
         if count not in places:
             return None
         status, headers, body = places[count]
-        said = [(name, "".join(letter for letter in value if " " <= letter <= "~").strip()) for name, value in headers]
+        said = [
+            (name, "".join(letter for letter in value if " " <= letter <= "~").strip())
+            for name, value in headers
+        ]
         return Response(status, said, b"" if status in (204, 304) else body)
 
     return answer
@@ -59,12 +66,20 @@ def test_a_sync_of_strange_answers_is_right_or_says_what_failed(
     async def work() -> None:
         async with virtual() as world:
             source, target = world.registry("registry.test"), world.registry("target.test")
-            images = {f"v{number}": Seed(number).image(sizes=(100, 200 + number)) for number in range(2)}
+            images = {
+                f"v{number}": Seed(number).image(sizes=(100, 200 + number)) for number in range(2)
+            }
             for tag, image in images.items():
                 image.load_into(source.app, "app", tag=tag)
             source.app.intercept, target.app.intercept = disturbed(at_source), disturbed(at_target)
             registries = {"source": source, "t": target}
-            rule = {"defaults": {"source": "source", "targets": ["t"], "artifacts": {"enabled": artifacts}}}
+            rule = {
+                "defaults": {
+                    "source": "source",
+                    "targets": ["t"],
+                    "artifacts": {"enabled": artifacts},
+                }
+            }
             ran = await world.sync(registries, {"from": "app", "tags": tags(*images)}, **rule)
             assert anyio.current_time() < 6 * 3600
             assert "INTERNAL_ERROR" not in ran.err + ran.out

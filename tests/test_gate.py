@@ -1,4 +1,6 @@
-"""Who is admitted when: all or nothing, by rank, then by arrival; nobody is lost or left waiting (I8, I9)."""
+"""Who is admitted when: all or nothing, by rank, then by arrival; nobody is lost or left waiting
+(I8, I9).
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,10 @@ def gate_of(**caps: int) -> Gate:
 def is_idle(gate: Gate) -> bool:
     limits = gate.limits.values()
     return (
-        all((limit.in_use, limit.bodies, limit.large) == (0, 0, {"read": 0, "write": 0}) for limit in limits)
+        all(
+            (limit.in_use, limit.bodies, limit.large) == (0, 0, {"read": 0, "write": 0})
+            for limit in limits
+        )
         and not any(meter.inside for limit in limits for meter in limit.meters.values())
         and not any(gate._queues.values())
     )
@@ -230,8 +235,12 @@ async def test_error_inside_gives_the_permits_back() -> None:
     assert is_idle(gate)
 
 
-async def test_returning_a_permit_does_not_ask_everybody_who_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Hundreds of blobs wait; looking at each for every short request would cost more than the request."""
+async def test_returning_a_permit_does_not_ask_everybody_who_waits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Hundreds of blobs wait; looking at each for every short request would cost more than the
+    request.
+    """
     asked = 0
     real = pacing.admit
 
@@ -254,7 +263,16 @@ async def test_returning_a_permit_does_not_ask_everybody_who_waits(monkeypatch: 
 
 
 WANTS = st.sampled_from(
-    [(A,), (B,), (READ_A,), (WRITE_B,), (READ_A, WRITE_B), INSIDE, LARGE, (Want("b", "read"), WRITE_A)]
+    [
+        (A,),
+        (B,),
+        (READ_A,),
+        (WRITE_B,),
+        (READ_A, WRITE_B),
+        INSIDE,
+        LARGE,
+        (Want("b", "read"), WRITE_A),
+    ]
 )
 
 
@@ -262,7 +280,11 @@ WANTS = st.sampled_from(
 @settings(max_examples=60, deadline=None)
 @given(
     caps=st.tuples(st.integers(2, 3), st.integers(1, 3)),
-    askers=st.lists(st.tuples(WANTS, st.integers(0, 3), st.integers(0, 3), st.booleans()), min_size=1, max_size=40),
+    askers=st.lists(
+        st.tuples(WANTS, st.integers(0, 3), st.integers(0, 3), st.booleans()),
+        min_size=1,
+        max_size=40,
+    ),
 )
 async def test_small_limits_never_deadlock(
     caps: tuple[int, int], askers: list[tuple[tuple[Want, ...], int, int, bool]]
@@ -322,8 +344,12 @@ def windowed(cap: int, *paces: Pace) -> tuple[Gate, dict[str, Want]]:
     return gate, {action: Want("a", meters=limit.meters_of("app", action)) for action in actions}
 
 
-async def request(gate: Gate, permit: _Permit, want: Want, seconds: float, status: int = 200) -> None:
-    """Do what a transport does about one request: a place is taken with it, and left with its answer."""
+async def request(
+    gate: Gate, permit: _Permit, want: Want, seconds: float, status: int = 200
+) -> None:
+    """Do what a transport does about one request: a place is taken with it, and left with its
+    answer.
+    """
     await gate.take(permit, want)
     at = [place for place, *_ in permit.entered].index(want.place)
     _, meter, number = permit.entered.pop(at)
@@ -369,11 +395,15 @@ async def test_work_that_gives_back_its_place_to_wait_takes_one_again() -> None:
 
 @pytest.mark.virtual_time
 async def test_two_that_copy_to_and_fro_do_not_wait_for_each_other() -> None:
-    """Each has a place where it writes when its read is refused, and the windows have become narrow meanwhile."""
+    """Each has a place where it writes when its read is refused, and the windows have become narrow
+    meanwhile.
+    """
     gate = Gate()
     for host in "ab":
         gate.limits[host] = Limit(8, (Pace("blob_get upload_body", start=2),))
-    window = {host: Want(host, meters=gate.limits[host].meters_of("app", "blob_get")) for host in "ab"}
+    window = {
+        host: Want(host, meters=gate.limits[host].meters_of("app", "blob_get")) for host in "ab"
+    }
 
     async def copy(source: str, target: str) -> None:
         async with gate.admitted((Want(source, "read"), Want(target, "write"))) as permit:
@@ -393,7 +423,9 @@ async def test_two_that_copy_to_and_fro_do_not_wait_for_each_other() -> None:
     assert is_idle(gate)
 
 
-STEPS = st.lists(st.tuples(st.sampled_from(["get", "put", "ask"]), st.booleans()), min_size=1, max_size=5)
+STEPS = st.lists(
+    st.tuples(st.sampled_from(["get", "put", "ask"]), st.booleans()), min_size=1, max_size=5
+)
 
 
 @pytest.mark.virtual_time
@@ -402,7 +434,9 @@ STEPS = st.lists(st.tuples(st.sampled_from(["get", "put", "ask"]), st.booleans()
     layout=st.sampled_from(["get put ask", "get put|ask", "get|put|ask"]),
     start=st.integers(1, 2),
     works=st.lists(
-        st.tuples(st.sampled_from([(), ("put",), ("get", "put")]), st.booleans(), STEPS), min_size=1, max_size=12
+        st.tuples(st.sampled_from([(), ("put",), ("get", "put")]), st.booleans(), STEPS),
+        min_size=1,
+        max_size=12,
     ),
 )
 async def test_narrow_windows_never_deadlock(
@@ -413,7 +447,9 @@ async def test_narrow_windows_never_deadlock(
 
     async def work(ahead: tuple[str, ...], at_once: bool, steps: list[tuple[str, bool]]) -> None:
         drawn = [want[action] for action in ahead]
-        bodies = [Want("a", "write", meters=each.meters if at_once else ()) for each in drawn] or [WRITE_A]
+        bodies = [Want("a", "write", meters=each.meters if at_once else ()) for each in drawn] or [
+            WRITE_A
+        ]
         async with gate.admitted(tuple(bodies)) as permit:
             if not at_once:
                 await gate.take(permit, *drawn)
@@ -432,7 +468,9 @@ async def test_narrow_windows_never_deadlock(
 async def test_time_that_passes_between_two_looks_at_the_clock_loses_nobody(
     step: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A request was too early at one look, late enough at the next: it waited for ever in a run that did no more."""
+    """A request was too early at one look, late enough at the next: it waited for ever in a run
+    that did no more.
+    """
     gate, now, looks, entered = Gate(), anyio.current_time, count(), list[int]()
     limit = gate.limits["a"] = Limit(50, (Pace("upload_start", rate=9),))
     monkeypatch.setattr(anyio, "current_time", lambda: now() + next(looks) * step)

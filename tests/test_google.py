@@ -1,4 +1,6 @@
-"""Google's application default credentials against strict services, and against google-auth with the same files."""
+"""Google's application default credentials against strict services, and against google-auth with
+the same files.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,14 @@ WELL_KNOWN = f"{HOME}/.config/gcloud/application_default_credentials.json"
 NAMED = "/keys/mine.json"
 SCOPE = "https://www.googleapis.com/auth/cloud-platform"
 NOW = 1_800_000_000.25
-REGISTRY = Registry(alias="mine", scheme="https", host="europe-docker.pkg.dev", port=443, kind="gar", auth_type="gar")
+REGISTRY = Registry(
+    alias="mine",
+    scheme="https",
+    host="europe-docker.pkg.dev",
+    port=443,
+    kind="gar",
+    auth_type="gar",
+)
 
 
 @dataclass
@@ -50,7 +59,12 @@ class Host:
         return Machine(self.environ, self.home, self.files.get, lambda: NOW, self.fetch)
 
     async def fetch(
-        self, method: str, url: str, headers: list[tuple[str, str]], body: bytes, seconds: float | None = None
+        self,
+        method: str,
+        url: str,
+        headers: list[tuple[str, str]],
+        body: bytes,
+        seconds: float | None = None,
     ) -> tuple[int, Mapping[str, str], bytes]:
         await anyio.lowlevel.checkpoint()
         self.seconds.append(seconds)
@@ -59,7 +73,9 @@ class Host:
 
     def answer(self, method: str, url: str, headers: dict[str, str], body: bytes) -> Response:
         parts = urlsplit(url)
-        self.asked.append((method, url, {name.lower(): value for name, value in headers.items()}, body))
+        self.asked.append(
+            (method, url, {name.lower(): value for name, value in headers.items()}, body)
+        )
         found = self.instead.get(parts.netloc)
         if isinstance(found, list):
             found = found.pop(0) if found else None
@@ -125,7 +141,9 @@ def by_json_file(host: Host) -> dict[str, Any]:
 
 def by_url(host: Host) -> dict[str, Any]:
     host.instead["tokens.example"] = Response(200, [], subject(host).encode())
-    return host.google.external_account({"url": URL, "headers": {"X-Mine": "yes"}, "format": {"type": "text"}})
+    return host.google.external_account(
+        {"url": URL, "headers": {"X-Mine": "yes"}, "format": {"type": "text"}}
+    )
 
 
 def by_gone_url(host: Host) -> dict[str, Any]:
@@ -135,17 +153,24 @@ def by_gone_url(host: Host) -> dict[str, Any]:
 
 
 def by_json_url(host: Host) -> dict[str, Any]:
-    host.instead["169.254.169.254"] = Response(200, [], json.dumps({"access_token": subject(host)}).encode())
+    host.instead["169.254.169.254"] = Response(
+        200, [], json.dumps({"access_token": subject(host)}).encode()
+    )
     form = {"type": "json", "subject_token_field_name": "access_token"}
     url = "http://169.254.169.254/metadata/identity/oauth2/token?resource=x"
-    return host.google.external_account({"url": url, "headers": {"Metadata": "True"}, "format": form})
+    return host.google.external_account(
+        {"url": url, "headers": {"Metadata": "True"}, "format": form}
+    )
 
 
 def workforce(host: Host, **fields: Any) -> dict[str, Any]:
-    return by_file(host, audience=host.google.workforce, workforce_pool_user_project="project", **fields)
+    return by_file(
+        host, audience=host.google.workforce, workforce_pool_user_project="project", **fields
+    )
 
 
-# Each kind of credential file: how it is written, which services are asked in turn, and who that makes us.
+# Each kind of credential file: how it is written, which services are asked in turn, and who that
+# makes us.
 KINDS: dict[str, tuple[Callable[[Host], dict[str, Any]], list[str], str]] = {
     "service_account": (lambda host: host.google.service_account(), ["oauth2"], "robot"),
     "authorized_user": (lambda host: host.google.authorized_user(), ["oauth2"], "user@"),
@@ -192,7 +217,9 @@ KINDS: dict[str, tuple[Callable[[Host], dict[str, Any]], list[str], str]] = {
 @pytest.mark.anyio
 @pytest.mark.parametrize("place", ["named", "well-known"])
 @pytest.mark.parametrize("kind", KINDS)
-async def test_each_kind_of_file_logs_in_with_one_request_to_each_service(host: Host, kind: str, place: str) -> None:
+async def test_each_kind_of_file_logs_in_with_one_request_to_each_service(
+    host: Host, kind: str, place: str
+) -> None:
     write, services, who = KINDS[kind]
     path = NAMED if place == "named" else WELL_KNOWN
     host.write(write(host), path)
@@ -221,10 +248,17 @@ class Theirs:
     host: Host
 
     def __call__(
-        self, url: str, method: str = "GET", body: bytes | None = None, headers: Any = None, **_: Any
+        self,
+        url: str,
+        method: str = "GET",
+        body: bytes | None = None,
+        headers: Any = None,
+        **_: Any,
     ) -> mock.Mock:
         answer = self.host.answer(method, url, dict(headers or {}), body or b"")
-        return mock.Mock(status=answer.status, headers=CaseInsensitive(answer.headers), data=answer.data)
+        return mock.Mock(
+            status=answer.status, headers=CaseInsensitive(answer.headers), data=answer.data
+        )
 
 
 class CaseInsensitive(dict[str, str]):
@@ -239,9 +273,15 @@ class CaseInsensitive(dict[str, str]):
 
 
 def plainly(asked: tuple[str, str, dict[str, str], bytes]) -> tuple[Any, ...]:
-    """Take a request apart: what says which library asks is left out, a form's and an object's order is none."""
+    """Take a request apart: what says which library asks is left out, a form's and an object's
+    order is none.
+    """
     method, url, headers, body = asked
-    headers = {name: value for name, value in headers.items() if name not in ("x-goog-api-client", "user-agent")}
+    headers = {
+        name: value
+        for name, value in headers.items()
+        if name not in ("x-goog-api-client", "user-agent")
+    }
     read: Any = body
     if headers.get("content-type") == "application/json":
         read = json.loads(body)
@@ -261,17 +301,25 @@ def theirs(host: Host, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Calla
     def log_in() -> Any:
         asking = Theirs(host)
         monkeypatch.setattr(
-            _helpers, "utcnow", lambda: datetime.datetime.fromtimestamp(int(NOW), datetime.UTC).replace(tzinfo=None)
+            _helpers,
+            "utcnow",
+            lambda: datetime.datetime.fromtimestamp(int(NOW), datetime.UTC).replace(tzinfo=None),
         )
         monkeypatch.setattr(_metadata, "_GCE_METADATA_HOST", "169.254.169.254")
         monkeypatch.setenv("HOME", str(tmp_path / HOME[1:]))
-        monkeypatch.setenv("GOOGLE_CLOUD_PROJECT", "project")  # it would ask whose project a pool is
+        monkeypatch.setenv(
+            "GOOGLE_CLOUD_PROJECT", "project"
+        )  # it would ask whose project a pool is
         for name, value in host.environ.items():
             monkeypatch.setenv(name, str(tmp_path / value[1:]) if value.startswith("/") else value)
         for path, text in host.files.items():
             real = tmp_path / path[1:]
             real.parent.mkdir(parents=True, exist_ok=True)
-            real.write_bytes(text.replace(json.dumps(FILE).encode(), json.dumps(str(tmp_path / FILE[1:])).encode()))
+            real.write_bytes(
+                text.replace(
+                    json.dumps(FILE).encode(), json.dumps(str(tmp_path / FILE[1:])).encode()
+                )
+            )
         credentials, _ = auth.default(scopes=[SCOPE], request=asking)
         credentials.refresh(asking)
         return credentials
@@ -292,15 +340,21 @@ async def test_google_auth_asks_the_same(host: Host, theirs: Callable[[], Any], 
     assert found.token == ours.credential.password
     mine, other = list(map(plainly, asked)), list(map(plainly, host.asked))
     if kind in ("external_impersonating", "impersonated_by_key"):
-        # The token to impersonate with: google-auth narrows it to one API, facts section 5.4 does not.
+        # The token to impersonate with: google-auth narrows it to one API, facts section 5.4 does
+        # not.
         mine[0], other[0] = scoped(mine[0], other[0])
     assert mine == other
 
 
-def scoped(mine: tuple[Any, ...], other: tuple[Any, ...]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+def scoped(
+    mine: tuple[Any, ...], other: tuple[Any, ...]
+) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
     """Take the scopes out, which have to be what each is known to ask for."""
     found = []
-    for (method, url, headers, form), scope in ((mine, SCOPE), (other, "https://www.googleapis.com/auth/iam")):
+    for (method, url, headers, form), scope in (
+        (mine, SCOPE),
+        (other, "https://www.googleapis.com/auth/iam"),
+    ):
         if "assertion" in form:
             claims = json.loads(base64.urlsafe_b64decode(form["assertion"].split(".")[1] + "=="))
             assert claims.pop("scope") == scope
@@ -313,7 +367,9 @@ def scoped(mine: tuple[Any, ...], other: tuple[Any, ...]) -> tuple[tuple[Any, ..
 
 
 @pytest.mark.anyio
-async def test_google_auth_asks_the_metadata_server_the_same(host: Host, theirs: Callable[[], Any]) -> None:
+async def test_google_auth_asks_the_metadata_server_the_same(
+    host: Host, theirs: Callable[[], Any]
+) -> None:
     ours = await host.log_in()
     assert ours is not None
     (asked,) = host.asked
@@ -335,13 +391,19 @@ async def test_google_auth_asks_the_metadata_server_the_same(host: Host, theirs:
 )
 @pytest.mark.parametrize("folder", [None, "/elsewhere"])
 async def test_the_first_place_is_taken_as_by_google_auth(
-    host: Host, theirs: Callable[[], Any], named: bool, well_known: bool, who: str, folder: str | None
+    host: Host,
+    theirs: Callable[[], Any],
+    named: bool,
+    well_known: bool,
+    who: str,
+    folder: str | None,
 ) -> None:
     if named:
         host.write(host.google.service_account())
     if well_known:
         host.write(
-            host.google.authorized_user(), f"{folder}/application_default_credentials.json" if folder else WELL_KNOWN
+            host.google.authorized_user(),
+            f"{folder}/application_default_credentials.json" if folder else WELL_KNOWN,
         )
     if folder:
         host.environ["CLOUDSDK_CONFIG"] = folder
@@ -373,41 +435,85 @@ def test_without_a_home_there_is_no_well_known_file(host: Host) -> None:
 BROKEN: dict[str, tuple[Callable[[Host], Any], str]] = {
     "no-object": (lambda host: [], "type 'None' is none of authorized_user, external"),
     "no-type": (lambda host: {}, "type 'None' is none of"),
-    "odd-type": (lambda host: {"type": "gdch_service_account"}, "type 'gdch_service_account' is none of"),
+    "odd-type": (
+        lambda host: {"type": "gdch_service_account"},
+        "type 'gdch_service_account' is none of",
+    ),
     "no-key": (lambda host: host.google.service_account(private_key=""), "there is no private_key"),
-    "no-mail": (lambda host: host.google.service_account(client_email=None), "there is no client_email"),
+    "no-mail": (
+        lambda host: host.google.service_account(client_email=None),
+        "there is no client_email",
+    ),
     "mail-is-a-number": (lambda host: host.google.service_account(client_email=1), "client_email"),
-    "no-pem": (lambda host: host.google.service_account(private_key="abc"), "private_key is not an RSA key in PEM"),
-    "no-refresh-token": (lambda host: host.google.authorized_user(refresh_token=None), "there is no refresh_token"),
-    "no-client": (lambda host: host.google.authorized_user(client_secret=""), "there is no client_secret"),
-    "no-token-url": (lambda host: host.google.external_user(token_url=None), "there is no token_url"),
-    "no-source": (lambda host: host.google.external_account({}), "nothing is not supported; use a file or url"),
-    "source-is-text": (lambda host: by_file(host) | {"credential_source": "x"}, "nothing is not supported"),
+    "no-pem": (
+        lambda host: host.google.service_account(private_key="abc"),
+        "private_key is not an RSA key in PEM",
+    ),
+    "no-refresh-token": (
+        lambda host: host.google.authorized_user(refresh_token=None),
+        "there is no refresh_token",
+    ),
+    "no-client": (
+        lambda host: host.google.authorized_user(client_secret=""),
+        "there is no client_secret",
+    ),
+    "no-token-url": (
+        lambda host: host.google.external_user(token_url=None),
+        "there is no token_url",
+    ),
+    "no-source": (
+        lambda host: host.google.external_account({}),
+        "nothing is not supported; use a file or url",
+    ),
+    "source-is-text": (
+        lambda host: by_file(host) | {"credential_source": "x"},
+        "nothing is not supported",
+    ),
     "program": (
         lambda host: host.google.external_account({"executable": {"command": "x"}}),
         "executable is not supported",
     ),
     "aws": (
-        lambda host: host.google.external_account({"environment_id": "aws1", "url": "http://169.254.169.254"}),
+        lambda host: host.google.external_account(
+            {"environment_id": "aws1", "url": "http://169.254.169.254"}
+        ),
         "environment_id, url is not supported",
     ),
-    "certificate": (lambda host: host.google.external_account({"certificate": {}}), "certificate is not supported"),
-    "token-file-gone": (lambda host: host.google.external_account({"file": "/gone"}), "there is no token"),
+    "certificate": (
+        lambda host: host.google.external_account({"certificate": {}}),
+        "certificate is not supported",
+    ),
+    "token-file-gone": (
+        lambda host: host.google.external_account({"file": "/gone"}),
+        "there is no token",
+    ),
     "token-url-gone": (by_gone_url, "there is no token"),
     "json-without-field": (
-        lambda host: by_file(host) | {"credential_source": {"file": FILE, "format": {"type": "json"}}},
+        lambda host: (
+            by_file(host) | {"credential_source": {"file": FILE, "format": {"type": "json"}}}
+        ),
         "there is no subject_token_field_name",
     ),
     "field-gone": (
         lambda host: (
             by_json_file(host)
-            | {"credential_source": {"file": FILE, "format": {"type": "json", "subject_token_field_name": "gone"}}}
+            | {
+                "credential_source": {
+                    "file": FILE,
+                    "format": {"type": "json", "subject_token_field_name": "gone"},
+                }
+            }
         ),
         "there is no gone",
     ),
-    "no-source-credentials": (lambda host: host.google.impersonated({}), "source_credentials: type 'None'"),
+    "no-source-credentials": (
+        lambda host: host.google.impersonated({}),
+        "source_credentials: type 'None'",
+    ),
     "no-impersonation-url": (
-        lambda host: host.google.impersonated(host.google.authorized_user(), service_account_impersonation_url=None),
+        lambda host: host.google.impersonated(
+            host.google.authorized_user(), service_account_impersonation_url=None
+        ),
         "there is no service_account_impersonation_url",
     ),
 }
@@ -426,7 +532,9 @@ async def test_a_file_of_no_use_is_named_with_what_is_wrong(host: Host, case: st
 
 @pytest.mark.rule("R20")
 @pytest.mark.anyio
-@pytest.mark.parametrize("field", ["token_uri", "token_url", "service_account_impersonation_url", "url"])
+@pytest.mark.parametrize(
+    "field", ["token_uri", "token_url", "service_account_impersonation_url", "url"]
+)
 @pytest.mark.parametrize(
     "url",
     [
@@ -449,7 +557,9 @@ async def test_secrets_go_to_no_place_that_is_not_https(host: Host, field: str, 
     elif field == "url":
         source = host.google.external_account({"url": url})
     elif field == "service_account_impersonation_url":
-        source = host.google.impersonated(host.google.authorized_user(), service_account_impersonation_url=url)
+        source = host.google.impersonated(
+            host.google.authorized_user(), service_account_impersonation_url=url
+        )
     host.write(source)
     assert f"{field} is not an https URL" in (await host.refused()).message
     assert all(asked[1] == "https://oauth2.googleapis.com/token" for asked in host.asked)
@@ -460,27 +570,38 @@ async def test_secrets_go_to_no_place_that_is_not_https(host: Host, field: str, 
 @pytest.mark.virtual_time
 @pytest.mark.parametrize("field", ["token_uri", "token_url", "service_account_impersonation_url"])
 @pytest.mark.parametrize(
-    "name", ["evil.example", "googleapis.com.evil.example", "notgoogleapis.com", "sts.example.cloud"]
+    "name",
+    ["evil.example", "googleapis.com.evil.example", "notgoogleapis.com", "sts.example.cloud"],
 )
 async def test_secrets_go_to_google_alone(host: Host, field: str, name: str) -> None:
-    """protocol-facts.md 5.3: the file of a stranger may name any file as its token, and any place to send it to."""
+    """protocol-facts.md 5.3: the file of a stranger may name any file as its token, and any place
+    to send it to.
+    """
     url = f"https://{name}/token"
     source: Mapping[str, Any] = host.google.authorized_user(token_uri=url)
     if field == "token_url":
         source = by_file(host, token_url=url)
     elif field == "service_account_impersonation_url":
-        source = host.google.impersonated(host.google.authorized_user(), service_account_impersonation_url=url)
+        source = host.google.impersonated(
+            host.google.authorized_user(), service_account_impersonation_url=url
+        )
     host.write(source)
     assert f"{field} names {name}, which is not Google's" in (await host.refused()).message
     assert all(asked[1] == "https://oauth2.googleapis.com/token" for asked in host.asked)
     host.write({**source, "universe_domain": "example.cloud"})
-    assert ("which is not Google's" in (await host.refused()).message) is (name != "sts.example.cloud")
+    assert ("which is not Google's" in (await host.refused()).message) is (
+        name != "sts.example.cloud"
+    )
 
 
 @pytest.mark.anyio
-@pytest.mark.parametrize("url", ["http://localhost:8080/token", "http://127.0.0.1/token", "http://[::1]:1/t?a=b"])
+@pytest.mark.parametrize(
+    "url", ["http://localhost:8080/token", "http://127.0.0.1/token", "http://[::1]:1/t?a=b"]
+)
 async def test_this_machine_may_be_asked_without_https(host: Host, url: str) -> None:
-    host.instead[urlsplit(url).netloc] = Response(200, [], b'{"access_token": "t", "expires_in": 60}')
+    host.instead[urlsplit(url).netloc] = Response(
+        200, [], b'{"access_token": "t", "expires_in": 60}'
+    )
     host.write(host.google.authorized_user(token_uri=url))
     login = await host.log_in()
     assert login is not None
@@ -509,17 +630,37 @@ def echo(text: bytes, status: int = 400) -> Response:
     ("spoil", "words", "hint"),
     [
         pytest.param(
-            lambda host: host.google.users.clear(), '400, no token {"error": "invalid_grant"', "gcloud", id="user"
+            lambda host: host.google.users.clear(),
+            '400, no token {"error": "invalid_grant"',
+            "gcloud",
+            id="user",
         ),
-        pytest.param(lambda host: host.google.keys.clear(), "account not found", "is the key good", id="account"),
-        pytest.param(lambda host: host.google.subjects.clear(), "attribute condition", "audiences", id="subject"),
         pytest.param(
-            lambda host: host.google.speakers.clear(), "PERMISSION_DENIED", "serviceAccountTokenCreator", id="speaker"
+            lambda host: host.google.keys.clear(),
+            "account not found",
+            "is the key good",
+            id="account",
+        ),
+        pytest.param(
+            lambda host: host.google.subjects.clear(),
+            "attribute condition",
+            "audiences",
+            id="subject",
+        ),
+        pytest.param(
+            lambda host: host.google.speakers.clear(),
+            "PERMISSION_DENIED",
+            "serviceAccountTokenCreator",
+            id="speaker",
         ),
     ],
 )
 async def test_a_service_that_refuses_is_quoted_with_what_may_help(
-    host: Host, spoil: Callable[[Host], object], words: str, hint: str, request: pytest.FixtureRequest
+    host: Host,
+    spoil: Callable[[Host], object],
+    words: str,
+    hint: str,
+    request: pytest.FixtureRequest,
 ) -> None:
     written = {
         "user": host.google.authorized_user(),
@@ -561,7 +702,9 @@ async def test_what_a_service_echoes_shows_no_secret(host: Host) -> None:
     assert (await host.refused()).message.endswith("no token no *** and ***[2J")
     assert "/" in secret, "as Google's have it"
     parted = f"{secret[:5]}\0{secret[5:]}"
-    host.instead["oauth2.googleapis.com"] = echo(f"no {quote(secret, safe='')} and {parted}".encode())
+    host.instead["oauth2.googleapis.com"] = echo(
+        f"no {quote(secret, safe='')} and {parted}".encode()
+    )
     assert (await host.refused()).message.endswith("no token no *** and ***")
     host.instead["oauth2.googleapis.com"] = echo(b'{"access_token": "the-token"}', 200)
     host.instead["iamcredentials.googleapis.com"] = echo(f"Bearer {token}?".encode())
@@ -577,7 +720,16 @@ async def test_what_a_service_echoes_shows_no_secret(host: Host) -> None:
 
 @pytest.mark.anyio
 @pytest.mark.parametrize(
-    "body", [b"", b"[]", b"{}", b'{"access_token": ""}', b'{"access_token": 1}', b'{"access_token": "a b"}', b"\xff"]
+    "body",
+    [
+        b"",
+        b"[]",
+        b"{}",
+        b'{"access_token": ""}',
+        b'{"access_token": 1}',
+        b'{"access_token": "a b"}',
+        b"\xff",
+    ],
 )
 async def test_an_answer_without_a_token_is_an_error(host: Host, body: bytes) -> None:
     host.write(host.google.authorized_user())
@@ -587,11 +739,16 @@ async def test_an_answer_without_a_token_is_an_error(host: Host, body: bytes) ->
 
 @pytest.mark.anyio
 @pytest.mark.parametrize(
-    ("life", "seconds"), [("60", 60.0), (60, 60.0), (None, float("inf")), ("x", float("inf")), (-1, float("inf"))]
+    ("life", "seconds"),
+    [("60", 60.0), (60, 60.0), (None, float("inf")), ("x", float("inf")), (-1, float("inf"))],
 )
-async def test_a_life_may_be_a_number_or_a_text_or_nothing(host: Host, life: object, seconds: float) -> None:
+async def test_a_life_may_be_a_number_or_a_text_or_nothing(
+    host: Host, life: object, seconds: float
+) -> None:
     host.write(host.google.authorized_user())
-    host.instead["oauth2.googleapis.com"] = echo(json.dumps({"access_token": "t", "expires_in": life}).encode(), 200)
+    host.instead["oauth2.googleapis.com"] = echo(
+        json.dumps({"access_token": "t", "expires_in": life}).encode(), 200
+    )
     login = await host.log_in()
     assert login is not None
     assert login.expires == NOW + seconds
@@ -607,7 +764,9 @@ async def test_a_life_may_be_a_number_or_a_text_or_nothing(host: Host, life: obj
     [echo(b"", 503), echo(b"", 500), echo(b"", 429), ConnectFailed("no connection to oauth2")],
     ids=["503", "500", "429", "line"],
 )
-async def test_a_service_is_asked_at_most_three_times(host: Host, first: Response | ConnectFailed) -> None:
+async def test_a_service_is_asked_at_most_three_times(
+    host: Host, first: Response | ConnectFailed
+) -> None:
     host.write(host.google.authorized_user())
     host.instead["oauth2.googleapis.com"] = [first, first]
     began = anyio.current_time()
@@ -641,9 +800,15 @@ async def test_nothing_found_names_every_place(host: Host) -> None:
         f"GOOGLE_APPLICATION_CREDENTIALS, {WELL_KNOWN}, the metadata server 169.254.169.254: status 404, "
         "no token not found"
     )
-    for word in ("gcloud auth application-default login", "GOOGLE_APPLICATION_CREDENTIALS", "anonymous"):
+    for word in (
+        "gcloud auth application-default login",
+        "GOOGLE_APPLICATION_CREDENTIALS",
+        "anonymous",
+    ):
         assert word in (error.hint or "")
-    host.instead["169.254.169.254"] = ConnectFailed("no connection to 169.254.169.254:80 within 3 s")
+    host.instead["169.254.169.254"] = ConnectFailed(
+        "no connection to 169.254.169.254:80 within 3 s"
+    )
     assert (await host.refused()).message.endswith(
         "the metadata server 169.254.169.254: no connection to 169.254.169.254:80 within 3 s"
     )
@@ -670,7 +835,9 @@ async def test_another_service_at_that_address_is_not_believed(host: Host) -> No
 
 
 @pytest.mark.anyio
-async def test_a_guess_is_one_request_of_one_second_to_the_metadata_server_alone(host: Host) -> None:
+async def test_a_guess_is_one_request_of_one_second_to_the_metadata_server_alone(
+    host: Host,
+) -> None:
     host.write(host.google.service_account())
     login = await host.log_in(guessed=True)
     assert login is not None
@@ -689,9 +856,14 @@ async def test_a_guess_is_one_request_of_one_second_to_the_metadata_server_alone
 
 @pytest.mark.anyio
 @pytest.mark.parametrize(("told", "life"), [("1800", 1800.0), (900, 900.0), ("soon", float("inf"))])
-async def test_an_account_is_spoken_for_as_long_as_the_file_says(host: Host, told: object, life: float) -> None:
+async def test_an_account_is_spoken_for_as_long_as_the_file_says(
+    host: Host, told: object, life: float
+) -> None:
     url = host.google.impersonation_url
-    more = {"service_account_impersonation_url": url, "service_account_impersonation": {"token_lifetime_seconds": told}}
+    more = {
+        "service_account_impersonation_url": url,
+        "service_account_impersonation": {"token_lifetime_seconds": told},
+    }
     host.write(by_file(host, **more))
     host.instead["iamcredentials.googleapis.com"] = echo(
         b'{"accessToken": "t", "expireTime": "2027-01-15T08:30:00Z"}', 200
@@ -703,7 +875,9 @@ async def test_an_account_is_spoken_for_as_long_as_the_file_says(host: Host, tol
 
 
 @pytest.mark.anyio
-async def test_a_well_known_file_that_cannot_be_read_is_no_reason_to_look_elsewhere(host: Host) -> None:
+async def test_a_well_known_file_that_cannot_be_read_is_no_reason_to_look_elsewhere(
+    host: Host,
+) -> None:
     def read(path: str) -> bytes | None:
         raise ConfigError(f"{path} cannot be read: Permission denied")
 

@@ -1,4 +1,6 @@
-"""Google's registries by whatever identity the machine has: the built program under real names, then by the clock."""
+"""Google's registries by whatever identity the machine has: the built program under real names,
+then by the clock.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,11 @@ class Elsewhere(Site):
 
     def start(self, request: Request) -> Response:
         assert (request.path, request.header("metadata")) == ("/token", "True")
-        return Response(200, [("Content-Type", "application/json")], json.dumps({"id_token": self._token}).encode())
+        return Response(
+            200,
+            [("Content-Type", "application/json")],
+            json.dumps({"id_token": self._token}).encode(),
+        )
 
 
 @dataclass
@@ -56,13 +62,30 @@ class World:
     def google(self) -> Google:
         return self.services.site
 
-    def copy(self, source: str, target: str, home: Path, *more: str, **env: str) -> subprocess.CompletedProcess[str]:
+    def copy(
+        self, source: str, target: str, home: Path, *more: str, **env: str
+    ) -> subprocess.CompletedProcess[str]:
         """Run the built program from an empty state; its output shows no secret."""
-        command = [sys.executable, str(self.program), "copy", "--json", "--no-artifacts", "-vv", *more, source, target]
+        command = [
+            sys.executable,
+            str(self.program),
+            "copy",
+            "--json",
+            "--no-artifacts",
+            "-vv",
+            *more,
+            source,
+            target,
+        ]
         environ = {"HOME": str(home), "PATH": os.environ["PATH"], **self.names.environ, **env}
-        ran = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=60, check=False)
+        ran = subprocess.run(
+            command, env=environ, capture_output=True, text=True, timeout=60, check=False
+        )
         said = ran.stdout + ran.stderr
-        secrets = [*self.google.secrets, *(token for each in (self.gar, self.gcr) for token in given(each.provider))]
+        secrets = [
+            *self.google.secrets,
+            *(token for each in (self.gar, self.gcr) for token in given(each.provider)),
+        ]
         assert not [secret for secret in secrets if secret in said]
         assert "Traceback" not in said
         for running in (self.services, self.gar, self.gcr):
@@ -89,7 +112,9 @@ def served(tmp_path_factory: pytest.TempPathFactory, pyz: Path) -> Iterator[Worl
         for each in (gar, gcr):
             assert isinstance(each.provider.tokens, GoogleTokens)
             each.provider.tokens.google = services.site
-        image = Seed(8).image(sizes=(1000, 70_000)).load_into(gar.app, "project/private/app", tag="v1")
+        image = (
+            Seed(8).image(sizes=(1000, 70_000)).load_into(gar.app, "project/private/app", tag="v1")
+        )
         image.load_into(gar.app, "public/images/app", tag="v1")
         yield World(known, services, gar, gcr, elsewhere.url, image, pyz)
 
@@ -111,7 +136,9 @@ def by_file(world: World, home: Path, **fields: Any) -> dict[str, Any]:
 def by_url(world: World, home: Path) -> dict[str, Any]:
     form = {"type": "json", "subject_token_field_name": "id_token"}
     url = f"{world.elsewhere}/token"
-    return world.google.external_account({"url": url, "headers": {"Metadata": "True"}, "format": form})
+    return world.google.external_account(
+        {"url": url, "headers": {"Metadata": "True"}, "format": form}
+    )
 
 
 # Each kind of identity: the file that it is in, and the services that are asked in turn.
@@ -121,7 +148,9 @@ KINDS: dict[str, tuple[Callable[[World, Path], dict[str, Any] | None], list[str]
     "external_file": (by_file, ["sts"]),
     "external_url": (by_url, ["sts"]),
     "external_impersonating": (
-        lambda world, home: by_file(world, home, service_account_impersonation_url=world.google.impersonation_url),
+        lambda world, home: by_file(
+            world, home, service_account_impersonation_url=world.google.impersonation_url
+        ),
         ["sts", "iamcredentials"],
     ),
     "external_user": (lambda world, home: world.google.external_user(), ["sts"]),
@@ -135,12 +164,16 @@ KINDS: dict[str, tuple[Callable[[World, Path], dict[str, Any] | None], list[str]
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_built_program_logs_in_once_for_both_registries(world: World, tmp_path: Path, kind: str) -> None:
+def test_the_built_program_logs_in_once_for_both_registries(
+    world: World, tmp_path: Path, kind: str
+) -> None:
     write, services = KINDS[kind]
     info, env = write(world, tmp_path), dict(world.services.environ)
     if info is not None and kind == "authorized_user":
         (tmp_path / ".config" / "gcloud").mkdir(parents=True)
-        (tmp_path / ".config" / "gcloud" / "application_default_credentials.json").write_text(json.dumps(info))
+        (tmp_path / ".config" / "gcloud" / "application_default_credentials.json").write_text(
+            json.dumps(info)
+        )
         env = {}
     elif info is not None:
         (tmp_path / "key.json").write_text(json.dumps(info))
@@ -150,16 +183,21 @@ def test_the_built_program_logs_in_once_for_both_registries(world: World, tmp_pa
     assert held(world.gcr, "project/mirror", world.image)
     assert world.google.asked == services
     for each in (world.gar, world.gcr):
-        # At the registry, one token for all: asked for with the access token, used as Bearer (section 5.2).
+        # At the registry, one token for all: asked for with the access token, used as Bearer
+        # (section 5.2).
         tokens = [*each.journal.matching("GET", "token")]
         assert {entry.authorization[0] for entry in tokens} == {"basic"}
         assert len(tokens) == 1
 
 
 @pytest.mark.slow
-def test_the_built_program_pulls_what_is_public_without_any_identity(world: World, tmp_path: Path) -> None:
+def test_the_built_program_pulls_what_is_public_without_any_identity(
+    world: World, tmp_path: Path
+) -> None:
     with persona("strict", names=world.names) as target:
-        ran = world.copy(f"{GAR}/public/images/app:v1", f"{target.address}/app:v1", tmp_path, NO_GCE_CHECK="true")
+        ran = world.copy(
+            f"{GAR}/public/images/app:v1", f"{target.address}/app:v1", tmp_path, NO_GCE_CHECK="true"
+        )
         assert ran.returncode == 0, ran.stderr
         assert held(target, "app", world.image)
     assert world.google.asked == []
@@ -171,7 +209,14 @@ def test_the_built_program_names_all_places_and_the_remedy(world: World, tmp_pat
     config = tmp_path / "config.yaml"
     config.write_text(document({"source": {"url": GAR, "auth_type": "gar"}, "t": GCR}))
     env = {"NO_GCE_CHECK": "true"}
-    ran = world.copy(f"{GAR}/project/private/app:v1", f"{GCR}/project/mirror:v1", tmp_path, "-c", str(config), **env)
+    ran = world.copy(
+        f"{GAR}/project/private/app:v1",
+        f"{GCR}/project/mirror:v1",
+        tmp_path,
+        "-c",
+        str(config),
+        **env,
+    )
     assert ran.returncode == 4, ran.stderr
     for words in (
         "GOOGLE_APPLICATION_CREDENTIALS",
@@ -185,8 +230,12 @@ def test_the_built_program_names_all_places_and_the_remedy(world: World, tmp_pat
 # Long runs, on a clock that jumps.
 
 
-def google_in(world: Virtual, home: Path, **options: Any) -> tuple[Google, Provider, Mapping[str, str]]:
-    """Put Google's services and a registry into a world; return them with the environment of a service account."""
+def google_in(
+    world: Virtual, home: Path, **options: Any
+) -> tuple[Google, Provider, Mapping[str, str]]:
+    """Put Google's services and a registry into a world; return them with the environment of a
+    service account.
+    """
     services = Google(now=anyio.current_time, wall=world.wall, **options)
     for host in HOSTS:
         world.listen(services, host, scheme="https")
@@ -202,7 +251,9 @@ def google_in(world: Virtual, home: Path, **options: Any) -> tuple[Google, Provi
 @pytest.mark.virtual_time
 @pytest.mark.provokes("token_twice")  # the registry's, at their end
 async def test_an_access_token_is_renewed_once_before_it_ends(tmp_path: Path) -> None:
-    """1,200 s of copying; the registry's tokens live 100 s, so it is needed often; 90 % of 900 s are 810 s."""
+    """1,200 s of copying; the registry's tokens live 100 s, so it is needed often; 90 % of 900 s
+    are 810 s.
+    """
     async with virtual() as world:
         services, source, env = google_in(world, tmp_path, lifetime=900)
         assert source.tokens is not None
@@ -210,11 +261,14 @@ async def test_an_access_token_is_renewed_once_before_it_ends(tmp_path: Path) ->
         target = world.registry("target.test", up=Link(bandwidth=1000))
         names = [f"project/app/n{number}" for number in range(12)]
         images = [
-            Seed(number).image(sizes=(100_000,)).load_into(source, name, tag="v1") for number, name in enumerate(names)
+            Seed(number).image(sizes=(100_000,)).load_into(source, name, tag="v1")
+            for number, name in enumerate(names)
         ]
         mappings = [{"from": name, "tags": tags("v1")} for name in names]
         registries = {"source": {"url": GAR, "max_concurrent": 1}, "t": target}
-        ran = await world.run("sync", "--json", "-q", "-c", "-", stdin=document(registries, *mappings), env=env)
+        ran = await world.run(
+            "sync", "--json", "-q", "-c", "-", stdin=document(registries, *mappings), env=env
+        )
         assert (ran.status, ran.err) == (0, "")
         assert all(held(target, name, image) for name, image in zip(names, images, strict=True))
         assert 1200 < ran.seconds < 1500
@@ -232,7 +286,10 @@ async def test_an_access_token_that_was_taken_back_is_replaced_once(tmp_path: Pa
         services, source, env = google_in(world, tmp_path)
         target = world.registry("target.test", up=Link(bandwidth=1000))
         image = Seed(9).image(sizes=(100_000,) * 6).load_into(source, "project/app/app", tag="v1")
-        config = document({"source": GAR, "t": target}, {"from": "project/app/app", "to": "app", "tags": tags("v1")})
+        config = document(
+            {"source": GAR, "t": target},
+            {"from": "project/app/app", "to": "app", "tags": tags("v1")},
+        )
 
         async def take_back() -> None:
             await anyio.sleep(250)
@@ -243,23 +300,32 @@ async def test_an_access_token_that_was_taken_back_is_replaced_once(tmp_path: Pa
         assert (ran.status, ran.err) == (0, "")
         assert held(target, "app", image)
         assert services.asked == ["oauth2", "oauth2"]
-        assert len([entry for entry in source.journal.matching("GET", "token") if entry.status == 401]) == 1
+        assert (
+            len([entry for entry in source.journal.matching("GET", "token") if entry.status == 401])
+            == 1
+        )
 
 
 @pytest.mark.anyio
 @pytest.mark.virtual_time
-async def test_without_an_identity_a_guess_costs_one_connection_and_what_is_public_is_copied(tmp_path: Path) -> None:
+async def test_without_an_identity_a_guess_costs_one_connection_and_what_is_public_is_copied(
+    tmp_path: Path,
+) -> None:
     async with virtual() as world:
         services, source, _ = google_in(world, tmp_path, has_account=False)
         target = world.registry("target.test")
         names = ["public/images/one", "public/images/two"]
         images = [Seed(9).image().load_into(source, name, tag="v1") for name in names]
-        config = document({"source": GAR, "t": target}, *({"from": name, "tags": tags("v1")} for name in names))
+        config = document(
+            {"source": GAR, "t": target}, *({"from": name, "tags": tags("v1")} for name in names)
+        )
         ran = await world.run("sync", "--json", "-q", "-c", "-", stdin=config)
         assert (ran.status, ran.err) == (0, "")
         assert all(held(target, name, image) for name, image in zip(names, images, strict=True))
         assert services.asked == ["metadata"]
-        assert {entry.authorization for entry in source.journal.matching("GET", "token")} == {("", "")}
+        assert {entry.authorization for entry in source.journal.matching("GET", "token")} == {
+            ("", "")
+        }
 
 
 @pytest.mark.anyio
@@ -271,7 +337,10 @@ async def test_fifty_repositories_cost_one_login(tmp_path: Path) -> None:
         seed, repositories = Seed(9), [f"project/app/n{number:02}" for number in range(50)]
         for name in repositories:
             seed.image(sizes=(10,)).load_into(source, name, tag="v1")
-        config = document({"source": GAR, "t": target}, *({"from": name, "tags": tags("v1")} for name in repositories))
+        config = document(
+            {"source": GAR, "t": target},
+            *({"from": name, "tags": tags("v1")} for name in repositories),
+        )
         ran = await world.run("sync", "--json", "-q", "-c", "-", stdin=config, env=env)
         assert (ran.status, ran.err) == (0, "")
         assert services.asked == ["oauth2"]
@@ -286,15 +355,23 @@ async def test_auth_check_tells_whose_login_it_is_and_until_when(tmp_path: Path)
         services, source, env = google_in(world, tmp_path)
         world.registry("target.test")
         Seed(9).image().load_into(source, "project/app/app", tag="v1")
-        config = document({"source": GAR, "t": "http://target.test"}, {"from": "project/app/app", "to": "app"})
+        config = document(
+            {"source": GAR, "t": "http://target.test"}, {"from": "project/app/app", "to": "app"}
+        )
         ran = await world.run("auth", "check", "--json", "-q", "-c", "-", stdin=config, env=env)
         row = next(row for row in ran.report["access"] if row["registry"] == "source")
         key = env["GOOGLE_APPLICATION_CREDENTIALS"]
         origin = f"{key} (GOOGLE_APPLICATION_CREDENTIALS), service_account at oauth2.googleapis.com"
-        assert (row["source"], row["expires"], row["error"]) == (origin, "2026-01-01T01:00:00Z", None)
+        assert (row["source"], row["expires"], row["error"]) == (
+            origin,
+            "2026-01-01T01:00:00Z",
+            None,
+        )
         assert services.asked == ["oauth2"]
         services.speakers.clear()
-        (tmp_path / "key.json").write_text(json.dumps(services.impersonated(services.service_account())))
+        (tmp_path / "key.json").write_text(
+            json.dumps(services.impersonated(services.service_account()))
+        )
         ran = await world.run("auth", "check", "--json", "-q", "-c", "-", stdin=config, env=env)
         row = next(row for row in ran.report["access"] if row["registry"] == "source")
         assert ran.status == 4

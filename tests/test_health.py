@@ -1,4 +1,6 @@
-"""The health listener: what it answers, on real sockets; how long it waits and for how many, on a clock that jumps."""
+"""The health listener: what it answers, on real sockets; how long it waits and for how many, on a
+clock that jumps.
+"""
 
 from __future__ import annotations
 
@@ -72,7 +74,8 @@ def asked(address: Address, sent: bytes) -> int:
     return status
 
 
-# --- the two resources ------------------------------------------------------------------------------------
+# --- the two resources
+# ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("path", "status"), [("/healthz", 200), ("/readyz", 503)])
@@ -91,7 +94,8 @@ def test_a_probe_is_told_what_the_program_tells(address: Address, path: str, sta
 @pytest.mark.parametrize("path", ["/healthz", "/readyz", "/", "/x"])
 def test_a_head_has_the_head_of_the_answer_and_no_body(address: Address, path: str) -> None:
     plain = [
-        parsed(exchange(address, f"{method} {path} HTTP/1.1\r\nHost: h\r\n\r\n".encode())) for method in ("GET", "HEAD")
+        parsed(exchange(address, f"{method} {path} HTTP/1.1\r\nHost: h\r\n\r\n".encode()))
+        for method in ("GET", "HEAD")
     ]
     (status, fields, body), (same, alike, nothing) = plain
     assert (status, nothing) == (same, b"")
@@ -100,16 +104,21 @@ def test_a_head_has_the_head_of_the_answer_and_no_body(address: Address, path: s
 
 
 @pytest.mark.parametrize(
-    "path", ["/", "/healthz/", "/healthzz", "//healthz", "/HEALTHZ", "/healthz%2f", "*", "x", "/%00"]
+    "path",
+    ["/", "/healthz/", "/healthzz", "//healthz", "/HEALTHZ", "/healthz%2f", "*", "x", "/%00"],
 )
 @pytest.mark.parametrize("method", ["GET", "POST"])
 def test_other_paths_are_not_found(address: Address, method: str, path: str) -> None:
     assert asked(address, f"{method} {path} HTTP/1.1\r\nHost: h\r\n\r\n".encode()) == 404
 
 
-@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "OPTIONS", "TRACE", "CONNECT", "get", "X"])
+@pytest.mark.parametrize(
+    "method", ["POST", "PUT", "DELETE", "OPTIONS", "TRACE", "CONNECT", "get", "X"]
+)
 def test_other_methods_are_told_which_there_are(address: Address, method: str) -> None:
-    answer = exchange(address, f"{method} /readyz HTTP/1.1\r\nHost: h\r\nContent-Length: 3\r\n\r\nabc".encode())
+    answer = exchange(
+        address, f"{method} /readyz HTTP/1.1\r\nHost: h\r\nContent-Length: 3\r\n\r\nabc".encode()
+    )
     status, fields, _ = parsed(answer)
     assert (status, fields["allow"]) == (405, "GET, HEAD")
 
@@ -150,12 +159,19 @@ def test_a_head_may_come_in_pieces(address: Address) -> None:
         assert own.recv(12) == b"HTTP/1.1 200"
 
 
-# --- what others would read otherwise ---------------------------------------------------------------------
+# --- what others would read otherwise
+# ---------------------------------------------------------------------
 
 SECOND = b"GET /readyz HTTP/1.1\r\nHost: h\r\n\r\n"
 SHAPES = {
-    "both framings": (HEAD + b"Content-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", 400),
-    "both, chunked first": (HEAD + b"Transfer-Encoding: chunked\r\nContent-Length: 0\r\n\r\n0\r\n\r\n", 400),
+    "both framings": (
+        HEAD + b"Content-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n",
+        400,
+    ),
+    "both, chunked first": (
+        HEAD + b"Transfer-Encoding: chunked\r\nContent-Length: 0\r\n\r\n0\r\n\r\n",
+        400,
+    ),
     "two lengths": (HEAD + b"Content-Length: 0\r\nContent-Length: 35\r\n\r\n", 400),
     "two lengths in one": (HEAD + b"Content-Length: 0, 35\r\n\r\n", 400),
     "a signed length": (HEAD + b"Content-Length: +0\r\n\r\n", 400),
@@ -163,7 +179,10 @@ SHAPES = {
     "a length of many digits": (HEAD + b"Content-Length: " + b"9" * 40 + b"\r\n\r\n", 400),
     "an unknown coding": (HEAD + b"Transfer-Encoding: xchunked\r\n\r\n0\r\n\r\n", 501),
     "a coding before chunked": (HEAD + b"Transfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n", 501),
-    "chunked twice": (HEAD + b"Transfer-Encoding: chunked\r\nTransfer-Encoding: chunked\r\n\r\n", 501),
+    "chunked twice": (
+        HEAD + b"Transfer-Encoding: chunked\r\nTransfer-Encoding: chunked\r\n\r\n",
+        501,
+    ),
     "a blank before the colon": (HEAD + b"Transfer-Encoding : chunked\r\n\r\n", 400),
     "a tab before the colon": (HEAD + b"Content-Length\t: 35\r\n\r\n", 400),
     "a name with a control": (HEAD + b"Content\x01-Length: 35\r\n\r\n", 400),
@@ -216,15 +235,20 @@ def test_a_head_is_bounded(address: Address, padding: int, end: bytes) -> None:
         assert asked(address, sent) == 431
 
 
-@pytest.mark.parametrize("where", ["method", "path", "query", "host", "name", "value", "body", "version"])
+@pytest.mark.parametrize(
+    "where", ["method", "path", "query", "host", "name", "value", "body", "version"]
+)
 def test_nothing_of_a_request_comes_back(address: Address, where: str) -> None:
-    places = dict.fromkeys(("method", "path", "query", "host", "name", "value", "body", "version"), "")
+    places = dict.fromkeys(
+        ("method", "path", "query", "host", "name", "value", "body", "version"), ""
+    )
     places[where] = "Marker"
     text = "GET{method} /x{path}?{query} HTTP/1.1{version}\r\nHost: {host}\r\nX{name}: {value}\r\n\r\n{body}"
     assert b"marker" not in exchange(address, text.format(**places).encode()).lower()
 
 
-# --- addresses --------------------------------------------------------------------------------------------
+# --- addresses
+# --------------------------------------------------------------------------------------------
 
 
 def has_ipv6() -> bool:
@@ -314,7 +338,9 @@ def names(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     return resolve
 
 
-def test_where_one_address_of_a_name_is_taken_none_is_kept(names: Callable[..., None], address: Address) -> None:
+def test_where_one_address_of_a_name_is_taken_none_is_kept(
+    names: Callable[..., None], address: Address
+) -> None:
     before = os.listdir(OPEN_FILES)
     names("127.0.0.2", "127.0.0.1")
     with pytest.raises(ConfigError, match="already in use"):
@@ -322,12 +348,16 @@ def test_where_one_address_of_a_name_is_taken_none_is_kept(names: Callable[..., 
     assert len(os.listdir(OPEN_FILES)) <= len(before)
 
 
-# --- crowds -----------------------------------------------------------------------------------------------
+# --- crowds
+# -----------------------------------------------------------------------------------------------
 
 
 def test_clients_that_say_nothing_do_not_keep_others_out(address: Address) -> None:
     with ExitStack() as stack:
-        idle = [stack.enter_context(socket.create_connection(address[:2], timeout=10)) for _ in range(400)]
+        idle = [
+            stack.enter_context(socket.create_connection(address[:2], timeout=10))
+            for _ in range(400)
+        ]
         for each in idle[1::3]:
             each.sendall(b"GET /heal")
         assert asked(address, HEAD + b"\r\n") == 200
@@ -341,7 +371,9 @@ def test_clients_that_say_nothing_do_not_keep_others_out(address: Address) -> No
         assert idle[-2].recv(12) == b"HTTP/1.1 200", "the youngest did not"
 
 
-def test_garbage_on_many_connections_is_answered_or_cut_off_each_on_its_own(address: Address) -> None:
+def test_garbage_on_many_connections_is_answered_or_cut_off_each_on_its_own(
+    address: Address,
+) -> None:
     def send(number: int) -> None:
         try:
             exchange(address, bytes(range(256))[number:] * 400)
@@ -359,7 +391,9 @@ def test_garbage_on_many_connections_is_answered_or_cut_off_each_on_its_own(addr
 
 
 def test_who_is_busy_delays_no_probe() -> None:
-    """The caller's thread never waits, as an event loop that parses a large file: its turns end by themselves."""
+    """The caller's thread never waits, as an event loop that parses a large file: its turns end by
+    themselves.
+    """
     answers = list[int]()
     with health.serving("127.0.0.1", 0, tell) as (where, *_):
         probing = threading.Thread(target=lambda: answers.append(asked(where, HEAD + b"\r\n")))
@@ -413,7 +447,8 @@ def test_everything_is_closed_when_it_ends() -> None:
         socket.create_connection(where[:2], timeout=10)
 
 
-# --- time -------------------------------------------------------------------------------------------------
+# --- time
+# -------------------------------------------------------------------------------------------------
 
 
 class Room:
@@ -560,7 +595,9 @@ async def test_the_places_are_a_fixed_number_and_the_oldest_client_gives_way(roo
 
 @pytest.mark.anyio
 @pytest.mark.virtual_time
-async def test_a_machine_without_files_left_is_asked_again_soon(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_machine_without_files_left_is_asked_again_soon(
+    room: Room, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def accept(listener: socket.socket) -> Any:
         asked.append(anyio.current_time() - began)
         if len(asked) < 4:

@@ -1,7 +1,8 @@
 """What one registry can make the program do to others, or to the machine that it runs on.
 
-Each test is an attack: it exhausts memory, connections, threads or time, or uses the program's standing
-with another registry. The attack may fail its own image; everything else goes on as if it were not there.
+Each test is an attack: it exhausts memory, connections, threads or time, or uses the program's
+standing with another registry. The attack may fail its own image; everything else goes on as if it
+were not there.
 """
 
 from __future__ import annotations
@@ -32,7 +33,19 @@ from conformance.images import Seed, encode
 from conformance.messages import Answer, Content, Request, Response, digest_of, error
 from conformance.server import Server
 from conformance.tokens import BasicAuth
-from tests.ends import QUICK, Start, basic, copy, document, held, only, run_regsync, sync, tags, virtual
+from tests.ends import (
+    QUICK,
+    Start,
+    basic,
+    copy,
+    document,
+    held,
+    only,
+    run_regsync,
+    sync,
+    tags,
+    virtual,
+)
 from tests.test_redirects import REGISTRY, transport_of
 from tests.test_redirects import registry as plain_registry
 from tests.wires import NEVER, Told, Wire, answer
@@ -59,7 +72,9 @@ def test_an_index_of_too_much_is_refused_before_its_children_are_fetched(
 
 
 @pytest.mark.rule("R14")
-def test_an_image_of_too_many_blobs_is_refused(source: Server, target: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_image_of_too_many_blobs_is_refused(
+    source: Server, target: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(plan, "_MOST_BLOBS", 3)
     Seed(1).image(sizes=(10, 11, 12)).load_into(source.app, "app", tag="v1")
     assert "more than 3 blobs" in only(copy(source, target).failed)
@@ -67,7 +82,9 @@ def test_an_image_of_too_many_blobs_is_refused(source: Server, target: Server, m
 
 
 @pytest.mark.rule("R14")
-def test_a_listing_of_too_many_tags_is_refused(source: Server, target: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_listing_of_too_many_tags_is_refused(
+    source: Server, target: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(registry, "_MOST_TAGS", 20)
 
     def pages(request: Request) -> Answer | None:
@@ -75,7 +92,9 @@ def test_a_listing_of_too_many_tags_is_refused(source: Server, target: Server, m
             return None
         page = int(request.parameter("last") or 0) + 1
         link = f'</v2/app/tags/list?last={page}>; rel="next"'
-        return Response(200, [("Link", link)], json.dumps({"tags": [f"{page}-{n}" for n in range(9)]}).encode())
+        return Response(
+            200, [("Link", link)], json.dumps({"tags": [f"{page}-{n}" for n in range(9)]}).encode()
+        )
 
     source.app.intercept = pages
     ran = sync({"source": source, "t": target}, {"from": "app", "tags": tags("*")})
@@ -89,7 +108,8 @@ def test_a_link_is_read_in_one_pass() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", [";rel=" + " " * 2_000_000, "; rel" * 400_000, ";rel=" + '"' * 999_999, '";rel=" ' * 300_000]
+    "text",
+    [";rel=" + " " * 2_000_000, "; rel" * 400_000, ";rel=" + '"' * 999_999, '";rel=" ' * 300_000],
 )
 def test_a_relation_is_read_in_linear_time(text: str) -> None:
     # A square of these is hours, and would be the run's own time-out.
@@ -117,10 +137,13 @@ def test_a_relation_is_a_word_of_the_parameter_rel(parameters: str, is_next: boo
 def test_lines_of_blanks_are_read_in_linear_time_and_all_as_before(pattern: str) -> None:
     ours: re.Pattern[bytes] = getattr(_readers, f"{pattern}_re")
     theirs = re.compile(getattr(_abnf, pattern).encode())
-    # A square of these is hours; of the 64 KiB that a head may have it is half a minute, in which nothing else moves.
+    # A square of these is hours; of the 64 KiB that a head may have it is half a minute, in which
+    # nothing else moves.
     for whole in (b"X:" + b" \t" * 500_000 + b"\0", b"5;" + b" \t" * 500_000 + b"\nX\r\n"):
         assert ours.fullmatch(whole) is None
-    for parts in itertools.product((b"5", b"a"), (b":", b";", b""), *[(b" ", b"\t", b"x", b";", b"\n", b"")] * 4):
+    for parts in itertools.product(
+        (b"5", b"a"), (b":", b";", b""), *[(b" ", b"\t", b"x", b";", b"\n", b"")] * 4
+    ):
         for line in (b"".join(parts), b"".join(parts) + b"\r\n"):
             found, expected = ours.fullmatch(line), theirs.fullmatch(line)
             assert (found is None) == (expected is None), line
@@ -132,7 +155,10 @@ def test_urls_in_an_error_are_found_in_linear_time() -> None:
     assert re.sub(transport._QUERY, "?...", "://" * 1_000_000) == "://" * 1_000_000
     assert re.sub(transport._QUERY, "?...", "?" * 1_000_000) == "?..."
     said = "at https://a.test/x?sig=1&r=https://b.test/?2 and v2/?_state=d, who? e.test/?f"
-    assert re.sub(transport._QUERY, "?...", said) == "at https://a.test/x?... and v2/?... who? e.test/?..."
+    assert (
+        re.sub(transport._QUERY, "?...", said)
+        == "at https://a.test/x?... and v2/?... who? e.test/?..."
+    )
 
 
 def test_discovery_rests_while_heavy_manifests_wait(
@@ -159,10 +185,14 @@ async def test_no_failed_image_keeps_the_body_that_it_failed_on() -> None:
     async with virtual() as world:
         source, target = world.registry("source.test"), world.registry("target.test")
         body = b"\xff" * 2**20
-        source.app.intercept = lambda request: Response(200, [], body) if request.kind == "manifest" else None
+        source.app.intercept = lambda request: (
+            Response(200, [], body) if request.kind == "manifest" else None
+        )
         tracemalloc.start()
         try:
-            ran = await world.sync({"source": source, "t": target}, {"from": "app", "tags": tags(*names)})
+            ran = await world.sync(
+                {"source": source, "t": target}, {"from": "app", "tags": tags(*names)}
+            )
             _, peak = tracemalloc.get_traced_memory()
         finally:
             tracemalloc.stop()
@@ -173,7 +203,9 @@ async def test_no_failed_image_keeps_the_body_that_it_failed_on() -> None:
 
 @pytest.mark.anyio
 @pytest.mark.parametrize("what", ["tags", "referrers"])
-async def test_the_long_names_of_pages_are_not_kept(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_long_names_of_pages_are_not_kept(
+    what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     through, asked = transport_of({}), 0
     body = b'{"tags": []}' if what == "tags" else b'{"schemaVersion": 2, "manifests": []}'
 
@@ -187,23 +219,34 @@ async def test_the_long_names_of_pages_are_not_kept(what: str, monkeypatch: pyte
     listed = registry.Repository(through, through.host(plain_registry()), "app", Side.SOURCE)
     tracemalloc.start()
     try:
-        await (listed.list_tags() if what == "tags" else listed.list_referrers(f"sha256:{'a' * 64}"))
+        await (
+            listed.list_tags() if what == "tags" else listed.list_referrers(f"sha256:{'a' * 64}")
+        )
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
     assert asked == 500
-    assert peak < 25 * 2**20, "500 names have 30 MB, of which the library keeps the last 128 whole and in parts"
+    assert peak < 25 * 2**20, (
+        "500 names have 30 MB, of which the library keeps the last 128 whole and in parts"
+    )
 
 
 @pytest.mark.rule("R14")
 @pytest.mark.anyio
-async def test_a_list_of_referrers_whose_pages_carry_megabytes_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_list_of_referrers_whose_pages_carry_megabytes_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     through, asked = transport_of({}), 0
 
     async def page(*_: object, **__: object) -> Told:
         nonlocal asked
         asked += 1
-        entry = {"mediaType": "a/b", "digest": f"sha256:{asked:064x}", "size": 2, "annotations": {"a": "b" * 2**20}}
+        entry = {
+            "mediaType": "a/b",
+            "digest": f"sha256:{asked:064x}",
+            "size": 2,
+            "annotations": {"a": "b" * 2**20},
+        }
         link = [("link", f"</v2/app/referrers/x?page={asked}>; rel=next")]
         return Told(200, link, json.dumps({"schemaVersion": 2, "manifests": [entry]}).encode())
 
@@ -218,28 +261,56 @@ async def test_a_list_of_referrers_whose_pages_carry_megabytes_is_refused(monkey
 def test_artifacts_that_all_name_each_other_are_not_all_asked_for(
     source: Server, target: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each list may name 10,000: of 900 such lists a run held all, and a task for each of their entries."""
+    """Each list may name 10,000: of 900 such lists a run held all, and a task for each of their
+    entries.
+    """
     monkeypatch.setattr(referrers, "_MOST", 50)
     image = Seed(1).image().load_into(source.app, "app", tag="v1")
-    empty = {"mediaType": "application/vnd.oci.empty.v1+json", "digest": digest_of(b"{}"), "size": 2}
+    empty = {
+        "mediaType": "application/vnd.oci.empty.v1+json",
+        "digest": digest_of(b"{}"),
+        "size": 2,
+    }
     kind = "application/vnd.oci.image.manifest.v1+json"
-    whole = {"schemaVersion": 2, "mediaType": kind, "artifactType": "a/b", "config": empty, "layers": []}
+    whole = {
+        "schemaVersion": 2,
+        "mediaType": kind,
+        "artifactType": "a/b",
+        "config": empty,
+        "layers": [],
+    }
     bodies = [encode({**whole, "annotations": {"number": str(number)}}) for number in range(40)]
     at = {digest_of(body): body for body in bodies}
-    entries = [{"mediaType": kind, "digest": digest, "size": len(body)} for digest, body in at.items()]
+    entries = [
+        {"mediaType": kind, "digest": digest, "size": len(body)} for digest, body in at.items()
+    ]
 
     def answer_all(request: Request) -> Answer | None:
         last = request.path.rpartition("/")[2]
         if "/referrers/" in request.path:
-            listed = {"schemaVersion": 2, "manifests": entries if last == image.top else entries[:30]}
-            return Response(200, [("Content-Type", "application/vnd.oci.image.index.v1+json")], encode(listed))
-        return Response(200, [("Content-Type", kind)], at[last]) if last in at and request.kind == "manifest" else None
+            listed = {
+                "schemaVersion": 2,
+                "manifests": entries if last == image.top else entries[:30],
+            }
+            return Response(
+                200, [("Content-Type", "application/vnd.oci.image.index.v1+json")], encode(listed)
+            )
+        return (
+            Response(200, [("Content-Type", kind)], at[last])
+            if last in at and request.kind == "manifest"
+            else None
+        )
 
     source.app.intercept = answer_all
-    ran = sync({"source": source, "t": target}, {"from": "app", "tags": tags("v1"), "artifacts": {"enabled": True}})
+    ran = sync(
+        {"source": source, "t": target},
+        {"from": "app", "tags": tags("v1"), "artifacts": {"enabled": True}},
+    )
     assert "more than 50 artifacts" in only(ran.failed)
     asked = [entry for entry in source.journal.entries if "/referrers/" in entry.target]
-    assert 2 <= len(asked) <= 1 + 32, "those that were asked when the first one told too much, and none of the other 8"
+    assert 2 <= len(asked) <= 1 + 32, (
+        "those that were asked when the first one told too much, and none of the other 8"
+    )
 
 
 @pytest.mark.anyio
@@ -270,7 +341,9 @@ def test_a_digest_of_megabytes_is_refused_in_its_own_memory() -> None:
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    assert peak < 20 * 2**20, "a pattern that may give back every word remembers fifty bytes for each letter"
+    assert peak < 20 * 2**20, (
+        "a pattern that may give back every word remembers fifty bytes for each letter"
+    )
 
 
 # Where an upload goes.
@@ -285,13 +358,19 @@ class Elsewhere(Site):
 
     def start(self, request: Request) -> Answer | Reception:
         status = 202 if request.method == "PATCH" else 201
-        return Reception(Content(), lambda received: Response(status, [("Location", self.location)]))
+        return Reception(
+            Content(), lambda received: Response(status, [("Location", self.location)])
+        )
 
 
 @pytest.mark.rule("R1", "R3")
 @pytest.mark.parametrize("back", [True, False])
-def test_an_upload_that_went_elsewhere_comes_not_back_with_a_login(serve: Start, source: Server, back: bool) -> None:
-    """Else a host that the registry trusts with blobs alone has us write anything there in our own name."""
+def test_an_upload_that_went_elsewhere_comes_not_back_with_a_login(
+    serve: Start, source: Server, back: bool
+) -> None:
+    """Else a host that the registry trusts with blobs alone has us write anything there in our own
+    name.
+    """
     target = serve(auth=BasicAuth({USER: SECRET}))
     Seed(1).image(sizes=(200_000,)).load_into(source.app, "app", tag="v1")
     storage = serve(Elsewhere(f"{target.url}/v2/app/manifests/v9?x=1" if back else "/next?x=1"))
@@ -312,7 +391,9 @@ def test_an_upload_that_went_elsewhere_comes_not_back_with_a_login(serve: Start,
     assert ran.status == 2
     assert storage.journal.count("PATCH")
     assert not [entry for entry in target.journal.entries if "x" in entry.query]
-    later = {entry.target.partition("?")[0] for entry in storage.journal.entries if "x" in entry.query}
+    later = {
+        entry.target.partition("?")[0] for entry in storage.journal.entries if "x" in entry.query
+    }
     assert later == (set() if back else {"/next"})
     assert all("authorization" not in entry.headers for entry in storage.journal.entries)
 
@@ -324,9 +405,13 @@ def test_blobs_that_wait_for_their_source_hold_no_connection_to_the_targets(serv
     source, *targets = serve(), serve(), serve()
     Seed(1).image(sizes=range(100, 130)).load_into(source.app, "app", tag="v1")
     ends: dict[str, Any] = {"source": {"url": source.url, "max_concurrent": 1}}
-    ends |= {name: {"url": each.url, "max_concurrent": 3} for name, each in zip("tu", targets, strict=True)}
+    ends |= {
+        name: {"url": each.url, "max_concurrent": 3}
+        for name, each in zip("tu", targets, strict=True)
+    }
     text = document(ends, {"from": "app", "tags": tags("v1")})
-    # On a busy machine a connection waits for longer than these tests' own time-outs, and another one is made.
+    # On a busy machine a connection waits for longer than these tests' own time-outs, and another
+    # one is made.
     slow = QUICK._replace(idle_connection=600.0)
     ran = run_regsync("sync", "--json", "-q", "-c", "-", stdin=text, timeouts=slow)
     assert ran.statuses() == ["synced", "synced"]
@@ -344,7 +429,9 @@ async def test_idle_connections_are_bounded_over_all_hosts(monkeypatch: pytest.M
 
 
 @pytest.mark.anyio
-async def test_names_whose_servers_are_silent_hold_up_no_other_name(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_names_whose_servers_are_silent_hold_up_no_other_name(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     answered, resolve = threading.Event(), socket.getaddrinfo
 
     def look_up(host: str, *rest: Any, **more: Any) -> Any:
@@ -392,7 +479,9 @@ def test_a_client_certificate_is_shown_to_nobody_whom_another_registry_names(
     def lead_astray(request: Request) -> Answer | None:
         if request.kind != "blob":
             return None
-        return Response(307, [("Location", f"{good.url}/v2/secret/blobs/{request.reference}?led=astray")])
+        return Response(
+            307, [("Location", f"{good.url}/v2/secret/blobs/{request.reference}?led=astray")]
+        )
 
     evil.app.intercept = lead_astray
     common = {"ca_file": str(ca_file)}
@@ -415,7 +504,9 @@ def test_a_client_certificate_is_shown_to_nobody_whom_another_registry_names(
 
 @pytest.mark.rule("R10")
 @pytest.mark.parametrize("form", ["json", "text"])
-def test_a_registry_that_repeats_the_request_repeats_no_secret(serve: Start, target: Server, form: str) -> None:
+def test_a_registry_that_repeats_the_request_repeats_no_secret(
+    serve: Start, target: Server, form: str
+) -> None:
     source = serve(auth=BasicAuth({USER: SECRET}))
     Seed(1).image().load_into(source.app, "app", tag="v1")
 
@@ -442,7 +533,11 @@ def test_the_query_of_a_next_page_is_in_no_log(source: Server, target: Server) -
         if request.parameter("state"):
             return Response(503)
         link = '</v2/app/tags/list?state=signed-secret>; rel="next"'
-        return Response(200, [("Link", link)], b'{"tags": ["v1"]}') if request.kind == "tag_list" else None
+        return (
+            Response(200, [("Link", link)], b'{"tags": ["v1"]}')
+            if request.kind == "tag_list"
+            else None
+        )
 
     source.app.intercept = pages
     text = document({"source": source, "t": target}, {"from": "app"})

@@ -1,19 +1,20 @@
-"""The same built file on every host that this machine can be (issue of trust, item 7; tools/hosts.py has the table).
+"""The same built file on every host that this machine can be (issue of trust, item 7;
+tools/hosts.py has the table).
 
-| CPython 3.10 to 3.13, and the system's | those that are found; older ones are told what is needed (test_zipapp.py) |
-| `-I`, `-S`, `-OO`, `-W error -X dev -bb` | options of the interpreter |
-| read-only home, read-only root | mounts in a namespace of our own |
-| no HOME, HOME that is no directory, an unknown user id, both at once | the user's are root's to try |
-| umask 027 and 000 | what is left is the owner's alone all the same |
-| 64 open files, as the hard and as the soft limit | 32 images at once |
-| nothing writable but `cache_dir`, from `/` | an unknown user in folders of another |
-| LANG=C, no LANG, ASCII alone, an unknown locale, no `_locale` | the last two as with musl |
-| no standard input; folders with spaces, an umlaut, a byte that is no UTF-8 | |
-| no environment at all | |
-| without what is POSIX-only (modules, signals, calls), on a loop like Windows' | **simulated** |
+| CPython 3.10 to 3.13, and the system's | those that are found; older ones are told what is needed
+(test_zipapp.py) | | `-I`, `-S`, `-OO`, `-W error -X dev -bb` | options of the interpreter | |
+read-only home, read-only root | mounts in a namespace of our own | | no HOME, HOME that is no
+directory, an unknown user id, both at once | the user's are root's to try | | umask 027 and 000 |
+what is left is the owner's alone all the same | | 64 open files, as the hard and as the soft limit
+| 32 images at once | | nothing writable but `cache_dir`, from `/` | an unknown user in folders of
+another | | LANG=C, no LANG, ASCII alone, an unknown locale, no `_locale` | the last two as with
+musl | | no standard input; folders with spaces, an umlaut, a byte that is no UTF-8 | | | no
+environment at all | | | without what is POSIX-only (modules, signals, calls), on a loop like
+Windows' | **simulated** |
 
-Each is tried by a copy from plain HTTP to TLS, a sync to two targets, one of them TLS, and a second sync that moves
-nothing; here what does not contradict is tried together, `python3 tools/hosts.py` tries each on each interpreter.
+Each is tried by a copy from plain HTTP to TLS, a sync to two targets, one of them TLS, and a second
+sync that moves nothing; here what does not contradict is tried together, `python3 tools/hosts.py`
+tries each on each interpreter.
 """
 
 from __future__ import annotations
@@ -52,7 +53,11 @@ TOGETHER = (
     ("unknown user without HOME",),
     ("nothing writable but cache_dir", "ASCII alone"),
     ("path with an umlaut, ASCII alone", "without locales"),
-    ("a locale that is not installed", "path with a byte that is no UTF-8", "64 open files, more on request"),
+    (
+        "a locale that is not installed",
+        "path with a byte that is no UTF-8",
+        "64 open files, more on request",
+    ),
     ("no environment at all",),
     ("without what is POSIX-only (simulated)",),
 )
@@ -79,7 +84,9 @@ def smoke(pyz: Path) -> Iterator[Smoke]:
 @pytest.mark.parametrize("host", COMBINED, ids=lambda host: host.name)
 def test_host(smoke: Smoke, host: Host) -> None:
     reasons = []
-    for python in CURRENT if host.user is not None else CURRENT[:1]:  # another user may not reach the first
+    for python in (
+        CURRENT if host.user is not None else CURRENT[:1]
+    ):  # another user may not reach the first
         try:
             smoke.run(host, python.path)
         except Absent as error:
@@ -90,7 +97,9 @@ def test_host(smoke: Smoke, host: Host) -> None:
 
 
 def others() -> list[Any]:
-    """Return the interpreters beside the tests' own; those between the oldest and the newest are for a thorough run."""
+    """Return the interpreters beside the tests' own; those between the oldest and the newest are
+    for a thorough run.
+    """
     ordered = sorted(CURRENT[1:], key=lambda python: python.version)
     params = [pytest.param(python, id=python.name) for python in ordered]
     return [*params[:1], *map(thorough, params[1:-1]), *params[1:][-1:]]
@@ -105,14 +114,22 @@ def test_interpreter(smoke: Smoke, python: hosts.Interpreter) -> None:
 @pytest.mark.parametrize(
     ("host", "problem"),
     [
-        (Host("it speaks", hook="import sys; sys.stderr.write('a word')"), "version ended with 0: a word"),
+        (
+            Host("it speaks", hook="import sys; sys.stderr.write('a word')"),
+            "version ended with 0: a word",
+        ),
         (Host("it fails", shell="exit 7"), "version ended with 7"),
         (Host("it leaves a file", shell='touch "$HOME/left"; exec "$@"'), "left behind: .'left'."),
-        (Host("its cache is open", shell='"$@"; chmod -fR a+rx cache || true'), "is open to others"),
+        (
+            Host("its cache is open", shell='"$@"; chmod -fR a+rx cache || true'),
+            "is open to others",
+        ),
     ],
     ids=lambda value: value.name if isinstance(value, Host) else "",
 )
-def test_a_host_that_is_not_as_it_should_be_is_noticed(smoke: Smoke, host: Host, problem: str) -> None:
+def test_a_host_that_is_not_as_it_should_be_is_noticed(
+    smoke: Smoke, host: Host, problem: str
+) -> None:
     with pytest.raises(Failed, match=problem):
         smoke.run(host, sys.executable)
 
@@ -146,19 +163,28 @@ def test_the_simulation_takes_away_what_it_says(tmp_path: Path) -> None:
         (f"{code[:-14]}; print([hasattr(*x) for x in ({gone})])", "True"),
     ):
         done = subprocess.run(
-            [sys.executable, "-c", line], env=without_posix(tmp_path), capture_output=True, text=True, check=False
+            [sys.executable, "-c", line],
+            env=without_posix(tmp_path),
+            capture_output=True,
+            text=True,
+            check=False,
         )
         assert (said in done.stderr) == (said != "True")
         assert said == "ModuleNotFoundError" or done.stdout.count("False") == 5
 
 
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8"])
-def test_an_error_with_an_umlaut_is_told_on_any_terminal(pyz: Path, tmp_path: Path, encoding: str) -> None:
+def test_an_error_with_an_umlaut_is_told_on_any_terminal(
+    pyz: Path, tmp_path: Path, encoding: str
+) -> None:
     file = tmp_path / "Schlüssel→.yaml"
     file.write_text("mappings: []\nunknown: 1\n", encoding="utf-8")
     environ = {"PYTHONIOENCODING": encoding, "PATH": os.defpath}
     done = subprocess.run(
-        [sys.executable, str(pyz), "validate", str(file)], env=environ, capture_output=True, check=False
+        [sys.executable, str(pyz), "validate", str(file)],
+        env=environ,
+        capture_output=True,
+        check=False,
     )
     assert done.returncode == 3
     assert done.stderr.decode(encoding).count("\n") == done.stderr.count(b"error: ")
@@ -169,7 +195,11 @@ def test_an_error_with_an_umlaut_is_told_on_any_terminal(pyz: Path, tmp_path: Pa
 def test_a_directory_as_standard_input_is_refused_by_the_interpreter(pyz: Path) -> None:
     """Before any of our code runs: no status or word of ours is possible."""
     with_directory = ["sh", "-c", 'exec "$@" </', "sh", sys.executable]
-    ours = subprocess.run([*with_directory, str(pyz), "version"], capture_output=True, text=True, check=False)
-    empty = subprocess.run([*with_directory, "-c", "pass"], capture_output=True, text=True, check=False)
+    ours = subprocess.run(
+        [*with_directory, str(pyz), "version"], capture_output=True, text=True, check=False
+    )
+    empty = subprocess.run(
+        [*with_directory, "-c", "pass"], capture_output=True, text=True, check=False
+    )
     assert (ours.returncode, ours.stdout) == (empty.returncode, "")
     assert "is a directory, cannot continue" in ours.stderr

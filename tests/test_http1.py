@@ -60,7 +60,9 @@ async def test_head_and_first_piece_leave_in_one_send() -> None:
     wire = Wire(answers=((CREATED,),))
     await put(wire, Blob(b"first", b"second"))
     assert [write.rpartition(b"\r\n\r\n")[2] for write in wire.writes] == [b"first", b"second"]
-    assert wire.writes[0].startswith(b"PUT /v2/app/blobs/uploads/1?digest=x HTTP/1.1\r\nHost: registry.test\r\n")
+    assert wire.writes[0].startswith(
+        b"PUT /v2/app/blobs/uploads/1?digest=x HTTP/1.1\r\nHost: registry.test\r\n"
+    )
 
 
 async def test_request_with_its_body_leaves_in_one_send() -> None:
@@ -80,8 +82,12 @@ async def test_no_expect_header_is_sent_and_the_length_is_declared(size: int) ->
     assert len(seen.body) == size
 
 
-@pytest.mark.parametrize(("method", "length"), [("GET", None), ("HEAD", None), ("POST", "0"), ("PUT", "0")])
-async def test_empty_body_is_declared_where_a_body_is_expected(method: str, length: str | None) -> None:
+@pytest.mark.parametrize(
+    ("method", "length"), [("GET", None), ("HEAD", None), ("POST", "0"), ("PUT", "0")]
+)
+async def test_empty_body_is_declared_where_a_body_is_expected(
+    method: str, length: str | None
+) -> None:
     wire = Wire(answers=((answer(),),))
     await get(wire, Request(method, "/"))
     assert wire.requests[0].headers.get("content-length") == length
@@ -118,10 +124,14 @@ async def test_later_pieces_are_sent_from_the_callers_own_memory() -> None:
     blob = Blob(b"first", b"second", b"third")
     await put(wire, blob)
     assert [offer.obj for offer in wire.offers[1:]] == blob.buffers[1:]
-    assert all(offer.obj is buffer for offer, buffer in zip(wire.offers[1:], blob.buffers[1:], strict=True))
+    assert all(
+        offer.obj is buffer for offer, buffer in zip(wire.offers[1:], blob.buffers[1:], strict=True)
+    )
 
 
-@pytest.mark.parametrize("length", [2, 5, 7], ids=["first-too-long", "second-too-long", "too-short"])
+@pytest.mark.parametrize(
+    "length", [2, 5, 7], ids=["first-too-long", "second-too-long", "too-short"]
+)
 async def test_body_that_is_not_as_long_as_declared_is_refused(length: int) -> None:
     wire = Wire()
     with pytest.raises(ContentError):
@@ -259,7 +269,9 @@ async def test_replacement_that_dies_too_is_not_replaced() -> None:
             await lease.exchange(GET)
 
 
-@pytest.mark.parametrize("said", [b"HTTP/1.1 2", b"HTTP/1.1 100 Continue\r\n\r\n"], ids=["head", "interim"])
+@pytest.mark.parametrize(
+    "said", [b"HTTP/1.1 2", b"HTTP/1.1 100 Continue\r\n\r\n"], ids=["head", "interim"]
+)
 async def test_connection_that_began_to_answer_is_not_replaced(said: bytes) -> None:
     wire = Wire(answers=((ACCEPTED,), (said, End.EOF)))
     async with pool_of(wire).lease(ORIGIN) as lease:
@@ -325,7 +337,11 @@ async def test_final_answer_to_a_body_in_memory_is_heard_before_its_end() -> Non
     assert not await response.finish()
 
 
-INTERIM = (b"HTTP/1.1 100 Continue\r\n\r\n", b"HTTP/1.1 102 Processing\r\nX: y\r\n\r\n", b"HTTP/1.1 103 Hints\r\n\r\n")
+INTERIM = (
+    b"HTTP/1.1 100 Continue\r\n\r\n",
+    b"HTTP/1.1 102 Processing\r\nX: y\r\n\r\n",
+    b"HTTP/1.1 103 Hints\r\n\r\n",
+)
 
 
 async def test_interim_answers_say_nothing() -> None:
@@ -370,7 +386,9 @@ async def test_refusal_is_read_after_a_failed_write_of_a_body_in_memory() -> Non
     assert (response.status, await response.read(100)) == (403, b"denied")
 
 
-@pytest.mark.parametrize(("incoming", "after"), [((), 2.0), ((End.RESET,), 0.0)], ids=["silent", "reset"])
+@pytest.mark.parametrize(
+    ("incoming", "after"), [((), 2.0), ((End.RESET,), 0.0)], ids=["silent", "reset"]
+)
 async def test_failed_write_is_raised_when_the_peer_says_nothing(
     elapsed: Callable[[], float], incoming: tuple[Item, ...], after: float
 ) -> None:
@@ -470,7 +488,9 @@ LENGTH, CODED = "Content-Length: 3", "Transfer-Encoding: chunked"
         ("GET", framing(204, LENGTH), False),
     ],
 )
-async def test_direct_read_only_under_its_conditions(method: str, head: bytes, direct: bool) -> None:
+async def test_direct_read_only_under_its_conditions(
+    method: str, head: bytes, direct: bool
+) -> None:
     response = await get(Wire(head), Request(method, "/"))
     assert (response.left is not None) is direct
 
@@ -546,10 +566,15 @@ async def test_answer_that_is_cut_short_is_a_broken_connection(incoming: tuple[I
         ((CHUNKED.replace(b"200", b"500") + b"3\r\nden\r\nzz",), b"den"),
         ((answer(b"denied", status=403)[:-2], NEVER), b"deni"),
         ((answer(bytes(100_000), status=403),), bytes(100)),
-        ((CHUNKED.replace(b"200", b"500"), *[b"8\r\n12345678\r\n"] * 30), b"12345678" * 12 + b"1234"),
+        (
+            (CHUNKED.replace(b"200", b"500"), *[b"8\r\n12345678\r\n"] * 30),
+            b"12345678" * 12 + b"1234",
+        ),
     ],
 )
-async def test_error_body_cut_short_or_too_long_is_still_that_error(incoming: tuple[Item, ...], body: bytes) -> None:
+async def test_error_body_cut_short_or_too_long_is_still_that_error(
+    incoming: tuple[Item, ...], body: bytes
+) -> None:
     wire = Wire(*incoming)
     pool = pool_of(wire)
     async with pool.lease(ORIGIN) as lease:
@@ -561,7 +586,11 @@ async def test_error_body_cut_short_or_too_long_is_still_that_error(incoming: tu
 
 @pytest.mark.parametrize(
     "incoming",
-    [(answer(bytes(101)),), (CHUNKED, *[b"8\r\n12345678\r\n"] * 13), (b"HTTP/1.0 200 OK\r\n\r\n" + bytes(101),)],
+    [
+        (answer(bytes(101)),),
+        (CHUNKED, *[b"8\r\n12345678\r\n"] * 13),
+        (b"HTTP/1.0 200 OK\r\n\r\n" + bytes(101),),
+    ],
     ids=["declared", "chunked", "until-the-end"],
 )
 async def test_body_longer_than_its_limit_is_not_read(incoming: tuple[Item, ...]) -> None:
@@ -591,7 +620,9 @@ async def test_what_is_not_http_is_one_clear_error_and_is_not_tried_again(said: 
     wire = Wire(answers=((ACCEPTED,), (said, End.EOF)))
     async with pool_of(wire).lease(ORIGIN) as lease:
         await lease.exchange(POST)
-        with pytest.raises(ProtocolBroken, match=r"registry\.test does not speak HTTP/1\.1") as caught:
+        with pytest.raises(
+            ProtocolBroken, match=r"registry\.test does not speak HTTP/1\.1"
+        ) as caught:
             await lease.exchange(GET)
     assert not caught.value.retryable
     assert "\n" not in str(caught.value)
@@ -606,7 +637,9 @@ async def test_malformed_chunk_is_an_error() -> None:
 
 @pytest.mark.rule("R14")
 @pytest.mark.parametrize(
-    "flood", [(b"X: y\r\n",), (b"x" * 1000,), (b"X: " + b"y" * 100_000,)], ids=["headers", "line", "at-once"]
+    "flood",
+    [(b"X: y\r\n",), (b"x" * 1000,), (b"X: " + b"y" * 100_000,)],
+    ids=["headers", "line", "at-once"],
 )
 async def test_endless_head_is_bounded(flood: tuple[bytes, ...]) -> None:
     wire = Wire(b"HTTP/1.1 200 OK\r\n", *flood * 100_000, keep=False)
@@ -676,7 +709,8 @@ async def test_connection_is_kept_only_after_one_whole_clean_exchange(
 
 
 @pytest.mark.parametrize(
-    ("unread", "kept"), [(10, True), (64 * 1024 - 100, True), (65 * 1024, False), (10_000_000, False)]
+    ("unread", "kept"),
+    [(10, True), (64 * 1024 - 100, True), (65 * 1024, False), (10_000_000, False)],
 )
 async def test_little_that_is_left_is_read_to_keep_the_connection(unread: int, kept: bool) -> None:
     wire = Wire(answer(bytes(unread)))
@@ -694,8 +728,12 @@ async def test_chunked_rest_without_end_is_not_read_to_keep_the_connection() -> 
     assert len(wire.incoming) > 70
 
 
-@pytest.mark.parametrize("rest", [(NEVER,), (Pause(0.6), b"a", Pause(0.6), b"b", NEVER)], ids=["stalled", "slow"])
-async def test_rest_of_a_body_is_not_waited_for(elapsed: Callable[[], float], rest: tuple[Item, ...]) -> None:
+@pytest.mark.parametrize(
+    "rest", [(NEVER,), (Pause(0.6), b"a", Pause(0.6), b"b", NEVER)], ids=["stalled", "slow"]
+)
+async def test_rest_of_a_body_is_not_waited_for(
+    elapsed: Callable[[], float], rest: tuple[Item, ...]
+) -> None:
     wire = Wire(answer(bytes(10))[:-10], *rest)
     async with pool_of(wire).lease(ORIGIN) as lease:
         await lease.exchange(GET)
@@ -715,7 +753,9 @@ async def test_rest_of_a_body_is_not_waited_for(elapsed: Callable[[], float], re
     ],
     ids=["silent", "dripping", "interim"],
 )
-async def test_head_takes_sixty_seconds_at_most(elapsed: Callable[[], float], incoming: tuple[Item, ...]) -> None:
+async def test_head_takes_sixty_seconds_at_most(
+    elapsed: Callable[[], float], incoming: tuple[Item, ...]
+) -> None:
     wire = Wire(*incoming)
     async with pool_of(wire).lease(ORIGIN) as lease:
         with pytest.raises(TimedOut, match="60 s"):
@@ -761,16 +801,22 @@ async def test_no_total_on_a_body_that_moves(elapsed: Callable[[], float]) -> No
 
 
 @pytest.mark.parametrize("framed", [False, True], ids=["direct", "chunked"])
-async def test_body_slower_than_one_kibibyte_a_second_is_stalled(elapsed: Callable[[], float], framed: bool) -> None:
+async def test_body_slower_than_one_kibibyte_a_second_is_stalled(
+    elapsed: Callable[[], float], framed: bool
+) -> None:
     packet = b"5000\r\n" + bytes(20480) + b"\r\n" if framed else bytes(20480)
     parts: list[Item] = [item for _ in range(100) for item in (Pause(21), packet)]
-    response = await get(Wire(CHUNKED if framed else framing(200, "Content-Length: 2048000"), *parts))
+    response = await get(
+        Wire(CHUNKED if framed else framing(200, "Content-Length: 2048000"), *parts)
+    )
     with pytest.raises(TimedOut, match="moved only"):
         await whole(response, PIECE)
     assert elapsed() == pytest.approx(315)  # the first packet after 300 s
 
 
-async def test_body_that_becomes_slow_after_a_fast_beginning_is_stalled(elapsed: Callable[[], float]) -> None:
+async def test_body_that_becomes_slow_after_a_fast_beginning_is_stalled(
+    elapsed: Callable[[], float],
+) -> None:
     """Five minutes are judged by themselves, not with what went before."""
     fast: list[Item] = [item for _ in range(10) for item in (Pause(30), bytes(1_000_000))]
     slow: list[Item] = [item for _ in range(100) for item in (Pause(30), b"x")]
@@ -780,7 +826,9 @@ async def test_body_that_becomes_slow_after_a_fast_beginning_is_stalled(elapsed:
     assert elapsed() == pytest.approx(600)
 
 
-async def test_target_slower_than_one_kibibyte_a_second_is_stalled(elapsed: Callable[[], float]) -> None:
+async def test_target_slower_than_one_kibibyte_a_second_is_stalled(
+    elapsed: Callable[[], float],
+) -> None:
     sends: list[Item] = [item for _ in range(100) for item in (Pause(50), 1000)]
     with pytest.raises(TimedOut, match="moved only"):
         await put(Wire(sends=(1000, *sends)), Blob(b"a", bytes(PIECE)))
@@ -797,7 +845,9 @@ async def test_body_that_drips_framing_only_is_stalled(elapsed: Callable[[], flo
 
 
 async def test_slow_source_is_not_held_against_the_target(elapsed: Callable[[], float]) -> None:
-    """Only the time that the sender waited for this peer counts, whatever the listener heard meanwhile."""
+    """Only the time that the sender waited for this peer counts, whatever the listener heard
+    meanwhile.
+    """
     interim: list[Item] = [item for _ in range(60) for item in (Pause(20), INTERIM[1])]
     wire = Wire(*interim)
     wire.after(head_size(10) + 10, CREATED)
@@ -908,7 +958,11 @@ async def turns(work: Callable[[], object]) -> int:
 async def test_others_run_once_a_piece_while_everything_is_there(framed: bool) -> None:
     pieces = 50
     body = b"40\r\n" + bytes(64) + b"\r\n" if framed else bytes(64)
-    wire = Wire(CHUNKED if framed else framing(200, f"Content-Length: {64 * pieces}"), *[body] * pieces, b"0\r\n\r\n")
+    wire = Wire(
+        CHUNKED if framed else framing(200, f"Content-Length: {64 * pieces}"),
+        *[body] * pieces,
+        b"0\r\n\r\n",
+    )
     response = await get(wire)
     assert await turns(lambda: whole(response)) >= pieces - 1
 

@@ -1,7 +1,8 @@
 """I9: cancelling at any await leaves the pool reusable and no connection behind.
 
-Each scenario is run again and again, cancelled at its first checkpoint, its second, and so on until it
-gets through. A checkpoint is wherever the code lets others run: a wait on a stream, a dial, a piece.
+Each scenario is run again and again, cancelled at its first checkpoint, its second, and so on until
+it gets through. A checkpoint is wherever the code lets others run: a wait on a stream, a dial, a
+piece.
 """
 
 from __future__ import annotations
@@ -62,7 +63,9 @@ def slow_get() -> Scene:
 
 
 def chunked_get() -> Scene:
-    return Scene([Wire(answers=((CHUNKED, Pause(1), b"3\r\nabc\r\n", Pause(1), b"0\r\n\r\n"),))], fetch)
+    return Scene(
+        [Wire(answers=((CHUNKED, Pause(1), b"3\r\nabc\r\n", Pause(1), b"0\r\n\r\n"),))], fetch
+    )
 
 
 def unread_rest() -> Scene:
@@ -111,7 +114,9 @@ def counted(monkeypatch: pytest.MonkeyPatch, tick: Callable[[], None]) -> Iterat
         yield
 
 
-async def cancelled_at(scene: Scene, count: int, monkeypatch: pytest.MonkeyPatch) -> tuple[Pool, bool]:
+async def cancelled_at(
+    scene: Scene, count: int, monkeypatch: pytest.MonkeyPatch
+) -> tuple[Pool, bool]:
     """Run a scene, cancelled at its checkpoint number `count`; tell whether it got that far."""
     pool, passed = pool_of(*scene.wires), 0
     scope = anyio.CancelScope()
@@ -146,7 +151,9 @@ async def test_cancelling_at_any_await_leaves_the_pool_reusable(
         for wire in scene.wires:
             wire.tick = lambda: None
         opened = [wire for wire in scene.wires if wire.dialled]
-        assert sum(not wire.closed for wire in opened) == (pool.take(ORIGIN) is not None), f"leak at {count}"
+        assert sum(not wire.closed for wire in opened) == (pool.take(ORIGIN) is not None), (
+            f"leak at {count}"
+        )
     assert count > 4
 
 

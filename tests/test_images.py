@@ -1,7 +1,8 @@
-"""Content of every shape: equal on every run and Python, taken by a strict registry, copied or refused.
+"""Content of every shape: equal on every run and Python, taken by a strict registry, copied or
+refused.
 
-The catalogue (conformance/shapes.py) is run through three clients: the harness's own, the program, and
-for what has to be refused, the program alone.
+The catalogue (conformance/shapes.py) is run through three clients: the harness's own, the program,
+and for what has to be refused, the program alone.
 """
 
 from __future__ import annotations
@@ -38,7 +39,9 @@ def golden() -> dict[str, str]:
 
 def copied() -> list[Any]:
     """Return the names of the valid shapes as parameters."""
-    params = [pytest.param(name, marks=pytest.mark.slow if name in LENGTHY else ()) for name in VALID]
+    params = [
+        pytest.param(name, marks=pytest.mark.slow if name in LENGTHY else ()) for name in VALID
+    ]
     # A thousand children, or layers, are thousands of requests that show little new.
     return [thorough(each) if "1000" in str(each.values[0]) else each for each in params]
 
@@ -59,7 +62,9 @@ def test_the_bytes_do_not_depend_on_the_interpreters_hashes() -> None:
     for hashes in ("0", "1"):
         environment = {**os.environ, "PYTHONHASHSEED": hashes}
         command = [sys.executable, "-c", code]
-        done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environment, check=True)
+        done = subprocess.run(
+            command, capture_output=True, text=True, cwd=ROOT, env=environment, check=True
+        )
         told.append(dict(line.split() for line in done.stdout.splitlines()))
     assert told == [golden()] * 2
 
@@ -84,7 +89,11 @@ def graph_of(sample: Sample) -> set[str]:
             config = document.get("config")
             for entry in [*([config] if config else []), *(document.get("layers") or [])]:
                 named.add(entry["digest"])
-            named |= {entry["digest"] for key in ("manifests", "blobs") for entry in document.get(key) or []}
+            named |= {
+                entry["digest"]
+                for key in ("manifests", "blobs")
+                for entry in document.get(key) or []
+            }
     return named
 
 
@@ -92,7 +101,9 @@ def graph_of(sample: Sample) -> set[str]:
 def test_a_valid_sample_holds_what_it_names_and_nothing_else(name: str) -> None:
     sample = VALID[name].build()
     parts = sample.parts().values()
-    everything = {digest for image in parts for digest in (*image.blobs, *image.manifests, *image.absent)}
+    everything = {
+        digest for image in parts for digest in (*image.blobs, *image.manifests, *image.absent)
+    }
     tops = {image.top for image in parts}
     assert graph_of(sample) - everything == set()
     assert everything - graph_of(sample) - tops == set()
@@ -114,8 +125,12 @@ def strict() -> Iterator[dict[bool, tuple[Server, Server]]]:
 
 
 @pytest.fixture
-def ends(strict: dict[bool, tuple[Server, Server]], request: pytest.FixtureRequest) -> Iterator[tuple[Server, Server]]:
-    """The source and the target for the test's shape; both have seen nothing that no correct client sends."""
+def ends(
+    strict: dict[bool, tuple[Server, Server]], request: pytest.FixtureRequest
+) -> Iterator[tuple[Server, Server]]:
+    """The source and the target for the test's shape; both have seen nothing that no correct client
+    sends.
+    """
     shape = shapes()[request.getfixturevalue("name")]
     pair = strict[bool(shape.options)]
     yield pair
@@ -138,8 +153,15 @@ def everything(server: Server, repository: str) -> dict[str, bytes]:
 def test_a_strict_registry_takes_every_valid_shape(name: str, ends: tuple[Server, Server]) -> None:
     sample, (server, _) = VALID[name].build(), ends
     for reference, image in sample.parts().items():
-        push_http(image, server.address, f"pushed/{name}", *((reference or "v1",) if ":" not in reference else ()))
-    expected = {key: data for image in sample.parts().values() for key, data in image.contents().items()}
+        push_http(
+            image,
+            server.address,
+            f"pushed/{name}",
+            *((reference or "v1",) if ":" not in reference else ()),
+        )
+    expected = {
+        key: data for image in sample.parts().values() for key, data in image.contents().items()
+    }
     assert identical(everything(server, f"pushed/{name}"), expected)
 
 
@@ -166,7 +188,8 @@ def test_the_program_copies_every_valid_shape(name: str, ends: tuple[Server, Ser
         assert identical(*(fetch_http(end.address, name, "v1", referrers=True) for end in ends))
 
 
-# What has to be in the line that says why: of the shape itself, else of all that are found in its way.
+# What has to be in the line that says why: of the shape itself, else of all that are found in its
+# way.
 SAID = {
     "schema-1": "schema 1 manifest, which cannot be copied",
     "schema-1-signed": "schema 1 manifest, which cannot be copied",
@@ -222,12 +245,20 @@ SAID = {
     "lost-urls-layer": "status 404: BLOB_UNKNOWN",
     "lost-child": "status 404: MANIFEST_UNKNOWN",
 }
-SAID_ELSE = {"document": "is not a size", "content": "its descriptor says", "target": "MANIFEST_INVALID"}
+SAID_ELSE = {
+    "document": "is not a size",
+    "content": "its descriptor says",
+    "target": "MANIFEST_INVALID",
+}
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_the_program_refuses_what_must_not_be_copied(name: str, ends: tuple[Server, Server]) -> None:
-    """The tag stays as it was, nothing appears by the image's digest, and one line says what is wrong."""
+def test_the_program_refuses_what_must_not_be_copied(
+    name: str, ends: tuple[Server, Server]
+) -> None:
+    """The tag stays as it was, nothing appears by the image's digest, and one line says what is
+    wrong.
+    """
     shape, (source, target) = REFUSED[name], ends
     before = Seed(1).image()
     assert isinstance(source.app, App)
@@ -238,12 +269,16 @@ def test_the_program_refuses_what_must_not_be_copied(name: str, ends: tuple[Serv
     assert ran.status == 2
     assert SAID.get(name, SAID_ELSE[shape.found]) in only(ran.failed)
     assert f"{name}" in only(ran.failed)
-    code = "TARGET" if shape.found == "target" else "SOURCE" if name.startswith("lost-") else "CONTENT"
+    code = (
+        "TARGET" if shape.found == "target" else "SOURCE" if name.startswith("lost-") else "CONTENT"
+    )
     assert only(ran.images)["error"]["code"] == f"{code}_ERROR"
     assert target.app.tags(name) == {"v1": before.top}
     assert sample.image.top not in everything(target, name)
     if shape.found == "document":
-        assert not [each for each in target.journal.entries if each.method in ("POST", "PUT", "PATCH")]
+        assert not [
+            each for each in target.journal.entries if each.method in ("POST", "PUT", "PATCH")
+        ]
     if shape.found == "target":
         # The strict registry noted it: this is what it is there for.
         target.journal.clear()

@@ -1,4 +1,6 @@
-"""The journal: what it remembers of an exchange, what can be claimed, and what it says when it is not so."""
+"""The journal: what it remembers of an exchange, what can be claimed, and what it says when it is
+not so.
+"""
 
 from __future__ import annotations
 
@@ -85,13 +87,24 @@ def test_a_claim_about_what_cannot_be_is_refused(journal: Journal, which: dict[s
 @pytest.mark.parametrize(
     ("claim", "said"),
     [
-        (lambda found: found.exactly(1), "exactly 1 of POST repository=app/web expected, there are 2:"),
+        (
+            lambda found: found.exactly(1),
+            "exactly 1 of POST repository=app/web expected, there are 2:",
+        ),
         (lambda found: found.none(), "none of POST repository=app/web expected, there are 2:"),
-        (lambda found: found.at_most(1), "at most 1 of POST repository=app/web expected, there are 2:"),
-        (lambda found: found.at_least(3), "at least 3 of POST repository=app/web expected, there are 2:"),
+        (
+            lambda found: found.at_most(1),
+            "at most 1 of POST repository=app/web expected, there are 2:",
+        ),
+        (
+            lambda found: found.at_least(3),
+            "at least 3 of POST repository=app/web expected, there are 2:",
+        ),
     ],
 )
-def test_a_claim_that_fails_shows_the_entries(journal: Journal, claim: Callable[[Entries], Entries], said: str) -> None:
+def test_a_claim_that_fails_shows_the_entries(
+    journal: Journal, claim: Callable[[Entries], Entries], said: str
+) -> None:
     with pytest.raises(AssertionError) as caught:
         claim(journal.matching("POST", repository="app/web"))
     assert str(caught.value).splitlines() == [
@@ -102,7 +115,10 @@ def test_a_claim_that_fails_shows_the_entries(journal: Journal, claim: Callable[
 
 
 def test_a_claim_about_nothing_says_what_there_was(journal: Journal) -> None:
-    with pytest.raises(AssertionError, match=re.escape("all there was: 1 GET blob, 1 HEAD blob, 3 POST upload_start")):
+    with pytest.raises(
+        AssertionError,
+        match=re.escape("all there was: 1 GET blob, 1 HEAD blob, 3 POST upload_start"),
+    ):
         journal.matching("DELETE", status=202).exactly(1)
 
 
@@ -127,7 +143,9 @@ def test_order_is_that_of_answers_and_arrivals_over_all_journals(app: App) -> No
     first.before(then).before(app.journal.matching("GET", "ping"))
     assert before(first[0], then[0])
     assert not before(then[0], first[0])
-    with pytest.raises(AssertionError, match=r"was not answered before\n +1\. \[0\] GET /v2/app/web"):
+    with pytest.raises(
+        AssertionError, match=r"was not answered before\n +1\. \[0\] GET /v2/app/web"
+    ):
         then.before(first)
     with pytest.raises(AssertionError, match="before others"):
         app.journal.matching("DELETE").before(then)
@@ -180,7 +198,10 @@ def basic(user: str, password: str) -> str:
         ([("authorization", "Bearer abc.def")], {"abc.def"}),
         ([("Authorization", "bearer  abc")], {" abc"}),
         ([("Authorization", "Basic !!")], {"!!"}),
-        ([("Authorization", "AWS4-HMAC-SHA256 Credential=A, Signature=s")], {"Credential=A, Signature=s"}),
+        (
+            [("Authorization", "AWS4-HMAC-SHA256 Credential=A, Signature=s")],
+            {"Credential=A, Signature=s"},
+        ),
         ([("Authorization", "lonely")], {"lonely"}),
         ([("Proxy-Authorization", basic("u", "proxy"))], {"proxy"}),
         ([("Cookie", "session=1")], {"session=1"}),
@@ -214,7 +235,10 @@ def test_a_secret_is_told_with_every_place_that_it_was_sent_to() -> None:
     cdn.request("GET", BLOB, [("Host", "cdn.test"), ("Authorization", "Bearer leaked")])
     cdn.request("GET", BLOB, [("Host", "cdn.test")])
     assert credentials(registry.journal, cdn.journal) == {
-        "secret": {Sent("http://registry.test", "", "ping"), Sent("http://registry.test", "app/web", "blob")},
+        "secret": {
+            Sent("http://registry.test", "", "ping"),
+            Sent("http://registry.test", "app/web", "blob"),
+        },
         "leaked": {Sent("http://cdn.test", "app/web", "blob")},
     }
     seen = credentials(registry.journal, cdn.journal)

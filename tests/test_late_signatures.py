@@ -1,4 +1,6 @@
-"""When the artifacts of images that are there are looked at again (design.md section 8, "Late signatures")."""
+"""When the artifacts of images that are there are looked at again (design.md section 8, "Late
+signatures").
+"""
 
 from __future__ import annotations
 
@@ -50,7 +52,10 @@ def test_when_an_unchanged_image_is_looked_at_again(
 def test_without_state_each_image_is_looked_at_in_one_hour_of_a_day() -> None:
     digests = [f"sha256:{number:064x}" for number in range(48)]
     for day in (0, 5):
-        hours = [[plan.look_without_state(each, day * DAY + hour * HOUR) for each in digests] for hour in range(24)]
+        hours = [
+            [plan.look_without_state(each, day * DAY + hour * HOUR) for each in digests]
+            for hour in range(24)
+        ]
         assert all(sum(hour[n] is Look.ALL for hour in hours) == 1 for n in range(len(digests)))
         assert all(sum(look is Look.ALL for look in hour) == 2 for hour in hours), "evenly"
 
@@ -98,7 +103,9 @@ class Stage:
                 self.load(listed, tag)
         return made
 
-    async def run(self, tag_rule: Mapping[str, Any] | None = None, *, state: bool = True, **rule: Any) -> Ran:
+    async def run(
+        self, tag_rule: Mapping[str, Any] | None = None, *, state: bool = True, **rule: Any
+    ) -> Ran:
         for each in (self.source, self.target):
             each.journal.clear()
         mapping = {"from": "app", "tags": tag_rule or tags("v*"), "artifacts": rule}
@@ -124,7 +131,12 @@ async def test_a_late_signature_arrives_when_its_look_is_due(tmp_path: Path) -> 
     async with virtual(0.999) as world:
         stage = Stage(world, tmp_path)
         first = stage.sign(stage.images[0])
-        assert (await stage.run()).images[0]["artifacts"] == {"synced": 1, "skipped": 0, "failed": 0, "stripped": 0}
+        assert (await stage.run()).images[0]["artifacts"] == {
+            "synced": 1,
+            "skipped": 0,
+            "failed": 0,
+            "stripped": 0,
+        }
         assert stage.holds(first)
         late = stage.sign(stage.images[0])
         quiet = await stage.run()
@@ -137,7 +149,9 @@ async def test_a_late_signature_arrives_when_its_look_is_due(tmp_path: Path) -> 
         assert ran.statuses() == ["synced"], "what moves is told"
         assert ran.images[0]["artifacts"] == {"synced": 1, "skipped": 1, "failed": 0, "stripped": 0}
         assert stage.holds(late)
-        assert stage.source.journal.count("GET", "referrers") == 2, "the image, and what is new on it"
+        assert stage.source.journal.count("GET", "referrers") == 2, (
+            "the image, and what is new on it"
+        )
         await anyio.sleep(HOUR)
         assert (await stage.run()).statuses() == ["skipped"]
         assert stage.source.journal.count("GET", "referrers") == 1
@@ -182,7 +196,10 @@ async def test_what_a_listing_shows_costs_no_question(tmp_path: Path) -> None:
         assert ran.statuses() == ["skipped", "synced", "synced"]
         assert stage.holds(late)
         assert stage.asked(stage.source)["GET referrers"] == 0
-        assert stage.images[2].top.replace(":", "-") + ".sig" in stage.target.app.repositories["app"].tags
+        assert (
+            stage.images[2].top.replace(":", "-") + ".sig"
+            in stage.target.app.repositories["app"].tags
+        )
 
 
 @pytest.mark.anyio
@@ -206,7 +223,9 @@ async def test_an_artifact_that_failed_fails_its_image_until_it_arrives(tmp_path
 
 @pytest.mark.anyio
 @pytest.mark.virtual_time
-async def test_a_tag_that_never_moves_is_looked_at_when_a_listing_shows_more(tmp_path: Path) -> None:
+async def test_a_tag_that_never_moves_is_looked_at_when_a_listing_shows_more(
+    tmp_path: Path,
+) -> None:
     async with virtual(0.0) as world:
         stage = Stage(world, tmp_path, images=2, referrers_api=False)
         rule = {**tags("v*"), "immutable_tags": "v*"}

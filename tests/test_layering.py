@@ -1,8 +1,9 @@
-"""Laws about who may use what (style.md section 5.3, L1, L2, L5 to L7; design.md sections 1, 7 and 11).
+"""Laws about who may use what (style.md section 5.3, L1, L2, L5 to L7; design.md sections 1, 7 and
+11).
 
-`breaches` reads one module's syntax tree and returns what it does against the law. Every law is shown to
-catch a breach (`BREACHES`) and to let pass what only looks like one (`ALLOWED`); then the program's own
-modules have to be without any.
+`breaches` reads one module's syntax tree and returns what it does against the law. Every law is
+shown to catch a breach (`BREACHES`) and to let pass what only looks like one (`ALLOWED`); then the
+program's own modules have to be without any.
 """
 
 from __future__ import annotations
@@ -17,13 +18,37 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 PROGRAM = sorted((ROOT / "_regsync").glob("*.py"))
 
-# A module may import from the layers above its own line here, and from earlier names of its own line.
+# A module may import from the layers above its own line here, and from earlier names of its own
+# line.
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("__init__",),
     ("fips",),
     ("errors", "oci"),
-    ("providers", "proxy", "tags", "document", "fields", "config", "pacing", "state", "plan", "report"),
-    ("tls", "streams", "http1", "auth", "aws", "google", "azure", "transport", "registry", "store", "health"),
+    (
+        "providers",
+        "proxy",
+        "tags",
+        "document",
+        "fields",
+        "config",
+        "pacing",
+        "state",
+        "plan",
+        "report",
+    ),
+    (
+        "tls",
+        "streams",
+        "http1",
+        "auth",
+        "aws",
+        "google",
+        "azure",
+        "transport",
+        "registry",
+        "store",
+        "health",
+    ),
     ("discover", "transfer", "execution", "referrers", "sync"),
     ("version", "output", "session", "watch", "cli"),
 )
@@ -31,7 +56,8 @@ PURE = {*LAYERS[2], *LAYERS[3]}
 EDGES = set(LAYERS[4])
 ABOVE = {*LAYERS[5], *LAYERS[6]}
 
-# What the pure layers may have of the standard library: nothing with a clock, chance, files or threads.
+# What the pure layers may have of the standard library: nothing with a clock, chance, files or
+# threads.
 # fmt: off
 PURE_LIBRARY = {
     "__future__", "abc", "base64", "binascii", "bisect", "codecs", "collections", "contextlib", "copy",
@@ -40,7 +66,17 @@ PURE_LIBRARY = {
     "types", "typing", "unicodedata", "urllib.parse", "zlib",
 }
 # fmt: on
-IMPURE_CALLS = {"open", "print", "input", "now", "utcnow", "today", "getenv", "perf_counter", "monotonic"}
+IMPURE_CALLS = {
+    "open",
+    "print",
+    "input",
+    "now",
+    "utcnow",
+    "today",
+    "getenv",
+    "perf_counter",
+    "monotonic",
+}
 
 # Run-time packages, and a few standard ones that are edges: who may import them.
 RESERVED: dict[str, set[str]] = {
@@ -63,7 +99,8 @@ RESERVED: dict[str, set[str]] = {
     "concurrent": set(),
     "pty": set(),
     "webbrowser": set(),
-    "dataclasses": set(),  # what one class takes is 1 ms of each start, a plain one or a NamedTuple a tenth of it
+    # what one class takes is 1 ms of each start, a plain one or a NamedTuple a tenth of it
+    "dataclasses": set(),
 }
 THIRD_PARTY = {"anyio", "h11", "truststore", "yaml"}
 
@@ -89,8 +126,25 @@ PROGRAM_CALLS = {
     *(f"spawn{end}" for end in ("l", "le", "lp", "lpe", "v", "ve", "vp", "vpe")),
 }
 POSIX_ONLY = {"fcntl", "grp", "posix", "pwd", "readline", "resource", "syslog", "termios", "tty"}
-TASK_GROUPS = {"streams", "http1", "health", "discover", "transfer", "execution", "sync", "session", "watch"}
-SCOPES = {"create_task_group", "move_on_after", "move_on_at", "fail_after", "fail_at", "CancelScope"}
+TASK_GROUPS = {
+    "streams",
+    "http1",
+    "health",
+    "discover",
+    "transfer",
+    "execution",
+    "sync",
+    "session",
+    "watch",
+}
+SCOPES = {
+    "create_task_group",
+    "move_on_after",
+    "move_on_at",
+    "fail_after",
+    "fail_at",
+    "CancelScope",
+}
 
 
 def breaches(name: str, source: str) -> list[str]:
@@ -113,17 +167,25 @@ def imports(node: ast.AST) -> Iterator[str]:
     if isinstance(node, ast.Import):
         yield from (alias.name for alias in node.names)
     elif isinstance(node, ast.ImportFrom):
-        package = ".".join(part for part in ("_regsync" * bool(node.level), node.module or "") if part)
+        package = ".".join(
+            part for part in ("_regsync" * bool(node.level), node.module or "") if part
+        )
         yield package
         yield from (f"{package}.{alias.name}" for alias in node.names)
 
 
-def import_breaches(name: str, imported: str, node: ast.AST, parents: dict[ast.AST, ast.AST]) -> Iterator[str]:
+def import_breaches(
+    name: str, imported: str, node: ast.AST, parents: dict[ast.AST, ast.AST]
+) -> Iterator[str]:
     top, _, rest = imported.partition(".")
     if top == "regsync":
         yield "the program imports its own face"
     elif top == "_regsync":
-        if rest and rest.partition(".")[0] in every_name() and not may_import(name, rest.partition(".")[0]):
+        if (
+            rest
+            and rest.partition(".")[0] in every_name()
+            and not may_import(name, rest.partition(".")[0])
+        ):
             yield f"{name} may not import {rest.partition('.')[0]}"
     elif top in RESERVED:
         if name not in RESERVED[top] and not for_types_only(node, parents):
@@ -160,7 +222,9 @@ def for_types_only(node: ast.AST, parents: dict[ast.AST, ast.AST]) -> bool:
 def guarded(node: ast.AST, parents: dict[ast.AST, ast.AST]) -> bool:
     """Tell whether an import is tried (`except ImportError`) or made on a named platform only."""
     for up in ancestors(node, parents):
-        if isinstance(up, ast.If) and ("platform" in ast.unparse(up.test) or "os.name" in ast.unparse(up.test)):
+        if isinstance(up, ast.If) and (
+            "platform" in ast.unparse(up.test) or "os.name" in ast.unparse(up.test)
+        ):
             return True
         if isinstance(up, ast.Try) and any("Import" in caught(handler) for handler in up.handlers):
             return True
@@ -185,21 +249,30 @@ def use_breaches(name: str, node: ast.AST, parents: dict[ast.AST, ast.AST]) -> I
     elif isinstance(node, ast.ImportFrom):
         for alias in node.names:
             yield from word_breaches(name, alias.name, node, parents)
-    elif isinstance(node, ast.Constant) and node.value == "DELETE" and not is_compared(node, parents):
+    elif (
+        isinstance(node, ast.Constant) and node.value == "DELETE" and not is_compared(node, parents)
+    ):
         functions = [
-            up.name for up in ancestors(node, parents) if isinstance(up, (ast.FunctionDef, ast.AsyncFunctionDef))
+            up.name
+            for up in ancestors(node, parents)
+            if isinstance(up, (ast.FunctionDef, ast.AsyncFunctionDef))
         ]
         if name != "registry" or not any("upload" in function for function in functions):
             yield "DELETE is sent for upload sessions only, by registry, in a function that says upload"
     elif isinstance(node, ast.ExceptHandler):
         yield from except_breaches(name, node)
-    elif isinstance(node, (ast.AsyncFunctionDef, ast.AsyncFor, ast.AsyncWith, ast.Await)) and name in PURE:
+    elif (
+        isinstance(node, (ast.AsyncFunctionDef, ast.AsyncFor, ast.AsyncWith, ast.Await))
+        and name in PURE
+    ):
         yield f"{name} is pure and may not be async"
     if isinstance(node, ast.AsyncFunctionDef):
         yield from generator_breaches(node)
 
 
-def word_breaches(name: str, used: str, node: ast.AST, parents: dict[ast.AST, ast.AST]) -> Iterator[str]:
+def word_breaches(
+    name: str, used: str, node: ast.AST, parents: dict[ast.AST, ast.AST]
+) -> Iterator[str]:
     on_object = isinstance(node, ast.Attribute) and not isinstance(node.value, ast.Name)
     if used in PROGRAM_CALLS and not on_object:
         yield f"{used} runs another program or hidden code"
@@ -240,9 +313,12 @@ def generator_breaches(function: ast.AsyncFunctionDef) -> Iterator[str]:
                 call
                 for item in node.items
                 for call in ast.walk(item.context_expr)
-                if isinstance(call, ast.Call) and ast.unparse(call.func).rpartition(".")[2] in SCOPES
+                if isinstance(call, ast.Call)
+                and ast.unparse(call.func).rpartition(".")[2] in SCOPES
             ]
-            holds = scopes and any(isinstance(inner, (ast.Yield, ast.YieldFrom)) for inner in own_nodes(node))
+            holds = scopes and any(
+                isinstance(inner, (ast.Yield, ast.YieldFrom)) for inner in own_nodes(node)
+            )
             managed = any("contextmanager" in ast.unparse(mark) for mark in function.decorator_list)
             if holds and not managed:
                 yield f"{function.name} yields inside a cancel scope or task group"
@@ -264,7 +340,11 @@ BREACHES = [
     ("transfer", "def late():\n    from . import sync", "transfer may not import sync"),
     ("transfer", "from .sync import run", "transfer may not import sync"),
     ("fips", "from _regsync.errors import FipsError", "fips may not import errors"),
-    ("oci", "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from _regsync import cli", "may not import cli"),
+    (
+        "oci",
+        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from _regsync import cli",
+        "may not import cli",
+    ),
     ("helpers", "", "in no layer"),
     ("cli", "import regsync", "its own face"),
     ("transport", "import requests", "requests is not a run-time package"),
@@ -284,7 +364,11 @@ BREACHES = [
     ("auth", "import os\nos.system('true')", "system runs another program"),
     ("auth", "from os import execvp", "execvp runs another program"),
     ("auth", "import os\nstart = os.posix_spawn", "posix_spawn runs another program"),
-    ("auth", "import anyio\nasync def f():\n    await anyio.run_process([])", "run_process runs another program"),
+    (
+        "auth",
+        "import anyio\nasync def f():\n    await anyio.run_process([])",
+        "run_process runs another program",
+    ),
     ("auth", "__import__('subprocess')", "__import__ runs another program"),
     ("store", "import fcntl", "fcntl is imported without a guard"),
     ("cli", "def limit():\n    import resource", "resource is imported without a guard"),
@@ -304,7 +388,11 @@ BREACHES = [
     ("sync", "try: pass\nexcept (OSError, Exception): pass", "except Exception is for cli alone"),
     ("cli", "try: pass\nexcept BaseException: pass", "ends with a bare raise"),
     ("cli", "try: pass\nexcept: pass", "ends with a bare raise"),
-    ("registry", "import anyio\nasync def f():\n    async with anyio.create_task_group(): pass", "task groups"),
+    (
+        "registry",
+        "import anyio\nasync def f():\n    async with anyio.create_task_group(): pass",
+        "task groups",
+    ),
     ("store", "from anyio import create_task_group as group", "may not create task groups"),
     (
         "sync",
@@ -322,7 +410,10 @@ ALLOWED = [
     ("cli", "from _regsync import config, sync\nfrom . import watch"),
     ("oci", "from _regsync import __version__\nfrom _regsync.errors import ContentError"),
     ("document", "def compose(text):\n    import yaml"),
-    ("config", "import urllib.parse\nfrom collections.abc import Mapping\nfrom email.utils import parsedate"),
+    (
+        "config",
+        "import urllib.parse\nfrom collections.abc import Mapping\nfrom email.utils import parsedate",
+    ),
     ("sync", "import anyio\nasync def f():\n    async with anyio.create_task_group(): pass"),
     ("store", "try:\n    import fcntl\nexcept ImportError:\n    fcntl = None"),
     ("cli", "import sys\nif sys.platform != 'win32':\n    import resource"),
@@ -331,7 +422,10 @@ ALLOWED = [
     ("cli", "try: pass\nexcept Exception: pass"),
     ("http1", "try: pass\nexcept BaseException:\n    close()\n    raise"),
     ("tls", "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import ssl"),
-    ("sync", "import anyio\nasync def f():\n    async def g():\n        yield 1\n    with fail_after(1): pass"),
+    (
+        "sync",
+        "import anyio\nasync def f():\n    async def g():\n        yield 1\n    with fail_after(1): pass",
+    ),
     (
         "http1",
         "import anyio\nfrom contextlib import asynccontextmanager\n@asynccontextmanager\n"
@@ -363,11 +457,19 @@ def test_table_names_each_module_once() -> None:
 def test_face_imports_nothing_when_imported_but_the_version() -> None:
     tree = ast.parse((ROOT / "regsync.py").read_text(encoding="utf-8"))
     at_once = {name for node in tree.body for name in imports(node)}
-    assert at_once == {"__future__", "__future__.annotations", "sys", "_regsync", "_regsync.__version__"}
+    assert at_once == {
+        "__future__",
+        "__future__.annotations",
+        "sys",
+        "_regsync",
+        "_regsync.__version__",
+    }
 
 
 def test_face_runs_the_gate_before_it_imports_anything_else() -> None:
     tree = ast.parse((ROOT / "regsync.py").read_text(encoding="utf-8"))
-    main = next(node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == "main")
+    main = next(
+        node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == "main"
+    )
     first = next(node for node in ast.walk(main) if isinstance(node, (ast.Import, ast.ImportFrom)))
     assert "_regsync.fips" in imports(first)

@@ -1,9 +1,9 @@
 """Deliberate mistakes of a client, each of which the harness catches and names.
 
-Most are the program with one place changed, in the process, on its real path: a mutant. What has no path in
-it yet is played by a script. Each mutant says which mistake `conformance.audit` has to name, was seen to
-be executed, and differs from the unchanged program, which passes the same scenario without a complaint.
-No mistake in the table of `audit` is without a mutant or a script.
+Most are the program with one place changed, in the process, on its real path: a mutant. What has no
+path in it yet is played by a script. Each mutant says which mistake `conformance.audit` has to
+name, was seen to be executed, and differs from the unchanged program, which passes the same
+scenario without a complaint. No mistake in the table of `audit` is without a mutant or a script.
 """
 
 from __future__ import annotations
@@ -42,7 +42,9 @@ class World:
         self.readonly: list[str] = []
 
     def serve(self, site: Site | None = None, *, readonly: bool = False, **options: Any) -> Server:
-        server = self._stack.enter_context(run_in_thread(site if site is not None else App(**options)))
+        server = self._stack.enter_context(
+            run_in_thread(site if site is not None else App(**options))
+        )
         self.sites[server.url] = server.app
         self.readonly += [server.url] * readonly
         return server
@@ -137,7 +139,9 @@ def three_repositories(world: World, mounts: bool = True) -> Ran:
     source, target = world.serve(readonly=True), world.serve(mounts=mounts)
     names = ("one", "two", "three")
     for number, name in enumerate(names):
-        world.seed.image(layers=[*layers, world.seed.layer(number)]).load_into(source.app, name, tag="v1")
+        world.seed.image(layers=[*layers, world.seed.layer(number)]).load_into(
+            source.app, name, tag="v1"
+        )
     mappings = [{"from": name, "tags": tags("v1")} for name in names]
     return together({"source": source, "target": target}, *mappings)
 
@@ -355,7 +359,9 @@ def always(patch: pytest.MonkeyPatch, struck: Struck, owner: Any, name: str, val
 # Requests of another form.
 
 
-def header_mutant(mistake: str, name: str, value: str | None, which: Callable[[http1.Request], bool]) -> None:
+def header_mutant(
+    mistake: str, name: str, value: str | None, which: Callable[[http1.Request], bool]
+) -> None:
     def mutation(patch: pytest.MonkeyPatch, struck: Struck) -> None:
         wire(patch, struck, lambda each, _: with_header(each, name, value) if which(each) else each)
 
@@ -368,17 +374,30 @@ header_mutant("content_range_length", "Content-Range", "0-1", is_blob_put)
 header_mutant("expect_sent", "Expect", "100-continue", is_blob_put)
 header_mutant("upload_type", "Content-Type", "text/plain", is_blob_put)
 header_mutant("manifest_type_missing", "Content-Type", None, is_manifest_put)
-header_mutant("manifest_refused", "Content-Type", "application/vnd.oci.image.index.v1+json", is_manifest_put)
+header_mutant(
+    "manifest_refused", "Content-Type", "application/vnd.oci.image.index.v1+json", is_manifest_put
+)
 header_mutant("cookie_sent", "Cookie", "session=1", is_blob_put)
-header_mutant("coding_accepted", "Accept-Encoding", "gzip", lambda each: "/blobs/sha256" in each.target)
+header_mutant(
+    "coding_accepted", "Accept-Encoding", "gzip", lambda each: "/blobs/sha256" in each.target
+)
 header_mutant("accept_lacks_types", "Accept", "*/*", lambda each: "/manifests/" in each.target)
-header_mutant("range_malformed", "Range", "0-99", lambda each: each.method == "GET" and "/blobs/" in each.target)
+header_mutant(
+    "range_malformed",
+    "Range",
+    "0-99",
+    lambda each: each.method == "GET" and "/blobs/" in each.target,
+)
 
 
 @mutant("media_type_changed", any_type)
 def a_manifest_is_put_as_any_json(patch: pytest.MonkeyPatch, struck: Struck) -> None:
     kind = "application/json"
-    wire(patch, struck, lambda each, _: with_header(each, "Content-Type", kind) if is_manifest_put(each) else each)
+    wire(
+        patch,
+        struck,
+        lambda each, _: with_header(each, "Content-Type", kind) if is_manifest_put(each) else each,
+    )
 
 
 @mutant("chunk_order", plain)
@@ -404,21 +423,33 @@ def an_upload_ends_without_its_digest(patch: pytest.MonkeyPatch, struck: Struck)
 
 @mutant("digest_query", plain)
 def a_digest_goes_without_its_algorithm(patch: pytest.MonkeyPatch, struck: Struck) -> None:
-    wire(patch, struck, lambda each, _: each._replace(target=each.target.replace("digest=sha256:", "digest=")))
+    wire(
+        patch,
+        struck,
+        lambda each, _: each._replace(target=each.target.replace("digest=sha256:", "digest=")),
+    )
 
 
 @mutant("location_not_given", plain)
 def the_query_of_a_location_is_dropped(patch: pytest.MonkeyPatch, struck: Struck) -> None:
     def alter(each: http1.Request, _: http1.Lease) -> http1.Request:
         path, _, query = each.target.partition("?")
-        return each._replace(target=f"{path}?{query[query.find('digest=') :]}") if is_blob_put(each) else each
+        return (
+            each._replace(target=f"{path}?{query[query.find('digest=') :]}")
+            if is_blob_put(each)
+            else each
+        )
 
     wire(patch, struck, alter)
 
 
 @mutant("path_unknown", plain)
 def a_path_is_misspelt(patch: pytest.MonkeyPatch, struck: Struck) -> None:
-    wire(patch, struck, lambda each, _: each._replace(target=each.target.replace("/blobs/", "/blob/")))
+    wire(
+        patch,
+        struck,
+        lambda each, _: each._replace(target=each.target.replace("/blobs/", "/blob/")),
+    )
 
 
 @mutant("name_malformed", plain)
@@ -426,7 +457,9 @@ def a_tag_is_written_as_a_digest(patch: pytest.MonkeyPatch, struck: Struck) -> N
     wire(
         patch,
         struck,
-        lambda each, _: each._replace(target=each.target.replace("/manifests/v1", "/manifests/sha256:v1")),
+        lambda each, _: each._replace(
+            target=each.target.replace("/manifests/v1", "/manifests/sha256:v1")
+        ),
     )
 
 
@@ -444,7 +477,9 @@ def the_comparison_of_digests_is_skipped(patch: pytest.MonkeyPatch, struck: Stru
 
 
 @mutant("content_differs", lying_source_and_careless_target)
-def the_comparison_of_digests_is_left_to_the_target(patch: pytest.MonkeyPatch, struck: Struck) -> None:
+def the_comparison_of_digests_is_left_to_the_target(
+    patch: pytest.MonkeyPatch, struck: Struck
+) -> None:
     _any_bytes(patch, struck)
 
 
@@ -478,7 +513,9 @@ def the_children_are_put_behind_their_index(patch: pytest.MonkeyPatch, struck: S
 
 
 @mutant("child_after_index", index_at_lax)
-def the_children_are_put_behind_their_index_at_a_lax_registry(patch: pytest.MonkeyPatch, struck: Struck) -> None:
+def the_children_are_put_behind_their_index_at_a_lax_registry(
+    patch: pytest.MonkeyPatch, struck: Struck
+) -> None:
     _children_last(patch, struck)
 
 
@@ -583,7 +620,9 @@ def _remembered_login(patch: pytest.MonkeyPatch, struck: Struck) -> None:
     def alter(each: http1.Request, lease: http1.Lease) -> http1.Request:
         own = dict(each.headers).get("Authorization")
         seen[:] = [own] if own else seen
-        return with_header(each, "Authorization", seen[0]) if seen and "/x/" in each.target else each
+        return (
+            with_header(each, "Authorization", seen[0]) if seen and "/x/" in each.target else each
+        )
 
     wire(patch, struck, alter)
 
@@ -603,7 +642,9 @@ def a_password_is_sent_before_it_is_asked_for(patch: pytest.MonkeyPatch, struck:
 
 
 @mutant("credential_unasked", tokens, "refused_login_again")
-def the_password_goes_to_the_registry_that_takes_tokens(patch: pytest.MonkeyPatch, struck: Struck) -> None:
+def the_password_goes_to_the_registry_that_takes_tokens(
+    patch: pytest.MonkeyPatch, struck: Struck
+) -> None:
     real = auth.Authenticator.authorization
 
     async def authorization(self: Any, *arguments: Any, **named: Any) -> Any:
@@ -807,7 +848,9 @@ def a_blob_is_looked_up_behind_its_upload(patch: pytest.MonkeyPatch, struck: Str
 
 
 @mutant("blob_before_session", plain, "blob_pulled_twice")
-def a_source_is_opened_before_the_target_has_agreed(patch: pytest.MonkeyPatch, struck: Struck) -> None:
+def a_source_is_opened_before_the_target_has_agreed(
+    patch: pytest.MonkeyPatch, struck: Struck
+) -> None:
     real = transfer.Mover._bring_once
 
     async def bring(self: Any, upload: Any, step: Any, relay: Any, *more: Any) -> Any:
@@ -878,7 +921,9 @@ class Script:
         self.app = App(**options)
         self.sites: dict[str, Site] = {REGISTRY: self.app, OTHER: App()}
 
-    def ask(self, method: str, target: str, *headers: tuple[str, str], body: bytes | None = None) -> Response:
+    def ask(
+        self, method: str, target: str, *headers: tuple[str, str], body: bytes | None = None
+    ) -> Response:
         return self.app.request(method, target, headers, body)
 
     def where(self, answer: Response) -> str:
@@ -901,14 +946,18 @@ class Script:
             self.end(self.begin(), digest, data)
         for digest, (media_type, body) in image.manifests.items():
             for reference in tags or (digest,):
-                answer = self.ask("PUT", f"/v2/app/manifests/{reference}", ("content-type", media_type), body=body)
+                answer = self.ask(
+                    "PUT", f"/v2/app/manifests/{reference}", ("content-type", media_type), body=body
+                )
                 assert answer.status == 201, answer.data
 
 
 SCRIPTS: dict[str, tuple[Callable[[Script], None], dict[str, Any]]] = {}
 
 
-def script(mistake: str, **options: Any) -> Callable[[Callable[[Script], None]], Callable[[Script], None]]:
+def script(
+    mistake: str, **options: Any
+) -> Callable[[Callable[[Script], None]], Callable[[Script], None]]:
     """Enter a conversation under the mistake in it, none where it is right."""
 
     def enter(told: Callable[[Script], None]) -> Callable[[Script], None]:
@@ -991,7 +1040,9 @@ def a_location_used_for_every_chunk(client: Script) -> None:
 
 @script("location_not_given")
 def a_session_of_ones_own(client: Script) -> None:
-    client.end(f"{START}00000000-0000-4000-8000-000000000099?_state=1", digest_of(b"bytes"), b"bytes")
+    client.end(
+        f"{START}00000000-0000-4000-8000-000000000099?_state=1", digest_of(b"bytes"), b"bytes"
+    )
 
 
 @script("session_after_end")
@@ -1042,7 +1093,8 @@ def fallback(image: Image) -> str:
 def a_list_of_referrers_that_is_read_put_and_read_back(client: Script) -> None:
     subject = client.seed.image()
     attached = [
-        client.seed.artifact(subject, None, config_type=kind, annotations={"a": "b"}) for kind in ("a/b", "c/d")
+        client.seed.artifact(subject, None, config_type=kind, annotations={"a": "b"})
+        for kind in ("a/b", "c/d")
     ]
     for each in (subject, *attached):
         client.put(each)
@@ -1083,7 +1135,9 @@ def a_list_without_annotations(client: Script) -> None:
     listed = client.seed.fallback_index([attached])
     document = listed.document
     del document["manifests"][0]["annotations"]
-    client.put(listed.with_manifest(json.dumps(document).encode(), listed.media_type), fallback(subject))
+    client.put(
+        listed.with_manifest(json.dumps(document).encode(), listed.media_type), fallback(subject)
+    )
 
 
 @script("fallback_after_api")
@@ -1108,7 +1162,9 @@ def a_page_instead_of_the_api_for_each_digest(client: Script) -> None:
     client.app.start = lambda request: page if request.kind == "referrers" else real(request)  # type: ignore[method-assign]
     for text in (b"a", b"b"):
         client.ask("GET", f"/v2/app/referrers/{digest_of(text)}")
-        client.ask("GET", f"/v2/app/manifests/{digest_of(text).replace(':', '-')}", ("accept", ACCEPT))
+        client.ask(
+            "GET", f"/v2/app/manifests/{digest_of(text).replace(':', '-')}", ("accept", ACCEPT)
+        )
 
 
 @script("credential_in_clear")
@@ -1118,14 +1174,18 @@ def a_token_of_https_over_http(client: Script) -> None:
     client.sites |= {SECURE: secure, "http://secure.test": plain}
 
     def ask(site: Site, scheme: str, path: str, *headers: tuple[str, str]) -> Response:
-        answer = site.handle(Request("GET", path, [("host", "secure.test"), *headers], scheme=scheme))
+        answer = site.handle(
+            Request("GET", path, [("host", "secure.test"), *headers], scheme=scheme)
+        )
         assert isinstance(answer, Response)
         return answer
 
     for site, scheme in ((secure, "https"), (plain, "http")):
         assert ask(site, scheme, "/v2/app/tags/list").status == 401
     login = ("authorization", f"Basic {basic('captain', SECRET)}")
-    given = ask(secure, "https", "/token?service=registry.test&scope=repository:app:pull", login).json()
+    given = ask(
+        secure, "https", "/token?service=registry.test&scope=repository:app:pull", login
+    ).json()
     token = ("authorization", f"Bearer {given['token']}")
     assert ask(secure, "https", "/v2/app/tags/list", token).status == 404
     assert ask(plain, "http", "/v2/app/tags/list", token).status == 401
@@ -1150,14 +1210,18 @@ def test_a_script_is_judged_by_its_mistake(name: str) -> None:
 
 
 def test_no_mistake_is_without_its_mutant() -> None:
-    played = {each.mistake for each in MUTANTS.values()} | {name.partition(":")[0] for name in SCRIPTS}
+    played = {each.mistake for each in MUTANTS.values()} | {
+        name.partition(":")[0] for name in SCRIPTS
+    }
     assert played == {*MISTAKES, "refused_as_wrong", ""}
     assert len(MUTANTS) + len(SCRIPTS) >= 60
 
 
 @pytest.fixture
 def world(monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
-    """Return registries that nobody else asks what the client did; names of the scenarios lead to them."""
+    """Return registries that nobody else asks what the client did; names of the scenarios lead to
+    them.
+    """
     real = socket.getaddrinfo
 
     def resolve(host: str, *more: Any, **named: Any) -> Any:
@@ -1181,7 +1245,9 @@ def test_the_program_passes_every_scenario_without_a_mistake(world: World, name:
 
 
 @pytest.mark.parametrize("name", MUTANTS)
-def test_a_mutant_is_caught_and_named(world: World, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_a_mutant_is_caught_and_named(
+    world: World, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
     mutated, struck = MUTANTS[name], Struck()
     mutated.mutation(monkeypatch, struck)
     mutated.scenario(world)

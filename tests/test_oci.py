@@ -1,4 +1,6 @@
-"""What counts as a name, a digest, a manifest; what a platform filter leaves of an index, to the byte."""
+"""What counts as a name, a digest, a manifest; what a platform filter leaves of an index, to the
+byte.
+"""
 
 from __future__ import annotations
 
@@ -38,14 +40,21 @@ def image(*layers: dict[str, Any], **fields: object) -> dict[str, Any]:
     return {"schemaVersion": 2, "config": entry(0, CONFIG), "layers": list(layers), **fields}
 
 
-def child(number: int, platform: str | None, media_type: str = MANIFEST, **fields: object) -> dict[str, Any]:
+def child(
+    number: int, platform: str | None, media_type: str = MANIFEST, **fields: object
+) -> dict[str, Any]:
     if platform is not None:
-        fields["platform"] = dict(zip(("os", "architecture", "variant"), platform.split("/"), strict=False))
+        fields["platform"] = dict(
+            zip(("os", "architecture", "variant"), platform.split("/"), strict=False)
+        )
     return entry(number, media_type, **fields)
 
 
 def attestation(number: int, of: int) -> dict[str, Any]:
-    annotations = {"vnd.docker.reference.digest": digest(of), "vnd.docker.reference.type": "attestation-manifest"}
+    annotations = {
+        "vnd.docker.reference.digest": digest(of),
+        "vnd.docker.reference.type": "attestation-manifest",
+    }
     return child(number, "unknown/unknown", annotations=annotations)
 
 
@@ -76,7 +85,23 @@ def test_repository_is_a_name(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["", "A", "a/", "/a", "a//b", "a..b", "a___b", "-a", "a-", "a b", "a\n", "é", "../a", "a" * 256]
+    "name",
+    [
+        "",
+        "A",
+        "a/",
+        "/a",
+        "a//b",
+        "a..b",
+        "a___b",
+        "-a",
+        "a-",
+        "a b",
+        "a\n",
+        "é",
+        "../a",
+        "a" * 256,
+    ],
 )
 def test_repository_is_not_a_name(name: str) -> None:
     assert not oci.is_repository(name)
@@ -110,7 +135,9 @@ def test_digest_is_returned_unchanged(text: str) -> None:
         pytest.param(f"sha256:{HEX}\n", "is not a digest", id="newline"),
         pytest.param(f"sha256:../{HEX[3:]}", "is not a digest", id="path"),
         pytest.param(f"blake3:{HEX}", "digests of blake3 cannot be verified here", id="blake3"),
-        pytest.param("md5:d41d8cd98f00b204e9800998ecf8427e", "digests of md5 cannot be verified", id="md5"),
+        pytest.param(
+            "md5:d41d8cd98f00b204e9800998ecf8427e", "digests of md5 cannot be verified", id="md5"
+        ),
     ],
 )
 def test_digest_is_refused(text: str, words: str) -> None:
@@ -133,7 +160,9 @@ def test_referrer_tag_is_known(end: str) -> None:
     assert oci.is_referrer_tag(f"sha512-{HEX}{end}")
 
 
-@pytest.mark.parametrize("tag", ["sha256-abc", f"sha256-{HEX}.txt", f"v1-sha256-{HEX}", f"sha256-{HEX.upper()}"])
+@pytest.mark.parametrize(
+    "tag", ["sha256-abc", f"sha256-{HEX}.txt", f"v1-sha256-{HEX}", f"sha256-{HEX.upper()}"]
+)
 def test_image_tag_is_no_referrer_tag(tag: str) -> None:
     assert not oci.is_referrer_tag(tag)
 
@@ -161,9 +190,13 @@ REFERENCES = [
 
 
 @pytest.mark.parametrize(
-    ("text", "host", "repository", "tag", "digest"), REFERENCES, ids=[row[0][:40] for row in REFERENCES]
+    ("text", "host", "repository", "tag", "digest"),
+    REFERENCES,
+    ids=[row[0][:40] for row in REFERENCES],
 )
-def test_reference_is_read(text: str, host: str, repository: str, tag: str | None, digest: str | None) -> None:
+def test_reference_is_read(
+    text: str, host: str, repository: str, tag: str | None, digest: str | None
+) -> None:
     reference = oci.parse_reference(text)
     assert reference == oci.Reference(host, repository, tag, digest)
     assert oci.parse_reference(str(reference)) == reference
@@ -182,7 +215,9 @@ def test_reference_is_read(text: str, host: str, repository: str, tag: str | Non
         pytest.param("a//b", "is not a repository", id="empty-part"),
         pytest.param("/a", "is not a repository", id="leading-slash"),
         pytest.param("a/", "is not a repository", id="trailing-slash"),
-        pytest.param("example.com/A/b", "is not a repository (lower case", id="upper-case-repository"),
+        pytest.param(
+            "example.com/A/b", "is not a repository (lower case", id="upper-case-repository"
+        ),
         pytest.param("a b", "is not a repository", id="blank"),
         pytest.param("a\x1b[2J", "is not a repository", id="escape"),
         pytest.param("example.com/a?b=c", "is not a repository", id="query"),
@@ -211,7 +246,8 @@ def test_reference_is_read(text: str, host: str, repository: str, tag: str | Non
 )
 def test_reference_is_refused_with_a_remedy(text: str, words: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        # As `copy` reads it: one grammar of addresses, for references and for the configuration's URLs.
+        # As `copy` reads it: one grammar of addresses, for references and for the configuration's
+        # URLs.
         registry_for(oci.parse_reference(text).host, None)
     assert words in str(caught.value)
     assert str(caught.value).isprintable()
@@ -238,8 +274,12 @@ def test_any_text_is_a_reference_or_a_config_error(text: str) -> None:
 
 @given(
     st.from_regex(r"[a-z0-9]{1,9}(\.[a-z]{2,5}){1,2}(:[1-9][0-9]{0,3})?", fullmatch=True),
-    st.from_regex(r"[a-z0-9]{1,5}([._-][a-z0-9]{1,5})?(/[a-z0-9]{1,5}(__|--)[a-z]){0,3}", fullmatch=True),
-    st.from_regex(rf"(:[A-Za-z0-9_][\w.-]{{0,9}}|@sha256:{HEX})?", fullmatch=True).filter(str.isascii),
+    st.from_regex(
+        r"[a-z0-9]{1,5}([._-][a-z0-9]{1,5})?(/[a-z0-9]{1,5}(__|--)[a-z]){0,3}", fullmatch=True
+    ),
+    st.from_regex(rf"(:[A-Za-z0-9_][\w.-]{{0,9}}|@sha256:{HEX})?", fullmatch=True).filter(
+        str.isascii
+    ),
 )
 def test_reference_survives_the_round_trip(host: str, repository: str, end: str) -> None:
     assert str(oci.parse_reference(f"{host}/{repository}{end}")) == f"{host}/{repository}{end}"
@@ -249,13 +289,16 @@ def test_reference_survives_the_round_trip(host: str, repository: str, end: str)
 
 
 @pytest.mark.parametrize(
-    ("text", "shown"), [("linux/amd64", "linux/amd64"), ("Linux/ARM/v7", "linux/arm/v7"), ("a/b.c", "a/b.c")]
+    ("text", "shown"),
+    [("linux/amd64", "linux/amd64"), ("Linux/ARM/v7", "linux/arm/v7"), ("a/b.c", "a/b.c")],
 )
 def test_platform_is_read_and_lower_cased(text: str, shown: str) -> None:
     assert str(oci.parse_platform(text)) == shown
 
 
-@pytest.mark.parametrize("text", ["", "all", "linux", "linux/", "/amd64", "a/b/", "a/b/c/d", "a b/c", "a/b\n"])
+@pytest.mark.parametrize(
+    "text", ["", "all", "linux", "linux/", "/amd64", "a/b/", "a/b/c/d", "a b/c", "a/b\n"]
+)
 def test_platform_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"OS/ARCH\[/VARIANT\]"):
         oci.parse_platform(text)
@@ -287,7 +330,9 @@ def test_platform_matches(wanted: str, have: str, matches: bool) -> None:
 # --- manifests
 
 
-@pytest.mark.parametrize("content_type", [None, "", "application/json", "text/plain", "application/octet-stream"])
+@pytest.mark.parametrize(
+    "content_type", [None, "", "application/json", "text/plain", "application/octet-stream"]
+)
 @pytest.mark.parametrize(
     ("document", "media_type"),
     [
@@ -310,7 +355,9 @@ def test_header_decides_when_the_document_says_nothing() -> None:
 
 
 def test_bytes_are_kept_verbatim() -> None:
-    body = b' {"config" : ' + json.dumps(entry()).encode() + b',\n "unknown": 1.50, "layers":null}\n'
+    body = (
+        b' {"config" : ' + json.dumps(entry()).encode() + b',\n "unknown": 1.50, "layers":null}\n'
+    )
     manifest = parse(body, MANIFEST)
     assert manifest.body == body
     assert manifest.size == len(body)
@@ -328,7 +375,11 @@ def test_digest_is_checked_with_its_own_algorithm(algorithm: str) -> None:
 
 def test_image_is_read_whole() -> None:
     annotations = {"a": "b", "null": None, "number": 3}
-    fields = {"annotations": annotations, "subject": entry(9, MANIFEST), "artifactType": "application/a"}
+    fields = {
+        "annotations": annotations,
+        "subject": entry(9, MANIFEST),
+        "artifactType": "application/a",
+    }
     manifest = parse(image(entry(1), entry(2), **fields))
     assert not manifest.is_index
     assert manifest.config == Descriptor(media_type=CONFIG, digest=digest(0), size=0)
@@ -346,7 +397,11 @@ def test_artifact_type_falls_back_to_the_config() -> None:
 
 def test_blobs_are_config_then_layers_once_and_without_foreign_ones() -> None:
     manifest = parse(image(entry(3), entry(4, FOREIGN), entry(2), entry(3, "text/x"), entry(0)))
-    assert [(blob.size, blob.media_type) for blob in manifest.blobs] == [(0, CONFIG), (3, LAYER), (2, LAYER)]
+    assert [(blob.size, blob.media_type) for blob in manifest.blobs] == [
+        (0, CONFIG),
+        (3, LAYER),
+        (2, LAYER),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -365,17 +420,23 @@ def test_layer_is_foreign_by_type_whatever_its_urls(media_type: str, foreign: bo
 
 def test_old_artifact_manifest_has_blobs() -> None:
     media_type = "application/vnd.cncf.oras.artifact.manifest.v1+json"
-    manifest = parse({"mediaType": media_type, "blobs": [entry(1)], "subject": entry(2, MANIFEST)}, media_type)
+    manifest = parse(
+        {"mediaType": media_type, "blobs": [entry(1)], "subject": entry(2, MANIFEST)}, media_type
+    )
     assert [blob.digest for blob in manifest.blobs] == [digest(1)]
 
 
 def test_unknown_things_are_tolerated() -> None:
     document = index(entry(1, "application/vnd.future+json", extra=[{}]), extra={"manifests": 1.5})
-    assert [entry.media_type for entry in parse(document, INDEX).children] == ["application/vnd.future+json"]
+    assert [entry.media_type for entry in parse(document, INDEX).children] == [
+        "application/vnd.future+json"
+    ]
     assert parse({"mediaType": "application/x", "layers": [entry(1)]}).layers[0].size == 1
 
 
-@pytest.mark.parametrize("platform", [None, {}, {"os": "", "architecture": ""}, {"os": "a b", "architecture": "c"}])
+@pytest.mark.parametrize(
+    "platform", [None, {}, {"os": "", "architecture": ""}, {"os": "a b", "architecture": "c"}]
+)
 def test_platform_that_nobody_can_ask_for_is_none(platform: object) -> None:
     assert parse(index(entry(1, MANIFEST, platform=platform))).children[0].platform is None
 
@@ -393,7 +454,11 @@ def test_index_of_nobody_is_empty_when_go_wrote_null() -> None:
 
 ENTRY = entry()
 WRONG_DOCUMENTS = [
-    ("html", b"<!DOCTYPE html>\n<html>", "received no content type, beginning '<!DOCTYPE html> <html>'"),
+    (
+        "html",
+        b"<!DOCTYPE html>\n<html>",
+        "received no content type, beginning '<!DOCTYPE html> <html>'",
+    ),
     ("empty", b"", "received no content type, no body"),
     ("truncated", json.dumps(image()).encode()[:-1], "not JSON"),
     ("trailing", b"{} {}", "not JSON"),
@@ -414,13 +479,21 @@ WRONG_DOCUMENTS = [
     ("layers-not-a-list", image() | {"layers": {}}, "'layers' is not a list"),
     ("manifests-not-a-list", index() | {"manifests": "a"}, "'manifests' is not a list"),
     ("media-type-not-text", image(mediaType=1), "'mediaType' is not a string"),
-    ("media-type-breaks-the-header", image(mediaType="application/a\r\nb: c"), "neither a manifest"),
+    (
+        "media-type-breaks-the-header",
+        image(mediaType="application/a\r\nb: c"),
+        "neither a manifest",
+    ),
     ("annotations-not-an-object", image(annotations=[]), "'annotations' is not an object"),
     ("layer-not-an-object", image() | {"layers": [1]}, "layers[0]: not an object"),
     ("no-media-type", image(ENTRY | {"mediaType": None}), "layers[0]: '' is not a media type"),
     ("bad-media-type", image(ENTRY | {"mediaType": "a"}), "layers[0]: 'a' is not a media type"),
     ("no-digest", image(ENTRY | {"digest": None}), "layers[0]: '' is not a digest"),
-    ("bad-digest", image(ENTRY, ENTRY | {"digest": "sha256:../"}), "layers[1]: 'sha256:../' is not a digest"),
+    (
+        "bad-digest",
+        image(ENTRY, ENTRY | {"digest": "sha256:../"}),
+        "layers[1]: 'sha256:../' is not a digest",
+    ),
     ("blake3", image(ENTRY | {"digest": f"blake3:{HEX}"}), "digests of blake3 cannot be verified"),
     ("no-size", image(ENTRY | {"size": None}), "layers[0]: None is not a size"),
     ("negative-size", image(ENTRY | {"size": -1}), "layers[0]: -1 is not a size"),
@@ -438,7 +511,9 @@ WRONG_DOCUMENTS = [
 
 
 @pytest.mark.parametrize(
-    ("document", "words"), [row[1:] for row in WRONG_DOCUMENTS], ids=[row[0] for row in WRONG_DOCUMENTS]
+    ("document", "words"),
+    [row[1:] for row in WRONG_DOCUMENTS],
+    ids=[row[0] for row in WRONG_DOCUMENTS],
 )
 def test_document_is_refused(document: object, words: str) -> None:
     assert words in refused(document)
@@ -447,17 +522,35 @@ def test_document_is_refused(document: object, words: str) -> None:
 @pytest.mark.parametrize(
     ("content_type", "document", "words"),
     [
-        pytest.param(MANIFEST, index(), f"different types ({INDEX}, {MANIFEST}); received {MANIFEST}", id="other"),
+        pytest.param(
+            MANIFEST,
+            index(),
+            f"different types ({INDEX}, {MANIFEST}); received {MANIFEST}",
+            id="other",
+        ),
         pytest.param(MANIFEST, {"manifests": []}, "does not have the fields", id="index-as-image"),
         pytest.param(INDEX, image(), "does not have the fields", id="image-as-index"),
         pytest.param(INDEX, {}, "does not have the fields", id="empty-as-index"),
-        pytest.param("text/html", image(), "neither a manifest nor an index; received text/html", id="html"),
-        pytest.param("application/a\x1b[2J", image(), "received application/a[2j", id="control-characters"),
-        pytest.param("application/vnd.docker.distribution.manifest.v1+prettyjws", {}, "schema 1", id="prettyjws"),
-        pytest.param("application/vnd.docker.distribution.manifest.v1+json", {}, "schema 1", id="schema-1"),
+        pytest.param(
+            "text/html", image(), "neither a manifest nor an index; received text/html", id="html"
+        ),
+        pytest.param(
+            "application/a\x1b[2J", image(), "received application/a[2j", id="control-characters"
+        ),
+        pytest.param(
+            "application/vnd.docker.distribution.manifest.v1+prettyjws",
+            {},
+            "schema 1",
+            id="prettyjws",
+        ),
+        pytest.param(
+            "application/vnd.docker.distribution.manifest.v1+json", {}, "schema 1", id="schema-1"
+        ),
     ],
 )
-def test_header_and_document_disagree(content_type: str, document: dict[str, Any], words: str) -> None:
+def test_header_and_document_disagree(
+    content_type: str, document: dict[str, Any], words: str
+) -> None:
     assert words in refused(document, content_type)
 
 
@@ -469,17 +562,28 @@ def test_too_many_descriptors_are_refused() -> None:
     assert "more than 10000 blobs" in refused(image() | {"layers": [0] * 10_001})
 
 
-@pytest.mark.parametrize("opening", [b"[", b'{"a":', b'[{"a\\\\\\"":'], ids=["lists", "objects", "mixed"])
+@pytest.mark.parametrize(
+    "opening", [b"[", b'{"a":', b'[{"a\\\\\\"":'], ids=["lists", "objects", "mixed"]
+)
 @pytest.mark.parametrize("closed", [True, False])
 def test_deep_nesting_is_refused(opening: bytes, closed: bool) -> None:
     closing = {b"[": b"]", b"{": b"}"}
-    ends = b"".join(closing[bytes([byte])] for byte in reversed(opening) if bytes([byte]) in closing)
+    ends = b"".join(
+        closing[bytes([byte])] for byte in reversed(opening) if bytes([byte]) in closing
+    )
     body = b'{"x":' + opening * 100_000 + (b"1" + ends * 100_000 + b"}" if closed else b"")
     assert "nests deeper than 64" in refused(body)
 
 
 def test_nesting_of_64_passes_whatever_strings_hold() -> None:
-    deep = '{"mediaType":"application/x","[[\\"[[\\\\":' + "[" * 63 + "]" * 63 + ', "b": "' + "[{" * 100 + '"}'
+    deep = (
+        '{"mediaType":"application/x","[[\\"[[\\\\":'
+        + "[" * 63
+        + "]" * 63
+        + ', "b": "'
+        + "[{" * 100
+        + '"}'
+    )
     assert parse(deep.encode()).media_type == "application/x"
     assert "nests deeper" in refused(deep.replace("]", "]]", 1).replace(":[", ":[[", 1).encode())
 
@@ -492,7 +596,9 @@ def test_manifest_is_held_against_the_index_entry() -> None:
     assert "got sha256:" in refused(
         body + b" ", expected=Descriptor(media_type=DOCKER, digest=good.digest, size=good.size + 1)
     )
-    assert "the index says 1" in refused(body, expected=Descriptor(media_type=DOCKER, digest=good.digest, size=1))
+    assert "the index says 1" in refused(
+        body, expected=Descriptor(media_type=DOCKER, digest=good.digest, size=1)
+    )
 
 
 JSON = st.recursive(
@@ -500,7 +606,19 @@ JSON = st.recursive(
     lambda inner: (
         st.lists(inner, max_size=3)
         | st.dictionaries(
-            st.sampled_from(["config", "layers", "manifests", "mediaType", "digest", "size", "platform", "data", "x"]),
+            st.sampled_from(
+                [
+                    "config",
+                    "layers",
+                    "manifests",
+                    "mediaType",
+                    "digest",
+                    "size",
+                    "platform",
+                    "data",
+                    "x",
+                ]
+            ),
             inner,
             max_size=4,
         )
@@ -509,7 +627,10 @@ JSON = st.recursive(
 )
 
 
-@given(st.binary(max_size=200) | JSON.map(lambda value: json.dumps(value).encode()), st.none() | st.text(max_size=30))
+@given(
+    st.binary(max_size=200) | JSON.map(lambda value: json.dumps(value).encode()),
+    st.none() | st.text(max_size=30),
+)
 @example(b"{", "\ud800")
 def test_any_bytes_are_a_manifest_or_a_content_error(body: bytes, content_type: str | None) -> None:
     try:
@@ -530,9 +651,17 @@ AMD64, ARM64 = Platform("linux", "amd64"), Platform("linux", "arm64")
 def test_trimmed_index_has_these_bytes() -> None:
     source = (
         b'{\n  "schemaVersion": 2, "mediaType": "' + INDEX.encode() + b'",\n  "manifests": [\n'
-        b'    {"digest": "' + digest(1).encode() + b'", "mediaType": "' + MANIFEST.encode() + b'", "size": 1,'
+        b'    {"digest": "'
+        + digest(1).encode()
+        + b'", "mediaType": "'
+        + MANIFEST.encode()
+        + b'", "size": 1,'
         b' "platform": {"os": "linux", "architecture": "amd64", "os.features": ["\\u00e9<&>\\u2028\\/"]}},\n'
-        b'    {"mediaType": "' + MANIFEST.encode() + b'", "size": 2, "digest": "' + digest(2).encode() + b'",'
+        b'    {"mediaType": "'
+        + MANIFEST.encode()
+        + b'", "size": 2, "digest": "'
+        + digest(2).encode()
+        + b'",'
         b' "platform": {"architecture": "arm64", "os": "linux"}}\n'
         b'  ],\n  "annotations": {"z": "1", "a": "\\u007f\\n\xf0\x9f\x90\xb3"},'
         b' "n": [9007199254740993, -1, true, null]\n}'
@@ -548,11 +677,15 @@ def test_trimmed_index_has_these_bytes() -> None:
             '"n":[9007199254740993,-1,true,null]}'
         ).encode()
     )
-    assert trimmed.digest == "sha256:fb07c4bd1cf2befe07f26393fb8e0adfa7ec351a9bcf76bf2acab41f59fdcae4"
+    assert (
+        trimmed.digest == "sha256:fb07c4bd1cf2befe07f26393fb8e0adfa7ec351a9bcf76bf2acab41f59fdcae4"
+    )
 
 
 def test_nothing_is_written_anew_when_nothing_drops() -> None:
-    source = parse(b' {"manifests": [' + json.dumps(child(1, "linux/amd64")).encode() + b'], "x": 1.0}')
+    source = parse(
+        b' {"manifests": [' + json.dumps(child(1, "linux/amd64")).encode() + b'], "x": 1.0}'
+    )
     trimmed = oci.trim_index(source, [AMD64, ARM64], {})
     assert trimmed.manifest is source
     assert trimmed.matched == {AMD64}
@@ -578,20 +711,34 @@ def kept(document: dict[str, Any], *wanted: str) -> list[int]:
     ids=str,
 )
 def test_entries_are_kept_in_their_order(wanted: list[str], sizes: list[int]) -> None:
-    platforms = ["linux/amd64", "linux/arm", "linux/arm/v6", "linux/arm64", "windows/amd64", "windows/amd64"]
+    platforms = [
+        "linux/amd64",
+        "linux/arm",
+        "linux/arm/v6",
+        "linux/arm64",
+        "windows/amd64",
+        "windows/amd64",
+    ]
     entries = [child(number, text) for number, text in enumerate(platforms, 1)]
     assert kept(index(*entries, child(7, None), child(8, "unknown/unknown")), *wanted) == sizes
 
 
 def test_attestations_follow_their_child_wherever_they_stand() -> None:
-    entries = (attestation(3, of=1), child(1, "linux/amd64"), child(2, "linux/arm64"), attestation(4, of=2))
+    entries = (
+        attestation(3, of=1),
+        child(1, "linux/amd64"),
+        child(2, "linux/arm64"),
+        attestation(4, of=2),
+    )
     assert kept(index(*entries), "linux/amd64") == [3, 1]
     assert kept(index(*entries), "linux/amd64", "linux/arm64") == [3, 1, 2, 4]
     assert kept(index(*entries), "unknown/unknown") == []
 
 
 def test_nothing_is_written_when_no_platform_matches() -> None:
-    source = parse(index(child(1, "linux/amd64"), attestation(2, of=1), child(3, "linux/arm/v7"), x=1.5))
+    source = parse(
+        index(child(1, "linux/amd64"), attestation(2, of=1), child(3, "linux/arm/v7"), x=1.5)
+    )
     trimmed = oci.trim_index(source, [ARM64], {})
     assert (trimmed.matched, trimmed.manifest) == (frozenset(), source)
     assert trimmed.available == ("linux/amd64", "linux/arm/v7")
@@ -602,7 +749,13 @@ def parent(*indexes: Manifest, **fields: object) -> Manifest:
     return parse(
         index(
             *(
-                {"mediaType": each.media_type, "digest": each.digest, "size": each.size, "x": number, **fields}
+                {
+                    "mediaType": each.media_type,
+                    "digest": each.digest,
+                    "size": each.size,
+                    "x": number,
+                    **fields,
+                }
                 for number, each in enumerate(indexes)
             )
         )
@@ -637,9 +790,12 @@ def test_index_of_indexes_that_lose_nothing_stays_as_it_is() -> None:
 
 
 @pytest.mark.parametrize(
-    ("extra", "words"), [("1.0", "number 1.0"), ("1e2", "number 1e2"), ('"\\ud800"', "lone surrogate")]
+    ("extra", "words"),
+    [("1.0", "number 1.0"), ("1e2", "number 1e2"), ('"\\ud800"', "lone surrogate")],
 )
-def test_index_that_would_not_survive_is_refused_only_when_an_entry_drops(extra: str, words: str) -> None:
+def test_index_that_would_not_survive_is_refused_only_when_an_entry_drops(
+    extra: str, words: str
+) -> None:
     text = json.dumps(index(child(1, "linux/amd64"), child(2, "linux/arm64"), x=0))
     source = parse(text.replace('"x": 0', f'"x": {extra}').encode())
     assert oci.trim_index(source, [AMD64, ARM64], {}).manifest is source
@@ -654,21 +810,36 @@ def test_a_list_of_referrers_that_would_not_survive_is_not_extended() -> None:
         oci.list_referrers(held, held.children)
 
 
-PLATFORMS = ["linux/amd64", "linux/arm64", "linux/arm64/v8", "linux/arm", "linux/arm/v6", "windows/amd64"]
+PLATFORMS = [
+    "linux/amd64",
+    "linux/arm64",
+    "linux/arm64/v8",
+    "linux/arm",
+    "linux/arm/v6",
+    "windows/amd64",
+]
 
 
 @given(
     st.lists(st.sampled_from([*PLATFORMS, None]), max_size=6),
     st.lists(st.sampled_from(PLATFORMS).map(oci.parse_platform), min_size=1, max_size=3),
-    st.dictionaries(st.text(max_size=3), st.text(max_size=3) | st.integers(-(2**70), 2**70), max_size=3),
+    st.dictionaries(
+        st.text(max_size=3), st.text(max_size=3) | st.integers(-(2**70), 2**70), max_size=3
+    ),
 )
 def test_trimmed_index_reads_back_as_what_was_kept(
     platforms: list[str | None], wanted: list[Platform], extra: dict[str, Any]
 ) -> None:
-    entries = [each for n, text in enumerate(platforms) for each in (child(n, text), attestation(n + 9, of=n))]
+    entries = [
+        each
+        for n, text in enumerate(platforms)
+        for each in (child(n, text), attestation(n + 9, of=n))
+    ]
     source = parse({"extra": extra, **index(*entries)})
     trimmed = oci.trim_index(source, wanted, {})
-    again = oci.parse_manifest(trimmed.manifest.body, content_type=INDEX, digest=trimmed.manifest.digest)
+    again = oci.parse_manifest(
+        trimmed.manifest.body, content_type=INDEX, digest=trimmed.manifest.digest
+    )
     assert again == trimmed.manifest
     if trimmed.matched:
         assert oci.trim_index(again, wanted, {}).manifest is again

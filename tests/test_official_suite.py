@@ -1,8 +1,8 @@
 """The requests of the official conformance suite, release 1.1, with the answers that it accepts.
 
 The suite is a Go program; what it asks is written here as a list of exchanges, taken from its four
-workflows in 1.1.0 and 1.1.1 (where the two differ, an answer has to suit both). The harness answers each;
-and each names the check of `python -m conformance check` that asks the same of any registry.
+workflows in 1.1.0 and 1.1.1 (where the two differ, an answer has to suit both). The harness answers
+each; and each names the check of `python -m conformance check` that asks the same of any registry.
 """
 
 from __future__ import annotations
@@ -60,7 +60,12 @@ class Content:
         self.seed = seed
         self.layer = seed.layer(60)
         configs = (
-            {"author": seed.blob(8).hex(), "architecture": "amd64", "os": "linux", "rootfs": {"type": "layers"}}
+            {
+                "author": seed.blob(8).hex(),
+                "architecture": "amd64",
+                "os": "linux",
+                "rootfs": {"type": "layers"},
+            }
             for _ in range(5)
         )
         self.configs = [write(document) for document in configs]
@@ -70,7 +75,9 @@ class Content:
         self.blobs = [seed.blob(33), seed.blob(38)]
         self.types = ["application/vnd.example.bread", "application/vnd.example.jam"]
         self.by_config = [self._by_config(number) for number in (0, 1)]
-        self.by_type = [self._by_type(number, self.manifests[4], f"test layer {number}") for number in (0, 1)]
+        self.by_type = [
+            self._by_type(number, self.manifests[4], f"test layer {number}") for number in (0, 1)
+        ]
         self.late = self._by_type(1, self.manifests[3], None)
         children = (self.by_config[0], self.by_type[0])
         self.index = write(
@@ -84,8 +91,13 @@ class Content:
             }
         )
 
-    def _manifest(self, config: bytes, layers: list[dict[str, Any]], mediaType: str | None = OCI_MANIFEST) -> bytes:
-        data = {"data": base64.b64encode(config).decode(), "newUnspecifiedField": "aGVsbG8gd29ybGQ="}
+    def _manifest(
+        self, config: bytes, layers: list[dict[str, Any]], mediaType: str | None = OCI_MANIFEST
+    ) -> bytes:
+        data = {
+            "data": base64.b64encode(config).decode(),
+            "newUnspecifiedField": "aGVsbG8gd29ybGQ=",
+        }
         document = {
             "schemaVersion": 2,
             "mediaType": mediaType,
@@ -147,7 +159,9 @@ class Suite:
         if body is None and method in ("POST", "PUT", "PATCH"):
             body = b""  # Go sends Content-Length: 0
         reply = self.client.ask(method, target, headers, body)
-        assert reply.status in accepted, f"{reply}, the suite accepts {accepted}: {reply.body[:200]!r}"
+        assert reply.status in accepted, (
+            f"{reply}, the suite accepts {accepted}: {reply.body[:200]!r}"
+        )
         self.covered.append(check)
         return reply
 
@@ -161,7 +175,9 @@ class Suite:
     def put(self, reference: str, body: bytes, check: str, kind: str = OCI_MANIFEST) -> Reply:
         return self.ask("PUT", f"manifests/{reference}", DONE, check, {"Content-Type": kind}, body)
 
-    def delete(self, blobs: list[bytes], manifests: list[bytes], accepted: tuple[int, ...] = DELETED) -> None:
+    def delete(
+        self, blobs: list[bytes], manifests: list[bytes], accepted: tuple[int, ...] = DELETED
+    ) -> None:
         """Tear down, in the order that the suite's setting says."""
 
         def delete_blobs() -> None:
@@ -209,7 +225,10 @@ def pull(suite: Suite) -> None:
             digest, check = digest_of(body), f"{method} manifest: by digest, {found} (image)"
             says(suite.ask(method, f"manifests/{digest}", (200,), check, TAKE), digest)
         check = f"{method} manifest: by tag, {found} (image)"
-        says(suite.ask(method, "manifests/tagtest0", (200,), check, TAKE), digest_of(content.manifests[0]))
+        says(
+            suite.ask(method, "manifests/tagtest0", (200,), check, TAKE),
+            digest_of(content.manifests[0]),
+        )
     reply = suite.ask(
         "GET",
         "manifests/sha256:totallywrong",
@@ -244,7 +263,12 @@ def push(suite: Suite) -> None:
     mounts(suite, digest_of(streamed))
 
     manifest = suite.content.manifests[1]
-    suite.ask("GET", f"manifests/{NO_NAME}", (404,), "GET manifest: by a name that no tag can have, 404 (malformed)")
+    suite.ask(
+        "GET",
+        f"manifests/{NO_NAME}",
+        (404,),
+        "GET manifest: by a name that no tag can have, 404 (malformed)",
+    )
     for number in range(4):
         reply = suite.put(f"test{number}", manifest, "PUT manifest: many tags for one (image)")
         assert reply.status == 201
@@ -262,7 +286,9 @@ def chunks(suite: Suite) -> None:
     half = size // 2 + 1
     first = ({**OCTETS, "Content-Range": f"0-{half - 1}"}, data[:half])
     second = ({**OCTETS, "Content-Range": f"{half}-{size - 1}"}, data[half:])
-    suite.ask("PATCH", path(reply), (416,), "PATCH upload: the second chunk first, 416 (blob)", *second)
+    suite.ask(
+        "PATCH", path(reply), (416,), "PATCH upload: the second chunk first, 416 (blob)", *second
+    )
     used = path(suite.start())
     check = "PATCH upload: chunks in order (blob)"
     reply = suite.ask("PATCH", used, (202,), check, *first)
@@ -308,7 +334,11 @@ def discovery(suite: Suite) -> None:
         suite.put(f"test{number}", content.manifests[2], "PUT manifest: many tags for one (image)")
     suite.upload(b"{}")
     suite.upload(content.blobs[0])
-    early = [(content.by_config[0], OCI_MANIFEST), (content.by_type[0], OCI_MANIFEST), (content.index, OCI_INDEX)]
+    early = [
+        (content.by_config[0], OCI_MANIFEST),
+        (content.by_type[0], OCI_MANIFEST),
+        (content.index, OCI_INDEX),
+    ]
     for body, kind in early:
         assert suite.put(digest_of(body), body, SEEN, kind).header("OCI-Subject") == subject
     for data in (content.configs[4], content.layer):
@@ -322,7 +352,9 @@ def discovery(suite: Suite) -> None:
 
     tags = listed(suite.ask("GET", "tags/list", (200,), "GET tags/list: every tag once (tags)"))
     half = len(tags) // 2
-    reply = suite.ask("GET", f"tags/list?n={half}", (200,), "GET tags/list n: half of the tags (tags)")
+    reply = suite.ask(
+        "GET", f"tags/list?n={half}", (200,), "GET tags/list n: half of the tags (tags)"
+    )
     page = listed(reply)
     assert len(page) == half
     after = "GET tags/list last: what follows it, n (tags)"
@@ -354,7 +386,13 @@ def discovery(suite: Suite) -> None:
     _, found = referrers(later, "GET referrers: before the subject is there (referrers)")
     assert [entry["digest"] for entry in found] == [digest_of(content.late)]
 
-    several = [content.index, content.manifests[2], content.manifests[4], *content.by_config, *content.by_type]
+    several = [
+        content.index,
+        content.manifests[2],
+        content.manifests[4],
+        *content.by_config,
+        *content.by_type,
+    ]
     suite.delete([content.configs[2], content.layer], [*several, content.late])
     suite.ask("DELETE", "manifests/tagtest0", WELL_DELETED, "DELETE tag: 404 (absent)")
     rest = [content.configs[4], b"{}", *content.blobs]
@@ -378,7 +416,9 @@ def management(suite: Suite) -> None:
     assert len(listed(suite.ask("GET", "tags/list", (200,), gone))) == len(before) - 1
     deleted = 0
     for data in (config, content.layer):
-        deleted = suite.ask("DELETE", f"blobs/{digest_of(data)}", (202, 404, 405), DELETE_BLOB).status
+        deleted = suite.ask(
+            "DELETE", f"blobs/{digest_of(data)}", (202, 404, 405), DELETE_BLOB
+        ).status
     if deleted != 405:
         suite.ask("GET", f"blobs/{digest_of(config)}", (404,), DELETE_BLOB)
 

@@ -64,18 +64,24 @@ def outcome(status: str, error: RegsyncError | None = None, **details: Any) -> O
     return Outcome(source="s/app:1", target="t/app:1", status=status, error=error, **details)
 
 
-REFUSED = ContentError("wrong digest", hint="look at the source").located(Side.SOURCE, "fetch blob", "s/app")
+REFUSED = ContentError("wrong digest", hint="look at the source").located(
+    Side.SOURCE, "fetch blob", "s/app"
+)
 FAILED = "failed s/app:1 -> t/app:1: CONTENT_ERROR: fetch blob s/app: wrong digest\n"
 
 
-# --- which stream -----------------------------------------------------------------------------------
+# --- which stream
+# -----------------------------------------------------------------------------------
 
 
 def test_what_was_synced_is_a_result_and_what_failed_is_not() -> None:
     screen = Screen()
     for each in (outcome("synced", bytes=1000), outcome("skipped"), outcome("failed", REFUSED)):
         screen.console.outcome(each)
-    assert screen.texts == ("synced s/app:1 -> t/app:1 (1.0 KB, 0.0s)\n", f"{FAILED}hint: look at the source\n")
+    assert screen.texts == (
+        "synced s/app:1 -> t/app:1 (1.0 KB, 0.0s)\n",
+        f"{FAILED}hint: look at the source\n",
+    )
 
 
 def test_with_json_standard_output_holds_one_document_whatever_is_said() -> None:
@@ -116,21 +122,32 @@ def test_quiet_silences_neither_results_nor_failures() -> None:
     screen.console.outcome(outcome("failed", REFUSED))
     screen.console.error(RegsyncError("broken"))
     assert screen.out.getvalue().startswith("synced ")
-    assert screen.err.getvalue() == f"{FAILED}hint: look at the source\nerror: INTERNAL_ERROR: broken\n"
+    assert (
+        screen.err.getvalue()
+        == f"{FAILED}hint: look at the source\nerror: INTERNAL_ERROR: broken\n"
+    )
 
 
 @pytest.mark.parametrize(
     ("status", "terminal", "shown"),
-    [("synced", False, True), ("failed", False, True), ("skipped", False, False), ("skipped", True, True)],
+    [
+        ("synced", False, True),
+        ("failed", False, True),
+        ("skipped", False, False),
+        ("skipped", True, True),
+    ],
 )
-def test_the_summary_shows_when_there_is_something_or_somebody(status: str, terminal: bool, shown: bool) -> None:
+def test_the_summary_shows_when_there_is_something_or_somebody(
+    status: str, terminal: bool, shown: bool
+) -> None:
     screen, report = Screen(terminal=terminal), Report()
     report.outcomes.append(outcome(status, REFUSED if status == "failed" else None))
     screen.console.summary(report, 1.0)
     assert screen.texts == ("\n".join([*report.summary(1.0), ""]) if shown else "", "")
 
 
-# --- errors -----------------------------------------------------------------------------------------
+# --- errors
+# -----------------------------------------------------------------------------------------
 
 TWO = ConfigError(
     "2 problems",
@@ -158,7 +175,13 @@ def test_an_error_with_json_is_the_published_document_and_still_lines_for_people
         "schema": 1,
         "error": {"code": "CONFIG_ERROR", "message": "2 problems", "hint": None},
         "problems": [
-            {"file": "mirror.yaml", "line": 3, "column": 5, "path": "mappings[0].from", "message": "is missing"},
+            {
+                "file": "mirror.yaml",
+                "line": 3,
+                "column": 5,
+                "path": "mappings[0].from",
+                "message": "is missing",
+            },
             {"file": "mirror.yaml", "line": 0, "column": 0, "path": "", "message": "is empty"},
         ],
     }
@@ -171,10 +194,13 @@ def test_an_errors_hint_is_a_line_of_its_own() -> None:
     assert screen.err.getvalue() == "error: CONFIG_ERROR: no such file\nhint: give -c a file\n"
 
 
-# --- JSON log ---------------------------------------------------------------------------------------
+# --- JSON log
+# ---------------------------------------------------------------------------------------
 
 
-def test_json_log_lines_are_objects_with_their_events_fields(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_json_log_lines_are_objects_with_their_events_fields(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     # The last moment of a second: the milliseconds must not round up alone.
     monkeypatch.setattr("_regsync.output.time.time_ns", lambda: 1_700_000_000_999_999_999)
     screen = Screen(json_log=True, progress=True, terminal=True)
@@ -191,8 +217,16 @@ def test_json_log_lines_are_objects_with_their_events_fields(monkeypatch: pytest
         "message": "too few",
         "kept": 1,
     }
-    assert (failed["level"], failed["event"], failed["error"]["code"]) == ("error", "image_failed", "CONTENT_ERROR")
-    assert (ended["event"], ended["code"], ended["hint"]) == ("run_failed", "CONFIG_ERROR", "give -c a file")
+    assert (failed["level"], failed["event"], failed["error"]["code"]) == (
+        "error",
+        "image_failed",
+        "CONTENT_ERROR",
+    )
+    assert (ended["event"], ended["code"], ended["hint"]) == (
+        "run_failed",
+        "CONFIG_ERROR",
+        "give -c a file",
+    )
     del running["ts"]
     assert running == {
         "level": "info",
@@ -209,7 +243,8 @@ def test_a_field_that_json_does_not_know_is_shown_as_text() -> None:
     assert screen.logged()[0]["where"] == "Side.TARGET"
 
 
-# --- hostile text and narrow streams ------------------------------------------------------------------
+# --- hostile text and narrow streams
+# ------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("json_log", [False, True])
@@ -225,7 +260,9 @@ def test_no_control_character_reaches_a_stream(json_log: bool, as_json: bool) ->
     screen.console.document({"key": HOSTILE})
     for text in screen.texts:
         assert not set(text) & set("\x1b\x9b\r\u202e\x00\x7f\u2028")
-        assert all("a" in line for line in text.splitlines()), "foreign text begins no line of its own"
+        assert all("a" in line for line in text.splitlines()), (
+            "foreign text begins no line of its own"
+        )
 
 
 def test_a_long_text_is_cut() -> None:
@@ -252,7 +289,10 @@ def test_a_stream_without_utf8_still_gets_every_line(encoding: str) -> None:
     console, out, err = narrow(encoding)
     console.line("caf\u00e9 \u2192 and so on\u2026")
     console.log("warning", "event", "\u2192")
-    assert (out.getvalue(), err.getvalue()) == (b"caf\\xe9 \\u2192 and so on...\n", b"warning: \\u2192\n")
+    assert (out.getvalue(), err.getvalue()) == (
+        b"caf\\xe9 \\u2192 and so on...\n",
+        b"warning: \\u2192\n",
+    )
 
 
 def test_a_document_is_json_on_a_stream_of_any_encoding() -> None:
@@ -263,9 +303,12 @@ def test_a_document_is_json_on_a_stream_of_any_encoding() -> None:
         assert json.loads(out.getvalue().decode(encoding)) == value
 
 
-# --- progress ---------------------------------------------------------------------------------------
+# --- progress
+# ---------------------------------------------------------------------------------------
 
-BUSY = Snapshot(12, 40, 31_500_000, 1_200_000_000, 5_200_000.0, 65.0, "copying docker.io/library/nginx:1.27")
+BUSY = Snapshot(
+    12, 40, 31_500_000, 1_200_000_000, 5_200_000.0, 65.0, "copying docker.io/library/nginx:1.27"
+)
 
 
 @pytest.mark.parametrize(
@@ -297,7 +340,11 @@ BUSY = Snapshot(12, 40, 31_500_000, 1_200_000_000, 5_200_000.0, 65.0, "copying d
             BUSY,
             40,
             "#-",
-            ["images 12 of 40", "data   31.5 MB of 1.2 GB, 5.2 MB/s", "1m05s  copying docker.io/library/nginx~"],
+            [
+                "images 12 of 40",
+                "data   31.5 MB of 1.2 GB, 5.2 MB/s",
+                "1m05s  copying docker.io/library/nginx~",
+            ],
             id="no room for bars",
         ),
         pytest.param(BUSY, 10, "#-", ["images 1~", "data   3~", "1m05s  c~"], id="hardly any room"),
@@ -313,7 +360,11 @@ BUSY = Snapshot(12, 40, 31_500_000, 1_200_000_000, 5_200_000.0, 65.0, "copying d
             Snapshot(1, 1, 3000, 2000, 0.0, 7200.0, ""),
             60,
             "#-",
-            ["images #################### 1 of 1", "data   #################### 3.0 KB of 3.0 KB, 0 B/s", "2h00m"],
+            [
+                "images #################### 1 of 1",
+                "data   #################### 3.0 KB of 3.0 KB, 0 B/s",
+                "2h00m",
+            ],
             id="read again: more bytes than expected",
         ),
     ],
@@ -363,7 +414,9 @@ def test_the_same_progress_is_not_written_twice_and_another_replaces_it() -> Non
     assert second == ("err", CLEAR + "\n".join(progress_lines(TWO_OF_TWO, 80)))
 
 
-def test_a_terminal_made_narrower_has_wrapped_what_is_cleared(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_terminal_made_narrower_has_wrapped_what_is_cleared(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     screen = Screen(terminal=True, progress=True)
     at(screen, monkeypatch, 80)
     screen.console.progress(BUSY)
@@ -374,7 +427,9 @@ def test_a_terminal_made_narrower_has_wrapped_what_is_cleared(monkeypatch: pytes
 
 
 @pytest.mark.parametrize(("rows", "lines"), [(24, 3), (3, 2), (1, 1), (0, 3)])
-def test_the_live_display_is_lower_than_the_terminal(monkeypatch: pytest.MonkeyPatch, rows: int, lines: int) -> None:
+def test_the_live_display_is_lower_than_the_terminal(
+    monkeypatch: pytest.MonkeyPatch, rows: int, lines: int
+) -> None:
     """What has scrolled away cannot be cleared. Some say that they have neither rows nor columns."""
     screen = Screen(terminal=True, progress=True)
     at(screen, monkeypatch, 0, rows)
@@ -388,7 +443,9 @@ def test_bars_are_blocks_where_the_terminal_takes_them() -> None:
     assert "####" in screen.err.getvalue()
     err = io.TextIOWrapper(io.BytesIO(), "utf-8")
     err.isatty = lambda: True  # type: ignore[method-assign]
-    console = Console(io.StringIO(), err, level="error", as_json=False, json_log=False, progress=True)
+    console = Console(
+        io.StringIO(), err, level="error", as_json=False, json_log=False, progress=True
+    )
     console.progress(BUSY)
     assert "████" in err.buffer.getvalue().decode()
 
@@ -477,7 +534,12 @@ async def test_the_rate_is_that_of_the_last_seconds() -> None:
         (0, {}, [], "asking what there is"),
         (4, {}, [], "comparing tags"),
         (4, {}, ["s/app:1"], "copying s/app:1"),
-        (4, {"hub": 12.25, "past": 0.1}, ["s/app:1"], "hub is throttled (429), window 2, next try in 12s"),
+        (
+            4,
+            {"hub": 12.25, "past": 0.1},
+            ["s/app:1"],
+            "hub is throttled (429), window 2, next try in 12s",
+        ),
         (4, {"past": 0.1}, ["s/app:1", "b", "c"], "3 under way, first s/app:1"),
     ],
 )
@@ -487,7 +549,9 @@ async def test_what_a_run_waits_for_is_named(
     progress = Progress()
     began = anyio.current_time()
     progress.known, progress.done = known, min(known, 1)
-    meters = {host: SimpleNamespace(paused=began + until, width=2.5) for host, until in paused.items()}
+    meters = {
+        host: SimpleNamespace(paused=began + until, width=2.5) for host, until in paused.items()
+    }
     progress.transport = SimpleNamespace(bytes=60_000_000, paused=meters)  # type: ignore[misc]
     progress.under_way = lambda: names  # type: ignore[method-assign]
     screen = Screen(progress=True, terminal=True)
@@ -496,7 +560,8 @@ async def test_what_a_run_waits_for_is_named(
     assert screen.record[0][1].splitlines()[-1][7:] == waiting
 
 
-# --- colours ----------------------------------------------------------------------------------------
+# --- colours
+# ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -511,7 +576,12 @@ async def test_what_a_run_waits_for_is_named(
     ],
 )
 def test_colours_are_for_terminals_that_want_them(
-    monkeypatch: pytest.MonkeyPatch, terminal: bool, term: str, no_color: str | None, json_log: bool, coloured: bool
+    monkeypatch: pytest.MonkeyPatch,
+    terminal: bool,
+    term: str,
+    no_color: str | None,
+    json_log: bool,
+    coloured: bool,
 ) -> None:
     monkeypatch.setenv("TERM", term)
     if no_color is not None:
@@ -530,7 +600,8 @@ def test_colours_are_for_terminals_that_want_them(
     assert ("\x1b[31m" in err) is coloured
 
 
-# --- many failures ------------------------------------------------------------------------------------
+# --- many failures
+# ------------------------------------------------------------------------------------
 
 
 def test_a_hint_is_given_once_for_all_images_that_it_helps() -> None:
@@ -550,7 +621,9 @@ def test_a_hint_is_given_once_for_all_images_that_it_helps() -> None:
 
 @pytest.mark.parametrize("as_json", [False, True])
 @pytest.mark.parametrize("json_log", [False, True])
-def test_causes_that_images_share_are_told_once_more_with_their_number(as_json: bool, json_log: bool) -> None:
+def test_causes_that_images_share_are_told_once_more_with_their_number(
+    as_json: bool, json_log: bool
+) -> None:
     screen, report = Screen(as_json=as_json, json_log=json_log, level="error"), Report()
     for _ in range(12):
         report.outcomes.append(outcome("failed", REFUSED))

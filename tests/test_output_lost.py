@@ -1,4 +1,6 @@
-"""Output that nobody takes: closed streams, a full disk. No traceback, and an exit status that is true."""
+"""Output that nobody takes: closed streams, a full disk. No traceback, and an exit status that is
+true.
+"""
 
 from __future__ import annotations
 
@@ -20,11 +22,23 @@ FULL = Path("/dev/full")
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="uses a POSIX shell")
 
 
-def run(line: str, *arguments: str, stdout: Any = subprocess.PIPE) -> subprocess.CompletedProcess[str]:
+def run(
+    line: str, *arguments: str, stdout: Any = subprocess.PIPE
+) -> subprocess.CompletedProcess[str]:
     """Run the checkout's program with the redirections of `line`, buffered as for a user."""
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
-    command = ["sh", "-c", f'exec "$@" {line}', "sh", sys.executable, str(ROOT / "regsync.py"), *arguments]
-    done = subprocess.run(command, stdout=stdout, stderr=subprocess.PIPE, text=True, env=environment, check=False)
+    command = [
+        "sh",
+        "-c",
+        f'exec "$@" {line}',
+        "sh",
+        sys.executable,
+        str(ROOT / "regsync.py"),
+        *arguments,
+    ]
+    done = subprocess.run(
+        command, stdout=stdout, stderr=subprocess.PIPE, text=True, env=environment, check=False
+    )
     assert "Traceback" not in (done.stdout or "") + done.stderr
     assert "Exception ignored" not in done.stderr
     return done
@@ -33,7 +47,13 @@ def run(line: str, *arguments: str, stdout: Any = subprocess.PIPE) -> subprocess
 @pytest.mark.parametrize("line", [">&-", "2>&-", "<&- >&- 2>&-"])
 @pytest.mark.parametrize(
     ("arguments", "status"),
-    [(["version"], 0), (["--help"], 0), (["version", "-v"], 0), (["nonsense"], 3), (["sync", "-c", "-"], 3)],
+    [
+        (["version"], 0),
+        (["--help"], 0),
+        (["version", "-v"], 0),
+        (["nonsense"], 3),
+        (["sync", "-c", "-"], 3),
+    ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
 )
 def test_closed_streams_change_no_exit_status(line: str, arguments: list[str], status: int) -> None:
@@ -45,7 +65,9 @@ def test_closed_streams_change_no_exit_status(line: str, arguments: list[str], s
 def test_a_full_standard_output_is_said_in_one_line(arguments: list[str]) -> None:
     done = run(">/dev/full", *arguments)
     assert done.returncode == 2
-    assert done.stderr.startswith("error: INTERNAL_ERROR: the output of this command cannot be written: ")
+    assert done.stderr.startswith(
+        "error: INTERNAL_ERROR: the output of this command cannot be written: "
+    )
     assert done.stderr.count("\n") == 1
 
 
@@ -58,7 +80,9 @@ def test_a_pipe_that_is_full_and_does_not_wait_is_no_defect() -> None:
             pass
         done = run("", "version", "--json", stdout=pipe)
     assert done.returncode == 2
-    assert done.stderr.startswith("error: INTERNAL_ERROR: the output of this command cannot be written: ")
+    assert done.stderr.startswith(
+        "error: INTERNAL_ERROR: the output of this command cannot be written: "
+    )
     assert done.stderr.count("\n") == 1
 
 
@@ -66,7 +90,9 @@ def test_a_pipe_that_is_full_and_does_not_wait_is_no_defect() -> None:
 def test_a_full_standard_error_stops_no_copy() -> None:
     with run_in_thread(App()) as source, run_in_thread(App()) as target:
         image = Seed(1).image().load_into(source.app, "app", tag="v1")
-        done = run("2>/dev/full", "copy", "-v", f"{source.address}/app:v1", f"{target.address}/app:v1")
+        done = run(
+            "2>/dev/full", "copy", "-v", f"{source.address}/app:v1", f"{target.address}/app:v1"
+        )
         assert target.app.tags("app") == {"v1": image.top}
     assert (done.returncode, done.stdout.count("synced")) == (0, 1)
 

@@ -55,7 +55,9 @@ def test_admission_takes_all_or_nothing() -> None:
     assert (held["a"].in_use, held["b"].in_use) == (1, 1)
 
 
-@pytest.mark.parametrize(("cap", "bodies"), [(1, 1), (2, 1), (3, 1), (4, 2), (10, 8), (50, 40), (100, 80)])
+@pytest.mark.parametrize(
+    ("cap", "bodies"), [(1, 1), (2, 1), (3, 1), (4, 2), (10, 8), (50, 40), (100, 80)]
+)
 def test_a_fifth_and_at_least_two_stay_for_short_requests(cap: int, bodies: int) -> None:
     held = limits(a=cap)
     assert filled(held, (READ_A,)) == bodies
@@ -98,12 +100,24 @@ def test_returned_permits_are_there_for_others() -> None:
 
 
 WANTS = st.sampled_from(
-    [(A,), (B,), (READ_A, WRITE_B), (READ_A, WRITE_A), (LARGE_READ, LARGE_WRITE), (LARGE_READ,), (WRITE_B,)]
+    [
+        (A,),
+        (B,),
+        (READ_A, WRITE_B),
+        (READ_A, WRITE_A),
+        (LARGE_READ, LARGE_WRITE),
+        (LARGE_READ,),
+        (WRITE_B,),
+    ]
 )
 
 
-@given(st.integers(1, 60), st.integers(1, 60), st.lists(st.tuples(WANTS, st.booleans()), max_size=150))
-def test_no_sequence_of_admissions_breaks_a_limit(a: int, b: int, steps: list[tuple[tuple[Want, ...], bool]]) -> None:
+@given(
+    st.integers(1, 60), st.integers(1, 60), st.lists(st.tuples(WANTS, st.booleans()), max_size=150)
+)
+def test_no_sequence_of_admissions_breaks_a_limit(
+    a: int, b: int, steps: list[tuple[tuple[Want, ...], bool]]
+) -> None:
     held, inside = limits(a=a, b=b), list[tuple[Want, ...]]()
     for wants, leave in steps:
         if leave and inside:
@@ -114,7 +128,10 @@ def test_no_sequence_of_admissions_breaks_a_limit(a: int, b: int, steps: list[tu
         else:
             assert state(held) == before
         for host, cap in (("a", a), ("b", b)):
-            limit, mine = held[host], [want for taken in inside for want in taken if want.host == host]
+            limit, mine = (
+                held[host],
+                [want for taken in inside for want in taken if want.host == host],
+            )
             bodies = [want for want in mine if want.body]
             assert limit.in_use == len(mine) <= cap
             # One transfer inside a registry may hold two where the limit leaves room for one body.
@@ -136,8 +153,12 @@ def test_large_is_what_design_says() -> None:
     assert LARGE_BODY == 1024 * 1024
 
 
-@pytest.mark.parametrize(("attempt", "most"), [(1, 0.5), (2, 1), (3, 2), (4, 4), (7, 30), (1000, 30), (9999, 30)])
-def test_pause_doubles_from_half_a_second_to_thirty_with_full_jitter(attempt: int, most: float) -> None:
+@pytest.mark.parametrize(
+    ("attempt", "most"), [(1, 0.5), (2, 1), (3, 2), (4, 4), (7, 30), (1000, 30), (9999, 30)]
+)
+def test_pause_doubles_from_half_a_second_to_thirty_with_full_jitter(
+    attempt: int, most: float
+) -> None:
     assert backoff(attempt, 0.0) == 0
     assert backoff(attempt, 0.5) == most / 2
     assert backoff(attempt, 1.0) == most
@@ -164,7 +185,9 @@ def test_pause_doubles_from_half_a_second_to_thirty_with_full_jitter(attempt: in
         ("Thu, 01 Jan 99999999999 00:00:00 GMT", None),
     ],
 )
-def test_retry_after_is_seconds_or_a_date_or_nothing(value: str | None, seconds: float | None) -> None:
+def test_retry_after_is_seconds_or_a_date_or_nothing(
+    value: str | None, seconds: float | None
+) -> None:
     assert parse_retry_after(value, 1000.0) == seconds
 
 
@@ -176,7 +199,9 @@ def test_no_retry_after_is_a_crash(value: str) -> None:
 
 # Buckets: a rate and a burst, and never more in any second than both together.
 
-BUCKETS = sorted({(pace.rate, pace.burst) for row in ROWS.values() for pace in row.paces if pace.rate})
+BUCKETS = sorted(
+    {(pace.rate, pace.burst) for row in ROWS.values() for pace in row.paces if pace.rate}
+)
 
 
 def metered(pace: Pace, cap: int = 50) -> tuple[dict[str, Limit], Want]:
@@ -185,8 +210,14 @@ def metered(pace: Pace, cap: int = 50) -> tuple[dict[str, Limit], Want]:
 
 
 @settings(deadline=None)
-@given(st.sampled_from(BUCKETS), st.lists(st.floats(0, 0.7), min_size=1, max_size=60), st.floats(0, 1e6))
-def test_no_second_has_more_than_rate_and_burst(bucket: tuple[int, int], waits: list[float], start: float) -> None:
+@given(
+    st.sampled_from(BUCKETS),
+    st.lists(st.floats(0, 0.7), min_size=1, max_size=60),
+    st.floats(0, 1e6),
+)
+def test_no_second_has_more_than_rate_and_burst(
+    bucket: tuple[int, int], waits: list[float], start: float
+) -> None:
     """Whoever asks as often as they can, with pauses of any length, in whatever second one looks."""
     rate, burst = bucket
     held, want = metered(Pace("x", 10_000, rate, burst), 10_000)
@@ -221,7 +252,9 @@ def test_a_request_draws_a_token_of_every_step_it_does() -> None:
     whole = Want("a", meters=held["a"].meters_of("app", "upload_finish", "upload_body"))
     for meter in held["a"].meters.values():
         meter.width = 50.0
-    assert [admit(held, (whole,), 1e-5 * (number == 17)) for number in range(19)] == [True] * 18 + [False]
+    assert [admit(held, (whole,), 1e-5 * (number == 17)) for number in range(19)] == [True] * 18 + [
+        False
+    ]
     assert held["a"].in_use == 18, "nothing was taken for the one that lacks a token"
     assert due(held, (whole,), 0.0) == pytest.approx(1 / 80, abs=1e-5)
     body = Want("a", meters=held["a"].meters_of("app", "upload_body"))
@@ -252,9 +285,15 @@ class Window:
 @given(
     st.integers(1, 60),
     st.sampled_from([1, 4, 8, 32]),
-    st.lists(st.tuples(st.sampled_from(["in", "ok", "404", "429", "503", "cut", "wait"]), st.integers(0, 9))),
+    st.lists(
+        st.tuples(
+            st.sampled_from(["in", "ok", "404", "429", "503", "cut", "wait"]), st.integers(0, 9)
+        )
+    ),
 )
-def test_a_window_stays_between_one_and_the_limit(cap: int, start: int, steps: list[tuple[str, int]]) -> None:
+def test_a_window_stays_between_one_and_the_limit(
+    cap: int, start: int, steps: list[tuple[str, int]]
+) -> None:
     window, inside, now = Window(start, cap), list[int](), 0.0
     ends = {"ok": 200, "404": 404, "429": 429, "503": 503, "cut": 0}
     for step, which in steps:
@@ -317,7 +356,8 @@ def test_refusals_in_a_row_pause_longer_and_a_success_ends_that() -> None:
 
 
 @pytest.mark.parametrize(
-    ("status", "asked", "paused"), [(429, 30.0, 30.0), (503, 30.0, 30.0), (429, 301.0, 0.0), (503, 0.0, 0.0)]
+    ("status", "asked", "paused"),
+    [(429, 30.0, 30.0), (503, 30.0, 30.0), (429, 301.0, 0.0), (503, 0.0, 0.0)],
 )
 def test_what_is_asked_for_pauses_the_window_unless_nobody_waits_so_long(
     status: int, asked: float, paused: float
@@ -351,7 +391,9 @@ def test_a_short_request_holds_its_place_until_it_is_answered() -> None:
 
 
 def test_one_piece_of_work_may_draw_twice_on_a_window_of_one() -> None:
-    """A GET and the PUT of what it gives, inside one registry of one window: the PUT follows the GET's answer."""
+    """A GET and the PUT of what it gives, inside one registry of one window: the PUT follows the
+    GET's answer.
+    """
     held = {"a": Limit(2, ROWS["gar"].paces, per_project=True)}
     meters = held["a"].meters_of("p/app", "blob_get")
     held["a"].meters[meters[0]].width = 1.0
@@ -362,7 +404,9 @@ def test_one_piece_of_work_may_draw_twice_on_a_window_of_one() -> None:
 def test_projects_of_a_google_host_have_windows_of_their_own() -> None:
     held = Limit(50, ROWS["gar"].paces, per_project=True)
     assert (
-        held.meters_of("p/a", "blob_get") == held.meters_of("p/b", "manifest_put") != held.meters_of("q/a", "blob_get")
+        held.meters_of("p/a", "blob_get")
+        == held.meters_of("p/b", "manifest_put")
+        != held.meters_of("q/a", "blob_get")
     )
     other = Limit(50, ROWS["ghcr"].paces)
     assert other.meters_of("p/a", "blob_get") == other.meters_of("q/a", "blob_get")
@@ -394,7 +438,10 @@ def test_what_is_left_of_a_quota_is_read_from_headers(
 
 
 @given(
-    st.dictionaries(st.sampled_from(["remaining", "limit", "reset"]), st.text("0123456789;w= \u0661\x00-", max_size=30))
+    st.dictionaries(
+        st.sampled_from(["remaining", "limit", "reset"]),
+        st.text("0123456789;w= \u0661\x00-", max_size=30),
+    )
 )
 def test_no_quota_is_a_crash(headers: dict[str, str]) -> None:
     found = parse_quota({f"ratelimit-{name}": value for name, value in headers.items()}.get, 1e9)
@@ -441,6 +488,10 @@ def test_answers_that_never_come_do_not_block_a_quota_for_ever() -> None:
     assert window.enter(1.0, discovers=True) is not None
 
 
-@pytest.mark.parametrize(("left", "seconds", "goes_on"), [(0, 300, True), (0, 301, False), (1, 21600, True)])
-def test_a_quota_that_is_used_up_for_longer_than_a_run_waits_is_said(left: int, seconds: float, goes_on: bool) -> None:
+@pytest.mark.parametrize(
+    ("left", "seconds", "goes_on"), [(0, 300, True), (0, 301, False), (1, 21600, True)]
+)
+def test_a_quota_that_is_used_up_for_longer_than_a_run_waits_is_said(
+    left: int, seconds: float, goes_on: bool
+) -> None:
     assert Window(16, 50).meter.tell(0.0, 0, left, 100, seconds) is goes_on

@@ -1,7 +1,9 @@
-"""The providers that the harness imitates: each compared with what it imitates, then driven by real clients.
+"""The providers that the harness imitates: each compared with what it imitates, then driven by real
+clients.
 
-`distribution` is asked what Debian's docker-registry is asked, request by request. The others rest on
-protocol-facts.md: a test names what a client meets there. skopeo and the built program go through them.
+`distribution` is asked what Debian's docker-registry is asked, request by request. The others rest
+on protocol-facts.md: a test names what a client meets there. skopeo and the built program go
+through them.
 """
 
 from __future__ import annotations
@@ -61,23 +63,31 @@ def seed() -> Seed:
 
 
 class Talk:
-    """One client at one registry; every answer is noted under a label: status, error codes, header names."""
+    """One client at one registry; every answer is noted under a label: status, error codes, header
+    names.
+    """
 
     def __init__(self, address: str) -> None:
         self.address = address
         self.answers: dict[str, tuple[int, list[str], list[str]]] = {}
 
-    def ask(self, label: str, method: str, path: str, body: bytes | None = None, **headers: str) -> str:
+    def ask(
+        self, label: str, method: str, path: str, body: bytes | None = None, **headers: str
+    ) -> str:
         """Send one request on its own connection; return the Location's path."""
         target = path if path.startswith("/") else f"/v2/team/app/{path}"
         connection = http.client.HTTPConnection(self.address, timeout=30)
         with contextlib.closing(connection):
-            connection.request(method, target, body, {k.replace("_", "-"): v for k, v in headers.items()})
+            connection.request(
+                method, target, body, {k.replace("_", "-"): v for k, v in headers.items()}
+            )
             answer = connection.getresponse()
             try:
                 data = answer.read()
             except http.client.IncompleteRead as short:
-                data = short.partial  # 2.8.2's 416 has the blob's length (protocol-facts.md section 1.12)
+                data = (
+                    short.partial
+                )  # 2.8.2's 416 has the blob's length (protocol-facts.md section 1.12)
         codes: list[str] = []
         with contextlib.suppress(ValueError):
             codes = [entry["code"] for entry in json.loads(data).get("errors", [])]
@@ -159,7 +169,9 @@ def talk_uploads(talk: Talk, data: bytes, other: bytes) -> None:
     ask, digest = talk.ask, digest_of(data)
     where = ask("PATCH", "PATCH", talk.start("chunks"), other[:300], **OCTETS)
     ask("status between", "GET", where)
-    where = ask("PATCH with its range", "PATCH", where, other[300:500], Content_Range="300-499", **OCTETS)
+    where = ask(
+        "PATCH with its range", "PATCH", where, other[300:500], Content_Range="300-499", **OCTETS
+    )
     ask("PUT of the rest", "PUT", f"{where}&digest={digest_of(other)}", other[500:], **OCTETS)
     old = talk.start("out of order")
     ask("PATCH out of order", "PATCH", old, other[:300], Content_Range="100-399", **OCTETS)
@@ -202,7 +214,13 @@ def talk_manifests(talk: Talk, seed: Seed) -> Image:
     docker, listed = seed.image(format="docker"), seed.index(format="docker")
     kind = {"Content_Type": image.media_type}
     ask("image without its blobs", "PUT", "manifests/v0", image.body, **kind)
-    ask("index without its children", "PUT", "manifests/v0", index.body, Content_Type=index.media_type)
+    ask(
+        "index without its children",
+        "PUT",
+        "manifests/v0",
+        index.body,
+        Content_Type=index.media_type,
+    )
     for tag, each in {"pushed": image, "index": index, "docker": docker, "list": listed}.items():
         push_http(each, talk.address, "team/app", tag)
     ask("PUT by tag", "PUT", "manifests/v1", image.body, **kind)
@@ -233,7 +251,13 @@ def talk_manifests(talk: Talk, seed: Seed) -> Image:
     ask("unknown repository", "GET", "/v2/no/such/manifests/v1", Accept=ACCEPT)
     ask("referrers", "GET", f"referrers/{image.top}")
     artifact = push_http(seed.artifact(image), talk.address, "team/app")
-    ask("artifact", "PUT", f"manifests/{artifact.top}", artifact.body, Content_Type=artifact.media_type)
+    ask(
+        "artifact",
+        "PUT",
+        f"manifests/{artifact.top}",
+        artifact.body,
+        Content_Type=artifact.media_type,
+    )
     talk_foreign_layers(talk, seed)
     return docker
 
@@ -257,8 +281,12 @@ def talk_foreign_layers(talk: Talk, seed: Seed) -> None:
         "missing, then with urls": [away, {**there, **urls}],
         "an ordinary one with urls": [{**first, **urls}, second],
     }.items():
-        body = encode({"schemaVersion": 2, "mediaType": base.media_type, "config": config, "layers": layers})
-        talk.ask(f"foreign layer, {label}", "PUT", "manifests/f", body, Content_Type=base.media_type)
+        body = encode(
+            {"schemaVersion": 2, "mediaType": base.media_type, "config": config, "layers": layers}
+        )
+        talk.ask(
+            f"foreign layer, {label}", "PUT", "manifests/f", body, Content_Type=base.media_type
+        )
 
 
 def talk_lists_and_deletions(talk: Talk, docker: Image, data: bytes) -> None:
@@ -315,7 +343,9 @@ def test_distribution_answers_as_the_real_one(tmp_path: Path) -> None:
 
 
 def test_distribution_lists_all_tags_whatever_is_asked(seed: Seed) -> None:
-    """2.8.2 knows no pages of tags: who stops after `n` misses some (protocol-facts.md section 1.11)."""
+    """2.8.2 knows no pages of tags: who stops after `n` misses some (protocol-facts.md section
+    1.11).
+    """
     app = imitate("distribution")
     for tag in ("a", "b", "c"):
         seed.image(sizes=(1,)).load_into(app, "app", tag=tag)
@@ -325,9 +355,15 @@ def test_distribution_lists_all_tags_whatever_is_asked(seed: Seed) -> None:
 
 @pytest.mark.slow
 def test_distribution_has_the_gaps_that_checks_find_in_the_real_one() -> None:
-    found = {(row.outcome, row.check.name) for row in checked("distribution") if row.outcome != "pass"}
+    found = {
+        (row.outcome, row.check.name) for row in checked("distribution") if row.outcome != "pass"
+    }
     listed = [check.name for check in checks.CHECKS]
-    gaps = {(gap.outcome, name) for gap in DISTRIBUTION_2_8_GAPS for name in fnmatch.filter(listed, gap.checks)}
+    gaps = {
+        (gap.outcome, name)
+        for gap in DISTRIBUTION_2_8_GAPS
+        for name in fnmatch.filter(listed, gap.checks)
+    }
     assert found == gaps
 
 
@@ -338,7 +374,15 @@ def test_distribution_has_the_gaps_that_checks_find_in_the_real_one() -> None:
         ("strict", set[str]()),
         ("dockerhub", set[str]()),
         ("redirecting", {"GET blob: its digest in a header"}),  # object storage sends none
-        ("old", {"POST upload digest", "POST upload mount", "GET referrers", "PUT manifest: OCI-Subject"}),
+        (
+            "old",
+            {
+                "POST upload digest",
+                "POST upload mount",
+                "GET referrers",
+                "PUT manifest: OCI-Subject",
+            },
+        ),
     ],
 )
 def test_checks_fail_nothing_and_miss_what_the_row_leaves_out(name: str, lacks: set[str]) -> None:
@@ -355,14 +399,18 @@ def checked(name: str, users: Mapping[str, str] | None = None) -> list[checks.Ro
     """Have the specification's checks ask a persona."""
     with persona(name, users=users) as served:
         credentials = next(iter(users.items())) if users else None
-        return list(checks.check_registry(f"{served.url}/team/app", credentials=credentials, keep=True))
+        return list(
+            checks.check_registry(f"{served.url}/team/app", credentials=credentials, keep=True)
+        )
 
 
 # The frame.
 
 
 def test_every_row_names_its_source_and_a_host_for_each_part() -> None:
-    assert {"strict", "distribution", "distribution3", "old", "dockerhub", "redirecting"} <= set(PERSONAS)
+    assert {"strict", "distribution", "distribution3", "old", "dockerhub", "redirecting"} <= set(
+        PERSONAS
+    )
     for name, row in PERSONAS.items():
         assert row.source.startswith("protocol-facts.md section"), name
         assert set(imitate(name).sites) == set(row.hosts), name
@@ -393,7 +441,10 @@ def test_a_row_changes_requests_and_answers_by_functions(seed: Seed) -> None:
         after=(lambda app, request, answer: Response(answer.status, [("X-Kind", request.kind)]),),
     )
     app = Provider(row)
-    answers = [app.request("GET", "/v2/_catalog"), app.request("PUT", "/v2/a/manifests/v1", body=b"{}")]
+    answers = [
+        app.request("GET", "/v2/_catalog"),
+        app.request("PUT", "/v2/a/manifests/v1", body=b"{}"),
+    ]
     assert [answer.header("X-Kind") for answer in answers] == ["catalog", "manifest"]
     assert answers[0].status == 418
 
@@ -426,7 +477,10 @@ def test_old_has_pages_of_100_tags_and_refuses_larger_ones(seed: Seed) -> None:
     for number in range(250):
         app.add_manifest("app", image.body, image.media_type, f"v{number:03}")
     page = app.request("GET", "/v2/app/tags/list")
-    assert (len(page.json()["tags"]), page.header("Link")) == (100, '</v2/app/tags/list?last=v099&n=100>; rel="next"')
+    assert (len(page.json()["tags"]), page.header("Link")) == (
+        100,
+        '</v2/app/tags/list?last=v099&n=100>; rel="next"',
+    )
     refused = app.request("GET", "/v2/app/tags/list?n=1000")
     assert (refused.status, refused.codes) == (400, ["PAGINATION_NUMBER_INVALID"])
 
@@ -438,7 +492,12 @@ def test_old_mounts_nothing_and_has_no_referrers(seed: Seed) -> None:
     assert app.request("POST", f"/v2/b/blobs/uploads/?mount={blob}&from=a").status == 202
     assert app.request("GET", f"/v2/a/referrers/{image.top}").status == 404
     artifact = seed.artifact(image).load_into(app, "a")
-    put = app.request("PUT", f"/v2/a/manifests/{artifact.top}", [("Content-Type", artifact.media_type)], artifact.body)
+    put = app.request(
+        "PUT",
+        f"/v2/a/manifests/{artifact.top}",
+        [("Content-Type", artifact.media_type)],
+        artifact.body,
+    )
     assert (put.status, put.header("OCI-Subject")) == (201, "")
 
 
@@ -488,13 +547,21 @@ def test_hub_counts_manifests_that_are_got_and_nothing_else(seed: Seed, clock: C
         assert answer.header("docker-ratelimit-source") == "192.0.2.1"
         return answer.header("ratelimit-remaining")
 
-    assert [left("HEAD"), left("HEAD"), left("GET"), left("GET")] == [f"{n};w=21600" for n in (100, 100, 99, 98)]
+    assert [left("HEAD"), left("HEAD"), left("GET"), left("GET")] == [
+        f"{n};w=21600" for n in (100, 100, 99, 98)
+    ]
     blob = f"/v2/library/alpine/blobs/{next(iter(image.blobs))}"
     assert hub.request("GET", blob, login).header("ratelimit-limit") == ""
     assert [hub.request("GET", path, login).status for _ in range(98)] == [200] * 98
     refused = hub.request("GET", path, login)
-    assert (refused.status, refused.codes, refused.header("Retry-After")) == (429, ["TOOMANYREQUESTS"], "")
-    assert refused.json()["errors"][0]["message"].startswith("You have reached your pull rate limit")
+    assert (refused.status, refused.codes, refused.header("Retry-After")) == (
+        429,
+        ["TOOMANYREQUESTS"],
+        "",
+    )
+    assert refused.json()["errors"][0]["message"].startswith(
+        "You have reached your pull rate limit"
+    )
     assert left("HEAD") == "0;w=21600", "asking what is there stays free"
     clock.now += 299
     assert hub.request("GET", path, login).status == 429
@@ -508,7 +575,9 @@ def test_hub_gives_accounts_200_of_their_own(seed: Seed, clock: Clock) -> None:
     hub = imitate("dockerhub", now=clock, users={"one": "password", "two": "password"})
     seed.image().load_into(hub, "library/alpine", tag="latest")
     path = "/v2/library/alpine/manifests/latest"
-    first = [hub.request("GET", path, hub_token(hub, "library/alpine", "one")) for _ in range(2)][-1]
+    first = [hub.request("GET", path, hub_token(hub, "library/alpine", "one")) for _ in range(2)][
+        -1
+    ]
     other = hub.request("GET", path, hub_token(hub, "library/alpine", "two"))
     found = [answer.header("ratelimit-remaining") for answer in (first, other)]
     assert found == ["198;w=21600", "199;w=21600"]
@@ -533,7 +602,9 @@ def test_hub_does_not_know_a_name_without_its_library(seed: Seed) -> None:
 @pytest.mark.anyio
 @pytest.mark.virtual_time
 async def test_regsync_copies_from_hub_by_its_short_name_in_memory(seed: Seed) -> None:
-    """Names as they are, https as it is believed: `docker.io`, the token service elsewhere, `library/`."""
+    """Names as they are, https as it is believed: `docker.io`, the token service elsewhere,
+    `library/`.
+    """
     async with virtual() as world:
         hub, target = world.persona("dockerhub"), world.registry("target.test")
         image = seed.index().load_into(hub, "library/alpine", tag="3")
@@ -572,14 +643,20 @@ def test_redirecting_signs_for_a_while_and_for_one_blob(seed: Seed, clock: Clock
     got = storage.request("GET", path)
     assert (got.status, got.data, got.header("Docker-Content-Digest")) == (200, data, "")
     part = storage.request("GET", path, [("Range", "bytes=90-")])
-    assert (part.status, part.data, part.header("Content-Range")) == (206, data[90:], "bytes 90-99/100")
+    assert (part.status, part.data, part.header("Content-Range")) == (
+        206,
+        data[90:],
+        "bytes 90-99/100",
+    )
     clock.now += 300
     assert storage.request("GET", path).status == 200
     clock.now += 2
     late = storage.request("GET", path)
     assert (late.status, b"Request has expired" in late.data) == (403, True)
     other = app.add_blob("team/app", b"other")
-    forged = storage.request("GET", path.replace(digest.replace(":", "%3A"), other.replace(":", "%3A")))
+    forged = storage.request(
+        "GET", path.replace(digest.replace(":", "%3A"), other.replace(":", "%3A"))
+    )
     assert (forged.status, b"SignatureDoesNotMatch" in forged.data) == (403, True)
     assert storage.request("HEAD", path).status == 403, "signed for another method"
     assert app.request("HEAD", f"/v2/team/app/blobs/{digest}").status == 200
@@ -603,7 +680,13 @@ def test_redirecting_refuses_a_credential_at_its_storage_and_notes_it(seed: Seed
 def test_regsync_follows_to_the_storage_without_its_credential(seed: Seed) -> None:
     with persona("redirecting") as source, persona("strict") as target:
         image = seed.image(sizes=(100, 300_000)).load_into(source.app, "app", tag="v1")
-        ran = run_regsync("copy", "--no-artifacts", "--json", f"{source.address}/app:v1", f"{target.address}/app:v1")
+        ran = run_regsync(
+            "copy",
+            "--no-artifacts",
+            "--json",
+            f"{source.address}/app:v1",
+            f"{target.address}/app:v1",
+        )
         assert (ran.status, ran.err) == (0, "")
         assert held(target, "app", image)
         storage = source.servers["storage"]
@@ -636,7 +719,9 @@ def test_skopeo_copies_into_out_of_and_within(name: str, seed: Seed, tmp_path: P
         plain.check()
 
 
-def test_what_a_client_is_to_trust_is_found_from_any_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_client_is_to_trust_is_found_from_any_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     with names("known") as known:
         monkeypatch.chdir("/")
@@ -651,14 +736,21 @@ def known_names(tmp_path: Path) -> Iterator[Names]:
 
 @pytest.mark.slow
 def test_skopeo_copies_out_of_hub_by_name(known_names: Names, seed: Seed, tmp_path: Path) -> None:
-    """Through the forward proxy, over TLS by the throw-away authority, with the token service elsewhere."""
+    """Through the forward proxy, over TLS by the throw-away authority, with the token service
+    elsewhere.
+    """
     with persona("dockerhub", names=known_names) as hub:
         image = seed.image().load_into(hub.app, "library/alpine", tag="3")
         out = tmp_path / "out"
         command = ["skopeo", "--insecure-policy", "copy", "docker://alpine:3", f"dir:{out}"]
         home = {"HOME": str(tmp_path), "XDG_RUNTIME_DIR": str(tmp_path), "PATH": os.environ["PATH"]}
         ran = subprocess.run(
-            command, env={**home, **known_names.environ}, capture_output=True, text=True, timeout=60, check=False
+            command,
+            env={**home, **known_names.environ},
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
         )
         assert ran.returncode == 0, ran.stderr
         assert (out / "manifest.json").read_bytes() == image.body
@@ -671,12 +763,20 @@ def test_skopeo_copies_out_of_hub_by_name(known_names: Names, seed: Seed, tmp_pa
 def test_the_built_program_copies_between_providers_by_name(
     known_names: Names, seed: Seed, pyz: Path, tmp_path: Path
 ) -> None:
-    with persona("dockerhub", names=known_names) as hub, persona("redirecting", names=known_names) as target:
+    with (
+        persona("dockerhub", names=known_names) as hub,
+        persona("redirecting", names=known_names) as target,
+    ):
         image = seed.index().load_into(hub.app, "library/alpine", tag="3")
         command = [sys.executable, str(pyz), "copy", "--json", "--no-artifacts"]
         command += ["docker.io/alpine:3", f"{target.address}/mirror/alpine:3"]
         ran = subprocess.run(
-            command, env={**os.environ, **known_names.environ}, capture_output=True, text=True, timeout=60, check=False
+            command,
+            env={**os.environ, **known_names.environ},
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
         )
         assert (ran.returncode, ran.stderr) == (0, "")
         assert only(json.loads(ran.stdout)["images"])["status"] == "synced"
@@ -689,8 +789,18 @@ def test_the_built_program_copies_between_providers_by_name(
 
 @pytest.mark.slow
 def test_a_persona_is_served_as_a_program(pyz: Path, tmp_path: Path) -> None:
-    """With names: the shell reads DIR/environ, and the built program finds the seeded image by name."""
-    command = [sys.executable, "-m", "conformance", "serve", "--persona", "dockerhub", "--seed-images"]
+    """With names: the shell reads DIR/environ, and the built program finds the seeded image by
+    name.
+    """
+    command = [
+        sys.executable,
+        "-m",
+        "conformance",
+        "serve",
+        "--persona",
+        "dockerhub",
+        "--seed-images",
+    ]
     command += ["--names", str(tmp_path / "names"), "--journal"]
     pipe = subprocess.PIPE
     serving = subprocess.Popen(command, cwd=ROOT, stdout=pipe, stderr=pipe, text=True)
@@ -699,7 +809,12 @@ def test_a_persona_is_served_as_a_program(pyz: Path, tmp_path: Path) -> None:
         assert serving.stdout.readline() == "serving https://registry-1.docker.io\n"
         shell = f'. "{tmp_path}/names/environ"; exec "$0" "$@"'
         with persona("strict") as target:
-            copied = ["copy", "--no-artifacts", "docker.io/seed/index:v1", f"{target.address}/index:v1"]
+            copied = [
+                "copy",
+                "--no-artifacts",
+                "docker.io/seed/index:v1",
+                f"{target.address}/index:v1",
+            ]
             ran = subprocess.run(
                 ["/bin/sh", "-c", shell, sys.executable, str(pyz), *copied],
                 **{"capture_output": True, "text": True, "timeout": 60, "check": False},
@@ -751,7 +866,9 @@ def test_certificates_are_good_for_the_names_and_no_others(known_names: Names) -
 
     def status(name: str, context: ssl.SSLContext) -> int:
         assert proxy.hostname is not None
-        connection = http.client.HTTPSConnection(proxy.hostname, proxy.port, context=context, timeout=10)
+        connection = http.client.HTTPSConnection(
+            proxy.hostname, proxy.port, context=context, timeout=10
+        )
         with contextlib.closing(connection):
             connection.set_tunnel(name, 443)
             connection.request("GET", "/v2/")

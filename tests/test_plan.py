@@ -39,7 +39,9 @@ def nothing(_: str) -> bool:
     return False
 
 
-def lacks(grown: Tree, is_committed: Callable[[str], bool] = nothing) -> tuple[list[str], list[str]]:
+def lacks(
+    grown: Tree, is_committed: Callable[[str], bool] = nothing
+) -> tuple[list[str], list[str]]:
     blobs, children = grown.needs(is_committed)
     return [each.digest for each in blobs], [each.digest for each in children]
 
@@ -48,7 +50,8 @@ def names(grown: Tree) -> list[str]:
     return [child.digest for child in grown.children]
 
 
-# --- trees ------------------------------------------------------------------------------------------
+# --- trees
+# ------------------------------------------------------------------------------------------
 
 
 def test_children_stand_before_their_index_at_every_depth() -> None:
@@ -65,9 +68,13 @@ def test_children_stand_before_their_index_at_every_depth() -> None:
 
 
 def test_blobs_that_stand_in_no_image_are_such_as_a_registry_may_not_miss() -> None:
-    """Of an index's own blobs nobody says that they are looked for: what an earlier run knew is not enough."""
+    """Of an index's own blobs nobody says that they are looked for: what an earlier run knew is not
+    enough.
+    """
     assert tree(index("root", index("inner")), index("inner")).is_image
-    assert not tree(index("root", one := index("cache")._replace(layers=(blob("a"),))), one).is_image
+    assert not tree(
+        index("root", one := index("cache")._replace(layers=(blob("a"),))), one
+    ).is_image
 
 
 def test_a_child_that_is_named_twice_stands_once() -> None:
@@ -76,7 +83,9 @@ def test_a_child_that_is_named_twice_stands_once() -> None:
     assert names(grown) == ["one"]
     asked: list[str] = []
     assert lacks(grown, lambda digest: bool(asked.append(digest))) == (["a"], ["one"])  # type: ignore[func-returns-value]
-    assert asked == [grown.root.digest, "one"], "a million equal entries must not cost a million visits"
+    assert asked == [grown.root.digest, "one"], (
+        "a million equal entries must not cost a million visits"
+    )
 
 
 def nested(depth: int, innermost: Manifest | None = None) -> Tree:
@@ -146,7 +155,8 @@ def test_blobs_go_by_falling_number_of_references_and_else_as_they_stand() -> No
     assert list(ordered) == ["c", "b", "d", "a"]
 
 
-# --- leaders ----------------------------------------------------------------------------------------
+# --- leaders
+# ----------------------------------------------------------------------------------------
 
 
 def elected(*pending: tuple[str, str]) -> list[int]:
@@ -181,26 +191,35 @@ def test_without_shared_blobs_the_first_that_came_goes_first() -> None:
 
 @given(st.lists(st.sets(st.sampled_from("abcdefghij")), max_size=12))
 def test_the_election_is_the_greedy_set_cover(images: list[set[str]]) -> None:
-    """Whoever is taken gains most of what is shared among those who still wait and was not taken before."""
+    """Whoever is taken gains most of what is shared among those who still wait and was not taken
+    before.
+    """
     election, covered = Election(), set[str]()
     waiting = dict(enumerate(images))
     for number, blobs in waiting.items():
         election.add(number, [("h", blob) for blob in sorted(blobs)])
     while waiting:
         wanted = Counter(blob for blobs in waiting.values() for blob in blobs - covered)
-        gains = {number: sum(wanted[blob] > 1 for blob in blobs - covered) for number, blobs in waiting.items()}
+        gains = {
+            number: sum(wanted[blob] > 1 for blob in blobs - covered)
+            for number, blobs in waiting.items()
+        }
         number = election.take()
         assert number == min(gains, key=lambda each: (-gains[each], each))
         covered |= waiting.pop(number)
 
 
 def test_an_election_is_near_linear() -> None:
-    """2,000 images of 40 blobs, all shared: what is done per image does not grow with how many there are."""
+    """2,000 images of 40 blobs, all shared: what is done per image does not grow with how many
+    there are.
+    """
 
     def pushes(images: int) -> int:
         election = Election()
         for number in range(images):
-            election.add(number, [("h", f"{(number * 7 + blob) % (images * 4)}") for blob in range(40)])
+            election.add(
+                number, [("h", f"{(number * 7 + blob) % (images * 4)}") for blob in range(40)]
+            )
         before = len(election._heap)
         for _ in range(images):
             election.take()
@@ -209,7 +228,8 @@ def test_an_election_is_near_linear() -> None:
     assert pushes(2000) < 21 * pushes(100)
 
 
-# --- mappings ---------------------------------------------------------------------------------------
+# --- mappings
+# ---------------------------------------------------------------------------------------
 
 
 def registry(host: str, alias: str = "", port: int = 443) -> Registry:
@@ -217,7 +237,11 @@ def registry(host: str, alias: str = "", port: int = 443) -> Registry:
 
 
 def mapping(
-    number: int, source: str, to: str, *targets: Registry, platforms: tuple[Platform, ...] | None = None
+    number: int,
+    source: str,
+    to: str,
+    *targets: Registry,
+    platforms: tuple[Platform, ...] | None = None,
 ) -> MappingRule:
     return MappingRule(
         index=number,
@@ -232,7 +256,9 @@ def mapping(
 
 
 def groups_of(*mappings: MappingRule) -> list[list[int]]:
-    return [[each.index for each in group] for group in plan.grouped(mappings, lambda each: each.places)]
+    return [
+        [each.index for each in group] for group in plan.grouped(mappings, lambda each: each.places)
+    ]
 
 
 X, Y, Z = registry("x.example"), registry("y.example"), registry("z.example")
@@ -257,7 +283,12 @@ def test_the_groups_are_those_of_a_search_over_all_pairs() -> None:
     chance = random.Random(11)
     for _ in range(200):
         mappings = [
-            mapping(number, "a", chance.choice("rs"), *chance.sample((X, Y, Z, W, V), chance.randint(1, 2)))
+            mapping(
+                number,
+                "a",
+                chance.choice("rs"),
+                *chance.sample((X, Y, Z, W, V), chance.randint(1, 2)),
+            )
             for number in range(chance.randint(0, 9))
         ]
         expected: list[list[int]] = []
@@ -280,8 +311,12 @@ def test_the_groups_are_those_of_a_search_over_all_pairs() -> None:
 def assigned(*selected: tuple[MappingRule, str]) -> tuple[list[str], list[str]]:
     wanted, lost = assign([(each, tags.split()) for each, tags in selected])
     return [
-        f"{each.mapping.index} {each.tag} {' '.join(target.alias for target in each.targets)}" for each in wanted
-    ], [f"{each.mapping.index} {each.tag} {each.targets[0].alias} to {owner.index}" for each, owner in lost]
+        f"{each.mapping.index} {each.tag} {' '.join(target.alias for target in each.targets)}"
+        for each in wanted
+    ], [
+        f"{each.mapping.index} {each.tag} {each.targets[0].alias} to {owner.index}"
+        for each, owner in lost
+    ]
 
 
 def test_a_tag_from_two_sources_goes_to_the_earlier_mapping_at_that_target_only() -> None:
@@ -302,7 +337,10 @@ def test_the_same_source_under_another_platform_filter_is_another_image() -> Non
     first = mapping(0, "a", "r", X, platforms=(arm, amd))
     turned = mapping(1, "a", "r", X, platforms=(amd, arm))
     whole = mapping(2, "a", "r", X)
-    assert assigned((first, "1"), (turned, "1"), (whole, "1")) == (["0 1 x.example"], ["2 1 x.example to 0"])
+    assert assigned((first, "1"), (turned, "1"), (whole, "1")) == (
+        ["0 1 x.example"],
+        ["2 1 x.example to 0"],
+    )
 
 
 def test_two_aliases_of_one_host_are_one_target() -> None:

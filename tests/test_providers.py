@@ -72,7 +72,9 @@ def test_a_look_alike_of_a_cloud_host_is_of_no_kind(host: str) -> None:
     assert providers.kind_of(host) == "unknown"
 
 
-@pytest.mark.parametrize("host", ["docker.io", "index.docker.io", "registry-1.docker.io", "Docker.IO"])
+@pytest.mark.parametrize(
+    "host", ["docker.io", "index.docker.io", "registry-1.docker.io", "Docker.IO"]
+)
 def test_docker_hub_is_one_registry_under_three_names(host: str) -> None:
     assert providers.canonical_host(host) == "docker.io"
     assert providers.api_host(host) == "registry-1.docker.io"
@@ -92,7 +94,9 @@ def test_other_hosts_are_only_lower_cased() -> None:
         ("quay.io", "alpine", "alpine"),
     ],
 )
-def test_library_goes_before_one_segment_names_of_docker_hub_only(host: str, repository: str, requested: str) -> None:
+def test_library_goes_before_one_segment_names_of_docker_hub_only(
+    host: str, repository: str, requested: str
+) -> None:
     assert providers.api_repository(host, repository) == requested
 
 
@@ -115,7 +119,16 @@ def test_rows_say_what_the_design_says() -> None:
 
 @pytest.mark.parametrize(
     ("kind", "windows"),
-    [("ecr", 9), ("ecr_public", 5), ("dockerhub", 3), ("gar", 1), ("gcr", 1), ("ghcr", 1), ("acr", 2), ("unknown", 5)],
+    [
+        ("ecr", 9),
+        ("ecr_public", 5),
+        ("dockerhub", 3),
+        ("gar", 1),
+        ("gcr", 1),
+        ("ghcr", 1),
+        ("acr", 2),
+        ("unknown", 5),
+    ],
 )
 def test_each_kind_has_the_windows_of_the_specification(kind: providers.Kind, windows: int) -> None:
     paces = providers.ROWS[kind].paces
@@ -140,7 +153,12 @@ PUBLISHED = {
 
 @pytest.mark.parametrize("kind", PUBLISHED)
 def test_rate_and_burst_are_never_more_than_a_registry_publishes(kind: providers.Kind) -> None:
-    rates = {action: pace for pace in providers.ROWS[kind].paces for action in pace.actions.split() if pace.rate}
+    rates = {
+        action: pace
+        for pace in providers.ROWS[kind].paces
+        for action in pace.actions.split()
+        if pace.rate
+    }
     assert set(rates) == set(PUBLISHED[kind])
     for action, pace in rates.items():
         assert pace.rate + pace.burst <= PUBLISHED[kind][action]
@@ -148,12 +166,19 @@ def test_rate_and_burst_are_never_more_than_a_registry_publishes(kind: providers
 
 def test_windows_start_as_designed() -> None:
     def starts(kind: providers.Kind) -> dict[str, int]:
-        return {action: pace.start for pace in providers.ROWS[kind].paces for action in pace.actions.split()}
+        return {
+            action: pace.start
+            for pace in providers.ROWS[kind].paces
+            for action in pace.actions.split()
+        }
 
     assert starts("dockerhub")["manifest_get"] == 1
     assert {starts("dockerhub")[action] for action in ("manifest_head", "blob_head")} == {8}
     heads = {"tag_list", "manifest_head", "blob_head"}
     assert starts("ecr") == {action: 8 if action in heads else 4 for action in ACTIONS}
-    # Nothing is known of their limits, and four at a time would make 64 small layers take twice as long.
+    # Nothing is known of their limits, and four at a time would make 64 small layers take twice as
+    # long.
     free = {"blob_get", "upload_start", "upload_body", "upload_finish"}
-    assert starts("unknown") == {action: 8 if action in heads else 32 if action in free else 4 for action in ACTIONS}
+    assert starts("unknown") == {
+        action: 8 if action in heads else 32 if action in free else 4 for action in ACTIONS
+    }

@@ -29,11 +29,19 @@ def is_direct(no_proxy: str, host: str, port: int = 443) -> bool:
         pytest.param("registry.example", "REGISTRY.example", 443, True, id="case-of-the-host"),
         pytest.param("try.example", "registry.example", 443, False, id="name-ends-alike"),
         pytest.param(".example", "registry.example", 443, True, id="dot-names-sub-domains"),
-        pytest.param(".registry.example", "registry.example", 443, False, id="dot-leaves-the-host-out"),
+        pytest.param(
+            ".registry.example", "registry.example", 443, False, id="dot-leaves-the-host-out"
+        ),
         pytest.param("*.example", "registry.example", 443, True, id="star-dot-names-sub-domains"),
-        pytest.param("*.registry.example", "registry.example", 443, False, id="star-dot-leaves-the-host-out"),
-        pytest.param(" a.example ,, registry.example ", "registry.example", 443, True, id="blanks-and-gaps"),
-        pytest.param("a.example registry.example", "registry.example", 443, False, id="only-commas-separate"),
+        pytest.param(
+            "*.registry.example", "registry.example", 443, False, id="star-dot-leaves-the-host-out"
+        ),
+        pytest.param(
+            " a.example ,, registry.example ", "registry.example", 443, True, id="blanks-and-gaps"
+        ),
+        pytest.param(
+            "a.example registry.example", "registry.example", 443, False, id="only-commas-separate"
+        ),
         pytest.param("registry.example:5000", "registry.example", 5000, True, id="port-matches"),
         pytest.param("registry.example:5000", "registry.example", 443, False, id="port-differs"),
         pytest.param("example:5000", "registry.example", 5000, True, id="sub-domain-with-port"),
@@ -44,7 +52,9 @@ def is_direct(no_proxy: str, host: str, port: int = 443) -> bool:
         pytest.param("192.0.2.0/24", "192.0.2.7", 443, True, id="cidr"),
         pytest.param("192.0.2.9/24", "192.0.2.7", 443, True, id="cidr-with-host-bits"),
         pytest.param("192.0.3.0/24", "192.0.2.7", 443, False, id="cidr-elsewhere"),
-        pytest.param("192.0.2.0/24", "registry.example", 443, False, id="cidr-never-resolves-names"),
+        pytest.param(
+            "192.0.2.0/24", "registry.example", 443, False, id="cidr-never-resolves-names"
+        ),
         pytest.param("192.0.2.0/99", "192.0.2.7", 443, False, id="cidr-malformed"),
         pytest.param("2001:db8::/32", "2001:db8::5", 443, True, id="cidr-v6"),
         pytest.param("2001:db8::/32", "192.0.2.7", 443, False, id="cidr-of-the-other-family"),
@@ -57,7 +67,9 @@ def is_direct(no_proxy: str, host: str, port: int = 443) -> bool:
         pytest.param("2.7", "192.0.2.7", 443, False, id="end-of-an-address-is-no-sub-domain"),
     ],
 )
-def test_no_proxy_names_origins_as_go_does(no_proxy: str, host: str, port: int, direct: bool) -> None:
+def test_no_proxy_names_origins_as_go_does(
+    no_proxy: str, host: str, port: int, direct: bool
+) -> None:
     assert is_direct(no_proxy, host, port) is direct
 
 
@@ -112,19 +124,43 @@ def test_loopback_and_metadata_addresses_never_see_a_proxy(host: str) -> None:
         pytest.param({"HTTPS_PROXY": "http://up"}, "https", "up", "HTTPS_PROXY", id="upper"),
         pytest.param({"https_proxy": "http://low"}, "https", "low", "https_proxy", id="lower"),
         pytest.param(
-            {"https_proxy": "http://low", "HTTPS_PROXY": "http://up"}, "https", "low", "https_proxy", id="both"
+            {"https_proxy": "http://low", "HTTPS_PROXY": "http://up"},
+            "https",
+            "low",
+            "https_proxy",
+            id="both",
         ),
         pytest.param(
-            {"https_proxy": " ", "HTTPS_PROXY": "http://up"}, "https", "up", "HTTPS_PROXY", id="empty-is-unset"
+            {"https_proxy": " ", "HTTPS_PROXY": "http://up"},
+            "https",
+            "up",
+            "HTTPS_PROXY",
+            id="empty-is-unset",
         ),
-        pytest.param({"HTTP_PROXY": PROXY}, "https", None, "https_proxy is not set", id="other-scheme"),
-        pytest.param({"ALL_PROXY": PROXY}, "https", None, "https_proxy is not set", id="all-proxy-is-not-read"),
+        pytest.param(
+            {"HTTP_PROXY": PROXY}, "https", None, "https_proxy is not set", id="other-scheme"
+        ),
+        pytest.param(
+            {"ALL_PROXY": PROXY},
+            "https",
+            None,
+            "https_proxy is not set",
+            id="all-proxy-is-not-read",
+        ),
         pytest.param({"HTTP_PROXY": "http://up"}, "http", "up", "HTTP_PROXY", id="plain-http"),
         pytest.param(
-            {"HTTP_PROXY": "http://up", "REQUEST_METHOD": "GET"}, "http", None, "http_proxy is not set", id="cgi"
+            {"HTTP_PROXY": "http://up", "REQUEST_METHOD": "GET"},
+            "http",
+            None,
+            "http_proxy is not set",
+            id="cgi",
         ),
         pytest.param(
-            {"http_proxy": "http://low", "REQUEST_METHOD": "GET"}, "http", "low", "http_proxy", id="cgi-lower-case"
+            {"http_proxy": "http://low", "REQUEST_METHOD": "GET"},
+            "http",
+            "low",
+            "http_proxy",
+            id="cgi-lower-case",
         ),
         pytest.param(
             {"https_proxy": PROXY, "no_proxy": "registry.example", "NO_PROXY": "other.example"},
@@ -135,12 +171,16 @@ def test_loopback_and_metadata_addresses_never_see_a_proxy(host: str) -> None:
         ),
     ],
 )
-def test_the_variable_that_decided_is_named(environ: dict[str, str], scheme: str, host: str | None, why: str) -> None:
+def test_the_variable_that_decided_is_named(
+    environ: dict[str, str], scheme: str, host: str | None, why: str
+) -> None:
     proxy, decided = proxy_for(scheme, "registry.example", 443, environ)
     assert (proxy.host if proxy else None, decided) == (host, why)
 
 
-@pytest.mark.parametrize("host", ["registry1.example", "0x7f.example", "1.example", "127.0.0.1.example", "8.8.8.8"])
+@pytest.mark.parametrize(
+    "host", ["registry1.example", "0x7f.example", "1.example", "127.0.0.1.example", "8.8.8.8"]
+)
 def test_names_that_merely_look_like_such_addresses_go_through_the_proxy(host: str) -> None:
     assert proxy_for("https", host, 443, {"HTTPS_PROXY": PROXY})[0]
 
@@ -154,7 +194,9 @@ def test_names_that_merely_look_like_such_addresses_go_through_the_proxy(host: s
         ("2852039166", "", True),
     ],
 )
-def test_where_a_registry_with_a_proxy_sends_us_the_lists_count(host: str, no_proxy: str, direct: bool) -> None:
+def test_where_a_registry_with_a_proxy_sends_us_the_lists_count(
+    host: str, no_proxy: str, direct: bool
+) -> None:
     environ = {"HTTPS_PROXY": "http://other.example:1", "NO_PROXY": no_proxy}
     proxy, _ = proxy_for("https", host, 443, environ, override=PROXY, listed=True)
     assert (proxy is None) is direct
@@ -169,26 +211,43 @@ def test_the_registrys_own_proxy_beats_no_proxy_and_loopback() -> None:
 
 
 def test_an_empty_override_leaves_the_decision_to_the_environment() -> None:
-    assert proxy_for("https", "registry.example", 443, {"HTTPS_PROXY": PROXY}, override="")[1] == "HTTPS_PROXY"
+    assert (
+        proxy_for("https", "registry.example", 443, {"HTTPS_PROXY": PROXY}, override="")[1]
+        == "HTTPS_PROXY"
+    )
 
 
 @pytest.mark.parametrize(
     ("value", "expected"),
     [
         pytest.param("http://proxy.example:3128", Proxy("http", "proxy.example", 3128), id="plain"),
-        pytest.param("proxy.example:3128", Proxy("http", "proxy.example", 3128), id="without-scheme"),
+        pytest.param(
+            "proxy.example:3128", Proxy("http", "proxy.example", 3128), id="without-scheme"
+        ),
         pytest.param("proxy.example", Proxy("http", "proxy.example", 80), id="default-port"),
-        pytest.param("https://proxy.example/", Proxy("https", "proxy.example", 443), id="tls-to-the-proxy"),
+        pytest.param(
+            "https://proxy.example/", Proxy("https", "proxy.example", 443), id="tls-to-the-proxy"
+        ),
         pytest.param("HTTP://Proxy.Example:1", Proxy("http", "proxy.example", 1), id="upper-case"),
         pytest.param("http://[2001:db8::1]:3128", Proxy("http", "2001:db8::1", 3128), id="v6"),
-        pytest.param("http://u:p@proxy.example", Proxy("http", "proxy.example", 80, "u", "p"), id="user"),
-        pytest.param("u:p@proxy.example:81", Proxy("http", "proxy.example", 81, "u", "p"), id="user-no-scheme"),
+        pytest.param(
+            "http://u:p@proxy.example", Proxy("http", "proxy.example", 80, "u", "p"), id="user"
+        ),
+        pytest.param(
+            "u:p@proxy.example:81",
+            Proxy("http", "proxy.example", 81, "u", "p"),
+            id="user-no-scheme",
+        ),
         pytest.param(
             "http://do%40main:p%3A%2Fss@proxy.example",
             Proxy("http", "proxy.example", 80, "do@main", "p:/ss"),
             id="percent-decoded",
         ),
-        pytest.param("http://u@proxy.example", Proxy("http", "proxy.example", 80, "u"), id="user-without-password"),
+        pytest.param(
+            "http://u@proxy.example",
+            Proxy("http", "proxy.example", 80, "u"),
+            id="user-without-password",
+        ),
     ],
 )
 def test_proxy_values_parse(value: str, expected: Proxy) -> None:
@@ -200,18 +259,31 @@ def test_proxy_values_parse(value: str, expected: Proxy) -> None:
 @pytest.mark.parametrize(
     ("value", "complaint"),
     [
-        pytest.param("socks5://user:hunter2@proxy.example:1080", "'socks5' is not supported", id="socks"),
+        pytest.param(
+            "socks5://user:hunter2@proxy.example:1080", "'socks5' is not supported", id="socks"
+        ),
         pytest.param("ftp://user:hunter2@proxy.example", "'ftp' is not supported", id="ftp"),
         pytest.param("http://user:hunter2@", "not a proxy URL", id="no-host"),
-        pytest.param("http://user:hunter2@proxy.example:port", "not a proxy URL", id="port-is-a-word"),
-        pytest.param("http://user:hunter2@proxy.example:70000", "not a proxy URL", id="port-too-large"),
+        pytest.param(
+            "http://user:hunter2@proxy.example:port", "not a proxy URL", id="port-is-a-word"
+        ),
+        pytest.param(
+            "http://user:hunter2@proxy.example:70000", "not a proxy URL", id="port-too-large"
+        ),
         pytest.param("http://user:hunter2@[2001:db8::1:80", "not a proxy URL", id="bracket-open"),
         pytest.param("http://user:hunter2@bad host:80", "not a proxy URL", id="blank-in-host"),
-        pytest.param("http://user:12/hunter2@proxy.example:80", "not a proxy URL", id="slash-in-password"),
+        pytest.param(
+            "http://user:12/hunter2@proxy.example:80", "not a proxy URL", id="slash-in-password"
+        ),
     ],
 )
-def test_an_unusable_proxy_is_an_error_that_keeps_the_password_secret(value: str, complaint: str) -> None:
-    for environ, override, named in (({"HTTPS_PROXY": value}, None, "HTTPS_PROXY"), ({}, value, "proxy in the")):
+def test_an_unusable_proxy_is_an_error_that_keeps_the_password_secret(
+    value: str, complaint: str
+) -> None:
+    for environ, override, named in (
+        ({"HTTPS_PROXY": value}, None, "HTTPS_PROXY"),
+        ({}, value, "proxy in the"),
+    ):
         with pytest.raises(ConfigError) as caught:
             proxy_for("https", "registry.example", 443, environ, override)
         assert complaint in caught.value.message
@@ -230,7 +302,9 @@ def test_text_of_a_proxy_shows_no_user_info() -> None:
 
 @settings(deadline=None)
 @given(no_proxy=st.text(), value=st.text(), host=st.text(min_size=1))
-def test_any_environment_gives_a_decision_or_a_config_error(no_proxy: str, value: str, host: str) -> None:
+def test_any_environment_gives_a_decision_or_a_config_error(
+    no_proxy: str, value: str, host: str
+) -> None:
     try:
         proxy, why = proxy_for("https", host, 443, {"HTTPS_PROXY": value, "NO_PROXY": no_proxy})
     except ConfigError as error:

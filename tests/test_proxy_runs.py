@@ -1,4 +1,6 @@
-"""Whole runs through forward proxies: who is asked for what, who sees which secret, how each failure reads."""
+"""Whole runs through forward proxies: who is asked for what, who sees which secret, how each
+failure reads.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,13 @@ from tests.ends import QUICK, Ran, Start, basic, held, run_regsync
 from tests.forwarding import OPEN, Forward, Speaker, until_blank_line
 
 NAME, STORAGE, LOGIN = "registry.acme.example", "storage.cdn.example", "login.acme.example"
-USER, SECRET, GATE, GATE_SECRET, QUOTED = "robot", "reg-c4nary", "gate", "pr%xy c4nary", "pr%25xy%20c4nary"
+USER, SECRET, GATE, GATE_SECRET, QUOTED = (
+    "robot",
+    "reg-c4nary",
+    "gate",
+    "pr%xy c4nary",
+    "pr%25xy%20c4nary",
+)
 SECRETS = (SECRET, GATE_SECRET, QUOTED, basic(GATE, GATE_SECRET), basic(USER, SECRET))
 
 
@@ -46,12 +54,24 @@ class Scene:
         forward = Forward(self.known, **options)
         return forward, self.speaker(forward)
 
-    def copy(self, *more: str, env: dict[str, str] | None = None, timeouts: Any = QUICK, **fields: Any) -> Ran:
+    def copy(
+        self, *more: str, env: dict[str, str] | None = None, timeouts: Any = QUICK, **fields: Any
+    ) -> Ran:
         """Copy the image to the target with these fields of the source's registry."""
         entry = {"url": NAME, "ca_file": str(self.directory / "ca.pem"), **fields}
         text = json.dumps({"registries": {"it": entry}, "mappings": []})
         where = [f"{NAME}/app:v1", f"{self.target.address}/app:v1"]
-        ran = run_regsync("copy", "--no-artifacts", *more, "-c", "-", *where, env=env, stdin=text, timeouts=timeouts)
+        ran = run_regsync(
+            "copy",
+            "--no-artifacts",
+            *more,
+            "-c",
+            "-",
+            *where,
+            env=env,
+            stdin=text,
+            timeouts=timeouts,
+        )
         for secret in SECRETS:
             assert secret not in ran.out + ran.err
         return ran
@@ -65,7 +85,9 @@ def scene(serve: Start, speaker: Speaker, ca: trustme.CA, tmp_path: Path) -> Sce
 @pytest.mark.parametrize("by", ["environment", "configuration"])
 @pytest.mark.parametrize("secure", [False, True], ids=["http-proxy", "https-proxy"])
 def test_both_logins_go_to_whom_they_are_for(scene: Scene, secure: bool, by: str) -> None:
-    """At -vv, through a plain proxy, and through a TLS proxy that is known by the registry's `ca_file`."""
+    """At -vv, through a plain proxy, and through a TLS proxy that is known by the registry's
+    `ca_file`.
+    """
     scene.app.auth = TokenService({USER: SECRET}, anonymous=False)
     forward, address = scene.proxy(
         login=f"{GATE}:{GATE_SECRET}", context=scene.context("localhost") if secure else None
@@ -79,11 +101,18 @@ def test_both_logins_go_to_whom_they_are_for(scene: Scene, secure: bool, by: str
         ran = scene.copy("-vv", env={"NO_PROXY": "*"}, proxy=url, **login)
     assert ran.status == 0, ran.err
     assert held(scene.target, "app", scene.image)
-    assert set(forward.targets) == {f"{NAME}:443"}, "the target on this machine is reached without it"
+    assert set(forward.targets) == {f"{NAME}:443"}, (
+        "the target on this machine is reached without it"
+    )
     header = f"Proxy-Authorization: Basic {basic(GATE, GATE_SECRET)}"
-    assert all(head.decode().count("Authorization") == head.decode().count(header) == 1 for head in forward.heads)
+    assert all(
+        head.decode().count("Authorization") == head.decode().count(header) == 1
+        for head in forward.heads
+    )
     assert len(forward.heads) == len({entry.connection for entry in scene.app.journal.entries})
-    assert not [entry for entry in scene.app.journal.entries if "proxy-authorization" in entry.headers]
+    assert not [
+        entry for entry in scene.app.journal.entries if "proxy-authorization" in entry.headers
+    ]
     assert {entry.headers["host"] for entry in scene.app.journal.entries} == {NAME}
     decided = "HTTPS_PROXY" if by == "environment" else "proxy in the configuration"
     assert f"connecting to https://{NAME} through {where.replace('@', '')} ({decided})" in ran.err
@@ -100,12 +129,18 @@ def moved_to_storage(scene: Scene) -> None:
 
     elsewhere = App()
     scene.image.load_into(elsewhere, "app", tag="v1")
-    scene.known[f"{STORAGE}:443"] = scene.serve(elsewhere, ssl_context=scene.context(STORAGE)).address
+    scene.known[f"{STORAGE}:443"] = scene.serve(
+        elsewhere, ssl_context=scene.context(STORAGE)
+    ).address
     scene.app.intercept = intercept
 
 
-@pytest.mark.provokes("credential_to_realm")  # by the addresses behind the names, which the audit goes by
-def test_the_proxy_and_ca_of_a_registry_are_those_of_its_login_and_its_storage_too(scene: Scene) -> None:
+@pytest.mark.provokes(
+    "credential_to_realm"
+)  # by the addresses behind the names, which the audit goes by
+def test_the_proxy_and_ca_of_a_registry_are_those_of_its_login_and_its_storage_too(
+    scene: Scene,
+) -> None:
     """Where only that proxy leads out; what Docker Hub is asked for is at three hosts."""
     tokens = TokenService({USER: SECRET}, anonymous=False, realm=f"https://{LOGIN}/token")
     scene.app.auth = tokens
@@ -129,7 +164,9 @@ def test_no_proxy_counts_for_hosts_that_a_registry_with_a_proxy_sends_us_to(scen
     assert f"the name {STORAGE} could not be resolved" in ran.err
 
 
-@pytest.mark.parametrize("no_proxy", ["*", "acme.example", ".acme.example", f"a.example, {NAME}:443", NAME.upper()])
+@pytest.mark.parametrize(
+    "no_proxy", ["*", "acme.example", ".acme.example", f"a.example, {NAME}:443", NAME.upper()]
+)
 def test_no_proxy_means_no_byte_to_the_proxy(scene: Scene, no_proxy: str) -> None:
     forward, address = scene.proxy()
     ran = scene.copy("-v", env={"https_proxy": address, "no_proxy": no_proxy})
@@ -179,25 +216,38 @@ NAMED = "this proxy is named by HTTPS_PROXY; NO_PROXY names hosts to reach witho
             id="403",
         ),
         pytest.param(
-            says(b'HTTP/1.1 407 No\r\nProxy-Authenticate: Basic realm="\x1b[31mx"\r\n' + LENGTH + NASTY),
+            says(
+                b'HTTP/1.1 407 No\r\nProxy-Authenticate: Basic realm="\x1b[31mx"\r\n'
+                + LENGTH
+                + NASTY
+            ),
             f"the proxy http://P refused a tunnel to {NAME}:443 (407), it takes Basic",
             "check the user and password in the proxy's URL",
             id="407-basic",
         ),
         pytest.param(
-            says(b"HTTP/1.1 407 No\r\nProxy-Authenticate: Negotiate\r\nProxy-Authenticate: NTLM abc\r\n" + LENGTH),
+            says(
+                b"HTTP/1.1 407 No\r\nProxy-Authenticate: Negotiate\r\nProxy-Authenticate: NTLM abc\r\n"
+                + LENGTH
+            ),
             f"the proxy http://P refused a tunnel to {NAME}:443 (407), it takes Negotiate or NTLM",
             "only Basic is spoken here: put a proxy before it",
             id="407-without-basic",
         ),
         pytest.param(
-            says(f"HTTP/1.1 407 No\r\nProxy-Authenticate: {basic(GATE, GATE_SECRET)}, NTLM\r\n".encode() + LENGTH),
+            says(
+                f"HTTP/1.1 407 No\r\nProxy-Authenticate: {basic(GATE, GATE_SECRET)}, NTLM\r\n".encode()
+                + LENGTH
+            ),
             f"the proxy http://P refused a tunnel to {NAME}:443 (407), it takes NTLM",
             "only Basic is spoken here: put a proxy before it",
             id="407-that-repeats-the-login",
         ),
         pytest.param(
-            says(f"HTTP/1.1 407 No\r\nProxy-Authenticate: {GATE_SECRET} realm=x\r\n".encode() + LENGTH),
+            says(
+                f"HTTP/1.1 407 No\r\nProxy-Authenticate: {GATE_SECRET} realm=x\r\n".encode()
+                + LENGTH
+            ),
             f"the proxy http://P refused a tunnel to {NAME}:443 (407)",
             "only Basic is spoken here: put a proxy before it",
             id="407-that-repeats-the-password",
@@ -208,7 +258,9 @@ NAMED = "this proxy is named by HTTPS_PROXY; NO_PROXY names hosts to reach witho
             "check the user and password in the proxy's URL",
             id="407-two-in-one-line",
         ),
-        pytest.param(hangs, f"{UNOPENED}: no answer from P within 0.05 s (tried 3 times)", NAMED, id="hangs"),
+        pytest.param(
+            hangs, f"{UNOPENED}: no answer from P within 0.05 s (tried 3 times)", NAMED, id="hangs"
+        ),
         pytest.param(
             says(b"\x1b[31m<h1>\x07" * 30 + b"\r\n\r\n"),
             f"{UNOPENED}: P does not speak HTTP/1.1 (tried 3 times)",
@@ -244,7 +296,9 @@ def test_what_a_proxy_does_instead_of_a_tunnel_is_told(
     assert ran.status == 2
     failed, *more = ran.err.replace(address, "P").splitlines()
     assert failed.rpartition(f"{NAME}/app:v1: ")[2] == cause
-    assert ([line for line in more if line.startswith("hint: ")] or [None])[0] == (hint and f"hint: {hint}")
+    assert ([line for line in more if line.startswith("hint: ")] or [None])[0] == (
+        hint and f"hint: {hint}"
+    )
     assert "\x1b" not in ran.err
     assert not [each for each in (GATE_SECRET, QUOTED, basic(GATE, GATE_SECRET)) if each in ran.err]
     assert scene.app.journal.entries == []
@@ -260,7 +314,10 @@ def test_an_authority_that_is_unknown_inside_a_tunnel_is_told_with_the_proxy(sce
     _, address = scene.proxy()
     ran = scene.copy(env={"HTTPS_PROXY": address}, ca_file=None)
     assert ran.status == 2
-    assert f"through the proxy http://{address}: {NAME} is not trusted: its certificate comes from" in ran.err
+    assert (
+        f"through the proxy http://{address}: {NAME} is not trusted: its certificate comes from"
+        in ran.err
+    )
     assert "`ca_file`" in ran.err
 
 
@@ -268,8 +325,18 @@ def test_an_authority_that_is_unknown_inside_a_tunnel_is_told_with_the_proxy(sce
     ("certificate", "trusted", "said"),
     [
         pytest.param(None, True, "localhost does not speak TLS", id="plain-http"),
-        pytest.param("elsewhere.example", True, "localhost is not trusted: its certificate is not valid", id="name"),
-        pytest.param("localhost", False, "localhost is not trusted: its certificate comes from an unknown", id="ca"),
+        pytest.param(
+            "elsewhere.example",
+            True,
+            "localhost is not trusted: its certificate is not valid",
+            id="name",
+        ),
+        pytest.param(
+            "localhost",
+            False,
+            "localhost is not trusted: its certificate comes from an unknown",
+            id="ca",
+        ),
     ],
 )
 def test_a_tls_proxy_that_is_not_what_it_should_be_gets_no_login(

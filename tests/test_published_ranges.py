@@ -1,9 +1,10 @@
-"""Ranges that node-semver and Masterminds/semver publish in their tests, and where this grammar differs.
+"""Ranges that node-semver and Masterminds/semver publish in their tests, and where this grammar
+differs.
 
-The facts (range, version, answer) are those of node-semver 7.8.5, `test/fixtures/range-include.js` and
-`range-exclude.js`, and of Masterminds/semver 3.4.0, `constraints_test.go`. `spelled` writes their ranges
-as this grammar wants them, by the remedies that its own errors name; each spelling is tested. All that
-then still differs stands in `DIFFERENT`, with the reason.
+The facts (range, version, answer) are those of node-semver 7.8.5, `test/fixtures/range-include.js`
+and `range-exclude.js`, and of Masterminds/semver 3.4.0, `constraints_test.go`. `spelled` writes
+their ranges as this grammar wants them, by the remedies that its own errors name; each spelling is
+tested. All that then still differs stands in `DIFFERENT`, with the reason.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ from _regsync.tags import Prerelease, admits, parse_range, parse_version
 
 Table = list[tuple[str, str, str]]
 
-# A range, versions that it takes, versions that it does not (or that are none). The names that end in
-# INCLUDE are with includePrerelease, here `semver_prerelease: include`.
+# A range, versions that it takes, versions that it does not (or that are none). The names that end
+# in INCLUDE are with includePrerelease, here `semver_prerelease: include`.
 # fmt: off
 NODE: Table = [
     ("1.0.0 - 2.0.0", "1.2.3", "2.2.3"), ("^1.2.3+build", "1.2.3 1.3.0", "2.0.0 1.2.0"),
@@ -209,7 +210,9 @@ def takes(text: str, version: str, rule: Prerelease) -> bool:
     return admits(parse_range(spelled(text)), parsed, rule) if parsed is not None else False
 
 
-@pytest.mark.parametrize(("rule", "text", "taken", "refused"), ALL, ids=[f"{a} {b}" for a, b, *_ in ALL])
+@pytest.mark.parametrize(
+    ("rule", "text", "taken", "refused"), ALL, ids=[f"{a} {b}" for a, b, *_ in ALL]
+)
 def test_published_range_holds(rule: Prerelease, text: str, taken: str, refused: str) -> None:
     assert [version for version in taken.split() if not takes(text, version, rule)] == []
     assert [version for version in refused.split() if takes(text, version, rule)] == []
@@ -242,7 +245,9 @@ def test_what_differs_differs_as_documented(
         ("1.2||", "write '*'"),
     ],
 )
-def test_what_is_spelled_otherwise_there_is_an_error_that_names_the_spelling(text: str, remedy: str) -> None:
+def test_what_is_spelled_otherwise_there_is_an_error_that_names_the_spelling(
+    text: str, remedy: str
+) -> None:
     with pytest.raises(ValueError, match=r"write") as caught:
         parse_range(text)
     assert remedy in str(caught.value)

@@ -35,7 +35,9 @@ def clock() -> Clock:
     return Clock()
 
 
-def asked(method: str = "HEAD", path: str = "/v2/app/manifests/v1", headers: object = ()) -> Request:
+def asked(
+    method: str = "HEAD", path: str = "/v2/app/manifests/v1", headers: object = ()
+) -> Request:
     return Request(method, path, headers)  # type: ignore[arg-type]
 
 
@@ -54,16 +56,28 @@ def asked(method: str = "HEAD", path: str = "/v2/app/manifests/v1", headers: obj
         ("GET", f"/v2/app/blobs/{DIGEST}", (), ("blob_get",)),
         ("POST", "/v2/app/blobs/uploads/", NONE, ("upload_start",)),
         ("POST", f"/v2/app/blobs/uploads/?mount={DIGEST}&from=b", NONE, ("upload_start",)),
-        ("POST", f"/v2/app/blobs/uploads/?digest={DIGEST}", BODY, ("upload_start", "upload_body", "upload_finish")),
+        (
+            "POST",
+            f"/v2/app/blobs/uploads/?digest={DIGEST}",
+            BODY,
+            ("upload_start", "upload_body", "upload_finish"),
+        ),
         ("PATCH", SESSION, BODY, ("upload_body",)),
         ("PUT", f"{SESSION}&digest={DIGEST}", NONE, ("upload_finish",)),
         ("PUT", f"{SESSION}&digest={DIGEST}", BODY, ("upload_body", "upload_finish")),
-        ("PUT", f"{SESSION}&digest={DIGEST}", [("Transfer-Encoding", "chunked")], ("upload_body", "upload_finish")),
+        (
+            "PUT",
+            f"{SESSION}&digest={DIGEST}",
+            [("Transfer-Encoding", "chunked")],
+            ("upload_body", "upload_finish"),
+        ),
         ("GET", SESSION, (), ()),
         ("DELETE", SESSION, (), ()),
     ],
 )
-def test_each_request_counts_as_what_it_does(method: str, path: str, headers: object, actions: tuple[str, ...]) -> None:
+def test_each_request_counts_as_what_it_does(
+    method: str, path: str, headers: object, actions: tuple[str, ...]
+) -> None:
     assert actions_of(asked(method, path, headers)) == actions
     assert set(actions) <= ACTIONS
     assert not READS & WRITES
@@ -84,7 +98,9 @@ def test_exactly_the_cap_passes_in_any_second_and_one_more_does_not(clock: Clock
 
 
 def test_the_second_slides_it_does_not_begin_anew(clock: Clock) -> None:
-    """Five at the end of one second of the calendar and five at the begin of the next are ten in one."""
+    """Five at the end of one second of the calendar and five at the begin of the next are ten in
+    one.
+    """
     rates = Rates(Cap(5), now=clock)
     clock.now = 100.9
     assert [rates.refuse(asked()) for _ in range(5)] == [None] * 5
@@ -94,8 +110,12 @@ def test_the_second_slides_it_does_not_begin_anew(clock: Clock) -> None:
     assert rates.refuse(asked()) is None
 
 
-@given(st.lists(st.floats(0, 0.7), max_size=60), st.integers(1, 6), st.sampled_from([0.5, 1.0, 3.0]))
-def test_never_more_than_the_cap_and_never_fewer_than_fit(gaps: list[float], most: int, seconds: float) -> None:
+@given(
+    st.lists(st.floats(0, 0.7), max_size=60), st.integers(1, 6), st.sampled_from([0.5, 1.0, 3.0])
+)
+def test_never_more_than_the_cap_and_never_fewer_than_fit(
+    gaps: list[float], most: int, seconds: float
+) -> None:
     clock = Clock()
     rates = Rates(Cap(most, seconds), now=clock)
     admitted: list[float] = []
@@ -131,14 +151,20 @@ def test_a_refusal_by_one_cap_takes_nothing_from_the_others(clock: Clock) -> Non
     clock.now += 1
     refused = rates.refuse(asked())
     assert refused is not None
-    assert refused.header("Retry-After") == "58", "until the longest of the caps that are full has room"
+    assert refused.header("Retry-After") == "58", (
+        "until the longest of the caps that are full has room"
+    )
 
 
 def test_each_repository_may_have_its_own_count(clock: Clock) -> None:
     cap = Cap(1, per=lambda request: request.repository)
     rates = Rates(cap, now=clock)
     first, other = asked(), asked(path="/v2/other/manifests/v1")
-    assert (rates.remaining(cap, first), rates.refuse(first), rates.remaining(cap, first)) == (1, None, 0)
+    assert (rates.remaining(cap, first), rates.refuse(first), rates.remaining(cap, first)) == (
+        1,
+        None,
+        0,
+    )
     assert rates.refuse(other) is None
     assert rates.refuse(first) is not None
 

@@ -1,6 +1,8 @@
-"""Registries that ration, and a program that keeps to it: who waits, for how long, and who does not have to.
+"""Registries that ration, and a program that keeps to it: who waits, for how long, and who does not
+have to.
 
-All on a clock that jumps. Requests are counted at the registry; what refuses them is the harness's own arithmetic.
+All on a clock that jumps. Requests are counted at the registry; what refuses them is the harness's
+own arithmetic.
 """
 
 from __future__ import annotations
@@ -44,10 +46,15 @@ def app(place: Place) -> App:
 
 def images_at(place: Place, seed: Seed, count: int, *sizes: int, name: str = "app") -> list[Image]:
     """Load images, each with blobs of its own, as app:v0, app:v1, ..."""
-    return [seed.image(sizes=sizes or (3000,)).load_into(app(place), name, tag=f"v{n}") for n in range(count)]
+    return [
+        seed.image(sizes=sizes or (3000,)).load_into(app(place), name, tag=f"v{n}")
+        for n in range(count)
+    ]
 
 
-def refuse(place: Place, where: Callable[[Request], bool], *, until: float, headers: Any = ()) -> list[float]:
+def refuse(
+    place: Place, where: Callable[[Request], bool], *, until: float, headers: Any = ()
+) -> list[float]:
     """Answer 429 to what `where` picks, until a time; return when that happened."""
     refused: list[float] = []
 
@@ -81,8 +88,13 @@ async def test_a_google_project_is_rationed_apart_from_its_neighbour(seed: Seed)
     async with virtual() as world:
         source = world.registry("source.test", up=NEAR, down=NEAR)
         images = {name: images_at(source, seed, 40, 10, 20, name=name) for name in ("one", "two")}
-        target = world.listen(App(single_post=False), "europe-docker.pkg.dev", scheme="https", up=NEAR, down=NEAR)
-        registries = {"source": source, "t": {"url": "europe-docker.pkg.dev", "auth_type": "anonymous"}}
+        target = world.listen(
+            App(single_post=False), "europe-docker.pkg.dev", scheme="https", up=NEAR, down=NEAR
+        )
+        registries = {
+            "source": source,
+            "t": {"url": "europe-docker.pkg.dev", "auth_type": "anonymous"},
+        }
         mappings = [{"from": name, "to": f"{name}/r/app", "tags": tags("*")} for name in images]
         text = document(registries, *mappings)
         ran = await world.run("sync", "--json", "-q", "-c", "-", stdin=text)
@@ -98,13 +110,18 @@ async def test_a_google_project_is_rationed_apart_from_its_neighbour(seed: Seed)
 
 
 async def test_a_copy_inside_a_registry_of_one_window_ends(seed: Seed) -> None:
-    """There a blob's GET and PUT draw on the same window, which no finished transfer may leave narrower."""
+    """There a blob's GET and PUT draw on the same window, which no finished transfer may leave
+    narrower.
+    """
     async with virtual() as world:
         place = world.listen(App(mounts=False), "ghcr.io", scheme="https", up=NEAR, down=NEAR)
         images = images_at(place, seed, 40, 100_000, 100_000, name="o/app")
         refused = refuse(place, lambda request: request.kind == "upload", until=8.0)
         registry = {"url": "ghcr.io", "auth_type": "anonymous"}
-        text = document({"source": registry, "t": registry}, {"from": "o/app", "to": "o/kept", "tags": tags("*")})
+        text = document(
+            {"source": registry, "t": registry},
+            {"from": "o/app", "to": "o/kept", "tags": tags("*")},
+        )
         ran = await world.run("sync", "--json", "-q", "-c", "-", stdin=text)
         assert refused
         assert ran.statuses() == ["synced"] * 40
@@ -112,9 +129,13 @@ async def test_a_copy_inside_a_registry_of_one_window_ends(seed: Seed) -> None:
 
 
 async def test_uploads_of_two_steps_that_wait_for_a_narrow_window_end(seed: Seed) -> None:
-    """Read once for two targets, sent by PATCH and PUT: refusals have halved the window down to one."""
+    """Read once for two targets, sent by PATCH and PUT: refusals have halved the window down to
+    one.
+    """
     async with virtual() as world:
-        source, *targets = (world.registry(name, up=NEAR, down=NEAR) for name in ("source.test", "a.test", "b.test"))
+        source, *targets = (
+            world.registry(name, up=NEAR, down=NEAR) for name in ("source.test", "a.test", "b.test")
+        )
         images, refused = images_at(source, seed, 12, 100_000, 100_000), list[float]()
 
         def intercept(request: Request) -> Answer | None:
@@ -128,7 +149,9 @@ async def test_uploads_of_two_steps_that_wait_for_a_narrow_window_end(seed: Seed
         for target in targets:
             target.app.intercept = intercept
         registries = {"source": source, **dict(zip("ab", targets, strict=True))}
-        ran = await world.sync(registries, {"from": "app", "tags": tags("*"), "targets": ["a", "b"]})
+        ran = await world.sync(
+            registries, {"from": "app", "tags": tags("*"), "targets": ["a", "b"]}
+        )
         assert refused
         assert ran.statuses() == ["synced"] * 24
         assert all(held(target, "app", image) for image in images for target in targets)
@@ -139,7 +162,9 @@ async def test_uploads_of_two_steps_that_wait_for_a_narrow_window_end(seed: Seed
 
 async def test_a_429_on_manifest_put_slows_nothing_but_manifest_puts(seed: Seed) -> None:
     async with virtual() as world:
-        source, target = (world.registry(name, up=NEAR, down=NEAR) for name in ("source.test", "target.test"))
+        source, target = (
+            world.registry(name, up=NEAR, down=NEAR) for name in ("source.test", "target.test")
+        )
         images = images_at(source, seed, 30, 100_000)
         refused = refuse(target, is_manifest_put, until=0.5, headers=LATER)
         ran = await world.sync({"source": source, "t": target}, {"from": "app", "tags": tags("*")})
@@ -163,14 +188,20 @@ async def test_a_429_on_manifest_put_slows_nothing_but_manifest_puts(seed: Seed)
         assert ran.totals["throttled"] == {"target.test": len(refused)}
 
 
-async def test_retry_after_of_an_upload_start_rests_the_window_and_frees_what_was_held(seed: Seed) -> None:
+async def test_retry_after_of_an_upload_start_rests_the_window_and_frees_what_was_held(
+    seed: Seed,
+) -> None:
     """Transfers that wait hold nothing of the source, so that the other target has all of it."""
     async with virtual() as world:
         source = world.registry("source.test", up=NEAR, down=NEAR)
-        busy, well = (world.registry(name, up=NEAR, down=NEAR) for name in ("busy.test", "well.test"))
+        busy, well = (
+            world.registry(name, up=NEAR, down=NEAR) for name in ("busy.test", "well.test")
+        )
         images_at(source, seed, 20)
         images_at(source, seed, 20, name="other")
-        refused = refuse(busy, lambda request: request.kind == "upload_start", until=20.0, headers=LATER)
+        refused = refuse(
+            busy, lambda request: request.kind == "upload_start", until=20.0, headers=LATER
+        )
         ran = await world.sync(
             {"source": {"url": source.url, "max_concurrent": 4}, "busy": busy, "well": well},
             {"from": "app", "tags": tags("*"), "targets": ["busy"]},
@@ -178,14 +209,18 @@ async def test_retry_after_of_an_upload_start_rests_the_window_and_frees_what_wa
         )
         assert ran.statuses() == ["synced"] * 40
         assert max(each.time for each in well.journal.matching("PUT", "manifest")) < 10
-        assert min(each.time for each in busy.journal.matching("PUT", "upload")) >= min(refused) + 30
+        assert (
+            min(each.time for each in busy.journal.matching("PUT", "upload")) >= min(refused) + 30
+        )
         assert len(refused) <= 4
         assert ran.seconds < 40
 
 
 async def test_a_503_with_retry_after_rests_the_window_too(seed: Seed) -> None:
     async with virtual() as world:
-        source, target = (world.registry(name, up=NEAR, down=NEAR) for name in ("source.test", "target.test"))
+        source, target = (
+            world.registry(name, up=NEAR, down=NEAR) for name in ("source.test", "target.test")
+        )
         images_at(source, seed, 30)
         source.app.faults.on("GET", "manifest").nth(8).status(503, headers={"Retry-After": "20"})
         ran = await world.sync({"source": source, "t": target}, {"from": "app", "tags": tags("*")})
@@ -196,11 +231,20 @@ async def test_a_503_with_retry_after_rests_the_window_too(seed: Seed) -> None:
         assert max(each.time for each in source.journal.matching("GET", "blob")) > 20
 
 
-async def test_a_request_that_is_always_refused_gives_up_and_so_do_all_behind_it(seed: Seed) -> None:
+async def test_a_request_that_is_always_refused_gives_up_and_so_do_all_behind_it(
+    seed: Seed,
+) -> None:
     async with virtual() as world:
-        source, target = (world.registry(name, up=NEAR, down=NEAR) for name in ("source.test", "target.test"))
+        source, target = (
+            world.registry(name, up=NEAR, down=NEAR) for name in ("source.test", "target.test")
+        )
         images_at(source, seed, 200)
-        is_get = refuse(source, lambda request: request.kind == "manifest", until=1e9, headers=[("Retry-After", "60")])
+        is_get = refuse(
+            source,
+            lambda request: request.kind == "manifest",
+            until=1e9,
+            headers=[("Retry-After", "60")],
+        )
         ran = await world.sync({"source": source, "t": target}, {"from": "app", "tags": tags("*")})
         assert ran.statuses() == ["failed"] * 200
         assert 600 < ran.seconds < 900
@@ -224,7 +268,9 @@ async def test_docker_hubs_quota_is_used_up_and_never_overdrawn(seed: Seed) -> N
         assert hub.journal.count("GET", "manifest", status=200) == 100
         assert hub.journal.count("GET", "manifest", status=429) == 0
         failed = [each["error"]["message"] for each in ran.images if each["status"] == "failed"]
-        assert all("quota is used up" in text and "until 2026-01-01 06:0" in text for text in failed)
+        assert all(
+            "quota is used up" in text and "until 2026-01-01 06:0" in text for text in failed
+        )
         assert ran.seconds < 60
 
 
@@ -232,7 +278,11 @@ def with_quota(provider: Provider, request: Request, answer: Response) -> Respon
     """Tell how many manifests more there may be within a minute."""
     if request.kind == "manifest":
         left = provider.rates.remaining(provider.rates.caps[0], request)
-        told = [("X-RateLimit-Limit", "30"), ("X-RateLimit-Remaining", str(left)), ("X-RateLimit-Reset", "60")]
+        told = [
+            ("X-RateLimit-Limit", "30"),
+            ("X-RateLimit-Remaining", str(left)),
+            ("X-RateLimit-Reset", "60"),
+        ]
         answer.headers += told
     return answer
 
@@ -289,7 +339,9 @@ async def test_who_waits_for_a_token_holds_no_permit_and_goes_by_age() -> None:
         async with gate.admitted((Want("a"),)):
             pass  # what draws nothing does not wait
         assert anyio.current_time() < 0.1
-    assert order == [(number, pytest.approx(at, abs=1e-3)) for at, number in enumerate((0, 2, 4, 3, 1))]
+    assert order == [
+        (number, pytest.approx(at, abs=1e-3)) for at, number in enumerate((0, 2, 4, 3, 1))
+    ]
 
 
 async def test_the_next_in_line_is_let_in_on_time_when_the_first_gives_up() -> None:
@@ -354,7 +406,9 @@ async def test_a_transfer_gives_back_what_it_holds_before_it_waits_for_its_next_
 async def narrow(world_of: Any = None) -> AsyncIterator[Any]:
     transport = transport_of({})
     host = transport.host(registry())
-    transport.gate.limits[host.key] = Limit(10, (Pace("upload_start upload_body upload_finish manifest_put", 1),))
+    transport.gate.limits[host.key] = Limit(
+        10, (Pace("upload_start upload_body upload_finish manifest_put", 1),)
+    )
     yield transport, host
 
 
@@ -390,7 +444,9 @@ async def test_a_large_body_does_not_hold_up_other_uploads_of_a_window_of_one(
     seed: Seed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """6 MB at 2 MB/s: the next upload starts when the first mebibyte is through."""
-    monkeypatch.setattr(pacing.Meter, "width", property(lambda self: 1.0, lambda self, value: None), raising=False)
+    monkeypatch.setattr(
+        pacing.Meter, "width", property(lambda self: 1.0, lambda self, value: None), raising=False
+    )
     async with virtual() as world:
         source = world.registry("source.test")
         target = world.registry("target.test", up=Link(bandwidth=2_000_000, window=100_000))
@@ -410,10 +466,14 @@ async def test_a_large_body_does_not_hold_up_other_uploads_of_a_window_of_one(
 
 async def test_those_who_wait_fail_at_once_when_their_registry_asks_for_hours(seed: Seed) -> None:
     async with virtual() as world:
-        source, target, other = (world.registry(f"{name}.test", up=NEAR, down=NEAR) for name in ("source", "t", "o"))
+        source, target, other = (
+            world.registry(f"{name}.test", up=NEAR, down=NEAR) for name in ("source", "t", "o")
+        )
         images_at(source, seed, 40)
         refused = refuse(target, is_manifest_put, until=1e9, headers=[("Retry-After", "4000")])
-        ran = await world.sync({"source": source, "t": target, "o": other}, {"from": "app", "tags": tags("*")})
+        ran = await world.sync(
+            {"source": source, "t": target, "o": other}, {"from": "app", "tags": tags("*")}
+        )
         assert sorted(ran.statuses()) == ["failed"] * 40 + ["synced"] * 40
         assert len(refused) <= 4, "those that were under way"
         assert ran.seconds < 10
@@ -423,7 +483,9 @@ async def test_those_who_wait_fail_at_once_when_their_registry_asks_for_hours(se
 
 async def test_dead_credentials_stop_their_registry_only(seed: Seed) -> None:
     async with virtual() as world:
-        source, well = (world.registry(name, up=NEAR, down=NEAR) for name in ("source.test", "well.test"))
+        source, well = (
+            world.registry(name, up=NEAR, down=NEAR) for name in ("source.test", "well.test")
+        )
         dead = world.listen(App(), "dead.test", scheme="https", up=NEAR, down=NEAR)
         images_at(source, seed, 20)
         asks = [("WWW-Authenticate", 'Basic realm="dead"')]
@@ -435,12 +497,16 @@ async def test_dead_credentials_stop_their_registry_only(seed: Seed) -> None:
         errors = [each["error"] for each in ran.images if each["error"]]
         assert {each["code"] for each in errors} == {"AUTH_ERROR"}
         assert all("refused the credentials" in each["message"] for each in errors)
-        assert len(dead.journal.entries) == 2, "bare, then with what is wrong, and not again: accounts get locked"
+        assert len(dead.journal.entries) == 2, (
+            "bare, then with what is wrong, and not again: accounts get locked"
+        )
 
 
 async def test_a_403_of_one_repository_stops_no_other(seed: Seed) -> None:
     async with virtual() as world:
-        source, target = (world.registry(name, up=NEAR, down=NEAR) for name in ("source.test", "target.test"))
+        source, target = (
+            world.registry(name, up=NEAR, down=NEAR) for name in ("source.test", "target.test")
+        )
         for name in ("open", "shut"):
             for number in range(5):
                 seed.image(sizes=(500,)).load_into(app(source), name, tag=f"v{number}")
@@ -461,10 +527,15 @@ async def test_a_403_of_one_repository_stops_no_other(seed: Seed) -> None:
 @pytest.mark.parametrize("how", ["refused", "silent"])
 async def test_an_unreachable_registry_stops_and_the_others_finish(seed: Seed, how: Any) -> None:
     async with virtual() as world:
-        source, gone, well = (world.registry(f"{name}.test", up=NEAR, down=NEAR) for name in ("source", "gone", "well"))
+        source, gone, well = (
+            world.registry(f"{name}.test", up=NEAR, down=NEAR)
+            for name in ("source", "gone", "well")
+        )
         images_at(source, seed, 50)
         gone.fail(how)
-        ran = await world.sync({"source": source, "gone": gone, "well": well}, {"from": "app", "tags": tags("*")})
+        ran = await world.sync(
+            {"source": source, "gone": gone, "well": well}, {"from": "app", "tags": tags("*")}
+        )
         assert sorted(ran.statuses()) == ["failed"] * 50 + ["synced"] * 50
         assert ran.seconds < 60
         assert len(well.app.tags("app")) == 50

@@ -1,7 +1,8 @@
 """The README, held to the program: what it shows runs, and what it names exists.
 
-It is the only thing that a new user reads, so every claim in it that a machine can look at is looked at
-here: command lines, options, keys, examples of tag rules, recipes (run between registries), codes, files.
+It is the only thing that a new user reads, so every claim in it that a machine can look at is
+looked at here: command lines, options, keys, examples of tag rules, recipes (run between
+registries), codes, files.
 """
 
 from __future__ import annotations
@@ -64,7 +65,8 @@ def test_it_is_short() -> None:
     assert max(len(line) for line in README.splitlines() if not line.startswith("|")) <= 120
 
 
-# --- command lines ------------------------------------------------------------------------------------
+# --- command lines
+# ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("words", [*command_lines()], ids=" ".join)
@@ -117,7 +119,9 @@ def test_every_command_with_json_is_named() -> None:
 
 def test_the_display_is_the_programs() -> None:
     shown = next(block for _, block in BLOCKS if block.startswith("images "))
-    waits = "docker.io is throttled (429), window 2, next try in 4.2s"  # as tests/test_output.py has it
+    waits = (
+        "docker.io is throttled (429), window 2, next try in 4.2s"  # as tests/test_output.py has it
+    )
     now = Snapshot(12, 29, 78_800_000, 150_100_000, 4_900_000, 17.0, waits)
     assert shown.splitlines() == progress_lines(now, 80, "█░")
 
@@ -129,7 +133,12 @@ def test_the_help_of_auth_check_says_what_status_four_means() -> None:
 
 
 def test_refused_references_need_no_network() -> None:
-    for words in (["copy", "docker://a/b", "c"], ["copy", "a/B", "c"], ["sync"], ["sync", "-c", ""]):
+    for words in (
+        ["copy", "docker://a/b", "c"],
+        ["copy", "a/B", "c"],
+        ["sync"],
+        ["sync", "-c", ""],
+    ):
         ran = run_regsync(*words)
         assert ran.status == 3
         assert ran.err.startswith("error: CONFIG_ERROR: ")
@@ -142,7 +151,8 @@ def test_an_abbreviated_option_is_none() -> None:
     assert "--jso" in ran.err
 
 
-# --- the configuration ----------------------------------------------------------------------------------
+# --- the configuration
+# ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("section", sorted(SECTIONS))
@@ -173,7 +183,8 @@ def run_regsync_help(name: str) -> str:
     return cli._parser(name).format_help()
 
 
-# --- tag rules --------------------------------------------------------------------------------------------
+# --- tag rules
+# --------------------------------------------------------------------------------------------
 
 PREAMBLE = re.search(r"(?s)From the tags\n(.*?) and a signature\n`(sha256-….sig)`", README)
 RULES = re.findall(r"(?m)^\| `(\{.*\})` \| (.*) \|$", README)
@@ -186,7 +197,9 @@ def test_a_tag_rule_selects_what_its_row_says(rule: str, selected: str) -> None:
     listed.append(PREAMBLE[2].replace("…", "0" * 64))
     mapping = {"from": "a", "tags": yaml.safe_load(rule)}
     registries = {"s": {"url": "s.example"}, "t": {"url": "t.example"}}
-    text = json.dumps({"registries": registries, "mappings": [{**mapping, "source": "s", "targets": ["t"]}]})
+    text = json.dumps(
+        {"registries": registries, "mappings": [{**mapping, "source": "s", "targets": ["t"]}]}
+    )
     found = config.load(text.encode(), name="x", environ={}, base_dir=None, home=None)
     kept = list(tags.select(listed, found.mappings[0].tags).kept)
     told = re.findall(r"`([^`]+)`", selected)
@@ -199,12 +212,19 @@ def test_there_are_examples_of_every_tag_rule_that_selects() -> None:
     assert len(RULES) == 10
 
 
-# --- recipes ----------------------------------------------------------------------------------------------
+# --- recipes
+# ----------------------------------------------------------------------------------------------
 
 # The tags at the source before each recipe; the two halves of the relay are two.
 CONTENT: list[dict[str, list[str]]] = [
-    {"library/alpine": ["3.17", "3.18", "3.19", "3.20", "edge"], "library/nginx": ["1.26", "1.27", "1.28"]},
-    {"prometheus/prometheus": ["v2.49.0", "v2.50.0", "v2.51.2"], "prometheus/node-exporter": ["v1.8.2"]},
+    {
+        "library/alpine": ["3.17", "3.18", "3.19", "3.20", "edge"],
+        "library/nginx": ["1.26", "1.27", "1.28"],
+    },
+    {
+        "prometheus/prometheus": ["v2.49.0", "v2.50.0", "v2.51.2"],
+        "prometheus/node-exporter": ["v1.8.2"],
+    },
     {
         "fluxcd/source-controller": ["v1.1.0", "v1.2.3", "v1.2.4", "v2.0.0"],
         "fluxcd/helm-controller": ["v1.0.0", "v1.1.0-rc.1", "v1.1.0-rc.2"],
@@ -214,8 +234,18 @@ CONTENT: list[dict[str, list[str]]] = [
     {"library/alpine": ["3.20"]},
 ]
 SYNCED = [
-    {"base/alpine:3.18", "base/alpine:3.19", "base/alpine:3.20", "library/nginx:1.27", "library/nginx:1.28"},
-    {"prometheus/prometheus:v2.50.0", "prometheus/prometheus:v2.51.2", "prometheus/node-exporter:v1.8.2"},
+    {
+        "base/alpine:3.18",
+        "base/alpine:3.19",
+        "base/alpine:3.20",
+        "library/nginx:1.27",
+        "library/nginx:1.28",
+    },
+    {
+        "prometheus/prometheus:v2.50.0",
+        "prometheus/prometheus:v2.51.2",
+        "prometheus/node-exporter:v1.8.2",
+    },
     {
         *(f"fluxcd/source-controller:{tag}" for tag in ("v1.2.3", "v1.2.4", "v2.0.0")),
         "fluxcd/helm-controller:v1.1.0-rc.2",
@@ -227,7 +257,9 @@ SYNCED = [
 
 
 @pytest.mark.parametrize("number", range(len(RECIPES)))
-def test_a_recipe_copies_what_it_says_and_nothing_twice(number: int, serve: Start, tmp_path: Path) -> None:
+def test_a_recipe_copies_what_it_says_and_nothing_twice(
+    number: int, serve: Start, tmp_path: Path
+) -> None:
     """Its hosts become the harness's; certificates and proxies, which these need not, go."""
     document: dict[str, Any] = yaml.safe_load(RECIPES[number])
     alias = document["defaults"]["source"]
@@ -255,18 +287,26 @@ def test_a_recipe_copies_what_it_says_and_nothing_twice(number: int, serve: Star
     assert {each["status"] for each in again.images} == {"skipped"}
     assert again.totals["bytes"] == 0
     if number == 1:
-        assert ran.totals["images"]["synced"] == 3 * 2 + 1, "to three registries, and one of them alone"
+        assert ran.totals["images"]["synced"] == 3 * 2 + 1, (
+            "to three registries, and one of them alone"
+        )
         for name in ("berlin", "lisbon", "seattle"):
-            assert held(servers[name], "prometheus/prometheus", images["prometheus/prometheus:v2.51.2"])
+            assert held(
+                servers[name], "prometheus/prometheus", images["prometheus/prometheus:v2.51.2"]
+            )
         digests = [each for image in images.values() for each in image.blobs]
-        assert max(servers[alias].journal.count("GET", "blob", reference=each) for each in digests) == 1
+        assert (
+            max(servers[alias].journal.count("GET", "blob", reference=each) for each in digests)
+            == 1
+        )
 
 
 def test_every_recipe_has_content_here() -> None:
     assert len(RECIPES) == len(CONTENT) == len(SYNCED)
 
 
-# --- failures, files ----------------------------------------------------------------------------------------
+# --- failures, files
+# ----------------------------------------------------------------------------------------
 
 
 def test_every_code_has_a_row_and_every_row_a_code() -> None:
@@ -283,7 +323,9 @@ def test_every_file_is_there() -> None:
     for name in set(re.findall(r"\b(?:tools|tests|conformance|docs|deploy)/[\w./-]*", README)):
         assert (ROOT / name.rstrip(".")).exists(), name
     for path in (ROOT / "deploy").rglob("*.*"):
-        assert f"/{path.name}`" in README or f"`{path.name}`" in README, f"{path.name} is shown to nobody"
+        assert f"/{path.name}`" in README or f"`{path.name}`" in README, (
+            f"{path.name} is shown to nobody"
+        )
     for wheel in build_zipapp.BUNDLE[:4]:
         assert wheel.name in README
 
@@ -298,14 +340,18 @@ def test_the_harness_names_its_modules_and_personas() -> None:
 
 
 def test_every_invariant_is_cited_by_tests() -> None:
-    numbers = re.findall(r"(?m)^- (I[0-9]+): ", (ROOT / "docs" / "inside.md").read_text(encoding="utf-8"))
+    numbers = re.findall(
+        r"(?m)^- (I[0-9]+): ", (ROOT / "docs" / "inside.md").read_text(encoding="utf-8")
+    )
     assert numbers == [f"I{number}" for number in range(1, 12)]
     texts = [path.read_text(encoding="utf-8") for path in (ROOT / "tests").glob("test_*.py")]
     for number in numbers:
         assert any(re.search(rf"\b{number}\b", text) for text in texts), number
 
 
-@pytest.mark.parametrize("name", [name for name, parser in commands().items() if "-c" in options_of(parser)])
+@pytest.mark.parametrize(
+    "name", [name for name, parser in commands().items() if "-c" in options_of(parser)]
+)
 def test_help_offers_standard_input_where_it_is_read(name: str) -> None:
     helped = next(each.help for each in cli._parser(name)._actions if "-c" in each.option_strings)
     assert helped is not None
@@ -314,7 +360,9 @@ def test_help_offers_standard_input_where_it_is_read(name: str) -> None:
         assert "watch needs a file, not -" in run_regsync("watch", "-c", "-").err
     else:
         assert helped.endswith("; - reads standard input")
-        words = {"copy": ["copy", "a", "b"], "tags": ["tags", "a"], "auth": ["auth", "check"]}.get(name, [name])
+        words = {"copy": ["copy", "a", "b"], "tags": ["tags", "a"], "auth": ["auth", "check"]}.get(
+            name, [name]
+        )
         ran = run_regsync(*words, "-c", "-", stdin="registries: 1")
         assert ran.err.startswith("error: CONFIG_ERROR: standard input:1:")
 

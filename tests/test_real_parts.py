@@ -1,7 +1,7 @@
 """The harness against parts that others wrote: Debian's docker-registry and skopeo.
 
-Both have to be installed (`apt-get install docker-registry skopeo`); without them these tests fail, since
-a fake that was never compared with the real thing proves nothing.
+Both have to be installed (`apt-get install docker-registry skopeo`); without them these tests fail,
+since a fake that was never compared with the real thing proves nothing.
 """
 
 from __future__ import annotations
@@ -46,10 +46,15 @@ def real(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 def ours(request: pytest.FixtureRequest) -> Iterator[Server]:
     with run_in_thread(App()) as server:
         yield server
-        # Not by what is not needed (skopeo pings, for one); Go's client undoes the coding that it asks for.
+        # Not by what is not needed (skopeo pings, for one); Go's client undoes the coding that it
+        # asks for.
         sites = {server.url: server.app}
-        provoked = [name for marker in request.node.iter_markers("provokes") for name in marker.args]
-        findings = audit(sites, kinds=("protocol", "safety"), excused=["coding_accepted", *provoked])
+        provoked = [
+            name for marker in request.node.iter_markers("provokes") for name in marker.args
+        ]
+        findings = audit(
+            sites, kinds=("protocol", "safety"), excused=["coding_accepted", *provoked]
+        )
         assert not findings, report(findings)
 
 
@@ -78,7 +83,9 @@ def image(request: pytest.FixtureRequest) -> Image:
     return built
 
 
-def test_the_same_pushes_leave_the_same_bytes(real: str, ours: Server, image: Image, repository: str) -> None:
+def test_the_same_pushes_leave_the_same_bytes(
+    real: str, ours: Server, image: Image, repository: str
+) -> None:
     for address in (real, ours.address):
         push_http(image, address, repository, "v1")
         assert identical(fetch_http(address, repository, "v1"), image.contents())
@@ -88,7 +95,9 @@ def test_the_same_pushes_leave_the_same_bytes(real: str, ours: Server, image: Im
 def test_skopeo_copies_between_the_two_both_ways(
     real: str, ours: Server, shape: str, repository: str, tmp_path: Path
 ) -> None:
-    """Without repeated layers: skopeo pushes them at once, and 2.8.2 then answers some HEADs with 500."""
+    """Without repeated layers: skopeo pushes them at once, and 2.8.2 then answers some HEADs with
+    500.
+    """
     image = SHAPES[shape](Seed(7))
     push_http(image, real, repository, "v1")
     there, here = f"docker://{real}/{repository}", f"docker://{ours.address}/{repository}"
@@ -97,10 +106,15 @@ def test_skopeo_copies_between_the_two_both_ways(
     skopeo("copy", "--all", *PLAIN, f"{here}:v1", f"{there}-back:v1", home=tmp_path)
     assert identical(fetch_http(real, f"{repository}-back", "v1"), image.contents())
     for place in (here, f"{there}-back"):
-        assert skopeo("inspect", "--raw", "--tls-verify=false", f"{place}:v1", home=tmp_path) == image.body
+        assert (
+            skopeo("inspect", "--raw", "--tls-verify=false", f"{place}:v1", home=tmp_path)
+            == image.body
+        )
 
 
-def test_skopeo_copies_within_the_harness_and_mounts(ours: Server, repository: str, tmp_path: Path) -> None:
+def test_skopeo_copies_within_the_harness_and_mounts(
+    ours: Server, repository: str, tmp_path: Path
+) -> None:
     image = push_http(Seed(1).image(), ours.address, repository, "v1")
     ours.journal.clear()
     source = f"docker://{ours.address}/{repository}"
@@ -150,7 +164,9 @@ def test_the_real_registry_speaks_tls(tmp_path: Path, ca: trustme.CA) -> None:
         assert identical(fetch_http(address, "a/b", "v1", context=trusting), image.contents())
 
 
-def test_a_missing_program_is_an_error_that_names_its_package(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_missing_program_is_an_error_that_names_its_package(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setattr(shutil, "which", lambda name: None)
     with pytest.raises(Missing, match="apt-get install docker-registry"), docker_registry(tmp_path):
         pass
@@ -164,7 +180,8 @@ def test_a_registry_that_cannot_start_says_why(tmp_path: Path) -> None:
         pass
 
 
-# The same requests to both. A conversation returns what a client can act on; the two have to be equal.
+# The same requests to both. A conversation returns what a client can act on; the two have to be
+# equal.
 
 
 @dataclass
@@ -183,16 +200,26 @@ class Talk:
         target = path if path.startswith("/v2/") else f"/v2/{self.repository}/{path}"
         connection = http.client.HTTPConnection(self.address, timeout=30)
         with contextlib.closing(connection):
-            connection.request(method, target, body, {k.replace("_", "-"): v for k, v in headers.items()})
+            connection.request(
+                method, target, body, {k.replace("_", "-"): v for k, v in headers.items()}
+            )
             answer = connection.getresponse()
             try:
                 data = answer.read()
             except http.client.IncompleteRead as short:
-                data = short.partial  # 2.8.2's 416 has the blob's length (protocol-facts.md section 1.12)
+                data = (
+                    short.partial
+                )  # 2.8.2's 416 has the blob's length (protocol-facts.md section 1.12)
         said: list[Any] = []
-        if data and answer.status != 416 and answer.headers["Content-Type"].startswith("application/json"):
+        if (
+            data
+            and answer.status != 416
+            and answer.headers["Content-Type"].startswith("application/json")
+        ):
             document = json.loads(data)  # 2.8.2 lists tags in the order of its directory
-            said = [entry["code"] for entry in document.get("errors", [])] or sorted(document["tags"])
+            said = [entry["code"] for entry in document.get("errors", [])] or sorted(
+                document["tags"]
+            )
         elif answer.status < 400:
             said = [(name, answer.headers[name]) for name in self.SAME if name in answer.headers]
         shown = path.partition("?")[0] if "uploads/" in path else path
@@ -298,8 +325,12 @@ def deletions(talk: Talk) -> None:
     talk.ask("GET", "manifests/v1", Accept=ACCEPT)
 
 
-@pytest.mark.parametrize("conversation", [manifests, manifest_refusals, blobs, uploads, mounts, deletions])
-def test_both_answer_alike(real: str, ours: Server, repository: str, conversation: Callable[[Talk], None]) -> None:
+@pytest.mark.parametrize(
+    "conversation", [manifests, manifest_refusals, blobs, uploads, mounts, deletions]
+)
+def test_both_answer_alike(
+    real: str, ours: Server, repository: str, conversation: Callable[[Talk], None]
+) -> None:
     there, here = Talk(real, repository), Talk(ours.address, repository)
     conversation(there)
     conversation(here)
@@ -308,8 +339,8 @@ def test_both_answer_alike(real: str, ours: Server, repository: str, conversatio
     assert here.answers == there.answers
 
 
-# Where 2.8.2 is known to differ from a registry of OCI 1.1: the harness is the stricter one. These hold
-# the facts that the harness must not be "corrected" to.
+# Where 2.8.2 is known to differ from a registry of OCI 1.1: the harness is the stricter one. These
+# hold the facts that the harness must not be "corrected" to.
 
 
 @pytest.mark.parametrize(
@@ -317,32 +348,53 @@ def test_both_answer_alike(real: str, ours: Server, repository: str, conversatio
     [
         pytest.param("POST", "blobs/uploads/?digest={digest}", b"data", 202, 201, id="single post"),
         pytest.param("GET", "referrers/{digest}", None, 404, 200, id="referrers"),
-        pytest.param("PUT", "manifests/v1", b" " * (5 << 20), 400, 413, id="manifest above the limit"),
+        pytest.param(
+            "PUT", "manifests/v1", b" " * (5 << 20), 400, 413, id="manifest above the limit"
+        ),
     ],
 )
 def test_the_old_registry_differs(
-    real: str, ours: Server, repository: str, method: str, path: str, body: bytes | None, old: int, new: int
+    real: str,
+    ours: Server,
+    repository: str,
+    method: str,
+    path: str,
+    body: bytes | None,
+    old: int,
+    new: int,
 ) -> None:
     for address, status in ((real, old), (ours.address, new)):
         talk = Talk(address, repository)
-        kind = {"Content_Type": "application/vnd.oci.image.manifest.v1+json"} if method == "PUT" else {}
+        kind = (
+            {"Content_Type": "application/vnd.oci.image.manifest.v1+json"}
+            if method == "PUT"
+            else {}
+        )
         talk.ask(method, path.format(digest=digest_of(b"data")), body, **kind)
         assert talk.answers[0][2] == status
     ours.journal.clear()  # no client should send so much
 
 
 @pytest.mark.provokes("chunk_order")
-def test_the_old_registry_takes_chunks_out_of_order(real: str, ours: Server, repository: str) -> None:
+def test_the_old_registry_takes_chunks_out_of_order(
+    real: str, ours: Server, repository: str
+) -> None:
     """2.8.2 does not look at Content-Range; 3.0 and the harness answer 416."""
     for address, status in ((real, 202), (ours.address, 416)):
         talk = Talk(address, repository)
         where = talk.ask("POST", "blobs/uploads/", b"")
-        where = talk.ask("PATCH", where, b"data", Content_Range="0-3", Content_Type="application/octet-stream")
-        talk.ask("PATCH", where, b"data", Content_Range="0-3", Content_Type="application/octet-stream")
+        where = talk.ask(
+            "PATCH", where, b"data", Content_Range="0-3", Content_Type="application/octet-stream"
+        )
+        talk.ask(
+            "PATCH", where, b"data", Content_Range="0-3", Content_Type="application/octet-stream"
+        )
         assert talk.answers[-1][2] == status
 
 
-def test_both_take_sha512_uploads_but_the_old_one_answers_with_sha256(real: str, ours: Server, repository: str) -> None:
+def test_both_take_sha512_uploads_but_the_old_one_answers_with_sha256(
+    real: str, ours: Server, repository: str
+) -> None:
     data = Seed(18).blob(100)
     longer = digest_of(data, "sha512")
     for address, answered in ((real, digest_of(data)), (ours.address, longer)):
@@ -353,7 +405,9 @@ def test_both_take_sha512_uploads_but_the_old_one_answers_with_sha256(real: str,
         assert ("docker-content-digest", answered) in talk.answers[1][3]
 
 
-def test_the_old_registry_fails_on_layers_with_urls_that_are_missing(real: str, ours: Server, repository: str) -> None:
+def test_the_old_registry_fails_on_layers_with_urls_that_are_missing(
+    real: str, ours: Server, repository: str
+) -> None:
     """500 on 2.8.2; the harness accepts them as the specification asks."""
     image = Seed(17).image(foreign=["https://elsewhere.test/layer"])
     push_http(image, ours.address, repository, "v1")

@@ -1,7 +1,7 @@
 """Between two of Debian's docker-registry, judged by skopeo: programs that share nothing with ours.
 
-What we copied is compared byte for byte with what was pushed, and read once more by skopeo, manifest by
-manifest and as a whole copy out of the target into a third place.
+What we copied is compared byte for byte with what was pushed, and read once more by skopeo,
+manifest by manifest and as a whole copy out of the target into a third place.
 """
 
 from __future__ import annotations
@@ -48,7 +48,14 @@ def judged(image: Image, address: str, where: str, home: Path, *options: str) ->
 
 
 def copy(source: str, target: str, *more: str, where: str = "app:v1", **options: Any) -> Any:
-    arguments = ("copy", "--json", "--no-artifacts", *more, f"{source}/{where}", f"{target}/{where}")
+    arguments = (
+        "copy",
+        "--json",
+        "--no-artifacts",
+        *more,
+        f"{source}/{where}",
+        f"{target}/{where}",
+    )
     return run_regsync(*arguments, **options)
 
 
@@ -67,7 +74,12 @@ def test_an_index_arrives_whole_and_a_second_run_moves_nothing(
     blobs = len(image.blobs)
     assert first.totals["requests"] == {
         source: {"blob_get": blobs, "manifest_get": 3},
-        target: {"manifest_head": 1, "manifest_put": 3, "upload_body": blobs, "upload_start": blobs},
+        target: {
+            "manifest_head": 1,
+            "manifest_put": 3,
+            "upload_body": blobs,
+            "upload_start": blobs,
+        },
     }
     second = copy(source, target)
     assert only(second.images)["reason"] == "unchanged"
@@ -76,10 +88,15 @@ def test_an_index_arrives_whole_and_a_second_run_moves_nothing(
 
 
 @pytest.mark.slow
-def test_a_sync_selects_trims_mounts_and_settles(docker_registries: Registries, seed: Seed, tmp_path: Path) -> None:
+def test_a_sync_selects_trims_mounts_and_settles(
+    docker_registries: Registries, seed: Seed, tmp_path: Path
+) -> None:
     source, target = docker_registries(), docker_registries()
     shared = seed.layer(OCTETS)
-    one, two = seed.image(layers=[shared, seed.layer(7)]), seed.image(layers=[shared, seed.layer(8)])
+    one, two = (
+        seed.image(layers=[shared, seed.layer(7)]),
+        seed.image(layers=[shared, seed.layer(8)]),
+    )
     whole = seed.index(platforms=("linux/amd64", "linux/arm64/v8", "linux/arm/v7"))
     push_http(one, source, "one", "v1", "latest")
     push_http(two, source, "two", "v1")
@@ -103,7 +120,9 @@ def test_a_sync_selects_trims_mounts_and_settles(docker_registries: Registries, 
     judged(one, target, "one:latest", tmp_path)
     assert identical(fetch_http(target, "deep/er/two", "v1"), two.contents())
     assert len(fetch_http(target, "multi", "v1")) == 5, "index, manifest, config and two layers"
-    trimmed = skopeo("inspect", "--raw", "--tls-verify=false", f"docker://{target}/multi:v1", home=tmp_path)
+    trimmed = skopeo(
+        "inspect", "--raw", "--tls-verify=false", f"docker://{target}/multi:v1", home=tmp_path
+    )
     assert digest_of(trimmed) in {each["digest"] for each in first.images}
     second = run_regsync("sync", "--json", "-q", "-c", str(path))
     assert (second.status, second.statuses()) == (0, ["skipped"] * 4)
@@ -116,7 +135,13 @@ def test_a_sync_selects_trims_mounts_and_settles(docker_registries: Registries, 
 def test_within_one_registry_blobs_are_mounted(docker_registry: str, seed: Seed) -> None:
     image = seed.image(sizes=(OCTETS,))
     push_http(image, docker_registry, "app", "v1")
-    arguments = ("copy", "--json", "--no-artifacts", f"{docker_registry}/app:v1", f"{docker_registry}/b/c:v1")
+    arguments = (
+        "copy",
+        "--json",
+        "--no-artifacts",
+        f"{docker_registry}/app:v1",
+        f"{docker_registry}/b/c:v1",
+    )
     ran = run_regsync(*arguments)
     assert ran.status == 0
     assert identical(fetch_http(docker_registry, "b/c", "v1"), image.contents())
@@ -156,14 +181,24 @@ def test_a_login_from_the_docker_configuration(
     counted = ran.totals["requests"]
     # The first request to a registry goes bare and is asked to log in; nothing else is asked twice.
     assert counted[source] == {"blob_get": 3, "manifest_get": 2}
-    assert counted[target] == {"manifest_head": 2, "manifest_put": 1, "upload_body": 3, "upload_start": 3}
+    assert counted[target] == {
+        "manifest_head": 2,
+        "manifest_put": 1,
+        "upload_body": 3,
+        "upload_start": 3,
+    }
 
 
 @pytest.mark.slow
-def test_a_wrong_password_is_status_4_with_its_remedy(docker_registries: Registries, seed: Seed) -> None:
+def test_a_wrong_password_is_status_4_with_its_remedy(
+    docker_registries: Registries, seed: Seed
+) -> None:
     source, target = docker_registries(), docker_registries(htpasswd=HTPASSWD)
     push_http(seed.image(), source, "app", "v1")
-    wrong = {"auth_type": "basic", "credentials": {"username": USER, "password": "not the password"}}
+    wrong = {
+        "auth_type": "basic",
+        "credentials": {"username": USER, "password": "not the password"},
+    }
     config = {"registries": {"t": {"url": target, **wrong}}, "mappings": []}
     ran = copy(source, target, "-c", "-", stdin=json.dumps(config))
     assert ran.status == 4
@@ -172,11 +207,15 @@ def test_a_wrong_password_is_status_4_with_its_remedy(docker_registries: Registr
     assert f"{target}/app:v1" in line
     assert "hint: " in ran.err
     assert "not the password" not in ran.err + ran.out
-    assert ran.totals["requests"][target] == {"manifest_head": 2}, "a wrong password is not tried twice"
+    assert ran.totals["requests"][target] == {"manifest_head": 2}, (
+        "a wrong password is not tried twice"
+    )
 
 
 @pytest.mark.slow
-def test_no_login_where_one_is_needed_is_status_4(docker_registries: Registries, seed: Seed) -> None:
+def test_no_login_where_one_is_needed_is_status_4(
+    docker_registries: Registries, seed: Seed
+) -> None:
     source, target = docker_registries(htpasswd=HTPASSWD), docker_registries()
     push_http(seed.image(), source, "app", "v1", authorization=LOGIN)
     ran = copy(source, target)
@@ -200,7 +239,10 @@ def test_tls_with_an_authority_of_ones_own(
     image = seed.image(sizes=(OCTETS, 12))
     push_http(image, source, "app", "v1", context=context)
     more = {"ca_file": str(bundle)} if trust == "ca_file" else {}
-    registries = {name: {"url": f"https://{address}", **more} for name, address in (("s", source), ("t", target))}
+    registries = {
+        name: {"url": f"https://{address}", **more}
+        for name, address in (("s", source), ("t", target))
+    }
     text = json.dumps({"registries": registries, "mappings": []})
     environment = {"SSL_CERT_FILE": str(bundle)} if trust == "SSL_CERT_FILE" else {}
     ran = copy(source, target, "-c", "-", stdin=text, env=environment)
@@ -225,7 +267,9 @@ def test_a_plain_registry_where_tls_was_configured_is_said(docker_registries: Re
 
 
 @pytest.mark.slow
-def test_a_tag_that_is_not_there_is_said_in_the_registrys_words(docker_registries: Registries) -> None:
+def test_a_tag_that_is_not_there_is_said_in_the_registrys_words(
+    docker_registries: Registries,
+) -> None:
     source, target = docker_registries(), docker_registries()
     ran = copy(source, target, where="none/app:v1")
     assert ran.status == 2
@@ -237,19 +281,27 @@ def test_a_tag_that_is_not_there_is_said_in_the_registrys_words(docker_registrie
 def test_what_breaks_in_front_of_real_registries_goes_on_or_begins_again(
     docker_registries: Registries, serve: Start, seed: Seed
 ) -> None:
-    """2.8.2 gives the rest of a blob by Range, and forgets an upload whose body broke: it is asked that once."""
+    """2.8.2 gives the rest of a blob by Range, and forgets an upload whose body broke: it is asked
+    that once.
+    """
     source, target = (serve(Proxy(f"http://{docker_registries()}")) for _ in range(2))
     image = seed.image(layers=[seed.blob(3 << 20), seed.blob(2 << 20)])
     push_http(image, source.address, "app", "v1")
     large, other = sorted(image.blobs, key=lambda digest: -len(image.blobs[digest]))[:2]
     source.app.faults.on("GET", "blob", reference=large).first().drop(after=2 << 20, of="response")
-    target.app.faults.on("PUT", "upload", query={"digest": other}).first().drop(after=1 << 20, of="request")
+    target.app.faults.on("PUT", "upload", query={"digest": other}).first().drop(
+        after=1 << 20, of="request"
+    )
     ran = copy(source.address, target.address)
     assert (ran.status, ran.failed) == (0, []), ran.err
     assert identical(fetch_http(target.address, "app", "v1"), image.contents())
-    ranges = [each.header("range") for each in source.journal.matching("GET", "blob", reference=large)]
+    ranges = [
+        each.header("range") for each in source.journal.matching("GET", "blob", reference=large)
+    ]
     assert ranges[:2] == ["", f"bytes={2 << 20}-"]
     assert target.journal.matching("PUT", "upload", query={"digest": large}).bytes_in() == 3 << 20
     asked = only(target.journal.matching("GET", "upload"))
     assert asked.status == 404
-    assert target.journal.matching("PUT", "upload", query={"digest": other}).bytes_in() == (2 << 20) + (1 << 20)
+    assert target.journal.matching("PUT", "upload", query={"digest": other}).bytes_in() == (
+        2 << 20
+    ) + (1 << 20)

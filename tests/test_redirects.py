@@ -25,7 +25,16 @@ def transport_of(wires: dict[Origin, list[Wire]]) -> Transport:
     def log(*_: object, **__: object) -> None:
         pass
 
-    made = Transport(Edge(environ={}, home=None, read=lambda path: None, chance=lambda: 0.5, wall=lambda: 0.0, log=log))
+    made = Transport(
+        Edge(
+            environ={},
+            home=None,
+            read=lambda path: None,
+            chance=lambda: 0.5,
+            wall=lambda: 0.0,
+            log=log,
+        )
+    )
 
     async def dial(by: str, origin: Origin) -> Stream:
         await anyio.lowlevel.checkpoint()
@@ -39,7 +48,13 @@ def transport_of(wires: dict[Origin, list[Wire]]) -> Transport:
 
 def registry(host: str = "registry.test") -> Registry:
     return Registry(
-        alias="r", scheme="http", host=host, port=80, kind="unknown", auth_type="anonymous", max_concurrent=2
+        alias="r",
+        scheme="http",
+        host=host,
+        port=80,
+        kind="unknown",
+        auth_type="anonymous",
+        max_concurrent=2,
     )
 
 
@@ -59,7 +74,11 @@ async def test_registrys_connection_serves_others_while_storage_sends_the_blob()
 
 @pytest.mark.parametrize(
     "rest",
-    [(b"9\r\n\r\nmov", End.EOF), (b"9\r\n\r\nmov", End.RESET), (b"100000\r\n\r\n" + bytes(100_000),)],
+    [
+        (b"9\r\n\r\nmov", End.EOF),
+        (b"9\r\n\r\nmov", End.RESET),
+        (b"100000\r\n\r\n" + bytes(100_000),),
+    ],
     ids=["cut", "reset", "long"],
 )
 async def test_body_of_a_redirect_says_nothing(rest: tuple[Item, ...]) -> None:
@@ -92,13 +111,21 @@ async def test_chain_of_redirects_is_bounded_and_leaves_nothing_open() -> None:
     ],
 )
 async def test_each_hop_is_judged_by_the_one_before_it(host: str, end: str, words: str) -> None:
-    """What the registry itself might name, http or a neighbour of its own, a storage on the way may not."""
+    """What the registry itself might name, http or a neighbour of its own, a storage on the way may
+    not.
+    """
 
     def moved(place: str) -> Wire:
-        return Wire(answers=((f"HTTP/1.1 307 Moved\r\nLocation: {place}\r\nContent-Length: 0\r\n\r\n".encode(),),))
+        return Wire(
+            answers=(
+                (f"HTTP/1.1 307 Moved\r\nLocation: {place}\r\nContent-Length: 0\r\n\r\n".encode(),),
+            )
+        )
 
     first, storage = moved("https://storage.test/x"), moved(end)
-    transport = transport_of({Origin("http", host, 80): [first], Origin("https", "storage.test", 443): [storage]})
+    transport = transport_of(
+        {Origin("http", host, 80): [first], Origin("https", "storage.test", 443): [storage]}
+    )
     with pytest.raises(ProtocolBroken, match=words):
         async with transport.opened(transport.host(registry(host)), GET, (200,)):
             pass

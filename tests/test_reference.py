@@ -43,7 +43,10 @@ def test_every_example_is_valid_as_it_is_written(name: str, row: object) -> None
     registry = {"url": "mine.example"}
     sections = {
         "config": {},
-        "registry": {**registry, **({"auth_type": "static_token"} if field.name == "token" else {})},
+        "registry": {
+            **registry,
+            **({"auth_type": "static_token"} if field.name == "token" else {}),
+        },
         "credentials": {"username": "u", "password": "p"},
         "mapping": routes,
         "tags": {"sort": "alpha"},
@@ -52,11 +55,20 @@ def test_every_example_is_valid_as_it_is_written(name: str, row: object) -> None
     }
     section = {**sections[name], field.name: value}
     basic = {"auth_type": "basic", "credentials": section} if name == "credentials" else {}
-    mapping = section if name == "mapping" else {**routes, **({name: section} if name in ("tags", "artifacts") else {})}
+    mapping = (
+        section
+        if name == "mapping"
+        else {**routes, **({name: section} if name in ("tags", "artifacts") else {})}
+    )
     whole = {
-        "registries": {"hub": {"url": "hub.example"}, "mine": section if name == "registry" else {**registry, **basic}},
+        "registries": {
+            "hub": {"url": "hub.example"},
+            "mine": section if name == "registry" else {**registry, **basic},
+        },
         "mappings": [mapping],
         **({"global": section} if name == "global" else section if name == "config" else {}),
     }
     environ = {"REGISTRY_TOKEN": "t", "MIRROR_PASSWORD": "p"}
-    assert config.load(json.dumps(whole).encode(), name="c", environ=environ, base_dir="/x", home=None).mappings
+    assert config.load(
+        json.dumps(whole).encode(), name="c", environ=environ, base_dir="/x", home=None
+    ).mappings

@@ -1,4 +1,5 @@
-"""What the harness has about referrers: registries of every kind, families to put there, the walk that compares.
+"""What the harness has about referrers: registries of every kind, families to put there, the walk
+that compares.
 
 The walk is what the program is judged by, so it is shown to see each thing that may be wrong.
 """
@@ -13,7 +14,15 @@ import pytest
 
 from conformance import checks
 from conformance.app import App
-from conformance.attachments import FAMILIES, Family, fallback_lists, family, has_api, plain, referrers_tag
+from conformance.attachments import (
+    FAMILIES,
+    Family,
+    fallback_lists,
+    family,
+    has_api,
+    plain,
+    referrers_tag,
+)
 from conformance.exchange import Site
 from conformance.graphs import Graph, equal, listed, reader, walk
 from conformance.images import Image, Seed
@@ -22,7 +31,11 @@ from conformance.personas import PERSONAS, Provider, imitate, persona
 from conformance.referring import LATE
 from conformance.storage import OCI_INDEX
 
-KINDS = [name for name in PERSONAS if name.startswith(("referrers-", "unknown-"))] + ["strict", "distribution", "old"]
+KINDS = [name for name in PERSONAS if name.startswith(("referrers-", "unknown-"))] + [
+    "strict",
+    "distribution",
+    "old",
+]
 WITH_API = {name for name in KINDS if name.startswith("referrers-")} | {"strict"}
 
 
@@ -86,7 +99,9 @@ def test_a_subject_is_announced_where_the_row_says_so(name: str, seed: Seed) -> 
     headers = [("Content-Type", artifact.media_type)]
     answer = app.request("PUT", f"/v2/app/manifests/{artifact.top}", headers, artifact.body)
     assert answer.status == 201
-    announced = name == "unknown-referrers-announced" or (name in WITH_API and name != "referrers-unannounced")
+    announced = name == "unknown-referrers-announced" or (
+        name in WITH_API and name != "referrers-unannounced"
+    )
     assert answer.header("OCI-Subject") == (image.top if announced else "")
 
 
@@ -127,7 +142,10 @@ def test_a_referrer_is_listed_late(seed: Seed) -> None:
     for digest, data in artifact.blobs.items():
         app.add_blob("app", data, digest)
     put = app.request(
-        "PUT", f"/v2/app/manifests/{artifact.top}", [("Content-Type", artifact.media_type)], artifact.body
+        "PUT",
+        f"/v2/app/manifests/{artifact.top}",
+        [("Content-Type", artifact.media_type)],
+        artifact.body,
     )
     assert put.header("OCI-Subject") == image.top
     for seconds, count in ((0.0, 1), (LATE - 1, 1), (1.0, 2)):
@@ -171,7 +189,9 @@ def test_a_family_hangs_together_at_every_kind(kind: str, name: str) -> None:
         for part in (made.image, *made.sample.attached, *made.sample.tagged.values())
         for digest in part.contents()
     }
-    assert graph.tags == {tag: image.top for tag, image in made.sample.tagged.items() if not tag.endswith("0" * 64)}
+    assert graph.tags == {
+        tag: image.top for tag, image in made.sample.tagged.items() if not tag.endswith("0" * 64)
+    }
     subjects = {each.document["subject"]["digest"] for each in made.sample.attached}
     assert graph.referrers.keys() == subjects
     assert bool(graph.lists) == (kind not in WITH_API and bool(subjects))
@@ -260,7 +280,10 @@ def test_a_walk_sees_a_cosign_tag_that_names_another_or_is_missing() -> None:
 def test_two_kinds_are_equal_when_all_is_there() -> None:
     for name in FAMILIES:
         made = family(name)
-        assert equal(whole(at("referrers-in-pages", made), made), whole(at("unknown-200-in-html", made), made))
+        assert equal(
+            whole(at("referrers-in-pages", made), made),
+            whole(at("unknown-200-in-html", made), made),
+        )
 
 
 def twice(entries: list[Any]) -> None:

@@ -1,4 +1,6 @@
-"""`sync --dry-run` and `analyze`: nothing is changed, and what they foretell is what a run then does."""
+"""`sync --dry-run` and `analyze`: nothing is changed, and what they foretell is what a run then
+does.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,11 @@ from tests.ends import Ran, Start, document, run_regsync, tags
 
 
 def command(
-    directory: Path, what: str, registries: Mapping[str, Any], *mappings: Mapping[str, Any], more: str = "--json"
+    directory: Path,
+    what: str,
+    registries: Mapping[str, Any],
+    *mappings: Mapping[str, Any],
+    more: str = "--json",
 ) -> Ran:
     file = directory / "mirror.yaml"
     file.write_text(document(registries, *mappings))
@@ -41,7 +47,11 @@ def shared_base(source: Server) -> list[dict[str, Any]]:
 
 
 def changed_nothing(*servers: Server) -> bool:
-    return all(not server.journal.matching(method) for server in servers for method in ("POST", "PUT", "PATCH"))
+    return all(
+        not server.journal.matching(method)
+        for server in servers
+        for method in ("POST", "PUT", "PATCH")
+    )
 
 
 def test_a_dry_run_foretells_what_the_run_then_does(tmp_path: Path, serve: Start) -> None:
@@ -69,7 +79,9 @@ def test_a_dry_run_over_a_finished_one_skips_everything(tmp_path: Path, serve: S
     assert source.journal.summary() == target.journal.summary() == {"HEAD manifest": 7}
 
 
-def test_a_dry_run_says_per_mapping_and_image_what_would_happen(tmp_path: Path, serve: Start) -> None:
+def test_a_dry_run_says_per_mapping_and_image_what_would_happen(
+    tmp_path: Path, serve: Start
+) -> None:
     source, target = serve(), serve()
     shared_base(source)
     ends = {"source": source, "target": target}
@@ -98,7 +110,9 @@ def test_a_dry_run_asks_for_no_more_than_pull(tmp_path: Path, serve: Start) -> N
 
 
 @pytest.mark.parametrize("filled", [False, True], ids=["cold", "done"])
-def test_an_analysis_counts_shares_mounts_and_requests(tmp_path: Path, serve: Start, filled: bool) -> None:
+def test_an_analysis_counts_shares_mounts_and_requests(
+    tmp_path: Path, serve: Start, filled: bool
+) -> None:
     source, target = serve(), serve(single_post=False)
     mappings, ends = shared_base(source), {"source": source, "target": target}
     if filled:
@@ -124,7 +138,9 @@ def test_an_analysis_counts_shares_mounts_and_requests(tmp_path: Path, serve: St
 def test_an_analysis_is_readable(tmp_path: Path, serve: Start) -> None:
     source, target = serve(), serve()
     mappings = shared_base(source)
-    told = command(tmp_path, "analyze", {"source": source, "target": target}, *mappings, more="-q").out
+    told = command(
+        tmp_path, "analyze", {"source": source, "target": target}, *mappings, more="-q"
+    ).out
     assert told.startswith("Images: 7\nBlobs: ")
     assert f"Target {target.address}: " in told
     assert "4 mounts possible" in told

@@ -121,7 +121,11 @@ def test_the_lines_of_an_image_are_the_specifications() -> None:
 def filled() -> Report:
     made = report("skipped", "skipped", SOURCE)
     made.interrupted = False
-    made.outcomes.append(outcome("synced", transferred=("a", "b"), mounted=3, skipped=1, bytes=1500, duration=1.23456))
+    made.outcomes.append(
+        outcome(
+            "synced", transferred=("a", "b"), mounted=3, skipped=1, bytes=1500, duration=1.23456
+        )
+    )
     made.outcomes.append(outcome("synced", transferred=("b",), mounted=1, bytes=500))
     made.outcomes.append(outcome("failed", AUTH, transferred=("c",), bytes=50))
     return made
@@ -233,7 +237,8 @@ def test_mappings_are_told_in_the_order_of_the_configuration() -> None:
     assert [each["from"] for each in told["mappings"]] == ["first", "second"]
 
 
-# --- causes that images share -------------------------------------------------------------------------
+# --- causes that images share
+# -------------------------------------------------------------------------
 
 
 def refused(repository: str, message: str, host: str = "t.example") -> RegistryError:
@@ -244,7 +249,10 @@ def refused(repository: str, message: str, host: str = "t.example") -> RegistryE
 
 def test_what_fails_alike_is_counted_once_and_what_fails_alone_is_not() -> None:
     made = report("synced", "skipped", AUTH, CONTENT, CONTENT, CONTENT, SOURCE, INTERNAL, INTERNAL)
-    assert made.causes() == [(3, "CONTENT_ERROR: wrong digest"), (2, "INTERNAL_ERROR: this should not happen")]
+    assert made.causes() == [
+        (3, "CONTENT_ERROR: wrong digest"),
+        (2, "INTERNAL_ERROR: this should not happen"),
+    ]
 
 
 def test_causes_are_told_apart_by_code_host_and_words_and_not_by_the_repositorys_name() -> None:
@@ -264,7 +272,8 @@ def test_causes_are_told_apart_by_code_host_and_words_and_not_by_the_repositorys
     ]
 
 
-# --- the published schema, against what is really written ----------------------------------------------
+# --- the published schema, against what is really written
+# ----------------------------------------------
 
 
 def closed(shape: Any) -> Any:
@@ -280,7 +289,9 @@ def closed(shape: Any) -> Any:
 
 
 def check(name: str, written: dict[str, Any]) -> None:
-    """Hold one document to the schema, to the shape of its name alone, and to no other field than named."""
+    """Hold one document to the schema, to the shape of its name alone, and to no other field than
+    named.
+    """
     published = schema()
     Draft202012Validator.check_schema(published)
     Draft202012Validator(published).validate(written)
@@ -312,12 +323,16 @@ def mixed_run(source: Server, target: Server) -> Ran:
         return Response(503) if ill else None
 
     target.app.intercept = intercept
-    run_regsync("copy", f"{source.address}/app:v1", f"{target.address}/app:v1", "--no-artifacts", "-q")
+    run_regsync(
+        "copy", f"{source.address}/app:v1", f"{target.address}/app:v1", "--no-artifacts", "-q"
+    )
     return run_regsync("sync", "--json", "-q", "-c", "-", stdin=config)
 
 
 @pytest.mark.provokes("tag_asked_twice")  # two mappings that read one tag: a defect
-def test_a_run_of_every_outcome_is_as_published_and_retries_are_real(source: Server, target: Server) -> None:
+def test_a_run_of_every_outcome_is_as_published_and_retries_are_real(
+    source: Server, target: Server
+) -> None:
     ran = mixed_run(source, target)
     check("report", ran.report)
     found = {each["target"].partition("/")[2]: each for each in ran.images}
@@ -338,13 +353,19 @@ def test_a_run_of_every_outcome_is_as_published_and_retries_are_real(source: Ser
         "retries": 4,
     }
     assert target.journal.count("POST", "upload_start", status=503) >= 5
-    assert found["part:v1"]["source_digest"] == found["multi:v1"]["digest"] != found["part:v1"]["digest"]
+    assert (
+        found["part:v1"]["source_digest"]
+        == found["multi:v1"]["digest"]
+        != found["part:v1"]["digest"]
+    )
     assert "source_digest" not in found["multi:v1"]
     assert all(sum(each["artifacts"].values()) == 0 for each in ran.images)
 
 
 @pytest.mark.provokes("tag_asked_twice")  # two mappings that read one tag: a defect
-def test_the_number_of_requests_in_the_report_is_that_of_the_journal(source: Server, target: Server) -> None:
+def test_the_number_of_requests_in_the_report_is_that_of_the_journal(
+    source: Server, target: Server
+) -> None:
     ran = mixed_run(source, target)
     before = 0
     for server in (source, target):
@@ -353,7 +374,9 @@ def test_the_number_of_requests_in_the_report_is_that_of_the_journal(source: Ser
         # The copy before the sync is in the journal, too.
         assert told < seen
         before += seen - told
-    copied = run_regsync("copy", "--json", "--no-artifacts", f"{source.address}/app:v1", f"{target.address}/x")
+    copied = run_regsync(
+        "copy", "--json", "--no-artifacts", f"{source.address}/app:v1", f"{target.address}/x"
+    )
     assert sum(sum(each.values()) for each in copied.totals["requests"].values()) == before
     check("report", copied.report)
 
@@ -379,13 +402,19 @@ def test_what_is_not_attempted_is_said_as_published(words: tuple[str, ...], stdi
 def test_what_a_run_would_do_and_cost_is_as_published(source: Server, target: Server) -> None:
     assert isinstance(source.app, App)
     Seed(1).image().load_into(source.app, "app", tag="v1")
-    run_regsync("copy", f"{source.address}/app:v1", f"{target.address}/app:v1", "--no-artifacts", "-q")
+    run_regsync(
+        "copy", f"{source.address}/app:v1", f"{target.address}/app:v1", "--no-artifacts", "-q"
+    )
     Seed(4).image().load_into(source.app, "app", "v2", "v3")
     config = written({"source": source, "target": target}, {"from": "app", "tags": tags("v*")})
     planned = run_regsync("sync", "--dry-run", "--json", "-q", "-c", "-", stdin=config).report
     check("report", planned)
     assert planned["dry_run"] is True
-    assert sorted(each["status"] for each in planned["images"]) == ["skipped", "would_sync", "would_sync"]
+    assert sorted(each["status"] for each in planned["images"]) == [
+        "skipped",
+        "would_sync",
+        "would_sync",
+    ]
     check("analysis", run_regsync("analyze", "--json", "-q", "-c", "-", stdin=config).report)
 
 

@@ -1,7 +1,9 @@
-"""What breaks in the middle of a blob goes on where it broke: design.md section 6, rule 16, counted on the wire.
+"""What breaks in the middle of a blob goes on where it broke: design.md section 6, rule 16, counted
+on the wire.
 
-Registries and the program share one loop on a clock that jumps (`ends.virtual`). The target is strict, which
-keeps what came of a broken body as distribution 3 does, or one that forgets, as 2.8.2 does.
+Registries and the program share one loop on a clock that jumps (`ends.virtual`). The target is
+strict, which keeps what came of a broken body as distribution 3 does, or one that forgets, as 2.8.2
+does.
 """
 
 from __future__ import annotations
@@ -49,7 +51,11 @@ def pulls(place: Place, digest: str) -> list[Entry]:
 
 
 def sends(place: Place, digest: str) -> list[Entry]:
-    return [each for each in place.journal.matching("PUT", "upload") if each.query.get("digest") == digest]
+    return [
+        each
+        for each in place.journal.matching("PUT", "upload")
+        if each.query.get("digest") == digest
+    ]
 
 
 def arrived(image: Image, target: Place, ran: Ran) -> None:
@@ -63,11 +69,15 @@ def arrived(image: Image, target: Place, ran: Ran) -> None:
 
 @pytest.mark.parametrize("reset", [False, True])
 @pytest.mark.parametrize("after", [1, 300_000, SIZE - 1])
-async def test_a_broken_source_body_goes_on_while_the_put_stays_open(after: int, reset: bool) -> None:
+async def test_a_broken_source_body_goes_on_while_the_put_stays_open(
+    after: int, reset: bool
+) -> None:
     async with virtual() as world:
         source, target = world.registry("source.test"), world.registry("target.test")
         image, digest = load(source, SIZE)
-        source.app.faults.on("GET", "blob", reference=digest).first().drop(after=after, of="response", reset=reset)
+        source.app.faults.on("GET", "blob", reference=digest).first().drop(
+            after=after, of="response", reset=reset
+        )
         arrived(image, target, await world.copy(source, target))
         first, rest = pulls(source, digest)
         assert first.header("range") == ""
@@ -94,12 +104,21 @@ async def test_a_source_that_breaks_every_mebibyte_is_read_once() -> None:
 
 
 @pytest.mark.parametrize(("resumable", "again"), [(False, 2), (True, 4)])
-async def test_a_source_that_breaks_without_progress_is_given_up(resumable: bool, again: int) -> None:
-    """Five attempts without a mebibyte between them; then the blob begins again twice, or goes on five times."""
+async def test_a_source_that_breaks_without_progress_is_given_up(
+    resumable: bool, again: int
+) -> None:
+    """Five attempts without a mebibyte between them; then the blob begins again twice, or goes on
+    five times.
+    """
     async with virtual() as world:
-        source, target = world.registry("source.test"), world.registry("target.test", resumable=resumable)
+        source, target = (
+            world.registry("source.test"),
+            world.registry("target.test", resumable=resumable),
+        )
         _, digest = load(source, SIZE)
-        source.app.faults.on("GET", "blob", reference=digest, header={"Range": "*"}).drop(of="response", after=0)
+        source.app.faults.on("GET", "blob", reference=digest, header={"Range": "*"}).drop(
+            of="response", after=0
+        )
         source.app.faults.on("GET", "blob", reference=digest).drop(of="response", after=MIB)
         ran = await world.copy(source, target)
         assert ran.status == 2
@@ -112,7 +131,9 @@ class _Whole(App):
     """A registry without ranges: 200, and all of it."""
 
     def start(self, request: Request) -> Answer | Reception:
-        request.headers = [(name, value) for name, value in request.headers if name.lower() != "range"]
+        request.headers = [
+            (name, value) for name, value in request.headers if name.lower() != "range"
+        ]
         return super().start(request)
 
 
@@ -151,16 +172,24 @@ async def test_only_the_right_rest_is_taken_else_the_blob_begins_again(how: str)
 
 async def test_a_source_is_waited_for_no_longer_than_twenty_seconds() -> None:
     async with virtual() as world:
-        source, target = world.registry("source.test"), world.registry("target.test", resumable=False)
+        source, target = (
+            world.registry("source.test"),
+            world.registry("target.test", resumable=False),
+        )
         image, digest = load(source, SIZE)
         faults = source.app.faults
         faults.on("GET", "blob", reference=digest).first().drop(after=MIB, of="response")
-        faults.on("GET", "blob", reference=digest, header={"Range": "*"}).first().status(503, retry_after=15)
-        faults.on("GET", "blob", reference=digest, header={"Range": "*"}).first().status(503, retry_after=15)
+        faults.on("GET", "blob", reference=digest, header={"Range": "*"}).first().status(
+            503, retry_after=15
+        )
+        faults.on("GET", "blob", reference=digest, header={"Range": "*"}).first().status(
+            503, retry_after=15
+        )
         began = anyio.current_time()
         arrived(image, target, await world.copy(source, target))
         broken, _ = sends(target, digest)
-        # The fourth begins anew, when the window opens again: the registry has asked for that of everybody.
+        # The fourth begins anew, when the window opens again: the registry has asked for that of
+        # everybody.
         assert [round(each.time - began) for each in pulls(source, digest)] == [0, 0, 15, 30]
         assert broken.status is None
 
@@ -182,7 +211,9 @@ async def test_the_rest_of_a_blob_behind_a_redirect_is_asked_for_at_the_registry
         assert [each.header("range") for each in asked] == ["", *ranges]
         given_out = [each for each in storage.journal.entries if digest[7:] in each.target]
         assert [each.header("range") for each in given_out] == ["", *ranges]
-        assert len({each.target for each in given_out}) == 1 + (given_out[0].target != given_out[1].target)
+        assert len({each.target for each in given_out}) == 1 + (
+            given_out[0].target != given_out[1].target
+        )
 
 
 @pytest.mark.parametrize("size", [2 * MIB, 500])
@@ -228,7 +259,9 @@ async def test_a_target_that_kept_a_part_gets_the_rest(often: int) -> None:
         source, target = world.registry("source.test"), world.registry("target.test")
         image, digest = load(source, SIZE)
         kept = 2 * MIB + 1234
-        target.app.faults.on("PUT", "upload", query={"digest": digest}).first().drop(after=kept, of="request")
+        target.app.faults.on("PUT", "upload", query={"digest": digest}).first().drop(
+            after=kept, of="request"
+        )
         arrived(image, target, await world.copy(source, target))
         broken, rest = sends(target, digest)
         assert rest.header("content-range") == f"{kept}-{SIZE - 1}"
@@ -245,17 +278,25 @@ async def test_a_target_that_kept_a_part_gets_the_rest(often: int) -> None:
 
 @pytest.mark.parametrize("form", ["distribution3", "strict"])
 async def test_a_whole_body_whose_answer_got_lost_is_not_sent_again(form: str, often: int) -> None:
-    """I7: the registry died between the last byte and the commit: asked by HEAD, then closed by an empty PUT."""
+    """I7: the registry died between the last byte and the commit: asked by HEAD, then closed by an
+    empty PUT.
+    """
     async with virtual() as world:
         source = world.registry("source.test")
         provider = world.persona(form)
         image, digest = load(source, SIZE)
-        provider.faults.on("PUT", "upload", query={"digest": digest}).first().drop(after=SIZE, of="request")
+        provider.faults.on("PUT", "upload", query={"digest": digest}).first().drop(
+            after=SIZE, of="request"
+        )
         registries = {"source": source, "target": f"https://{provider.row.hosts['registry']}"}
         began = anyio.current_time()
         ran = await world.sync(registries, {"from": "app", "tags": tags("v1")})
         assert ran.status == 0, ran.err
-        puts = [each for each in provider.journal.matching("PUT", "upload") if each.query.get("digest") == digest]
+        puts = [
+            each
+            for each in provider.journal.matching("PUT", "upload")
+            if each.query.get("digest") == digest
+        ]
         assert [each.request_bytes for each in puts] == [SIZE, 0]
         assert puts[1].header("content-range") == ""
         heads = provider.journal.matching("HEAD", "blob", reference=digest)
@@ -273,9 +314,13 @@ async def test_an_error_behind_the_last_byte_is_asked_about(committed: bool) -> 
         failing = target.app.faults.on("PUT", "upload", query={"digest": digest}).first()
         failing.status(503, at="answer") if committed else failing.status(503, early=False)
         arrived(image, target, await world.copy(source, target))
-        assert [each.request_bytes for each in sends(target, digest)] == [SIZE] * (1 if committed else 2)
+        assert [each.request_bytes for each in sends(target, digest)] == [SIZE] * (
+            1 if committed else 2
+        )
         heads = target.journal.matching("HEAD", "blob", reference=digest)
-        assert [round(each.time - heads[0].time) for each in heads] == ([0] if committed else [0, 1, 4])
+        assert [round(each.time - heads[0].time) for each in heads] == (
+            [0] if committed else [0, 1, 4]
+        )
         target.journal.matching("GET", "upload").none()
 
 
@@ -283,7 +328,9 @@ async def test_a_target_that_is_away_for_a_while_is_asked_again_what_it_kept(oft
     async with virtual() as world:
         source, target = world.registry("source.test"), world.registry("target.test")
         image, digest = load(source, SIZE)
-        target.app.faults.on("PUT", "upload", query={"digest": digest}).first().drop(after=2 * MIB, of="request")
+        target.app.faults.on("PUT", "upload", query={"digest": digest}).first().drop(
+            after=2 * MIB, of="request"
+        )
         target.app.faults.on("GET", "upload").first(3).status(503, retry_after=2)
         arrived(image, target, await world.copy(source, target))
         assert [each.request_bytes for each in sends(target, digest)] == [2 * MIB, SIZE - 2 * MIB]
@@ -294,20 +341,32 @@ async def test_a_target_that_breaks_again_and_again_gets_every_byte_once(often: 
     async with virtual() as world:
         source, target = world.registry("source.test"), world.registry("target.test")
         image, digest = load(source, SIZE)
-        target.app.faults.on("PUT", "upload", query={"digest": digest}).first(4).drop(after=600_000, of="request")
+        target.app.faults.on("PUT", "upload", query={"digest": digest}).first(4).drop(
+            after=600_000, of="request"
+        )
         arrived(image, target, await world.copy(source, target))
-        assert [each.request_bytes for each in sends(target, digest)] == [600_000] * 4 + [SIZE - 2_400_000]
+        assert [each.request_bytes for each in sends(target, digest)] == [600_000] * 4 + [
+            SIZE - 2_400_000
+        ]
         target.journal.matching("POST", "upload_start").exactly(len(image.blobs))
 
 
 async def test_a_target_that_forgot_is_asked_once_and_gets_the_blob_again() -> None:
     async with virtual() as world:
-        source, target = world.registry("source.test"), world.registry("target.test", resumable=False)
+        source, target = (
+            world.registry("source.test"),
+            world.registry("target.test", resumable=False),
+        )
         image, _ = load(source, SIZE, 2 * MIB)
         for digest, body in image.blobs.items():
             if len(body) > MIB:
-                target.app.faults.on("PUT", "upload", query={"digest": digest}).first().drop(after=MIB, of="request")
-        registries = {"source": {"url": source.url}, "target": {"url": target.url, "max_concurrent": 3}}
+                target.app.faults.on("PUT", "upload", query={"digest": digest}).first().drop(
+                    after=MIB, of="request"
+                )
+        registries = {
+            "source": {"url": source.url},
+            "target": {"url": target.url, "max_concurrent": 3},
+        }
         ran = await world.sync(registries, {"from": "app", "tags": tags("v1")})
         assert ran.status == 0, ran.err
         assert held(target, "app", image)
@@ -321,10 +380,15 @@ async def test_a_target_that_forgot_is_asked_once_and_gets_the_blob_again() -> N
 async def test_a_blob_begins_again_at_most_twice() -> None:
     """The last time in the other dialect."""
     async with virtual() as world:
-        source, target = world.registry("source.test"), world.registry("target.test", resumable=False)
+        source, target = (
+            world.registry("source.test"),
+            world.registry("target.test", resumable=False),
+        )
         _, digest = load(source, SIZE)
         for method in ("PUT", "PATCH"):
-            target.app.faults.on(method, "upload", where=lambda asked: asked.length() == SIZE).drop(after=MIB)
+            target.app.faults.on(method, "upload", where=lambda asked: asked.length() == SIZE).drop(
+                after=MIB
+            )
         ran = await world.copy(source, target)
         assert ran.status == 2
         assert len(sends(target, digest)) == 2
@@ -332,12 +396,16 @@ async def test_a_blob_begins_again_at_most_twice() -> None:
         target.journal.matching("GET", "upload").exactly(1)
 
 
-@pytest.mark.parametrize("said", ["0-0", "", "5-10", f"0-{10 * SIZE}", "0-99999999999999999999999999", "none"])
+@pytest.mark.parametrize(
+    "said", ["0-0", "", "5-10", f"0-{10 * SIZE}", "0-99999999999999999999999999", "none"]
+)
 async def test_a_status_that_says_nothing_of_use_lets_the_blob_begin_again(said: str) -> None:
     async with virtual() as world:
         source, target = world.registry("source.test"), world.registry("target.test")
         image, digest = load(source, SIZE)
-        target.app.faults.on("PUT", "upload", query={"digest": digest}).first().drop(after=MIB, of="request")
+        target.app.faults.on("PUT", "upload", query={"digest": digest}).first().drop(
+            after=MIB, of="request"
+        )
         target.app.faults.on("GET", "upload").lie(headers={"Range": said})
         arrived(image, target, await world.copy(source, target))
         assert [each.request_bytes for each in sends(target, digest)] == [MIB, SIZE]
@@ -346,27 +414,39 @@ async def test_a_status_that_says_nothing_of_use_lets_the_blob_begin_again(said:
 @pytest.mark.provokes("bytes_not_of_digest")
 @pytest.mark.parametrize("form", ["strict", "distribution3"])
 async def test_a_rest_that_does_not_fit_lets_the_blob_begin_again(form: str, often: int) -> None:
-    """Too little is said (zot): a strict registry answers 416, distribution 3 finds another digest, 400."""
+    """Too little is said (zot): a strict registry answers 416, distribution 3 finds another digest,
+    400.
+    """
     async with virtual() as world:
         source, provider = world.registry("source.test"), world.persona(form)
         image, digest = load(source, SIZE)
-        provider.faults.on("PUT", "upload", query={"digest": digest}).first().drop(after=2 * MIB, of="request")
+        provider.faults.on("PUT", "upload", query={"digest": digest}).first().drop(
+            after=2 * MIB, of="request"
+        )
         provider.faults.on("GET", "upload").first().lie(headers={"Range": f"0-{MIB}"})
         registries = {"source": source, "target": f"https://{provider.row.hosts['registry']}"}
         ran = await world.sync(registries, {"from": "app", "tags": tags("v1")})
         assert ran.status == 0, ran.err
         assert provider.blob("app", digest) == image.blobs[digest]
-        puts = [each for each in provider.journal.matching("PUT", "upload") if each.query.get("digest") == digest]
+        puts = [
+            each
+            for each in provider.journal.matching("PUT", "upload")
+            if each.query.get("digest") == digest
+        ]
         assert [each.status for each in puts] == [None, 416 if form == "strict" else 400, 201]
         assert puts[2].request_bytes == SIZE
 
 
 async def test_source_and_target_break_and_both_go_on(often: int) -> None:
-    """The source is away for longer than a PUT is kept open; what the target kept is not sent again."""
+    """The source is away for longer than a PUT is kept open; what the target kept is not sent
+    again.
+    """
     async with virtual() as world:
         source, target = world.registry("source.test"), world.registry("target.test")
         image, digest = load(source, SIZE)
-        source.app.faults.on("GET", "blob", reference=digest).first().drop(after=2 * MIB, of="response")
+        source.app.faults.on("GET", "blob", reference=digest).first().drop(
+            after=2 * MIB, of="response"
+        )
         source.app.faults.on("GET", "blob", header={"Range": "*"}).first(4).status(503)
         arrived(image, target, await world.copy(source, target))
         broken, rest = sends(target, digest)
@@ -380,7 +460,10 @@ async def test_source_and_target_break_and_both_go_on(often: int) -> None:
 async def test_a_registry_that_is_restarted_costs_three_seconds_and_no_byte(side: str) -> None:
     """It answered before: repetitions of one request do not make it unreachable for the run."""
     async with virtual() as world:
-        source, target = world.registry("source.test", down=Link(bandwidth=MIB)), world.registry("target.test")
+        source, target = (
+            world.registry("source.test", down=Link(bandwidth=MIB)),
+            world.registry("target.test"),
+        )
         image, digest = load(source, 12 * MIB)
         ran = list[Ran]()
 
@@ -410,10 +493,15 @@ async def test_a_blob_in_one_request_is_asked_for_before_it_is_sent_again(there:
         Seed(77).image(sizes=(70_000, 900)).load_into(app(source), "app", tag="v2")
         lost = target.app.faults.on("POST", "upload_start", query={"digest": "*"}).first()
         lost.drop(at="answer" if there else "request")
-        ran = await world.sync({"source": source, "target": target}, {"from": "app", "tags": tags("v1", "v2")})
+        ran = await world.sync(
+            {"source": source, "target": target}, {"from": "app", "tags": tags("v1", "v2")}
+        )
         arrived(image, target, ran)
         digest, began = only(lost.struck).query["digest"], only(lost.struck).time
-        heads = [round(each.time - began) for each in target.journal.matching("HEAD", "blob", reference=digest)]
+        heads = [
+            round(each.time - began)
+            for each in target.journal.matching("HEAD", "blob", reference=digest)
+        ]
         assert heads == ([0] if there else [0, 1, 4])
         target.journal.matching("POST", "upload_start", query={"digest": digest}).exactly(1)
         assert len(sends(target, digest)) == (0 if there else 1)
@@ -427,9 +515,13 @@ async def test_a_login_that_expires_before_a_body_is_renewed_once(times: int) ->
         target = world.registry("target.test", auth=TokenService({"u": "p"}))
         image, digest = load(source, SIZE)
         expired = target.app.faults.on("PUT", "upload", query={"digest": digest}).first(times)
-        expired.challenge(realm="http://target.test/token", service="registry.test", error="invalid_token")
+        expired.challenge(
+            realm="http://target.test/token", service="registry.test", error="invalid_token"
+        )
         who = {"auth_type": "basic", "credentials": {"username": "u", "password": "p"}}
-        ran = await world.sync({"source": source, "target": {"url": target.url, **who}}, {"from": "app"})
+        ran = await world.sync(
+            {"source": source, "target": {"url": target.url, **who}}, {"from": "app"}
+        )
         assert len(expired.struck) == times
         assert len(sends(target, digest)) == 2
         if times == 1:
@@ -449,7 +541,9 @@ async def test_a_stray_basic_challenge_does_not_make_passwords_travel() -> None:
         stray = target.app.faults.on("PUT", "upload", query={"digest": digest}).first()
         stray.challenge('Basic realm="a proxy"')
         who = {"auth_type": "basic", "credentials": {"username": "u", "password": "p"}}
-        ran = await world.sync({"source": source, "target": {"url": target.url, **who}}, {"from": "app"})
+        ran = await world.sync(
+            {"source": source, "target": {"url": target.url, **who}}, {"from": "app"}
+        )
         assert ran.status == 0, ran.err
         assert held(target, "app", image)
         kinds = {each.kind for each in target.journal.entries if each.authorization[0] == "basic"}
@@ -459,7 +553,10 @@ async def test_a_stray_basic_challenge_does_not_make_passwords_travel() -> None:
 async def test_what_a_head_called_absent_is_not_asked_for_again_when_its_source_breaks() -> None:
     """Tried without the excuse that the audit of `test_faults_everywhere` has for it."""
     async with virtual() as world:
-        source, target = world.registry("source.test"), world.registry("target.test", resumable=False)
+        source, target = (
+            world.registry("source.test"),
+            world.registry("target.test", resumable=False),
+        )
         image, digest = load(source, SIZE)
         Seed(76).image().load_into(app(target), "app", tag="old")
         source.app.faults.on("GET", "blob", reference=digest).first().drop(after=MIB, of="response")
@@ -474,9 +571,13 @@ async def test_what_a_head_called_absent_is_not_asked_for_again_when_its_source_
 
 
 @pytest.mark.provokes("manifest_names_absent")
-@pytest.mark.parametrize(("times", "at"), [(1, [0, 0.5]), (3, [0, 0.5, 1.5, 3.5]), (4, [0, 0.5, 1.5, 3.5])])
+@pytest.mark.parametrize(
+    ("times", "at"), [(1, [0, 0.5]), (3, [0, 0.5, 1.5, 3.5]), (4, [0, 0.5, 1.5, 3.5])]
+)
 async def test_a_registry_that_is_late_to_see_a_blob_gets_time(times: int, at: list[float]) -> None:
-    """All was confirmed in this run: the manifest is put again after 0.5, 1 and 2 s, then all is looked up."""
+    """All was confirmed in this run: the manifest is put again after 0.5, 1 and 2 s, then all is
+    looked up.
+    """
     async with virtual() as world:
         source, target = world.registry("source.test"), world.registry("target.test")
         image, _ = load(source, 900)
@@ -484,12 +585,16 @@ async def test_a_registry_that_is_late_to_see_a_blob_gets_time(times: int, at: l
         ran = await world.copy(source, target)
         puts = target.journal.matching("PUT", "manifest")
         assert [each.time - puts[0].time for each in puts] == pytest.approx(at)
-        assert len(target.journal.matching("HEAD", "blob")) == (len(image.blobs) if times == 4 else 0)
+        assert len(target.journal.matching("HEAD", "blob")) == (
+            len(image.blobs) if times == 4 else 0
+        )
         assert held(target, "app", image) == (ran.status == 0) == (times < 4)
         assert times < 4 or "MANIFEST_BLOB_UNKNOWN" in only(ran.failed)
 
 
-@pytest.mark.provokes("manifest_names_absent", "blob_uploaded_twice", "blob_pulled_twice", "second_session")
+@pytest.mark.provokes(
+    "manifest_names_absent", "blob_uploaded_twice", "blob_pulled_twice", "second_session"
+)
 async def test_a_blob_that_vanished_behind_its_upload_is_brought_again() -> None:
     async with virtual() as world:
         source, target = world.registry("source.test"), world.registry("target.test")
@@ -515,8 +620,12 @@ async def test_a_staged_blob_goes_on_from_where_it_was_staged(size: int) -> None
         source = world.registry("source.test")
         one, two = (world.registry(f"{name}.test") for name in ("one", "two"))
         image, digest = load(source, size)
-        two.app.faults.on("PUT", "upload", query={"digest": digest}).first().drop(after=300_000, of="request")
-        ran = await world.sync({"source": source, "one": one, "two": two}, {"from": "app", "tags": tags("v1")})
+        two.app.faults.on("PUT", "upload", query={"digest": digest}).first().drop(
+            after=300_000, of="request"
+        )
+        ran = await world.sync(
+            {"source": source, "one": one, "two": two}, {"from": "app", "tags": tags("v1")}
+        )
         arrived(image, one, ran)
         arrived(image, two, ran)
         assert len(pulls(source, digest)) == 1
@@ -534,7 +643,9 @@ def _broken(data: st.DataObject, place: Place, method: str, kind: str, size: int
         rule.drop(after=after, of=of, reset=data.draw(st.booleans(), label="reset"))
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(data=st.data(), resumable=st.booleans(), size=st.sampled_from([1, 70_000, 300_000, MIB + 3]))
 async def test_whatever_breaks_the_target_has_the_right_bytes_or_none(
     monkeypatch: pytest.MonkeyPatch, data: st.DataObject, resumable: bool, size: int
@@ -549,7 +660,8 @@ async def test_whatever_breaks_the_target_has_the_right_bytes_or_none(
         ran = await world.copy(source, target)
         for there in app(target).repositories.values():
             assert all(
-                f"sha256:{hashlib.sha256(bytes(body)).hexdigest()}" == each for each, body in there.blobs.items()
+                f"sha256:{hashlib.sha256(bytes(body)).hexdigest()}" == each
+                for each, body in there.blobs.items()
             )
         assert held(target, "app", image) == (ran.status == 0)
         assert ran.status == 0 or "NETWORK_ERROR" in only(ran.failed)
@@ -568,7 +680,9 @@ class _Steps(trio.abc.Instrument):
 
 
 async def _cancelled(monkeypatch: pytest.MonkeyPatch, at: int) -> bool:
-    """Copy from a source that breaks to a target that breaks, cancelled at a step; False when there is none."""
+    """Copy from a source that breaks to a target that breaks, cancelled at a step; False when there
+    is none.
+    """
     made: list[transport.Transport] = []
     plain = session.connect
 
@@ -581,7 +695,9 @@ async def _cancelled(monkeypatch: pytest.MonkeyPatch, at: int) -> bool:
         async with virtual() as world:
             source, target = world.registry("source.test"), world.registry("target.test")
             image, digest = load(source, MIB)
-            source.app.faults.on("GET", "blob", reference=digest).first().drop(after=MIB // 2, of="response").optional()
+            source.app.faults.on("GET", "blob", reference=digest).first().drop(
+                after=MIB // 2, of="response"
+            ).optional()
             puts = target.app.faults.on("PUT", "upload", query={"digest": digest})
             puts.first().drop(after=MIB * 3 // 4, of="request").optional()
             with anyio.CancelScope() as scope:
@@ -601,7 +717,9 @@ async def _cancelled(monkeypatch: pytest.MonkeyPatch, at: int) -> bool:
 
 
 async def test_a_cancelled_resumption_holds_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """I9, at every third step of a run in which source and target break: permits, connections and claims are free."""
+    """I9, at every third step of a run in which source and target break: permits, connections and
+    claims are free.
+    """
     at = 1
     while await _cancelled(monkeypatch, at):
         at += 3

@@ -1,4 +1,6 @@
-"""Signatures by the interpreter's own libcrypto, under every Python beside this one, as `openssl` makes them."""
+"""Signatures by the interpreter's own libcrypto, under every Python beside this one, as `openssl`
+makes them.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ from conformance.google import make_key
 ROOT = Path(__file__).resolve().parent.parent
 # The interpreter that runs the tests, and those that are installed beside its base.
 BESIDE = [
-    path for minor in range(10, 20) for path in Path(sys.base_prefix).parent.glob(f"3.{minor}.*/bin/python3.{minor}")
+    path
+    for minor in range(10, 20)
+    for path in Path(sys.base_prefix).parent.glob(f"3.{minor}.*/bin/python3.{minor}")
 ]
 PYTHONS = {"this": sys.executable, **{path.name: str(path) for path in BESIDE}}
 
@@ -34,7 +38,9 @@ print(sign_rs256(key, message.encode()).hex())
 
 
 def openssl(*arguments: str, text: str = "") -> str:
-    return subprocess.run(["openssl", *arguments], input=text, capture_output=True, text=True, check=True).stdout
+    return subprocess.run(
+        ["openssl", *arguments], input=text, capture_output=True, text=True, check=True
+    ).stdout
 
 
 def signed_elsewhere(pem: str, message: bytes) -> bytes:
@@ -72,16 +78,24 @@ REFUSED = {
     "no-end": (lambda: broken(lambda lines: lines[:-1]), "is not an RSA key"),
     "cut": (lambda: broken(lambda lines: lines[:10] + lines[-1:]), "does not parse"),
     "no-base64": (lambda: broken(lambda lines: [*lines[:2], "-", *lines[2:]]), "does not parse"),
-    "certificate": (lambda: make_key().pem.replace("PRIVATE KEY", "CERTIFICATE"), "is not an RSA key"),
+    "certificate": (
+        lambda: make_key().pem.replace("PRIVATE KEY", "CERTIFICATE"),
+        "is not an RSA key",
+    ),
     "public": (lambda: openssl("rsa", "-pubout", text=make_key().pem), "is not an RSA key"),
     "elliptic": (
         lambda: openssl("genpkey", "-algorithm", "EC", "-pkeyopt", "ec_paramgen_curve:P-256"),
         "is not an RSA",
     ),
     "edwards": (lambda: openssl("genpkey", "-algorithm", "ED25519"), "is not an RSA key"),
-    "encrypted": (lambda: openssl("pkcs8", "-topk8", "-passout", "pass:x", text=make_key().pem), "is encrypted"),
+    "encrypted": (
+        lambda: openssl("pkcs8", "-topk8", "-passout", "pass:x", text=make_key().pem),
+        "is encrypted",
+    ),
     "encrypted-older": (
-        lambda: openssl("rsa", "-traditional", "-aes128", "-passout", "pass:x", text=make_key().pem),
+        lambda: openssl(
+            "rsa", "-traditional", "-aes128", "-passout", "pass:x", text=make_key().pem
+        ),
         "is encrypted",
     ),
 }
@@ -94,7 +108,8 @@ def test_a_key_of_no_use_is_refused_in_words_without_the_key(case: str) -> None:
     with pytest.raises(ValueError, match=words) as caught:
         sign_rs256(key, b"x")
     assert not [line for line in key.splitlines() if len(line) > 5 and line in str(caught.value)]
-    # A failure that stayed on the library's list would be taken for one of the next TLS connection's.
+    # A failure that stayed on the library's list would be taken for one of the next TLS
+    # connection's.
     crypto = ctypes.CDLL(_ssl.__file__)
     assert crypto.ERR_peek_error() == 0
 
@@ -119,7 +134,12 @@ def test_every_python_signs_the_same(python: str) -> None:
     key = make_key()
     given = json.dumps([key.pem, "hello"])
     ran = subprocess.run(
-        [PYTHONS[python], "-c", SIGN, str(ROOT)], input=given, capture_output=True, text=True, check=False, timeout=60
+        [PYTHONS[python], "-c", SIGN, str(ROOT)],
+        input=given,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
     )
     assert (ran.returncode, ran.stderr) == (0, "")
     assert bytes.fromhex(ran.stdout) == signed_elsewhere(key.pem, b"hello")

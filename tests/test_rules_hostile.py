@@ -1,8 +1,10 @@
-"""The rules of protocol-facts.md section 9.2, each by its number: peers, files and words that mean harm.
+"""The rules of protocol-facts.md section 9.2, each by its number: peers, files and words that mean
+harm.
 
-Every rule has a test that bears its number (`@pytest.mark.rule("R7")`), here or where the same is tested
-already; `test_every_rule_has_a_test` reads the marks of all test files. What goes over the wire is read from
-the journals of those who must not be asked, what a user reads from the run's output.
+Every rule has a test that bears its number (`@pytest.mark.rule("R7")`), here or where the same is
+tested already; `test_every_rule_has_a_test` reads the marks of all test files. What goes over the
+wire is read from the journals of those who must not be asked, what a user reads from the run's
+output.
 """
 
 from __future__ import annotations
@@ -26,7 +28,19 @@ from conformance.messages import Answer, Request, Response, error
 from conformance.server import Server
 from conformance.storage import OCI_MANIFEST
 from conformance.tokens import BasicAuth, TokenService
-from tests.ends import ROOT, Ran, Start, basic, document, held, only, run_regsync, sync, tags, until_blank_line
+from tests.ends import (
+    ROOT,
+    Ran,
+    Start,
+    basic,
+    document,
+    held,
+    only,
+    run_regsync,
+    sync,
+    tags,
+    until_blank_line,
+)
 
 RULES = {
     "R1": "a credential is bound to one origin",
@@ -54,7 +68,8 @@ RULES = {
 USER, SECRET = "captain", "Xyzzy-0pen-Sesame-" + "q" * 60
 PAIR = basic(USER, SECRET)
 LOGIN = {"auth_type": "basic", "credentials": {"username": USER, "password": SECRET}}
-# Colours, a window's title, a bell, a line that overwrites, C1's CSI, bidirectional marks, nothing wide, new lines.
+# Colours, a window's title, a bell, a line that overwrites, C1's CSI, bidirectional marks, nothing
+# wide, new lines.
 UGLY = "\x1b[31mred\x1b]0;t\x07\b\r\nsynced a -> b\n\x9b0m\u202eevil\u2066\u2028\u200b\u061c\x85\x7f\U000e0041"
 
 BIDIRECTIONAL = {"LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI"}
@@ -64,7 +79,9 @@ def rules_of(path: Path) -> Iterator[tuple[str, str]]:
     """Give each test function of a file with each rule that it bears."""
     text = path.read_text(encoding="utf-8")
     for node in ast.walk(ast.parse(text)) if "mark.rule(" in text else ():
-        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and node.name.startswith("test_"):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and node.name.startswith(
+            "test_"
+        ):
             for mark in node.decorator_list:
                 if isinstance(mark, ast.Call) and ast.unparse(mark.func) == "pytest.mark.rule":
                     yield from ((node.name, str(ast.literal_eval(each))) for each in mark.args)
@@ -86,15 +103,21 @@ def raw(head: str, body: bytes = b"") -> bytes:
 
 ECHOES: dict[str, Callable[[str], Answer]] = {
     "a page": lambda said: Response(200, [], f"<html>{said} and so on".encode()),
-    "a page that begins with controls": lambda said: Response(200, [], b"\x00" * 150 + said.encode() * 9),
+    "a page that begins with controls": lambda said: Response(
+        200, [], b"\x00" * 150 + said.encode() * 9
+    ),
     "the password in a page": lambda said: Response(200, [], b"x" * 40 + SECRET.encode()),
     "a tag": lambda said: Response(200, [], json.dumps({"tags": ["x" * 30 + PAIR]}).encode()),
     "a header that is none": lambda said: raw(f"HTTP/1.1 200 OK\r\nX-Echo {said}"),
     "a status line that is none": raw,
-    "a chunk that is none": lambda said: raw("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked", f"{said}\r\n".encode()),
+    "a chunk that is none": lambda said: raw(
+        "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked", f"{said}\r\n".encode()
+    ),
     "an error over and over": lambda said: Response(400, [], f"{said} ".encode() * 30),
     "an error's code": lambda said: error(400, said, said * 3),
-    "a realm": lambda said: Response(401, [("WWW-Authenticate", f'Bearer realm="https://evil.test/{PAIR}"')]),
+    "a realm": lambda said: Response(
+        401, [("WWW-Authenticate", f'Bearer realm="https://evil.test/{PAIR}"')]
+    ),
     "a coding": lambda said: Response(200, [("Content-Encoding", said)], b'{"tags": []}'),
     "a content type": lambda said: Response(200, [("Content-Type", said)], b"{}"),
 }
@@ -118,8 +141,14 @@ def test_no_part_of_a_secret_comes_back(serve: Start, target: Server, name: str,
     assert ran.status in (2, 4)
     said = ran.out + ran.err
     for secret in (SECRET, PAIR):
-        assert not [secret[start : start + 8] for start in range(len(secret) - 8) if secret[start : start + 8] in said]
-    assert PAIR in str([entry.headers for entry in source.journal.entries]), "else there is nothing to repeat"
+        assert not [
+            secret[start : start + 8]
+            for start in range(len(secret) - 8)
+            if secret[start : start + 8] in said
+        ]
+    assert PAIR in str([entry.headers for entry in source.journal.entries]), (
+        "else there is nothing to repeat"
+    )
 
 
 @pytest.mark.rule("R10")
@@ -142,10 +171,16 @@ def test_no_traceback_shows_what_was_repeated(serve: Start) -> None:
 
 
 @pytest.mark.rule("R14")
-@pytest.mark.parametrize("body", [b'{"a":[' + b"[]," * 500_000 + b"[]]}", b'{"a":[' + b"0," * 500_000 + b"0]}"])
-def test_a_manifest_of_too_many_values_is_refused_unread(source: Server, target: Server, body: bytes) -> None:
+@pytest.mark.parametrize(
+    "body", [b'{"a":[' + b"[]," * 500_000 + b"[]]}", b'{"a":[' + b"0," * 500_000 + b"0]}"]
+)
+def test_a_manifest_of_too_many_values_is_refused_unread(
+    source: Server, target: Server, body: bytes
+) -> None:
     source.app.intercept = lambda request: (
-        Response(200, [("Content-Type", OCI_MANIFEST)], body) if request.kind == "manifest" else None
+        Response(200, [("Content-Type", OCI_MANIFEST)], body)
+        if request.kind == "manifest"
+        else None
     )
     ran = sync({"source": source, "t": target}, {"from": "app", "tags": tags("v1")})
     assert "more than 300000 values" in only(ran.failed)
@@ -155,7 +190,9 @@ def test_a_manifest_of_too_many_values_is_refused_unread(source: Server, target:
 @pytest.mark.rule("R14")
 def test_a_listing_of_lists_is_refused_unread(source: Server, target: Server) -> None:
     body = b'{"tags":[' + b"[]," * 300_000 + b"[]]}"
-    source.app.intercept = lambda request: Response(200, [], body) if request.kind == "tag_list" else None
+    source.app.intercept = lambda request: (
+        Response(200, [], body) if request.kind == "tag_list" else None
+    )
     ran = sync({"source": source, "t": target}, {"from": "app"})
     assert "is not a list of names" in only(ran.failed)
 
@@ -164,8 +201,12 @@ def test_a_listing_of_lists_is_refused_unread(source: Server, target: Server) ->
 def test_a_token_longer_than_any_head_is_none(serve: Start, target: Server) -> None:
     source = serve(auth=TokenService({USER: SECRET}))
     body = json.dumps({"token": "x" * 65_537}).encode()
-    source.app.intercept = lambda request: Response(200, [], body) if request.path == "/token" else None
-    ran = sync({"source": {"url": source.url, **LOGIN}, "t": target}, {"from": "app", "tags": tags("v1")})
+    source.app.intercept = lambda request: (
+        Response(200, [], body) if request.path == "/token" else None
+    )
+    ran = sync(
+        {"source": {"url": source.url, **LOGIN}, "t": target}, {"from": "app", "tags": tags("v1")}
+    )
     assert "without a usable token" in only(ran.failed)
     assert not [entry for entry in source.journal.entries if "xxx" in str(entry.headers)]
 
@@ -176,7 +217,9 @@ def test_a_token_longer_than_any_head_is_none(serve: Start, target: Server) -> N
 @pytest.mark.rule("R15")
 @pytest.mark.parametrize("coding", ["gzip", "GZIP", "zstd", "identity, br", "\x1b[1mx"])
 @pytest.mark.parametrize("what", ["tag_list", "manifest", "blob", "token"])
-def test_a_coding_that_nobody_asked_for_is_refused(serve: Start, target: Server, what: str, coding: str) -> None:
+def test_a_coding_that_nobody_asked_for_is_refused(
+    serve: Start, target: Server, what: str, coding: str
+) -> None:
     source = serve(auth=TokenService({USER: SECRET}))
     image = Seed(1).image(sizes=(70_000,)).load_into(source.app, "app", tag="v1")
 
@@ -218,7 +261,11 @@ def mirror(tmp_path: Path, source: Server, target: Server) -> Callable[..., Ran]
     def run(**settings: Any) -> Ran:
         given = {"cache_dir": "cache", **settings}
         path.write_text(
-            document({"source": source, "t": target}, {"from": "app", "tags": tags("v1")}, **{"global": given})
+            document(
+                {"source": source, "t": target},
+                {"from": "app", "tags": tags("v1")},
+                **{"global": given},
+            )
         )
         return run_regsync("sync", "--json", "-c", str(path))
 
@@ -227,7 +274,10 @@ def mirror(tmp_path: Path, source: Server, target: Server) -> Callable[..., Ran]
 
 def entries(folder: Path) -> dict[str, int]:
     """Return the modes of everything below a directory."""
-    return {str(path.relative_to(folder)): stat.S_IMODE(path.lstat().st_mode) for path in folder.rglob("*")}
+    return {
+        str(path.relative_to(folder)): stat.S_IMODE(path.lstat().st_mode)
+        for path in folder.rglob("*")
+    }
 
 
 @pytest.mark.rule("R16")
@@ -258,7 +308,9 @@ def test_what_stands_where_the_state_belongs_is_waited_for_and_written_to_by_nob
 
 @pytest.mark.rule("R16")
 @pytest.mark.parametrize("linked", ["staged", "staged/sha256"])
-def test_a_directory_that_somebody_else_chose_is_neither_filled_nor_emptied(tmp_path: Path, linked: str) -> None:
+def test_a_directory_that_somebody_else_chose_is_neither_filled_nor_emptied(
+    tmp_path: Path, linked: str
+) -> None:
     victim, link = tmp_path / "victim", tmp_path / "cache" / linked
     inside = victim / "sha256" if linked == "staged" else victim
     inside.mkdir(parents=True)
@@ -277,7 +329,9 @@ def test_a_directory_that_somebody_else_chose_is_neither_filled_nor_emptied(tmp_
 
 
 @pytest.mark.rule("R16")
-def test_what_a_run_makes_is_its_users_alone_whatever_the_umask(tmp_path: Path, mirror: Callable[..., Ran]) -> None:
+def test_what_a_run_makes_is_its_users_alone_whatever_the_umask(
+    tmp_path: Path, mirror: Callable[..., Ran]
+) -> None:
     before = os.umask(0)
     try:
         assert mirror(cache_dir="a/b/cache").status == 0
@@ -307,7 +361,8 @@ def test_a_journal_that_is_another_files_name_is_begun_anew(tmp_path: Path) -> N
 
 @pytest.mark.rule("R19")
 @pytest.mark.parametrize(
-    "where", ["{}@host.test/app:v1", "{}@host.test", "https://{}@host.test/app", "{}@host.test:5000"]
+    "where",
+    ["{}@host.test/app:v1", "{}@host.test", "https://{}@host.test/app", "{}@host.test:5000"],
 )
 @pytest.mark.parametrize(
     "command", [["copy", "", "b.test/x"], ["copy", "b.test/x", ""], ["tags", ""], [""], ["sync", "-c", "x", ""],
@@ -335,7 +390,8 @@ def test_a_digest_is_no_login(word: str) -> None:
 def test_nothing_that_a_terminal_obeys_is_left() -> None:
     every = [chr(code) for code in range(0x110000)]
     unsafe = {each for each in every if unicodedata.category(each) in ("Cc", "Zl", "Zp")}
-    # What reorders, and what has no width: what stands before or behind it looks as if it were something else.
+    # What reorders, and what has no width: what stands before or behind it looks as if it were
+    # something else.
     unsafe |= {each for each in every if unicodedata.bidirectional(each) in BIDIRECTIONAL} | {
         *"\u200b\u200c\u2060\ufeff"
     }
@@ -353,7 +409,8 @@ def test_what_was_cut_says_so() -> None:
 
 @pytest.mark.rule("R19")
 @pytest.mark.parametrize(
-    "word", [f"{USER}:{SECRET}@host.test/app", f"https://{USER}:{SECRET}@h.test/a", f"{USER}:p@{SECRET}@h"]
+    "word",
+    [f"{USER}:{SECRET}@host.test/app", f"https://{USER}:{SECRET}@h.test/a", f"{USER}:p@{SECRET}@h"],
 )
 @pytest.mark.parametrize("more", [[], ["--json"]])
 def test_a_login_written_into_a_field_is_not_repeated(word: str, more: list[str]) -> None:
@@ -365,7 +422,9 @@ def test_a_login_written_into_a_field_is_not_repeated(word: str, more: list[str]
         "tags": {"glob": word, "exclude": word, "semver": word},
     }
     registries = {"a": {"url": word, "proxy": word, "auth_type": word}}
-    text = json.dumps({"registries": registries, "mappings": [mapping], "global": {"cache_ttl": word}})
+    text = json.dumps(
+        {"registries": registries, "mappings": [mapping], "global": {"cache_ttl": word}}
+    )
     ran = run_regsync("sync", "-c", "-", *more, stdin=text)
     assert ran.status == 3
     assert "mappings[0].from" in ran.err
@@ -376,48 +435,104 @@ def test_a_login_written_into_a_field_is_not_repeated(word: str, more: list[str]
 def test_a_digest_in_a_field_is_shown() -> None:
     mapping = {"from": f"host.test/app:v1@sha256:{'a' * 64}", "source": "a", "targets": ["a"]}
     ran = run_regsync(
-        "validate", "-", stdin=json.dumps({"registries": {"a": {"url": "h.test"}}, "mappings": [mapping]})
+        "validate",
+        "-",
+        stdin=json.dumps({"registries": {"a": {"url": "h.test"}}, "mappings": [mapping]}),
     )
     assert f"app:v1@sha256:{'a' * 64}' has a tag or digest" in ran.err
 
 
-# R17: what two readers could take for two answers is refused, or read once on a connection that is used no more.
+# R17: what two readers could take for two answers is refused, or read once on a connection that is
+# used no more.
 
 HEAD = b"HTTP/1.1 200 OK\r\n"
 PAGE = b'{"tags":["v1"]}'
 CHUNKED = b"Transfer-Encoding: chunked\r\n\r\nf\r\n" + PAGE + b"\r\n0\r\n"
 SHAPES: dict[str, tuple[bytes, str]] = {
     "both framings": (HEAD + b"Content-Length: 3\r\n" + CHUNKED + b"\r\n", ""),
-    "chunked twice": (HEAD + b"Transfer-Encoding: chunked\r\n" + CHUNKED + b"\r\n", "multiple Transfer-Encoding"),
-    "a coding before chunks": (HEAD + b"Transfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n", "Transfer-Encoding"),
+    "chunked twice": (
+        HEAD + b"Transfer-Encoding: chunked\r\n" + CHUNKED + b"\r\n",
+        "multiple Transfer-Encoding",
+    ),
+    "a coding before chunks": (
+        HEAD + b"Transfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n",
+        "Transfer-Encoding",
+    ),
     "almost chunked": (HEAD + b"Transfer-Encoding: xchunked\r\n\r\n0\r\n\r\n", "Transfer-Encoding"),
-    "chunked by a control": (HEAD + b"Transfer-Encoding: \x0bchunked\r\n\r\n0\r\n\r\n", "does not speak HTTP/1.1"),
-    "two lengths": (HEAD + b"Content-Length: 15\r\nContent-Length: 16\r\n\r\n" + PAGE, "conflicting Content-Length"),
-    "a list of lengths": (HEAD + b"Content-Length: 15, 16\r\n\r\n" + PAGE, "conflicting Content-Length"),
+    "chunked by a control": (
+        HEAD + b"Transfer-Encoding: \x0bchunked\r\n\r\n0\r\n\r\n",
+        "does not speak HTTP/1.1",
+    ),
+    "two lengths": (
+        HEAD + b"Content-Length: 15\r\nContent-Length: 16\r\n\r\n" + PAGE,
+        "conflicting Content-Length",
+    ),
+    "a list of lengths": (
+        HEAD + b"Content-Length: 15, 16\r\n\r\n" + PAGE,
+        "conflicting Content-Length",
+    ),
     "a length with a sign": (HEAD + b"Content-Length: +15\r\n\r\n" + PAGE, "bad Content-Length"),
     "a length in hexadecimal": (HEAD + b"Content-Length: 0xf\r\n\r\n" + PAGE, "bad Content-Length"),
-    "a length beyond all": (HEAD + b"Content-Length: " + b"9" * 300 + b"\r\n\r\n" + PAGE, "bad Content-Length"),
-    "a space before the colon": (HEAD + b"Content-Length : 15\r\n\r\n" + PAGE, "illegal header line"),
-    "a NUL in a value": (HEAD + b"X: a\x00b\r\nContent-Length: 15\r\n\r\n" + PAGE, "illegal header line"),
-    "a CR alone in a value": (HEAD + b"X: a\rY: b\r\nContent-Length: 15\r\n\r\n" + PAGE, "illegal header line"),
+    "a length beyond all": (
+        HEAD + b"Content-Length: " + b"9" * 300 + b"\r\n\r\n" + PAGE,
+        "bad Content-Length",
+    ),
+    "a space before the colon": (
+        HEAD + b"Content-Length : 15\r\n\r\n" + PAGE,
+        "illegal header line",
+    ),
+    "a NUL in a value": (
+        HEAD + b"X: a\x00b\r\nContent-Length: 15\r\n\r\n" + PAGE,
+        "illegal header line",
+    ),
+    "a CR alone in a value": (
+        HEAD + b"X: a\rY: b\r\nContent-Length: 15\r\n\r\n" + PAGE,
+        "illegal header line",
+    ),
     "a line without a colon": (HEAD + b"Content-Length\r\n\r\n" + PAGE, "illegal header line"),
-    "a continuation of nothing": (HEAD + b" Content-Length: 15\r\n\r\n" + PAGE, "continuation line"),
-    "a chunk of negative size": (HEAD + b"Transfer-Encoding: chunked\r\n\r\n-f\r\n" + PAGE, "illegal chunk header"),
-    "a chunk without end": (HEAD + b"Transfer-Encoding: chunked\r\n\r\n" + b"f" * 40 + b"\r\n", "illegal chunk header"),
-    "a chunk that ends elsewhere": (HEAD + CHUNKED.replace(b"\r\n0", b"XX0"), "malformed chunk footer"),
-    "another protocol": (HEAD.replace(b"200 OK", b"101 Switching") + b"Upgrade: x\r\n\r\n", "does not speak HTTP/1.1"),
+    "a continuation of nothing": (
+        HEAD + b" Content-Length: 15\r\n\r\n" + PAGE,
+        "continuation line",
+    ),
+    "a chunk of negative size": (
+        HEAD + b"Transfer-Encoding: chunked\r\n\r\n-f\r\n" + PAGE,
+        "illegal chunk header",
+    ),
+    "a chunk without end": (
+        HEAD + b"Transfer-Encoding: chunked\r\n\r\n" + b"f" * 40 + b"\r\n",
+        "illegal chunk header",
+    ),
+    "a chunk that ends elsewhere": (
+        HEAD + CHUNKED.replace(b"\r\n0", b"XX0"),
+        "malformed chunk footer",
+    ),
+    "another protocol": (
+        HEAD.replace(b"200 OK", b"101 Switching") + b"Upgrade: x\r\n\r\n",
+        "does not speak HTTP/1.1",
+    ),
     "a status of two digits": (HEAD.replace(b"200", b"20") + b"\r\n", "illegal status line"),
     "two answers at once": ((HEAD + b"Content-Length: 15\r\n\r\n" + PAGE) * 2, ""),
-    "the same length twice": (HEAD + b"Content-Length: 15\r\nContent-Length: 15\r\n\r\n" + PAGE, ""),
+    "the same length twice": (
+        HEAD + b"Content-Length: 15\r\nContent-Length: 15\r\n\r\n" + PAGE,
+        "",
+    ),
     "trailers that frame": (HEAD + CHUNKED + b"Transfer-Encoding: x\r\n\r\n", "Transfer-Encoding"),
     "trailers with a length": (HEAD + CHUNKED + b"Content-Length: 3\r\n\r\n", ""),
     # RFC 9112 sections 2.2 and 5.2 let a client read these, and there is one way to do so.
     "lines that end in LF": (b"HTTP/1.1 200 OK\nContent-Length: 15\n\n" + PAGE, ""),
-    "a value on two lines": (HEAD + b"X: a\r\n Content-Length: 3\r\nContent-Length: 15\r\n\r\n" + PAGE, ""),
+    "a value on two lines": (
+        HEAD + b"X: a\r\n Content-Length: 3\r\nContent-Length: 15\r\n\r\n" + PAGE,
+        "",
+    ),
     "HTTP/1.0": (b"HTTP/1.0 200 OK\r\nContent-Length: 15\r\n\r\n" + PAGE, ""),
 }
 # Nothing of these is doubtful: the connection may serve again.
-CLEAR = {"the same length twice", "trailers with a length", "lines that end in LF", "a value on two lines"}
+CLEAR = {
+    "the same length twice",
+    "trailers with a length",
+    "lines that end in LF",
+    "a value on two lines",
+}
 
 
 @pytest.mark.rule("R17")
@@ -431,9 +546,15 @@ def test_an_answer_is_one_answer_or_none(speaker: Any, target: Server, name: str
         while until_blank_line(connected):
             served[-1] += 1
             # A second exchange that read what was left of the first would get these tags.
-            connected.sendall(said if len(served) == served[-1] == 1 else HEAD + b"Content-Length: 15\r\n\r\n" + PAGE)
+            connected.sendall(
+                said
+                if len(served) == served[-1] == 1
+                else HEAD + b"Content-Length: 15\r\n\r\n" + PAGE
+            )
 
-    text = document({"source": f"http://{speaker(script)}", "t": target}, {"from": "app"}, {"from": "app/two"})
+    text = document(
+        {"source": f"http://{speaker(script)}", "t": target}, {"from": "app"}, {"from": "app/two"}
+    )
     ran = run_regsync("sync", "-q", "--dry-run", "--json", "-c", "-", stdin=text)
     failed = [line for line in ran.err.splitlines() if "list tags of" in line]
     if words:

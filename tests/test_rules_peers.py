@@ -1,7 +1,8 @@
-"""Who is asked, and told what, where a registry, a token service or a proxy leads us elsewhere (R1-R9, R20).
+"""Who is asked, and told what, where a registry, a token service or a proxy leads us elsewhere
+(R1-R9, R20).
 
-A network in memory has every place that an attacker could name; whoever must not be asked has a journal that
-stays empty. The other rules are in test_rules_hostile.py.
+A network in memory has every place that an attacker could name; whoever must not be asked has a
+journal that stays empty. The other rules are in test_rules_hostile.py.
 """
 
 from __future__ import annotations
@@ -63,7 +64,11 @@ PLACES = {
     f"https://{USER}:x@evil.test": "a place with a login in its name",
     "ftp://evil.test": "no HTTP",
 }
-STRANGERS = ["https://evil.test", "https://cdn.registry.example.test", "https://registry.example.test:8443"]
+STRANGERS = [
+    "https://evil.test",
+    "https://cdn.registry.example.test",
+    "https://registry.example.test:8443",
+]
 
 
 class World:
@@ -80,10 +85,16 @@ class World:
             parts = urlsplit(url)
             net.listen(self.evil, parts.hostname or "", port=parts.port, scheme=parts.scheme)
 
-    async def run(self, *, up: bool = False, listing: bool = False, login: dict[str, Any] = LOGIN) -> Ran:
+    async def run(
+        self, *, up: bool = False, listing: bool = False, login: dict[str, Any] = LOGIN
+    ) -> Ran:
         """Copy from the registry, or to it (`up`)."""
         registries = {"home": {"url": HOME, **login}, "other": {"url": "http://other.test"}}
-        ends = {"source": "other", "targets": ["home"]} if up else {"source": "home", "targets": ["other"]}
+        ends = (
+            {"source": "other", "targets": ["home"]}
+            if up
+            else {"source": "home", "targets": ["other"]}
+        )
         self.image.load_into(self.other.app if up else self.app, "app", tag="v1")
         rule = {"glob": "*" if listing else "v1"}
         mapping = {
@@ -112,18 +123,26 @@ async def world_of(auth: Any = None) -> AsyncIterator[World]:
 
 
 def lead(kind: str, place: str) -> Callable[[Request], Answer | None]:
-    """Have a registry lead us from one endpoint to a place, once a login was shown where it wants one."""
+    """Have a registry lead us from one endpoint to a place, once a login was shown where it wants
+    one.
+    """
 
     def intercept(request: Request) -> Answer | None:
         known = request.header("authorization")
         if kind == "realm" and not (known or "").startswith("Bearer"):
-            return Response(401, [("WWW-Authenticate", f'Bearer realm="{place}/token",service="s"')])
+            return Response(
+                401, [("WWW-Authenticate", f'Bearer realm="{place}/token",service="s"')]
+            )
         if not known:
             return None
         if kind == "upload" and (request.method, request.kind) == ("POST", "upload_start"):
             return Response(202, [("Location", f"{place}/upload?id=1")])
         if kind == "link" and request.kind == "tag_list":
-            return Response(200, [("Link", f'<{place}/v2/app/tags/list?last=v1>; rel="next"')], b'{"tags": ["v1"]}')
+            return Response(
+                200,
+                [("Link", f'<{place}/v2/app/tags/list?last=v1>; rel="next"')],
+                b'{"tags": ["v1"]}',
+            )
         if kind == request.kind and request.method == "GET":
             return Response(307, [("Location", f"{place}/{kind}/{request.reference}")])
         return None
@@ -166,7 +185,11 @@ async def test_whoever_is_asked_elsewhere_sees_no_login(place: str, kind: str) -
         ran = await world.run(up=kind == "upload")
         saw = world.strangers_saw()
         assert saw
-        assert [headers for headers in saw if {"authorization", "proxy-authorization", "cookie"} & {*headers}] == []
+        assert [
+            headers
+            for headers in saw
+            if {"authorization", "proxy-authorization", "cookie"} & {*headers}
+        ] == []
         # What a target does not get, although it was sent where it said, it says itself.
         assert ran.status == (2 if kind == "upload" else 0)
         if kind != "upload":
@@ -181,7 +204,8 @@ async def test_whoever_is_asked_elsewhere_sees_no_login(place: str, kind: str) -
         "",
         "/v2/app/../secret",
         "/v2/app/%2e%2E/secret",
-        "https://registry.example.test/v2/app/../secret",  # what is absolute is not joined, which would normalise it
+        # what is absolute is not joined, which would normalise it
+        "https://registry.example.test/v2/app/../secret",
         "https://registry.example.test/v2/app/tags/.%2e/../secret",
         "http://registry.example.test",
     ],
@@ -200,7 +224,9 @@ async def test_a_next_page_elsewhere_is_not_asked_for(place: str) -> None:
         world.app.intercept = pages
         ran = await world.run(listing=True)
         assert world.strangers_saw() == []
-        if place.startswith("http://"):  # its own name, as it is called behind a proxy that ends TLS
+        if place.startswith(
+            "http://"
+        ):  # its own name, as it is called behind a proxy that ends TLS
             assert ran.status == 0
         else:
             assert "another origin" in only(ran.failed)
@@ -211,18 +237,33 @@ async def test_a_next_page_elsewhere_is_not_asked_for(place: str) -> None:
 @pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
 @pytest.mark.parametrize("identity", [False, True])
 async def test_a_login_is_not_sent_on_by_a_token_service(status: int, identity: bool) -> None:
-    async with world_of(TokenService({USER: SECRET}, refresh_tokens=[IDENTITY], anonymous=False)) as world:
-        home = {"auths": {"registry.example.test": {"identitytoken": IDENTITY, "auth": basic("<token>", "")}}}
+    async with world_of(
+        TokenService({USER: SECRET}, refresh_tokens=[IDENTITY], anonymous=False)
+    ) as world:
+        home = {
+            "auths": {
+                "registry.example.test": {"identitytoken": IDENTITY, "auth": basic("<token>", "")}
+            }
+        }
         world.app.intercept = lambda request: (
-            Response(status, [("Location", "https://evil.test/token")]) if request.path == "/token" else None
+            Response(status, [("Location", "https://evil.test/token")])
+            if request.path == "/token"
+            else None
         )
         login = {} if identity else LOGIN
         world.image.load_into(world.app, "app", tag="v1")
         registries = {"home": {"url": HOME, **login}, "other": {"url": "http://other.test"}}
         mapping = {"from": "app", "source": "home", "targets": ["other"], "tags": {"glob": "v1"}}
-        text = json.dumps({"registries": registries, "mappings": [{**mapping, "artifacts": {"enabled": False}}]})
+        text = json.dumps(
+            {"registries": registries, "mappings": [{**mapping, "artifacts": {"enabled": False}}]}
+        )
         ran = await world.net.run(
-            "sync", "--json", "-c", "-", stdin=text, env={"DOCKER_AUTH_CONFIG": json.dumps(home)} if identity else None
+            "sync",
+            "--json",
+            "-c",
+            "-",
+            stdin=text,
+            env={"DOCKER_AUTH_CONFIG": json.dumps(home)} if identity else None,
         )
         assert world.strangers_saw() == []
         assert str(status) in only(ran.failed)
@@ -230,9 +271,15 @@ async def test_a_login_is_not_sent_on_by_a_token_service(status: int, identity: 
 
 
 @pytest.mark.rule("R1", "R2")
-@pytest.mark.provokes("credential_to_realm")  # the audit knows one host for both, section 2.7 the same owner's too
-async def test_a_realm_of_the_same_owner_gets_the_login_over_https_and_the_registry_the_token() -> None:
-    async with world_of(TokenService({USER: SECRET}, realm="https://cdn.registry.example.test/token")) as world:
+@pytest.mark.provokes(
+    "credential_to_realm"
+)  # the audit knows one host for both, section 2.7 the same owner's too
+async def test_a_realm_of_the_same_owner_gets_the_login_over_https_and_the_registry_the_token() -> (
+    None
+):
+    async with world_of(
+        TokenService({USER: SECRET}, realm="https://cdn.registry.example.test/token")
+    ) as world:
         ran = await world.run()
         assert ran.status in (2, 4), "the stranger's token is none"
         saw = world.strangers_saw()
@@ -245,26 +292,39 @@ async def test_a_realm_of_the_same_owner_gets_the_login_over_https_and_the_regis
 async def test_the_urls_of_layers_are_not_fetched() -> None:
     async with world_of() as world:
         document = dict(world.image.document)
-        layer = {**document["layers"][0], "urls": ["https://evil.test/layer", "https://169.254.169.254/x"]}
+        layer = {
+            **document["layers"][0],
+            "urls": ["https://evil.test/layer", "https://169.254.169.254/x"],
+        }
         foreign = {
             "mediaType": "application/vnd.docker.image.rootfs.foreign.diff.tar.gzip",
             "digest": f"sha256:{'f' * 64}",
             "size": 99,
             "urls": ["https://evil.test/foreign"],
         }
-        image = world.image.with_manifest(encode({**document, "layers": [layer, foreign]}), OCI_MANIFEST)
+        image = world.image.with_manifest(
+            encode({**document, "layers": [layer, foreign]}), OCI_MANIFEST
+        )
         world.image = image
         ran = await world.run()
         assert (ran.status, ran.failed) == (0, [])
         assert world.strangers_saw() == []
-        asked = [entry.target for place in (world.home, world.other) for entry in place.journal.entries]
+        asked = [
+            entry.target for place in (world.home, world.other) for entry in place.journal.entries
+        ]
         assert not [target for target in asked if "f" * 64 in target]
         assert [*world.new_tags()] == ["v1"]
 
 
 @pytest.mark.rule("R8")
 @pytest.mark.parametrize(
-    "host", ["registry.example.test.evil.test", "evil-registry.example.test", "example.test", "x.registry.example.test"]
+    "host",
+    [
+        "registry.example.test.evil.test",
+        "evil-registry.example.test",
+        "example.test",
+        "x.registry.example.test",
+    ],
 )
 async def test_a_name_that_looks_alike_gets_no_login(host: str) -> None:
     async with world_of() as world:
@@ -272,7 +332,9 @@ async def test_a_name_that_looks_alike_gets_no_login(host: str) -> None:
         login = {"auths": {"registry.example.test": {"auth": basic(USER, SECRET)}}}
         registries = {"source": f"https://{host}", "t": world.other}
         text = document(registries, {"from": "app", "tags": tags("v1")})
-        ran = await world.net.run("sync", "-c", "-", stdin=text, env={"DOCKER_AUTH_CONFIG": json.dumps(login)})
+        ran = await world.net.run(
+            "sync", "-c", "-", stdin=text, env={"DOCKER_AUTH_CONFIG": json.dumps(login)}
+        )
         assert ran.status == 4
         assert alike.journal.entries
         assert not [entry for entry in alike.journal.entries if "authorization" in entry.headers]
@@ -282,7 +344,9 @@ async def test_a_name_that_looks_alike_gets_no_login(host: str) -> None:
 async def test_a_registry_that_speaks_no_tls_is_not_asked_without() -> None:
     async with virtual() as net:
         plain = net.registry("registry.example.test")
-        ran = await net.sync({"source": HOME, "t": "http://other.test"}, {"from": "app", "tags": tags("v1")})
+        ran = await net.sync(
+            {"source": HOME, "t": "http://other.test"}, {"from": "app", "tags": tags("v1")}
+        )
         assert ran.status == 2
         assert plain.journal.entries == []
         assert "no connection" in only(ran.failed)

@@ -1,7 +1,8 @@
 """What a state file can do that says more than is true, and files that change behind us (R12, R16).
 
-Whoever may write into `cache_dir` may put there what he likes: that blobs and manifests are at a target, from
-a clock that runs ahead, in a file that is whole. It costs requests, and no image is wrong (I5).
+Whoever may write into `cache_dir` may put there what he likes: that blobs and manifests are at a
+target, from a clock that runs ahead, in a file that is whole. It costs requests, and no image is
+wrong (I5).
 """
 
 from __future__ import annotations
@@ -36,8 +37,12 @@ def archived(**rows: list[bytes]) -> Any:
 
 
 @pytest.mark.rule("R16")
-@pytest.mark.parametrize(("moment", "believed"), [(NOW, True), (NOW - 3600, True), (NOW + 3600, True), (AHEAD, False)])
-def test_what_a_clock_confirmed_that_is_years_ahead_is_not_believed(moment: int, believed: bool) -> None:
+@pytest.mark.parametrize(
+    ("moment", "believed"), [(NOW, True), (NOW - 3600, True), (NOW + 3600, True), (AHEAD, False)]
+)
+def test_what_a_clock_confirmed_that_is_years_ahead_is_not_believed(
+    moment: int, believed: bool
+) -> None:
     snapshot = named("a", "b")
     rows = {
         "B": [entry(key_of(DIGEST), 0, moment, True)],
@@ -68,21 +73,27 @@ def ends(tmp_path: Path, source: Server, target: Server) -> Callable[..., Ran]:
 
     def run(**rule: Any) -> Ran:
         mapping = {"from": "app", "tags": tags("v1"), **rule}
-        path.write_text(document({"source": source, "t": target}, mapping, **{"global": {"cache_dir": "cache"}}))
+        path.write_text(
+            document({"source": source, "t": target}, mapping, **{"global": {"cache_dir": "cache"}})
+        )
         return run_regsync("sync", "--json", "-c", str(path))
 
     return run
 
 
 def empty(server: Server) -> None:
-    """Let a registry lose everything: what the state says of it is then as false as if somebody had made it up."""
+    """Let a registry lose everything: what the state says of it is then as false as if somebody had
+    made it up.
+    """
     assert isinstance(server.app, App)
     server.app.repositories.clear()
     server.journal.clear()
 
 
 @pytest.mark.rule("R16")
-@pytest.mark.parametrize("rule", [{}, {"tags": {"glob": "v1", "immutable_tags": "*"}}, {"tags": {"glob": "*"}}])
+@pytest.mark.parametrize(
+    "rule", [{}, {"tags": {"glob": "v1", "immutable_tags": "*"}}, {"tags": {"glob": "*"}}]
+)
 @pytest.mark.parametrize("moved", [False, True])
 def test_what_the_state_says_is_there_is_brought_when_it_is_not(
     ends: Callable[..., Ran], source: Server, target: Server, rule: dict[str, Any], moved: bool
@@ -91,7 +102,11 @@ def test_what_the_state_says_is_there_is_brought_when_it_is_not(
     assert ends(**rule).statuses() == ["synced"]
     empty(target)
     if moved:
-        image = Seed(1).image(sizes=(50, 70_000), annotations={"a": "b"}).load_into(source.app, "app", tag="v1")
+        image = (
+            Seed(1)
+            .image(sizes=(50, 70_000), annotations={"a": "b"})
+            .load_into(source.app, "app", tag="v1")
+        )
     ran = ends(**rule)
     assert (ran.status, ran.statuses()) == (0, ["synced"])
     assert held(target, "app", image)
@@ -163,7 +178,9 @@ def test_a_blob_that_was_changed_on_disk_is_read_again(
     monkeypatch.setattr(store, "_replacing", tampered)
     config = tmp_path / "mirror.yaml"
     ends = {"source": source, "t": one, "u": two}
-    config.write_text(document(ends, {"from": "app", "tags": tags("v1")}, **{"global": {"cache_dir": "cache"}}))
+    config.write_text(
+        document(ends, {"from": "app", "tags": tags("v1")}, **{"global": {"cache_dir": "cache"}})
+    )
     ran = run_regsync("sync", "--json", "-c", str(config))
     assert ran.statuses() == ["synced", "synced"]
     assert held(one, "app", image)

@@ -1,4 +1,6 @@
-"""What others wrote, wherever it is printed: one clean line each (R18); and names that resolve elsewhere (R4)."""
+"""What others wrote, wherever it is printed: one clean line each (R18); and names that resolve
+elsewhere (R4).
+"""
 
 from __future__ import annotations
 
@@ -19,17 +21,22 @@ from conformance.storage import OCI_INDEX, OCI_MANIFEST
 from conformance.tokens import TokenService
 from tests.ends import Ran, Start, document, only, run_regsync, tags
 
-# Colours, a title, a bell, a line that begins anew, C1's CSI, bidirectional marks, what has no width, line ends.
+# Colours, a title, a bell, a line that begins anew, C1's CSI, bidirectional marks, what has no
+# width, line ends.
 UGLY = "\x1b[31mred\x1b]0;t\x07\b\r\nsynced a -> b\n\x9b0m\u202eevil\u2066\u2028\u200b\u061c\x85\x7f\u00ad"
 # The same as a header's value: one line, Latin-1.
 LINE = "\x1b[31mred\x9b0m\x85synced a -> b\xad".replace("\x1b", "\xff")
 
 
 def is_clean(ran: Ran) -> None:
-    """Assert that every line is one that this program begins, and holds nothing that a terminal obeys."""
+    """Assert that every line is one that this program begins, and holds nothing that a terminal
+    obeys.
+    """
     for text in (ran.out, ran.err):
         assert [each for each in text if not (each.isprintable() or each == "\n")] == []
-        assert [line for line in text.split("\n") if line.startswith(("synced a", "evil", "red"))] == []
+        assert [
+            line for line in text.split("\n") if line.startswith(("synced a", "evil", "red"))
+        ] == []
 
 
 def body(document: Any, media_type: str) -> Response:
@@ -68,31 +75,51 @@ SAID: dict[str, tuple[str, Answer]] = {
     "a coding": ("manifest", Response(200, [("Content-Encoding", LINE)], b"{}")),
     "a location": ("manifest", Response(307, [("Location", f"http://{LINE}.test/")])),
     "a challenge": ("manifest", Response(401, [("WWW-Authenticate", LINE)])),
-    "a challenge's name": ("manifest", Response(401, [("WWW-Authenticate", "Negotiate-" + "x" * 900)])),
-    "a realm": ("manifest", Response(401, [("WWW-Authenticate", f'Bearer realm="https://evil.test/{LINE}"')])),
+    "a challenge's name": (
+        "manifest",
+        Response(401, [("WWW-Authenticate", "Negotiate-" + "x" * 900)]),
+    ),
+    "a realm": (
+        "manifest",
+        Response(401, [("WWW-Authenticate", f'Bearer realm="https://evil.test/{LINE}"')]),
+    ),
     "a document": ("manifest", Response(200, [("Content-Type", OCI_MANIFEST)], UGLY.encode())),
     "a media type": ("manifest", manifest(mediaType=UGLY)),
     "a config's type": ("manifest", manifest(config={"mediaType": UGLY, "digest": "x", "size": 1})),
     "a layer's type": ("manifest", layer(mediaType=UGLY)),
     "a layer's digest": ("manifest", layer(digest=UGLY)),
     "a layer's size": ("manifest", layer(size=UGLY)),
-    "a key": ("manifest", Response(200, [("Content-Type", OCI_MANIFEST)], f"{{{json.dumps(UGLY)}:1,".encode() * 2)),
+    "a key": (
+        "manifest",
+        Response(200, [("Content-Type", OCI_MANIFEST)], f"{{{json.dumps(UGLY)}:1,".encode() * 2),
+    ),
     "a key twice": (
         "manifest",
-        Response(200, [("Content-Type", OCI_MANIFEST)], f"{{{json.dumps(UGLY)}:1,{json.dumps(UGLY)}:1}}".encode()),
+        Response(
+            200,
+            [("Content-Type", OCI_MANIFEST)],
+            f"{{{json.dumps(UGLY)}:1,{json.dumps(UGLY)}:1}}".encode(),
+        ),
     ),
     "a platform": ("manifest", index(platform={"os": UGLY, "architecture": UGLY})),
     "an annotation": ("manifest", index(annotations={UGLY: UGLY})),
     "a tag": ("tag_list", Response(200, [], json.dumps({"tags": ["v1", UGLY]}).encode())),
     "a listing": ("tag_list", Response(200, [], UGLY.encode())),
-    "a next page": ("tag_list", Response(200, [("Link", f"<http://{LINE}/>; rel=next")], b'{"tags": ["v1"]}')),
+    "a next page": (
+        "tag_list",
+        Response(200, [("Link", f"<http://{LINE}/>; rel=next")], b'{"tags": ["v1"]}'),
+    ),
 }
 
 
 @pytest.mark.rule("R18")
-@pytest.mark.parametrize("form", [[], ["-vv"], ["--log-format", "json"]], ids=["text", "vv", "json"])
+@pytest.mark.parametrize(
+    "form", [[], ["-vv"], ["--log-format", "json"]], ids=["text", "vv", "json"]
+)
 @pytest.mark.parametrize("name", SAID)
-def test_what_a_registry_says_is_one_clean_line(source: Server, target: Server, name: str, form: list[str]) -> None:
+def test_what_a_registry_says_is_one_clean_line(
+    source: Server, target: Server, name: str, form: list[str]
+) -> None:
     kind, answer = SAID[name]
 
     def say(request: Request) -> Answer | None:
@@ -101,7 +128,11 @@ def test_what_a_registry_says_is_one_clean_line(source: Server, target: Server, 
         return answer if request.kind == kind else None
 
     source.app.intercept = say
-    rule = {"from": "app", "tags": tags("*" if kind == "tag_list" else "v1"), "platforms": ["linux/amd64"]}
+    rule = {
+        "from": "app",
+        "tags": tags("*" if kind == "tag_list" else "v1"),
+        "platforms": ["linux/amd64"],
+    }
     text = document({"source": source, "t": target}, rule)
     ran = run_regsync("sync", "--no-progress", *form, "-c", "-", stdin=text)
     assert ran.status in (2, 4)
@@ -114,25 +145,41 @@ def test_what_a_registry_says_is_one_clean_line(source: Server, target: Server, 
 
 
 @pytest.mark.rule("R18")
-@pytest.mark.parametrize("answer", [error(403, UGLY, UGLY), Response(400, [], json.dumps({"error": UGLY}).encode())])
-def test_what_a_token_service_says_is_one_clean_line(serve: Start, target: Server, answer: Response) -> None:
+@pytest.mark.parametrize(
+    "answer", [error(403, UGLY, UGLY), Response(400, [], json.dumps({"error": UGLY}).encode())]
+)
+def test_what_a_token_service_says_is_one_clean_line(
+    serve: Start, target: Server, answer: Response
+) -> None:
     source = serve(auth=TokenService({"a": "b"}))
     source.app.intercept = lambda request: (
-        Response(answer.status, list(answer.headers), answer.body) if request.path == "/token" else None
+        Response(answer.status, list(answer.headers), answer.body)
+        if request.path == "/token"
+        else None
     )
     ran = run_regsync(
-        "sync", "-vv", "-c", "-", stdin=document({"source": source, "t": target}, {"from": "app", "tags": tags("v1")})
+        "sync",
+        "-vv",
+        "-c",
+        "-",
+        stdin=document({"source": source, "t": target}, {"from": "app", "tags": tags("v1")}),
     )
     assert ran.status == 4
     is_clean(ran)
 
 
 @pytest.mark.rule("R18")
-@pytest.mark.parametrize("where", ["registries", "url", "from", "to", "source", "targets", "glob", "semver", "global"])
+@pytest.mark.parametrize(
+    "where", ["registries", "url", "from", "to", "source", "targets", "glob", "semver", "global"]
+)
 @pytest.mark.parametrize("text", [UGLY, "\x1b[1m", "a\u202eb", "a\nsynced a -> b"], ids=repr)
 def test_what_a_configuration_says_is_clean_lines(where: str, text: str) -> None:
     mapping: dict[str, Any] = {"from": "app", "source": "a", "targets": ["a"], "tags": {}}
-    given: dict[str, Any] = {"registries": {"a": {"url": "h.test"}}, "mappings": [mapping], "global": {}}
+    given: dict[str, Any] = {
+        "registries": {"a": {"url": "h.test"}},
+        "mappings": [mapping],
+        "global": {},
+    }
     places: dict[str, Callable[[], object]] = {
         "registries": lambda: given["registries"].update({text: {"url": "x.test"}}),
         "url": lambda: given["registries"]["a"].update(url=text),
@@ -145,20 +192,34 @@ def test_what_a_configuration_says_is_clean_lines(where: str, text: str) -> None
     ran = run_regsync("validate", "-", stdin=json.dumps(given))
     assert ran.status == 3
     is_clean(ran)
-    assert all(line.startswith(("error: CONFIG_ERROR: ", "hint: ", "warning: ")) for line in ran.err.splitlines())
+    assert all(
+        line.startswith(("error: CONFIG_ERROR: ", "hint: ", "warning: "))
+        for line in ran.err.splitlines()
+    )
 
 
 @pytest.mark.rule("R18")
-@pytest.mark.parametrize("arguments", [["{}"], ["tags", "{}"], ["tags", "h.test/a", "--semver", "{}"], ["sync", "{}"],
-                                       ["sync", "-c", "{}"], ["validate", "{}"], ["copy", "a", "{}"]])  # fmt: skip
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["{}"],
+        ["tags", "{}"],
+        ["tags", "h.test/a", "--semver", "{}"],
+        ["sync", "{}"],
+        ["sync", "-c", "{}"],
+        ["validate", "{}"],
+        ["copy", "a", "{}"],
+    ],
+)
 def test_what_a_command_line_says_is_one_clean_line(arguments: list[str]) -> None:
     ran = run_regsync(*(each.format(UGLY) for each in arguments))
     assert ran.status == 3
     is_clean(ran)
 
 
-# R4: a name is looked up by whoever connects, and may lead anywhere (DNS rebinding). A registry that is asked
-# over TLS cannot lead to plain HTTP, and whoever is behind the name has to prove the name first.
+# R4: a name is looked up by whoever connects, and may lead anywhere (DNS rebinding). A registry
+# that is asked over TLS cannot lead to plain HTTP, and whoever is behind the name has to prove the
+# name first.
 
 
 @pytest.fixture
@@ -174,7 +235,13 @@ def rebound(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.rule("R4")
 @pytest.mark.parametrize("secure", [False, True])
 def test_a_name_that_leads_to_this_machine_gets_no_request(
-    serve: Start, target: Server, speaker: Any, ca: trustme.CA, tmp_path: Path, rebound: None, secure: bool
+    serve: Start,
+    target: Server,
+    speaker: Any,
+    ca: trustme.CA,
+    tmp_path: Path,
+    rebound: None,
+    secure: bool,
 ) -> None:
     def context(name: str) -> ssl.SSLContext:
         made = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -193,11 +260,17 @@ def test_a_name_that_leads_to_this_machine_gets_no_request(
     port = (inside.address if inside else speaker(listen)).rpartition(":")[2]
     Seed(1).image(sizes=(50,)).load_into(source.app, "app", tag="v1")
     source.app.intercept = lambda request: (
-        Response(307, [("Location", f"https://cdn.evil.test:{port}/secret")]) if request.kind == "blob" else None
+        Response(307, [("Location", f"https://cdn.evil.test:{port}/secret")])
+        if request.kind == "blob"
+        else None
     )
     entry = {"url": source.url, "ca_file": str(tmp_path / "ca.pem")}
     ran = run_regsync(
-        "sync", "-q", "-c", "-", stdin=document({"source": entry, "t": target}, {"from": "app", "tags": tags("v1")})
+        "sync",
+        "-q",
+        "-c",
+        "-",
+        stdin=document({"source": entry, "t": target}, {"from": "app", "tags": tags("v1")}),
     )
     assert ran.status == 2
     assert "NETWORK_ERROR" in only(ran.failed)

@@ -1,4 +1,6 @@
-"""The JSON Schema of the configuration: it takes what `validate` takes, and refuses what it can tell."""
+"""The JSON Schema of the configuration: it takes what `validate` takes, and refuses what it can
+tell.
+"""
 
 from __future__ import annotations
 
@@ -103,7 +105,12 @@ def test_it_refuses_what_is_wrong_where_it_is(text: str, place: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", [row[0] for row in test_config.WHOLE_PROBLEMS if "is no" not in row[1] and "is named" not in row[1]]
+    "text",
+    [
+        row[0]
+        for row in test_config.WHOLE_PROBLEMS
+        if "is no" not in row[1] and "is named" not in row[1]
+    ],
 )
 def test_it_refuses_wrong_documents_as_validate_does(text: str) -> None:
     if "registries: {1:" not in text:  # JSON has no other keys than texts
@@ -121,7 +128,13 @@ def test_it_takes_the_readme_s_examples() -> None:
 
 def accepted(text: str) -> bool:
     try:
-        config.load(text.encode(), name="c", environ={"A": "x", "PW": "p", "N": "9"}, base_dir=None, home=None)
+        config.load(
+            text.encode(),
+            name="c",
+            environ={"A": "x", "PW": "p", "N": "9"},
+            base_dir=None,
+            home=None,
+        )
     except ConfigError:
         return False
     return True
@@ -138,7 +151,11 @@ def test_it_takes_whatever_validate_takes(tree: Any) -> None:
 @settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow])
 @given(test_config.TREES)
 def test_it_takes_a_mapping_of_anything_that_validate_takes(tree: Any) -> None:
-    whole = {"registries": {"a": {"url": "a.x"}, "b": {"url": "b.x"}}, "mappings": [], "defaults": tree}
+    whole = {
+        "registries": {"a": {"url": "a.x"}, "b": {"url": "b.x"}},
+        "mappings": [],
+        "defaults": tree,
+    }
     text = yaml.safe_dump(whole, allow_unicode=True)
     if accepted(text):
         assert faults(text) == []

@@ -1,7 +1,9 @@
-"""Canaries: what was shown to a server as a secret is in nothing that a run leaves or says, though servers repeat it.
+"""Canaries: what was shown to a server as a secret is in nothing that a run leaves or says, though
+servers repeat it.
 
-Each way to log in, with servers that put every secret they have seen into every error and into a `Warning`, and one
-that refuses what it cannot be talked out of. What a secret is, the servers' journals say (conformance/journal.py).
+Each way to log in, with servers that put every secret they have seen into every error and into a
+`Warning`, and one that refuses what it cannot be talked out of. What a secret is, the servers'
+journals say (conformance/journal.py).
 """
 
 from __future__ import annotations
@@ -53,12 +55,16 @@ class Static:
     def check(self, request: Request, needs: object) -> Response | None:
         if request.header("authorization") == f"Bearer {TOKEN}":
             return None
-        return Response(401, [("WWW-Authenticate", 'Bearer realm="https://elsewhere.test/token"')], b"{}")
+        return Response(
+            401, [("WWW-Authenticate", 'Bearer realm="https://elsewhere.test/token"')], b"{}"
+        )
 
 
 @dataclass
 class Scene:
-    """How one registry wants a login, and where ours comes from; `given` has what we know before a run."""
+    """How one registry wants a login, and where ours comes from; `given` has what we know before a
+    run.
+    """
 
     auth: Any
     given: tuple[str, ...]
@@ -80,7 +86,9 @@ BASIC = {"auth_type": "basic", "credentials": {"username": USER, "password": PAS
 SCENES = {
     "basic": lambda: Scene(BasicAuth({USER: PASSWORD}), (PASSWORD, PAIR), registry=BASIC),
     "basic-for-a-token": lambda: Scene(tokens(), (PASSWORD, PAIR), registry=BASIC),
-    "static": lambda: Scene(Static(), (TOKEN,), registry={"auth_type": "static_token", "token": TOKEN}),
+    "static": lambda: Scene(
+        Static(), (TOKEN,), registry={"auth_type": "static_token", "token": TOKEN}
+    ),
     "file": lambda: Scene(tokens(), (PASSWORD, PAIR), env=in_file({"auth": PAIR})),
     "file-registrytoken": lambda: Scene(Static(), (TOKEN,), env=in_file({"registrytoken": TOKEN})),
     "file-identitytoken": lambda: Scene(
@@ -107,12 +115,16 @@ SCENES = {
 
 
 def tell_all(site: App, since: list[int]) -> None:
-    """Let a server repeat all that it was shown in this run (behind the last of `since`), wherever there are words."""
+    """Let a server repeat all that it was shown in this run (behind the last of `since`), wherever
+    there are words.
+    """
 
     def repeat(request: Request, answer: Answer) -> Answer:
         if not isinstance(answer, Response):
             return answer
-        shown = [secret for entry in site.journal.entries[since[-1] :] for secret in entry.sent_secrets()]
+        shown = [
+            secret for entry in site.journal.entries[since[-1] :] for secret in entry.sent_secrets()
+        ]
         seen = [*shown, *_issued(site), request.header("authorization")]
         said = " and ".join(f"you sent {secret}" for secret in dict.fromkeys(seen) if secret)
         headers = [*answer.headers, ("Warning", f'299 - "{said}"'.replace("\n", ""))]
@@ -120,7 +132,9 @@ def tell_all(site: App, since: list[int]) -> None:
             return Response(answer.status, headers, answer.body)
         headers = [(name, value) for name, value in headers if name.lower() != "content-length"]
         entry = {"code": "DENIED", "message": said}
-        return Response(answer.status, headers, json.dumps({"errors": [entry], "details": said}).encode())
+        return Response(
+            answer.status, headers, json.dumps({"errors": [entry], "details": said}).encode()
+        )
 
     site.amend = repeat
 
@@ -145,8 +159,12 @@ def left_behind(directory: Path) -> Iterator[bytes]:
                         continue
 
 
-async def runs(world: Virtual, scene: Scene, app: App, since: list[int], file: Path) -> tuple[list[Ran], set[str]]:
-    """Run what talks to registries; return also what this one saw, which it forgets between two runs."""
+async def runs(
+    world: Virtual, scene: Scene, app: App, since: list[int], file: Path
+) -> tuple[list[Ran], set[str]]:
+    """Run what talks to registries; return also what this one saw, which it forgets between two
+    runs.
+    """
     found, seen = [], {*scene.given}
     for words in (
         ("auth", "check", "-vv", "--json"),
@@ -160,7 +178,9 @@ async def runs(world: Virtual, scene: Scene, app: App, since: list[int], file: P
         try:
             found.append(await world.run(*words, "-c", str(file), env=scene.env))
         except SyncError as error:  # as the command line would tell it
-            found.append(Ran(error.exit_status, "", f"error: {error.code}: {error}\nhint: {error.hint}"))
+            found.append(
+                Ran(error.exit_status, "", f"error: {error.code}: {error}\nhint: {error.hint}")
+            )
         seen |= {*credentials(app.journal), *_issued(app)}
         since.append(len(app.journal.entries))
         if isinstance(scene.auth, TokenService):
@@ -191,13 +211,25 @@ async def test_no_secret_is_in_what_a_run_leaves_or_says(
         tell_all(app, since := [0])
         file.write_text(
             document(
-                {"source": {"url": f"{scheme}://{scene.host}", **scene.registry}, "other": "http://other.test"},
+                {
+                    "source": {"url": f"{scheme}://{scene.host}", **scene.registry},
+                    "other": "http://other.test",
+                },
                 {"from": "app", "targets": ["other"]},
-                {"source": "other", "from": "from", "tags": {"glob": ["v1"]}, "targets": ["source"]},
+                {
+                    "source": "other",
+                    "from": "from",
+                    "tags": {"glob": ["v1"]},
+                    "targets": ["source"],
+                },
             )
         )
         ran, secrets = await runs(world, scene, app, since, file)
-        assert {each.status for each in ran} == {0} if refuses is None else all(each.status for each in ran[:2])
+        assert (
+            {each.status for each in ran} == {0}
+            if refuses is None
+            else all(each.status for each in ran[:2])
+        )
         said = "".join(each.out + each.err for each in ran).encode()
         assert refuses is None or b"you sent ***" in said or b"refused the credentials" in said
         everything = [said, *left_behind(tmp_path)]

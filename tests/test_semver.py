@@ -11,10 +11,44 @@ from hypothesis import strategies as st
 
 from _regsync.tags import Prerelease, Version, admits, parse_range, parse_version
 
-VERSIONS = ["1", "v1", "1.2", "v1.2.3", "01.002.3", "20240131", "1.2.3-rc.1", "1.2-alpine", "1.2.3_5",
-            "1.2.3+build.7", "1.2.3-rc.1_b-2", "1.2.3-alpine3.19", "1.2.3--", "1.2.3-0"]  # fmt: skip
-NO_VERSIONS = ["", "v", "latest", "1.2.3.4", "1.", ".1", "1..2", "V1", "vv1", "1.2.3-", "1.2.3-a..b",
-               "1.2.3rc1", "1.x", "1.2.3_", " 1", "1\n", "-1", "१.२", "release-1.2", "9" * 5000]  # fmt: skip
+VERSIONS = [
+    "1",
+    "v1",
+    "1.2",
+    "v1.2.3",
+    "01.002.3",
+    "20240131",
+    "1.2.3-rc.1",
+    "1.2-alpine",
+    "1.2.3_5",
+    "1.2.3+build.7",
+    "1.2.3-rc.1_b-2",
+    "1.2.3-alpine3.19",
+    "1.2.3--",
+    "1.2.3-0",
+]
+NO_VERSIONS = [
+    "",
+    "v",
+    "latest",
+    "1.2.3.4",
+    "1.",
+    ".1",
+    "1..2",
+    "V1",
+    "vv1",
+    "1.2.3-",
+    "1.2.3-a..b",
+    "1.2.3rc1",
+    "1.x",
+    "1.2.3_",
+    " 1",
+    "1\n",
+    "-1",
+    "१.२",
+    "release-1.2",
+    "9" * 5000,
+]
 
 # SemVer 2.0.0 section 11, and what tags add to it; lowest first.
 ORDER = ["0.0.0-0", "0", "1.0.0-0", "1.0.0-2", "1.0.0-11", "1.0.0-alpha", "1.0.0-alpha.1", "1.0.0-alpha.beta",
@@ -147,7 +181,9 @@ def test_range_takes(text: str, taken: str, refused: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "rule", "taken", "refused"), PRERELEASES, ids=[f"{row[0]} {row[1]}" for row in PRERELEASES]
+    ("text", "rule", "taken", "refused"),
+    PRERELEASES,
+    ids=[f"{row[0]} {row[1]}" for row in PRERELEASES],
 )
 def test_prerelease_rule(text: str, rule: Prerelease, taken: str, refused: str) -> None:
     allowed = parse_range(text)
@@ -155,7 +191,9 @@ def test_prerelease_rule(text: str, rule: Prerelease, taken: str, refused: str) 
     assert [tag for tag in refused.split() if admits(allowed, version(tag), rule)] == []
 
 
-@pytest.mark.parametrize(("text", "remedy"), MALFORMED, ids=[repr(row[0])[:20] for row in MALFORMED])
+@pytest.mark.parametrize(
+    ("text", "remedy"), MALFORMED, ids=[repr(row[0])[:20] for row in MALFORMED]
+)
 def test_a_malformed_range_says_the_remedy(text: str, remedy: str) -> None:
     with pytest.raises(ValueError, match=r"[a-z]") as caught:
         parse_range(text)
@@ -164,7 +202,9 @@ def test_a_malformed_range_says_the_remedy(text: str, remedy: str) -> None:
 
 
 NUMBERS = st.integers(0, 12)
-IDENTIFIERS = st.lists(st.one_of(NUMBERS.map(str), st.text("abR-", min_size=1, max_size=3)), min_size=1, max_size=3)
+IDENTIFIERS = st.lists(
+    st.one_of(NUMBERS.map(str), st.text("abR-", min_size=1, max_size=3)), min_size=1, max_size=3
+)
 TAGS = st.builds(
     lambda numbers, pre: ".".join(map(str, numbers)) + (f"-{'.'.join(pre)}" if pre else ""),
     st.lists(NUMBERS, min_size=1, max_size=3),
@@ -202,7 +242,9 @@ def precedes(one: str, other: str) -> bool:
 @given(TAGS, TAGS)
 def test_ordering_agrees_with_the_words_of_semver(one: str, other: str) -> None:
     assert (version(one) < version(other)) is precedes(one, other)
-    assert (version(one) == version(other)) is (not precedes(one, other) and not precedes(other, one))
+    assert (version(one) == version(other)) is (
+        not precedes(one, other) and not precedes(other, one)
+    )
 
 
 @settings(deadline=None)
@@ -225,7 +267,9 @@ COMPARATORS = st.builds(lambda operator, tag: operator + tag, OPERATORS, TAGS)
 
 @settings(deadline=None)
 @given(st.lists(COMPARATORS, min_size=1, max_size=3), TAGS)
-def test_excluding_prereleases_never_takes_more_than_including_them(parts: list[str], tag: str) -> None:
+def test_excluding_prereleases_never_takes_more_than_including_them(
+    parts: list[str], tag: str
+) -> None:
     try:
         allowed = parse_range(",".join(parts))
     except ValueError:
@@ -256,7 +300,10 @@ def test_identifiers_are_ordered_one_by_one(ours: list[str], theirs: list[str]) 
     one, other = (parse_version(f"1.2.3-{'.'.join(each)}") for each in (ours, theirs))
     assert one is not None
     assert other is not None
-    assert ((one < other), (one == other)) == ((key(ours) < key(theirs)), (key(ours) == key(theirs)))
+    assert ((one < other), (one == other)) == (
+        (key(ours) < key(theirs)),
+        (key(ours) == key(theirs)),
+    )
 
 
 @pytest.mark.rule("R14")

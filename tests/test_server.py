@@ -22,7 +22,9 @@ GO = (
     b"Authorization: Bearer a.b-c_d/+==\r\nContent-Type: application/octet-stream\r\nX-Empty:\r\n\r\n"
 )
 CURL = b"GET /v2/ HTTP/1.1\r\nHost: [::1]\r\nAccept: */*\r\n\r\n"
-DOUBLED = b"HEAD /v2/a/manifests/v1 HTTP/1.1\r\nhost:x\r\naccept: a/b, c/d;q=1\r\naccept: e/f\r\n\r\nGET "
+DOUBLED = (
+    b"HEAD /v2/a/manifests/v1 HTTP/1.1\r\nhost:x\r\naccept: a/b, c/d;q=1\r\naccept: e/f\r\n\r\nGET "
+)
 
 # What a mutation puts in: all that has a meaning for one reader or the other.
 PIECES = (
@@ -80,7 +82,10 @@ def test_no_piece_at_any_place_is_read_otherwise_than_by_h11() -> None:
     taken = 0
     for piece in PIECES:
         for place in range(1, len(CURL) + 1):
-            for data in (CURL[:place] + piece + CURL[place:], CURL[: place - 1] + piece + CURL[place:]):
+            for data in (
+                CURL[:place] + piece + CURL[place:],
+                CURL[: place - 1] + piece + CURL[place:],
+            ):
                 read = read_head(data)
                 if read is not None:
                     assert read == by_h11(data)
@@ -88,7 +93,9 @@ def test_no_piece_at_any_place_is_read_otherwise_than_by_h11() -> None:
     assert taken > 100
 
 
-@pytest.mark.parametrize("data", [GO, CURL, DOUBLED, GO + b"12345" + CURL], ids=["go", "curl", "twice", "more"])
+@pytest.mark.parametrize(
+    "data", [GO, CURL, DOUBLED, GO + b"12345" + CURL], ids=["go", "curl", "twice", "more"]
+)
 def test_heads_of_clients_are_read_at_once(data: bytes) -> None:
     assert read_head(data) == by_h11(data) is not None
 
@@ -143,7 +150,9 @@ def talk(server: Server, pieces: list[bytes]) -> bytes:
 
 
 def test_the_same_bytes_mean_the_same_however_they_arrive(server: Server, app: App) -> None:
-    """In one piece the heads are read at once, byte by byte they are h11's; pipelined, both in turn."""
+    """In one piece the heads are read at once, byte by byte they are h11's; pipelined, both in
+    turn.
+    """
     data = Seed(1).blob(3000)
     image = Seed(2).image().load_into(app, "a/b", tag="v1")
     post = f"POST /v2/a/b/blobs/uploads/?digest={digest_of(data)} HTTP/1.1\r\nHost: x\r\n"
@@ -158,11 +167,19 @@ def test_the_same_bytes_mean_the_same_however_they_arrive(server: Server, app: A
     whole = talk(server, [sent])
     assert whole.count(b"HTTP/1.1 20") == 4
     assert image.body in whole
-    first = [(each.method, each.target, each.status, each.request_bytes) for each in app.journal.entries]
+    first = [
+        (each.method, each.target, each.status, each.request_bytes) for each in app.journal.entries
+    ]
     for size in (1, 7, 400, 3500):
         app.journal.clear()
-        assert talk(server, [sent[place : place + size] for place in range(0, len(sent), size)]) == whole
-        again = [(each.method, each.target, each.status, each.request_bytes) for each in app.journal.entries]
+        assert (
+            talk(server, [sent[place : place + size] for place in range(0, len(sent), size)])
+            == whole
+        )
+        again = [
+            (each.method, each.target, each.status, each.request_bytes)
+            for each in app.journal.entries
+        ]
         assert again == first
     assert app.blob("a/b", digest_of(data)) == data
     app.journal.check()

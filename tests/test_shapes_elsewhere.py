@@ -1,7 +1,7 @@
 """The catalogue of content through programs that nobody here wrote: docker-registry and skopeo.
 
-What they refuse is a table with reasons. A shape that a program takes although the table says otherwise
-fails too: then the shape is not what it seems, or the program is another version.
+What they refuse is a table with reasons. A shape that a program takes although the table says
+otherwise fails too: then the shape is not what it seems, or the program is another version.
 """
 
 from __future__ import annotations
@@ -18,7 +18,11 @@ from conformance.samples import Shape
 from conformance.server import run_in_thread
 from conformance.shapes import shapes
 
-LENGTHY = ("index-of-1000", "1000-layers", "referrers-many")  # thousands of requests that show nothing new
+LENGTHY = (
+    "index-of-1000",
+    "1000-layers",
+    "referrers-many",
+)  # thousands of requests that show nothing new
 VALID: Mapping[str, Shape] = {
     name: shape for name, shape in shapes().items() if not shape.refused and name not in LENGTHY
 }
@@ -74,7 +78,9 @@ def test_the_tables_name_shapes() -> None:
 
 @pytest.mark.slow
 @names(DOCKER_REGISTRY)
-def test_docker_registry_takes_every_valid_shape_but_those_in_the_table(docker_registry: str, names: list[str]) -> None:
+def test_docker_registry_takes_every_valid_shape_but_those_in_the_table(
+    docker_registry: str, names: list[str]
+) -> None:
     refused = {}
     for name in names:
         sample = VALID[name].build()
@@ -85,7 +91,9 @@ def test_docker_registry_takes_every_valid_shape_but_those_in_the_table(docker_r
         except AssertionError as problem:
             refused[name] = str(problem)
         else:
-            if name != "buildkit-cache-index":  # its entries are no manifests, which this client takes them for
+            if (
+                name != "buildkit-cache-index"
+            ):  # its entries are no manifests, which this client takes them for
                 got = fetch_http(docker_registry, f"shapes/{name}", "v1")
                 assert identical(got, sample.image.contents())
     assert refused.keys() == DOCKER_REGISTRY.keys(), refused
@@ -93,7 +101,9 @@ def test_docker_registry_takes_every_valid_shape_but_those_in_the_table(docker_r
 
 @pytest.mark.slow
 @names(SKOPEO)
-def test_skopeo_copies_every_valid_shape_but_those_in_the_table(tmp_path: Path, names: list[str]) -> None:
+def test_skopeo_copies_every_valid_shape_but_those_in_the_table(
+    tmp_path: Path, names: list[str]
+) -> None:
     """It does so without one request that the strict registry would note."""
     options = ("--all", "--preserve-digests", "--src-tls-verify=false", "--dest-tls-verify=false")
     source, target = (App(any_manifest_type=True) for _ in range(2))

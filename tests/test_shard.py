@@ -1,4 +1,6 @@
-"""Which mappings a shard has: all of them are somebody's, none is two's, and what belongs together stays together."""
+"""Which mappings a shard has: all of them are somebody's, none is two's, and what belongs together
+stays together.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,13 @@ from conformance.server import Server
 from tests.ends import Start, document, run_regsync, tags
 from tests.fuzzing import fuzz
 
-REGISTRIES = {"a": "a.test", "b": "b.test:5000", "c": "c.test", "again": "a.test", "hub": "docker.io"}
+REGISTRIES = {
+    "a": "a.test",
+    "b": "b.test:5000",
+    "c": "c.test",
+    "again": "a.test",
+    "hub": "docker.io",
+}
 
 
 def load(*mappings: dict[str, Any], cache_dir: str = "/cache") -> Config:
@@ -39,7 +47,9 @@ def load(*mappings: dict[str, Any], cache_dir: str = "/cache") -> Config:
 
 def shares(found: Config, total: int) -> list[list[int]]:
     """Return the numbers of the mappings that each shard has."""
-    return [[rule.index for rule in share(found, number, total).mappings] for number in range(total)]
+    return [
+        [rule.index for rule in share(found, number, total).mappings] for number in range(total)
+    ]
 
 
 def sizes(found: Config, total: int) -> list[int]:
@@ -51,7 +61,8 @@ def below(*paths: str) -> Config:
     return load(*({"from": f"from/{number}", "to": path} for number, path in enumerate(paths)))
 
 
-# --- the grammar ------------------------------------------------------------------------------------------
+# --- the grammar
+# ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -67,7 +78,9 @@ def test_a_shard_is_named(text: str, environ: dict[str, str], shard: tuple[int, 
     assert parse(text, environ) == shard
 
 
-@pytest.mark.parametrize("text", ["", "/", "1", "4/4", "5/4", "0/0", "-1/4", "1/4/2", "a/b", "1 / 4", "0/1000", "٣/4"])
+@pytest.mark.parametrize(
+    "text", ["", "/", "1", "4/4", "5/4", "0/0", "-1/4", "1/4/2", "a/b", "1 / 4", "0/1000", "٣/4"]
+)
 def test_what_names_no_shard_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match=r"^--shard .*I from 0 and below N") as refused:
         parse(text, {})
@@ -92,7 +105,8 @@ def test_the_variable_is_named_when_it_is_wrong(environ: dict[str, str], shown: 
     assert len(refused.value.message) < 140
 
 
-# --- what stays together ------------------------------------------------------------------------------------
+# --- what stays together
+# ------------------------------------------------------------------------------------
 
 
 def test_one_target_repository_stays_together_under_all_its_names() -> None:
@@ -107,12 +121,18 @@ def test_one_target_repository_stays_together_under_all_its_names() -> None:
 
 
 def test_one_source_repository_stays_together_under_all_its_names() -> None:
-    found = load({"from": "x", "to": "1"}, {"from": "y", "to": "2"}, {"from": "x", "to": "3", "source": "again"})
+    found = load(
+        {"from": "x", "to": "1"},
+        {"from": "y", "to": "2"},
+        {"from": "x", "to": "3", "source": "again"},
+    )
     assert shares(found, 2) == [[0, 2], [1]]
 
 
 def test_what_one_mapping_writes_and_another_reads_stays_together() -> None:
-    found = load({"from": "x"}, {"from": "y"}, {"from": "x", "to": "z", "source": "b", "targets": ["c"]})
+    found = load(
+        {"from": "x"}, {"from": "y"}, {"from": "x", "to": "z", "source": "b", "targets": ["c"]}
+    )
     assert shares(found, 2) == [[0, 2], [1]]
 
 
@@ -147,7 +167,9 @@ def test_a_path_that_everything_is_below_ties_nothing() -> None:
     assert shares(deep, 4) == [[0, 1, 2], [3, 4, 5], [6, 7, 8], [9, 10, 11]]
 
 
-def test_a_path_with_half_more_than_a_fair_share_stays_together_and_one_with_more_does_not() -> None:
+def test_a_path_with_half_more_than_a_fair_share_stays_together_and_one_with_more_does_not() -> (
+    None
+):
     others = [f"x{number}" for number in range(6)]
     held = below(*(f"team/{number}" for number in range(6)), *others)
     assert shares(held, 3)[0] == [*range(6)]
@@ -172,7 +194,8 @@ def test_each_shard_has_a_cache_of_its_own() -> None:
     assert share(found._replace(cache_dir=None), 0, 2).cache_dir is None
 
 
-# --- properties ---------------------------------------------------------------------------------------------
+# --- properties
+# ---------------------------------------------------------------------------------------------
 
 PATHS = st.lists(st.sampled_from("abc"), min_size=1, max_size=4).map("/".join)
 MAPPINGS = st.fixed_dictionaries(
@@ -193,20 +216,27 @@ def places(rule: MappingRule) -> set[object]:
 
 @fuzz(120)
 @given(st.lists(MAPPINGS, max_size=40), st.integers(1, 9))
-def test_shares_are_disjoint_and_together_the_whole(mappings: list[dict[str, Any]], total: int) -> None:
+def test_shares_are_disjoint_and_together_the_whole(
+    mappings: list[dict[str, Any]], total: int
+) -> None:
     found = load(*mappings)
     dealt = shares(found, total)
     assert sorted(index for share in dealt for index in share) == [*range(len(mappings))]
     assert all(share == sorted(share) for share in dealt)
     assert shares(found, total) == dealt
     holders = Counter(
-        place for share in dealt for place in {place for index in share for place in places(found.mappings[index])}
+        place
+        for share in dealt
+        for place in {place for index in share for place in places(found.mappings[index])}
     )
     assert set(holders.values()) <= {1}
 
 
 @fuzz(100)
-@given(st.lists(st.tuples(st.sampled_from("abcdefgh"), st.integers(0, 9)), unique=True, max_size=60), st.integers(1, 9))
+@given(
+    st.lists(st.tuples(st.sampled_from("abcdefgh"), st.integers(0, 9)), unique=True, max_size=60),
+    st.integers(1, 9),
+)
 def test_a_base_path_is_torn_only_where_it_is_more_than_a_share_should_be(
     names: list[tuple[str, int]], total: int
 ) -> None:
@@ -227,13 +257,16 @@ def test_mappings_that_nothing_ties_are_dealt_evenly(count: int, total: int) -> 
 
 
 def test_the_order_of_registries_and_the_content_of_other_fields_are_nothing() -> None:
-    mappings: list[dict[str, Any]] = [{"from": f"x/{number}", "to": f"y{number % 7}/{number}"} for number in range(50)]
+    mappings: list[dict[str, Any]] = [
+        {"from": f"x/{number}", "to": f"y{number % 7}/{number}"} for number in range(50)
+    ]
     plain = shares(load(*mappings), 4)
     random.Random(1).shuffle(chosen := ["v1", "v2", "*"])
     assert shares(load(*({**each, "tags": {"glob": chosen}} for each in mappings)), 4) == plain
 
 
-# --- the command --------------------------------------------------------------------------------------------
+# --- the command
+# --------------------------------------------------------------------------------------------
 
 
 def load_into(server: Server, repository: str) -> None:
@@ -241,7 +274,9 @@ def load_into(server: Server, repository: str) -> None:
     Seed(1).image().load_into(server.app, repository, tag="v1")
 
 
-def test_shards_together_copy_everything_once_and_an_empty_one_ends_well(serve: Start, tmp_path: Path) -> None:
+def test_shards_together_copy_everything_once_and_an_empty_one_ends_well(
+    serve: Start, tmp_path: Path
+) -> None:
     source, target = serve(), serve()
     names = ["a/1", "a/2", "b/1", "b/2"]
     for name in names:
@@ -258,7 +293,9 @@ def test_shards_together_copy_everything_once_and_an_empty_one_ends_well(serve: 
         assert (tmp_path / ".regsync" / f"shard-{number}-of-3").is_dir()
     assert sorted(done) == [f"{name}:v1" for name in names]
     assert len(ran.images) == 0, "of two groups"
-    again = run_regsync("sync", "--json", "-c", str(path), "--shard", "/3", env={"JOB_COMPLETION_INDEX": "0"})
+    again = run_regsync(
+        "sync", "--json", "-c", str(path), "--shard", "/3", env={"JOB_COMPLETION_INDEX": "0"}
+    )
     assert [each["status"] for each in again.images] == ["skipped"] * 2, "its state was found again"
 
 
@@ -266,7 +303,9 @@ def test_a_rehearsal_and_an_analysis_are_of_the_shard(serve: Start) -> None:
     source, target = serve(), serve()
     for name in ("a", "b"):
         load_into(source, name)
-    text = document({"source": source, "target": target}, *({"from": name, "tags": tags("v1")} for name in "ab"))
+    text = document(
+        {"source": source, "target": target}, *({"from": name, "tags": tags("v1")} for name in "ab")
+    )
     for command in (["sync", "--dry-run"], ["analyze"]):
         ran = run_regsync(*command, "--json", "-c", "-", "--shard", "1/2", stdin=text)
         assert ran.status == 0, ran.err

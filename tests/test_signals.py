@@ -1,7 +1,8 @@
-"""SIGTERM and SIGINT at every stage of a run: nothing new begins, what can end ends, the rest is for the next run.
+"""SIGTERM and SIGINT at every stage of a run: nothing new begins, what can end ends, the rest is
+for the next run.
 
-When and in which order is shown on the virtual clock; what is the process's own (handlers before a run listens, threads
-that nobody can end) by processes that stop themselves at a known place.
+When and in which order is shown on the virtual clock; what is the process's own (handlers before a
+run listens, threads that nobody can end) by processes that stop themselves at a known place.
 """
 
 from __future__ import annotations
@@ -32,11 +33,15 @@ from conformance.server import Server
 from tests.ends import ROOT, Ran, Virtual, document, held, tags, virtual
 
 on_a_clock = [pytest.mark.anyio, pytest.mark.virtual_time]
-SIGNALS = pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name)
+SIGNALS = pytest.mark.parametrize(
+    "number", [signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name
+)
 
 
 @asynccontextmanager
-async def stopped_at(*seconds: float, number: signal.Signals = signal.SIGTERM) -> AsyncIterator[None]:
+async def stopped_at(
+    *seconds: float, number: signal.Signals = signal.SIGTERM
+) -> AsyncIterator[None]:
     """Send this process a signal so many seconds of the virtual clock from now, each."""
     began = anyio.current_time()
 
@@ -101,7 +106,9 @@ async def test_a_signal_ends_what_only_asks_at_once(
 ) -> None:
     async with virtual() as world:
         source, target = ends(world)
-        images = [Seed(n).image(sizes=(9000,)).load_into(source.app, "app", tag=f"v{n}") for n in range(3)]
+        images = [
+            Seed(n).image(sizes=(9000,)).load_into(source.app, "app", tag=f"v{n}") for n in range(3)
+        ]
         Seed(9).image().load_into(target.app, "app", "v0", "v1", "v2")
         rule = (source if side == "source" else target).app.faults.on(method, kind)
         if how == "stalls":
@@ -144,7 +151,9 @@ async def test_a_late_look_at_artifacts_is_cut_off_too(tmp_path: Path) -> None:
     async with virtual(chance=0.99) as world:
         source, target = ends(world)
         image = Seed(1).image(sizes=(9000,)).load_into(source.app, "app", tag="v1")
-        file = written(tmp_path, {"from": "app", "tags": tags("v1")}, defaults={"artifacts": {"enabled": True}})
+        file = written(
+            tmp_path, {"from": "app", "tags": tags("v1")}, defaults={"artifacts": {"enabled": True}}
+        )
         assert (await world.run("sync", "--json", "-q", "-c", file)).status == 0
 
         def later() -> float:
@@ -163,7 +172,8 @@ async def test_a_late_look_at_artifacts_is_cut_off_too(tmp_path: Path) -> None:
 @pytest.mark.anyio
 @pytest.mark.virtual_time
 @pytest.mark.parametrize(
-    ("method", "kind"), [("POST", "upload_start"), ("PUT", "upload"), ("PUT", "manifest"), ("GET", "blob")]
+    ("method", "kind"),
+    [("POST", "upload_start"), ("PUT", "upload"), ("PUT", "manifest"), ("GET", "blob")],
 )
 @pytest.mark.parametrize("wait", [60, 250])
 async def test_a_transfer_that_waits_for_a_registry_is_left_when_nothing_else_goes_on(
@@ -229,7 +239,9 @@ async def test_the_slowest_stream_is_dropped_first_and_others_end_by_that(tmp_pa
         source, target = ends(world, up=Link(bandwidth=10_000))
         small = Seed(1).image(sizes=(180_000,)).load_into(source.app, "small", tag="v1")
         Seed(2).image(sizes=(2_000_000,)).load_into(source.app, "large", tag="v1")
-        file = written(tmp_path, *({"from": name, "tags": tags("v1")} for name in ("large", "small")))
+        file = written(
+            tmp_path, *({"from": name, "tags": tags("v1")} for name in ("large", "small"))
+        )
         async with stopped_at(5.0):
             ran = await world.run("sync", "--json", "-q", "-c", file)
         check_left(ran)
@@ -293,7 +305,9 @@ def test_which_streams_cannot_end_in_time(
 @SIGNALS
 @pytest.mark.anyio
 @pytest.mark.virtual_time
-async def test_a_second_signal_ends_at_once_and_saves_what_was_answered(tmp_path: Path, number: signal.Signals) -> None:
+async def test_a_second_signal_ends_at_once_and_saves_what_was_answered(
+    tmp_path: Path, number: signal.Signals
+) -> None:
     async with virtual() as world:
         source, target = ends(world, up=Link(bandwidth=10_000), single_post=False)
         image = Seed(1).image(sizes=(10_000, 200_000)).load_into(source.app, "app", tag="v1")
@@ -308,7 +322,9 @@ async def test_a_second_signal_ends_at_once_and_saves_what_was_answered(tmp_path
         there = [digest for digest in image.blobs if target.app.blob("app", digest) is not None]
         assert len(there) == 2, "the config and the small layer"
         await again(world, file)
-        assert target.journal.count("PUT", "upload") == 1, "what was answered is not asked for, the rest is brought"
+        assert target.journal.count("PUT", "upload") == 1, (
+            "what was answered is not asked for, the rest is brought"
+        )
         assert target.journal.count("HEAD", "blob") <= 1
         assert held(target, "app", image)
 
@@ -330,7 +346,9 @@ async def test_the_display_says_that_a_run_stops() -> None:
     meter = Meter(Pace("manifest_get"), Limit(50))
     meter.paused = anyio.current_time() + 100
     transport = SimpleNamespace(bytes=0, paused={"registry.test": meter})
-    progress: Any = SimpleNamespace(known=0, done=0, expected=0, ends=None, under_way=list, transport=transport)
+    progress: Any = SimpleNamespace(
+        known=0, done=0, expected=0, ends=None, under_way=list, transport=transport
+    )
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(show_progress, Terminal(), progress)
         await anyio.sleep(1.1)
@@ -366,8 +384,14 @@ sys.exit(regsync.main())
 @contextmanager
 def program(script: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
     """Run a script, which does not outlive the test, however that ends."""
-    pipes: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    with subprocess.Popen([sys.executable, "-c", script, *arguments], text=True, cwd=ROOT, **pipes) as process:
+    pipes: dict[str, Any] = {
+        "stdin": subprocess.DEVNULL,
+        "stdout": subprocess.PIPE,
+        "stderr": subprocess.PIPE,
+    }
+    with subprocess.Popen(
+        [sys.executable, "-c", script, *arguments], text=True, cwd=ROOT, **pipes
+    ) as process:
         try:
             yield process
         finally:
@@ -376,14 +400,18 @@ def program(script: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
 
 @SIGNALS
 @pytest.mark.parametrize("command", ["sync", "tags", "copy"])
-@pytest.mark.parametrize("place", ["_regsync.oci.parse_reference", "_regsync.config.load", "anyio.run"])
+@pytest.mark.parametrize(
+    "place", ["_regsync.oci.parse_reference", "_regsync.config.load", "anyio.run"]
+)
 def test_a_signal_before_a_run_listens_ends_the_program(
     tmp_path: Path, number: signal.Signals, command: str, place: str
 ) -> None:
     """Also where an exception would be lost or told: in an import, in a callback."""
     module, _, name = place.rpartition(".")
     file = written(tmp_path, {"from": "app"})
-    arguments = {"tags": ["r.invalid/app"], "copy": ["r.invalid/app", "s.invalid/app"], "sync": []}[command]
+    arguments = {"tags": ["r.invalid/app"], "copy": ["r.invalid/app", "s.invalid/app"], "sync": []}[
+        command
+    ]
     if command == "sync" and name == "parse_reference":
         name, module = "load", "_regsync.config"
     script = _AT.format(module=module, name=name, number=int(number))
@@ -406,7 +434,9 @@ _regsync.config.load = loaded
 
 
 @SIGNALS
-def test_a_signal_ends_a_watch_well_also_before_it_listens(tmp_path: Path, number: signal.Signals) -> None:
+def test_a_signal_ends_a_watch_well_also_before_it_listens(
+    tmp_path: Path, number: signal.Signals
+) -> None:
     """And one to reload, which a service manager may send at once, ends nothing."""
     script = _HANGS_UP + _AT.format(module="anyio", name="run", number=int(number))
     with program(script, "watch", "-c", written(tmp_path, {"from": "app"})) as process:
@@ -415,9 +445,15 @@ def test_a_signal_ends_a_watch_well_also_before_it_listens(tmp_path: Path, numbe
 
 @SIGNALS
 @pytest.mark.parametrize("command", ["sync", "tags"])
-def test_a_name_server_that_hangs_does_not_delay_the_end(tmp_path: Path, number: signal.Signals, command: str) -> None:
+def test_a_name_server_that_hangs_does_not_delay_the_end(
+    tmp_path: Path, number: signal.Signals, command: str
+) -> None:
     script = _STUCK + "socket.getaddrinfo = getaddrinfo\nsys.exit(regsync.main())"
-    arguments = ["tags", "r.test/app"] if command == "tags" else ["sync", "-c", written(tmp_path, {"from": "app"})]
+    arguments = (
+        ["tags", "r.test/app"]
+        if command == "tags"
+        else ["sync", "-c", written(tmp_path, {"from": "app"})]
+    )
     with program(script, *arguments) as process:
         assert process.stderr is not None
         while process.stderr.readline() != "asked\n":
@@ -444,7 +480,9 @@ def test_a_manifest_that_is_being_put_is_waited_for(source: Server, target: Serv
     image: Image = Seed(1).image().load_into(source.app, "app", tag="v1")
     put = target.app.faults.on("PUT", "manifest").stall()
     where = [f"{source.address}/app:v1", f"{target.address}/app"]
-    with program("import sys, regsync; sys.exit(regsync.main())", "copy", "--no-artifacts", *where) as process:
+    with program(
+        "import sys, regsync; sys.exit(regsync.main())", "copy", "--no-artifacts", *where
+    ) as process:
         put.wait()
         process.send_signal(signal.SIGTERM)
         assert process.stderr is not None
@@ -460,7 +498,9 @@ def test_a_second_signal_saves_the_state(source: Server, target: Server, tmp_pat
     Seed(1).image().load_into(source.app, "app", tag="v1")
     put = target.app.faults.on("PUT", "manifest").stall()
     file = tmp_path / "mirror.yaml"
-    file.write_text(document({"source": source, "target": target}, {"from": "app", "tags": tags("v1")}))
+    file.write_text(
+        document({"source": source, "target": target}, {"from": "app", "tags": tags("v1")})
+    )
     script = "import sys, regsync; sys.exit(regsync.main())"
     with program(script, "sync", "--json", "-c", str(file)) as process:
         put.wait()

@@ -1,8 +1,8 @@
 """skopeo, which others wrote, as a client of the harness: to, from and between its registries.
 
-It has to be installed (`apt-get install skopeo`). What it cannot do with the harness, the harness gets
-wrong: each test ends with `journal.check()`, so that no refusal of a correct client goes unseen. Copies
-to and from docker-registry are in `test_real_parts.py`.
+It has to be installed (`apt-get install skopeo`). What it cannot do with the harness, the harness
+gets wrong: each test ends with `journal.check()`, so that no refusal of a correct client goes
+unseen. Copies to and from docker-registry are in `test_real_parts.py`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,10 @@ CREDENTIALS = (f"--src-creds={USER}:{PASSWORD}", f"--dest-creds={USER}:{PASSWORD
 def shared_layers(seed: Seed, shared: bytes) -> Image:
     """Build an index of four images that have one layer in common."""
     return seed.index(
-        [seed.image(layers=[shared, seed.layer(20)], architecture=f"arch{number}") for number in range(4)]
+        [
+            seed.image(layers=[shared, seed.layer(20)], architecture=f"arch{number}")
+            for number in range(4)
+        ]
     )
 
 
@@ -83,7 +86,14 @@ def test_one_platform_of_an_index_is_copied_alone(format: Any, tmp_path: Path) -
     one, other = App(), App()
     index.load_into(one, "a/b", tag="v1")
     with registries(one, other) as (source, target):
-        skopeo("--override-arch=arm64", "copy", *PLAIN, place(source, "a/b"), place(target, "a/b"), home=tmp_path)
+        skopeo(
+            "--override-arch=arm64",
+            "copy",
+            *PLAIN,
+            place(source, "a/b"),
+            place(target, "a/b"),
+            home=tmp_path,
+        )
     child = index.document["manifests"][1]
     assert child["platform"]["architecture"] == "arm64"
     assert other.tags("a/b") == {"v1": child["digest"]}
@@ -114,7 +124,9 @@ def test_a_layout_on_disk_is_pushed_and_pulled(shape: str, tmp_path: Path) -> No
         pytest.param({"deletes": False}, id="no deletion"),
     ],
 )
-def test_copies_to_every_kind_of_registry(options: Mapping[str, Any], shape: str, tmp_path: Path) -> None:
+def test_copies_to_every_kind_of_registry(
+    options: Mapping[str, Any], shape: str, tmp_path: Path
+) -> None:
     image = {**SINGLE, **LISTS}[shape](Seed(6))
     one, other = App(), App(**options)
     image.load_into(one, "a/b", tag="v1")
@@ -127,7 +139,9 @@ def test_copies_to_every_kind_of_registry(options: Mapping[str, Any], shape: str
 AUTHS: Mapping[str, Callable[[], Any]] = {
     "basic": lambda: BasicAuth({USER: PASSWORD}),
     "bearer": lambda: TokenService({USER: PASSWORD}, anonymous=False),
-    "web tokens": lambda: TokenService({USER: PASSWORD}, anonymous=False, jwt=True, field="access_token"),
+    "web tokens": lambda: TokenService(
+        {USER: PASSWORD}, anonymous=False, jwt=True, field="access_token"
+    ),
 }
 
 
@@ -172,7 +186,10 @@ def test_tags_are_listed_page_by_page_and_deleted(tmp_path: Path) -> None:
 
 def test_a_repository_is_synced_with_all_its_tags(tmp_path: Path) -> None:
     one, other, seed = App(), App(), Seed(9)
-    images = [seed.index().load_into(one, "a/b", tag="v1"), seed.image().load_into(one, "a/b", tag="v2")]
+    images = [
+        seed.index().load_into(one, "a/b", tag="v1"),
+        seed.image().load_into(one, "a/b", tag="v2"),
+    ]
     with registries(one, other) as (source, target):
         arguments = ("sync", "--all", *PLAIN, "--src=docker", "--dest=docker")
         skopeo(*arguments, f"{source.address}/a/b", f"{target.address}/c", home=tmp_path)
@@ -185,7 +202,9 @@ def test_a_copy_by_digest_and_a_look(tmp_path: Path) -> None:
     with registries(one, other) as (source, target):
         skopeo("copy", *PLAIN, place(source, "a/b", image.top), place(target, "a/b"), home=tmp_path)
         raw = skopeo("inspect", "--raw", "--tls-verify=false", place(target, "a/b"), home=tmp_path)
-        seen = json.loads(skopeo("inspect", "--tls-verify=false", place(target, "a/b"), home=tmp_path))
+        seen = json.loads(
+            skopeo("inspect", "--tls-verify=false", place(target, "a/b"), home=tmp_path)
+        )
     assert raw == image.body
     assert seen["Digest"] == image.top
     assert seen["RepoTags"] == ["v1"]

@@ -1,7 +1,8 @@
-"""What a sync in which nothing has changed loads: half of its time is imports, and each of these was won once.
+"""What a sync in which nothing has changed loads: half of its time is imports, and each of these
+was won once.
 
-The sets are exact. A name that is new here costs every start from half a millisecond to fifteen; one that went
-is to be struck out.
+The sets are exact. A name that is new here costs every start from half a millisecond to fifteen;
+one that went is to be struck out.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ from conformance.app import App
 from conformance.images import Seed
 from tests.ends import Start
 
-# As the interpreter runs the built file, and then what is there. `threads` are those that were ever started.
+# As the interpreter runs the built file, and then what is there. `threads` are those that were ever
+# started.
 PROGRAM = """
 import json, runpy, sys
 threads = []
@@ -48,9 +50,23 @@ PACKAGES = {
     "h11._readers", "h11._receivebuffer", "h11._state", "h11._util", "h11._version", "h11._writers",
     "tree_importer",
 }  # fmt: skip
-BACKPORTS = {"exceptiongroup", "typing_extensions"}  # anyio takes them where the interpreter is older
-# Of the standard library, whose modules load others as each version likes: what a run used to load without need.
-NEEDLESS = {"ctypes", "decimal", "email", "encodings.idna", "fractions", "hmac", "http", "random", "stringprep"}
+BACKPORTS = {
+    "exceptiongroup",
+    "typing_extensions",
+}  # anyio takes them where the interpreter is older
+# Of the standard library, whose modules load others as each version likes: what a run used to load
+# without need.
+NEEDLESS = {
+    "ctypes",
+    "decimal",
+    "email",
+    "encodings.idna",
+    "fractions",
+    "hmac",
+    "http",
+    "random",
+    "stringprep",
+}
 
 BLOCK = """\
 ---
@@ -76,8 +92,16 @@ def block(source: str, target: str) -> str:
 
 def generated(source: str, target: str) -> str:
     """Return what programs write: JSON on one line."""
-    mapping = {"from": "app", "source": "a", "targets": ["b"], "tags": {"glob": "v1"}, "artifacts": {"enabled": False}}
-    return json.dumps({"registries": {"a": {"url": source}, "b": {"url": target}}, "mappings": [mapping]})
+    mapping = {
+        "from": "app",
+        "source": "a",
+        "targets": ["b"],
+        "tags": {"glob": "v1"},
+        "artifacts": {"enabled": False},
+    }
+    return json.dumps(
+        {"registries": {"a": {"url": source}, "b": {"url": target}}, "mappings": [mapping]}
+    )
 
 
 @pytest.fixture
@@ -97,7 +121,9 @@ def loaded(pyz: Path, directory: Path, config: str) -> tuple[set[str], int]:
     (directory / "mirror.yaml").write_text(config)
     command = [sys.executable, "-I", "-S", "-c", PROGRAM, str(pyz), "sync", "-c", "mirror.yaml"]
     environment = {"HOME": str(directory), "PATH": "/usr/bin:/bin"}
-    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=directory, env=environment)
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=False, cwd=directory, env=environment
+    )
     assert done.returncode == 0, done.stderr
     told: tuple[int, list[str], int] = json.loads(done.stdout.splitlines()[-1])
     assert told[0] == 0, done.stderr
@@ -118,6 +144,8 @@ def test_a_sync_that_changes_nothing_loads_what_it_needs(
     assert threads == 0
 
 
-def test_a_configuration_that_needs_pyyaml_gets_it(pyz: Path, tmp_path: Path, ends: Mapping[str, str]) -> None:
+def test_a_configuration_that_needs_pyyaml_gets_it(
+    pyz: Path, tmp_path: Path, ends: Mapping[str, str]
+) -> None:
     modules, _ = loaded(pyz, tmp_path, block(**ends).replace("[v1]", "&all [v1]"))
     assert "yaml.scanner" in modules

@@ -31,7 +31,9 @@ def described(body: bytes) -> Descriptor:
 
 
 class Source:
-    """A reader that gives one body in pieces, counts how often it is asked, and can be held up or break."""
+    """A reader that gives one body in pieces, counts how often it is asked, and can be held up or
+    break.
+    """
 
     def __init__(self, body: bytes, breaks_after: int | None = None) -> None:
         self.body, self.breaks_after = body, breaks_after
@@ -39,7 +41,9 @@ class Source:
         self.half_way, self.may_go_on = anyio.Event(), anyio.Event()
         self.may_go_on.set()
 
-    async def __call__(self, blob: Descriptor, sink: Callable[[memoryview], Awaitable[None]]) -> None:
+    async def __call__(
+        self, blob: Descriptor, sink: Callable[[memoryview], Awaitable[None]]
+    ) -> None:
         self.reads += 1
         buffer = bytearray(PIECE)
         for start in range(0, len(self.body), PIECE):
@@ -64,7 +68,9 @@ async def content(pieces: Pieces | None) -> bytes:
 
 
 def files(directory: Path) -> list[str]:
-    return sorted(str(path.relative_to(directory)) for path in directory.rglob("*") if path.is_file())
+    return sorted(
+        str(path.relative_to(directory)) for path in directory.rglob("*") if path.is_file()
+    )
 
 
 @pytest.fixture
@@ -75,7 +81,9 @@ def staging(tmp_path: Path) -> Iterator[Staging]:
 
 
 @pytest.mark.parametrize("body", [SMALL, LARGE], ids=["in memory", "in a file"])
-async def test_many_askers_pull_a_blob_once_and_each_reads_it_whole(staging: Staging, body: bytes) -> None:
+async def test_many_askers_pull_a_blob_once_and_each_reads_it_whole(
+    staging: Staging, body: bytes
+) -> None:
     source, blob = Source(body), described(body)
     found: list[bytes] = []
 
@@ -117,7 +125,9 @@ async def test_a_file_is_named_by_digest_and_private(staging: Staging, tmp_path:
     assert path.parent.stat().st_mode & 0o077 == 0
 
 
-async def test_nothing_is_visible_under_the_digest_before_the_last_piece(staging: Staging, tmp_path: Path) -> None:
+async def test_nothing_is_visible_under_the_digest_before_the_last_piece(
+    staging: Staging, tmp_path: Path
+) -> None:
     source, blob = Source(LARGE), described(LARGE)
     source.may_go_on = anyio.Event()
     async with anyio.create_task_group() as group:
@@ -135,7 +145,9 @@ async def test_nothing_is_visible_under_the_digest_before_the_last_piece(staging
 async def test_one_askers_failure_is_its_own(staging: Staging, tmp_path: Path, body: bytes) -> None:
     blob, good = described(body), Source(body)
     with pytest.raises(ContentError, match="the source broke"):
-        await staging.ensure(blob, Source(body, breaks_after=len(body) // 2 if body is LARGE else 0))
+        await staging.ensure(
+            blob, Source(body, breaks_after=len(body) // 2 if body is LARGE else 0)
+        )
     assert files(tmp_path) == []
     await staging.ensure(blob, good)
     with staging.opened(blob) as pieces:
@@ -144,7 +156,9 @@ async def test_one_askers_failure_is_its_own(staging: Staging, tmp_path: Path, b
 
 
 @pytest.mark.parametrize("body", [SMALL, LARGE], ids=["in memory", "in a file"])
-async def test_a_cancelled_asker_lets_the_next_one_pull(staging: Staging, tmp_path: Path, body: bytes) -> None:
+async def test_a_cancelled_asker_lets_the_next_one_pull(
+    staging: Staging, tmp_path: Path, body: bytes
+) -> None:
     held, good, blob = Source(body), Source(body), described(body)
     held.may_go_on = anyio.Event()
     scope = anyio.CancelScope()
@@ -192,8 +206,12 @@ async def test_memory_alone_keeps_what_was_used_last_and_what_is_still_to_be_rea
     assert [source.reads for source in sources] == [1, 2, 2, 1]
 
 
-async def test_who_asked_in_vain_keeps_nothing_in_memory(staging: Staging, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A source that broke, and was asked again, is over with its second answer: others have that room."""
+async def test_who_asked_in_vain_keeps_nothing_in_memory(
+    staging: Staging, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A source that broke, and was asked again, is over with its second answer: others have that
+    room.
+    """
     monkeypatch.setattr(store, "_MEMORY_BUDGET", 1500)
     bodies = [bytes([number]) * 1000 for number in range(2)]
     with pytest.raises(ContentError):
@@ -259,7 +277,9 @@ async def test_nothing_is_left_when_staging_closes(
 
 
 @pytest.mark.rule("R16")
-async def test_no_link_that_waits_in_the_directory_is_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_no_link_that_waits_in_the_directory_is_followed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Somebody who can write there must not make us write elsewhere."""
     victim, folder = tmp_path / "victim", tmp_path / "cache" / "staged" / "sha256"
     victim.write_bytes(b"precious")
@@ -298,7 +318,9 @@ async def test_a_link_that_takes_the_place_of_what_was_verified_is_not_sent(tmp_
     assert victim.exists()
 
 
-async def test_a_store_of_images_loses_nothing_where_it_is_taken_for_a_cache(tmp_path: Path) -> None:
+async def test_a_store_of_images_loses_nothing_where_it_is_taken_for_a_cache(
+    tmp_path: Path,
+) -> None:
     """OCI layouts and container engines keep what is theirs as blobs/ALGORITHM/HEX."""
     precious = tmp_path / "blobs" / "sha256" / described(LARGE).digest[7:]
     precious.parent.mkdir(parents=True)
@@ -344,7 +366,8 @@ async def test_only_partial_files_of_killed_runs_are_swept(tmp_path: Path) -> No
     assert files(folder) == ["alive.partial", "not-ours"]
 
 
-# --- disks that do not play along ---------------------------------------------------------------------
+# --- disks that do not play along
+# ---------------------------------------------------------------------
 
 
 async def fails_with_one_line(staging: Staging, *words: str) -> None:
@@ -421,7 +444,9 @@ async def test_a_disk_that_takes_a_piece_in_parts_gets_all_of_it(
         assert await content(pieces) == LARGE
 
 
-async def test_a_disk_that_cannot_be_read_is_one_clear_line(staging: Staging, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_disk_that_cannot_be_read_is_one_clear_line(
+    staging: Staging, monkeypatch: pytest.MonkeyPatch
+) -> None:
     class Broken(FileIO):
         def readinto(self, _: Any) -> NoReturn:
             raise OSError(errno.EIO, os.strerror(errno.EIO))
@@ -452,7 +477,9 @@ async def test_the_limit_lets_go_of_what_was_used_longest_ago(tmp_path: Path) ->
         assert await content(pieces) == bodies[0]
     again = Source(bodies[1])
     await staging.ensure(third, Source(bodies[2]))
-    assert sorted(files(tmp_path)) == sorted(f"staged/sha256/{b.digest[7:]}" for b in (first, third))
+    assert sorted(files(tmp_path)) == sorted(
+        f"staged/sha256/{b.digest[7:]}" for b in (first, third)
+    )
     await staging.ensure(second, again)
     assert again.reads == 1
     staging.close()
@@ -510,13 +537,16 @@ async def test_what_another_run_has_removed_is_no_failure_of_the_disk(tmp_path: 
     assert files(tmp_path) == []
 
 
-async def test_a_file_that_cannot_be_removed_keeps_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_file_that_cannot_be_removed_keeps_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     bodies = [bytes([number]) * (SMALL_BLOB + 1) for number in range(3)]
     staging, unlink = Staging(str(tmp_path)), os.unlink
     for body in bodies:
         await staging.ensure(described(body), Source(body))
     stuck = sorted(
-        files(tmp_path), key=[f"staged/sha256/{each}" for each in os.listdir(tmp_path / "staged/sha256")].index
+        files(tmp_path),
+        key=[f"staged/sha256/{each}" for each in os.listdir(tmp_path / "staged/sha256")].index,
     )[0]
 
     def refuse(path: str) -> None:
@@ -581,7 +611,9 @@ async def test_what_a_failed_run_left_goes_with_the_next_one_that_ends_well(tmp_
     assert files(tmp_path) == []
 
 
-async def test_a_failed_run_leaves_only_what_somebody_has_still_to_read(staging: Staging, tmp_path: Path) -> None:
+async def test_a_failed_run_leaves_only_what_somebody_has_still_to_read(
+    staging: Staging, tmp_path: Path
+) -> None:
     read, broken = (bytes([n]) * (SMALL_BLOB + 1) for n in range(2))
     for body in (read, broken):
         await staging.ensure(described(body), Source(body))

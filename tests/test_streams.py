@@ -1,4 +1,6 @@
-"""Sockets, TLS, proxies and the race between addresses: design.md section 9 "Body path" and "Time-outs"."""
+"""Sockets, TLS, proxies and the race between addresses: design.md section 9 "Body path" and
+"Time-outs".
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,15 @@ from _regsync import http1, streams
 from _regsync.errors import ConnectFailed, Disconnected, ProtocolBroken
 from _regsync.http1 import PIECE, Pool, Request
 from _regsync.proxy import Proxy
-from _regsync.streams import WANT_READ, WANT_WRITE, Origin, SocketStream, Stream, Timeouts, TlsInsideStream
+from _regsync.streams import (
+    WANT_READ,
+    WANT_WRITE,
+    Origin,
+    SocketStream,
+    Stream,
+    Timeouts,
+    TlsInsideStream,
+)
 from tests.wires import (
     NEVER,
     Blob,
@@ -123,7 +133,11 @@ async def test_own_sockets_set_nodelay_and_do_not_block() -> None:
 async def test_end_of_the_peer_is_the_end_of_the_body() -> None:
     with serving(lambda accepted: accepted.sendall(b"bye")) as port:
         stream = await opened(port)
-        assert [await receive(stream), await receive(stream), await receive(stream)] == [b"bye", b"", b""]
+        assert [await receive(stream), await receive(stream), await receive(stream)] == [
+            b"bye",
+            b"",
+            b"",
+        ]
         stream.close()
 
 
@@ -195,7 +209,9 @@ async def test_whoever_waits_on_a_stream_that_is_closed_is_told() -> None:
 
 
 @pytest.mark.anyio
-async def test_socket_is_closed_only_after_the_loop_was_told(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_socket_is_closed_only_after_the_loop_was_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     told: list[int] = []
     monkeypatch.setattr(anyio, "notify_closing", lambda closing: told.append(closing.fileno()))
     with serving(read_rest) as port:
@@ -219,11 +235,15 @@ async def test_two_who_wait_for_one_direction_both_go_on() -> None:
 
 
 def test_nothing_is_ever_half_closed_or_unwrapped() -> None:
-    """Peers take a half-closed connection for a client that has left; a close_notify is never awaited."""
+    """Peers take a half-closed connection for a client that has left; a close_notify is never
+    awaited.
+    """
     called = {
         node.func.attr
         for name in ("streams", "http1", "transport", "registry", "transfer")
-        for node in ast.walk(ast.parse((Path(streams.__file__).parent / f"{name}.py").read_text("utf-8")))
+        for node in ast.walk(
+            ast.parse((Path(streams.__file__).parent / f"{name}.py").read_text("utf-8"))
+        )
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
     }
     assert called.isdisjoint({"shutdown", "unwrap", "send_eof", "detach"})
@@ -232,7 +252,9 @@ def test_nothing_is_ever_half_closed_or_unwrapped() -> None:
 # TLS.
 
 
-def tls_server(context: ssl.SSLContext, script: Callable[[Any], object]) -> Callable[[socket.socket], object]:
+def tls_server(
+    context: ssl.SSLContext, script: Callable[[Any], object]
+) -> Callable[[socket.socket], object]:
     def run(accepted: socket.socket) -> None:
         try:
             with context.wrap_socket(accepted, server_side=True) as secured:
@@ -250,7 +272,9 @@ def tls_answer(secured: socket.socket) -> None:
 
 
 @pytest.mark.anyio
-async def test_exchange_over_tls(server_context: ssl.SSLContext, client_context: ssl.SSLContext) -> None:
+async def test_exchange_over_tls(
+    server_context: ssl.SSLContext, client_context: ssl.SSLContext
+) -> None:
     with serving(tls_server(server_context, tls_answer)) as port:
         stream = await opened(port, "https", context=client_context)
         made = connection(stream)
@@ -319,7 +343,10 @@ def leave(accepted: socket.socket) -> None:
     ],
 )
 async def test_failed_handshake_has_words(
-    script: Callable[[socket.socket], object], words: str, retryable: bool, client_context: ssl.SSLContext
+    script: Callable[[socket.socket], object],
+    words: str,
+    retryable: bool,
+    client_context: ssl.SSLContext,
 ) -> None:
     with serving(script) as port:
         timeouts = SHORT if script is silent else Timeouts()
@@ -329,7 +356,9 @@ async def test_failed_handshake_has_words(
 
 
 @pytest.mark.anyio
-async def test_a_connection_that_is_reset_before_the_handshake_leaves_nothing(client_context: ssl.SSLContext) -> None:
+async def test_a_connection_that_is_reset_before_the_handshake_leaves_nothing(
+    client_context: ssl.SSLContext,
+) -> None:
     """CPython moves the descriptor into the new object before it looks whether anybody is there."""
     with serving(reset) as port:
         own = socket.create_connection((HOST, port))
@@ -353,7 +382,9 @@ async def test_certificate_that_is_not_trusted_has_words(server_context: ssl.SSL
 
 
 @pytest.mark.anyio
-async def test_certificate_of_another_name_has_words(ca: trustme.CA, client_context: ssl.SSLContext) -> None:
+async def test_certificate_of_another_name_has_words(
+    ca: trustme.CA, client_context: ssl.SSLContext
+) -> None:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     ca.issue_cert("other.test").configure_cert(context)
     with (
@@ -404,7 +435,9 @@ def proxy_on(port: int, scheme: str = "http", **login: str) -> Proxy:
 
 
 def tunnelling(
-    reply: bytes, then: Callable[[socket.socket], object] = read_rest, seen: list[bytes] | None = None
+    reply: bytes,
+    then: Callable[[socket.socket], object] = read_rest,
+    seen: list[bytes] | None = None,
 ) -> Callable[[socket.socket], object]:
     def run(accepted: socket.socket) -> None:
         head = read_head(accepted)
@@ -421,7 +454,9 @@ OPEN = b"HTTP/1.1 200 Connection established\r\n\r\n"
 
 @pytest.mark.rule("R7")
 @pytest.mark.anyio
-async def test_exchange_through_a_tunnel_names_the_origin_and_gives_the_login_to_the_proxy_only() -> None:
+async def test_exchange_through_a_tunnel_names_the_origin_and_gives_the_login_to_the_proxy_only() -> (
+    None
+):
     seen: list[bytes] = []
 
     def registry(accepted: socket.socket) -> None:
@@ -431,22 +466,31 @@ async def test_exchange_through_a_tunnel_names_the_origin_and_gives_the_login_to
 
     with serving(tunnelling(OPEN, registry, seen)) as port:
         proxy = proxy_on(port, username="me", password="pa:ss")
-        stream = await http1.open_stream(Origin("http", "::1", 5000), context=None, timeouts=Timeouts(), proxy=proxy)
+        stream = await http1.open_stream(
+            Origin("http", "::1", 5000), context=None, timeouts=Timeouts(), proxy=proxy
+        )
         response = await connection(stream).exchange(Request("GET", "/"), memoryview(b""), None, 60)
         assert await response.read(10) == b"hello"
         stream.close()
     login = base64.b64encode(b"me:pa:ss")
     assert seen[0] == (
-        b"CONNECT [::1]:5000 HTTP/1.1\r\nHost: [::1]:5000\r\nProxy-Authorization: Basic " + login + b"\r\n\r\n"
+        b"CONNECT [::1]:5000 HTTP/1.1\r\nHost: [::1]:5000\r\nProxy-Authorization: Basic "
+        + login
+        + b"\r\n\r\n"
     )
     assert login not in seen[1]
 
 
 @pytest.mark.anyio
-async def test_tls_through_a_plain_proxy(server_context: ssl.SSLContext, client_context: ssl.SSLContext) -> None:
+async def test_tls_through_a_plain_proxy(
+    server_context: ssl.SSLContext, client_context: ssl.SSLContext
+) -> None:
     with serving(tunnelling(OPEN, tls_server(server_context, tls_answer))) as port:
         stream = await http1.open_stream(
-            Origin("https", "registry.test", 443), context=client_context, timeouts=Timeouts(), proxy=proxy_on(port)
+            Origin("https", "registry.test", 443),
+            context=client_context,
+            timeouts=Timeouts(),
+            proxy=proxy_on(port),
         )
         assert isinstance(stream, SocketStream)
         response = await connection(stream).exchange(Request("GET", "/"), memoryview(b""), None, 60)
@@ -469,7 +513,9 @@ async def test_tls_through_a_plain_proxy(server_context: ssl.SSLContext, client_
         (OPEN + b"early", "before the tunnel was used", False),
     ],
 )
-async def test_proxy_that_opens_no_tunnel_has_words(reply: bytes, words: str, retryable: bool) -> None:
+async def test_proxy_that_opens_no_tunnel_has_words(
+    reply: bytes, words: str, retryable: bool
+) -> None:
     with (
         serving(tunnelling(reply, lambda accepted: None)) as port,
         pytest.raises((ConnectFailed, ProtocolBroken), match=words) as caught,
@@ -493,7 +539,9 @@ async def test_silent_proxy_is_given_up(
     script = silent if proxied == "http" else tls_server(server_context, read_rest)
     with (
         serving(script) as port,
-        pytest.raises(ConnectFailed, match=r"did not open a tunnel: no answer from .* within 0\.05 s"),
+        pytest.raises(
+            ConnectFailed, match=r"did not open a tunnel: no answer from .* within 0\.05 s"
+        ),
     ):
         await http1.open_stream(
             Origin("http", "registry.test", 80),
@@ -519,7 +567,9 @@ async def test_proxy_that_floods_interim_answers_does_not_stop_others() -> None:
     async with anyio.create_task_group() as group:
         group.start_soon(others)
         with pytest.raises(ConnectFailed):
-            await http1._tunnel(wire, Origin("http", "a.test", 80), Proxy("http", "p", 1), Timeouts())
+            await http1._tunnel(
+                wire, Origin("http", "a.test", 80), Proxy("http", "p", 1), Timeouts()
+            )
         group.cancel_scope.cancel()
     assert ran > 150
 
@@ -582,7 +632,10 @@ async def test_peer_that_leaves_during_the_inner_handshake_has_not_finished_it(
         if when == "after-hello":
             secured.recv(65536)
 
-    with serving(tls_server(server_context, tunnelling(OPEN, leaving))) as port, pytest.raises(ConnectFailed) as caught:
+    with (
+        serving(tls_server(server_context, tunnelling(OPEN, leaving))) as port,
+        pytest.raises(ConnectFailed) as caught,
+    ):
         await http1.open_stream(
             Origin("https", "registry.test", 443),
             context=client_context,
@@ -608,7 +661,9 @@ async def test_inner_certificate_that_is_not_trusted_has_words(
         )
 
 
-async def inside(wire: Wire, server: ssl.SSLContext, client: ssl.SSLContext) -> tuple[TlsInsideStream, TlsEnd]:
+async def inside(
+    wire: Wire, server: ssl.SSLContext, client: ssl.SSLContext
+) -> tuple[TlsInsideStream, TlsEnd]:
     """Shake hands over a wire whose peer is TLS."""
     end = TlsEnd(server)
 
@@ -720,12 +775,26 @@ def info(family: int, name: str) -> tuple[Any, ...]:
 
 
 def test_families_take_turns_and_ipv6_begins() -> None:
-    found = [info(FOUR, "a"), info(FOUR, "b"), info(FOUR, "c"), info(SIX, "x"), info(SIX, "x"), info(1, "no")]
-    assert streams._interleave(found) == [(SIX, ("x", 80)), (FOUR, ("a", 80)), (FOUR, ("b", 80)), (FOUR, ("c", 80))]
+    found = [
+        info(FOUR, "a"),
+        info(FOUR, "b"),
+        info(FOUR, "c"),
+        info(SIX, "x"),
+        info(SIX, "x"),
+        info(1, "no"),
+    ]
+    assert streams._interleave(found) == [
+        (SIX, ("x", 80)),
+        (FOUR, ("a", 80)),
+        (FOUR, ("b", 80)),
+        (FOUR, ("c", 80)),
+    ]
 
 
 @pytest.mark.anyio
-@pytest.mark.parametrize("host", ["a..b", "x" * 70 + ".test", "nul\0.test", "no.such.name.invalid", "\u00e9" * 300])
+@pytest.mark.parametrize(
+    "host", ["a..b", "x" * 70 + ".test", "nul\0.test", "no.such.name.invalid", "\u00e9" * 300]
+)
 async def test_name_that_cannot_be_resolved_is_one_error_with_a_hint(
     host: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -742,16 +811,26 @@ async def test_name_that_cannot_be_resolved_is_one_error_with_a_hint(
 
 
 @pytest.mark.anyio
-@pytest.mark.parametrize(("family", "host"), [(FOUR, "127.0.0.1"), (SIX, "::1"), (SIX, "2001:db8:0::A")])
+@pytest.mark.parametrize(
+    ("family", "host"), [(FOUR, "127.0.0.1"), (SIX, "::1"), (SIX, "2001:db8:0::A")]
+)
 async def test_an_address_is_understood_at_once(family: int, host: str) -> None:
-    """No name server can be slow about it: no thread, and no tables of international names: 2 ms of a start."""
-    with mock.patch.object(anyio.to_thread, "run_sync", side_effect=AssertionError("a thread for an address")):
+    """No name server can be slow about it: no thread, and no tables of international names: 2 ms of
+    a start.
+    """
+    with mock.patch.object(
+        anyio.to_thread, "run_sync", side_effect=AssertionError("a thread for an address")
+    ):
         assert await streams._resolve(host, 80) == [(family, (host, 80))]
 
 
 @pytest.mark.anyio
-@pytest.mark.parametrize("host", ["1.2.3.4.5", "999.1.1.1", "127.1", "::g", "fe80::1%1", "a:\0", "1.2.3.4\0"])
-async def test_what_only_looks_like_an_address_is_asked_as_a_name(host: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "host", ["1.2.3.4.5", "999.1.1.1", "127.1", "::g", "fe80::1%1", "a:\0", "1.2.3.4\0"]
+)
+async def test_what_only_looks_like_an_address_is_asked_as_a_name(
+    host: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     asked = list[object]()
 
     def look_up(name: object, *_: object, **__: object) -> list[Any]:
@@ -778,7 +857,9 @@ async def test_name_without_a_usable_address_is_one_error(monkeypatch: pytest.Mo
 async def test_refused_connection_names_host_port_and_cause() -> None:
     with socket.create_server((HOST, 0)) as listener:
         port = listener.getsockname()[1]
-    with pytest.raises(ConnectFailed, match=f"no connection to 127.0.0.1:{port}: connection refused") as caught:
+    with pytest.raises(
+        ConnectFailed, match=f"no connection to 127.0.0.1:{port}: connection refused"
+    ) as caught:
         await opened(port)
     assert caught.value.retryable
 
@@ -788,7 +869,10 @@ async def test_ipv4_is_reached_where_ipv6_refuses(monkeypatch: pytest.MonkeyPatc
     with serving(read_rest) as port:
 
         def both(*_: object, **__: object) -> list[Any]:
-            return [(FOUR, socket.SOCK_STREAM, 6, "", (HOST, port)), (SIX, 1, 6, "", ("::1", port, 0, 0))]
+            return [
+                (FOUR, socket.SOCK_STREAM, 6, "", (HOST, port)),
+                (SIX, 1, 6, "", ("::1", port, 0, 0)),
+            ]
 
         monkeypatch.setattr(socket, "getaddrinfo", both)
         (await opened(port, host="localhost")).close()
@@ -861,13 +945,19 @@ def quiet_closing(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def race(test: Any) -> Any:
-    for mark in (pytest.mark.anyio, pytest.mark.virtual_time, pytest.mark.usefixtures("quiet_closing")):
+    for mark in (
+        pytest.mark.anyio,
+        pytest.mark.virtual_time,
+        pytest.mark.usefixtures("quiet_closing"),
+    ):
         test = mark(test)
     return test
 
 
 @race
-async def test_attempts_begin_a_quarter_of_a_second_apart_and_the_first_wins(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_attempts_begin_a_quarter_of_a_second_apart_and_the_first_wins(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     racing = Racing(monkeypatch, a=(9, None), b=(2, None), c=(2, None), d=(9, None))
     won: Any = await streams._race(racing.addresses)
     assert racing.begun == {"a": 0, "b": 0.25, "c": 0.5, "d": 0.75}
@@ -884,7 +974,9 @@ async def test_fast_address_is_the_only_one_tried(monkeypatch: pytest.MonkeyPatc
 
 @race
 async def test_failed_attempt_starts_the_next_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    racing = Racing(monkeypatch, a=(0.1, errno.ECONNREFUSED), b=(0.1, errno.EHOSTUNREACH), c=(0.1, None))
+    racing = Racing(
+        monkeypatch, a=(0.1, errno.ECONNREFUSED), b=(0.1, errno.EHOSTUNREACH), c=(0.1, None)
+    )
     won: Any = await streams._race(racing.addresses)
     assert won.name == "c"
     assert racing.begun == pytest.approx({"a": 0, "b": 0.1, "c": 0.2})
@@ -899,7 +991,9 @@ async def test_all_fail_as_one_error(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @race
-async def test_losers_that_connect_in_the_same_moment_are_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_losers_that_connect_in_the_same_moment_are_closed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     racing = Racing(monkeypatch, a=(-1, None), b=(-1, None), c=(-1, None))
     async with anyio.create_task_group() as group:
 
@@ -915,7 +1009,9 @@ async def test_losers_that_connect_in_the_same_moment_are_closed(monkeypatch: py
 
 @race
 @pytest.mark.parametrize("after", [0.1, 0.3, 1.0])
-async def test_cancelled_race_leaves_no_socket(monkeypatch: pytest.MonkeyPatch, after: float) -> None:
+async def test_cancelled_race_leaves_no_socket(
+    monkeypatch: pytest.MonkeyPatch, after: float
+) -> None:
     racing = Racing(monkeypatch, a=(1.0, None), b=(0.75, None))
     with anyio.move_on_after(after):
         won: Any = await streams._race(racing.addresses)
@@ -924,7 +1020,9 @@ async def test_cancelled_race_leaves_no_socket(monkeypatch: pytest.MonkeyPatch, 
 
 
 @race
-async def test_connecting_takes_ten_seconds_over_all_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_connecting_takes_ten_seconds_over_all_addresses(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     began = anyio.current_time()
     racing = Racing(monkeypatch, **{f"a{number}": (1000, None) for number in range(60)})
 
@@ -941,7 +1039,9 @@ async def test_connecting_takes_ten_seconds_over_all_addresses(monkeypatch: pyte
 
 
 @race
-async def test_pool_over_a_dial_that_fails_can_be_used_again(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_pool_over_a_dial_that_fails_can_be_used_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     wire = Wire(answers=((answer(b"x"),),))
     fates: list[ConnectFailed | Wire] = [ConnectFailed("no"), wire]
 

@@ -1,10 +1,12 @@
-"""Many small syncs at random over registries that fail at random: what holds must hold in all of them.
+"""Many small syncs at random over registries that fail at random: what holds must hold in all of
+them.
 
-Each seed makes registries (which mount or not, page or not), repositories whose images share layers and
-children, mappings (several targets, aliases, within one registry, several into one repository), permits
-as low as two and images one at a time. Requests are delayed and answered with 5xx, 429, refused mounts,
-dropped and cut answers. Then: every image has one outcome, what is synced is whole, no blob was stored
-twice, nothing was sent that no correct client sends, and the next run, undisturbed, completes the rest.
+Each seed makes registries (which mount or not, page or not), repositories whose images share layers
+and children, mappings (several targets, aliases, within one registry, several into one repository),
+permits as low as two and images one at a time. Requests are delayed and answered with 5xx, 429,
+refused mounts, dropped and cut answers. Then: every image has one outcome, what is synced is whole,
+no blob was stored twice, nothing was sent that no correct client sends, and the next run,
+undisturbed, completes the rest.
 """
 
 from __future__ import annotations
@@ -27,8 +29,8 @@ from conformance.messages import Answer, Request, Response, error
 from conformance.server import Server, run_in_thread
 from tests.ends import Ran, run_regsync
 
-# Mappings that read one repository do not share what they read yet; how a blob comes to its place is
-# decided when its image is promoted, and not again when it may start.
+# Mappings that read one repository do not share what they read yet; how a blob comes to its place
+# is decided when its image is promoted, and not again when it may start.
 NOT_YET = ("tag_asked_twice", "manifest_fetched_twice", "blob_pulled_twice", "upload_without_mount")
 
 _Wanted = dict[tuple[int, str, str], Image]
@@ -59,7 +61,12 @@ class _Faults:
         if request.parameter("mount") and self._random.random() < 0.5:
             return error(self._random.choice([400, 403, 404, 405]), "UNSUPPORTED", "no mount")
         wait = [("Retry-After", "1")]
-        bad: list[Answer] = [Response(500), Response(502, early=True), error(503, "UNAVAILABLE", "ill"), b""]
+        bad: list[Answer] = [
+            Response(500),
+            Response(502, early=True),
+            error(503, "UNAVAILABLE", "ill"),
+            b"",
+        ]
         return self._random.choice([*bad, error(429, "TOOMANYREQUESTS", "slowly", headers=wait)])
 
     def _amend(self, request: Request, answer: Answer) -> Answer:
@@ -75,17 +82,23 @@ class _Faults:
 
 def pool(random: Random, seed: Seed) -> list[Image]:
     """Make images of every shape from few layers, so that much is shared."""
-    layers = [seed.layer(random.choice([0, 900, 5000, 300_000])) for _ in range(random.randint(2, 7))]
+    layers = [
+        seed.layer(random.choice([0, 900, 5000, 300_000])) for _ in range(random.randint(2, 7))
+    ]
     layers += [seed.layer(1_100_000)] * (random.random() < 0.4)
 
     def image(architecture: str = "amd64") -> Image:
         chosen = [random.choice(layers) for _ in range(random.randint(0, 5))]
-        return seed.image(layers=chosen, architecture=architecture, inline_config=random.random() < 0.1)
+        return seed.image(
+            layers=chosen, architecture=architecture, inline_config=random.random() < 0.1
+        )
 
     pool = [image(), image(), seed.artifact(None)]
     for _ in range(random.randint(1, 6)):
         children = [image("amd64"), image("arm64"), *random.sample(pool, random.randint(0, 2))]
-        pool.append(random.choice([image(), seed.index(children, attestations=random.random() < 0.2)]))
+        pool.append(
+            random.choice([image(), seed.index(children, attestations=random.random() < 0.2)])
+        )
     return pool
 
 
@@ -95,7 +108,11 @@ def _scene(random: Random, pool: list[Image], servers: list[Server]) -> tuple[st
     for each in ("a", "b"):
         for n, server in enumerate(servers):
             permits = {"max_concurrent": random.choice([2, 3])} if random.random() < 0.5 else {}
-            registries[f"{each}{n}"] = {"url": server.url, "head_first": random.random() < 0.2, **permits}
+            registries[f"{each}{n}"] = {
+                "url": server.url,
+                "head_first": random.random() < 0.2,
+                **permits,
+            }
     mappings: list[dict[str, Any]] = []
     wanted: _Wanted = {}
     for number in range(random.randint(2, 7)):
@@ -128,7 +145,9 @@ def _run(config: str) -> Ran:
 
 
 def _whole(server: Server, repository: str, tag: str, image: Image) -> bool:
-    expected = {digest: body for digest, body in image.contents().items() if digest not in image.absent}
+    expected = {
+        digest: body for digest, body in image.contents().items() if digest not in image.absent
+    }
     return identical(expected, fetch_http(server.address, repository, tag))
 
 
@@ -141,7 +160,9 @@ def test_whatever_goes_wrong_every_image_ends_once_and_what_is_synced_is_whole(n
         servers, faults = [], []
         for _ in range(random.randint(2, 4)):
             app = App(mounts=random.random() < 0.7, page_size=random.choice([None, 2]))
-            faults.append(_Faults(app, Random(random.random()), share, pause, random.choice([1, 3, 8])))
+            faults.append(
+                _Faults(app, Random(random.random()), share, pause, random.choice([1, 3, 8]))
+            )
             servers.append(running.enter_context(run_in_thread(app)))
         config, wanted = _scene(random, pool(random, Seed(number)), servers)
         for each in faults:
@@ -164,10 +185,18 @@ def test_whatever_goes_wrong_every_image_ends_once_and_what_is_synced_is_whole(n
             assert outcomes.keys() == set(names.values())
         for (n, to, tag), image in wanted.items():
             outcome = outcomes.get(names[n, to, tag])
-            assert not outcome or outcome["status"] == "failed" or _whole(servers[n], to, tag, image)
+            assert (
+                not outcome or outcome["status"] == "failed" or _whole(servers[n], to, tag, image)
+            )
         for server in servers:
             stored = server.journal.matching("PUT", "upload", status=201)
-            assert max(Counter((each.repository, each.query["digest"]) for each in stored).values(), default=1) == 1
+            assert (
+                max(
+                    Counter((each.repository, each.query["digest"]) for each in stored).values(),
+                    default=1,
+                )
+                == 1
+            )
 
         since = latest(sites)
         again = _run(config)
@@ -179,17 +208,25 @@ def test_whatever_goes_wrong_every_image_ends_once_and_what_is_synced_is_whole(n
             server.journal.check()
             server.journal.clear()
         assert {each["status"] for each in _run(config).images} == {"skipped"}
-        assert not any(server.journal.count("POST") + server.journal.count("PUT") for server in servers)
+        assert not any(
+            server.journal.count("POST") + server.journal.count("PUT") for server in servers
+        )
 
 
 def _lose(app: App, repository: str, random: Random) -> None:
-    """Let a target lose things as a registry does that keeps to its word: nothing stands whose parts are gone."""
+    """Let a target lose things as a registry does that keeps to its word: nothing stands whose
+    parts are gone.
+    """
     held = app.repositories.get(repository)
     what = random.choice(["nothing", "repository", "blobs", "manifests", "tags"])
     if held is None or what == "repository":
         app.repositories.pop(repository, None)
         return
-    parts: dict[str, dict[str, Any]] = {"blobs": held.blobs, "manifests": held.manifests, "tags": held.tags}
+    parts: dict[str, dict[str, Any]] = {
+        "blobs": held.blobs,
+        "manifests": held.manifests,
+        "tags": held.tags,
+    }
     for name in [each for each in parts.get(what, {}) if random.random() < 0.4]:
         del parts[what][name]
     while broken := [
@@ -206,7 +243,9 @@ def _lose(app: App, repository: str, random: Random) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", range(100, 103))
-def test_targets_that_lose_things_behind_our_back_converge_in_the_next_run(number: int, tmp_path: Path) -> None:
+def test_targets_that_lose_things_behind_our_back_converge_in_the_next_run(
+    number: int, tmp_path: Path
+) -> None:
     """With state from a run under faults, which may have failed in parts (design.md section 7, I5)."""
     random = Random(number)
     share = random.choice([0, 0, 0.1, 0.3])

@@ -1,10 +1,12 @@
-"""Syncs at random that are stopped at any instant, and watches through whatever comes and goes, on a clock that jumps.
+"""Syncs at random that are stopped at any instant, and watches through whatever comes and goes, on
+a clock that jumps.
 
-The scenes are those of `test_stress_time`, half of their registries behind tokens that expire in the middle. A run
-that gets a signal ends in the time that it may take, says what it did, leaves nothing half at a target, and the
-next one that is left alone completes it. A watch whose registries fail and recover, whose tags move and whose
-configuration changes converges once all is well, at the cost of a cycle without news. Whatever happened, what is
-held for a request, for a place in a window or for a blob is given back when a run ends.
+The scenes are those of `test_stress_time`, half of their registries behind tokens that expire in
+the middle. A run that gets a signal ends in the time that it may take, says what it did, leaves
+nothing half at a target, and the next one that is left alone completes it. A watch whose registries
+fail and recover, whose tags move and whose configuration changes converges once all is well, at the
+cost of a cycle without news. Whatever happened, what is held for a request, for a place in a window
+or for a blob is given back when a run ends.
 
     STOPS=1000:500 pytest tests/test_stress_stopped.py      five hundred other seeds
 """
@@ -66,14 +68,18 @@ class Noted(sync.Run):
             sites, since = self.world._sites(), self.world._since
             if not self.is_cut:
                 self.world.check_so_far(1)
-            elif findings := audit(sites, since=since, kinds=("protocol", "safety"), remembered=True):
+            elif findings := audit(
+                sites, since=since, kinds=("protocol", "safety"), remembered=True
+            ):
                 raise AssertionError(report(findings))
             self.world._since = latest(sites)
 
 
 @pytest.fixture
 def ended(monkeypatch: pytest.MonkeyPatch, number: int) -> list[Noted]:
-    """Return the list into which go the runs of this test; what is ready at once goes in an order of its number."""
+    """Return the list into which go the runs of this test; what is ready at once goes in an order
+    of its number.
+    """
     monkeypatch.setattr(_run, "_ALLOW_DETERMINISTIC_SCHEDULING", True)
     _run._r.seed(number)
     monkeypatch.setattr(sync, "Run", Noted)
@@ -119,24 +125,36 @@ def lock_up(places: list[Place], random: Random) -> None:
             life = random.choice([60.0, 300.0])
             told = int(life) if random.random() < 0.5 else None
             app_of(place).auth = TokenService(
-                grants=lambda user, access: True, expires_in=told, lifetime=life, now=anyio.current_time
+                grants=lambda user, access: True,
+                expires_in=told,
+                lifetime=life,
+                now=anyio.current_time,
             )
 
 
 def check_outcomes(ran: Ran, places: list[Place], wanted: Wanted) -> None:
     """Every image has one end at most, and no tag at a target names what is not whole."""
-    outcomes, tags = [each["target"] for each in ran.images], sum(":" not in tag for _, _, tag in wanted)
+    outcomes, tags = (
+        [each["target"] for each in ran.images],
+        sum(":" not in tag for _, _, tag in wanted),
+    )
     assert len({*outcomes}) == len(outcomes), "no image has two outcomes"
     assert "INTERNAL_ERROR" not in {each["error"]["code"] for each in ran.images if each["error"]}
     assert "Traceback" not in ran.err
-    assert ran.report["interrupted"] or len(outcomes) == tags or any(each.endswith(":*") for each in outcomes)
+    assert (
+        ran.report["interrupted"]
+        or len(outcomes) == tags
+        or any(each.endswith(":*") for each in outcomes)
+    )
     for (n, to, tag), image in wanted.items():
         there = app_of(places[n]).repositories.get(to)
         assert there is None or tag not in there.tags or held(places[n], to, image)
 
 
 @pytest.mark.provokes(*NOT_YET, "mount_refused_again", "token_twice", "absent_tag_asked")
-@pytest.mark.provokes("blob_before_session")  # a run that ends may drop the upload whose start others waited for
+@pytest.mark.provokes(
+    "blob_before_session"
+)  # a run that ends may drop the upload whose start others waited for
 @NUMBERS
 async def test_a_run_that_is_stopped_ends_in_time_and_the_next_completes_it(
     number: int, tmp_path: Path, ended: list[Noted]
@@ -149,7 +167,9 @@ async def test_a_run_that_is_stopped_ends_in_time_and_the_next_completes_it(
         lock_up(places, random)
         seed = Seed(number)
         text, wanted = scene_of(random, pool(random, seed), places, names, seed)
-        ills = [Ill(place, Random(random.random()), share, random.choice([1, 3, 8])) for place in places]
+        ills = [
+            Ill(place, Random(random.random()), share, random.choice([1, 3, 8])) for place in places
+        ]
         file = tmp_path / "mirror.yaml"
         file.write_text(text)
 
@@ -158,8 +178,13 @@ async def test_a_run_that_is_stopped_ends_in_time_and_the_next_completes_it(
 
         with mock.patch.dict(providers.ROWS, narrow(random)):  # type: ignore[arg-type]
             for _ in range(random.randint(1, 3)):
-                which, at = random.choice([signal.SIGINT, signal.SIGTERM]), 10 ** random.uniform(-1.5, 1.7)
-                again = [at + random.choice([0.1, 1, 20]) * random.uniform(0.01, 1)] * (random.random() < 0.3)
+                which, at = (
+                    random.choice([signal.SIGINT, signal.SIGTERM]),
+                    10 ** random.uniform(-1.5, 1.7),
+                )
+                again = [at + random.choice([0.1, 1, 20]) * random.uniform(0.01, 1)] * (
+                    random.random() < 0.3
+                )
                 async with stopped_at(at, *again, number=which):
                     ran = await run()
                 await anyio.sleep(60)
@@ -182,7 +207,9 @@ async def test_a_run_that_is_stopped_ends_in_time_and_the_next_completes_it(
 class _Times:
     """A watch in good and bad times: what its registries and its operator do."""
 
-    def __init__(self, places: list[Place], random: Random, file: Path, text: str, wanted: Wanted) -> None:
+    def __init__(
+        self, places: list[Place], random: Random, file: Path, text: str, wanted: Wanted
+    ) -> None:
         self.places, self.wanted, self._random, self._file = places, wanted, random, file
         self._whole: dict[str, Any] = json.loads(text)
         self._left = Counter[Place]()
@@ -214,11 +241,15 @@ class _Times:
         rule = self._random.choice(self._whole["mappings"])
         name, number = rule["from"], int(rule["source"][1:])
         app = app_of(self.places[number])
-        tag = self._random.choice([tag for tag in app.repositories[name].tags if tag.startswith("t")])
+        tag = self._random.choice(
+            [tag for tag in app.repositories[name].tags if tag.startswith("t")]
+        )
         image.load_into(app, name, tag=tag)
         for each in self._whole["mappings"]:
             if (each["from"], each["source"]) == (name, rule["source"]):
-                self.wanted.update({(int(alias[1:]), each["to"], tag): image for alias in each["targets"]})
+                self.wanted.update(
+                    {(int(alias[1:]), each["to"], tag): image for alias in each["targets"]}
+                )
 
     def write(self, *, whole: bool = False) -> None:
         """Write the configuration, or one that has only some of the mappings and other limits."""
@@ -234,20 +265,30 @@ class _Times:
         asked, listed = Counter[str](), set[tuple[str, str]]()
         for rule in self._whole["mappings"]:
             tags = app_of(self.places[int(rule["source"][1:])]).repositories[rule["from"]].tags
-            asked["HEAD manifest"] += sum(tag.startswith("t") for tag in tags) * (1 + len(rule["targets"]))
+            asked["HEAD manifest"] += sum(tag.startswith("t") for tag in tags) * (
+                1 + len(rule["targets"])
+            )
             listed |= {(rule["source"], rule["from"])} if rule["tags"]["glob"] == "*" else set()
         return {**asked, **({"GET tag_list": len(listed)} if listed else {})}
 
 
 def asked(places: list[Place]) -> Counter[str]:
-    """Count what was asked so far, but for logins: a token that does not say when it ends is used until a 401."""
+    """Count what was asked so far, but for logins: a token that does not say when it ends is used
+    until a 401.
+    """
     entries = [each for place in places for each in place.journal.entries]
-    return Counter(f"{each.method} {each.kind}" for each in entries if each.kind != "token" and each.status != 401)
+    return Counter(
+        f"{each.method} {each.kind}"
+        for each in entries
+        if each.kind != "token" and each.status != 401
+    )
 
 
 @pytest.mark.provokes(*NOT_YET, "mount_refused_again", "token_twice", "absent_tag_asked")
 @NUMBERS
-async def test_a_watch_converges_when_all_is_well(number: int, tmp_path: Path, ended: list[Noted]) -> None:
+async def test_a_watch_converges_when_all_is_well(
+    number: int, tmp_path: Path, ended: list[Noted]
+) -> None:
     random = Random(number)
     share, seed = random.choice([0, 0.1, 0.3]), Seed(number)
     images = pool(random, seed)
@@ -257,13 +298,16 @@ async def test_a_watch_converges_when_all_is_well(number: int, tmp_path: Path, e
         places, names = places_of(world, random)
         lock_up(places, random)
         text, wanted = scene_of(random, images, places, names, seed)
-        # When artifacts are looked at again is the schedule's, and no part of what a cycle costs at least.
+        # When artifacts are looked at again is the schedule's, and no part of what a cycle costs at
+        # least.
         text = json.dumps({**json.loads(text), "defaults": {"artifacts": {"enabled": False}}})
         wanted = {key: image for key, image in wanted.items() if ":" not in key[2]}
         file = tmp_path / "mirror.yaml"
         file.write_text(text)
         times = _Times(places, random, file, text, wanted)
-        ills = [Ill(place, Random(random.random()), share, random.choice([1, 3, 8])) for place in places]
+        ills = [
+            Ill(place, Random(random.random()), share, random.choice([1, 3, 8])) for place in places
+        ]
         for place, ill in zip(places, ills, strict=True):
             app_of(place).intercept = _both(times, ill)
 
@@ -278,7 +322,14 @@ async def test_a_watch_converges_when_all_is_well(number: int, tmp_path: Path, e
         async def play() -> None:
             for _ in range(random.randint(3, 10)):
                 await anyio.sleep(random.choice([0.05, 1, 10, 200]) * random.random())
-                steps = [times.fail, times.recover, times.recover, times.cut, times.revoke, times.write]
+                steps = [
+                    times.fail,
+                    times.recover,
+                    times.recover,
+                    times.cut,
+                    times.revoke,
+                    times.write,
+                ]
                 random.choice([*steps, lambda: times.move(random.choice(images))])()
                 if random.random() < 0.3:
                     signal.raise_signal(signal.SIGHUP)
@@ -290,7 +341,9 @@ async def test_a_watch_converges_when_all_is_well(number: int, tmp_path: Path, e
             await cycles(1)
             Noted.is_cut = False
             await cycles(1)
-            lacking = [key for key, image in wanted.items() if not held(places[key[0]], key[1], image)]
+            lacking = [
+                key for key, image in wanted.items() if not held(places[key[0]], key[1], image)
+            ]
             assert not lacking
             before = asked(places)
             await cycles(1)

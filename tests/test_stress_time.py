@@ -1,10 +1,11 @@
 """Many small syncs at random, with real pauses, on a clock that jumps: none may stand still.
 
-Each seed makes registries of every kind that the program knows, with its windows, dialects and rates; several
-repositories of one registry copy among themselves, through permits and windows as narrow as one. Lines are
-slow, requests are refused, answered with 429 and 5xx, dropped and cut. What `test_stress` says of a run must
-hold, and it must end: where nothing can go on any more the clock jumps to the end of this test's patience.
-In two of three seeds time also passes between two looks at the clock.
+Each seed makes registries of every kind that the program knows, with its windows, dialects and
+rates; several repositories of one registry copy among themselves, through permits and windows as
+narrow as one. Lines are slow, requests are refused, answered with 429 and 5xx, dropped and cut.
+What `test_stress` says of a run must hold, and it must end: where nothing can go on any more the
+clock jumps to the end of this test's patience. In two of three seeds time also passes between two
+looks at the clock.
 
     STRESS=1000:500 pytest tests/test_stress_time.py      five hundred other seeds
 """
@@ -45,7 +46,8 @@ KINDS = {
     "mine.azurecr.io": "mine.azurecr.io",
     **{f"{letter}.test": f"http://{letter}.test" for letter in "abc"},
 }
-# Of any run: a pause that a registry asks for is a second, ours are half a minute at most, and some are in a row.
+# Of any run: a pause that a registry asks for is a second, ours are half a minute at most, and some
+# are in a row.
 PATIENCE = 3 * 3600.0
 SEEDS = [int(part) for part in os.environ.get("STRESS", "0:10").split(":")]
 
@@ -59,7 +61,9 @@ class Ill:
         self.on, self._random, self._share, self._most = True, random, share, most
         self._seen: Counter[tuple[str, ...]] = Counter()
         app = app_of(place)
-        self._by_patch = (place.host == "ghcr.io" or place.scheme == "http") and random.random() < 0.4
+        self._by_patch = (
+            place.host == "ghcr.io" or place.scheme == "http"
+        ) and random.random() < 0.4
         app.intercept, app.amend = self._intercept, self._amend
 
     def _strikes(self, request: Request, share: float, *which: str) -> bool:
@@ -71,7 +75,12 @@ class Ill:
 
     async def _intercept(self, request: Request) -> Answer | None:
         await anyio.sleep(self._random.choice([0, 0, 0.001, 0.3]))
-        if self._by_patch and request.method == "PUT" and request.kind == "upload" and request.length():
+        if (
+            self._by_patch
+            and request.method == "PUT"
+            and request.kind == "upload"
+            and request.length()
+        ):
             return error(405, "UNSUPPORTED", "by PATCH only")
         if not self._strikes(request, self._share):
             return None
@@ -79,7 +88,12 @@ class Ill:
             return error(self._random.choice([400, 403, 404, 405]), "UNSUPPORTED", "no mount")
         wait = self._random.choice([[], [("Retry-After", "1")]])
         slowly = error(429, "TOOMANYREQUESTS", "slowly", headers=wait)
-        bad: list[Answer] = [Response(500), Response(502, early=True), error(503, "UNAVAILABLE", "ill"), b""]
+        bad: list[Answer] = [
+            Response(500),
+            Response(502, early=True),
+            error(503, "UNAVAILABLE", "ill"),
+            b"",
+        ]
         return self._random.choice([slowly, slowly, slowly, *bad])
 
     def _amend(self, request: Request, answer: Answer) -> Answer:
@@ -98,20 +112,33 @@ def places_of(world: Virtual, random: Random) -> tuple[list[Place], list[str]]:
     chosen = random.sample(sorted(KINDS), random.randint(1, 3))
     places = []
     for name in chosen:
-        lines = [Link(latency=random.choice([0, 0.02, 0.2]), bandwidth=random.choice([1e5, 1e7])) for _ in range(2)]
-        app = App(mounts=random.random() < 0.5, single_post=random.random() < 0.5, referrers_api=random.random() < 0.7)
+        lines = [
+            Link(latency=random.choice([0, 0.02, 0.2]), bandwidth=random.choice([1e5, 1e7]))
+            for _ in range(2)
+        ]
+        app = App(
+            mounts=random.random() < 0.5,
+            single_post=random.random() < 0.5,
+            referrers_api=random.random() < 0.7,
+        )
         scheme = "http" if name.endswith(".test") else "https"
         places.append(world.listen(app, name, scheme=scheme, up=lines[0], down=lines[1]))
     return places, [KINDS[name] for name in chosen]
 
 
-def attach(random: Random, seed: Seed, image: Image, app: App, repository: str, *, listed: bool) -> list[Image]:
-    """Hang artifacts on an image, by what they refer to or by cosign's tags; return those that are to travel."""
+def attach(
+    random: Random, seed: Seed, image: Image, app: App, repository: str, *, listed: bool
+) -> list[Image]:
+    """Hang artifacts on an image, by what they refer to or by cosign's tags; return those that are
+    to travel.
+    """
     hung, subjects = list[Image](), [image]
     for end in random.sample([".sig", ".sbom", "", ""], random.randint(0, 3)):
         if end:
             name = "application/vnd.oci.image.config.v1+json"
-            own = Seed(int(image.top[7:15], 16) + len(end))  # wherever the image is: a tag can name one only
+            own = Seed(
+                int(image.top[7:15], 16) + len(end)
+            )  # wherever the image is: a tag can name one only
             signature = own.artifact(None, None, config_type=name, size=900)
             signature.load_into(app, repository, tag=referrers_tag(image.top) + end)
             hung += [signature] * (listed or not app.referrers_api)
@@ -144,7 +171,12 @@ def scene_of(
             targets = random.sample(range(len(places)), random.randint(1, len(places)))
             wanted.update({(n, to, tag): image for n in targets for tag, image in kept.items()})
             wanted.update({(n, to, each.top): each for n in targets for each in hung})
-            one = {"from": repository, "to": to, "source": f"r{origin}", "targets": [f"r{n}" for n in targets]}
+            one = {
+                "from": repository,
+                "to": to,
+                "source": f"r{origin}",
+                "targets": [f"r{n}" for n in targets],
+            }
             mappings.append({**one, "tags": {"glob": "*" if listed else [*kept]}})
     limits = {"max_concurrent_transfers": random.choice([1, 2, 50])}
     rest = {"defaults": {"artifacts": {"enabled": artifacts}}, "global": limits}
@@ -180,7 +212,9 @@ def passing(step: float) -> Iterator[None]:
 
 
 @pytest.mark.slow
-@pytest.mark.provokes(*NOT_YET, "blob_before_session", "mount_refused_again", "absent_tag_asked", "own_manifest_asked")
+@pytest.mark.provokes(
+    *NOT_YET, "blob_before_session", "mount_refused_again", "absent_tag_asked", "own_manifest_asked"
+)
 @pytest.mark.parametrize("number", range(SEEDS[0], SEEDS[0] + SEEDS[1]))
 async def test_no_run_stands_still(number: int, tmp_path: Path) -> None:
     random = Random(number)
@@ -191,7 +225,9 @@ async def test_no_run_stands_still(number: int, tmp_path: Path) -> None:
         text, wanted = scene_of(random, pool(random, seed), places, names, seed)
         file = tmp_path / "mirror.yaml"
         file.write_text(text)
-        ills = [Ill(place, Random(random.random()), share, random.choice([1, 3, 8])) for place in places]
+        ills = [
+            Ill(place, Random(random.random()), share, random.choice([1, 3, 8])) for place in places
+        ]
 
         async def run() -> Ran:
             with anyio.fail_after(PATIENCE):

@@ -1,7 +1,9 @@
-"""What the file is made of, for somebody who trusts nobody: each byte accounted for, each hash pinned, built again.
+"""What the file is made of, for somebody who trusts nobody: each byte accounted for, each hash
+pinned, built again.
 
-That two builds in different directories, at different times, under different umasks and by different Pythons give the
-same bytes, that the inventory is valid, and the sums, is in test_zipapp.py; here is what a third party does.
+That two builds in different directories, at different times, under different umasks and by
+different Pythons give the same bytes, that the inventory is valid, and the sums, is in
+test_zipapp.py; here is what a third party does.
 """
 
 from __future__ import annotations
@@ -69,28 +71,52 @@ def test_every_entry_is_a_source_of_ours_a_file_of_a_wheel_or_generated(pyz: Pat
         known[path.relative_to(ROOT).as_posix()] = path.read_bytes()
     for wheel in BUNDLE:
         with zipfile.ZipFile(WHEELS / wheel.file) as archive:
-            files = {name: archive.read(name) for name in archive.namelist() if name.endswith(".py")}
+            files = {
+                name: archive.read(name) for name in archive.namelist() if name.endswith(".py")
+            }
         known |= {name: data for name, data in files.items() if name in held}
-        assert {name for name in files if name not in held and "/tests/" not in name} == set(wheel.dropped)
-    root = {name: data for name, data in held.items() if not name.startswith((f"{TREE}/", "licenses/"))}
+        assert {name for name in files if name not in held and "/tests/" not in name} == set(
+            wheel.dropped
+        )
+    root = {
+        name: data for name, data in held.items() if not name.startswith((f"{TREE}/", "licenses/"))
+    }
     assert root.pop("build.json")
     assert root == known
-    tree = {name.removeprefix(f"{TREE}/"): data for name, data in held.items() if name.startswith(f"{TREE}/")}
+    tree = {
+        name.removeprefix(f"{TREE}/"): data
+        for name, data in held.items()
+        if name.startswith(f"{TREE}/")
+    }
     # One file more is in each tree: who finds the others there.
     known["tree_importer.py"] = (ROOT / "tools" / "tree_importer.py").read_bytes()
-    assert {name: data for name, data in tree.items() if name.endswith(".py")}.items() <= known.items()
-    assert {f"{name}c" for name in tree if name.endswith(".py")} == {name for name in tree if name.endswith(".pyc")}
+    assert {
+        name: data for name, data in tree.items() if name.endswith(".py")
+    }.items() <= known.items()
+    assert {f"{name}c" for name in tree if name.endswith(".py")} == {
+        name for name in tree if name.endswith(".pyc")
+    }
 
 
 @pytest.mark.parametrize("wheel", BUNDLE, ids=lambda wheel: wheel.name)
-def test_the_licence_inside_is_the_one_of_the_inventory(pyz: Path, wheel: build_zipapp.Wheel) -> None:
-    texts = [data.decode() for name, data in contents(pyz).items() if name.startswith(f"licenses/{wheel.name}/")]
-    assert {name for name, words in TEXTS.items() if words in "\n".join(texts)} == set(wheel.licence.split(" AND "))
+def test_the_licence_inside_is_the_one_of_the_inventory(
+    pyz: Path, wheel: build_zipapp.Wheel
+) -> None:
+    texts = [
+        data.decode()
+        for name, data in contents(pyz).items()
+        if name.startswith(f"licenses/{wheel.name}/")
+    ]
+    assert {name for name, words in TEXTS.items() if words in "\n".join(texts)} == set(
+        wheel.licence.split(" AND ")
+    )
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(os.name != "posix" or os.getuid() != 0, reason="only root can be another user")
-def test_another_user_with_another_release_of_python_builds_the_same_bytes(pyz: Path, open_folder: Path) -> None:
+def test_another_user_with_another_release_of_python_builds_the_same_bytes(
+    pyz: Path, open_folder: Path
+) -> None:
     """In a directory of theirs, without HOME or network, under their umask."""
     folder = checkout(open_folder / "source")
     shutil.copytree(WHEELS, folder / "wheels")
@@ -111,7 +137,9 @@ def test_another_user_with_another_release_of_python_builds_the_same_bytes(pyz: 
                 )
             except PermissionError:
                 continue
-            assert done.stdout.startswith("theirs.pyz is regsync-nofips.pyz of this source, byte for byte"), done.stderr
+            assert done.stdout.startswith(
+                "theirs.pyz is regsync-nofips.pyz of this source, byte for byte"
+            ), done.stderr
             return
     pytest.skip("no interpreter of this version can be run by another user")
 
@@ -126,7 +154,11 @@ def test_the_recipe_for_a_third_party_works_without_a_network(pyz: Path, tmp_pat
     shutil.copytree(WHEELS, folder / "wheels")
     (folder / "build").mkdir()
     (folder / "build" / "wheels").symlink_to(folder / "wheels")
-    lines = [line for block in re.findall(r"(?ms)^```\n(.*?)^```$", RECIPE) for line in block.splitlines()]
+    lines = [
+        line
+        for block in re.findall(r"(?ms)^```\n(.*?)^```$", RECIPE)
+        for line in block.splitlines()
+    ]
     assert len(lines) == 5
     for line in lines:
         command = re.sub(r"\bpython3(\.\d+)?\b", sys.executable, line)
@@ -143,7 +175,9 @@ class TestAnAlteredWheel:
 
     def test_in_the_cache_is_refused(self, tmp_path: Path) -> None:
         altered(BUNDLE[1], tmp_path)
-        with pytest.raises(BuildError, match=f"has sha256 [0-9a-f]*, not {BUNDLE[1].sha256} as pinned"):
+        with pytest.raises(
+            BuildError, match=f"has sha256 [0-9a-f]*, not {BUNDLE[1].sha256} as pinned"
+        ):
             build_zipapp.fetch(BUNDLE[1], str(tmp_path))
 
     def test_of_the_index_is_refused(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -169,7 +203,9 @@ class TestCheck:
 
     @pytest.fixture(autouse=True)
     def built(self, pyz: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        files = [str(pyz.with_name(name)) for name in ("regsync.pyz", "regsync-nofips.pyz", "SHA256SUMS")]
+        files = [
+            str(pyz.with_name(name)) for name in ("regsync.pyz", "regsync-nofips.pyz", "SHA256SUMS")
+        ]
         monkeypatch.setattr(build_zipapp, "build", lambda *_, **__: files)
 
     def refused(self, path: Path) -> str:
@@ -187,10 +223,18 @@ class TestCheck:
             said = build_zipapp.check(str(pyz.with_name(name)), cache="", pythons=[sys.executable])
             assert said.endswith(f"is {name} of this source, byte for byte")
 
-    def test_the_build_without_the_gate_is_not_taken_for_the_other(self, pyz: Path, tmp_path: Path) -> None:
-        for own, other in (("regsync-nofips.pyz", "regsync.pyz"), ("regsync.pyz", "regsync-nofips.pyz")):
+    def test_the_build_without_the_gate_is_not_taken_for_the_other(
+        self, pyz: Path, tmp_path: Path
+    ) -> None:
+        for own, other in (
+            ("regsync-nofips.pyz", "regsync.pyz"),
+            ("regsync.pyz", "regsync-nofips.pyz"),
+        ):
             shutil.copy(pyz.with_name(own), tmp_path / other)
-            assert self.refused(tmp_path / other) == f"it has the name of another build: it is {own} of this source"
+            assert (
+                self.refused(tmp_path / other)
+                == f"it has the name of another build: it is {own} of this source"
+            )
         installed = shutil.copy(pyz.with_name("regsync.pyz"), tmp_path / "regsync")
         said = build_zipapp.check(str(installed), cache="", pythons=[sys.executable])
         assert said.endswith("is regsync.pyz of this source, byte for byte")
@@ -200,7 +244,9 @@ class TestCheck:
         assert self.refused(path) == "it is not built from this source: h11/_events.py differ"
 
     def test_an_entry_that_was_added_is_named(self, pyz: Path, tmp_path: Path) -> None:
-        assert "source: sitecustomize.py differ" in self.refused(self.changed(pyz, tmp_path, {"sitecustomize.py": b""}))
+        assert "source: sitecustomize.py differ" in self.refused(
+            self.changed(pyz, tmp_path, {"sitecustomize.py": b""})
+        )
 
     def test_many_are_counted(self, pyz: Path, tmp_path: Path) -> None:
         path = self.changed(pyz, tmp_path, {f"more{number}": b"" for number in range(7)})
@@ -212,8 +258,13 @@ class TestCheck:
         assert "bytes outside of its entries differ" in self.refused(path)
 
     def test_other_interpreters_are_asked_for(self, pyz: Path, tmp_path: Path) -> None:
-        path = self.changed(pyz, tmp_path, {"build.json": b'{"trees": {"cp399": "CPython 3.99.1"}}'})
-        assert self.refused(path) == "it has trees of CPython 3.99.1: give these as --python, each once"
+        path = self.changed(
+            pyz, tmp_path, {"build.json": b'{"trees": {"cp399": "CPython 3.99.1"}}'}
+        )
+        assert (
+            self.refused(path)
+            == "it has trees of CPython 3.99.1: give these as --python, each once"
+        )
 
     @pytest.mark.parametrize("data", [b"", b"#!/bin/sh\n", b"PK\5\6" + bytes(18)])
     def test_what_is_no_such_file_is_refused(self, tmp_path: Path, data: bytes) -> None:
@@ -221,7 +272,9 @@ class TestCheck:
         path.write_bytes(data)
         assert self.refused(path).startswith("it is no file that this builds: ")
 
-    @pytest.mark.parametrize("told", [b"[]", b"{}", b'{"trees": []}', b'{"trees": {"cp311": "\\u001b[2J"}}', b"\xff"])
+    @pytest.mark.parametrize(
+        "told", [b"[]", b"{}", b'{"trees": []}', b'{"trees": {"cp311": "\\u001b[2J"}}', b"\xff"]
+    )
     def test_what_records_nothing_is_refused(self, pyz: Path, tmp_path: Path, told: bytes) -> None:
         path = self.changed(pyz, tmp_path, {"build.json": told})
         assert self.refused(path).startswith("it is no file that this builds: ")

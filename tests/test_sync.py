@@ -1,7 +1,8 @@
 """What goes over the wire in a copy or a sync, counted exactly, and how far a failure reaches.
 
-The lower bounds of design.md section 6 for open registries, then the isolation and the repetition of
-failures. Every test looks at the target as well as at the counts, and at what must not have been asked.
+The lower bounds of design.md section 6 for open registries, then the isolation and the repetition
+of failures. Every test looks at the target as well as at the counts, and at what must not have been
+asked.
 """
 
 from __future__ import annotations
@@ -46,7 +47,12 @@ def cold(blobs: int, manifests: int = 1) -> tuple[dict[str, int], dict[str, int]
     """Return the lower bounds, source's and target's, for one tag with so many blobs and manifests."""
     return (
         {"GET blob": blobs, "GET manifest": manifests},
-        {"HEAD manifest": 1, "POST upload_start": blobs, "PUT upload": blobs, "PUT manifest": manifests},
+        {
+            "HEAD manifest": 1,
+            "POST upload_start": blobs,
+            "PUT upload": blobs,
+            "PUT manifest": manifests,
+        },
     )
 
 
@@ -67,7 +73,9 @@ def serve(serve: Start) -> Start:
 
 
 @pytest.mark.parametrize("format", ["oci", "docker"])
-def test_a_cold_image_costs_its_lower_bound(source: Server, target: Server, seed: Seed, format: Any) -> None:
+def test_a_cold_image_costs_its_lower_bound(
+    source: Server, target: Server, seed: Seed, format: Any
+) -> None:
     image = seed.image(format=format, sizes=(900, 2000, 300_000), spacing="odd")
     image.load_into(source.app, "app", tag="v1")
     ran = copy(source, target)
@@ -79,7 +87,9 @@ def test_a_cold_image_costs_its_lower_bound(source: Server, target: Server, seed
     assert ran.totals["layers"] == {"transferred": 4, "unique": 4, "mounted": 0, "skipped": 0}
 
 
-def test_no_request_is_a_ping_and_no_upload_body_is_sent_twice(source: Server, target: Server, seed: Seed) -> None:
+def test_no_request_is_a_ping_and_no_upload_body_is_sent_twice(
+    source: Server, target: Server, seed: Seed
+) -> None:
     image = seed.image().load_into(source.app, "app", tag="v1")
     assert copy(source, target).status == 0
     for server in (source, target):
@@ -89,15 +99,21 @@ def test_no_request_is_a_ping_and_no_upload_body_is_sent_twice(source: Server, t
     assert target.journal.bytes_in() == image.size + len(image.body)
 
 
-def test_an_unchanged_tag_costs_one_request_at_each_end(source: Server, target: Server, seed: Seed) -> None:
-    image = seed.image().load_into(source.app, "app", tag="v1").load_into(target.app, "app", tag="v1")
+def test_an_unchanged_tag_costs_one_request_at_each_end(
+    source: Server, target: Server, seed: Seed
+) -> None:
+    image = (
+        seed.image().load_into(source.app, "app", tag="v1").load_into(target.app, "app", tag="v1")
+    )
     ran = copy(source, target)
     assert (ran.status, only(ran.images)["reason"]) == (0, "unchanged")
     assert (wire(source), wire(target)) == ({"GET manifest": 1}, {"HEAD manifest": 1})
     assert only(ran.images)["digest"] == image.top
 
 
-def test_a_second_run_says_nothing_and_moves_nothing(source: Server, target: Server, seed: Seed) -> None:
+def test_a_second_run_says_nothing_and_moves_nothing(
+    source: Server, target: Server, seed: Seed
+) -> None:
     seed.index().load_into(source.app, "app", tag="v1")
     where = (f"{source.address}/app:v1", f"{target.address}/app:v1")
     assert run_regsync("copy", "--no-artifacts", *where).out.startswith("synced ")
@@ -117,20 +133,34 @@ def test_an_alias_tag_costs_one_put(source: Server, target: Server, seed: Seed) 
     assert wire(target) == {"GET tag_list": 1, "HEAD manifest": 1, "PUT manifest": 1}
 
 
-def test_tags_of_one_image_in_one_run_move_it_once(source: Server, target: Server, seed: Seed) -> None:
-    image = seed.index(platforms=("linux/amd64", "linux/arm64")).load_into(source.app, "app", "a", "b", "c")
+def test_tags_of_one_image_in_one_run_move_it_once(
+    source: Server, target: Server, seed: Seed
+) -> None:
+    image = seed.index(platforms=("linux/amd64", "linux/arm64")).load_into(
+        source.app, "app", "a", "b", "c"
+    )
     ran = sync({"source": source, "target": target}, {"from": "app", "tags": tags("a", "b", "c")})
     assert ran.statuses() == ["synced"] * 3
     assert target.app.tags("app") == dict.fromkeys("abc", image.top)
     assert wire(source) == {"GET manifest": 3 + 2, "GET blob": 6}
     # The listing of the unknown repository takes the place of three HEADs.
-    assert wire(target) == {"GET tag_list": 1, "POST upload_start": 6, "PUT upload": 6, "PUT manifest": 2 + 3}
+    assert wire(target) == {
+        "GET tag_list": 1,
+        "POST upload_start": 6,
+        "PUT upload": 6,
+        "PUT manifest": 2 + 3,
+    }
 
 
-def test_a_version_is_put_before_the_tag_that_floats_with_it(source: Server, target: Server, seed: Seed) -> None:
+def test_a_version_is_put_before_the_tag_that_floats_with_it(
+    source: Server, target: Server, seed: Seed
+) -> None:
     """I2: who reads `latest` while a sync runs finds its version there too."""
     image = seed.image().load_into(source.app, "app", "latest", "edge", "v1.2.0")
-    ran = sync({"source": source, "target": target}, {"from": "app", "tags": tags("latest", "edge", "v1.2.0")})
+    ran = sync(
+        {"source": source, "target": target},
+        {"from": "app", "tags": tags("latest", "edge", "v1.2.0")},
+    )
     assert ran.statuses() == ["synced"] * 3
     puts = [entry.reference for entry in target.journal.matching("PUT", "manifest")]
     assert puts[0] == "v1.2.0"
@@ -138,7 +168,9 @@ def test_a_version_is_put_before_the_tag_that_floats_with_it(source: Server, tar
     assert target.app.tags("app")["latest"] == image.top
 
 
-def test_an_index_waits_for_a_child_that_a_tag_of_its_own_brings(source: Server, target: Server, seed: Seed) -> None:
+def test_an_index_waits_for_a_child_that_a_tag_of_its_own_brings(
+    source: Server, target: Server, seed: Seed
+) -> None:
     child = seed.image().load_into(source.app, "app", tag="1-amd64")
     seed.index([child, seed.image(architecture="arm64")]).load_into(source.app, "app", tag="2")
     ran = sync({"source": source, "target": target}, {"from": "app", "tags": tags("1-amd64", "2")})
@@ -148,7 +180,9 @@ def test_an_index_waits_for_a_child_that_a_tag_of_its_own_brings(source: Server,
     assert len(puts) == 3
 
 
-def test_an_index_moves_children_before_itself_and_each_once(source: Server, target: Server, seed: Seed) -> None:
+def test_an_index_moves_children_before_itself_and_each_once(
+    source: Server, target: Server, seed: Seed
+) -> None:
     image = seed.index(attestations=True).load_into(source.app, "app", tag="v1")
     assert copy(source, target).status == 0
     assert held(target, "app", image)
@@ -158,9 +192,13 @@ def test_an_index_moves_children_before_itself_and_each_once(source: Server, tar
     assert (wire(source), wire(target)) == cold(len(image.blobs), 9)
 
 
-def test_nested_indexes_are_kept_and_put_from_below(source: Server, target: Server, seed: Seed) -> None:
+def test_nested_indexes_are_kept_and_put_from_below(
+    source: Server, target: Server, seed: Seed
+) -> None:
     inner = seed.index(platforms=("linux/arm/v6", "linux/arm/v7"))
-    image = seed.index([inner, seed.image()], with_platforms=False).load_into(source.app, "app", tag="v1")
+    image = seed.index([inner, seed.image()], with_platforms=False).load_into(
+        source.app, "app", tag="v1"
+    )
     assert copy(source, target).status == 0
     assert held(target, "app", image)
     puts = [entry.reference for entry in target.journal.matching("PUT", "manifest")]
@@ -170,7 +208,9 @@ def test_nested_indexes_are_kept_and_put_from_below(source: Server, target: Serv
     assert (wire(source), wire(target)) == cold(9, 5)
 
 
-def test_a_child_known_at_the_target_is_not_pushed_again(source: Server, target: Server, seed: Seed) -> None:
+def test_a_child_known_at_the_target_is_not_pushed_again(
+    source: Server, target: Server, seed: Seed
+) -> None:
     child, other, third = seed.image(), seed.image(), seed.image()
     one, two = seed.index([child, other]), seed.index([child, third])
     one.load_into(source.app, "app", tag="v1")
@@ -191,31 +231,47 @@ def trimmed(image: Image, *architectures: str) -> bytes:
     """Write the index as it has to come out: compact JSON with the other entries left out."""
     document = image.document
     document["manifests"] = [
-        entry for entry in document["manifests"] if entry["platform"]["architecture"] in architectures
+        entry
+        for entry in document["manifests"]
+        if entry["platform"]["architecture"] in architectures
     ]
     return json.dumps(document, ensure_ascii=False, separators=(",", ":")).encode()
 
 
-def test_a_platform_filter_moves_only_what_matches(source: Server, target: Server, seed: Seed) -> None:
-    image = seed.index(spacing="indent", extra={"zulu": "é", "alpha": [1, None]}, annotations={"k": "v"})
+def test_a_platform_filter_moves_only_what_matches(
+    source: Server, target: Server, seed: Seed
+) -> None:
+    image = seed.index(
+        spacing="indent", extra={"zulu": "é", "alpha": [1, None]}, annotations={"k": "v"}
+    )
     image.load_into(source.app, "app", tag="v1")
-    ran = copy(source, target, "app:v1", None, "--platform", "linux/amd64", "--platform", "linux/arm64")
+    ran = copy(
+        source, target, "app:v1", None, "--platform", "linux/amd64", "--platform", "linux/arm64"
+    )
     body = trimmed(image, "amd64", "arm64")
     assert ran.status == 0
     stored = target.app.manifest("app", "v1")
     assert stored.body == body
     # Golden: no release may write other bytes, since every target would be pushed anew.
-    assert stored.digest == "sha256:7300796ab05df86cdf9940eeaeb468745b0093291f3a106b9cb92e0cd4c5a61a"
+    assert (
+        stored.digest == "sha256:7300796ab05df86cdf9940eeaeb468745b0093291f3a106b9cb92e0cd4c5a61a"
+    )
     found = only(ran.images)
     assert (found["digest"], found["source_digest"]) == (digest_of(body), image.top)
     assert (wire(source), wire(target)) == cold(6, 3)
-    again = copy(source, target, "app:v1", None, "--platform", "linux/arm64", "--platform", "linux/amd64")
+    again = copy(
+        source, target, "app:v1", None, "--platform", "linux/arm64", "--platform", "linux/amd64"
+    )
     assert only(again.images)["reason"] == "unchanged"
     assert (wire(source), wire(target)) == ({"GET manifest": 1}, {"HEAD manifest": 1})
 
 
-def test_a_filter_that_drops_nothing_keeps_the_sources_bytes(source: Server, target: Server, seed: Seed) -> None:
-    image = seed.index(platforms=("linux/amd64",), spacing="odd").load_into(source.app, "app", tag="v1")
+def test_a_filter_that_drops_nothing_keeps_the_sources_bytes(
+    source: Server, target: Server, seed: Seed
+) -> None:
+    image = seed.index(platforms=("linux/amd64",), spacing="odd").load_into(
+        source.app, "app", tag="v1"
+    )
     assert copy(source, target, "app:v1", None, "--platform", "linux/amd64").status == 0
     assert target.app.manifest("app", "v1").body == image.body
 
@@ -233,31 +289,45 @@ def test_a_nested_index_is_trimmed_inside(source: Server, target: Server, seed: 
 
 def test_some_platforms_missing_is_a_warning(source: Server, target: Server, seed: Seed) -> None:
     seed.index(platforms=("linux/amd64", "linux/arm64")).load_into(source.app, "app", tag="v1")
-    ran = copy(source, target, "app:v1", None, "--platform", "linux/amd64", "--platform", "windows/amd64")
+    ran = copy(
+        source, target, "app:v1", None, "--platform", "linux/amd64", "--platform", "windows/amd64"
+    )
     assert ran.status == 0
     assert "warning: " in only(ran.err.splitlines())
     assert "windows/amd64" in ran.err
     assert len(json.loads(target.app.manifest("app", "v1").body)["manifests"]) == 1
 
 
-def test_no_platform_found_is_an_error_that_says_all(source: Server, target: Server, seed: Seed) -> None:
+def test_no_platform_found_is_an_error_that_says_all(
+    source: Server, target: Server, seed: Seed
+) -> None:
     seed.index(platforms=("linux/amd64", "linux/arm64")).load_into(source.app, "app", tag="v1")
     ran = copy(source, target, "app:v1", None, "--platform", "plan9/mips")
     assert ran.status == 2
     line = only(ran.failed)
-    for said in ("SOURCE_ERROR", "plan9/mips", "linux/amd64", "linux/arm64", f"{source.address}/app:v1"):
+    for said in (
+        "SOURCE_ERROR",
+        "plan9/mips",
+        "linux/amd64",
+        "linux/arm64",
+        f"{source.address}/app:v1",
+    ):
         assert said in line
     assert not target.app.tags("app")
     assert wire(target) == {"HEAD manifest": 1}, "nothing is pushed"
 
 
-def test_a_single_image_is_copied_whatever_the_filter(source: Server, target: Server, seed: Seed) -> None:
+def test_a_single_image_is_copied_whatever_the_filter(
+    source: Server, target: Server, seed: Seed
+) -> None:
     image = seed.image().load_into(source.app, "app", tag="v1")
     assert copy(source, target, "app:v1", None, "--platform", "plan9/mips").status == 0
     assert held(target, "app", image)
 
 
-def test_an_index_of_blobs_is_copied_whatever_the_filter(source: Server, target: Server, seed: Seed) -> None:
+def test_an_index_of_blobs_is_copied_whatever_the_filter(
+    source: Server, target: Server, seed: Seed
+) -> None:
     """BuildKit's older cache: an index whose entries are layers and a cache configuration."""
     image = shapes()["buildkit-cache-index"].build().load_into(source.app, "app", "v1").image
     ran = copy(source, target, "app:v1", None, "--platform", "plan9/mips")
@@ -272,8 +342,13 @@ def test_an_index_of_blobs_is_copied_whatever_the_filter(source: Server, target:
 def test_blobs_beside_images_fall_to_the_filter(source: Server, target: Server, seed: Seed) -> None:
     one, other = seed.image(), seed.image()
     layer = one.document["layers"][0]
-    # The same digest once as a layer and once, hostile, as an image of the platform that is asked for.
-    false = {**layer, "mediaType": one.media_type, "platform": {"os": "plan9", "architecture": "mips"}}
+    # The same digest once as a layer and once, hostile, as an image of the platform that is asked
+    # for.
+    false = {
+        **layer,
+        "mediaType": one.media_type,
+        "platform": {"os": "plan9", "architecture": "mips"},
+    }
     platforms = [{"platform": {"os": "linux", "architecture": name}} for name in ("amd64", "arm64")]
     index = compose_index([(one, platforms[0]), (other, platforms[1])])
     document = {**index.document, "manifests": [layer, false, *index.document["manifests"]]}
@@ -295,7 +370,9 @@ def test_layers_shared_by_two_repositories_are_uploaded_once_and_mounted(
     one = seed.image(layers=[*shared, seed.layer(10)]).load_into(source.app, "one", tag="v1")
     two = seed.image(layers=[*shared, seed.layer(20)]).load_into(source.app, "two", tag="v1")
     ran = sync(
-        {"source": source, "target": target}, {"from": "one", "tags": tags("v1")}, {"from": "two", "tags": tags("v1")}
+        {"source": source, "target": target},
+        {"from": "one", "tags": tags("v1")},
+        {"from": "two", "tags": tags("v1")},
     )
     assert ran.statuses() == ["synced", "synced"]
     assert held(target, "one", one)
@@ -321,16 +398,26 @@ def test_a_refused_mount_is_an_upload_session(serve: Start, source: Server, seed
     target = serve(mounts=False)
     shared = [seed.layer(3000 + n) for n in range(4)]
     names = ("one", "two", "three")
-    images = [seed.image(layers=[*shared, seed.layer(9)]).load_into(source.app, name, tag="v1") for name in names]
-    ran = sync({"source": source, "target": target}, *({"from": name, "tags": tags("v1")} for name in names))
+    images = [
+        seed.image(layers=[*shared, seed.layer(9)]).load_into(source.app, name, tag="v1")
+        for name in names
+    ]
+    ran = sync(
+        {"source": source, "target": target},
+        *({"from": name, "tags": tags("v1")} for name in names),
+    )
     assert ran.statuses() == ["synced"] * 3
     for name, image in zip(names, images, strict=True):
         assert held(target, name, image)
     assert ran.totals["layers"]["mounted"] == 0
-    assert target.journal.count("POST", "upload_start") == target.journal.count("PUT", "upload") == 18
+    assert (
+        target.journal.count("POST", "upload_start") == target.journal.count("PUT", "upload") == 18
+    )
 
 
-def test_nobody_waits_for_mounts_at_a_registry_that_refuses_them(serve: Start, source: Server, seed: Seed) -> None:
+def test_nobody_waits_for_mounts_at_a_registry_that_refuses_them(
+    serve: Start, source: Server, seed: Seed
+) -> None:
     target = serve(mounts=False)
     for pair in ("ab", "cd"):
         layer = seed.layer(3000)
@@ -339,7 +426,8 @@ def test_nobody_waits_for_mounts_at_a_registry_that_refuses_them(serve: Start, s
     started: list[anyio.Event] = []
 
     async def intercept(request: Request) -> Answer | None:
-        # Whoever leads the second pair is not committed before the other one uploads the shared layer.
+        # Whoever leads the second pair is not committed before the other one uploads the shared
+        # layer.
         started[:] = started or [anyio.Event()]
         if request.method == "PUT" and request.repository in ("c", "d"):
             if request.kind == "manifest" and not started[0].is_set():
@@ -352,13 +440,18 @@ def test_nobody_waits_for_mounts_at_a_registry_that_refuses_them(serve: Start, s
 
     seen: set[str] = set()
     target.app.intercept = intercept
-    ran = sync({"source": source, "target": target}, *({"from": name, "tags": tags("v1")} for name in "abcd"))
+    ran = sync(
+        {"source": source, "target": target},
+        *({"from": name, "tags": tags("v1")} for name in "abcd"),
+    )
     assert ran.statuses() == ["synced"] * 4
     assert seen == {"c", "d"}
 
 
 @pytest.mark.parametrize("status", [400, 403, 404, 405, 500], ids=str)
-def test_a_refused_mount_is_followed_by_a_plain_upload(source: Server, seed: Seed, status: int) -> None:
+def test_a_refused_mount_is_followed_by_a_plain_upload(
+    source: Server, seed: Seed, status: int
+) -> None:
     image = seed.image().load_into(source.app, "app", tag="v1")
 
     refused = source.app.faults.on("POST", query={"mount": "*", "from": "app"})
@@ -369,10 +462,14 @@ def test_a_refused_mount_is_followed_by_a_plain_upload(source: Server, seed: See
     assert source.journal.count("PUT", "upload") == 3
 
 
-def test_several_targets_read_each_blob_of_the_source_once(serve: Start, source: Server, seed: Seed) -> None:
+def test_several_targets_read_each_blob_of_the_source_once(
+    serve: Start, source: Server, seed: Seed
+) -> None:
     image = seed.image(sizes=(900, 1_500_000)).load_into(source.app, "app", tag="v1")
     targets = {name: serve() for name in ("t1", "t2", "t3")}
-    ran = sync({"source": source, **targets}, {"from": "app", "tags": tags("v1"), "targets": list(targets)})
+    ran = sync(
+        {"source": source, **targets}, {"from": "app", "tags": tags("v1"), "targets": list(targets)}
+    )
     assert ran.statuses() == ["synced"] * 3
     assert wire(source) == cold(3)[0]
     for each in targets.values():
@@ -388,16 +485,22 @@ def test_a_layer_named_twice_moves_once(source: Server, target: Server, seed: Se
     assert (wire(source), wire(target)) == cold(3)
 
 
-def test_an_image_without_layers_and_an_empty_layer_arrive(source: Server, target: Server, seed: Seed) -> None:
+def test_an_image_without_layers_and_an_empty_layer_arrive(
+    source: Server, target: Server, seed: Seed
+) -> None:
     bare = seed.image(layers=[]).load_into(source.app, "app", tag="bare")
     empty = seed.image(layers=[b""]).load_into(source.app, "app", tag="empty")
     for tag, image in (("bare", bare), ("empty", empty)):
         assert copy(source, target, f"app:{tag}").status == 0
         assert held(target, "app", image)
-    assert not source.journal.count("GET", "blob", reference=digest_of(b"")), "nobody has to send nothing"
+    assert not source.journal.count("GET", "blob", reference=digest_of(b"")), (
+        "nobody has to send nothing"
+    )
 
 
-def test_foreign_layers_are_neither_fetched_nor_pushed(serve: Start, source: Server, seed: Seed) -> None:
+def test_foreign_layers_are_neither_fetched_nor_pushed(
+    serve: Start, source: Server, seed: Seed
+) -> None:
     stranger = serve()
     target = serve()
     image = seed.image(foreign=[f"{stranger.url}/layer"]).load_into(source.app, "app", tag="v1")
@@ -407,7 +510,9 @@ def test_foreign_layers_are_neither_fetched_nor_pushed(serve: Start, source: Ser
     assert not stranger.journal.entries
 
 
-def test_embedded_data_is_pushed_without_being_fetched(source: Server, target: Server, seed: Seed) -> None:
+def test_embedded_data_is_pushed_without_being_fetched(
+    source: Server, target: Server, seed: Seed
+) -> None:
     image = seed.image(inline_config=True).load_into(source.app, "app", tag="v1")
     assert copy(source, target).status == 0
     assert held(target, "app", image)
@@ -417,7 +522,9 @@ def test_embedded_data_is_pushed_without_being_fetched(source: Server, target: S
 
 
 @pytest.mark.provokes("manifest_refused")
-def test_embedded_data_that_is_something_else_is_fetched(source: Server, target: Server, seed: Seed) -> None:
+def test_embedded_data_that_is_something_else_is_fetched(
+    source: Server, target: Server, seed: Seed
+) -> None:
     plain = seed.image()
     config = {**plain.document["config"], "data": "bm90IGl0"}
     image = edited(plain, config=config).load_into(source.app, "app", tag="v1")
@@ -436,9 +543,13 @@ def test_the_empty_config_is_never_fetched(source: Server, target: Server, seed:
     assert not source.journal.count("GET", "blob", reference=digest_of(EMPTY_CONFIG))
 
 
-def test_unknown_fields_and_spacing_arrive_byte_for_byte(source: Server, target: Server, seed: Seed) -> None:
+def test_unknown_fields_and_spacing_arrive_byte_for_byte(
+    source: Server, target: Server, seed: Seed
+) -> None:
     image = seed.index(
-        [seed.image(extra={"x-new": {"a": [1.5, "\u00fc"]}}, spacing="odd")], extra={"vendor": "y"}, spacing="indent"
+        [seed.image(extra={"x-new": {"a": [1.5, "\u00fc"]}}, spacing="odd")],
+        extra={"vendor": "y"},
+        spacing="indent",
     )
     image.load_into(source.app, "app", tag="v1")
     assert copy(source, target).status == 0
@@ -464,7 +575,9 @@ def test_sha512_digests_are_verified_and_kept(source: Server, target: Server, se
     assert target.journal.count("PUT", "upload") == 2
 
 
-def test_a_blob_that_is_there_already_is_not_sent(source: Server, target: Server, seed: Seed) -> None:
+def test_a_blob_that_is_there_already_is_not_sent(
+    source: Server, target: Server, seed: Seed
+) -> None:
     """I4: skip beats mount, mount beats upload."""
     image = seed.image().load_into(source.app, "app", tag="v1")
     layer = image.document["layers"][1]["digest"]
@@ -480,7 +593,9 @@ def test_a_blob_that_is_there_already_is_not_sent(source: Server, target: Server
 # Listings and skips.
 
 
-def test_immutable_tags_of_the_targets_listing_cost_nothing(source: Server, target: Server, seed: Seed) -> None:
+def test_immutable_tags_of_the_targets_listing_cost_nothing(
+    source: Server, target: Server, seed: Seed
+) -> None:
     for tag in ("v1", "v2", "v3"):
         seed.image().load_into(source.app, "app", tag=tag)
     seed.image().load_into(target.app, "app", "v1", "v2")
@@ -494,7 +609,9 @@ def test_immutable_tags_of_the_targets_listing_cost_nothing(source: Server, targ
     assert wire(target)["GET tag_list"] == 1
 
 
-def test_literal_tags_need_no_listing_of_the_source(source: Server, target: Server, seed: Seed) -> None:
+def test_literal_tags_need_no_listing_of_the_source(
+    source: Server, target: Server, seed: Seed
+) -> None:
     seed.image().load_into(source.app, "app", "v1", "other")
     ran = sync({"source": source, "target": target}, {"from": "app", "tags": tags("v1")})
     assert ran.statuses() == ["synced"]
@@ -503,9 +620,13 @@ def test_literal_tags_need_no_listing_of_the_source(source: Server, target: Serv
     assert set(target.app.tags("app")) == {"v1"}
 
 
-def test_a_listing_of_the_target_saves_the_heads_of_what_it_lacks(source: Server, target: Server, seed: Seed) -> None:
+def test_a_listing_of_the_target_saves_the_heads_of_what_it_lacks(
+    source: Server, target: Server, seed: Seed
+) -> None:
     source.app.page_size = 2
-    images = {f"v{n}": seed.image(sizes=(9,)).load_into(source.app, "app", tag=f"v{n}") for n in range(5)}
+    images = {
+        f"v{n}": seed.image(sizes=(9,)).load_into(source.app, "app", tag=f"v{n}") for n in range(5)
+    }
     images["v0"].load_into(target.app, "app", tag="v0")
     seed.image(sizes=(9,)).load_into(target.app, "app", tag="v1")
     ran = sync({"source": source, "target": target}, {"from": "app", "tags": tags("v*")})
@@ -545,7 +666,9 @@ def test_head_first_fetches_a_manifest_only_on_difference(
     assert target.app.tags("app") == {"v1": image.top}
 
 
-def test_a_literal_tag_that_the_source_lacks_fails_that_image_only(source: Server, target: Server, seed: Seed) -> None:
+def test_a_literal_tag_that_the_source_lacks_fails_that_image_only(
+    source: Server, target: Server, seed: Seed
+) -> None:
     seed.image().load_into(source.app, "app", tag="v1")
     ran = sync({"source": source, "target": target}, {"from": "app", "tags": tags("v1", "v2")})
     assert (ran.status, ran.statuses()) == (1, ["synced", "failed"])
@@ -567,14 +690,20 @@ def test_one_bare_request_and_one_token_serve_a_whole_run(serve: Start, seed: Se
             seed.image().load_into(source.app, name, tag=tag)
     login = {"auth_type": "basic", "credentials": {"username": "captain", "password": "secret"}}
     registries = {"source": {"url": source.url, **login}, "target": {"url": target.url, **login}}
-    ran = sync(registries, *({"from": name, "tags": tags("v1", "v2")} for name in ("one", "two", "three")))
+    ran = sync(
+        registries, *({"from": name, "tags": tags("v1", "v2")} for name in ("one", "two", "three"))
+    )
     assert ran.statuses() == ["synced"] * 6
-    for server, service, actions in zip((source, target), services, ("pull", "pull,push"), strict=True):
+    for server, service, actions in zip(
+        (source, target), services, ("pull", "pull,push"), strict=True
+    ):
         assert service.requests == 1
         assert sorted(service.issued[0].split()) == sorted(
             f"repository:{name}:{actions}" for name in ("one", "two", "three")
         )
-        assert len(server.journal.matching(status=401)) == 1, "the others wait for what the first one learns"
+        assert len(server.journal.matching(status=401)) == 1, (
+            "the others wait for what the first one learns"
+        )
         assert server.journal.entries[0].status == 401
 
 
@@ -594,14 +723,18 @@ def test_a_token_that_ends_before_an_upload_is_renewed_and_the_blob_sent(
 
     target.app.intercept = intercept
     login = {"auth_type": "basic", "credentials": {"username": "captain", "password": "secret"}}
-    ran = sync({"source": source, "t": {"url": target.url, **login}}, {"from": "app", "tags": tags("v1")})
+    ran = sync(
+        {"source": source, "t": {"url": target.url, **login}}, {"from": "app", "tags": tags("v1")}
+    )
     assert (ran.status, ran.err) == (0, "")
     assert held(target, "app", image)
     assert target.journal.count("PUT", "upload", status=401) >= 1
     assert service.requests == 2
 
 
-def test_a_token_that_ends_in_the_middle_is_renewed(serve: Start, target: Server, seed: Seed) -> None:
+def test_a_token_that_ends_in_the_middle_is_renewed(
+    serve: Start, target: Server, seed: Seed
+) -> None:
     service = TokenService({"captain": "secret"}, anonymous=False)
     source = serve(auth=service)
     image = seed.image().load_into(source.app, "app", tag="v1")
@@ -615,7 +748,10 @@ def test_a_token_that_ends_in_the_middle_is_renewed(serve: Start, target: Server
 
     source.app.intercept = intercept
     login = {"auth_type": "basic", "credentials": {"username": "captain", "password": "secret"}}
-    ran = sync({"source": {"url": source.url, **login}, "target": target}, {"from": "app", "tags": tags("v1")})
+    ran = sync(
+        {"source": {"url": source.url, **login}, "target": target},
+        {"from": "app", "tags": tags("v1")},
+    )
     assert (ran.status, ran.err) == (0, "")
     assert held(target, "app", image)
     assert service.requests == 2, "one new token, whoever was refused"
@@ -627,7 +763,9 @@ def test_a_token_that_ends_in_the_middle_is_renewed(serve: Start, target: Server
 def test_one_mappings_404_is_its_own(source: Server, target: Server, seed: Seed) -> None:
     image = seed.image().load_into(source.app, "app", tag="v1")
     ran = sync(
-        {"source": source, "target": target}, {"from": "gone", "tags": tags("*")}, {"from": "app", "tags": tags("v1")}
+        {"source": source, "target": target},
+        {"from": "gone", "tags": tags("*")},
+        {"from": "app", "tags": tags("v1")},
     )
     assert (ran.status, ran.statuses()) == (1, ["synced", "failed"])
     line = only(ran.failed)
@@ -637,7 +775,9 @@ def test_one_mappings_404_is_its_own(source: Server, target: Server, seed: Seed)
     assert held(target, "app", image)
 
 
-def test_one_target_that_is_down_stops_for_itself_only(serve: Start, source: Server, seed: Seed) -> None:
+def test_one_target_that_is_down_stops_for_itself_only(
+    serve: Start, source: Server, seed: Seed
+) -> None:
     image = seed.image().load_into(source.app, "app", "v1", "v2", "v3", "v4")
     up = serve()
     with socket.create_server(("127.0.0.1", 0)) as closed:
@@ -657,7 +797,9 @@ def test_one_target_that_is_down_stops_for_itself_only(serve: Start, source: Ser
     assert all("connection refused" in line for line in ran.failed)
 
 
-def test_one_broken_image_leaves_the_others_whole(source: Server, target: Server, seed: Seed) -> None:
+def test_one_broken_image_leaves_the_others_whole(
+    source: Server, target: Server, seed: Seed
+) -> None:
     shared = seed.layer(4000)
     good = [seed.image(layers=[shared, seed.layer(n)]) for n in range(3)]
     broken = seed.image(layers=[shared, seed.layer(50)])
@@ -667,7 +809,10 @@ def test_one_broken_image_leaves_the_others_whole(source: Server, target: Server
     lost = broken.document["layers"][1]["digest"]
     del source.app.repositories["broken"].blobs[lost]
     names = ["broken", "r0", "r1", "r2"]
-    ran = sync({"source": source, "target": target}, *({"from": name, "tags": tags("v1")} for name in names))
+    ran = sync(
+        {"source": source, "target": target},
+        *({"from": name, "tags": tags("v1")} for name in names),
+    )
     assert (ran.status, ran.statuses()) == (1, ["failed", *["synced"] * 3])
     for n, image in enumerate(good):
         assert held(target, f"r{n}", image)
@@ -675,7 +820,9 @@ def test_one_broken_image_leaves_the_others_whole(source: Server, target: Server
     assert lost in only(ran.failed)
 
 
-def test_two_mappings_that_want_one_tag_conflict_and_the_first_wins(source: Server, target: Server, seed: Seed) -> None:
+def test_two_mappings_that_want_one_tag_conflict_and_the_first_wins(
+    source: Server, target: Server, seed: Seed
+) -> None:
     one = seed.image().load_into(source.app, "one", tag="v1")
     seed.image().load_into(source.app, "two", "v1", "v2")
     ran = sync(
@@ -692,7 +839,9 @@ def test_two_mappings_that_want_one_tag_conflict_and_the_first_wins(source: Serv
     assert not source.journal.count("GET", "manifest", "two", reference="v1")
 
 
-def test_two_mappings_that_ask_the_same_are_done_once(source: Server, target: Server, seed: Seed) -> None:
+def test_two_mappings_that_ask_the_same_are_done_once(
+    source: Server, target: Server, seed: Seed
+) -> None:
     seed.image().load_into(source.app, "app", tag="v1")
     mapping = {"from": "app", "tags": tags("v1")}
     ran = sync({"source": source, "target": target}, mapping, mapping)
@@ -751,7 +900,9 @@ def test_a_passing_failure_costs_one_repetition(
     assert {**wire(source), **wire(target)} == expected
 
 
-def test_a_failure_that_stays_is_given_up_after_five_attempts(source: Server, target: Server, seed: Seed) -> None:
+def test_a_failure_that_stays_is_given_up_after_five_attempts(
+    source: Server, target: Server, seed: Seed
+) -> None:
     seed.image().load_into(source.app, "app", tag="v1")
     times(source, 99, error(503, "UNAVAILABLE", "closed"), method="GET", kind="manifest")
     ran = copy(source, target)
@@ -763,7 +914,9 @@ def test_a_failure_that_stays_is_given_up_after_five_attempts(source: Server, ta
     assert not target.app.tags("app")
 
 
-def test_a_session_whose_source_refuses_is_cancelled_by_one_request(source: Server, target: Server, seed: Seed) -> None:
+def test_a_session_whose_source_refuses_is_cancelled_by_one_request(
+    source: Server, target: Server, seed: Seed
+) -> None:
     image = seed.image(sizes=(800,)).load_into(source.app, "app", tag="v1")
     lost = image.document["layers"][0]["digest"]
     del source.app.repositories["app"].blobs[lost]
@@ -790,7 +943,9 @@ def test_a_session_that_cannot_be_cancelled_changes_nothing(
     assert target.journal.count("DELETE") == 1
 
 
-def test_a_session_at_a_refused_location_gets_no_request(source: Server, target: Server, seed: Seed) -> None:
+def test_a_session_at_a_refused_location_gets_no_request(
+    source: Server, target: Server, seed: Seed
+) -> None:
     seed.image(sizes=()).load_into(source.app, "app", tag="v1")
 
     def refuse(*_: Any) -> None:
@@ -833,7 +988,9 @@ def test_429_does_not_use_up_attempts(source: Server, target: Server, seed: Seed
     assert ran.totals["throttled"] == {source.address: 9}
 
 
-def test_a_retry_after_beyond_patience_ends_at_once(source: Server, target: Server, seed: Seed) -> None:
+def test_a_retry_after_beyond_patience_ends_at_once(
+    source: Server, target: Server, seed: Seed
+) -> None:
     seed.image().load_into(source.app, "app", tag="v1")
     refusal = error(429, "TOOMANYREQUESTS", "quota used up", headers=[("Retry-After", "4000")])
     times(source, 99, refusal, method="GET", kind="manifest")
@@ -853,7 +1010,9 @@ def test_a_refusal_is_not_repeated(source: Server, target: Server, seed: Seed, s
     assert not target.app.tags("app")
 
 
-def test_a_blob_cut_short_at_the_source_begins_again(source: Server, target: Server, seed: Seed) -> None:
+def test_a_blob_cut_short_at_the_source_begins_again(
+    source: Server, target: Server, seed: Seed
+) -> None:
     image = seed.image(sizes=(600_000,)).load_into(source.app, "app", tag="v1")
     layer = image.document["layers"][0]
     part = image.blobs[layer["digest"]][:300_000]
@@ -866,7 +1025,9 @@ def test_a_blob_cut_short_at_the_source_begins_again(source: Server, target: Ser
     assert target.journal.count("PUT", "upload", status=201) == 2
 
 
-def test_a_connection_dropped_before_the_answer_is_replaced(speaker: Any, target: Server, seed: Seed) -> None:
+def test_a_connection_dropped_before_the_answer_is_replaced(
+    speaker: Any, target: Server, seed: Seed
+) -> None:
     image = seed.image(layers=[])
     app = App()
     image.load_into(app, "app", tag="v1")
@@ -893,7 +1054,9 @@ def test_a_connection_dropped_before_the_answer_is_replaced(speaker: Any, target
     assert len(asked) == 3, asked
 
 
-def test_a_target_that_drops_the_line_in_a_body_gets_it_again(source: Server, target: Server, seed: Seed) -> None:
+def test_a_target_that_drops_the_line_in_a_body_gets_it_again(
+    source: Server, target: Server, seed: Seed
+) -> None:
     image = seed.image(sizes=(3_000_000,)).load_into(source.app, "app", tag="v1")
     layer = image.document["layers"][0]["digest"]
     dropped: list[str] = []
@@ -911,12 +1074,16 @@ def test_a_target_that_drops_the_line_in_a_body_gets_it_again(source: Server, ta
     assert source.journal.count("GET", "blob", reference=layer) == 2
 
 
-@pytest.mark.parametrize("status", [(404, "NAME_UNKNOWN"), (403, "DENIED"), (405, "UNSUPPORTED")], ids=str)
+@pytest.mark.parametrize(
+    "status", [(404, "NAME_UNKNOWN"), (403, "DENIED"), (405, "UNSUPPORTED")], ids=str
+)
 @pytest.mark.parametrize("images", [1, 20])
 def test_a_repository_that_takes_no_upload_is_not_asked_for_each_blob(
     serve: Start, seed: Seed, status: tuple[int, str], images: int
 ) -> None:
-    """Those that begin at once find out, however many blobs and images wait behind them; others are brought."""
+    """Those that begin at once find out, however many blobs and images wait behind them; others are
+    brought.
+    """
     source, target = serve(), serve()
     for number in range(images):
         seed.image(sizes=(900, 1000, 1100)).load_into(source.app, "app", f"v{number}")
@@ -927,11 +1094,20 @@ def test_a_repository_that_takes_no_upload_is_not_asked_for_each_blob(
         return error(*status, "not here") if missing else None
 
     target.app.intercept = refuse
-    ran = sync({"source": source, "mine": target}, *({"from": name, "tags": tags("v*")} for name in ("app", "other")))
+    ran = sync(
+        {"source": source, "mine": target},
+        *({"from": name, "tags": tags("v*")} for name in ("app", "other")),
+    )
     assert sorted(ran.statuses()) == ["failed"] * images + ["synced"]
     told = [each["error"]["message"] for each in ran.images if each["status"] == "failed"]
     assert len(told) == images
     assert all(each.endswith(f"status {status[0]}: {status[1]} not here") for each in told)
-    refused = [entry for entry in target.journal.matching("POST", "upload_start") if entry.repository == "app"]
+    refused = [
+        entry
+        for entry in target.journal.matching("POST", "upload_start")
+        if entry.repository == "app"
+    ]
     assert len(refused) <= 8  # those of the blobs that began before the first answer
-    assert not [entry for entry in source.journal.matching("GET", "blob") if entry.repository == "app"]
+    assert not [
+        entry for entry in source.journal.matching("GET", "blob") if entry.repository == "app"
+    ]

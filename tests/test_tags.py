@@ -67,7 +67,9 @@ def test_glob_matches_whole_tags(pattern: str, taken: str, refused: str) -> None
     assert [tag for tag in refused.split() if matches(tag)] == []
 
 
-@pytest.mark.parametrize(("pattern", "remedy"), MALFORMED, ids=[repr(row[0])[:12] for row in MALFORMED])
+@pytest.mark.parametrize(
+    ("pattern", "remedy"), MALFORMED, ids=[repr(row[0])[:12] for row in MALFORMED]
+)
 def test_a_malformed_glob_says_what_is_wrong(pattern: str, remedy: str) -> None:
     with pytest.raises(ValueError, match=r"[a-z]") as caught:
         compile_glob(pattern)
@@ -78,7 +80,13 @@ def test_a_malformed_glob_says_what_is_wrong(pattern: str, remedy: str) -> None:
 
 @pytest.mark.parametrize(
     "pattern",
-    ["*a" * 60 + "b", "{a,aa}" * 60 + "b", "{*,a*}" * 60 + "b", "{a,{a,{a,{a,a*}*}*}*}*b", "*?" * 60 + "b"],
+    [
+        "*a" * 60 + "b",
+        "{a,aa}" * 60 + "b",
+        "{*,a*}" * 60 + "b",
+        "{a,{a,{a,{a,a*}*}*}*}*b",
+        "*?" * 60 + "b",
+    ],
     ids=["runs", "alternatives", "runs in alternatives", "nested", "runs and single"],
 )
 def test_no_pattern_hangs(pattern: str) -> None:
@@ -113,7 +121,12 @@ def test_what_tags_have_in_common_is_looked_at_once() -> None:
         return look
 
     matches = tags._machine([(mark, accepts and counting(accepts)) for mark, accepts in tokens])
-    listing = [f"{major}.{minor}-{end}" for major in range(10) for minor in range(10) for end in ("alpine", "s")]
+    listing = [
+        f"{major}.{minor}-{end}"
+        for major in range(10)
+        for minor in range(10)
+        for end in ("alpine", "s")
+    ]
     assert sum(map(matches, listing)) == 100
     first = looks
     assert sum(map(matches, listing * 10)) == 1000
@@ -121,7 +134,10 @@ def test_what_tags_have_in_common_is_looked_at_once() -> None:
 
 
 @settings(deadline=None)
-@given(st.lists(st.sampled_from([row[0] for row in GLOBS]), max_size=6), st.text("ab1.2-xvc", max_size=6))
+@given(
+    st.lists(st.sampled_from([row[0] for row in GLOBS]), max_size=6),
+    st.text("ab1.2-xvc", max_size=6),
+)
 def test_many_patterns_match_what_one_of_them_matches(patterns: list[str], tag: str) -> None:
     assert compile_glob(*patterns)(tag) is any(compile_glob(pattern)(tag) for pattern in patterns)
 
@@ -157,9 +173,9 @@ SIMPLE: st.SearchStrategy[object] = st.one_of(
 )
 PATTERNS = st.recursive(
     st.lists(SIMPLE, max_size=4).map(tuple),
-    lambda inner: st.lists(st.one_of(SIMPLE, st.lists(inner, min_size=1, max_size=3).map(tuple)), max_size=4).map(
-        tuple
-    ),
+    lambda inner: st.lists(
+        st.one_of(SIMPLE, st.lists(inner, min_size=1, max_size=3).map(tuple)), max_size=4
+    ).map(tuple),
     max_leaves=6,
 )
 
@@ -203,7 +219,9 @@ LITERALS = [
 
 
 @pytest.mark.parametrize(("rule", "names"), LITERALS, ids=range(len(LITERALS)))
-def test_only_literals_that_nothing_narrows_need_no_listing(rule: TagRule, names: tuple[str, ...] | None) -> None:
+def test_only_literals_that_nothing_narrows_need_no_listing(
+    rule: TagRule, names: tuple[str, ...] | None
+) -> None:
     selection = select_literals(rule)
     assert (selection and selection.kept) == names
     assert selection is None or not selection.dropped
@@ -214,7 +232,17 @@ def test_literals_that_are_fewer_than_the_floor_say_so() -> None:
     assert [each and (len(each.kept), each.floor) for each in found] == [(2, 0), (2, 2), (2, 3)]
 
 
-LISTING = ("1.0.0", "1.1.0", "1.2.0-rc.1", "2.0.0", "v2.1.0", "latest", "edge", "2.0.0-alpine", SIGNATURE)
+LISTING = (
+    "1.0.0",
+    "1.1.0",
+    "1.2.0-rc.1",
+    "2.0.0",
+    "v2.1.0",
+    "latest",
+    "edge",
+    "2.0.0-alpine",
+    SIGNATURE,
+)
 
 # name, rule, what is kept in order, reasons of some that are dropped
 SELECTIONS: list[tuple[str, TagRule, str, dict[str, str]]] = [
@@ -316,7 +344,9 @@ def test_every_tag_is_kept_or_dropped_and_order_of_the_listing_does_not_matter(
 
 @settings(deadline=None)
 @given(st.lists(st.sampled_from([*LISTING, "1.0", "1.0-rc1", "3", "3.1-rc.2"])), RULES)
-def test_selection_agrees_with_the_sentences_of_design_section_5(listing: list[str], rule: TagRule) -> None:
+def test_selection_agrees_with_the_sentences_of_design_section_5(
+    listing: list[str], rule: TagRule
+) -> None:
     """Each step once more, tag by tag and without regard to speed."""
     from _regsync.tags import admits, parse_range, parse_version
 
@@ -347,7 +377,11 @@ def test_selection_agrees_with_the_sentences_of_design_section_5(listing: list[s
         tiers.setdefault(reason, []).append(tag)
     ranked = sorted(tiers.get(None, []), key=height, reverse=True)
     cut = ranked[rule.latest :] if rule.latest else []
-    spare = [tag for tag in tiers.get("semver", []) + tiers.get("prerelease", []) if not fits(tag, rule.exclude)]
+    spare = [
+        tag
+        for tag in tiers.get("semver", []) + tiers.get("prerelease", [])
+        if not fits(tag, rule.exclude)
+    ]
     wanted = ranked[: len(ranked) - len(cut)]
     for tag in [*cut, *sorted(spare, key=height, reverse=True)]:
         if len(wanted) < (rule.min_tags or 0):
@@ -356,7 +390,9 @@ def test_selection_agrees_with_the_sentences_of_design_section_5(listing: list[s
     assert list(selection.kept) == sorted(wanted, key=height, reverse=True)
     reasons: dict[str, Reason] = dict.fromkeys(cut, "latest")
     reasons |= {tag: reason for reason, names in tiers.items() if reason for tag in names}
-    assert dict(selection.dropped) == {tag: reason for tag, reason in reasons.items() if tag not in wanted}
+    assert dict(selection.dropped) == {
+        tag: reason for tag, reason in reasons.items() if tag not in wanted
+    }
 
 
 def test_many_tags_are_parsed_once_each(monkeypatch: pytest.MonkeyPatch) -> None:

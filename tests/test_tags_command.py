@@ -1,7 +1,7 @@
 """`regsync tags`, `expand` and `schema` as a shell sees them, and every form of reference.
 
-What a rule selects is test_tags.py's; here it is which requests are made, what is printed where, and which
-exit status an answer of the registry gives.
+What a rule selects is test_tags.py's; here it is which requests are made, what is printed where,
+and which exit status an answer of the registry gives.
 """
 
 from __future__ import annotations
@@ -57,7 +57,10 @@ def list_tags(server: Server, *options: str, repository: str = "app", **more: st
     [
         ([], "1.0.0 1.1.0 1.2.0-rc.1 2.0.0 edge"),
         (["--glob", "1.*"], "1.0.0 1.1.0 1.2.0-rc.1"),
-        (["--glob", "1.*", "--glob", "edge", "--exclude", "*-rc*", "--exclude", "1.0.*"], "1.1.0 edge"),
+        (
+            ["--glob", "1.*", "--glob", "edge", "--exclude", "*-rc*", "--exclude", "1.0.*"],
+            "1.1.0 edge",
+        ),
         (["--semver", ">=1.1"], "2.0.0 1.1.0"),
         (["--semver", "<3", "--semver-prerelease", "include", "--latest", "2"], "2.0.0 1.2.0-rc.1"),
         (["--semver-prerelease", "only"], "1.2.0-rc.1"),
@@ -69,7 +72,9 @@ def list_tags(server: Server, *options: str, repository: str = "app", **more: st
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
 )
-def test_kept_tags_are_printed_in_order_for_one_request(source: Server, options: list[str], kept: str) -> None:
+def test_kept_tags_are_printed_in_order_for_one_request(
+    source: Server, options: list[str], kept: str
+) -> None:
     ran = list_tags(source, *options)
     assert (ran.status, ran.out.split("\n"), ran.err) == (0, [*kept.split(), ""], "")
     assert source.journal.summary() == {"GET tag_list": 1}
@@ -100,7 +105,12 @@ def test_json_is_what_its_schema_says(source: Server) -> None:
     assert told == {
         "repository": f"{source.address}/app",
         "tags": ["1.1.0", "1.0.0"],
-        "dropped": {"1.2.0-rc.1": "prerelease", "2.0.0": "semver", "edge": "semver", SIGNATURE: "referrer_tag"},
+        "dropped": {
+            "1.2.0-rc.1": "prerelease",
+            "2.0.0": "semver",
+            "edge": "semver",
+            SIGNATURE: "referrer_tag",
+        },
     }
     published = report.schema()["$defs"]["tags"]
     assert sorted(published["required"]) == sorted(told)
@@ -171,7 +181,12 @@ def test_credentials_of_another_host_stay_at_home(serve: Start) -> None:
 
 @pytest.mark.parametrize(
     ("answer", "status", "code"),
-    [(401, 4, "AUTH_ERROR"), (403, 4, "AUTH_ERROR"), (404, 2, "SOURCE_ERROR"), (400, 2, "SOURCE_ERROR")],
+    [
+        (401, 4, "AUTH_ERROR"),
+        (403, 4, "AUTH_ERROR"),
+        (404, 2, "SOURCE_ERROR"),
+        (400, 2, "SOURCE_ERROR"),
+    ],
 )
 @pytest.mark.parametrize("as_json", [False, True], ids=["text", "json"])
 def test_what_the_registry_refuses_is_one_line(
@@ -230,12 +245,16 @@ WRONG = [
 ]
 
 
-@pytest.mark.parametrize(("arguments", "words"), WRONG, ids=[" ".join(row[0])[:40] for row in WRONG])
+@pytest.mark.parametrize(
+    ("arguments", "words"), WRONG, ids=[" ".join(row[0])[:40] for row in WRONG]
+)
 def test_a_wrong_rule_is_status_3_and_asks_nothing(arguments: list[str], words: str) -> None:
     ran = run_regsync("tags", *arguments, "--json")
     assert ran.status == 3
     assert words in ran.err
-    assert all(line.startswith(("error: CONFIG_ERROR: ", "hint: ")) for line in ran.err.splitlines())
+    assert all(
+        line.startswith(("error: CONFIG_ERROR: ", "hint: ")) for line in ran.err.splitlines()
+    )
     assert ran.report["error"]["code"] == "CONFIG_ERROR"
 
 
@@ -339,7 +358,10 @@ SHORT = [
 @pytest.mark.parametrize("reference", SHORT, ids=lambda text: repr(text)[:24])
 @pytest.mark.parametrize("place", ["source", "target", "tags"])
 def test_a_reference_of_a_wrong_shape_is_one_clear_error(reference: str, place: str) -> None:
-    pairs = {"source": ("copy", reference, "b.test/b:1"), "target": ("copy", "b.test/b:1", reference)}
+    pairs = {
+        "source": ("copy", reference, "b.test/b:1"),
+        "target": ("copy", "b.test/b:1", reference),
+    }
     ran = run_regsync(*pairs.get(place, ("tags", reference)))
     assert (ran.status, ran.out) == (3, "")
     first, *hints = ran.err.split("\n")[:-1]
@@ -404,10 +426,14 @@ def test_help_shows_examples_and_the_exit_statuses_that_the_command_has(
         assert {"0", "3"} <= set(statuses)
         assert ("1" in statuses) is (command in ("copy", "sync", "analyze"))
         assert ("4" in statuses) is (command in ("copy", "sync", "analyze", "tags"))
-        assert ("Exit status 4: " in said) is (command == "auth"), "where it has another meaning than in a run"
+        assert ("Exit status 4: " in said) is (command == "auth"), (
+            "where it has another meaning than in a run"
+        )
 
 
-@pytest.mark.parametrize(("arguments", "near"), [(["snyc"], "sync"), (["tag", "x"], "tags"), (["x" * 5000], "")])
+@pytest.mark.parametrize(
+    ("arguments", "near"), [(["snyc"], "sync"), (["tag", "x"], "tags"), (["x" * 5000], "")]
+)
 def test_an_unknown_command_names_the_nearest(arguments: list[str], near: str) -> None:
     ran = run_regsync(*arguments)
     assert ran.status == 3
@@ -417,12 +443,17 @@ def test_an_unknown_command_names_the_nearest(arguments: list[str], near: str) -
 GLOBAL = ["-v", "-q", "--no-progress", "--log-format=text"]
 
 
-@pytest.mark.parametrize("flags", [list(pair) for pair in itertools.permutations(GLOBAL, 2)], ids=" ".join)
+@pytest.mark.parametrize(
+    "flags", [list(pair) for pair in itertools.permutations(GLOBAL, 2)], ids=" ".join
+)
 def test_global_options_count_wherever_they_stand(flags: list[str], source: Server) -> None:
     one, other = flags
     where = f"{source.address}/app"
     places = ([one, other, "tags", where], [one, "tags", other, where], ["tags", where, one, other])
-    assert len({(ran.status, ran.out, ran.err) for ran in (run_regsync(*each) for each in places)}) == 1
+    assert (
+        len({(ran.status, ran.out, ran.err) for ran in (run_regsync(*each) for each in places)})
+        == 1
+    )
 
 
 def test_v_before_and_after_the_command_is_vv(source: Server) -> None:
@@ -438,7 +469,9 @@ def test_a_configuration_may_be_named_before_the_command(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("spelled", [["--log-format", "json"], ["--log-format=json"]], ids=" ".join)
 @pytest.mark.parametrize("rest", [["sync"], ["nonsense"], ["tags", "a:1"]], ids=" ".join)
-def test_what_is_wrong_with_a_command_line_is_logged_as_it_asks(spelled: list[str], rest: list[str]) -> None:
+def test_what_is_wrong_with_a_command_line_is_logged_as_it_asks(
+    spelled: list[str], rest: list[str]
+) -> None:
     for arguments in ([*spelled, *rest], [*rest, *spelled]):
         ran = run_regsync(*arguments)
         assert ran.status == 3
@@ -446,7 +479,8 @@ def test_what_is_wrong_with_a_command_line_is_logged_as_it_asks(spelled: list[st
 
 
 @pytest.mark.parametrize(
-    "arguments", [[b"copy", b"\xff/a:1", b"b"], [b"sync", b"-c", b"/\xff.yaml"], [b"\xff"], [b"tags", b"a\xff"]]
+    "arguments",
+    [[b"copy", b"\xff/a:1", b"b"], [b"sync", b"-c", b"/\xff.yaml"], [b"\xff"], [b"tags", b"a\xff"]],
 )
 def test_arguments_that_are_no_text_are_status_3(arguments: list[bytes]) -> None:
     with started(*arguments) as process:  # type: ignore[arg-type]
@@ -455,12 +489,22 @@ def test_arguments_that_are_no_text_are_status_3(arguments: list[bytes]) -> None
     assert err.startswith("error: CONFIG_ERROR: ")
 
 
-FILES = [["sync", "-c"], ["validate"], ["expand"], ["tags", "a.test/b", "-c"], ["copy", "a.test/b", "a.test/c", "-c"]]
+FILES = [
+    ["sync", "-c"],
+    ["validate"],
+    ["expand"],
+    ["tags", "a.test/b", "-c"],
+    ["copy", "a.test/b", "a.test/c", "-c"],
+]
 
 
 @pytest.mark.parametrize("command", FILES, ids=lambda words: words[0])
-@pytest.mark.parametrize("name", ["missing.yaml", ".", "", "x/y/z.yaml", "a\nb\x1b[2J.yaml", "n" * 5000])
-def test_a_file_that_cannot_be_read_is_one_line(command: list[str], name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "name", ["missing.yaml", ".", "", "x/y/z.yaml", "a\nb\x1b[2J.yaml", "n" * 5000]
+)
+def test_a_file_that_cannot_be_read_is_one_line(
+    command: list[str], name: str, tmp_path: Path
+) -> None:
     ran = run_regsync(*command, str(tmp_path / name) if name else "")
     assert (ran.status, ran.out) == (3, "")
     line = only(ran.err.splitlines())
@@ -473,7 +517,16 @@ def test_a_file_that_cannot_be_read_is_one_line(command: list[str], name: str, t
 @pytest.mark.parametrize("command", FILES, ids=lambda words: words[0])
 @pytest.mark.parametrize("closed", ["<&-", "</dev/null"])
 def test_standard_input_that_gives_nothing_is_status_3(command: list[str], closed: str) -> None:
-    line = ["sh", "-c", f'exec "$@" {closed}', "sh", sys.executable, str(ROOT / "regsync.py"), *command, "-"]
+    line = [
+        "sh",
+        "-c",
+        f'exec "$@" {closed}',
+        "sh",
+        sys.executable,
+        str(ROOT / "regsync.py"),
+        *command,
+        "-",
+    ]
     done = subprocess.run(line, capture_output=True, text=True, check=False, cwd=ROOT)
     assert (done.returncode, done.stdout) == (3, "")
     assert done.stderr.startswith("error: CONFIG_ERROR: ")

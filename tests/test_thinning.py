@@ -1,4 +1,6 @@
-"""What an ordinary run leaves out has no pair of values that it does not meet elsewhere, and an option runs it."""
+"""What an ordinary run leaves out has no pair of values that it does not meet elsewhere, and an
+option runs it.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ CELLS = st.integers(1, 5).flatmap(
 
 @given(CELLS, CELLS)
 @fuzz(60)
-def test_every_pair_of_any_cell_is_in_a_cell_that_is_kept(one: list[tuple[int]], other: list[tuple[int]]) -> None:
+def test_every_pair_of_any_cell_is_in_a_cell_that_is_kept(
+    one: list[tuple[int]], other: list[tuple[int]]
+) -> None:
     cells = [*zip(one, other, strict=False)]
     kept = covering(cells)
     assert kept == covering(cells)
@@ -40,7 +44,9 @@ def test_a_product_of_three_dimensions_costs_little_more_than_its_two_largest() 
     cells = [*itertools.product(range(3), range(5), range(12))]
     kept = [param.values for param in thinned(cells) if not param.marks]
     for one, other in itertools.combinations(range(3), 2):
-        assert {(cell[one], cell[other]) for cell in kept} == {(cell[one], cell[other]) for cell in cells}
+        assert {(cell[one], cell[other]) for cell in kept} == {
+            (cell[one], cell[other]) for cell in cells
+        }
     assert 60 <= len(kept) <= 66
 
 
@@ -57,7 +63,10 @@ def test_a_view_says_what_the_dimensions_are() -> None:
 
 
 def test_what_was_a_parameter_keeps_its_name_and_marks() -> None:
-    named = [pytest.param("a", 1, id="first"), pytest.param("a", 1, id="second", marks=pytest.mark.slow)]
+    named = [
+        pytest.param("a", 1, id="first"),
+        pytest.param("a", 1, id="second", marks=pytest.mark.slow),
+    ]
     first, second = thinned(named)
     assert (first.id, first.marks) == ("first", ())
     assert (second.id, [mark.name for mark in second.marks]) == ("second", ["slow", "thorough"])
@@ -68,28 +77,37 @@ def test_an_option_runs_what_was_left_out(is_thorough: bool) -> None:
     left: list[Any] = []
     hook = SimpleNamespace(pytest_deselected=lambda items: left.extend(items))
     config: Any = SimpleNamespace(getoption={"--thorough": is_thorough}.__getitem__, hook=hook)
-    items: list[Any] = [SimpleNamespace(get_closest_marker={name: True}.get) for name in ("slow", "thorough", "slow")]
+    items: list[Any] = [
+        SimpleNamespace(get_closest_marker={name: True}.get)
+        for name in ("slow", "thorough", "slow")
+    ]
     one, other, third = items
     pytest_collection_modifyitems(config, items)
     assert items == ([one, other, third] if is_thorough else [one, third])
     assert left == ([] if is_thorough else [other])
 
 
-@pytest.mark.parametrize(("arguments", "is_bounded"), [(["-x"], True), (["--thorough", "-x"], False)])
+@pytest.mark.parametrize(
+    ("arguments", "is_bounded"), [(["-x"], True), (["--thorough", "-x"], False)]
+)
 def test_everything_may_take_longer_than_ci_allows(
     arguments: list[str], is_bounded: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The option is passed on."""
     started: list[tuple[list[str], float | None]] = []
 
-    def run(command: list[str], *, timeout: float | None, check: bool) -> subprocess.CompletedProcess[str]:
+    def run(
+        command: list[str], *, timeout: float | None, check: bool
+    ) -> subprocess.CompletedProcess[str]:
         started.append((command, timeout))
         return subprocess.CompletedProcess(command, 0)
 
     monkeypatch.setattr(check, "ready_venv", lambda: sys.executable)
     monkeypatch.setattr(check, "ready_programs", lambda: None)
     monkeypatch.setattr(check, "ready_provider", lambda: None)
-    monkeypatch.setattr(check, "subprocess", SimpleNamespace(run=run, TimeoutExpired=subprocess.TimeoutExpired))
+    monkeypatch.setattr(
+        check, "subprocess", SimpleNamespace(run=run, TimeoutExpired=subprocess.TimeoutExpired)
+    )
     monkeypatch.chdir(ROOT)
     assert check.main(arguments) == 0
     command, _ = started[-1]

@@ -1,4 +1,6 @@
-"""Which authorities a context trusts, and how failures read; handshakes run in memory, without sockets."""
+"""Which authorities a context trusts, and how failures read; handshakes run in memory, without
+sockets.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,9 @@ def hashed(directory: Path, ca: trustme.CA) -> str:
 
 
 def subject_hash(ca: trustme.CA) -> str:
-    """X509_NAME_hash: SHA-1 over the canonical name (lower case, UTF8String, without the outer SEQUENCE)."""
+    """X509_NAME_hash: SHA-1 over the canonical name (lower case, UTF8String, without the outer
+    SEQUENCE).
+    """
     import hashlib
 
     from cryptography import x509
@@ -92,12 +96,15 @@ def shake(client: ssl.SSLContext, peer: ssl.SSLContext, host: str = HOST) -> str
         if not pending:
             break
     if server_error is not None:
-        # Under TLS 1.3 the client learns from its first read what the server thought of its certificate.
+        # Under TLS 1.3 the client learns from its first read what the server thought of its
+        # certificate.
         ours.read(1)
     return ours.version()
 
 
-def refusal(client: ssl.SSLContext, peer: ssl.SSLContext, host: str = HOST) -> tuple[str, str | None]:
+def refusal(
+    client: ssl.SSLContext, peer: ssl.SSLContext, host: str = HOST
+) -> tuple[str, str | None]:
     with pytest.raises(ssl.SSLError) as caught:
         shake(client, peer, host)
     return tls.explain(caught.value, host)
@@ -110,10 +117,14 @@ def test_ca_file_is_trusted(ca: trustme.CA, ca_file: str) -> None:
 
 
 @pytest.mark.usefixtures("defaults")
-def test_ca_file_is_added_to_the_systems_trust(ca: trustme.CA, ca_file: str, tmp_path: Path) -> None:
+def test_ca_file_is_added_to_the_systems_trust(
+    ca: trustme.CA, ca_file: str, tmp_path: Path
+) -> None:
     other = trustme.CA()
     other.cert_pem.write_to_path(str(tmp_path / "system.pem"))
-    context = tls.make_context(ca_file=ca_file, environ={"SSL_CERT_FILE": str(tmp_path / "system.pem")})
+    context = tls.make_context(
+        ca_file=ca_file, environ={"SSL_CERT_FILE": str(tmp_path / "system.pem")}
+    )
     assert shake(context, server(other.issue_cert(HOST)))
     assert shake(context, server(ca.issue_cert(HOST)))
 
@@ -127,7 +138,11 @@ def test_an_intermediate_as_ca_file_anchors_a_chain(ca: trustme.CA, tmp_path: Pa
 
 
 def test_a_hashed_default_directory_is_used_alone(
-    ca: trustme.CA, ca_file: str, tmp_path: Path, defaults: Defaults, monkeypatch: pytest.MonkeyPatch
+    ca: trustme.CA,
+    ca_file: str,
+    tmp_path: Path,
+    defaults: Defaults,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Parsing a bundle costs 30 ms and megabytes; a hashed directory costs one file per look-up."""
     defaults(ca_file, hashed(tmp_path / "certs", ca))
@@ -173,7 +188,9 @@ def test_both_variables_together_replace_the_store(
     (tmp_path / "empty").mkdir()
     peer = server(system.issue_cert(HOST))
     alone = tls.make_context(environ={"SSL_CERT_FILE": ca_file})
-    both = tls.make_context(environ={"SSL_CERT_FILE": ca_file, "SSL_CERT_DIR": str(tmp_path / "empty")})
+    both = tls.make_context(
+        environ={"SSL_CERT_FILE": ca_file, "SSL_CERT_DIR": str(tmp_path / "empty")}
+    )
     assert shake(alone, peer)
     assert "unknown authority" in refusal(both, peer)[0]
     assert shake(both, server(ca.issue_cert(HOST)))
@@ -184,15 +201,43 @@ def test_both_variables_together_replace_the_store(
     ("environ", "arguments", "complaint"),
     [
         pytest.param({}, {}, "no certificate authorities found", id="nothing-anywhere"),
-        pytest.param({"SSL_CERT_FILE": "none.pem"}, {}, "SSL_CERT_FILE=none.pem: none.pem does not exist", id="file"),
-        pytest.param({"SSL_CERT_FILE": "junk.pem"}, {}, "SSL_CERT_FILE=junk.pem cannot be used", id="file-of-junk"),
-        pytest.param({"SSL_CERT_FILE": "empty"}, {}, "SSL_CERT_FILE=empty", id="file-is-a-directory"),
+        pytest.param(
+            {"SSL_CERT_FILE": "none.pem"},
+            {},
+            "SSL_CERT_FILE=none.pem: none.pem does not exist",
+            id="file",
+        ),
+        pytest.param(
+            {"SSL_CERT_FILE": "junk.pem"},
+            {},
+            "SSL_CERT_FILE=junk.pem cannot be used",
+            id="file-of-junk",
+        ),
+        pytest.param(
+            {"SSL_CERT_FILE": "empty"}, {}, "SSL_CERT_FILE=empty", id="file-is-a-directory"
+        ),
         pytest.param({"SSL_CERT_DIR": "none"}, {}, "SSL_CERT_DIR names 'none'", id="directory"),
-        pytest.param({"SSL_CERT_DIR": "empty:none"}, {}, "SSL_CERT_DIR names 'none'", id="second-directory"),
-        pytest.param({"SSL_CERT_DIR": "empty"}, {}, "SSL_CERT_DIR=empty holds no hashed", id="directory-not-hashed"),
-        pytest.param({"SSL_CERT_FILE": "ca.pem", "SSL_CERT_DIR": "none"}, {}, "'none'", id="file-good-directory-not"),
-        pytest.param({}, {"ca_file": "none.pem"}, "ca_file none.pem: none.pem does not exist", id="ca-file"),
-        pytest.param({}, {"ca_file": "junk.pem"}, "ca_file junk.pem cannot be used", id="ca-file-of-junk"),
+        pytest.param(
+            {"SSL_CERT_DIR": "empty:none"}, {}, "SSL_CERT_DIR names 'none'", id="second-directory"
+        ),
+        pytest.param(
+            {"SSL_CERT_DIR": "empty"},
+            {},
+            "SSL_CERT_DIR=empty holds no hashed",
+            id="directory-not-hashed",
+        ),
+        pytest.param(
+            {"SSL_CERT_FILE": "ca.pem", "SSL_CERT_DIR": "none"},
+            {},
+            "'none'",
+            id="file-good-directory-not",
+        ),
+        pytest.param(
+            {}, {"ca_file": "none.pem"}, "ca_file none.pem: none.pem does not exist", id="ca-file"
+        ),
+        pytest.param(
+            {}, {"ca_file": "junk.pem"}, "ca_file junk.pem cannot be used", id="ca-file-of-junk"
+        ),
         pytest.param(
             {},
             {"ca_file": "ca.pem", "client_cert": "none.pem"},
@@ -212,7 +257,10 @@ def test_both_variables_together_replace_the_store(
             id="no-key",
         ),
         pytest.param(
-            {}, {"ca_file": "ca.pem", "client_cert": "junk.pem", "client_key": "key.pem"}, "junk.pem", id="cert-junk"
+            {},
+            {"ca_file": "ca.pem", "client_cert": "junk.pem", "client_key": "key.pem"},
+            "junk.pem",
+            id="cert-junk",
         ),
         pytest.param(
             {},
@@ -241,7 +289,9 @@ def test_what_leads_to_nothing_is_a_config_error_naming_it(
 
     leaf, other = ca.issue_cert("client.example"), ca.issue_cert("other.example")
     key = form.load_pem_private_key(leaf.private_key_pem.bytes(), None)
-    locked = key.private_bytes(form.Encoding.PEM, form.PrivateFormat.PKCS8, form.BestAvailableEncryption(b"passphrase"))
+    locked = key.private_bytes(
+        form.Encoding.PEM, form.PrivateFormat.PKCS8, form.BestAvailableEncryption(b"passphrase")
+    )
     (tmp_path / "junk.pem").write_text("nothing of use")
     (tmp_path / "empty").mkdir()
     (tmp_path / "leaf.pem").write_bytes(leaf.cert_chain_pems[0].bytes())
@@ -256,16 +306,23 @@ def test_what_leads_to_nothing_is_a_config_error_naming_it(
 
 @pytest.mark.usefixtures("defaults")
 @pytest.mark.parametrize("files", [1, 2], ids=["one-file", "two-files"])
-def test_a_client_certificate_is_shown(ca: trustme.CA, ca_file: str, tmp_path: Path, files: int) -> None:
+def test_a_client_certificate_is_shown(
+    ca: trustme.CA, ca_file: str, tmp_path: Path, files: int
+) -> None:
     leaf = ca.issue_cert("client.example")
     certificate, key = tmp_path / "leaf.pem", tmp_path / "key.pem"
     key.write_bytes(leaf.private_key_pem.bytes())
-    certificate.write_bytes((leaf.private_key_and_cert_chain_pem if files == 1 else leaf.cert_chain_pems[0]).bytes())
+    certificate.write_bytes(
+        (leaf.private_key_and_cert_chain_pem if files == 1 else leaf.cert_chain_pems[0]).bytes()
+    )
     peer = server(ca.issue_cert(HOST))
     peer.verify_mode = ssl.CERT_REQUIRED
     ca.configure_trust(peer)
     context = tls.make_context(
-        ca_file=ca_file, client_cert=str(certificate), client_key=None if files == 1 else str(key), environ={}
+        ca_file=ca_file,
+        client_cert=str(certificate),
+        client_key=None if files == 1 else str(key),
+        environ={},
     )
     assert shake(context, peer)
     message, hint = refusal(tls.make_context(ca_file=ca_file, environ={}), peer)
@@ -296,7 +353,9 @@ def test_nothing_below_tls_1_2_is_spoken(ca: trustme.CA, ca_file: str) -> None:
 def test_a_laxer_policy_of_the_system_is_tightened_and_a_stricter_one_stays(
     policy: str, least: str, ca_file: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As where Python is built to leave the lowest version to the system, which Debian's is not and RHEL's is."""
+    """As where Python is built to leave the lowest version to the system, which Debian's is not and
+    RHEL's is.
+    """
 
     class Context(tls._Context):
         def __init__(self, protocol: int) -> None:
@@ -309,7 +368,9 @@ def test_a_laxer_policy_of_the_system_is_tightened_and_a_stricter_one_stays(
 
 @pytest.mark.usefixtures("defaults")
 def test_neither_chacha20_nor_md5_is_offered_below_tls_1_3(ca: trustme.CA, ca_file: str) -> None:
-    """All others of the system's policy stay. Python cannot choose those of TLS 1.3, of which AES comes first."""
+    """All others of the system's policy stay. Python cannot choose those of TLS 1.3, of which AES
+    comes first.
+    """
     before = [each["name"] for each in ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).get_ciphers()]
     context = tls.make_context(ca_file=ca_file, environ={})
     offered = [each["name"] for each in context.get_ciphers()]
@@ -350,7 +411,9 @@ def test_the_librarys_other_verdicts_have_words(code: int, verdict: str, remedy:
 
 @pytest.mark.parametrize("platform", ["linux", "darwin", "win32"])
 @pytest.mark.usefixtures("defaults")
-def test_every_platform_verifies_chain_and_name(platform: str, ca_file: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_platform_verifies_chain_and_name(
+    platform: str, ca_file: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(tls, "sys", types.SimpleNamespace(platform=platform))
     context = tls.make_context(ca_file=ca_file, environ={})
     assert context.verify_mode is ssl.CERT_REQUIRED
@@ -360,9 +423,13 @@ def test_every_platform_verifies_chain_and_name(platform: str, ca_file: str, mon
 
 def issue(ca: trustme.CA, case: str) -> trustme.LeafCert:
     if case == "expired":
-        return ca.issue_cert(HOST, not_after=datetime.datetime(2021, 1, 1, tzinfo=datetime.timezone.utc))
+        return ca.issue_cert(
+            HOST, not_after=datetime.datetime(2021, 1, 1, tzinfo=datetime.timezone.utc)
+        )
     if case == "future":
-        return ca.issue_cert(HOST, not_before=datetime.datetime(2037, 1, 1, tzinfo=datetime.timezone.utc))
+        return ca.issue_cert(
+            HOST, not_before=datetime.datetime(2037, 1, 1, tzinfo=datetime.timezone.utc)
+        )
     if case == "other-name":
         return ca.issue_cert("elsewhere.example")
     return trustme.CA().issue_cert(HOST)
@@ -373,16 +440,24 @@ def issue(ca: trustme.CA, case: str) -> trustme.LeafCert:
     ("case", "host", "verdict", "remedy"),
     [
         pytest.param("expired", HOST, "its certificate has expired", "clock", id="expired"),
-        pytest.param("future", HOST, "its certificate is not valid yet", "clock", id="not-yet-valid"),
+        pytest.param(
+            "future", HOST, "its certificate is not valid yet", "clock", id="not-yet-valid"
+        ),
         pytest.param("other-name", HOST, "not valid for this name", "reissued", id="wrong-name"),
-        pytest.param("other-name", "192.0.2.7", "not valid for this name", "reissued", id="wrong-address"),
-        pytest.param("stranger", HOST, "comes from an unknown authority", "`ca_file`", id="unknown-authority"),
+        pytest.param(
+            "other-name", "192.0.2.7", "not valid for this name", "reissued", id="wrong-address"
+        ),
+        pytest.param(
+            "stranger", HOST, "comes from an unknown authority", "`ca_file`", id="unknown-authority"
+        ),
     ],
 )
 def test_an_untrusted_certificate_is_explained(
     case: str, host: str, verdict: str, remedy: str, ca: trustme.CA, ca_file: str
 ) -> None:
-    message, hint = refusal(tls.make_context(ca_file=ca_file, environ={}), server(issue(ca, case)), host)
+    message, hint = refusal(
+        tls.make_context(ca_file=ca_file, environ={}), server(issue(ca, case)), host
+    )
     assert message.startswith(f"{host} is not trusted: ")
     assert verdict in message
     assert hint is not None
@@ -405,7 +480,9 @@ def test_a_self_signed_certificate_is_named_so(ca_file: str) -> None:
 @pytest.mark.usefixtures("defaults")
 def test_plain_http_is_recognised(ca_file: str) -> None:
     incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
-    client = tls.make_context(ca_file=ca_file, environ={}).wrap_bio(incoming, outgoing, server_hostname=HOST)
+    client = tls.make_context(ca_file=ca_file, environ={}).wrap_bio(
+        incoming, outgoing, server_hostname=HOST
+    )
     incoming.write(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n")
     with pytest.raises(ssl.SSLError) as caught:
         client.do_handshake()
@@ -415,35 +492,50 @@ def test_plain_http_is_recognised(ca_file: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["SSLV3_ALERT_BAD_CERTIFICATE", "SSL/TLS_ALERT_BAD_CERTIFICATE"])
-def test_a_server_that_says_the_same_of_no_certificate_and_a_wrong_one_is_not_guessed_about(name: str) -> None:
+def test_a_server_that_says_the_same_of_no_certificate_and_a_wrong_one_is_not_guessed_about(
+    name: str,
+) -> None:
     """Go's before 1.21, and so Debian's docker-registry, whatever the version of TLS."""
     error = ssl.SSLError(1, name.lower())
     error.reason = name
     message, hint = tls.explain(error, HOST)
     assert message == f"{HOST} refused this client's certificate, or the lack of one"
-    assert hint == "check client_cert and client_key of the registry, and by which authority it knows its clients"
+    assert (
+        hint
+        == "check client_cert and client_key of the registry, and by which authority it knows its clients"
+    )
 
 
 @pytest.mark.parametrize(
     ("error", "message"),
     [
-        pytest.param(ConnectionResetError(104, "Connection reset by peer"), "Connection reset by peer", id="reset"),
+        pytest.param(
+            ConnectionResetError(104, "Connection reset by peer"),
+            "Connection reset by peer",
+            id="reset",
+        ),
         pytest.param(OSError(), "OSError", id="no-text"),
         pytest.param(ssl.SSLEOFError(8, "EOF occurred"), "closed the connection during", id="eof"),
-        pytest.param(ssl.SSLError(1, "odd\x1b[31m\nwords"), "failed: odd[31m words", id="control-characters"),
+        pytest.param(
+            ssl.SSLError(1, "odd\x1b[31m\nwords"), "failed: odd[31m words", id="control-characters"
+        ),
     ],
 )
 def test_other_failures_are_one_clean_line(error: OSError, message: str) -> None:
     text, hint = tls.explain(error, HOST)
     assert message in text
     assert text.startswith((HOST, "TLS"))
-    assert (hint is not None) is isinstance(error, ssl.SSLEOFError), "what plain HTTP may be is said so"
+    assert (hint is not None) is isinstance(error, ssl.SSLEOFError), (
+        "what plain HTTP may be is said so"
+    )
     assert text.isprintable()
 
 
 @pytest.mark.rule("R14")
 @pytest.mark.parametrize("what", ["ca_file", "client_cert", "SSL_CERT_FILE", "certs_d"])
-def test_a_pipe_in_the_place_of_a_certificate_is_refused_and_not_waited_for(what: str, tmp_path: Path) -> None:
+def test_a_pipe_in_the_place_of_a_certificate_is_refused_and_not_waited_for(
+    what: str, tmp_path: Path
+) -> None:
     pipe = str(tmp_path / "pipe.crt")
     os.mkfifo(pipe)
     environ = {what: pipe} if what.isupper() else {}

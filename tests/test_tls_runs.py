@@ -1,4 +1,6 @@
-"""Whole runs over TLS: each wrong certificate, whose certificate is shown to whom, `certs.d`, resumed sessions."""
+"""Whole runs over TLS: each wrong certificate, whose certificate is shown to whom, `certs.d`,
+resumed sessions.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,9 @@ class Scene:
         self.target = serve()
         self.image = Seed(1).image(sizes=(2000, 300))
 
-    def context(self, *, by: trustme.CA | None = None, clients: bool = False, **options: Any) -> ssl.SSLContext:
+    def context(
+        self, *, by: trustme.CA | None = None, clients: bool = False, **options: Any
+    ) -> ssl.SSLContext:
         made = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         (by or self.ca).issue_cert(HOME, "localhost", **options).configure_cert(made)
         if clients:
@@ -58,12 +62,17 @@ class Scene:
     def client(self, name: str, by: trustme.CA | None = None, **options: Any) -> dict[str, str]:
         """Write a client's certificate and key; return the fields that name them."""
         leaf = (by or self.clients).issue_cert(f"{name}.example", **options)
-        paths = {"client_cert": self.directory / f"{name}.pem", "client_key": self.directory / f"{name}-key.pem"}
+        paths = {
+            "client_cert": self.directory / f"{name}.pem",
+            "client_key": self.directory / f"{name}-key.pem",
+        }
         paths["client_cert"].write_bytes(leaf.cert_chain_pems[0].bytes())
         paths["client_key"].write_bytes(leaf.private_key_pem.bytes())
         return {field: str(path) for field, path in paths.items()}
 
-    def certs_d(self, server: Server, client: dict[str, str] | None = None, ca: trustme.CA | None = None) -> Path:
+    def certs_d(
+        self, server: Server, client: dict[str, str] | None = None, ca: trustme.CA | None = None
+    ) -> Path:
         """Lay out what podman reads for a registry."""
         directory = self.home / ".config/containers/certs.d" / server.address
         directory.mkdir(parents=True)
@@ -90,13 +99,34 @@ def day(year: int) -> datetime.datetime:
 
 
 def weak(scene: Scene, key: str = "rsa:1024", algorithm: str = "-sha256") -> Server:
-    """Serve what OpenSSL's level 2 takes no more, a short key or a signature over MD5, made by `openssl`."""
+    """Serve what OpenSSL's level 2 takes no more, a short key or a signature over MD5, made by
+    `openssl`.
+    """
     authority = trustme.CA(key_type=trustme.KeyType.RSA)
     authority.cert_pem.write_to_path(scene.ca_file)
     signer, pem = scene.directory / "signer.key", scene.directory / "weak.pem"
     authority.private_key_pem.write_to_path(str(signer))
-    command = ["openssl", "req", "-x509", "-subj", "/CN=weak", "-addext", "subjectAltName=DNS:localhost", "-nodes"]
-    command += ["-newkey", key, algorithm, "-CA", scene.ca_file, "-CAkey", str(signer), "-days", "7"]
+    command = [
+        "openssl",
+        "req",
+        "-x509",
+        "-subj",
+        "/CN=weak",
+        "-addext",
+        "subjectAltName=DNS:localhost",
+        "-nodes",
+    ]
+    command += [
+        "-newkey",
+        key,
+        algorithm,
+        "-CA",
+        scene.ca_file,
+        "-CAkey",
+        str(signer),
+        "-days",
+        "7",
+    ]
     command += ["-keyout", str(scene.directory / "weak.key"), "-out", str(pem)]
     subprocess.run(command, check=True, capture_output=True)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -132,7 +162,9 @@ def versioned(version: ssl.TLSVersion) -> Callable[[Scene], Server]:
 CLOCK = "check this host's clock; if it is right, the registry's certificate must be renewed"
 TRUST = "give the authority's PEM file as `ca_file` of the registry, or in SSL_CERT_FILE"
 SHOW = "give client_cert and client_key of the registry, or put the pair into a container client's certs.d"
-CHECK = "check client_cert and client_key of the registry, and by which authority it knows its clients"
+CHECK = (
+    "check client_cert and client_key of the registry, and by which authority it knows its clients"
+)
 STRANGER: dict[str, Any] = {"by": trustme.CA()}
 UNTRUSTED = "127.0.0.1 is not trusted: its certificate"
 V12, V13 = ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3
@@ -143,10 +175,18 @@ V12, V13 = ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3
     ("start", "client", "message", "hint"),
     [
         pytest.param(
-            lambda scene: scene.registry(not_after=day(2021)), "", f"{UNTRUSTED} has expired", CLOCK, id="expired"
+            lambda scene: scene.registry(not_after=day(2021)),
+            "",
+            f"{UNTRUSTED} has expired",
+            CLOCK,
+            id="expired",
         ),
         pytest.param(
-            lambda scene: scene.registry(not_before=day(2037)), "", f"{UNTRUSTED} is not valid yet", CLOCK, id="future"
+            lambda scene: scene.registry(not_before=day(2037)),
+            "",
+            f"{UNTRUSTED} is not valid yet",
+            CLOCK,
+            id="future",
         ),
         pytest.param(
             lambda scene: scene.registry(**STRANGER),
@@ -171,9 +211,19 @@ V12, V13 = ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3
             id="MD5",
         ),
         pytest.param(
-            old, "", "127.0.0.1 shares no TLS version with us", "TLS 1.2 or newer is needed", id="TLS too old"
+            old,
+            "",
+            "127.0.0.1 shares no TLS version with us",
+            "TLS 1.2 or newer is needed",
+            id="TLS too old",
         ),
-        pytest.param(versioned(V13), "", "the registry asks for a client certificate", SHOW, id="certificate, 1.3"),
+        pytest.param(
+            versioned(V13),
+            "",
+            "the registry asks for a client certificate",
+            SHOW,
+            id="certificate, 1.3",
+        ),
         pytest.param(
             versioned(V12),
             "",
@@ -181,10 +231,34 @@ V12, V13 = ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3
             "it may want other ciphers or a client certificate",
             id="certificate, 1.2",
         ),
-        pytest.param(versioned(V13), "stranger", "the registry refused this client's certificate", CHECK, id="of whom"),
-        pytest.param(versioned(V13), "expired", "the registry refused this client's certificate", CHECK, id="past it"),
-        pytest.param(versioned(V12), "stranger", "127.0.0.1 refused this client's certificate", CHECK, id="whom, 1.2"),
-        pytest.param(versioned(V12), "expired", "127.0.0.1 refused this client's certificate", CHECK, id="past, 1.2"),
+        pytest.param(
+            versioned(V13),
+            "stranger",
+            "the registry refused this client's certificate",
+            CHECK,
+            id="of whom",
+        ),
+        pytest.param(
+            versioned(V13),
+            "expired",
+            "the registry refused this client's certificate",
+            CHECK,
+            id="past it",
+        ),
+        pytest.param(
+            versioned(V12),
+            "stranger",
+            "127.0.0.1 refused this client's certificate",
+            CHECK,
+            id="whom, 1.2",
+        ),
+        pytest.param(
+            versioned(V12),
+            "expired",
+            "127.0.0.1 refused this client's certificate",
+            CHECK,
+            id="past, 1.2",
+        ),
     ],
 )
 def test_a_registry_that_tls_does_not_let_us_use_is_told_with_a_remedy(
@@ -213,7 +287,9 @@ def test_a_certificate_for_another_name_is_told(scene: Scene) -> None:
     assert "hint: use a name in the certificate, or have it reissued" in ran.err
 
 
-def test_tls_on_a_plain_port_and_plain_http_on_a_tls_port_are_told(scene: Scene, speaker: Speaker) -> None:
+def test_tls_on_a_plain_port_and_plain_http_on_a_tls_port_are_told(
+    scene: Scene, speaker: Speaker
+) -> None:
     def plain(connected: socket.socket) -> None:
         connected.recv(65536)
         connected.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
@@ -227,8 +303,12 @@ def test_tls_on_a_plain_port_and_plain_http_on_a_tls_port_are_told(scene: Scene,
     assert f"hint: if it serves HTTPS, write https://{secure.address} as its url" in ran.err
 
 
-@pytest.mark.parametrize("words", ["No required SSL certificate was sent", "The SSL certificate error"])
-def test_nginx_that_asks_for_a_client_certificate_in_http_is_understood(scene: Scene, words: str) -> None:
+@pytest.mark.parametrize(
+    "words", ["No required SSL certificate was sent", "The SSL certificate error"]
+)
+def test_nginx_that_asks_for_a_client_certificate_in_http_is_understood(
+    scene: Scene, words: str
+) -> None:
     """It lets everybody shake hands, and answers each request with a page."""
     server = scene.registry()
     page = f"<html><head><title>400 {words}</title></head></html>".encode()
@@ -242,7 +322,9 @@ def test_nginx_that_asks_for_a_client_certificate_in_http_is_understood(scene: S
 
 
 def names_of(context: ssl.SSLContext) -> list[str]:
-    """Return the list in which a server's context writes whose certificate it was shown, by full handshakes."""
+    """Return the list in which a server's context writes whose certificate it was shown, by full
+    handshakes.
+    """
     shown: list[str] = []
 
     class Noting(ssl.SSLSocket):
@@ -261,7 +343,10 @@ def test_two_aliases_of_one_host_show_each_its_own_certificate(scene: Scene) -> 
     context = scene.context(clients=True)
     shown, server = names_of(context), scene.registry(context)
     Seed(2).image(sizes=(70,)).load_into(server.app, "other", tag="v1")  # type: ignore[arg-type]
-    entries = {name: {"url": server.url, "ca_file": scene.ca_file, **scene.client(name)} for name in ("alice", "bob")}
+    entries = {
+        name: {"url": server.url, "ca_file": scene.ca_file, **scene.client(name)}
+        for name in ("alice", "bob")
+    }
     mappings = [
         {"from": "app", "source": "alice", "targets": ["target"], "tags": tags("v1")},
         {"from": "other", "source": "bob", "targets": ["target"], "tags": tags("v1")},
@@ -272,17 +357,25 @@ def test_two_aliases_of_one_host_show_each_its_own_certificate(scene: Scene) -> 
         "-q",
         "-c",
         "-",
-        stdin=document({**entries, "target": scene.target}, *mappings, defaults={"source": "alice"}),
+        stdin=document(
+            {**entries, "target": scene.target}, *mappings, defaults={"source": "alice"}
+        ),
     )
     assert ran.statuses() == ["synced", "synced"], ran.err
     assert set(shown) == {"alice.example", "bob.example"}
-    by_connection = {entry.connection: entry.repository for entry in server.journal.entries if entry.repository}
-    assert {entry.repository == by_connection[entry.connection] for entry in server.journal.entries} == {True}
+    by_connection = {
+        entry.connection: entry.repository for entry in server.journal.entries if entry.repository
+    }
+    assert {
+        entry.repository == by_connection[entry.connection] for entry in server.journal.entries
+    } == {True}
 
 
 @pytest.mark.parametrize("by", ["fields", "certs.d"])
 def test_a_host_that_a_registry_sends_us_to_is_shown_no_certificate(scene: Scene, by: str) -> None:
-    """But it is trusted by the same authority: storage beside a registry has its certificate from there too."""
+    """But it is trusted by the same authority: storage beside a registry has its certificate from
+    there too.
+    """
     here, there = scene.context(clients=True), scene.context()
     there.verify_mode = ssl.CERT_OPTIONAL
     scene.clients.configure_trust(there)
@@ -323,7 +416,9 @@ def test_fields_of_the_configuration_replace_their_part_of_the_directory(scene: 
     server = scene.registry(clients=True)
     directory = scene.certs_d(server, scene.client("stranger", trustme.CA()), scene.ca)
     assert "refused this client's certificate" in scene.copy(server).err
-    assert scene.copy(server, **scene.client("alice")).status == 0, "whose authority is still in the directory"
+    assert scene.copy(server, **scene.client("alice")).status == 0, (
+        "whose authority is still in the directory"
+    )
     (directory / "ca.crt").write_text("junk")
     assert scene.copy(server, **scene.client("alice")).status == 3
     assert scene.copy(server, ca_file=scene.ca_file, **scene.client("alice")).status == 0
@@ -360,7 +455,9 @@ NAMING = "a client's certificate and key are *.cert and *.key, an authority's ce
             id="dangling",
         ),
         pytest.param(
-            lambda directory: (directory / "client.key").write_bytes(trustme.CA().private_key_pem.bytes()),
+            lambda directory: (directory / "client.key").write_bytes(
+                trustme.CA().private_key_pem.bytes()
+            ),
             "client_cert DIR/client.cert with client_key DIR/client.key cannot be used: key values mismatch",
             "PEM files are needed, keys without passphrase, RSA of 2048 bits at least",
             id="another key",
@@ -375,15 +472,24 @@ def test_what_is_wrong_with_the_directory_is_told_before_any_request(
     change(directory)
     ran = scene.copy(server)
     assert ran.status == 3
-    assert ran.err.replace(str(directory), "DIR").splitlines() == [f"error: CONFIG_ERROR: {message}", f"hint: {hint}"]
+    assert ran.err.replace(str(directory), "DIR").splitlines() == [
+        f"error: CONFIG_ERROR: {message}",
+        f"hint: {hint}",
+    ]
     assert server.journal.entries == []
 
 
-@pytest.mark.skipif(not hasattr(os, "openpty"), reason="this system has no terminals to be asked at")
-def test_a_key_with_a_pass_phrase_is_an_error_and_nobody_is_asked_for_it_at_a_terminal(scene: Scene) -> None:
+@pytest.mark.skipif(
+    not hasattr(os, "openpty"), reason="this system has no terminals to be asked at"
+)
+def test_a_key_with_a_pass_phrase_is_an_error_and_nobody_is_asked_for_it_at_a_terminal(
+    scene: Scene,
+) -> None:
     files = scene.client("locked")
     command = ["openssl", "pkey", "-aes128", "-passout", "pass:open", "-in", files["client_key"]]
-    subprocess.run([*command, "-out", f"{files['client_key']}.locked"], check=True, capture_output=True)
+    subprocess.run(
+        [*command, "-out", f"{files['client_key']}.locked"], check=True, capture_output=True
+    )
     code = (
         "import os, sys; os.open(os.ttyname(0), os.O_RDWR)  # of a new session it is the terminal then\n"
         "from _regsync import tls; tls.make_context(client_cert=sys.argv[1], client_key=sys.argv[2], environ={})"
@@ -409,8 +515,12 @@ def test_a_key_with_a_pass_phrase_is_an_error_and_nobody_is_asked_for_it_at_a_te
         os.close(theirs)
 
 
-def test_a_file_that_this_user_may_not_read_is_named(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Docker's own keys are root's; who is root here is refused nothing, so the system's answer is stood in for."""
+def test_a_file_that_this_user_may_not_read_is_named(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Docker's own keys are root's; who is root here is refused nothing, so the system's answer is
+    stood in for.
+    """
     server = scene.registry(clients=True)
     directory = scene.certs_d(server, scene.client("alice"), scene.ca)
     monkeypatch.setattr(os, "access", lambda path, mode: not str(path).endswith(".key"))
@@ -441,13 +551,27 @@ def bases(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Path]:
             id="the user's first",
         ),
         pytest.param(
-            "r.example", 443, ["docker/r.example", "containers/r.example"], "containers/r.example", id="then podman's"
+            "r.example",
+            443,
+            ["docker/r.example", "containers/r.example"],
+            "containers/r.example",
+            id="then podman's",
         ),
-        pytest.param("r.example:5000", 5000, ["docker/r.example"], None, id="a port is part of the name"),
-        pytest.param("r.example:5000", 5000, ["docker/r.example:5000"], "docker/r.example:5000", id="port"),
-        pytest.param("r.example", 443, ["docker/r.example:443"], "docker/r.example:443", id="the usual port"),
         pytest.param(
-            "r.example", 443, ["docker/r.example:443", "docker/r.example"], "docker/r.example", id="rather without"
+            "r.example:5000", 5000, ["docker/r.example"], None, id="a port is part of the name"
+        ),
+        pytest.param(
+            "r.example:5000", 5000, ["docker/r.example:5000"], "docker/r.example:5000", id="port"
+        ),
+        pytest.param(
+            "r.example", 443, ["docker/r.example:443"], "docker/r.example:443", id="the usual port"
+        ),
+        pytest.param(
+            "r.example",
+            443,
+            ["docker/r.example:443", "docker/r.example"],
+            "docker/r.example",
+            id="rather without",
         ),
         pytest.param("[::1]:5000", 5000, ["docker/[::1]:5000"], "docker/[::1]:5000", id="v6"),
         pytest.param("r.example", 443, ["docker/sub.r.example"], None, id="another host's"),
@@ -455,7 +579,12 @@ def bases(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Path]:
     ],
 )
 def test_the_first_directory_is_used_alone(
-    bases: dict[str, Path], tmp_path: Path, authority: str, port: int, laid: list[str], expected: str | None
+    bases: dict[str, Path],
+    tmp_path: Path,
+    authority: str,
+    port: int,
+    laid: list[str],
+    expected: str | None,
 ) -> None:
     for place in laid:
         base, _, name = place.partition("/")
@@ -464,7 +593,11 @@ def test_the_first_directory_is_used_alone(
             (bases[base] / name / file).write_text("")
     found = tls.certs_d(str(tmp_path / "home"), authority, port)
     base, _, name = (expected or "").partition("/")
-    files = [str(bases[base] / name / file) for file in ("a.crt", "b.crt", "x.cert", "x.key")] if expected else []
+    files = (
+        [str(bases[base] / name / file) for file in ("a.crt", "b.crt", "x.cert", "x.key")]
+        if expected
+        else []
+    )
     assert list(found) == files
 
 
@@ -491,7 +624,9 @@ def test_the_first_of_two_pairs_by_name_is_shown(scene: Scene) -> None:
     assert set(shown) == {"aaron.example"}
 
 
-def test_looking_costs_six_failed_listings_at_most(bases: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_looking_costs_six_failed_listings_at_most(
+    bases: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
     looked: list[str] = []
 
     def listdir(path: str) -> list[str]:
@@ -540,7 +675,9 @@ def test_a_watch_reads_the_directory_again_and_keeps_what_was_good(scene: Scene)
 
 
 @pytest.mark.parametrize("version", [V12, V13], ids=["1.2", "1.3"])
-def test_connections_after_the_first_resume_its_session(scene: Scene, version: ssl.TLSVersion) -> None:
+def test_connections_after_the_first_resume_its_session(
+    scene: Scene, version: ssl.TLSVersion
+) -> None:
     """A registry that closes after each answer sends its certificates once, not for each request."""
     context = scene.context()
     context.maximum_version = version
@@ -567,5 +704,10 @@ def test_connections_after_the_first_resume_its_session(scene: Scene, version: s
     ran = sync(registries, {"from": "app", "tags": tags("*")})
     assert ran.status == 0, ran.err
     stats, requests = context.session_stats(), len(server.journal.entries)
-    assert stats["accept_good"] == len({entry.connection for entry in server.journal.entries}) == requests > 20
+    assert (
+        stats["accept_good"]
+        == len({entry.connection for entry in server.journal.entries})
+        == requests
+        > 20
+    )
     assert stats["accept_good"] - stats["hits"] == 1

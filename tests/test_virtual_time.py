@@ -1,8 +1,8 @@
 """Whole runs over a network in memory, on a clock that jumps: what waiting does to a sync.
 
-Nothing here takes real time. The program has its own time-outs and pauses; only DNS, sockets, TLS and worker
-threads are left out (`ends.Virtual`). The first tests are about the network itself: a fake is trusted only
-when it was verified.
+Nothing here takes real time. The program has its own time-outs and pauses; only DNS, sockets, TLS
+and worker threads are left out (`ends.Virtual`). The first tests are about the network itself: a
+fake is trusted only when it was verified.
 """
 
 from __future__ import annotations
@@ -107,7 +107,11 @@ async def test_a_close_arrives_behind_what_was_written_and_a_reset_at_once() -> 
         whole = b""
         while piece := await read(end, 4096):
             whole += piece
-        assert (whole.startswith(b"HTTP/1.1 200 OK"), whole.endswith(b"{}"), now()) == (True, True, 6.0)
+        assert (whole.startswith(b"HTTP/1.1 200 OK"), whole.endswith(b"{}"), now()) == (
+            True,
+            True,
+            6.0,
+        )
         other = await net.connect("r.test", 80)
         other.write(PING)
         await anyio.sleep(1)
@@ -137,7 +141,9 @@ async def test_nobody_listens_under_another_name_or_port_or_in_an_outage() -> No
 # Runs.
 
 
-async def image_at(place: Place, seed: Seed, repository: str = "app", tag: str = "v1", **shape: Any) -> Any:
+async def image_at(
+    place: Place, seed: Seed, repository: str = "app", tag: str = "v1", **shape: Any
+) -> Any:
     return seed.image(**shape).load_into(place.app, repository, tag=tag)
 
 
@@ -199,7 +205,8 @@ async def test_a_storm_of_429s_is_outlived_and_nothing_is_lost(seed: Seed) -> No
     async with virtual() as world:
         source, target = world.registry("source.test"), world.registry("target.test")
         images = {
-            f"v{number}": await image_at(source, seed, tag=f"v{number}", sizes=(50_000, 70_000)) for number in range(12)
+            f"v{number}": await image_at(source, seed, tag=f"v{number}", sizes=(50_000, 70_000))
+            for number in range(12)
         }
         counts = {"asked": 0, "refused": 0}
 
@@ -228,7 +235,10 @@ async def test_slow_bandwidth_is_not_a_stall(seed: Seed) -> None:
         assert (ran.status, ran.err) == (0, "")
         assert held(target, "app", image)
         assert 320 < ran.seconds < 380, "what is read is sent at the same time"
-        assert (source.journal.count("GET", "blob"), target.journal.count("PUT", "upload")) == (2, 2)
+        assert (source.journal.count("GET", "blob"), target.journal.count("PUT", "upload")) == (
+            2,
+            2,
+        )
 
 
 @pytest.mark.slow
@@ -279,14 +289,24 @@ async def test_a_dead_line_is_noticed_by_the_connect_time_out(seed: Seed) -> Non
         ran = await world.copy(source, target)
         assert ran.status != 0
         assert "no connection to source.test within 10 s" in ran.err
-        assert ran.seconds == pytest.approx(3 * 10.0, abs=1), "three in a row, then the registry is stopped"
+        assert ran.seconds == pytest.approx(3 * 10.0, abs=1), (
+            "three in a row, then the registry is stopped"
+        )
 
 
 @pytest.mark.parametrize("how", ["refused", "silent"])
-async def test_an_outage_of_ten_minutes_costs_one_run_and_the_next_moves_only_the_rest(seed: Seed, how: Any) -> None:
+async def test_an_outage_of_ten_minutes_costs_one_run_and_the_next_moves_only_the_rest(
+    seed: Seed, how: Any
+) -> None:
     async with virtual() as world:
-        source, target = world.registry("source.test"), world.registry("target.test", up=Link(bandwidth=5000))
-        images = {f"v{each}": await image_at(source, seed, tag=f"v{each}", sizes=(9000,)) for each in range(8)}
+        source, target = (
+            world.registry("source.test"),
+            world.registry("target.test", up=Link(bandwidth=5000)),
+        )
+        images = {
+            f"v{each}": await image_at(source, seed, tag=f"v{each}", sizes=(9000,))
+            for each in range(8)
+        }
         ends = {"source": source, "t": {"url": target.url, "max_concurrent": 2}}
         mapping = {"from": "app", "tags": tags("*")}
 
@@ -302,13 +322,17 @@ async def test_an_outage_of_ten_minutes_costs_one_run_and_the_next_moves_only_th
         assert first.status != 0
         there = set(target.app.tags("app"))
         # A tag whose answer the outage swallowed is there too.
-        assert there >= {each["target"].rpartition(":")[2] for each in first.images if each["status"] == "synced"}
+        assert there >= {
+            each["target"].rpartition(":")[2] for each in first.images if each["status"] == "synced"
+        }
         assert 0 < len(there) < 8
         assert set(first.statuses()) == {"synced", "failed"}
         target.journal.clear()
         second = await world.sync(ends, mapping)
         assert (second.status, second.err) == (0, "")
-        assert sorted(second.statuses()) == sorted(["skipped"] * len(there) + ["synced"] * (8 - len(there)))
+        assert sorted(second.statuses()) == sorted(
+            ["skipped"] * len(there) + ["synced"] * (8 - len(there))
+        )
         assert target.journal.count("PUT", "manifest") == 8 - len(there)
         assert all(held(target, "app", image) for image in images.values())
 
@@ -335,25 +359,37 @@ async def test_a_retry_after_as_a_date_is_read_with_the_clock_of_the_world(seed:
     async with virtual() as world:
         source, target = world.registry("source.test"), world.registry("target.test")
         await image_at(source, seed)
-        asked = times(target, lambda request: request.kind == "manifest" and request.method == "HEAD")
+        asked = times(
+            target, lambda request: request.kind == "manifest" and request.method == "HEAD"
+        )
         at = formatdate(world.wall() + 45, usegmt=True)
         first = error(429, "TOOMANYREQUESTS", "later", headers=[("Retry-After", at)])
-        target.app.amend = lambda request, answer: first if request.kind == "manifest" and len(asked) == 1 else answer
+        target.app.amend = lambda request, answer: (
+            first if request.kind == "manifest" and len(asked) == 1 else answer
+        )
         ran = await world.copy(source, target)
         assert (ran.status, asked) == (0, [0.0, 45.0])
 
 
 async def test_a_cap_in_any_second_is_kept_to_by_waiting(seed: Seed) -> None:
-    """4 manifests a second, as a cloud's cap of writes: all arrive, and no stretch of a second has more."""
+    """4 manifests a second, as a cloud's cap of writes: all arrive, and no stretch of a second has
+    more.
+    """
     row = Persona(
         source="protocol-facts.md section 4.8",
         hosts={"registry": "capped.test"},
         caps=lambda provider: (Cap(4, 1.0, frozenset({"manifest_put"})),),
     )
     async with virtual() as world:
-        source, capped = world.registry("source.test"), Provider(row, now=anyio.current_time, wall=world.wall)
+        source, capped = (
+            world.registry("source.test"),
+            Provider(row, now=anyio.current_time, wall=world.wall),
+        )
         target = world.listen(capped, "capped.test")
-        images = {f"v{each}": await image_at(source, seed, tag=f"v{each}", sizes=(10 + each,)) for each in range(20)}
+        images = {
+            f"v{each}": await image_at(source, seed, tag=f"v{each}", sizes=(10 + each,))
+            for each in range(20)
+        }
         ran = await world.sync({"source": source, "t": target}, {"from": "app", "tags": tags("*")})
         assert (ran.status, ran.statuses()) == (0, ["synced"] * 20)
         assert all(held(target, "app", image) for image in images.values())
@@ -361,14 +397,18 @@ async def test_a_cap_in_any_second_is_kept_to_by_waiting(seed: Seed) -> None:
         taken = sorted(entry.ended_time or 0 for entry in puts if entry.status == 201)
         assert len(taken) == 20
         assert all(later - earlier >= 1 for earlier, later in zip(taken, taken[4:], strict=False))
-        assert sum(entry.status == 429 for entry in puts) == capped.rates.refused["manifest_put"] > 0
+        assert (
+            sum(entry.status == 429 for entry in puts) == capped.rates.refused["manifest_put"] > 0
+        )
 
 
 # Faults, whose waits are on the same clock.
 
 
 @pytest.mark.parametrize(("seconds", "asked", "took"), [(59, 1, 59), (61, 2, 60.25)])
-async def test_an_answer_may_be_late_up_to_its_time_out(seed: Seed, seconds: float, asked: int, took: float) -> None:
+async def test_an_answer_may_be_late_up_to_its_time_out(
+    seed: Seed, seconds: float, asked: int, took: float
+) -> None:
     async with virtual() as world:
         source, target = world.registry("source.test"), world.registry("target.test")
         image = await image_at(source, seed)
@@ -396,7 +436,9 @@ async def test_connections_that_are_dropped_cost_seconds_at_most(seed: Seed, res
     async with virtual() as world:
         source, target = world.registry("source.test"), world.registry("target.test")
         image = await image_at(source, seed, sizes=(200_000,))
-        source.app.faults.on("GET", "blob", reference=largest(image)).first(2).drop(after=50_000, reset=reset)
+        source.app.faults.on("GET", "blob", reference=largest(image)).first(2).drop(
+            after=50_000, reset=reset
+        )
         target.app.faults.on("PUT", "upload").nth(2).drop(reset=reset)
         target.app.faults.on("PUT", "manifest").first().drop(reset=reset)
         ran = await world.copy(source, target)

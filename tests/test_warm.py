@@ -1,4 +1,6 @@
-"""Runs that follow a run: what the state saves, and how wrong it may be (design.md sections 6 and 7)."""
+"""Runs that follow a run: what the state saves, and how wrong it may be (design.md sections 6 and
+7).
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ from conformance.tokens import TokenService
 from tests.ends import Ran, Start, document, held, run_regsync, tags
 
 
-def sync(directory: Path, registries: Mapping[str, Any], *mappings: Mapping[str, Any], **top: Any) -> Ran:
+def sync(
+    directory: Path, registries: Mapping[str, Any], *mappings: Mapping[str, Any], **top: Any
+) -> Ran:
     """Run mappings from a file, so that there is state beside it."""
     file = directory / "mirror.yaml"
     file.write_text(document(registries, *mappings, **top))
@@ -27,7 +31,9 @@ def load(source: Server, repository: str, count: int, seed: int = 1) -> list[Ima
     made = Seed(seed)
     base = made.blob(500)
     return [
-        made.image(layers=[base, made.blob(300 + number)]).load_into(source.app, repository, tag=f"v{number}")
+        made.image(layers=[base, made.blob(300 + number)]).load_into(
+            source.app, repository, tag=f"v{number}"
+        )
         for number in range(count)
     ]
 
@@ -60,15 +66,18 @@ def test_a_moved_tag_among_unchanged_ones_costs_what_is_new(tmp_path: Path, serv
     assert isinstance(source.app, App)
     images = load(source, "app", 5)
     made = Seed(9)
-    new = made.image(layers=[images[0].contents()[images[0].document["layers"][0]["digest"]], made.blob(77)])
+    new = made.image(
+        layers=[images[0].contents()[images[0].document["layers"][0]["digest"]], made.blob(77)]
+    )
     new.load_into(source.app, "app", tag="v3")
     clear(source, target)
     ran = sync(tmp_path, ends, mapping)
     assert sorted(ran.statuses()) == ["skipped"] * 4 + ["synced"]
     assert held(target, "app", new)
     assert source.journal.summary() == {"HEAD manifest": 5, "GET manifest": 1, "GET blob": 2}
-    # The shared layer is known from the first run, and that small blobs go in one request. Config and new
-    # layer get a HEAD each: what a probing POST answers for a blob that is there is not known yet (rule 11).
+    # The shared layer is known from the first run, and that small blobs go in one request. Config
+    # and new layer get a HEAD each: what a probing POST answers for a blob that is there is not
+    # known yet (rule 11).
     assert target.journal.summary() == {
         "HEAD manifest": 5, "HEAD blob": 2, "POST upload_start": 2, "PUT manifest": 1,
     }  # fmt: skip
@@ -76,7 +85,9 @@ def test_a_moved_tag_among_unchanged_ones_costs_what_is_new(tmp_path: Path, serv
 
 @pytest.mark.parametrize("says", ["MANIFEST_BLOB_UNKNOWN", "MANIFEST_INVALID"])
 @pytest.mark.provokes("manifest_names_absent")
-def test_a_target_that_lost_a_blob_is_healed_in_the_same_run(tmp_path: Path, serve: Start, says: str) -> None:
+def test_a_target_that_lost_a_blob_is_healed_in_the_same_run(
+    tmp_path: Path, serve: Start, says: str
+) -> None:
     source, target = serve(), serve()
     images = load(source, "app", 2)
     ends = {"source": source, "target": target}
@@ -101,7 +112,9 @@ def test_a_target_that_lost_a_blob_is_healed_in_the_same_run(tmp_path: Path, ser
     assert source.journal.count("GET", "blob", reference=lost) == 1
 
 
-def test_a_target_that_lost_a_repository_is_healed_in_the_same_run(tmp_path: Path, serve: Start) -> None:
+def test_a_target_that_lost_a_repository_is_healed_in_the_same_run(
+    tmp_path: Path, serve: Start
+) -> None:
     source, target = serve(), serve()
     images = load(source, "app", 3)
     ends = {"source": source, "target": target}
@@ -144,7 +157,9 @@ def test_an_empty_blob_is_never_fetched(tmp_path: Path, serve: Start) -> None:
     assert source.journal.count("GET", "blob") == 2
 
 
-def test_a_refused_upload_teaches_nothing_about_uploads_in_one_request(tmp_path: Path, serve: Start) -> None:
+def test_a_refused_upload_teaches_nothing_about_uploads_in_one_request(
+    tmp_path: Path, serve: Start
+) -> None:
     source, target = serve(), serve()
     load(source, "app", 2)
     ends = {"source": source, "target": target}
@@ -162,7 +177,9 @@ def test_a_refused_upload_teaches_nothing_about_uploads_in_one_request(tmp_path:
     assert len(refused) >= 2
     target.app.amend = lambda _, answer: answer
     clear(source, target)
-    assert sync(tmp_path, ends, {"from": "app", "to": "other", "tags": tags("v0", "v1")}).status == 0
+    assert (
+        sync(tmp_path, ends, {"from": "app", "to": "other", "tags": tags("v0", "v1")}).status == 0
+    )
     assert target.journal.count("POST", "upload_start", status=201) > 0
 
 

@@ -1,4 +1,6 @@
-"""Watch mode: cycle after cycle with the same clients, told only what changes (design.md section 10)."""
+"""Watch mode: cycle after cycle with the same clients, told only what changes (design.md section
+10).
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ pytestmark = [pytest.mark.anyio, pytest.mark.virtual_time]
 
 async def test_a_cycle_without_news_costs_the_warm_bound_and_says_nothing(tmp_path: Path) -> None:
     def auth() -> TokenService:
-        made = TokenService({"u": "p"}, expires_in=86400, lifetime=86400, anonymous=False, now=anyio.current_time)
+        made = TokenService(
+            {"u": "p"}, expires_in=86400, lifetime=86400, anonymous=False, now=anyio.current_time
+        )
         services.append(made)
         return made
 
@@ -50,11 +54,17 @@ async def test_a_cycle_without_news_costs_the_warm_bound_and_says_nothing(tmp_pa
             tokens.append(sum(each.requests for each in services))
 
         ran = await stage.watch(count, count, count)
-        assert (ran.status, ran.seconds) == (0, pytest.approx(3.5 * INTERVAL, abs=1)), "the signal ends the wait"
-        assert stage.asked[1:] == [({"GET tag_list": 1, "HEAD manifest": 5}, {"HEAD manifest": 5})] * 3
+        assert (ran.status, ran.seconds) == (0, pytest.approx(3.5 * INTERVAL, abs=1)), (
+            "the signal ends the wait"
+        )
+        assert (
+            stage.asked[1:] == [({"GET tag_list": 1, "HEAD manifest": 5}, {"HEAD manifest": 5})] * 3
+        )
         assert tokens == [2, 2, 2]
         assert ran.out.count("\n") == ran.out.count("synced ") == 5
-        assert len(lines(ran)) == 4, "of the listener, of passwords that travel over http, and of the first cycle"
+        assert len(lines(ran)) == 4, (
+            "of the listener, of passwords that travel over http, and of the first cycle"
+        )
         assert lines(ran, "info: cycle 1: Images: 5 synced, 0 skipped, 0 failed; Layers: ")
 
 
@@ -122,7 +132,11 @@ async def test_a_later_failure_comes_with_its_hint_again(tmp_path: Path) -> None
             stage.write({"from": "app", "tags": tags("v1")}, {"from": "other", "tags": tags("v1")})
 
         ran = await stage.watch(None, add, None)
-        failed = [line.partition(" ")[0] for line in ran.err.splitlines() if line.startswith(("failed ", "hint: "))]
+        failed = [
+            line.partition(" ")[0]
+            for line in ran.err.splitlines()
+            if line.startswith(("failed ", "hint: "))
+        ]
         assert failed == ["failed", "hint:"] * 2
 
 
@@ -160,7 +174,9 @@ async def test_the_ends_of_two_failures_are_both_said(tmp_path: Path) -> None:
         assert lines(ran, "no longer failing") == [told] * 2
 
 
-async def test_images_that_fail_are_not_well_because_their_repository_cannot_be_listed(tmp_path: Path) -> None:
+async def test_images_that_fail_are_not_well_because_their_repository_cannot_be_listed(
+    tmp_path: Path,
+) -> None:
     async with scene(tmp_path) as stage:
         for n in range(3):
             stage.load(f"v{n}")
@@ -171,11 +187,15 @@ async def test_images_that_fail_are_not_well_because_their_repository_cannot_be_
         def refuse() -> None:
             rules.append(faults.on("GET", "tag_list").status(403))
 
-        ran = await stage.watch(refuse, None, lambda: faults.rules.remove(rules[0]), None, faults.clear, None)
+        ran = await stage.watch(
+            refuse, None, lambda: faults.rules.remove(rules[0]), None, faults.clear, None
+        )
         failed = [line.split()[1].rpartition(":")[2] for line in lines(ran, "failed source")]
         assert (sorted(failed[:2]), failed[2:]) == (["v1", "v2"], ["*"])
         told = "info: no longer failing: source.test/app -> target.test/app"
-        assert lines(ran, "no longer failing") == [f"{told} (1)", f"{told} (2)"], "the listing, then the images"
+        assert lines(ran, "no longer failing") == [f"{told} (1)", f"{told} (2)"], (
+            "the listing, then the images"
+        )
 
 
 async def test_an_outcome_that_comes_back_or_changes_is_said_again(tmp_path: Path) -> None:
@@ -191,7 +211,9 @@ async def test_an_outcome_that_comes_back_or_changes_is_said_again(tmp_path: Pat
 
             return again
 
-        ran = await stage.watch(fail(404), None, fail(405), None, fail(403), faults.clear, fail(403), None)
+        ran = await stage.watch(
+            fail(404), None, fail(405), None, fail(403), faults.clear, fail(403), None
+        )
         assert [line.partition(": ")[2][:14] for line in lines(ran, "failed ")] == [
             "SOURCE_ERROR: ",
             "SOURCE_ERROR: ",
@@ -219,10 +241,15 @@ async def test_an_hour_without_news_is_a_line_for_who_wants_it(tmp_path: Path) -
         stage.load("v1")
         stage.write({"from": "app", "tags": tags("v1")})
         ran = await stage.watch(*[None] * 13, interval=600, more=("-v",))
-        assert [line.partition("; ")[2][:9] for line in lines(ran, "debug: all is well")] == ["cycle 7: ", "cycle 13:"]
+        assert [line.partition("; ")[2][:9] for line in lines(ran, "debug: all is well")] == [
+            "cycle 7: ",
+            "cycle 13:",
+        ]
 
 
-async def test_an_hour_in_which_a_failure_only_repeats_is_not_said_to_be_well(tmp_path: Path) -> None:
+async def test_an_hour_in_which_a_failure_only_repeats_is_not_said_to_be_well(
+    tmp_path: Path,
+) -> None:
     async with scene(tmp_path) as stage:
         stage.write({"from": "none", "tags": tags("*")})
         ran = await stage.watch(*[None] * 7, interval=600, more=("-v",))
@@ -233,7 +260,9 @@ async def test_an_hour_in_which_a_failure_only_repeats_is_not_said_to_be_well(tm
 # Registries that are ill.
 
 
-async def test_a_stopped_registry_is_tried_once_a_cycle_and_the_others_go_on(tmp_path: Path) -> None:
+async def test_a_stopped_registry_is_tried_once_a_cycle_and_the_others_go_on(
+    tmp_path: Path,
+) -> None:
     async with scene(tmp_path) as stage:
         other = stage.world.registry("other.test")
         for n in range(4):
@@ -305,13 +334,17 @@ async def test_a_refused_login_costs_one_question_a_cycle(tmp_path: Path) -> Non
         assert ran.out.count("synced ") == 3
 
 
-async def test_a_registry_that_asks_to_wait_longer_than_an_interval_is_left_alone(tmp_path: Path) -> None:
+async def test_a_registry_that_asks_to_wait_longer_than_an_interval_is_left_alone(
+    tmp_path: Path,
+) -> None:
     async with scene(tmp_path) as stage:
         image = stage.load("v1")
         stage.write({"from": "app", "tags": tags("v1")})
         stage.target.app.faults.on("POST", "upload_start").first().status(429, retry_after=1000)
         ran = await stage.watch(None, None, None, None, interval=400)
-        first, second, third, fourth, fifth = [target.get("POST upload_start", 0) for _, target in stage.asked]
+        first, second, third, fourth, fifth = [
+            target.get("POST upload_start", 0) for _, target in stage.asked
+        ]
         assert (first, second, third, fifth) == (3, 0, 0, 0)
         assert fourth in (1, 2, 3), "a blob that arrived beside the refused one is not sent again"
         assert len(lines(ran, "failed ")) == 1
@@ -323,7 +356,9 @@ async def test_a_login_that_moved_is_found_again(tmp_path: Path) -> None:
     services: list[TokenService] = []
 
     def auth() -> TokenService:
-        services.append(TokenService({"u": "p"}, expires_in=60, lifetime=60, now=anyio.current_time))
+        services.append(
+            TokenService({"u": "p"}, expires_in=60, lifetime=60, now=anyio.current_time)
+        )
         return services[-1]
 
     async with scene(tmp_path, auth=auth) as stage:
@@ -359,9 +394,14 @@ async def test_without_a_directory_the_state_lives_in_the_process(tmp_path: Path
         for n in range(3):
             stage.load(f"v{n}")
         (tmp_path / "file").touch()
-        stage.write({"from": "app", "tags": tags("v*")}, **{"global": {"cache_dir": str(tmp_path / "file" / "x")}})
+        stage.write(
+            {"from": "app", "tags": tags("v*")},
+            **{"global": {"cache_dir": str(tmp_path / "file" / "x")}},
+        )
         ran = await stage.watch(None, None, None)
-        assert stage.asked[1:] == [({"GET tag_list": 1, "HEAD manifest": 3}, {"HEAD manifest": 3})] * 3
+        assert (
+            stage.asked[1:] == [({"GET tag_list": 1, "HEAD manifest": 3}, {"HEAD manifest": 3})] * 3
+        )
         assert len(lines(ran, "warning: no state is kept")) == 1
 
 
@@ -378,17 +418,27 @@ async def test_what_a_full_disk_does_not_take_is_remembered_until_there_is_room(
         for name in ("write", "fsync"):
             monkeypatch.setattr(os, name, full)
         ran = await stage.watch(None, None, None, monkeypatch.undo, None)
-        assert stage.asked[1:] == [({"GET tag_list": 1, "HEAD manifest": 3}, {"HEAD manifest": 3})] * 5
-        assert len(lines(ran, "warning: ", "No space left on device")) == 2, "of the journal, then of the file"
+        assert (
+            stage.asked[1:] == [({"GET tag_list": 1, "HEAD manifest": 3}, {"HEAD manifest": 3})] * 5
+        )
+        assert len(lines(ran, "warning: ", "No space left on device")) == 2, (
+            "of the journal, then of the file"
+        )
         stage.source.journal.clear()
         stage.target.journal.clear()
         await stage.watch()
-        assert stage.asked[-1] == ({"GET tag_list": 1, "HEAD manifest": 3}, {"HEAD manifest": 3}), "of a new process"
+        assert stage.asked[-1] == ({"GET tag_list": 1, "HEAD manifest": 3}, {"HEAD manifest": 3}), (
+            "of a new process"
+        )
 
 
 @pytest.mark.parametrize("days", [400, -400])
-async def test_a_clock_that_is_wrong_for_a_while_costs_some_cycles_only(tmp_path: Path, days: int) -> None:
-    """What is confirmed at another time than the state's replaces that, be it the wrong time or the right one."""
+async def test_a_clock_that_is_wrong_for_a_while_costs_some_cycles_only(
+    tmp_path: Path, days: int
+) -> None:
+    """What is confirmed at another time than the state's replaces that, be it the wrong time or the
+    right one.
+    """
     wrong = [0.0]
 
     def wall() -> float:
@@ -399,7 +449,10 @@ async def test_a_clock_that_is_wrong_for_a_while_costs_some_cycles_only(tmp_path
             stage.load(f"v{n}")
         stage.write({"from": "app", "tags": tags("v*")})
         with mock.patch.object(stage.world, "wall", wall):
-            away, back = partial(wrong.__setitem__, 0, days * 86400.0), partial(wrong.__setitem__, 0, 0.0)
+            away, back = (
+                partial(wrong.__setitem__, 0, days * 86400.0),
+                partial(wrong.__setitem__, 0, 0.0),
+            )
             await stage.watch(None, away, None, None, back, None, None)
         warm = {"GET tag_list": 1, "HEAD manifest": 3}, {"HEAD manifest": 3}
         assert [stage.asked[cycle] for cycle in (1, 4, 7)] == [warm] * 3
@@ -440,7 +493,9 @@ async def test_what_another_process_has_locked_is_remembered_here(tmp_path: Path
         other = StateFile(str(tmp_path / ".regsync"), quiet)
         other.load()
         ran = await stage.watch(None, None, None)
-        assert stage.asked[1:] == [({"GET tag_list": 1, "HEAD manifest": 3}, {"HEAD manifest": 3})] * 3
+        assert (
+            stage.asked[1:] == [({"GET tag_list": 1, "HEAD manifest": 3}, {"HEAD manifest": 3})] * 3
+        )
         assert len(lines(ran, "warning: another run uses")) == 1
         assert not (tmp_path / ".regsync" / "state.bin").exists()
         other.close()
@@ -458,10 +513,14 @@ async def test_a_thousand_cycles_leave_nothing_behind(tmp_path: Path, cycles: in
 
         def count() -> None:
             gc.collect()
-            ours = [each for each in gc.get_objects() if type(each).__module__.startswith("_regsync")]
+            ours = [
+                each for each in gc.get_objects() if type(each).__module__.startswith("_regsync")
+            ]
             counts.append(Counter(type(each).__qualname__ for each in ours))
             inside = [value for each in ours for value in getattr(each, "__dict__", {}).values()]
-            counts[-1]["items"] = sum(len(each) for each in inside if isinstance(each, (dict, list, set, tuple)))
+            counts[-1]["items"] = sum(
+                len(each) for each in inside if isinstance(each, (dict, list, set, tuple))
+            )
 
         steps: list[Step | None] = [None] * cycles
         steps[100] = steps[-1] = count
@@ -480,7 +539,8 @@ async def test_a_thousand_cycles_leave_nothing_behind(tmp_path: Path, cycles: in
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name)
 @pytest.mark.parametrize(
-    ("method", "kind", "seconds"), [("GET", "tag_list", 0), ("HEAD", "manifest", 0), ("PUT", "manifest", 25)]
+    ("method", "kind", "seconds"),
+    [("GET", "tag_list", 0), ("HEAD", "manifest", 0), ("PUT", "manifest", 25)],
 )
 async def test_a_signal_in_a_cycle_drains_it(
     tmp_path: Path, number: signal.Signals, method: str, kind: str, seconds: float
@@ -497,7 +557,9 @@ async def test_a_signal_in_a_cycle_drains_it(
 
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(stop)
-            ran = await stage.world.run("watch", "-c", str(stage.file), "--health-port", "0", "--json")
+            ran = await stage.world.run(
+                "watch", "-c", str(stage.file), "--health-port", "0", "--json"
+            )
         assert ran.status == 0
         assert ran.seconds == pytest.approx(10 + seconds, abs=0.1)
         assert ran.report["interrupted"] is True
@@ -518,7 +580,11 @@ async def test_a_second_signal_ends_a_drain_and_saves_the_state(tmp_path: Path) 
 
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(stop)
-            ran = await stage.world.run("watch", "-c", str(stage.file), "--health-port", "0", "--json")
+            ran = await stage.world.run(
+                "watch", "-c", str(stage.file), "--health-port", "0", "--json"
+            )
         assert (ran.status, ran.seconds) == (0, pytest.approx(20, abs=0.1))
-        assert (ran.report["interrupted"], ran.images) == (True, []), "also a cycle that is cut off has its line"
+        assert (ran.report["interrupted"], ran.images) == (True, []), (
+            "also a cycle that is cut off has its line"
+        )
         assert (tmp_path / ".regsync" / "state.bin").exists()

@@ -64,7 +64,11 @@ def watching(pyz: Path, file: Path, *more: str) -> Iterator[Process]:
         "0",
         *more,
     ]
-    pipes: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    pipes: dict[str, Any] = {
+        "stdin": subprocess.DEVNULL,
+        "stdout": subprocess.PIPE,
+        "stderr": subprocess.STDOUT,
+    }
     with subprocess.Popen(command, text=True, **pipes) as started:
         try:
             yield Process(started)
@@ -91,7 +95,9 @@ def holds(registry: str, repository: str, image: Image) -> bool:
 def probe(line: str, path: str) -> int:
     """Ask for a state at the port that the program's line tells."""
     try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{line.split()[-1]}{path}", timeout=10) as answer:
+        with urllib.request.urlopen(
+            f"http://127.0.0.1:{line.split()[-1]}{path}", timeout=10
+        ) as answer:
             return int(answer.status)
     except urllib.error.HTTPError as error:
         return error.code
@@ -131,7 +137,10 @@ def test_tags_move_mappings_come_and_go_and_a_kill_loses_nothing(
     with watching(pyz, file, "--json") as process:
         report = json.loads(process.until('"schema"'))
         assert [each["reason"] for each in report["images"]] == ["unchanged"]
-        assert report["totals"]["requests"] == {source: {"manifest_head": 1}, target: {"manifest_head": 1}}
+        assert report["totals"]["requests"] == {
+            source: {"manifest_head": 1},
+            target: {"manifest_head": 1},
+        }
         again = json.loads(process.until('"schema"'))
         assert again["totals"]["requests"] == report["totals"]["requests"]
         assert process.end(signal.SIGTERM) == 0

@@ -35,14 +35,20 @@ async def test_a_changed_file_is_taken_before_the_next_cycle(tmp_path: Path) -> 
 
         def change() -> None:
             third = {"third": "http://third.test"}
-            rules = [{"from": "two", "tags": tags("v1")}, {"from": "one", "to": "1", "tags": tags("v1")}]
+            rules = [
+                {"from": "two", "tags": tags("v1")},
+                {"from": "one", "to": "1", "tags": tags("v1")},
+            ]
             stage.write(*rules, registries=third, **{"global": {"cache_ttl": "1h"}})
 
         def again() -> None:
             stage.write({"from": "two", "tags": tags("v1", "v2")})
 
         ran = await stage.watch(change, again, None)
-        assert lines(ran, "info: registry") == ["info: registry third added", "info: registry third removed"]
+        assert lines(ran, "info: registry") == [
+            "info: registry third added",
+            "info: registry third removed",
+        ]
         assert lines(ran, "info: mapping") == [
             "info: mapping source/one -> one removed",
             "info: mapping source/two -> two added",
@@ -67,7 +73,9 @@ async def test_clients_of_registries_that_stay_the_same_are_kept(tmp_path: Path)
 
         def change() -> None:
             count()
-            stage.write(rule, registries={"target": {"url": "http://target.test", "max_concurrent": 7}})
+            stage.write(
+                rule, registries={"target": {"url": "http://target.test", "max_concurrent": 7}}
+            )
 
         await stage.watch(change, count, count)
         (source, target), *rest = opened
@@ -88,7 +96,9 @@ async def test_a_shard_of_a_new_file_is_that_of_the_new_file(tmp_path: Path) -> 
         assert (tmp_path / ".regsync" / "shard-1-of-2" / "state.bin").exists()
 
 
-async def test_a_shard_is_not_told_in_each_cycle_in_which_a_named_file_is_gone(tmp_path: Path) -> None:
+async def test_a_shard_is_not_told_in_each_cycle_in_which_a_named_file_is_gone(
+    tmp_path: Path,
+) -> None:
     async with scene(tmp_path) as stage:
         stage.load("v1")
         authority = tmp_path / "ca.pem"
@@ -127,7 +137,9 @@ async def test_a_hang_up_in_a_cycle_lets_the_next_follow_at_once(tmp_path: Path)
         async def hang_up() -> None:
             signal.raise_signal(signal.SIGHUP)
             await anyio.sleep(400)
-            assert stage.source.journal.count("HEAD", "manifest") == 1, "the second cycle, which follows the first"
+            assert stage.source.journal.count("HEAD", "manifest") == 1, (
+                "the second cycle, which follows the first"
+            )
 
         await stage.watch(hang_up, interval=1000, head=700.0)
 
@@ -180,7 +192,9 @@ async def test_a_file_that_cannot_be_used_leaves_the_last_good_one_in_force(
         steps = [step(bad), step(bad), step(None), step(good), step(good)]
         ran = await stage.watch(*steps)
         assert stage.asked[1:] == [({"HEAD manifest": 1}, {"HEAD manifest": 1})] * 5
-        wrong = lines(ran, "error: CONFIG_ERROR: ", "mirror.yaml:3:3", "what was good last stays in force")
+        wrong = lines(
+            ran, "error: CONFIG_ERROR: ", "mirror.yaml:3:3", "what was good last stays in force"
+        )
         assert len(wrong) == 1
         assert len(lines(ran, "mirror.yaml:4:1")) == 1
         assert len(lines(ran, "cannot be read")) == 1
@@ -206,12 +220,18 @@ async def test_an_empty_file_after_a_wrong_one_is_told(tmp_path: Path) -> None:
             return replace
 
         ran = await stage.watch(write("- x\n"), write(""), more=("--log-format", "json"))
-        wrong = [each for each in map(json.loads, ran.err.splitlines()) if each["event"] == "reload_failed"]
+        wrong = [
+            each
+            for each in map(json.loads, ran.err.splitlines())
+            if each["event"] == "reload_failed"
+        ]
         assert len(wrong) == len({each["message"] for each in wrong}) == 2
         assert all(each["code"] == "CONFIG_ERROR" and "hint" in each for each in wrong)
 
 
-async def test_files_that_the_configuration_names_are_read_again_each_cycle(tmp_path: Path, clean_env: Path) -> None:
+async def test_files_that_the_configuration_names_are_read_again_each_cycle(
+    tmp_path: Path, clean_env: Path
+) -> None:
     services: list[TokenService] = []
 
     def auth() -> TokenService:
@@ -220,7 +240,9 @@ async def test_files_that_the_configuration_names_are_read_again_each_cycle(tmp_
 
     def log_in(password: str) -> None:
         (clean_env / ".docker").mkdir(exist_ok=True)
-        logins = {f"{end}.test": {"username": "u", "password": password} for end in ("source", "target")}
+        logins = {
+            f"{end}.test": {"username": "u", "password": password} for end in ("source", "target")
+        }
         (clean_env / ".docker" / "config.json").write_text(json.dumps({"auths": logins}))
 
     async with scene(tmp_path, auth=auth) as stage:
@@ -235,7 +257,9 @@ async def test_files_that_the_configuration_names_are_read_again_each_cycle(tmp_
 async def test_logins_that_have_been_replaced_are_not_kept(
     tmp_path: Path, clean_env: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A rotated password makes a client of its own; months of them would be kept with their secrets."""
+    """A rotated password makes a client of its own; months of them would be kept with their
+    secrets.
+    """
     users = {f"user{number}": "p" for number in range(6)}
     kept, begin = list[int](), transport.Transport.begin
 
@@ -245,11 +269,15 @@ async def test_logins_that_have_been_replaced_are_not_kept(
 
     def log_in(user: str) -> None:
         (clean_env / ".docker").mkdir(exist_ok=True)
-        logins = {f"{end}.test": {"username": user, "password": "p"} for end in ("source", "target")}
+        logins = {
+            f"{end}.test": {"username": user, "password": "p"} for end in ("source", "target")
+        }
         (clean_env / ".docker" / "config.json").write_text(json.dumps({"auths": logins}))
 
     monkeypatch.setattr(transport.Transport, "begin", counted)
-    async with scene(tmp_path, auth=lambda: TokenService(users, anonymous=False, now=anyio.current_time)) as stage:
+    async with scene(
+        tmp_path, auth=lambda: TokenService(users, anonymous=False, now=anyio.current_time)
+    ) as stage:
         stage.load("v1")
         stage.write({"from": "app", "tags": tags("v1")})
         log_in("user0")
@@ -360,7 +388,10 @@ async def test_a_cycle_is_ill_when_nothing_moves_and_not_when_it_is_long(
         stage = Scene(world, tmp_path)
         slow = world.registry("slow.test", up=Link(bandwidth=2000), down=Link(bandwidth=2000))
         stage.seed.image(sizes=(4_000_000,)).load_into(slow.app, "app", tag="v1")
-        stage.write({"from": "app", "source": "slow", "tags": tags("v1")}, registries={"slow": "http://slow.test"})
+        stage.write(
+            {"from": "app", "source": "slow", "tags": tags("v1")},
+            registries={"slow": "http://slow.test"},
+        )
         states: list[bool] = []
 
         async def look() -> None:

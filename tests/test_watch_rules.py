@@ -19,8 +19,17 @@ def test_what_changed_is_said_without_values() -> None:
     basic = "auth_type: basic, credentials: {username: u, password: %s}"
     one = "registries: {a: {url: a.test, %s}, b: {url: b.test}}\nmappings:\n" % (basic % "secret")
     rule = "- {from: x, source: a, targets: [b]}\n"
-    old = load(one + rule + "- {from: y, source: a, targets: [b]}\n" + "- {from: y, source: a, targets: [b], to: z}")
-    new = load(one.replace("secret", "other") + "- {from: y, source: a, targets: [b], tags: {glob: v*}}\n" + rule)
+    old = load(
+        one
+        + rule
+        + "- {from: y, source: a, targets: [b]}\n"
+        + "- {from: y, source: a, targets: [b], to: z}"
+    )
+    new = load(
+        one.replace("secret", "other")
+        + "- {from: y, source: a, targets: [b], tags: {glob: v*}}\n"
+        + rule
+    )
     assert list(watch.changes(old, old)) == []
     assert list(watch.changes(old, new)) == [
         "registry a changed",
@@ -47,9 +56,8 @@ def test_each_field_that_changes_is_told(change: str, told: str) -> None:
 
     def load(changed: str) -> config.Config:
         rule, whole = ("", changed) if told.startswith("setting") else (changed, "")
-        text = (
-            "registries: {a: {url: a.test}, b: {url: b.test}, c: {url: c.test}}\ndefaults: {source: a, targets: [b]}\n"
-        )
+        text = "registries: {a: {url: a.test}, b: {url: b.test}, c: {url: c.test}}\n"
+        text += "defaults: {source: a, targets: [b]}\n"
         text += f"mappings: [{{from: x, {rule}}}]\nglobal: {{{whole}}}\n"
         return config.load(text.encode(), name="x", environ={}, base_dir="/", home=None)
 
@@ -58,7 +66,9 @@ def test_each_field_that_changes_is_told(change: str, told: str) -> None:
 
 def test_states_follow_cycles() -> None:
     def told(health: watch.Health, now: float, moved: float = -1e9) -> tuple[int, int, str]:
-        (alive, first), (ready, second) = (health.tell(path, now, moved) for path in ("/healthz", "/readyz"))
+        (alive, first), (ready, second) = (
+            health.tell(path, now, moved) for path in ("/healthz", "/readyz")
+        )
         assert first == second
         assert first.keys() == {"status", "version", "cycle", "reload_error"}
         return alive, ready, first["status"]
@@ -71,7 +81,9 @@ def test_states_follow_cycles() -> None:
     waits = begun._replace(status="ready", due=5000.0)
     assert told(waits, 3000) == (200, 200, "ready"), "to wait is no illness"
     assert told(waits, 5899) == (200, 200, "ready")
-    assert told(waits, 5900) == (503, 200, "ready"), "but a cycle that does not begin when it is due is one"
+    assert told(waits, 5900) == (503, 200, "ready"), (
+        "but a cycle that does not begin when it is due is one"
+    )
     assert told(waits._replace(status="stopping"), 5000) == (200, 503, "stopping")
 
 
@@ -83,7 +95,10 @@ def test_states_follow_cycles() -> None:
         (["-c", "/nowhere/mirror.yaml"], "cannot be read"),
         (["-c", "FILE", "--interval", "0"], "above 0"),
         (["-c", "FILE", "--interval", "often"], "--interval: 'often' is no duration"),
-        (["-c", "FILE", "--health-port", "http"], "argument --health-port: invalid int value: 'http'"),
+        (
+            ["-c", "FILE", "--health-port", "http"],
+            "argument --health-port: invalid int value: 'http'",
+        ),
         (["-c", "FILE", "--health-port", "70000"], "127.0.0.1 port 70000: ports end at 65535"),
         (["-c", "FILE", "--health-bind", "192.0.2.1"], "192.0.2.1 port 8080"),
         (["-c", "FILE", "--shard", "2/2"], "--shard 2/2"),
@@ -91,7 +106,9 @@ def test_states_follow_cycles() -> None:
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_what_is_wrong_from_the_start_is_an_error(tmp_path: Path, arguments: list[str], words: str) -> None:
+def test_what_is_wrong_from_the_start_is_an_error(
+    tmp_path: Path, arguments: list[str], words: str
+) -> None:
     (tmp_path / "mirror.yaml").write_text("mappings: []")
     (tmp_path / "wrong.yaml").write_text("mappings: {}")
     names = {"FILE": str(tmp_path / "mirror.yaml"), "WRONG": str(tmp_path / "wrong.yaml")}

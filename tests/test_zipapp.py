@@ -21,13 +21,31 @@ from tools import build_zipapp
 
 ROOT = Path(__file__).resolve().parent.parent
 TREE = "cp{}{}".format(*sys.version_info)
-COSTLY = {"anyio", "argparse", "asyncio", "json", "logging", "re", "ssl", "subprocess", "typing", "yaml"}
+COSTLY = {
+    "anyio",
+    "argparse",
+    "asyncio",
+    "json",
+    "logging",
+    "re",
+    "ssl",
+    "subprocess",
+    "typing",
+    "yaml",
+}
 
 
 def run(*command: object, cwd: str = "/", **variables: str) -> subprocess.CompletedProcess[str]:
-    kept = {name: os.environ[name] for name in ("PATH", "HOME", "LD_LIBRARY_PATH") if name in os.environ}
+    kept = {
+        name: os.environ[name] for name in ("PATH", "HOME", "LD_LIBRARY_PATH") if name in os.environ
+    }
     return subprocess.run(
-        [str(part) for part in command], capture_output=True, text=True, check=False, cwd=cwd, env={**kept, **variables}
+        [str(part) for part in command],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=cwd,
+        env={**kept, **variables},
     )
 
 
@@ -77,10 +95,18 @@ def test_which_python_runs_the_build_does_not_matter(pyz: Path, tmp_path: Path) 
     if not others:
         pytest.skip("one CPython is on this machine")
     for path in others:
-        command = (ROOT / "tools" / "build_zipapp.py", "--python", sys.executable, "--cache", ROOT / "build" / "wheels")
+        command = (
+            ROOT / "tools" / "build_zipapp.py",
+            "--python",
+            sys.executable,
+            "--cache",
+            ROOT / "build" / "wheels",
+        )
         done = run(path, *command, "--out", tmp_path)
         assert done.returncode == 0, done.stderr
-        assert (tmp_path / "SHA256SUMS").read_bytes() == (pyz.parent / "SHA256SUMS").read_bytes(), path
+        assert (tmp_path / "SHA256SUMS").read_bytes() == (pyz.parent / "SHA256SUMS").read_bytes(), (
+            path
+        )
 
 
 def test_builds_differ_in_one_constant(pyz: Path) -> None:
@@ -89,7 +115,9 @@ def test_builds_differ_in_one_constant(pyz: Path) -> None:
         differing = {name for name in fips.namelist() if fips.read(name) != nofips.read(name)}
         assert differing == {f"{tree}_regsync/__init__.{end}" for tree, end in DIFFERING}
         assert b"FIPS_BUILD = True\n" in fips.read("_regsync/__init__.py")
-        assert fips.read("_regsync/__init__.py").replace(b"= True", b"= False") == nofips.read("_regsync/__init__.py")
+        assert fips.read("_regsync/__init__.py").replace(b"= True", b"= False") == nofips.read(
+            "_regsync/__init__.py"
+        )
 
 
 DIFFERING = [("", "py"), (f"{TREE}/", "py"), (f"{TREE}/", "pyc")]
@@ -101,7 +129,9 @@ def test_both_builds_say_which_they_are(pyz: Path) -> None:
     assert json.loads(default.stdout)["build"] == "fips"
 
 
-@pytest.mark.parametrize("options", [[], ["-I"], ["-S"], ["-OO"], ["-I", "-S", "-OO"], ["-W", "error"]], ids="".join)
+@pytest.mark.parametrize(
+    "options", [[], ["-I"], ["-S"], ["-OO"], ["-I", "-S", "-OO"], ["-W", "error"]], ids="".join
+)
 def test_runs_from_the_root_directory(pyz: Path, options: list[str]) -> None:
     done = run(sys.executable, *options, pyz, "version")
     assert (done.returncode, done.stderr) == (0, "")
@@ -126,7 +156,9 @@ print(json.dumps({name: str(spec.origin) for name, spec in origins.items() if sp
 
 
 def loaded_by(pyz: Path, code: str) -> dict[str, str]:
-    """Run `code` on the file's modules as `__main__.py` does; return the origins of all loaded modules."""
+    """Run `code` on the file's modules as `__main__.py` does; return the origins of all loaded
+    modules.
+    """
     start = f"import sys\nsys.path[:0] = [{str(pyz / TREE)!r}, {str(pyz)!r}]\n"
     done = run(sys.executable, "-I", "-S", "-c", start + code + REPORT)
     assert done.returncode == 0, done.stderr
@@ -135,14 +167,25 @@ def loaded_by(pyz: Path, code: str) -> dict[str, str]:
 
 
 def test_bytecode_is_what_runs(pyz: Path) -> None:
-    loaded = loaded_by(pyz, "import anyio.abc, anyio._backends._asyncio, h11, regsync, truststore, yaml")
+    loaded = loaded_by(
+        pyz, "import anyio.abc, anyio._backends._asyncio, h11, regsync, truststore, yaml"
+    )
     ours = {name: origin for name, origin in loaded.items() if origin.startswith(str(pyz))}
-    assert {"anyio.abc", "h11._connection", "regsync", "_regsync", "yaml.scanner", "truststore"} <= set(ours)
+    assert {
+        "anyio.abc",
+        "h11._connection",
+        "regsync",
+        "_regsync",
+        "yaml.scanner",
+        "truststore",
+    } <= set(ours)
     assert {os.path.splitext(origin)[1] for origin in ours.values()} == {".pyc"}
 
 
 def test_bytecode_is_used_without_comparing_dates(pyz: Path) -> None:
-    """zipimport compiles a source whose date differs; the unchecked-hash kind (PEP 552) cannot differ."""
+    """zipimport compiles a source whose date differs; the unchecked-hash kind (PEP 552) cannot
+    differ.
+    """
     with zipfile.ZipFile(pyz) as archive:
         codes = [archive.read(name) for name in archive.namelist() if name.endswith(".pyc")]
     assert len(codes) > 50
@@ -197,9 +240,8 @@ def test_each_module_is_read_once(pyz: Path) -> None:
 
 def test_modules_have_the_names_that_zipimport_gives_them(pyz: Path) -> None:
     code = "import h11, h11._state, regsync, json\n"
-    code += (
-        "told = [[m.__file__, m.__cached__, m.__spec__.origin, m.__spec__.submodule_search_locations, m.__package__]"
-    )
+    code += "told = [[m.__file__, m.__cached__, m.__spec__.origin,"
+    code += " m.__spec__.submodule_search_locations, m.__package__]"
     code += " for m in (h11, h11._state, regsync)]\nprint(json.dumps(told), type(h11.__loader__).__name__)"
     path = f"{pyz / TREE}:{pyz}"
     with_it, without = (
@@ -237,19 +279,27 @@ def test_tracebacks_show_source_lines(pyz: Path) -> None:
     code = "import h11, traceback\ntry: h11.Request()\nexcept Exception: traceback.print_exc()"
     code = code.replace("Request()", "Request(method='GET', target='/', headers=[])")
     done = run(sys.executable, "-S", "-c", code, PYTHONPATH=f"{pyz / TREE}:{pyz}")
-    assert re.search(r'h11/_events\.py", line \d+, in __init__\n    raise LocalProtocolError', done.stderr)
+    assert re.search(
+        r'h11/_events\.py", line \d+, in __init__\n    raise LocalProtocolError', done.stderr
+    )
 
 
 def test_nothing_is_compiled_for_one_platform(pyz: Path) -> None:
     with zipfile.ZipFile(pyz) as archive:
-        ends = {os.path.splitext(name)[1] for name in archive.namelist() if not name.startswith("licenses/")}
+        ends = {
+            os.path.splitext(name)[1]
+            for name in archive.namelist()
+            if not name.startswith("licenses/")
+        }
         assert ends == {".py", ".pyc", ".json"}
         assert not [name for name in archive.namelist() if "_yaml" in name or "cyaml" in name]
 
 
 def test_each_package_has_its_licence_inside(pyz: Path) -> None:
     with zipfile.ZipFile(pyz) as archive:
-        licensed = {name.split("/")[1] for name in archive.namelist() if name.startswith("licenses/")}
+        licensed = {
+            name.split("/")[1] for name in archive.namelist() if name.startswith("licenses/")
+        }
     assert licensed == {wheel.name for wheel in build_zipapp.BUNDLE}
 
 
@@ -257,9 +307,9 @@ def test_entries_are_stored_sorted_and_without_a_time(pyz: Path) -> None:
     with zipfile.ZipFile(pyz) as archive:
         entries = archive.infolist()
     assert [entry.filename for entry in entries] == sorted(entry.filename for entry in entries)
-    assert {(entry.compress_type, entry.date_time, entry.external_attr >> 16) for entry in entries} == {
-        (zipfile.ZIP_STORED, (1980, 1, 1, 0, 0, 0), 0o100644)
-    }
+    assert {
+        (entry.compress_type, entry.date_time, entry.external_attr >> 16) for entry in entries
+    } == {(zipfile.ZIP_STORED, (1980, 1, 1, 0, 0, 0), 0o100644)}
     # Each entry costs 3 us at every start, `version` included.
     assert len(entries) < 400
 
@@ -283,7 +333,10 @@ def test_the_inventory_is_valid_and_names_what_is_inside(pyz: Path) -> None:
     told = json.loads(shown.stdout)
     with zipfile.ZipFile(pyz) as archive:
         assert archive.read("sbom.cdx.json").decode() == shown.stdout
-        packages = {name.split("/")[0].removesuffix(".py") for name in archive.namelist()} - {TREE, "licenses"}
+        packages = {name.split("/")[0].removesuffix(".py") for name in archive.namelist()} - {
+            TREE,
+            "licenses",
+        }
     named = {{"PyYAML": "yaml"}.get(each["name"], each["name"]) for each in told["components"]}
     assert packages - {"__main__", "_regsync", "regsync", "build.json", "sbom.cdx.json"} == named
     for each, wheel in zip(told["components"], build_zipapp.BUNDLE, strict=True):
@@ -293,23 +346,40 @@ def test_the_inventory_is_valid_and_names_what_is_inside(pyz: Path) -> None:
 
 
 def test_sources_have_no_inventory_and_say_so() -> None:
-    done = run(sys.executable, ROOT / "regsync.py", "version", "--sbom", PYTHONPATH=os.pathsep.join(sys.path))
+    done = run(
+        sys.executable,
+        ROOT / "regsync.py",
+        "version",
+        "--sbom",
+        PYTHONPATH=os.pathsep.join(sys.path),
+    )
     assert (done.returncode, done.stdout) == (3, "")
     assert done.stderr.startswith("error: CONFIG_ERROR: only a built file has an inventory")
 
 
 def test_bundle_has_the_versions_of_the_metadata() -> None:
     text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
-    dependencies = re.findall(r'"([^"]+)"', text.partition("\ndependencies = [")[2].partition("]")[0])
+    dependencies = re.findall(
+        r'"([^"]+)"', text.partition("\ndependencies = [")[2].partition("]")[0]
+    )
     bundled = [f"{wheel.name}=={wheel.version}" for wheel in build_zipapp.BUNDLE]
     assert bundled[: len(dependencies)] == dependencies
 
 
 @pytest.mark.parametrize("version", [(2, 7), (3, 6)])
 def test_start_parses_on_old_pythons(version: tuple[int, int]) -> None:
-    """Old grammars are a subset here: no annotations, f-strings, keyword-only marks; and one clear line."""
+    """Old grammars are a subset here: no annotations, f-strings, keyword-only marks; and one clear
+    line.
+    """
     tree = ast.parse(build_zipapp.MAIN, feature_version=(3, max(4, version[1])))
-    newer = (ast.JoinedStr, ast.AnnAssign, ast.NamedExpr, ast.AsyncFunctionDef, ast.Nonlocal, ast.Starred)
+    newer = (
+        ast.JoinedStr,
+        ast.AnnAssign,
+        ast.NamedExpr,
+        ast.AsyncFunctionDef,
+        ast.Nonlocal,
+        ast.Starred,
+    )
     assert not [node for node in ast.walk(tree) if isinstance(node, newer)]
 
 
@@ -320,7 +390,9 @@ def test_old_python_is_told_what_is_needed(pyz: Path, name: str) -> None:
         pytest.skip(f"{name} is not on this machine")
     done = run(path, pyz, "version")
     assert done.returncode == 3
-    assert done.stderr.startswith("error: CONFIG_ERROR: regsync needs Python 3.10 or newer; this is Python ")
+    assert done.stderr.startswith(
+        "error: CONFIG_ERROR: regsync needs Python 3.10 or newer; this is Python "
+    )
     assert done.stderr.count("\n") == 1
 
 
@@ -336,9 +408,14 @@ def test_one_file_serves_all_interpreters_of_the_machine(pyz: Path, tmp_path: Pa
         shown = run(path, "-v", tmp_path / "regsync.pyz", "version")
         tree = run(path, "-c", "import sys; print('cp%d%d' % sys.version_info[:2])").stdout.strip()
         assert shown.returncode == 0
-        assert f"import 'regsync' # <zipimporter object \"{tmp_path}/regsync.pyz/{tree}/\">" in shown.stderr
+        assert (
+            f"import 'regsync' # <zipimporter object \"{tmp_path}/regsync.pyz/{tree}/\">"
+            in shown.stderr
+        )
         code = f"import sys; sys.path.insert(0, '{tmp_path}/regsync.pyz/{tree}'); import regsync, h11; "
-        origin = run(path, "-S", "-c", f"{code}print(regsync.__spec__.origin, h11.__spec__.origin)").stdout
+        origin = run(
+            path, "-S", "-c", f"{code}print(regsync.__spec__.origin, h11.__spec__.origin)"
+        ).stdout
         assert origin.count(".pyc") == 2
 
 
@@ -347,7 +424,13 @@ class TestRefusals:
 
     def build(self, *options: object) -> str:
         done = run(
-            sys.executable, "-m", "tools.build_zipapp", *options, cwd=str(ROOT), PIP_NO_INDEX="1", HOME="/nonexistent"
+            sys.executable,
+            "-m",
+            "tools.build_zipapp",
+            *options,
+            cwd=str(ROOT),
+            PIP_NO_INDEX="1",
+            HOME="/nonexistent",
         )
         assert done.returncode == 1
         assert done.stdout == ""
@@ -366,7 +449,9 @@ class TestRefusals:
         assert "cannot run /nonexistent/python" in self.build("--python", "/nonexistent/python")
 
     def test_an_interpreter_given_twice(self) -> None:
-        assert "same minor version" in self.build("--python", sys.executable, "--python", sys.executable)
+        assert "same minor version" in self.build(
+            "--python", sys.executable, "--python", sys.executable
+        )
 
     def test_a_program_that_is_no_python(self) -> None:
         assert "/bin/" in self.build("--python", shutil.which("true") or "/bin/true")
@@ -383,4 +468,7 @@ def test_pip_reasons_become_one_line() -> None:
     offline = "WARNING: Retrying after connection broken by 'NewConnectionError(...)'\nERROR: No matching\n"
     assert "cannot be reached" in reason(offline)
     assert "another sha256" in reason("ERROR: THESE PACKAGES DO NOT MATCH THE HASHES FROM ...")
-    assert reason("x\nERROR: No matching distribution found for h11\n") == "No matching distribution found for h11"
+    assert (
+        reason("x\nERROR: No matching distribution found for h11\n")
+        == "No matching distribution found for h11"
+    )

@@ -37,7 +37,11 @@ class Scene:
         return self.seed.image().load_into(self.source.app, repository, tag=tag)
 
     def write(self, *mappings: Any, registries: Any = None, **top: Any) -> None:
-        ends = {"source": "http://source.test", "target": "http://target.test", **(registries or {})}
+        ends = {
+            "source": "http://source.test",
+            "target": "http://target.test",
+            **(registries or {}),
+        }
         top = {"defaults": {**ARTIFACTS, "targets": ["target"]}, **top}
         self.file.write_text(document(ends, *mappings, **top))
 
@@ -49,7 +53,9 @@ class Scene:
         forgets: bool = False,
         **timeouts: float,
     ) -> Ran:
-        """Watch, with a step after each cycle but the last; who `forgets` keeps no journal of what was."""
+        """Watch, with a step after each cycle but the last; who `forgets` keeps no journal of what
+        was.
+        """
         before = Counter[str](), Counter[str]()
 
         def look() -> None:
@@ -74,7 +80,16 @@ class Scene:
             look()
             signal.raise_signal(signal.SIGTERM)
 
-        arguments = ("watch", "-c", str(self.file), "--interval", f"{interval:.0f}", "--health-port", "0", *more)
+        arguments = (
+            "watch",
+            "-c",
+            str(self.file),
+            "--interval",
+            f"{interval:.0f}",
+            "--health-port",
+            "0",
+            *more,
+        )
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(play)
             ran = await self.world.run(*arguments, **timeouts)

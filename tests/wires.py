@@ -1,8 +1,9 @@
-"""Peers for the tests of streams and HTTP: scripted in memory or on a real socket, or a network's end.
+"""Peers for the tests of streams and HTTP: scripted in memory or on a real socket, or a network's
+end.
 
-`Wire` is a stream (see `_regsync.streams.Stream`) whose peer is a list of what arrives and a list of how
-sends fare. It checks what a real socket would punish: two tasks that wait for the same direction, the use
-of a stream that was closed, a request that is not HTTP.
+`Wire` is a stream (see `_regsync.streams.Stream`) whose peer is a list of what arrives and a list
+of how sends fare. It checks what a real socket would punish: two tasks that wait for the same
+direction, the use of a stream that was closed, a request that is not HTTP.
 """
 
 from __future__ import annotations
@@ -76,9 +77,10 @@ class Seen:
 class Wire:
     """A stream whose peer follows a script.
 
-    `incoming` are bytes, one packet each, marks, or WANT_WRITE (a TLS read that wants to write). `sends`
-    are answers to `send`: at most so many bytes, WANT_READ, WANT_WRITE, Pause (no room for so long) or
-    End.RESET (from now on); then everything is taken. `answers` arrive one by one after whole requests.
+    `incoming` are bytes, one packet each, marks, or WANT_WRITE (a TLS read that wants to write).
+    `sends` are answers to `send`: at most so many bytes, WANT_READ, WANT_WRITE, Pause (no room for
+    so long) or End.RESET (from now on); then everything is taken. `answers` arrive one by one after
+    whole requests.
     """
 
     def __init__(

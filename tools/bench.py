@@ -4,14 +4,16 @@
     python3 tools/bench.py [-n ROUNDS] [--python EXE] [--pyz FILE] [--work DIR] [CASE ...]
 
 Each round runs both programs, in turn first, on a target registry that was just started on an empty
-directory; storage is in memory (/dev/shm). Figures are medians of whole runs of the client, start-up
-included; CPU and memory are the client's alone. Layers are gzip, since skopeo would compress any other.
-Each line ends with what the figure should be; nothing fails when it is not, since a busy machine changes
-wall times much (CPU seconds little). skopeo 1.9.3 hashes without the CPU's SHA instructions, Python with.
+directory; storage is in memory (/dev/shm). Figures are medians of whole runs of the client,
+start-up included; CPU and memory are the client's alone. Layers are gzip, since skopeo would
+compress any other. Each line ends with what the figure should be; nothing fails when it is not,
+since a busy machine changes wall times much (CPU seconds little). skopeo 1.9.3 hashes without the
+CPU's SHA instructions, Python with.
 
-Owns: the cases and how they are counted. May not know: anything of the program but its command line.
-Needs Linux, docker-registry, skopeo, openssl (case tls), and what tools/build_zipapp.py needs, unless
---pyz is given. As root it removes skopeo's cache of blob locations (/var/lib/containers/cache).
+Owns: the cases and how they are counted. May not know: anything of the program but its command
+line. Needs Linux, docker-registry, skopeo, openssl (case tls), and what tools/build_zipapp.py
+needs, unless --pyz is given. As root it removes skopeo's cache of blob locations
+(/var/lib/containers/cache).
 """
 
 from __future__ import annotations
@@ -107,18 +109,24 @@ class Bench:
     """One machine with both programs, an empty place to work in, and a number of rounds."""
 
     def __init__(self, work: Path, python: str, pyz: str, rounds: int) -> None:
-        self.work, self.python, self.pyz, self.rounds = work, python, pyz, rounds
+        self.work = work
+        self.python = python
+        self.pyz = pyz
+        self.rounds = rounds
         self._registries = 0
         (work / "home").mkdir()
 
     def spend(self, command: Sequence[str], *, trust: str | None = None) -> tuple[Spent, str]:
         """Run a client by itself to its end; return what it took and what it said."""
-        home, log = str(self.work / "home"), str(self.work / "client.log")
+        home = str(self.work / "home")
+        log = str(self.work / "client.log")
         environment = {"HOME": home, "XDG_RUNTIME_DIR": home, "PATH": "/usr/bin:/bin"}
         if trust is not None:
             environment["SSL_CERT_FILE"] = trust
         launcher = [sys.executable, "-I", "-S", "-c", LAUNCHER, log, str(TIME_LIMIT), *command]
-        done = subprocess.run(launcher, capture_output=True, text=True, env=environment, cwd=ROOT, check=True)
+        done = subprocess.run(
+            launcher, capture_output=True, text=True, env=environment, cwd=ROOT, check=True
+        )
         status, wall, cpu, rss = json.loads(done.stdout)
         with open(log, encoding="utf-8", errors="replace") as file:
             said = file.read()
@@ -152,7 +160,9 @@ class Bench:
     def peer(self, *arguments: str) -> Iterator[subprocess.Popen[str]]:
         """Run one of tools/bench_peers.py; its first line is still to be read."""
         command = [sys.executable, "-m", "tools.bench_peers", *arguments]
-        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT) as running:
+        with subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT
+        ) as running:
             try:
                 yield running
             finally:
@@ -226,7 +236,9 @@ def copies(
     """Copy one image by both programs, each time into an empty registry."""
     trust = tls[0] if tls else None
     context = ssl.create_default_context(cafile=trust) if tls else None
-    away: Callable[[str], AbstractContextManager[str]] = bench.delayed if far else contextlib.nullcontext
+    away: Callable[[str], AbstractContextManager[str]] = (
+        bench.delayed if far else contextlib.nullcontext
+    )
     with bench.registry(tls) as near_source, away(near_source) as source:
         push_http(image, near_source, "bench/one", "v1", context=context)
 
@@ -266,13 +278,21 @@ def _check_held(image: Image, address: str, context: ssl.SSLContext | None) -> N
         else http.client.HTTPConnection(address, timeout=60)
     )
     with contextlib.closing(connection):
-        connection.request("GET", "/v2/bench/one/manifests/v1", headers={"Accept": image.media_type})
+        connection.request(
+            "GET", "/v2/bench/one/manifests/v1", headers={"Accept": image.media_type}
+        )
         if connection.getresponse().read() != image.body:
             raise BenchError("the target does not hold the image that was copied")
 
 
 def compare(
-    ours: Sequence[Spent], theirs: Sequence[Spent], size: int, *, speed: float, cpu: float, rss: float = 0.0
+    ours: Sequence[Spent],
+    theirs: Sequence[Spent],
+    size: int,
+    *,
+    speed: float,
+    cpu: float,
+    rss: float = 0.0,
 ) -> Iterator[Figure]:
     """Give speed, CPU and memory of ours as multiples of theirs."""
     factor = median(theirs, "wall") / median(ours, "wall")
@@ -304,9 +324,26 @@ def case_big(bench: Bench) -> Iterator[Figure]:
 
 def case_tls(bench: Bench) -> Iterator[Figure]:
     """8 layers of 64 MiB, TLS on both sides"""
-    certificate, key = str(bench.work / "cert.pem"), str(bench.work / "key.pem")
-    command = [found("openssl"), "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256"]
-    command += ["-nodes", "-days", "2", "-subj", "/CN=bench", "-addext", "subjectAltName=IP:127.0.0.1"]
+    certificate = str(bench.work / "cert.pem")
+    key = str(bench.work / "key.pem")
+    command = [
+        found("openssl"),
+        "req",
+        "-x509",
+        "-newkey",
+        "ec",
+        "-pkeyopt",
+        "ec_paramgen_curve:P-256",
+    ]
+    command += [
+        "-nodes",
+        "-days",
+        "2",
+        "-subj",
+        "/CN=bench",
+        "-addext",
+        "subjectAltName=IP:127.0.0.1",
+    ]
     subprocess.run([*command, "-keyout", key, "-out", certificate], capture_output=True, check=True)
     image = Seed(1).image(sizes=[64 * MIB] * 8)
     ours, theirs = copies(bench, image, tls=(certificate, key))
@@ -323,7 +360,9 @@ def case_latency(bench: Bench) -> Iterator[Figure]:
 # ---------------------------------------------------------------- many images
 
 
-def write_config(path: Path, pairs: Sequence[tuple[str, str]], mappings: Sequence[Mapping[str, object]]) -> None:
+def write_config(
+    path: Path, pairs: Sequence[tuple[str, str]], mappings: Sequence[Mapping[str, object]]
+) -> None:
     """Write a configuration with sources a0, a1, ... and targets b0, b1, ... (JSON is YAML)."""
     registries: dict[str, object] = {}
     for number, (source, target) in enumerate(pairs):
@@ -335,7 +374,8 @@ def write_config(path: Path, pairs: Sequence[tuple[str, str]], mappings: Sequenc
 
 def case_many(bench: Bench) -> Iterator[Figure]:
     """200 small images of one repository in one sync"""
-    seed, config = Seed(4), bench.work / "many.yaml"
+    seed = Seed(4)
+    config = bench.work / "many.yaml"
     with bench.registry() as source:
         for number in range(200):
             push_http(seed.image(sizes=(1000,)), source, "bench/many", f"v{number}")
@@ -343,7 +383,12 @@ def case_many(bench: Bench) -> Iterator[Figure]:
 
         def ours() -> Spent:
             with bench.registry() as target:
-                mapping = {"from": "bench/many", "source": "a0", "targets": ["b0"], "tags": {"glob": "*"}}
+                mapping = {
+                    "from": "bench/many",
+                    "source": "a0",
+                    "targets": ["b0"],
+                    "tags": {"glob": "*"},
+                }
                 write_config(config, [(source, target)], [mapping])
                 command = ("sync", "-c", str(config), "--no-progress")
                 first = bench.regsync(*command)
@@ -362,7 +407,14 @@ def case_many(bench: Bench) -> Iterator[Figure]:
     for name, (mine, other), goal in (("first sync", rounds, 2.5), ("no-op sync", again, 1.5)):
         factor = median(other, "wall") / median(mine, "wall")
         cpu = f"CPU {spread(mine, 'cpu')} and {spread(other, 'cpu')} s"
-        yield Figure(f"{name} speed", factor, "x skopeo", goal, True, f"{against(mine, other, 'wall')}; {cpu}")
+        yield Figure(
+            f"{name} speed",
+            factor,
+            "x skopeo",
+            goal,
+            True,
+            f"{against(mine, other, 'wall')}; {cpu}",
+        )
 
 
 # ---------------------------------------------------------------- memory and the event loop
@@ -373,7 +425,8 @@ def case_slow(bench: Bench) -> Iterator[Figure]:
 
     No more than 8 large bodies go to one registry at a time, so that 50 need 7 pairs of registries.
     """
-    wanted, pairs = 50, 7
+    wanted = 50
+    pairs = 7
     config = bench.work / "slow.yaml"
     with bench.peer("slow", str(pairs)) as running, ExitStack() as stack:
         assert running.stdout is not None
@@ -382,11 +435,16 @@ def case_slow(bench: Bench) -> Iterator[Figure]:
         write_config(
             config,
             list(zip(addresses[:pairs], addresses[pairs:], strict=True)),
-            [{"from": f"r{n}", "source": f"a{n}", "targets": [f"b{n}"], "tags": {"glob": names}} for n in range(pairs)],
+            [
+                {"from": f"r{n}", "source": f"a{n}", "targets": [f"b{n}"], "tags": {"glob": names}}
+                for n in range(pairs)
+            ],
         )
         log = stack.enter_context(open(bench.work / "client.log", "w+", encoding="utf-8"))
         client = subprocess.Popen(
-            [bench.python, bench.pyz, "sync", "-c", str(config), "--no-progress"], stdout=log, stderr=log
+            [bench.python, bench.pyz, "sync", "-c", str(config), "--no-progress"],
+            stdout=log,
+            stderr=log,
         )
         stack.callback(client.wait)
         stack.callback(client.kill)
@@ -413,14 +471,24 @@ def case_lag(bench: Bench) -> Iterator[Figure]:
         for _ in range(bench.rounds):
             with bench.registry() as target:
                 names = [f"{address}/bench/one:v1" for address in (source, target)]
-                program = [bench.python, "-m", "tools.bench_peers", "lag", bench.pyz, "copy", *names]
+                program = [
+                    bench.python,
+                    "-m",
+                    "tools.bench_peers",
+                    "lag",
+                    bench.pyz,
+                    "copy",
+                    *names,
+                ]
                 _, said = bench.spend([*program, "--no-artifacts", "--no-progress"])
                 gaps.append(json.loads(said.strip().splitlines()[-1]))
     middle = {name: statistics.median(each[name] for each in gaps) for name in gaps[0]}
     worst = max(each["wall_ms"] for each in gaps)
     detail = f"99 % below {middle['wall_p99_ms']:.1f} ms, worst of all rounds {worst:.1f} ms"
     yield Figure("longest gap", middle["wall_ms"], "ms", 20, False, detail)
-    detail = f"99 % below {middle['cpu_p99_ms']:.1f} ms; the rest of the gap the system gave to others"
+    detail = (
+        f"99 % below {middle['cpu_p99_ms']:.1f} ms; the rest of the gap the system gave to others"
+    )
     yield Figure("longest own CPU", middle["cpu_ms"], "ms", 20, False, detail)
 
 
@@ -450,9 +518,13 @@ def case_start(bench: Bench) -> Iterator[Figure]:
     nothing = median(rounds[0], "wall")
     for name, side, goal in (("version", rounds[1], 2), ("no-op sync, 1 tag", rounds[2], 10)):
         detail = f"{1000 * median(side, 'wall'):.1f} ms against {1000 * nothing:.1f} ms"
-        detail += f", CPU {1000 * median(side, 'cpu'):.1f} and {1000 * median(rounds[0], 'cpu'):.1f} ms"
+        detail += (
+            f", CPU {1000 * median(side, 'cpu'):.1f} and {1000 * median(rounds[0], 'cpu'):.1f} ms"
+        )
         yield Figure(name, median(side, "wall") / nothing, "x pass", goal, False, detail)
-    print(f"  for comparison: skopeo copy of the same tag {1000 * median(rounds[3], 'wall'):.1f} ms")
+    print(
+        f"  for comparison: skopeo copy of the same tag {1000 * median(rounds[3], 'wall'):.1f} ms"
+    )
 
 
 CASES: Mapping[str, Callable[[Bench], Iterator[Figure]]] = {
@@ -483,7 +555,9 @@ def versions(bench: Bench) -> Iterator[str]:
 
 
 def interpreter(name: str) -> str:
-    """Return the interpreter behind links and version managers' shims, which take time of their own."""
+    """Return the interpreter behind links and version managers' shims, which take time of their
+    own.
+    """
     command = [name, "-c", "import os, sys; print(os.path.realpath(sys.executable))"]
     try:
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
@@ -494,7 +568,9 @@ def interpreter(name: str) -> str:
 def built(work: Path, python: str) -> str:
     """Build the program for the interpreter that will run it."""
     command = [sys.executable, str(ROOT / "tools" / "build_zipapp.py"), "--python", python]
-    done = subprocess.run([*command, "--out", str(work)], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [*command, "--out", str(work)], capture_output=True, text=True, check=False
+    )
     if done.returncode:
         raise BenchError(f"the program cannot be built: {done.stderr.strip()}")
     return str(work / "regsync-nofips.pyz")
@@ -508,9 +584,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("cases", nargs="*", metavar="CASE", help="default: all, in the order below")
     parser.add_argument("-n", dest="rounds", type=int, default=5, help="rounds of each case (5)")
-    parser.add_argument("--python", default=sys.executable, metavar="EXE", help="interpreter of the .pyz")
+    parser.add_argument(
+        "--python", default=sys.executable, metavar="EXE", help="interpreter of the .pyz"
+    )
     parser.add_argument("--pyz", metavar="FILE", help="measure this file (default: a new build)")
-    parser.add_argument("--work", default="/dev/shm", metavar="DIR", help="where storage is (/dev/shm)")
+    parser.add_argument(
+        "--work", default="/dev/shm", metavar="DIR", help="where storage is (/dev/shm)"
+    )
     options = parser.parse_args(argv)
     try:
         unknown = [name for name in options.cases if name not in CASES]
@@ -534,7 +614,10 @@ def measure(options: argparse.Namespace) -> None:
         bench = Bench(work, python, pyz, options.rounds)
         for line in versions(bench):
             print(line)
-        print(f"{python}; medians of {options.rounds} rounds; load {os.getloadavg()[0]:.1f} before", flush=True)
+        print(
+            f"{python}; medians of {options.rounds} rounds; load {os.getloadavg()[0]:.1f} before",
+            flush=True,
+        )
         for name in options.cases or CASES:
             print(f"{name}: {_title(CASES[name])}", flush=True)
             for figure in CASES[name](bench):

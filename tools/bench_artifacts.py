@@ -3,15 +3,17 @@
 
     python3 tools/bench_artifacts.py [--images 100] [--json]
 
-Each image has three artifacts: an SBOM, a signature, and a signature of the SBOM. Registries with the referrers
-API and without it are source and target in turn, in memory, on a clock that jumps. Counted are the requests of a
-run with artifacts less those of the same run with `enabled: false`: cold; at once again; after two hours, when
-looks are due (at most 2 % of a run's requests); and when one image in ten got a new signature in between.
+Each image has three artifacts: an SBOM, a signature, and a signature of the SBOM. Registries with
+the referrers API and without it are source and target in turn, in memory, on a clock that jumps.
+Counted are the requests of a run with artifacts less those of the same run with `enabled: false`:
+cold; at once again; after two hours, when looks are due (at most 2 % of a run's requests); and when
+one image in ten got a new signature in between.
 
-The least: a source with the API is asked once for each image and each artifact; elsewhere one listing, made anyway,
-says which of them have a list, and that is fetched. Each artifact's manifest and layer is fetched once; the
-layer goes up in one POST, the manifest in one PUT, the empty config once per repository. The first artifact in a
-repository's area costs the target one question about its API; without it each list is put and read back.
+The least: a source with the API is asked once for each image and each artifact; elsewhere one
+listing, made anyway, says which of them have a list, and that is fetched. Each artifact's manifest
+and layer is fetched once; the layer goes up in one POST, the manifest in one PUT, the empty config
+once per repository. The first artifact in a repository's area costs the target one question about
+its API; without it each list is put and read back.
 """
 
 from __future__ import annotations
@@ -36,7 +38,8 @@ from tests.ends import Virtual, document, virtual  # noqa: E402
 
 __all__ = ["main"]
 
-SBOM, SIGNATURE = "application/spdx+json", "application/vnd.example.signature"
+SBOM = "application/spdx+json"
+SIGNATURE = "application/vnd.example.signature"
 RUNS = ("cold", "again", "after 2 h", "late signatures")
 
 
@@ -44,9 +47,12 @@ class Source:
     """A repository of signed images that can get more signatures."""
 
     def __init__(self, place: Any, images: int) -> None:
-        self.app, self.seed = place.app, Seed(7)
+        self.app = place.app
+        self.seed = Seed(7)
         self.attached: list[Image] = []
-        self.images = [self.seed.image().load_into(self.app, "app", f"v{number}") for number in range(images)]
+        self.images = [
+            self.seed.image().load_into(self.app, "app", f"v{number}") for number in range(images)
+        ]
         for image in self.images:
             sbom = self.attach(image, SBOM)
             self.attach(sbom, SIGNATURE)
@@ -65,7 +71,9 @@ class Source:
                 listed.load_into(self.app, "app", tag)
 
 
-async def counted(world: Virtual, ends: dict[str, Any], directory: Path, enabled: bool) -> Counter[str]:
+async def counted(
+    world: Virtual, ends: dict[str, Any], directory: Path, enabled: bool
+) -> Counter[str]:
     """Run once and return its requests by side, method and kind."""
     for each in ends.values():
         each.journal.clear()
@@ -80,7 +88,11 @@ async def counted(world: Virtual, ends: dict[str, Any], directory: Path, enabled
     if ran.status:
         raise SystemExit(f"a run ended with status {ran.status}: {ran.err}")
     return Counter(
-        {f"{side} {name}": count for side, end in ends.items() for name, count in end.journal.summary().items()}
+        {
+            f"{side} {name}": count
+            for side, end in ends.items()
+            for name, count in end.journal.summary().items()
+        }
     )
 
 
@@ -91,7 +103,10 @@ async def measured(source_api: bool, target_api: bool, images: int) -> dict[str,
         with tempfile.TemporaryDirectory() as directory:
             async with virtual() as world:
                 one = world.registry("source.example", referrers_api=source_api)
-                ends = {"source": one, "target": world.registry("target.example", referrers_api=target_api)}
+                ends = {
+                    "source": one,
+                    "target": world.registry("target.example", referrers_api=target_api),
+                }
                 source = Source(one, images)
                 for name in RUNS:
                     if name == "after 2 h":
@@ -103,7 +118,9 @@ async def measured(source_api: bool, target_api: bool, images: int) -> dict[str,
                         await anyio.sleep(2 * 86400)
                     counts.append(await counted(world, ends, Path(directory), enabled))
     return {
-        name: Counter({key: count - without[key] for key, count in with_them.items() if count != without[key]})
+        name: Counter(
+            {key: count - without[key] for key, count in with_them.items() if count != without[key]}
+        )
         for name, with_them, without in zip(RUNS, found[True], found[False], strict=True)
     }
 
@@ -123,16 +140,30 @@ def main(argv: Sequence[str] | None = None) -> int:
     told = []
     for source_api in (True, False):
         for target_api in (True, False):
-            added = anyio.run(measured, source_api, target_api, given.images, backend="trio", backend_options=_clock())
+            added = anyio.run(
+                measured,
+                source_api,
+                target_api,
+                given.images,
+                backend="trio",
+                backend_options=_clock(),
+            )
             row: dict[str, Any] = {"source_api": source_api, "target_api": target_api}
             row["least_cold"] = least(source_api, target_api, given.images)
-            row["runs"] = {name: {"added": sum(counts.values()), **counts} for name, counts in added.items()}
+            row["runs"] = {
+                name: {"added": sum(counts.values()), **counts} for name, counts in added.items()
+            }
             told.append(row)
             if not given.json:
-                ends = " -> ".join("API" if each else "fallback tags" for each in (source_api, target_api))
+                ends = " -> ".join(
+                    "API" if each else "fallback tags" for each in (source_api, target_api)
+                )
                 print(f"{ends}: the least that a cold run adds is {row['least_cold']}")
                 for name, counts in added.items():
-                    detail = ", ".join(f"{count} {key}" for key, count in sorted(counts.items())) or "nothing"
+                    detail = (
+                        ", ".join(f"{count} {key}" for key, count in sorted(counts.items()))
+                        or "nothing"
+                    )
                     print(f"  {name:<16} {sum(counts.values()):>6}  {detail}")
     if given.json:
         print(json.dumps(told, indent=2))

@@ -1,21 +1,24 @@
 #!/usr/bin/env python3
-"""Count what runs cost, beside the least that they could cost: requests by class, bytes by direction.
+"""Count what runs cost, beside the least that they could cost: requests by class, bytes by
+direction.
 
     python3 tools/bench_bytes.py [--json] [--on harness|debian] [SCENE ...]
 
-Each scene is run cold, then unchanged with the state of the first run, then unchanged without it; scenes
-whose source changes are run cold, changed, and changed without state. Registries are the harness's, which
-count in their journals, and Debian's docker-registry, whose log is counted. Bytes are those of manifests and
-blobs, not of listings and error bodies.
+Each scene is run cold, then unchanged with the state of the first run, then unchanged without it;
+scenes whose source changes are run cold, changed, and changed without state. Registries are the
+harness's, which count in their journals, and Debian's docker-registry, whose log is counted. Bytes
+are those of manifests and blobs, not of listings and error bodies.
 
 The least is computed here from the images, for a program that knows everything about blobs: each
-repository is listed once at each side where tags are chosen by a pattern, each selected tag costs one question
-at each side that the listing does not answer, each manifest that a target lacks is fetched once, each blob
-that a host lacks is fetched once and uploaded once to each host (a POST and a PUT; one POST up to 64 KiB
-where the registry takes that), each other repository of the host mounts it, each manifest is put once.
+repository is listed once at each side where tags are chosen by a pattern, each selected tag costs
+one question at each side that the listing does not answer, each manifest that a target lacks is
+fetched once, each blob that a host lacks is fetched once and uploaded once to each host (a POST and
+a PUT; one POST up to 64 KiB where the registry takes that), each other repository of the host
+mounts it, each manifest is put once.
 
-Owns: the scenes, their bounds, the tables. May not know: anything of the program but its command line.
-Invariant: the program's own count of requests agrees with what the registries saw, else the run fails.
+Owns: the scenes, their bounds, the tables. May not know: anything of the program but its command
+line. Invariant: the program's own count of requests agrees with what the registries saw, else the
+run fails.
 """
 
 from __future__ import annotations
@@ -96,7 +99,10 @@ class Tally:
         return sum(self.requests.values())
 
     def __str__(self) -> str:
-        return ", ".join(f"{self.requests[name]} {name}" for name in CLASSES if self.requests[name]) or "nothing"
+        return (
+            ", ".join(f"{self.requests[name]} {name}" for name in CLASSES if self.requests[name])
+            or "nothing"
+        )
 
 
 @dataclass(frozen=True)
@@ -113,7 +119,10 @@ class Scene:
 SCENES: Mapping[str, Scene] = {
     "a": Scene("10 repositories x 10 tags, 5 shared and 3 own layers", Family(size=70_000)),
     "b": Scene("the same as indexes of 4 platforms", Family(size=70_000, platforms=PLATFORMS)),
-    "c": Scene("ten bases under 100 repositories x 2 tags", Family(size=70_000, repositories=100, tags=2, bases=10)),
+    "c": Scene(
+        "ten bases under 100 repositories x 2 tags",
+        Family(size=70_000, repositories=100, tags=2, bases=10),
+    ),
     "d": Scene("(a) to three targets", Family(size=70_000), targets=3),
     "e": Scene(
         "1,000 tags that never move, 5 of them new",
@@ -128,9 +137,12 @@ SCENES: Mapping[str, Scene] = {
 # ---------------------------------------------------------------- the least
 
 
-def least(scene: Scene, before: Images, now: Images, *, stateful: bool, single: bool) -> tuple[Tally, Tally]:
+def least(
+    scene: Scene, before: Images, now: Images, *, stateful: bool, single: bool
+) -> tuple[Tally, Tally]:
     """Return what the source and all targets must be asked when the targets hold `before`."""
-    source, target = Tally(), Tally()
+    source = Tally()
+    target = Tally()
     held = {name: _blobs(tagged.values()) for name, tagged in before.items()}
     on_host = {digest for blobs in held.values() for digest in blobs}
     fetched: dict[str, int] = {}
@@ -145,7 +157,8 @@ def least(scene: Scene, before: Images, now: Images, *, stateful: bool, single: 
         source.requests["HEAD manifest"] += len(asked) if stateful else 0
         source.requests["GET manifest"] += len(gets)
         source.bytes += sum(len(tagged[tag].body) for tag in gets)
-        # A target is listed where that tells something of two tags: the state tells of those it knows.
+        # A target is listed where that tells something of two tags: the state tells of those it
+        # knows.
         listed = scene.immutable or not stateful or len(fresh) > 1
         target.requests["list"] += _pages(old) if listed else 0
         target.requests["HEAD manifest"] += len(asked)
@@ -175,11 +188,15 @@ def least(scene: Scene, before: Images, now: Images, *, stateful: bool, single: 
     source.requests["GET blob"] += len(fetched)
     source.bytes += sum(fetched.values())
     times = scene.targets
-    return source, Tally(Counter({name: n * times for name, n in target.requests.items()}), target.bytes * times)
+    return source, Tally(
+        Counter({name: n * times for name, n in target.requests.items()}), target.bytes * times
+    )
 
 
 def _pages(tags: Collection[str]) -> int:
-    """Count the pages of a listing: behind a full one another may stand, whether or not a Link says so."""
+    """Count the pages of a listing: behind a full one another may stand, whether or not a Link says
+    so.
+    """
     return len(tags) // PAGE + 1
 
 
@@ -196,7 +213,8 @@ class Harness:
     single = True
 
     def __init__(self, server: Server) -> None:
-        self.address, self._server = server.address, server
+        self.address = server.address
+        self._server = server
 
     def know(self, images: Images) -> None:
         """Learn nothing: the journal tells how much came."""
@@ -219,7 +237,13 @@ class Harness:
             pulled = each.response_bytes if carries and each.method == "GET" else 0
             found.append(
                 Exchange(
-                    each.method, each.kind, each.repository, each.query, each.status or 0, pulled, each.request_bytes
+                    each.method,
+                    each.kind,
+                    each.repository,
+                    each.query,
+                    each.status or 0,
+                    pulled,
+                    each.request_bytes,
                 )
             )
         return found
@@ -231,12 +255,15 @@ class Debian:
     single = False
 
     def __init__(self, address: str, home: Path) -> None:
-        self.address, self._home = address, home
+        self.address = address
+        self._home = home
         self._read = len((home / "registry.log").read_text())
         self._sizes: dict[str, int] = {}
 
     def load(self, images: Images) -> None:
-        """Hold images, in the files of distribution's storage (its registry/storage/paths.go says where)."""
+        """Hold images, in the files of distribution's storage (its registry/storage/paths.go says
+        where).
+        """
         base = self._home / "data" / "docker" / "registry" / "v2"
         for repository, tagged in images.items():
             place = base / "repositories" / repository
@@ -266,8 +293,12 @@ class Debian:
         for line in text.splitlines():
             if 'msg="response completed' not in line:
                 continue
-            facts = {name: plain or quoted for name, quoted, plain in re.findall(r'([\w.]+)=(?:"([^"]*)"|(\S+))', line)}
-            uri, method = facts["http.request.uri"], facts["http.request.method"]
+            facts = {
+                name: plain or quoted
+                for name, quoted, plain in re.findall(r'([\w.]+)=(?:"([^"]*)"|(\S+))', line)
+            }
+            uri = facts["http.request.uri"]
+            method = facts["http.request.method"]
             status = int(facts["http.response.status"])
             request = Request(method, uri, [])
             query = dict(parse_qsl(urlsplit(uri).query))
@@ -287,9 +318,15 @@ class Debian:
 
     def _pushed(self, method: str, request: Request, query: Mapping[str, str]) -> int:
         if method == "PUT" and request.kind == "manifest":
-            digest = request.reference if ":" in request.reference else f"{request.repository}:{request.reference}"
+            digest = (
+                request.reference
+                if ":" in request.reference
+                else f"{request.repository}:{request.reference}"
+            )
             return self._sizes[digest]
-        return self._sizes[query["digest"]] if method in ("PUT", "POST") and "digest" in query else 0
+        return (
+            self._sizes[query["digest"]] if method in ("PUT", "POST") and "digest" in query else 0
+        )
 
 
 def _write(path: Path, content: bytes) -> None:
@@ -345,7 +382,10 @@ def configuration(scene: Scene, places: Sequence[Registry], directory: Path) -> 
     names = ["source", *(f"target-{number}" for number in range(1, len(places)))]
     rule = {"glob": "*", **({"immutable_tags": "*"} if scene.immutable else {})}
     document = {
-        "registries": {name: {"url": f"http://{place.address}"} for name, place in zip(names, places, strict=True)},
+        "registries": {
+            name: {"url": f"http://{place.address}"}
+            for name, place in zip(names, places, strict=True)
+        },
         "defaults": {"source": "source", "targets": names[1:], "artifacts": {"enabled": False}},
         "mappings": [{"from": name, "tags": rule} for name in scene.family.images()],
     }
@@ -355,18 +395,26 @@ def configuration(scene: Scene, places: Sequence[Registry], directory: Path) -> 
 
 
 def run(file: Path, places: Sequence[Registry]) -> tuple[Tally, Tally, Spent]:
-    """Run once; BenchError unless every image is well and the program counted what the registries saw."""
+    """Run once; BenchError unless every image is well and the program counted what the registries
+    saw.
+    """
     for place in places:
         place.exchanges()
-    spent, said = spend([sys.executable, str(ROOT / "regsync.py"), "sync", "--json", "-q", "-c", str(file)])
+    spent, said = spend(
+        [sys.executable, str(ROOT / "regsync.py"), "sync", "--json", "-q", "-c", str(file)]
+    )
     report = json.loads(said)
     if report["totals"]["images"]["failed"]:
-        raise BenchError(f"images failed: {[each for each in report['images'] if each['error']][:3]}")
+        raise BenchError(
+            f"images failed: {[each for each in report['images'] if each['error']][:3]}"
+        )
     seen = {place.address: place.exchanges() for place in places}
     for address, exchanges in seen.items():
         counted = sum(report["totals"]["requests"].get(address, {}).values())
         if counted != len(exchanges):
-            raise BenchError(f"{address}: the program says {counted} requests, the registry {len(exchanges)}")
+            raise BenchError(
+                f"{address}: the program says {counted} requests, the registry {len(exchanges)}"
+            )
     source, *targets = seen.values()
     return Tally.of(source), Tally.of(each for target in targets for each in target), spent
 
@@ -381,21 +429,27 @@ class World(NamedTuple):
 
     def measure(self, phase: str, before: Images, now: Images, *, stateful: bool) -> Measured:
         """Run once and hold it against the least."""
-        bounds = least(SCENES[self.name], before, now, stateful=stateful, single=self.places[0].single)
+        bounds = least(
+            SCENES[self.name], before, now, stateful=stateful, single=self.places[0].single
+        )
         source, target, spent = run(self.file, self.places)
         return Measured(self.name, self.kind, phase, source, target, bounds, spent)
 
 
 @contextlib.contextmanager
 def world(name: str, kind: str, work: Path, *images: Images) -> Iterator[World]:
-    """Start the registries of a scene, whose source shall hold the first of `images` and later the others."""
+    """Start the registries of a scene, whose source shall hold the first of `images` and later the
+    others.
+    """
     scene = SCENES[name]
     with registries(kind, 1 + scene.targets, work) as places:
         for each in places:
             for held in images:
                 each.know(held)
         places[0].load(images[0])
-        yield World(name, kind, places, configuration(scene, places, Path(tempfile.mkdtemp(dir=work))))
+        yield World(
+            name, kind, places, configuration(scene, places, Path(tempfile.mkdtemp(dir=work)))
+        )
 
 
 def measure(name: str, kind: str, work: Path) -> Iterator[Measured]:
@@ -432,11 +486,15 @@ def table(found: Measured) -> str:
         f"{found.scene} on {found.kind}, {found.phase}: {count} requests, {found.excess:+.1f} % of {wanted}; "
         f"{size} bytes, {found.more_bytes:+d} of the least"
     ]
-    for side, was, best in zip(("source", "target"), (found.source, found.target), found.least, strict=True):
+    for side, was, best in zip(
+        ("source", "target"), (found.source, found.target), found.least, strict=True
+    ):
         lines.append(f"    {side}: {was}; {was.bytes} bytes")
         if +was.requests != +best.requests or was.bytes != best.bytes:
             lines.append(f"    {'least':>{len(side)}}: {best}; {best.bytes} bytes")
-    lines.append(f"    {found.spent}, {1000 * found.spent.cpu / count:.2f} s of CPU per 1,000 requests")
+    lines.append(
+        f"    {found.spent}, {1000 * found.spent.cpu / count:.2f} s of CPU per 1,000 requests"
+    )
     return "\n".join(lines)
 
 
@@ -460,11 +518,18 @@ def document(found: Measured) -> dict[str, Any]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure the scenes; 1 when one could not be run."""
-    parser = argparse.ArgumentParser(description="count what runs cost, beside the least that they could cost")
-    parser.add_argument(
-        "scenes", nargs="*", metavar="SCENE", help="; ".join(f"{n}: {s.text}" for n, s in SCENES.items())
+    parser = argparse.ArgumentParser(
+        description="count what runs cost, beside the least that they could cost"
     )
-    parser.add_argument("--on", choices=("harness", "debian", "both"), default="both", help="which registries")
+    parser.add_argument(
+        "scenes",
+        nargs="*",
+        metavar="SCENE",
+        help="; ".join(f"{n}: {s.text}" for n, s in SCENES.items()),
+    )
+    parser.add_argument(
+        "--on", choices=("harness", "debian", "both"), default="both", help="which registries"
+    )
     parser.add_argument("--json", action="store_true", help="one JSON document instead of tables")
     given = parser.parse_args(arguments)
     if unknown := {*given.scenes} - {*SCENES}:

@@ -1,10 +1,12 @@
 #!/usr/bin/env python3
-"""Measure what `validate` costs on a large configuration: seconds and MB, the start of Python included.
+"""Measure what `validate` costs on a large configuration: seconds and MB, the start of Python
+included.
 
     python3 tools/bench_config.py [-n MAPPINGS] [-r RUNS] [--python PYTHON] [--program FILE]
 
-`short` has three lines a mapping and `long` nine; `unusual` is `short` with one anchor, which sends the
-whole file to PyYAML. The lowest of the runs counts: the others measure the machine's other work.
+`short` has three lines a mapping and `long` nine; `unusual` is `short` with one anchor, which sends
+the whole file to PyYAML. The lowest of the runs counts: the others measure the machine's other
+work.
 """
 
 from __future__ import annotations
@@ -49,7 +51,9 @@ LONG = """\
 
 
 def main(argv: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(description="Measure what validating a large configuration costs.")
+    parser = argparse.ArgumentParser(
+        description="Measure what validating a large configuration costs."
+    )
     parser.add_argument("-n", type=int, default=5000, help="mappings (%(default)s)")
     parser.add_argument("-r", type=int, default=5, help="runs (%(default)s)")
     parser.add_argument("--python", default=sys.executable, help="the interpreter (%(default)s)")
@@ -57,18 +61,26 @@ def main(argv: Sequence[str]) -> int:
     given = parser.parse_args(argv)
     anchored = HEAD.replace("  hub: {", "  hub: &hub {")
     with tempfile.TemporaryDirectory() as folder:
-        for name, head, body in (("short", HEAD, SHORT), ("long", HEAD, LONG), ("unusual", anchored, SHORT)):
+        for name, head, body in (
+            ("short", HEAD, SHORT),
+            ("long", HEAD, LONG),
+            ("unusual", anchored, SHORT),
+        ):
             path = Path(folder, f"{name}.yaml")
             path.write_text(head + "".join(body.format(n=n, minor=n % 9) for n in range(given.n)))
             command = [given.python, given.program, "validate", str(path)]
             seconds, megabytes = zip(*(measured(command) for _ in range(given.r)), strict=True)
             size = path.stat().st_size / 1e6
-            print(f"{name:8} {given.n} mappings, {size:.1f} MB: {min(seconds):.2f} s, {max(megabytes):.0f} MB")
+            print(
+                f"{name:8} {given.n} mappings, {size:.1f} MB: {min(seconds):.2f} s, {max(megabytes):.0f} MB"
+            )
     return 0
 
 
 def measured(command: Sequence[str]) -> tuple[float, float]:
-    """Run a command that has to succeed in silence; return its seconds and its peak of memory in MB."""
+    """Run a command that has to succeed in silence; return its seconds and its peak of memory in
+    MB.
+    """
     started = time.perf_counter()
     with subprocess.Popen(command, stderr=subprocess.PIPE) as process:
         assert process.stderr is not None
@@ -76,8 +88,12 @@ def measured(command: Sequence[str]) -> tuple[float, float]:
         _, status, usage = os.wait4(process.pid, 0)
         process.returncode = os.waitstatus_to_exitcode(status)
     if process.returncode or said:
-        raise SystemExit(f"{' '.join(command)} ended with {process.returncode}: {said.decode()[:500]}")
-    return time.perf_counter() - started, usage.ru_maxrss / (1e6 if sys.platform == "darwin" else 1024)
+        raise SystemExit(
+            f"{' '.join(command)} ended with {process.returncode}: {said.decode()[:500]}"
+        )
+    return time.perf_counter() - started, usage.ru_maxrss / (
+        1e6 if sys.platform == "darwin" else 1024
+    )
 
 
 if __name__ == "__main__":

@@ -3,15 +3,16 @@
 
     python3 tools/bench_harness.py [-n ROUNDS] [--seconds S] [--python EXE] [--tls] [CASE ...]
 
-`python -m conformance serve` runs on one core, the client on the others. The client is raw sockets with
-requests made beforehand and answers counted, not parsed, so that it costs a small part of what the server
-does. Each line gives the median of the rounds: the rate by the clock, and the rate by the server's CPU
-time, which says on a busy machine too what one whole core would do. SHARED stands where only that was
-enough, because others had the server's core: measure again on a quiet machine.
+`python -m conformance serve` runs on one core, the client on the others. The client is raw sockets
+with requests made beforehand and answers counted, not parsed, so that it costs a small part of what
+the server does. Each line gives the median of the rounds: the rate by the clock, and the rate by
+the server's CPU time, which says on a busy machine too what one whole core would do. SHARED stands
+where only that was enough, because others had the server's core: measure again on a quiet machine.
 
 Owns: the requests that are measured and how they are counted. May not know: how the server works.
-Invariant: every answer has the status and the length that it has to have, else the run fails; uploads end
-with a digest that the registry checked. Needs Linux (/proc, taskset, MSG_TRUNC) and two cores.
+Invariant: every answer has the status and the length that it has to have, else the run fails;
+uploads end with a digest that the registry checked. Needs Linux (/proc, taskset, MSG_TRUNC) and two
+cores.
 """
 
 from __future__ import annotations
@@ -44,7 +45,9 @@ from conformance.images import Image, Seed  # noqa: E402
 __all__ = ["main"]
 
 MIB = 1 << 20
-SMALL, LARGE = 2000.0, 300.0  # requests and MB a second that one core has to give
+# requests and MB a second that one core has to give
+SMALL = 2000.0
+LARGE = 300.0
 CONNECTIONS = 16
 STREAMS = 4
 BLOB = 64 * MIB
@@ -57,7 +60,9 @@ class BenchError(Exception):
 
 @dataclass(frozen=True)
 class Round:
-    """What one round moved: `amount` requests or bytes, in seconds of the clock and of both sides' CPU."""
+    """What one round moved: `amount` requests or bytes, in seconds of the clock and of both sides'
+    CPU.
+    """
 
     amount: float
     wall: float
@@ -69,7 +74,9 @@ class Peer:
     """A running server and how to reach it."""
 
     def __init__(self, address: str, pid: int, context: ssl.SSLContext | None) -> None:
-        self.address, self.pid, self.context = address, pid, context
+        self.address = address
+        self.pid = pid
+        self.context = context
         host, _, port = address.rpartition(":")
         self._where = host, int(port)
 
@@ -77,16 +84,25 @@ class Peer:
         """Open one connection."""
         sock = socket.create_connection(self._where, timeout=60)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        return self.context.wrap_socket(sock, server_hostname=self._where[0]) if self.context else sock
+        return (
+            self.context.wrap_socket(sock, server_hostname=self._where[0]) if self.context else sock
+        )
 
     def cpu(self) -> float:
         """Return the CPU seconds that the server has used, in steps of a hundredth."""
-        fields = Path(f"/proc/{self.pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
+        fields = (
+            Path(f"/proc/{self.pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
+        )
         return (int(fields[11]) + int(fields[12])) / _TICKS
 
     def head(self, method: str, target: str, *headers: str) -> bytes:
         """Write the head of a request as Go's clients do."""
-        lines = [f"{method} {target} HTTP/1.1", f"Host: {self.address}", "User-Agent: bench/1", *headers]
+        lines = [
+            f"{method} {target} HTTP/1.1",
+            f"Host: {self.address}",
+            "User-Agent: bench/1",
+            *headers,
+        ]
         return "\r\n".join([*lines, "Accept-Encoding: identity", "", ""]).encode()
 
 
@@ -95,7 +111,11 @@ def answer(sock: socket.socket) -> bytes:
     got = b""
     while (end := got.find(b"\r\n\r\n")) < 0:
         got += received(sock)
-    lengths = [line[15:] for line in got[:end].lower().split(b"\r\n") if line.startswith(b"content-length:")]
+    lengths = [
+        line[15:]
+        for line in got[:end].lower().split(b"\r\n")
+        if line.startswith(b"content-length:")
+    ]
     while len(got) < end + 4 + int(lengths[0]):
         got += received(sock)
     return got
@@ -115,8 +135,8 @@ def received(sock: socket.socket) -> bytes:
 def exchange_many(peer: Peer, requests: Sequence[bytes], status: bytes, seconds: float) -> int:
     """Keep one request on each connection for `seconds`; return how many answers came.
 
-    Each connection goes through `requests`. They are asked once beforehand to learn how long each answer is,
-    so that counting bytes is enough afterwards.
+    Each connection goes through `requests`. They are asked once beforehand to learn how long each
+    answer is, so that counting bytes is enough afterwards.
     """
     lengths = _learn(peer, requests, status)
     done = 0
@@ -138,7 +158,9 @@ def exchange_many(peer: Peer, requests: Sequence[bytes], status: bytes, seconds:
                     key.data[2] = got
                     continue
                 if got > lengths[place]:
-                    raise BenchError(f"an answer of {got} bytes, {lengths[place]} before: {piece[:200]!r}")
+                    raise BenchError(
+                        f"an answer of {got} bytes, {lengths[place]} before: {piece[:200]!r}"
+                    )
                 done += 1
                 place = (place + 1) % len(requests)
                 key.data[1:] = place, 0
@@ -195,7 +217,9 @@ def case_mount(peer: Peer, image: Image) -> Run:
 def case_put(peer: Peer, image: Image) -> Run:
     """PUTs of manifests"""
     kind = f"Content-Type: {image.media_type}"
-    head = peer.head("PUT", "/v2/bench/small/manifests/v2", kind, f"Content-Length: {len(image.body)}")
+    head = peer.head(
+        "PUT", "/v2/bench/small/manifests/v2", kind, f"Content-Length: {len(image.body)}"
+    )
     return lambda seconds: exchange_many(peer, [head + image.body], b"HTTP/1.1 201 ", seconds)
 
 
@@ -237,11 +261,13 @@ def case_download(peer: Peer, image: Image) -> Run:
     """GETs of a blob of 64 MiB on four connections"""
     digest, data = large()
     request = peer.head("GET", f"/v2/bench/large/blobs/{digest}")
-    # On Linux TCP drops what MSG_TRUNC reads without copying it: a client that costs next to nothing.
+    # On Linux TCP drops what MSG_TRUNC reads without copying it: a client that costs next to
+    # nothing.
     flags = 0 if peer.context else socket.MSG_TRUNC
 
     def move(more: Callable[[], bool]) -> int:
-        moved, buffer = 0, bytearray(MIB)
+        moved = 0
+        buffer = bytearray(MIB)
         with peer.connect() as sock:
             while more():
                 sock.sendall(request)
@@ -273,7 +299,9 @@ def case_upload(peer: Peer, image: Image) -> Run:
             while more():
                 sock.sendall(start)
                 said = answer(sock).decode()
-                where = urlsplit(next(line[10:] for line in said.split("\r\n") if line[:9] == "Location:"))
+                where = urlsplit(
+                    next(line[10:] for line in said.split("\r\n") if line[:9] == "Location:")
+                )
                 target = f"{where.path}?{where.query}&digest={digest}"
                 kind = "Content-Type: application/octet-stream"
                 sock.sendall(peer.head("PUT", target, kind, f"Content-Length: {len(data)}"))
@@ -335,7 +363,15 @@ def serving(python: str, work: Path, *, tls: bool) -> Iterator[Peer]:
 def certificate(work: Path) -> Path:
     """Make a certificate for loopback."""
     command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256"]
-    command += ["-nodes", "-days", "2", "-subj", "/CN=bench", "-addext", "subjectAltName=IP:127.0.0.1"]
+    command += [
+        "-nodes",
+        "-days",
+        "2",
+        "-subj",
+        "/CN=bench",
+        "-addext",
+        "subjectAltName=IP:127.0.0.1",
+    ]
     command += ["-keyout", str(work / "key.pem"), "-out", str(work / "cert.pem")]
     try:
         subprocess.run(command, capture_output=True, check=True)
@@ -346,16 +382,25 @@ def certificate(work: Path) -> Path:
 
 def timed(peer: Peer, run: Run, seconds: float) -> Round:
     """Run once and count what both sides spent."""
-    wall, server, client = time.perf_counter(), peer.cpu(), time.process_time()
+    wall = time.perf_counter()
+    server = peer.cpu()
+    client = time.process_time()
     amount = run(seconds)
-    return Round(amount, time.perf_counter() - wall, peer.cpu() - server, max(time.process_time() - client, 1e-9))
+    return Round(
+        amount,
+        time.perf_counter() - wall,
+        peer.cpu() - server,
+        max(time.process_time() - client, 1e-9),
+    )
 
 
 def line(name: str, rounds: Sequence[Round], *, small: bool) -> str:
     """Say what a case came to, beside what it has to."""
     unit, scale, goal = ("req/s", 1.0, SMALL) if small else ("MB/s", 1e6, LARGE)
     rates = sorted(each.amount / scale / each.wall for each in rounds)
-    by_cpu = statistics.median(each.amount / scale / max(each.server, 1 / _TICKS) for each in rounds)
+    by_cpu = statistics.median(
+        each.amount / scale / max(each.server, 1 / _TICKS) for each in rounds
+    )
     rate = statistics.median(rates)
     busy = statistics.median(each.server / each.wall for each in rounds)
     client = statistics.median(each.client / max(each.server, 1 / _TICKS) for each in rounds)
@@ -371,13 +416,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Measure, print, and return 0; 1 when something needed is missing or failed."""
     parser = argparse.ArgumentParser(
         description=__doc__.splitlines()[0],
-        epilog="cases: " + "; ".join(f"{name}: {case.__doc__}" for name, (case, _) in CASES.items()),
+        epilog="cases: "
+        + "; ".join(f"{name}: {case.__doc__}" for name, (case, _) in CASES.items()),
     )
     parser.add_argument("cases", nargs="*", metavar="CASE", help="default: all, in the order below")
     parser.add_argument("-n", dest="rounds", type=int, default=5, help="rounds of each case (5)")
     parser.add_argument("--seconds", type=float, default=2.0, help="how long one round takes (2)")
-    parser.add_argument("--python", default=sys.executable, metavar="EXE", help="the server's interpreter")
-    parser.add_argument("--tls", action="store_true", help="over HTTPS; the client then costs as much")
+    parser.add_argument(
+        "--python", default=sys.executable, metavar="EXE", help="the server's interpreter"
+    )
+    parser.add_argument(
+        "--tls", action="store_true", help="over HTTPS; the client then costs as much"
+    )
     options = parser.parse_args(argv)
     try:
         unknown = [name for name in options.cases if name not in CASES]
@@ -393,7 +443,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def measure(options: argparse.Namespace, work: Path) -> None:
     """Run the chosen cases and print each figure as soon as it is known."""
-    print(f"medians of {options.rounds} rounds of {options.seconds:g} s; load {os.getloadavg()[0]:.1f} before")
+    print(
+        f"medians of {options.rounds} rounds of {options.seconds:g} s; load {os.getloadavg()[0]:.1f} before"
+    )
     for name in options.cases or CASES:
         case, small = CASES[name]
         with serving(options.python, work, tls=options.tls) as peer:

@@ -1,14 +1,17 @@
 #!/usr/bin/env python3
-"""Measure how long probes of the health listener take during full syncs, with a crowd of bad clients.
+"""Measure how long probes of the health listener take during full syncs, with a crowd of bad
+clients.
 
     python3 tools/bench_health.py [-n IMAGES] [-m MIB] [-r MAPPINGS] [--idle N]
 
-`regsync watch` syncs between Debian docker-registry processes: many small images, then eight with one large layer each,
-then it reads a file of many mappings, of which none selects a tag. All the time 200 clients say nothing, 20 send a
-byte every 100 ms, and 10 send 64 KiB of garbage again and again; those that are cut off come back. Probes are asked for
-one after the other, each on a connection of its own, GET and HEAD of both resources; a probe's time is from before it
-connects to the end of its answer. Exit status 1: the slowest took more than 100 ms, or a sync failed. Other work on the
-machine shows; on Linux it shows less, as root, in a group of processes of its own that comes first:
+`regsync watch` syncs between Debian docker-registry processes: many small images, then eight with
+one large layer each, then it reads a file of many mappings, of which none selects a tag. All the
+time 200 clients say nothing, 20 send a byte every 100 ms, and 10 send 64 KiB of garbage again and
+again; those that are cut off come back. Probes are asked for one after the other, each on a
+connection of its own, GET and HEAD of both resources; a probe's time is from before it connects to
+the end of its answer. Exit status 1: the slowest took more than 100 ms, or a sync failed. Other
+work on the machine shows; on Linux it shows less, as root, in a group of processes of its own that
+comes first:
 
     setsid -w sh -c 'echo -19 >/proc/self/autogroup; python3 tools/bench_health.py'
 """
@@ -47,9 +50,12 @@ __all__ = ["main"]
 
 LIMIT = 0.1  # seconds
 MIB = 1024 * 1024
-SLOW, GARBAGE = 20, 10
+SLOW = 20
+GARBAGE = 10
 PROBES = [
-    f"{method} {path} HTTP/1.1\r\nHost: h\r\n\r\n" for method in ("GET", "HEAD") for path in ("/healthz", "/readyz")
+    f"{method} {path} HTTP/1.1\r\nHost: h\r\n\r\n"
+    for method in ("GET", "HEAD")
+    for path in ("/healthz", "/readyz")
 ]
 HERE = ("127.0.0.1", 0)
 
@@ -97,7 +103,8 @@ def cycle(said: bytes) -> dict[str, Any]:
 
 def show(title: str, times: Sequence[float]) -> float:
     slowest = max(times)
-    middle, late = statistics.median(times), sorted(times)[int(len(times) * 0.99)]
+    middle = statistics.median(times)
+    late = sorted(times)[int(len(times) * 0.99)]
     print(
         f"{title:<44} {len(times):5} probes: median {middle * 1000:.1f} ms, 99 % {late * 1000:.1f} ms, "
         f"slowest {slowest * 1000:.1f} ms",
@@ -123,12 +130,20 @@ def elsewhere() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(1, initializer=os.nice, initargs=(10,))
 
 
-def measure(title: str, path: Path, registries: dict[str, Any], mappings: Sequence[dict[str, Any]], idle: int) -> bool:
+def measure(
+    title: str,
+    path: Path,
+    registries: dict[str, Any],
+    mappings: Sequence[dict[str, Any]],
+    idle: int,
+) -> bool:
     """Sync beside the crowd; whether the sync and all probes were well."""
 
     def write(*mappings: dict[str, Any]) -> None:
         defaults = {"source": "source", "targets": ["target"]}
-        path.write_text(json.dumps({"registries": registries, "defaults": defaults, "mappings": mappings}))
+        path.write_text(
+            json.dumps({"registries": registries, "defaults": defaults, "mappings": mappings})
+        )
 
     def ask() -> bytes:
         seconds, said = probe(port, next(requests))
@@ -138,7 +153,8 @@ def measure(title: str, path: Path, registries: dict[str, Any], mappings: Sequen
 
     with socket.create_server(HERE) as free:
         port = free.getsockname()[1]
-    requests, times = itertools.cycle(PROBES), list[float]()
+    requests = itertools.cycle(PROBES)
+    times = list[float]()
     write()
     words = ("watch", "-q", "-c", str(path), "--interval", "1h", "--health-port", str(port))
     with program(str(ROOT / "regsync.py"), *words) as watch:
@@ -151,7 +167,9 @@ def measure(title: str, path: Path, registries: dict[str, Any], mappings: Sequen
             ask()
         show("nobody else, nothing to do", times)
         with contextlib.ExitStack() as stack, elsewhere() as thread:
-            thread.submit(stack.enter_context, program(__file__, "--crowd", str(port), "--idle", str(idle))).result()
+            thread.submit(
+                stack.enter_context, program(__file__, "--crowd", str(port), "--idle", str(idle))
+            ).result()
             time.sleep(2)
             times.clear()
             for _ in range(200):
@@ -168,11 +186,19 @@ def measure(title: str, path: Path, registries: dict[str, Any], mappings: Sequen
 
 
 def main(argv: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(description="Measure probes of the health listener during full syncs.")
+    parser = argparse.ArgumentParser(
+        description="Measure probes of the health listener during full syncs."
+    )
     parser.add_argument("-n", type=int, default=400, help="small images (%(default)s)")
-    parser.add_argument("-m", type=int, default=128, help="MiB of each of eight large layers (%(default)s)")
-    parser.add_argument("-r", type=int, default=5000, help="mappings of the last file (%(default)s)")
-    parser.add_argument("--idle", type=int, default=200, help="clients that say nothing (%(default)s)")
+    parser.add_argument(
+        "-m", type=int, default=128, help="MiB of each of eight large layers (%(default)s)"
+    )
+    parser.add_argument(
+        "-r", type=int, default=5000, help="mappings of the last file (%(default)s)"
+    )
+    parser.add_argument(
+        "--idle", type=int, default=200, help="clients that say nothing (%(default)s)"
+    )
     parser.add_argument("--crowd", type=int, help=argparse.SUPPRESS)
     given = parser.parse_args(argv)
     if given.crowd:
@@ -183,11 +209,20 @@ def main(argv: Sequence[str]) -> int:
         with contextlib.ExitStack() as stack, elsewhere() as thread:
 
             def registry(name: str) -> str:
-                return thread.submit(stack.enter_context, docker_registry(directory / name)).result()
+                return thread.submit(
+                    stack.enter_context, docker_registry(directory / name)
+                ).result()
 
-            source, target, seed = registry("source"), registry("target"), Seed(5)
+            source = registry("source")
+            target = registry("target")
+            seed = Seed(5)
             for number in range(given.n):
-                push_http(seed.image(sizes=(900, 2000, 30_000)), source, f"small/{number % 10}", f"v{number}")
+                push_http(
+                    seed.image(sizes=(900, 2000, 30_000)),
+                    source,
+                    f"small/{number % 10}",
+                    f"v{number}",
+                )
             for number in range(8):
                 push_http(seed.image(sizes=(given.m * MIB,)), source, "large", f"v{number}")
             well = []
@@ -197,11 +232,19 @@ def main(argv: Sequence[str]) -> int:
                 (f"8 images of {given.m} MiB", [{"from": "large"}]),
                 (
                     f"{given.r} mappings",
-                    [{"from": f"small/{number % 10}", "to": f"many/{number}", **nothing} for number in range(given.r)],
+                    [
+                        {"from": f"small/{number % 10}", "to": f"many/{number}", **nothing}
+                        for number in range(given.r)
+                    ],
                 ),
             ):
-                registries = {"source": {"url": f"http://{source}"}, "target": {"url": f"http://{target}"}}
-                well.append(measure(title, directory / "mirror.yaml", registries, mappings, given.idle))
+                registries = {
+                    "source": {"url": f"http://{source}"},
+                    "target": {"url": f"http://{target}"},
+                }
+                well.append(
+                    measure(title, directory / "mirror.yaml", registries, mappings, given.idle)
+                )
     except Missing as error:
         sys.stderr.write(f"{error}\n")
         return 2

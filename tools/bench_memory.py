@@ -1,16 +1,18 @@
 #!/usr/bin/env python3
-"""Measure what runs take beside requests: memory under a hard limit, CPU time, and the state's own figures.
+"""Measure what runs take beside requests: memory under a hard limit, CPU time, and the state's own
+figures.
 
     python3 tools/bench_memory.py [--json] [CASE ...]
 
-The registries are the harness's, in this process; the program is a process of its own. A case with a
-limit runs under RLIMIT_DATA, which counts all private memory that can be written: heap, buffers and the
-stacks of threads, touched or not, which are therefore made 1 MiB each (8 is usual). RLIMIT_AS would count the
-address space that allocators reserve and never use, so it says nothing; what is shown as MiB was resident.
+The registries are the harness's, in this process; the program is a process of its own. A case with
+a limit runs under RLIMIT_DATA, which counts all private memory that can be written: heap, buffers
+and the stacks of threads, touched or not, which are therefore made 1 MiB each (8 is usual).
+RLIMIT_AS would count the address space that allocators reserve and never use, so it says nothing;
+what is shown as MiB was resident.
 
-Owns: the cases and their limits. May not know: anything of the program but its command line, except for the
-two figures that have none: the state file is written by, and the election is, the program's own code.
-Needs Linux.
+Owns: the cases and their limits. May not know: anything of the program but its command line, except
+for the two figures that have none: the state file is written by, and the election is, the program's
+own code. Needs Linux.
 """
 
 from __future__ import annotations
@@ -81,19 +83,34 @@ class Spent(NamedTuple):
 
 
 def spend(command: Sequence[str], *, data: int = 0, **environ: str) -> tuple[Spent, str]:
-    """Run a program to its end, with at most `data` bytes of memory of its own; return its standard output.
+    """Run a program to its end, with at most `data` bytes of memory of its own; return its standard
+    output.
 
     BenchError when it ends with another status than 0.
     """
     with tempfile.TemporaryDirectory() as directory:
         out = os.path.join(directory, "out")
         environment = {"HOME": directory, "PATH": "/usr/bin:/bin", **environ}
-        launcher = [sys.executable, "-I", "-S", "-c", _LAUNCHER, out, str(TIME_LIMIT), str(data), *command]
-        done = subprocess.run(launcher, capture_output=True, text=True, env=environment, cwd=ROOT, check=False)
+        launcher = [
+            sys.executable,
+            "-I",
+            "-S",
+            "-c",
+            _LAUNCHER,
+            out,
+            str(TIME_LIMIT),
+            str(data),
+            *command,
+        ]
+        done = subprocess.run(
+            launcher, capture_output=True, text=True, env=environment, cwd=ROOT, check=False
+        )
         if done.returncode:
             raise BenchError(f"the launcher failed: {done.stderr[-500:]}")
         status, wall, cpu, rss = json.loads(done.stdout)
-        said, complaints = (Path(f"{out}.{number}").read_text(errors="replace") for number in (1, 2))
+        said, complaints = (
+            Path(f"{out}.{number}").read_text(errors="replace") for number in (1, 2)
+        )
     if status:
         raise BenchError(f"{' '.join(command)} ended with {status}: {complaints[-1500:]}")
     return Spent(wall, cpu, rss), said
@@ -117,13 +134,17 @@ class Place:
     """Registries, and a directory with a configuration and its state."""
 
     def __init__(self, directory: Path, source: Server, targets: Sequence[Server]) -> None:
-        self.source, self.targets, self.directory = source, targets, directory
+        self.source = source
+        self.targets = targets
+        self.directory = directory
 
     @property
     def requests(self) -> int:
         return sum(len(each.journal.entries) for each in (self.source, *self.targets))
 
-    def run(self, repositories: Sequence[str], limit: int = 0, **rule: str) -> tuple[Spent, dict[str, int]]:
+    def run(
+        self, repositories: Sequence[str], limit: int = 0, **rule: str
+    ) -> tuple[Spent, dict[str, int]]:
         """Run once, under a limit in bytes; return what became of how many images."""
         for server in (self.source, *self.targets):
             server.journal.clear()
@@ -136,7 +157,15 @@ class Place:
         }
         file = self.directory / "mirror.yaml"
         file.write_text(json.dumps(document))
-        command = [sys.executable, str(ROOT / "regsync.py"), "sync", "--json", "-q", "-c", str(file)]
+        command = [
+            sys.executable,
+            str(ROOT / "regsync.py"),
+            "sync",
+            "--json",
+            "-q",
+            "-c",
+            str(file),
+        ]
         spent, said = spend(command, data=limit)
         return spent, json.loads(said)["totals"]["images"]
 
@@ -204,17 +233,23 @@ def typical() -> Iterator[Figure]:
                     layers[(repository + tag) % 40],
                     seed.layer(9000),
                 ]
-                seed.image(layers=chosen).load_into(_app(world.source), f"app-{repository}", f"v{tag}")
+                seed.image(layers=chosen).load_into(
+                    _app(world.source), f"app-{repository}", f"v{tag}"
+                )
         names = [f"app-{number}" for number in range(20)]
         for phase in ("cold", "warm"):
             spent, images = world.run(names, 128 * MIB)
             if images["failed"]:
                 raise BenchError(f"typical: {images}")
-            yield Figure(f"100 images, {phase}", spent.rss, "MiB", 128, f"under 128 MiB of data; {spent}")
+            yield Figure(
+                f"100 images, {phase}", spent.rss, "MiB", 128, f"under 128 MiB of data; {spent}"
+            )
 
 
 def large() -> Iterator[Figure]:
-    """500 images to three targets, two layers of 4 GiB among them, 50 streams, 600,000 entries of state."""
+    """500 images to three targets, two layers of 4 GiB among them, 50 streams, 600,000 entries of
+    state.
+    """
     big = [Stream(8, number, 4 << 30) for number in range(2)]
     many = [Stream(9, number, 8 << 20) for number in range(50)]
     with place(3, Weighing) as world:
@@ -225,12 +260,16 @@ def large() -> Iterator[Figure]:
             seed.image(layers=own).load_into(_app(world.source), f"app-{number % 20}", f"v{number}")
         state = world.directory / ".regsync"
         state.mkdir(mode=0o700)
-        (state / "state.bin").write_bytes(_state([server.address for server in world.targets], 600_000))
+        (state / "state.bin").write_bytes(
+            _state([server.address for server in world.targets], 600_000)
+        )
         spent, images = world.run([f"app-{number}" for number in range(20)], 512 * MIB)
         if images["failed"] or images["synced"] != 1500:
             raise BenchError(f"large: {images}")
         moved = sum(server.journal.bytes_in() for server in world.targets) / 1e9
-        detail = f"under 512 MiB of data; {moved:.1f} GB pushed, {spent.cpu / moved:.2f} CPU s per GB"
+        detail = (
+            f"under 512 MiB of data; {moved:.1f} GB pushed, {spent.cpu / moved:.2f} CPU s per GB"
+        )
         yield Figure("500 images", spent.rss, "MiB", 512, f"{detail}; {spent}")
 
 
@@ -248,7 +287,9 @@ _WAYS = {
 
 
 def dialects() -> Iterator[Figure]:
-    """A layer of 4 GiB to each kind of registry, at most 64 MB (10^6) of memory, none of it on disk."""
+    """A layer of 4 GiB to each kind of registry, at most 64 MB (10^6) of memory, none of it on
+    disk.
+    """
     layer = Stream(10, 1, 4 << 30)
     for name, (row, kind) in _WAYS.items():
         cloud = _Cloud(replace(PERSONAS[row], hosts={"registry": "localhost"}))
@@ -256,26 +297,50 @@ def dialects() -> Iterator[Figure]:
             directory = stack.enter_context(tempfile.TemporaryDirectory())
             source, target = (stack.enter_context(run_in_thread(each)) for each in (App(), cloud))
             image = Seed(11).image(layers=[layer]).load_into(_app(source), "app", "v1")
-            # An address is nobody's; a name is of the kind that its login says. Nobody is asked for one.
+            # An address is nobody's; a name is of the kind that its login says. Nobody is asked for
+            # one.
             url = target.url.replace("127.0.0.1", "localhost")
             registries = {"s": {"url": source.url}, "t": {"url": url, "auth_type": kind}}
             defaults = {"source": "s", "targets": ["t"], "artifacts": {"enabled": False}}
             file = Path(directory) / "mirror.yaml"
             mappings = [{"from": "app", "to": "team/app", "tags": {"glob": "v1"}}]
-            file.write_text(json.dumps({"registries": registries, "defaults": defaults, "mappings": mappings}))
-            command = [sys.executable, str(ROOT / "regsync.py"), "sync", "--json", "-q", "-c", str(file)]
+            file.write_text(
+                json.dumps({"registries": registries, "defaults": defaults, "mappings": mappings})
+            )
+            command = [
+                sys.executable,
+                str(ROOT / "regsync.py"),
+                "sync",
+                "--json",
+                "-q",
+                "-c",
+                str(file),
+            ]
             spent, said = spend(command, data=64_000_000, GITHUB_TOKEN="none")
-            if json.loads(said)["totals"]["images"]["synced"] != 1 or image.top not in cloud.tags("team/app").values():
+            if (
+                json.loads(said)["totals"]["images"]["synced"] != 1
+                or image.top not in cloud.tags("team/app").values()
+            ):
                 raise BenchError(f"{name}: {said[:500]}")
             moved = target.journal.bytes_in() / 1e9
-            sent = ", ".join(f"{n} {what}" for what, n in target.journal.summary().items() if "upload" in what)
+            sent = ", ".join(
+                f"{n} {what}" for what, n in target.journal.summary().items() if "upload" in what
+            )
             detail = f"under 64 MB of data; {moved:.2f} GB pushed by {sent}; {spent}"
             left = sum(each.stat().st_size for each in Path(directory).rglob("*") if each.is_file())
-            yield Figure(f"4 GiB, {name}", spent.rss * MIB / 1e6, "MB", 64, f"{detail}; {left / 1000:.0f} kB on disk")
+            yield Figure(
+                f"4 GiB, {name}",
+                spent.rss * MIB / 1e6,
+                "MB",
+                64,
+                f"{detail}; {left / 1000:.0f} kB on disk",
+            )
 
 
 def _state(hosts: Sequence[str], count: int) -> bytes:
-    """Write a state of so many entries: manifests of 20 blobs in 200 repositories, and a tag for each."""
+    """Write a state of so many entries: manifests of 20 blobs in 200 repositories, and a tag for
+    each.
+    """
     from _regsync.state import Knowledge, key_of, named
 
     known = Knowledge(now=time.time, note=lambda record: None)
@@ -284,7 +349,9 @@ def _state(hosts: Sequence[str], count: int) -> bytes:
         where = (hosts[number % len(hosts)], f"held/app-{number % 200}")
         root = f"sha256:{number:064x}"
         known.commit(where, root, [f"sha256:{number * 30 + blob:064x}" for blob in range(1, 31)])
-        known.take_snapshot(named("source", "held", str(number), *where), key_of(root), key_of(root))
+        known.take_snapshot(
+            named("source", "held", str(number), *where), key_of(root), key_of(root)
+        )
     image = known.encoded()
     if image is None:
         raise BenchError("the state has nothing to save")
@@ -315,7 +382,9 @@ print(took, sum(1 for table in "BMES" for _ in archive.rows(table)), asking)
         spent, said = spend([sys.executable, "-c", code])
         took, entries, asking = map(float, said.split())
         size = file.stat().st_size / MIB
-        detail = f"{entries:.0f} entries, a file of {size:.0f} MiB, {1000 * asking:.0f} us a look-up"
+        detail = (
+            f"{entries:.0f} entries, a file of {size:.0f} MiB, {1000 * asking:.0f} us a look-up"
+        )
         yield Figure("state, loaded", took, "s", 1.0, detail)
         yield Figure("state, in memory", spent.rss - bare.rss, "MiB", 150, detail)
 

@@ -1,13 +1,14 @@
-"""What tools/bench.py puts around the program that it measures: a slow line, slow registries, a clock.
+"""What tools/bench.py puts around the program that it measures: a slow line, slow registries, a
+clock.
 
     python -m tools.bench_peers delay SECONDS HOST:PORT     a TCP line, SECONDS long in each direction
     python -m tools.bench_peers slow PAIRS                  registries whose large blobs never end
     python -m tools.bench_peers lag PYZ ARGUMENT...         the program, with a clock in its event loop
 
-Owns: peers that have to be processes of their own so that their time and memory are not the client's.
-May not know: what is measured with them. Invariant: the first line on standard output is the address (or
-addresses) to talk to; everything ends when its standard input ends, so that nothing outlives the
-benchmark. Standard library only; `lag` imports anyio from the .pyz that it runs.
+Owns: peers that have to be processes of their own so that their time and memory are not the
+client's. May not know: what is measured with them. Invariant: the first line on standard output is
+the address (or addresses) to talk to; everything ends when its standard input ends, so that nothing
+outlives the benchmark. Standard library only; `lag` imports anyio from the .pyz that it runs.
 """
 
 from __future__ import annotations
@@ -51,7 +52,9 @@ async def _listen(serve: Serve) -> tuple[asyncio.AbstractServer, str]:
 # ---------------------------------------------------------------- a line with a length
 
 
-async def _carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, opened: float, delay: float) -> None:
+async def _carry(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, opened: float, delay: float
+) -> None:
     """Pass bytes on `delay` after they came, none of them earlier than `delay` after `opened`."""
     loop = asyncio.get_running_loop()
     under_way: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue()
@@ -79,14 +82,19 @@ async def _carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, ope
 
 
 async def delay(seconds: float, address: str) -> None:
-    """Stand in front of `address`. Connecting costs a round trip too: the first bytes leave one later."""
+    """Stand in front of `address`. Connecting costs a round trip too: the first bytes leave one
+    later.
+    """
     host, _, port = address.rpartition(":")
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         opened = asyncio.get_running_loop().time() + 2 * seconds
         far_reader, far_writer = await asyncio.open_connection(host, int(port))
         try:
-            await asyncio.gather(_carry(reader, far_writer, opened, seconds), _carry(far_reader, writer, 0.0, seconds))
+            await asyncio.gather(
+                _carry(reader, far_writer, opened, seconds),
+                _carry(far_reader, writer, 0.0, seconds),
+            )
         finally:
             far_writer.close()
 
@@ -110,13 +118,21 @@ def _manifest(tag: str) -> bytes:
         "digest": "sha256:" + hashlib.sha256(b"{}").hexdigest(),
         "size": 2,
     }
-    layer = {"mediaType": "application/vnd.oci.image.layer.v1.tar", "digest": _layer(tag), "size": LARGE}
+    layer = {
+        "mediaType": "application/vnd.oci.image.layer.v1.tar",
+        "digest": _layer(tag),
+        "size": LARGE,
+    }
     kind = "application/vnd.oci.image.manifest.v1+json"
-    return json.dumps({"schemaVersion": 2, "mediaType": kind, "config": config, "layers": [layer]}).encode()
+    return json.dumps(
+        {"schemaVersion": 2, "mediaType": kind, "config": config, "layers": [layer]}
+    ).encode()
 
 
 class _Slow:
-    """Sources that send without end and targets that take little at a time; says how many streams run."""
+    """Sources that send without end and targets that take little at a time; says how many streams
+    run.
+    """
 
     def __init__(self) -> None:
         self.streams = 0
@@ -138,7 +154,9 @@ class _Slow:
                 kind = "application/vnd.oci.image.manifest.v1+json"
                 await _answer(writer, "200 OK", body, f"Content-Type: {kind}")
             elif method == "POST":
-                await _answer(writer, "202 Accepted", b"", f"Location: {path.partition('?')[0]}{id(writer)}")
+                await _answer(
+                    writer, "202 Accepted", b"", f"Location: {path.partition('?')[0]}{id(writer)}"
+                )
             elif method == "PUT":
                 await _answer(writer, "201 Created", b"")
             else:
@@ -161,7 +179,9 @@ class _Slow:
         await asyncio.sleep(3600)
 
 
-async def _answer(writer: asyncio.StreamWriter, status: str, body: bytes, *headers: str, head: bool = False) -> None:
+async def _answer(
+    writer: asyncio.StreamWriter, status: str, body: bytes, *headers: str, head: bool = False
+) -> None:
     lines = [f"HTTP/1.1 {status}", f"Content-Length: {len(body)}", *headers, "", ""]
     writer.write("\r\n".join(lines).encode() + (b"" if head else body))
     await writer.drain()
@@ -175,14 +195,16 @@ async def slow(pairs: int) -> None:
     await _until_stdin_ends()
 
 
-# ---------------------------------------------------------------- a clock in the program's event loop
+# ---------------------------------------------------------------- a clock in the program's event
+# loop
 
 
 def lag(pyz: str, arguments: Sequence[str]) -> int:
-    """Run the program with a ticker beside each run; print the longest gaps as JSON on standard error.
+    """Run the program with a ticker beside each run; print the longest gaps as JSON on standard
+    error.
 
-    `cpu_ms` is the longest that the program itself computed between two ticks; `wall_ms` has in it what
-    the system gave to others meanwhile.
+    `cpu_ms` is the longest that the program itself computed between two ticks; `wall_ms` has in it
+    what the system gave to others meanwhile.
     """
     sys.path[:0] = ["{}/cp{}{}".format(pyz, *sys.version_info[:2]), pyz]
     import anyio
@@ -194,7 +216,8 @@ def lag(pyz: str, arguments: Sequence[str]) -> int:
 
     async def tick() -> None:
         while True:
-            wall, cpu = time.perf_counter(), time.thread_time()
+            wall = time.perf_counter()
+            cpu = time.thread_time()
             await anyio.sleep(_TICK)
             gaps.append((time.perf_counter() - wall - _TICK, time.thread_time() - cpu))
 
@@ -210,7 +233,9 @@ def lag(pyz: str, arguments: Sequence[str]) -> int:
     status = regsync.main(arguments)
     walls, cpus = (sorted(1000 * gap[side] for gap in gaps) for side in (0, 1))
     found = {"wall_ms": walls[-1], "cpu_ms": cpus[-1]}
-    found["wall_p99_ms"], found["cpu_p99_ms"] = (side[len(gaps) * 99 // 100] for side in (walls, cpus))
+    found["wall_p99_ms"], found["cpu_p99_ms"] = (
+        side[len(gaps) * 99 // 100] for side in (walls, cpus)
+    )
     sys.stderr.write(json.dumps(found) + "\n")
     return status
 

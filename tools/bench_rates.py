@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
-"""Measure a sync to a registry that keeps ECR's published rates: 429s, and the time beside the least there is.
+"""Measure a sync to a registry that keeps ECR's published rates: 429s, and the time beside the
+least there is.
 
     python3 tools/bench_rates.py [-n IMAGES] [-l LAYERS] [--latency SECONDS]
 
-Program and registries share one event loop on a clock that jumps, so that the seconds are exact and none is
-waited for. The target refuses whatever is more than its caps allow in any second, wherever it begins
-(protocol-facts.md section 4.8); "ideal" is what the requests of the most rationed action take at its cap.
-Exit status 1: a 429, or more than 1.15 times that.
+Program and registries share one event loop on a clock that jumps, so that the seconds are exact and
+none is waited for. The target refuses whatever is more than its caps allow in any second, wherever
+it begins (protocol-facts.md section 4.8); "ideal" is what the requests of the most rationed action
+take at its cap. Exit status 1: a 429, or more than 1.15 times that.
 """
 
 from __future__ import annotations
@@ -76,9 +77,12 @@ async def _measure(world: Virtual, images: int, layers: int, latency: float) -> 
     source = world.registry("source.test", up=link, down=link)
     ecr = Provider(ECR, now=anyio.current_time, wall=world.wall)
     target = world.listen(ecr, HOST, scheme="https", up=link, down=link)
-    seed, app = Seed(7), source.app
+    seed = Seed(7)
+    app = source.app
     assert isinstance(app, App)
-    copied = [seed.image(sizes=(3000,) * layers).load_into(app, "app", tag=f"v{n}") for n in range(images)]
+    copied = [
+        seed.image(sizes=(3000,) * layers).load_into(app, "app", tag=f"v{n}") for n in range(images)
+    ]
     registries: dict[str, Any] = {"source": source, "ecr": {"url": HOST, "auth_type": "anonymous"}}
     text = document(registries, {"from": "app", "tags": tags("*")})
     ran = await world.run("sync", "--json", "-q", "-c", "-", stdin=text)
@@ -95,12 +99,20 @@ def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(description="Measure a sync against ECR's published rates.")
     parser.add_argument("-n", type=int, default=300, help="images (%(default)s)")
     parser.add_argument("-l", type=int, default=3, help="layers of each (%(default)s)")
-    parser.add_argument("--latency", type=float, default=0.02, help="each way, in seconds (%(default)s)")
+    parser.add_argument(
+        "--latency", type=float, default=0.02, help="each way, in seconds (%(default)s)"
+    )
     given = parser.parse_args(argv)
     options = {"clock": MockClock(autojump_threshold=0)}
-    found: Measured = anyio.run(measure, given.n, given.l, given.latency, backend="trio", backend_options=options)
-    print(f"{given.n} images with {given.l} layers, {given.latency * 1000:.0f} ms each way: {found.refused} x 429")
-    print(f"{found.seconds:.2f} s, ideal {found.ideal:.1f} s: {found.ratio:.3f} times, at most {MOST}")
+    found: Measured = anyio.run(
+        measure, given.n, given.l, given.latency, backend="trio", backend_options=options
+    )
+    print(
+        f"{given.n} images with {given.l} layers, {given.latency * 1000:.0f} ms each way: {found.refused} x 429"
+    )
+    print(
+        f"{found.seconds:.2f} s, ideal {found.ideal:.1f} s: {found.ratio:.3f} times, at most {MOST}"
+    )
     print(" ".join(f"{action} {count}" for action, count in sorted(found.requests.items())))
     return int(found.refused > 0 or found.ratio > MOST)
 

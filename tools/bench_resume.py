@@ -3,9 +3,10 @@
 
     python3 tools/bench_resume.py [--json] [--size MIB]
 
-The registries are the harness's, in this process (the target verifies and drops what it gets); the program is a
-process of its own, over real sockets. A layer of 1 GiB breaks at 90 %: at its source by an end of file or a
-reset, at a target that keeps what has come (distribution 3) and at one that forgets it (2.8.2).
+The registries are the harness's, in this process (the target verifies and drops what it gets); the
+program is a process of its own, over real sockets. A layer of 1 GiB breaks at 90 %: at its source
+by an end of file or a reset, at a target that keeps what has come (distribution 3) and at one that
+forgets it (2.8.2).
 
 Owns: the cases and their goals. May not know: anything of the program but its command line.
 """
@@ -33,7 +34,8 @@ __all__ = ["main"]
 
 MIB = 1 << 20
 # What lies between a hash's state and what was sent: 16 MiB; and what a piece and sockets hold.
-_CHECKPOINT, _UNDER_WAY = 16.0, 8.0
+_CHECKPOINT = 16.0
+_UNDER_WAY = 8.0
 
 
 class Case(NamedTuple):
@@ -48,10 +50,19 @@ class Case(NamedTuple):
 
 
 def _cases(size: float) -> Iterator[Case]:
-    """A reset takes with it what the source's kernel had not sent: that counts as sent there, and was not."""
-    yield Case("source ends", "source", lambda rule, at: rule.drop(after=at, of="response"), True, 0, 0)
+    """A reset takes with it what the source's kernel had not sent: that counts as sent there, and
+    was not.
+    """
     yield Case(
-        "source resets", "source", lambda rule, at: rule.drop(after=at, of="response", reset=True), True, _UNDER_WAY, 0
+        "source ends", "source", lambda rule, at: rule.drop(after=at, of="response"), True, 0, 0
+    )
+    yield Case(
+        "source resets",
+        "source",
+        lambda rule, at: rule.drop(after=at, of="response", reset=True),
+        True,
+        _UNDER_WAY,
+        0,
     )
     yield Case(
         "target keeps", "target", lambda rule, at: rule.drop(after=at, of="request", reset=True), True,
@@ -66,7 +77,8 @@ def _cases(size: float) -> Iterator[Case]:
 def _measure(case: Case, size: int) -> Iterator[Figure]:
     with place(1, lambda: Weighing(resumable=case.resumable)) as world:
         layer = Stream(10, 1, size)
-        source, target = world.source.app, world.targets[0].app
+        source = world.source.app
+        target = world.targets[0].app
         assert isinstance(source, App)
         Seed(10).image(layers=[layer]).load_into(source, "app", "v1")
         digest = layer.digest()
@@ -81,10 +93,19 @@ def _measure(case: Case, size: int) -> Iterator[Figure]:
             raise BenchError(f"{case.name}: {images}, {len(rule.struck)} struck")
         read, sent = _moved(world, digest)
         pulls = ", ".join(
-            each.header("range") or "all" for each in world.source.journal.matching("GET", "blob", reference=digest)
+            each.header("range") or "all"
+            for each in world.source.journal.matching("GET", "blob", reference=digest)
         )
-        yield Figure(f"{case.name}: source", (read - size) / MIB, "MiB read again", case.source, f"GET {pulls}")
-        yield Figure(f"{case.name}: target", (sent - size) / MIB, "MiB sent again", case.target, str(spent))
+        yield Figure(
+            f"{case.name}: source",
+            (read - size) / MIB,
+            "MiB read again",
+            case.source,
+            f"GET {pulls}",
+        )
+        yield Figure(
+            f"{case.name}: target", (sent - size) / MIB, "MiB sent again", case.target, str(spent)
+        )
 
 
 def _moved(world: Place, digest: str) -> tuple[int, int]:

@@ -1,10 +1,12 @@
 #!/usr/bin/env python3
-"""Build dist/regsync.pyz and dist/regsync-nofips.pyz: the program and all that it needs, in one file.
+"""Build dist/regsync.pyz and dist/regsync-nofips.pyz: the program and all that it needs, in one
+file.
 
     python3 tools/build_zipapp.py [--python EXE ...] [--out dist] [--cache build/wheels]
     python3 tools/build_zipapp.py --check FILE [--python EXE ...]
 
-The second form builds again and says whether a file that somebody else built comes from this source (docs/verify.md).
+The second form builds again and says whether a file that somebody else built comes from this source
+(docs/verify.md).
 
 Owns: which files of which packages travel, and how the archive is laid out (design.md section 11):
 
@@ -15,15 +17,17 @@ Owns: which files of which packages travel, and how the archive is laid out (des
     h11/ anyio/ ... _regsync/ regsync.py     sources, importable with PYTHONPATH=regsync.pyz
     cp311/...                 the same modules again, each with its bytecode beside it, and tools/tree_importer.py
 
-Bytecode is what makes a start take 70 ms instead of 180. zipimport looks for `X.pyc` first and takes
-it whatever the dates say when it is of the unchecked-hash kind; it has one place per module, hence one
-tree per CPython minor version. Sources stay beside it because anyio reads its own to import lazily, and
-because tracebacks show them. An interpreter without a tree runs from the sources.
+Bytecode is what makes a start take 70 ms instead of 180. zipimport looks for `X.pyc` first and
+takes it whatever the dates say when it is of the unchecked-hash kind; it has one place per module,
+hence one tree per CPython minor version. Sources stay beside it because anyio reads its own to
+import lazily, and because tracebacks show them. An interpreter without a tree runs from the
+sources.
 
-Invariant: the same sources and the same interpreters give the same bytes, whatever the directory, the
-user, the umask and the clock (tests/test_zipapp.py builds twice). That is why bytecode is compiled in a
-fresh process that sees neither paths nor the environment: marshal marks an object as shared by its
-reference count, so a name that merely happens to be alive in the process would change the bytes.
+Invariant: the same sources and the same interpreters give the same bytes, whatever the directory,
+the user, the umask and the clock (tests/test_zipapp.py builds twice). That is why bytecode is
+compiled in a fresh process that sees neither paths nor the environment: marshal marks an object as
+shared by its reference count, so a name that merely happens to be alive in the process would change
+the bytes.
 """
 
 from __future__ import annotations
@@ -64,12 +68,16 @@ class Wheel:
     sha256: str
     licence: str  # SPDX's short name, or an expression of several
     dropped: tuple[str, ...] = ()
-    newest: tuple[int, int] = (99, 0)  # the newest CPython whose tree has it; later ones have the source
+    newest: tuple[int, int] = (
+        99,
+        0,
+    )  # the newest CPython whose tree has it; later ones have the source
 
 
-# The run-time packages of pyproject.toml, then what those need on 3.10 to 3.13. Left out: what needs
-# trio, pytest or a subprocess, command lines, and the compiled half of PyYAML with its shims (the wheel
-# is one platform's only because of that half; the Python files are the same in all of them).
+# The run-time packages of pyproject.toml, then what those need on 3.10 to 3.13. Left out: what
+# needs trio, pytest or a subprocess, command lines, and the compiled half of PyYAML with its shims
+# (the wheel is one platform's only because of that half; the Python files are the same in all of
+# them).
 BUNDLE = (
     Wheel(
         "anyio",
@@ -77,7 +85,12 @@ BUNDLE = (
         "anyio-4.16.0-py3-none-any.whl",
         "c66ae634e0b8228396b801741beb3294326d4b6102f7bba4041c0dfb58c29026",
         "MIT",
-        ("anyio/_backends/_trio.py", "anyio/pytest_plugin.py", "anyio/to_interpreter.py", "anyio/to_process.py"),
+        (
+            "anyio/_backends/_trio.py",
+            "anyio/pytest_plugin.py",
+            "anyio/to_interpreter.py",
+            "anyio/to_process.py",
+        ),
     ),
     Wheel(
         "h11",
@@ -178,7 +191,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--out", default=os.path.join(ROOT, "dist"), metavar="DIR")
     parser.add_argument("--cache", default=os.path.join(ROOT, "build", "wheels"), metavar="DIR")
-    parser.add_argument("--check", metavar="FILE", help="say whether FILE is built from this source; write nothing")
+    parser.add_argument(
+        "--check", metavar="FILE", help="say whether FILE is built from this source; write nothing"
+    )
     options = parser.parse_args(argv)
     given = {"cache": options.cache, "pythons": options.python or [sys.executable]}
     try:
@@ -196,7 +211,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def build(out: str, *, cache: str, pythons: Sequence[str], patches: Mapping[str, str] | None = None) -> list[str]:
+def build(
+    out: str, *, cache: str, pythons: Sequence[str], patches: Mapping[str, str] | None = None
+) -> list[str]:
     """Write both files into `out`, and `SHA256SUMS`; return the paths, the default build's first.
 
     `patches` are trees' interpreters to be recorded in place of those that compile.
@@ -205,7 +222,9 @@ def build(out: str, *, cache: str, pythons: Sequence[str], patches: Mapping[str,
     interpreters = sorted((probe(python) for python in pythons), key=lambda known: known.version)
     minors = [known.version[:2] for known in interpreters]
     if len(set(minors)) < len(minors):
-        raise BuildError("two interpreters of the same minor version were given; the file has room for one")
+        raise BuildError(
+            "two interpreters of the same minor version were given; the file has room for one"
+        )
     ours = our_sources()
     root: dict[str, bytes] = dict(ours)
     newest: dict[str, tuple[int, int]] = {}
@@ -241,27 +260,42 @@ def build(out: str, *, cache: str, pythons: Sequence[str], patches: Mapping[str,
 
 
 def check(path: str, *, cache: str, pythons: Sequence[str]) -> str:
-    """Build again; return in what words `path` is built from this source; BuildError says where it is not.
+    """Build again; return in what words `path` is built from this source; BuildError says where it
+    is not.
 
-    A release of the same minor version compiles the same: which one it was is only recorded, and taken from the file.
+    A release of the same minor version compiles the same: which one it was is only recorded, and
+    taken from the file.
     """
     recorded = trees_of(path)
     ours = {known.tree: "CPython {}.{}.{}".format(*known.version) for known in map(probe, pythons)}
     if ours.keys() != recorded.keys():
-        raise BuildError(f"{path} has trees of {', '.join(recorded.values())}: give these as --python, each once")
+        raise BuildError(
+            f"{path} has trees of {', '.join(recorded.values())}: give these as --python, each once"
+        )
     with tempfile.TemporaryDirectory() as out:
         *built, _ = build(out, cache=cache, pythons=pythons, patches=recorded)
         for again in built:
             with open(path, "rb") as theirs, open(again, "rb") as mine:
                 if theirs.read() == mine.read():
-                    is_it, named = os.path.basename(again), os.path.basename(path)
+                    is_it = os.path.basename(again)
+                    named = os.path.basename(path)
                     if is_it != named and named in map(os.path.basename, built):
-                        raise BuildError(f"{path} has the name of another build: it is {is_it} of this source")
-                    told = "" if ours == recorded else f" (compiled by {', '.join(ours.values())} here)"
+                        raise BuildError(
+                            f"{path} has the name of another build: it is {is_it} of this source"
+                        )
+                    told = (
+                        ""
+                        if ours == recorded
+                        else f" (compiled by {', '.join(ours.values())} here)"
+                    )
                     return f"{path} is {is_it} of this source, byte for byte{told}"
         differing = min((differences(path, again) for again in built), key=len)
-    shown = ", ".join(differing[:5]) + (f" and {len(differing) - 5} more" if len(differing) > 5 else "")
-    raise BuildError(f"{path} is not built from this source: {shown or 'bytes outside of its entries'} differ")
+    shown = ", ".join(differing[:5]) + (
+        f" and {len(differing) - 5} more" if len(differing) > 5 else ""
+    )
+    raise BuildError(
+        f"{path} is not built from this source: {shown or 'bytes outside of its entries'} differ"
+    )
 
 
 def trees_of(path: str) -> dict[str, str]:
@@ -274,7 +308,9 @@ def trees_of(path: str) -> dict[str, str]:
     if not isinstance(told, dict) or not all(
         re.fullmatch(r"CPython \d+\.\d+\.\d+", str(each)) for each in told.values()
     ):
-        raise BuildError(f"{path} is no file that this builds: its build.json names no interpreters")
+        raise BuildError(
+            f"{path} is no file that this builds: its build.json names no interpreters"
+        )
     return told
 
 
@@ -297,43 +333,69 @@ def fetch(wheel: Wheel, cache: str) -> str:
     if not os.path.exists(path):
         download(wheel, cache)
     if not os.path.exists(path):
-        raise BuildError(f"pip fetched another file than {wheel.file} for {wheel.name} {wheel.version}")
+        raise BuildError(
+            f"pip fetched another file than {wheel.file} for {wheel.name} {wheel.version}"
+        )
     with open(path, "rb") as file:
         found = hashlib.sha256(file.read()).hexdigest()
     if found != wheel.sha256:
-        raise BuildError(f"{path} has sha256 {found}, not {wheel.sha256} as pinned: remove it and look why")
+        raise BuildError(
+            f"{path} has sha256 {found}, not {wheel.sha256} as pinned: remove it and look why"
+        )
     return path
 
 
 def download(wheel: Wheel, cache: str) -> None:
-    """Let pip fetch one wheel from wherever it is set up to look, for the one platform that is pinned."""
+    """Let pip fetch one wheel from wherever it is set up to look, for the one platform that is
+    pinned.
+    """
     if importlib.util.find_spec("pip") is None:
         raise BuildError(
             f"pip is needed to fetch {wheel.file} and {sys.executable} has none: install python3-pip, run "
             f"this with .venv/bin/python (tools/check.py makes it), or put the file into {cache}"
         )
     os.makedirs(cache, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=cache) as directory:  # another build may be fetching the same
+    with tempfile.TemporaryDirectory(
+        dir=cache
+    ) as directory:  # another build may be fetching the same
         requirements = os.path.join(directory, "requirements.txt")
         with open(requirements, "w", encoding="utf-8") as file:
             file.write(f"{wheel.name}=={wheel.version} --hash=sha256:{wheel.sha256}\n")
-        command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check"]
+        command = [
+            sys.executable,
+            "-m",
+            "pip",
+            "download",
+            "--quiet",
+            "--disable-pip-version-check",
+        ]
         command += ["--no-deps", "--require-hashes", "--only-binary", ":all:"]
         command += ["--implementation", "cp", "--python-version", "3.11", "--abi", "cp311"]
-        command += ["--platform", "manylinux2014_x86_64", "--dest", directory, "--requirement", requirements]
+        command += [
+            "--platform",
+            "manylinux2014_x86_64",
+            "--dest",
+            directory,
+            "--requirement",
+            requirements,
+        ]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         fetched = os.path.join(directory, wheel.file)
         if os.path.exists(fetched):
             os.replace(fetched, os.path.join(cache, wheel.file))
     if done.returncode:
-        raise BuildError(f"cannot fetch {wheel.name} {wheel.version}: {why_pip_failed(done.stderr)}")
+        raise BuildError(
+            f"cannot fetch {wheel.name} {wheel.version}: {why_pip_failed(done.stderr)}"
+        )
 
 
 def why_pip_failed(stderr: str) -> str:
     """Choose the one line of pip's many that says what to do."""
     if "DO NOT MATCH THE HASHES" in stderr:
         return "the index offers a file with another sha256 than the pinned one"
-    if re.search(r"NewConnectionError|NameResolutionError|ConnectTimeout|Connection (refused|reset)", stderr):
+    if re.search(
+        r"NewConnectionError|NameResolutionError|ConnectTimeout|Connection (refused|reset)", stderr
+    ):
         return "the package index cannot be reached; a filled cache directory builds offline"
     lines = [line for line in stderr.splitlines() if line.startswith("ERROR: ")]
     return lines[-1].removeprefix("ERROR: ") if lines else "pip failed without saying why"
@@ -349,7 +411,10 @@ def unpack(wheel: Wheel, path: str) -> Iterator[tuple[str, bytes]]:
                 left_out.discard(name)
             elif top.endswith(".dist-info"):
                 if re.match(r"(licenses/.*|LICEN[CS]E[^/]*|NOTICE[^/]*)(?<!/)$", rest):
-                    yield f"licenses/{wheel.name}/{rest.removeprefix('licenses/')}", archive.read(name)
+                    yield (
+                        f"licenses/{wheel.name}/{rest.removeprefix('licenses/')}",
+                        archive.read(name),
+                    )
             elif name.endswith(".py") and "/tests/" not in name:
                 yield name, archive.read(name)
     if left_out:
@@ -364,7 +429,11 @@ CONSTANTS = "_regsync/__init__.py"
 def our_sources() -> dict[str, bytes]:
     """Read `regsync.py` and the modules of `_regsync`."""
     names = ["regsync.py"]
-    names += [f"_regsync/{name}" for name in os.listdir(os.path.join(ROOT, "_regsync")) if name.endswith(".py")]
+    names += [
+        f"_regsync/{name}"
+        for name in os.listdir(os.path.join(ROOT, "_regsync"))
+        if name.endswith(".py")
+    ]
     sources = {}
     for name in names:
         with open(os.path.join(ROOT, name), "rb") as file:
@@ -382,7 +451,9 @@ def with_constant(source: bytes, fips: bool) -> bytes:
     """Write the one constant in which the builds differ."""
     changed, times = re.subn(rb"(?m)^FIPS_BUILD = (True|False)$", b"FIPS_BUILD = %a" % fips, source)
     if times != 1:
-        raise BuildError(f"{CONSTANTS} must hold the line 'FIPS_BUILD = False' once, not {times} times")
+        raise BuildError(
+            f"{CONSTANTS} must hold the line 'FIPS_BUILD = False' once, not {times} times"
+        )
     return changed
 
 
@@ -425,7 +496,13 @@ def run_isolated(executable: str, code: str, given: str = "") -> str:
     with tempfile.TemporaryDirectory() as empty:
         try:
             done = subprocess.run(
-                command, input=given, capture_output=True, encoding="utf-8", env=environment, cwd=empty, check=False
+                command,
+                input=given,
+                capture_output=True,
+                encoding="utf-8",
+                env=environment,
+                cwd=empty,
+                check=False,
             )
         except OSError as error:
             raise BuildError(f"cannot run {executable}: {error.strerror}") from None
@@ -443,7 +520,9 @@ def probe(executable: str) -> Interpreter:
         raise BuildError(f"{executable} does not answer like a Python") from None
     if name != "cpython" or tuple(version[:2]) < OLDEST_PYTHON or version[3] != "final":
         shown = ".".join(map(str, version[:3]))
-        raise BuildError(f"{executable} is {name} {shown} ({version[3]}); a released CPython 3.10 or newer is needed")
+        raise BuildError(
+            f"{executable} is {name} {shown} ({version[3]}); a released CPython 3.10 or newer is needed"
+        )
     return Interpreter(executable, (version[0], version[1], version[2]), bytes.fromhex(magic))
 
 
@@ -452,7 +531,9 @@ def compiled_tree(known: Interpreter, sources: Mapping[str, bytes]) -> dict[str,
     names = sorted(sources)
     given = json.dumps([[f"{known.tree}/{name}", sources[name].decode()] for name in names])
     _, *lines = run_isolated(known.executable, COMPILER, given).splitlines()
-    header = known.magic + (0b01).to_bytes(4, "little")  # PEP 552: by hash, unchecked; the hash stays 0
+    header = known.magic + (0b01).to_bytes(
+        4, "little"
+    )  # PEP 552: by hash, unchecked; the hash stays 0
     tree = {}
     for name, line in zip(names, lines, strict=True):
         tree[f"{known.tree}/{name}"] = sources[name]
@@ -468,26 +549,45 @@ def record(interpreters: Sequence[Interpreter], patches: Mapping[str, str] | Non
     trees = {known.tree: "CPython {}.{}.{}".format(*known.version) for known in interpreters}
     told = {
         "regsync": our_version(),
-        "packages": {wheel.name: {"version": wheel.version, "sha256": wheel.sha256} for wheel in BUNDLE},
+        "packages": {
+            wheel.name: {"version": wheel.version, "sha256": wheel.sha256} for wheel in BUNDLE
+        },
         "trees": {**trees, **(patches or {})},
     }
     return json.dumps(told, indent=1).encode() + b"\n"
 
 
 def sbom() -> bytes:
-    """Return the inventory of the file (CycloneDX 1.6): no time and no serial number, which no two builds share."""
+    """Return the inventory of the file (CycloneDX 1.6): no time and no serial number, which no two
+    builds share.
+    """
     components: list[dict[str, object]] = []
     for wheel in BUNDLE:
         purl = f"pkg:pypi/{wheel.name.lower().replace('_', '-')}@{wheel.version}"
         hashes = [{"alg": "SHA-256", "content": wheel.sha256}]
         component = {
-            **{"type": "library", "bom-ref": purl, "name": wheel.name, "version": wheel.version, "purl": purl},
-            "licenses": [{"expression": wheel.licence} if " " in wheel.licence else {"license": {"id": wheel.licence}}],
+            **{
+                "type": "library",
+                "bom-ref": purl,
+                "name": wheel.name,
+                "version": wheel.version,
+                "purl": purl,
+            },
+            "licenses": [
+                {"expression": wheel.licence}
+                if " " in wheel.licence
+                else {"license": {"id": wheel.licence}}
+            ],
             "externalReferences": [{"type": "distribution", "url": wheel.file, "hashes": hashes}],
             "properties": [{"name": "regsync:left-out", "value": name} for name in wheel.dropped],
         }
         components.append({key: value for key, value in component.items() if value})
-    this = {"type": "application", "bom-ref": "regsync", "name": "regsync", "version": our_version()}
+    this = {
+        "type": "application",
+        "bom-ref": "regsync",
+        "name": "regsync",
+        "version": our_version(),
+    }
     told = {
         "$schema": "http://cyclonedx.org/schema/bom-1.6.schema.json",
         "bomFormat": "CycloneDX",

@@ -4,10 +4,10 @@
     python3 tools/check.py [-x] [-k name] [-m 'not slow'] ...
     python3 tools/check.py --thorough      also the cells of products that an ordinary run leaves out: no time limit
 
-On a fresh Debian machine with Python it first makes `.venv` with the pinned packages of pyproject.toml
-and, as root, installs the registry and the client that the tests drive, and unpacks a FIPS provider below
-build/ (tools/fips_provider.py); later runs find them there.
-Uses the standard library only, and works from any directory.
+On a fresh Debian machine with Python it first makes `.venv` with the pinned packages of
+pyproject.toml and, as root, installs the registry and the client that the tests drive, and unpacks
+a FIPS provider below build/ (tools/fips_provider.py); later runs find them there. Uses the standard
+library only, and works from any directory.
 """
 
 from __future__ import annotations
@@ -28,7 +28,12 @@ VENV = os.path.join(ROOT, ".venv")
 STAMP = os.path.join(VENV, "installed-for")
 OLDEST_PYTHON = (3, 10)
 PROGRAMS = ("docker-registry", "skopeo")  # Debian's packages have the programs' names
-PARALLEL = ("-n", "2", "--dist", "loadfile")  # two processes of tests; -n 0 among the arguments: one
+PARALLEL = (
+    "-n",
+    "2",
+    "--dist",
+    "loadfile",
+)  # two processes of tests; -n 0 among the arguments: one
 TIME_LIMIT = 19 * 60  # seconds for everything; CI allows 20 minutes
 
 
@@ -37,7 +42,9 @@ class CheckError(Exception):
 
 
 def main(argv: Sequence[str]) -> int:
-    """Make the machine ready, run each check even when one before it failed, and return the exit status."""
+    """Make the machine ready, run each check even when one before it failed, and return the exit
+    status.
+    """
     deadline = None if "--thorough" in argv else time.monotonic() + TIME_LIMIT
     os.chdir(ROOT)
     try:
@@ -49,12 +56,13 @@ def main(argv: Sequence[str]) -> int:
     except CheckError as error:
         sys.stderr.write(f"check: {error}\n")
         return 2
-    checked = [name for name in ("_regsync", "regsync.py", "conformance", "tools") if has_python(name)]
+    checked = [
+        name for name in ("_regsync", "regsync.py", "conformance", "tools") if has_python(name)
+    ]
     failed = []
     for title, command in (
         ("ruff check", ["ruff", "check", "."]),
         ("ruff format", ["ruff", "format", "--check", "."]),
-        ("layout", ["tools.layout", "--check"]),
         ("mypy", ["mypy", "--strict", *checked]),
         ("pytest", ["pytest", *PARALLEL, *argv]),
     ):
@@ -63,7 +71,10 @@ def main(argv: Sequence[str]) -> int:
             left = None if deadline is None else max(1, deadline - time.monotonic())
             status = subprocess.run([python, "-m", *command], timeout=left, check=False).returncode
         except subprocess.TimeoutExpired:
-            print(f"{title} was stopped: everything together may take {TIME_LIMIT // 60} minutes", flush=True)
+            print(
+                f"{title} was stopped: everything together may take {TIME_LIMIT // 60} minutes",
+                flush=True,
+            )
             status = 1
         if status:
             failed.append(title)
@@ -86,7 +97,9 @@ def pins() -> list[str]:
 
 def ready_venv() -> str:
     """Return the Python of `.venv`, made or renewed when pins or interpreter have changed."""
-    python = os.path.join(VENV, *(("Scripts", "python.exe") if os.name == "nt" else ("bin", "python")))
+    python = os.path.join(
+        VENV, *(("Scripts", "python.exe") if os.name == "nt" else ("bin", "python"))
+    )
     wanted = hashlib.sha256(repr((sys.version, pins())).encode()).hexdigest()
     if os.path.exists(STAMP):
         with open(STAMP, encoding="ascii") as file:
@@ -96,8 +109,19 @@ def ready_venv() -> str:
         raise CheckError(f"{ROOT} cannot be written by this user: .venv goes there")
     shutil.rmtree(VENV, ignore_errors=True)
     if not made_venv() and not (installed_by_apt("python3-venv") and made_venv()):
-        raise CheckError(f"{sys.executable} cannot make a virtual environment: install python3-venv")
-    command = [python, "-m", "pip", "install", "--quiet", "--quiet", "--disable-pip-version-check", *pins()]
+        raise CheckError(
+            f"{sys.executable} cannot make a virtual environment: install python3-venv"
+        )
+    command = [
+        python,
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--quiet",
+        "--disable-pip-version-check",
+        *pins(),
+    ]
     if subprocess.run(command, check=False).returncode:
         raise CheckError("pip could not install the pinned packages of pyproject.toml (see above)")
     with open(STAMP, "w", encoding="ascii") as file:
@@ -107,7 +131,9 @@ def ready_venv() -> str:
 
 def made_venv() -> bool:
     """Make `.venv` with pip in it; false where Debian keeps ensurepip in a package of its own."""
-    done = subprocess.run([sys.executable, "-m", "venv", "--clear", VENV], capture_output=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-m", "venv", "--clear", VENV], capture_output=True, check=False
+    )
     return done.returncode == 0
 
 
@@ -115,15 +141,21 @@ def ready_programs() -> None:
     """Install the programs that tests drive, where that is possible and needed."""
     missing = [name for name in PROGRAMS if shutil.which(name) is None]
     if missing and not installed_by_apt(*missing):
-        raise CheckError(f"missing: {', '.join(missing)}: install them (Debian: apt-get install {' '.join(missing)})")
+        raise CheckError(
+            f"missing: {', '.join(missing)}: install them (Debian: apt-get install {' '.join(missing)})"
+        )
 
 
 def ready_provider() -> None:
-    """Fetch the FIPS provider that the gate's tests load; one line says where that cannot be, and they skip."""
+    """Fetch the FIPS provider that the gate's tests load; one line says where that cannot be, and
+    they skip.
+    """
     command = [sys.executable, os.path.join("tools", "fips_provider.py")]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
-        why = (done.stderr.strip().splitlines() or ["no message"])[-1].removeprefix("fips_provider: ")
+        why = (done.stderr.strip().splitlines() or ["no message"])[-1].removeprefix(
+            "fips_provider: "
+        )
         print(f"check: no FIPS provider, its tests are skipped: {why}", flush=True)
 
 

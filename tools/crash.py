@@ -1,17 +1,19 @@
 #!/usr/bin/env python3
-"""Kill syncs between real registries at any byte, run them again, and see that nothing is lost or wrong.
+"""Kill syncs between real registries at any byte, run them again, and see that nothing is lost or
+wrong.
 
     python3 tools/crash.py [-n 10] [--seed 1] [-v]
 
-Each round starts a new, older target (Debian's docker-registry), lets a sync of many tags begin, and ends it
-with SIGKILL when a number of bytes that the seed draws has gone over the wire, anywhere between the first and
-the last of an undisturbed run. Then every tag at the target must be the old or the new image, whole (its
-manifest read by skopeo, everything below it walked and compared), the state must load, and the next run must
-bring the rest and what hangs on it, in which both runs together may move at most 1.5 times the bytes of an
-undisturbed one.
+Each round starts a new, older target (Debian's docker-registry), lets a sync of many tags begin,
+and ends it with SIGKILL when a number of bytes that the seed draws has gone over the wire, anywhere
+between the first and the last of an undisturbed run. Then every tag at the target must be the old
+or the new image, whole (its manifest read by skopeo, everything below it walked and compared), the
+state must load, and the next run must bring the rest and what hangs on it, in which both runs
+together may move at most 1.5 times the bytes of an undisturbed one.
 
-Owns: the rounds, the meter between the program and its registries, the verdict. May not know: anything of the program
-but its command line. Invariant: where a sync is killed is decided by bytes, not by a clock.
+Owns: the rounds, the meter between the program and its registries, the verdict. May not know:
+anything of the program but its command line. Invariant: where a sync is killed is decided by bytes,
+not by a clock.
 """
 
 from __future__ import annotations
@@ -44,7 +46,9 @@ from conformance.registries import docker_registry, skopeo  # noqa: E402
 
 __all__ = ["CrashError", "Round", "main", "rounds"]
 
-REPOSITORIES, TAGS, LAYER = 3, 3, 200_000
+REPOSITORIES = 3
+TAGS = 3
+LAYER = 200_000
 MOST = 1.5  # times the bytes of an undisturbed run, for the killed and the next one together
 TIME_LIMIT = 120
 
@@ -54,7 +58,9 @@ class CrashError(Exception):
 
 
 class Round(NamedTuple):
-    """What came of one kill: where, how many tags were new then, and bytes in parts of an undisturbed run's."""
+    """What came of one kill: where, how many tags were new then, and bytes in parts of an
+    undisturbed run's.
+    """
 
     number: int
     at: float
@@ -70,11 +76,14 @@ class Round(NamedTuple):
 
 
 class Meter:
-    """A port in front of a registry: counts what passes, in both directions, and strikes at a number of bytes."""
+    """A port in front of a registry: counts what passes, in both directions, and strikes at a
+    number of bytes.
+    """
 
     def __init__(self, address: str, tally: Tally) -> None:
         host, _, port = address.rpartition(":")
-        self._to, self._tally = (host, int(port)), tally
+        self._to = (host, int(port))
+        self._tally = tally
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
         self._threads = [threading.Thread(target=self._accept)]
@@ -131,7 +140,8 @@ class Tally:
     def begin(self, limit: int | None = None) -> None:
         """Count from nothing."""
         with self._lock:
-            self.bytes, self._limit = 0, limit
+            self.bytes = 0
+            self._limit = limit
             self.victim: subprocess.Popen[str] | None = None
 
     def add(self, count: int) -> bool:
@@ -152,7 +162,8 @@ class Scene(NamedTuple):
     source: str
     tally: Tally
     images: dict[tuple[str, str], Image]
-    # Of each image everything below it and everything that hangs on it: a fallback list, and what that names.
+    # Of each image everything below it and everything that hangs on it: a fallback list, and what
+    # that names.
     hung: dict[tuple[str, str], dict[str, bytes]]
     old: dict[tuple[str, str], Image]
     in_memory: bool
@@ -160,20 +171,30 @@ class Scene(NamedTuple):
 
 @contextlib.contextmanager
 def _scene(seed: int, in_memory: bool) -> Iterator[Scene]:
-    with tempfile.TemporaryDirectory(prefix="crash-") as directory, contextlib.ExitStack() as running:
-        work, tally, made = Path(directory), Tally(), Seed(seed)
+    with (
+        tempfile.TemporaryDirectory(prefix="crash-") as directory,
+        contextlib.ExitStack() as running,
+    ):
+        work = Path(directory)
+        tally = Tally()
+        made = Seed(seed)
         address = running.enter_context(docker_registry(work / "source", in_memory=in_memory))
         base = [made.layer(LAYER * 3) for _ in range(2)]
         images: dict[tuple[str, str], Image] = {}
         hung: dict[tuple[str, str], dict[str, bytes]] = {}
         for number in range(REPOSITORIES):
             for tag in range(TAGS):
-                own = [made.image(layers=[*base, made.layer(LAYER), made.layer(LAYER)]) for _ in range(1 + (tag == 1))]
+                own = [
+                    made.image(layers=[*base, made.layer(LAYER), made.layer(LAYER)])
+                    for _ in range(1 + (tag == 1))
+                ]
                 image = own[0] if tag != 1 else made.index(own)
                 Family(plain(made, image)).push(address, f"app-{number}", f"v{tag}")
                 images[f"app-{number}", f"v{tag}"] = image
                 found = fetch_http(address, f"app-{number}", f"v{tag}", referrers=True)
-                assert len(found) > len(image.contents()) + 3, "three artifacts, and the lists of them"
+                assert len(found) > len(image.contents()) + 3, (
+                    "three artifacts, and the lists of them"
+                )
                 hung[f"app-{number}", f"v{tag}"] = found
         # One tag of each repository is at the target already, as it once was.
         old = {(f"app-{number}", "v0"): made.image(sizes=(5000,)) for number in range(REPOSITORIES)}
@@ -207,7 +228,9 @@ def _configuration(scene: Scene, target: str, slots: int) -> Path:
     limits = {"max_concurrent_transfers": slots}
     file = home / "mirror.yaml"
     file.write_text(
-        json.dumps({"registries": registries, "defaults": defaults, "mappings": mappings, "global": limits})
+        json.dumps(
+            {"registries": registries, "defaults": defaults, "mappings": mappings, "global": limits}
+        )
     )
     return file
 
@@ -215,7 +238,9 @@ def _configuration(scene: Scene, target: str, slots: int) -> Path:
 def _run(scene: Scene, file: Path, kill_at: int | None = None) -> tuple[int, str]:
     scene.tally.begin(kill_at)
     command = [sys.executable, str(ROOT / "regsync.py"), "sync", "--no-progress", "-c", str(file)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as process:
         scene.tally.victim = process
         try:
             out, _ = process.communicate(timeout=TIME_LIMIT)
@@ -226,7 +251,9 @@ def _run(scene: Scene, file: Path, kill_at: int | None = None) -> tuple[int, str
 
 def _tags(address: str, repository: str) -> list[str]:
     try:
-        with urllib.request.urlopen(f"http://{address}/v2/{repository}/tags/list", timeout=30) as answer:
+        with urllib.request.urlopen(
+            f"http://{address}/v2/{repository}/tags/list", timeout=30
+        ) as answer:
             return list(json.load(answer)["tags"] or [])
     except urllib.error.HTTPError as error:
         if error.code == 404:
@@ -246,12 +273,17 @@ def _check_tags(scene: Scene, address: str, *, all_new: bool) -> int:
             continue
         where = f"docker://{address}/{repository}:{tag}"
         body = skopeo("inspect", "--raw", "--tls-verify=false", where, home=scene.work)
-        found = next((each for each in (image, old) if each is not None and each.body == body), None)
+        found = next(
+            (each for each in (image, old) if each is not None and each.body == body), None
+        )
         if found is None or (all_new and found is not image):
             raise CrashError(f"{repository}:{tag} is neither the old image nor the new one")
         if fetch_http(address, repository, tag) != found.contents():
             raise CrashError(f"{repository}:{tag} is not whole")
-        if all_new and fetch_http(address, repository, tag, referrers=True) != scene.hung[repository, tag]:
+        if (
+            all_new
+            and fetch_http(address, repository, tag, referrers=True) != scene.hung[repository, tag]
+        ):
             raise CrashError(f"{repository}:{tag} has not all that hangs on it at the source")
         new += found is image
     if extra := {
@@ -266,14 +298,18 @@ def _check_tags(scene: Scene, address: str, *, all_new: bool) -> int:
 def _check_run(status: int, out: str) -> None:
     """Refuse a run that failed, that warned of its state, or that did not know what it did."""
     told = [
-        line for line in out.splitlines() if line.startswith(("failed", "error", "warning: the state", "warning: no s"))
+        line
+        for line in out.splitlines()
+        if line.startswith(("failed", "error", "warning: the state", "warning: no s"))
     ]
     if status != 0 or told or "Traceback" in out:
         raise CrashError(f"status {status}: {out[-2000:]}")
 
 
 def rounds(count: int, seed: int, *, in_memory: bool = False) -> Iterator[Round]:
-    """Do so many rounds; CrashError at the first that is not as it has to be. `in_memory`: what registries hold."""
+    """Do so many rounds; CrashError at the first that is not as it has to be. `in_memory`: what
+    registries hold.
+    """
     with _scene(seed, in_memory) as scene:
         whole: dict[int, int] = {}
         for number in range(1, count + 1):
@@ -292,7 +328,8 @@ def _round(scene: Scene, number: int, dice: random.Random, slots: int, whole: in
     with _target(scene) as (address, metered):
         file = _configuration(scene, metered, slots)
         status, out = _run(scene, file, limit)
-        spent, was_killed = scene.tally.bytes, status == -9
+        spent = scene.tally.bytes
+        was_killed = status == -9
         if not was_killed:
             _check_run(status, out)
         try:
@@ -302,10 +339,16 @@ def _round(scene: Scene, number: int, dice: random.Random, slots: int, whole: in
             spent += scene.tally.bytes
             _check_tags(scene, address, all_new=True)
         except CrashError as error:
-            raise CrashError(f"round {number}, {slots} slots, killed at byte {limit} of {whole}: {error}") from error
+            raise CrashError(
+                f"round {number}, {slots} slots, killed at byte {limit} of {whole}: {error}"
+            ) from error
         if spent > MOST * whole:
-            raise CrashError(f"round {number}: both runs moved {spent} bytes, an undisturbed one {whole}")
-        return Round(number, limit / whole, was_killed, new, len(scene.images), spent / whole - 1, kept)
+            raise CrashError(
+                f"round {number}: both runs moved {spent} bytes, an undisturbed one {whole}"
+            )
+        return Round(
+            number, limit / whole, was_killed, new, len(scene.images), spent / whole - 1, kept
+        )
 
 
 def main(argv: Sequence[str]) -> int:
@@ -326,7 +369,9 @@ def main(argv: Sequence[str]) -> int:
         return 1
     killed = [each for each in done if each.was_killed]
     lost = [1 + each.lost for each in killed] or [1.0]
-    stages = Counter("none" if not each.new else "all" if each.new == each.tags else "some" for each in killed)
+    stages = Counter(
+        "none" if not each.new else "all" if each.new == each.tags else "some" for each in killed
+    )
     print(
         f"{len(done)} rounds, {len(killed)} killed ({sum(each.kept for each in killed)} with a journal; new tags then: "
         f"{', '.join(f'{name} in {n}' for name, n in sorted(stages.items()))}); every tag old or whole, every next run "

@@ -1,16 +1,18 @@
 #!/usr/bin/env python3
-"""Show on this machine that regsync copies images bit for bit, and that a second sync moves nothing.
+"""Show on this machine that regsync copies images bit for bit, and that a second sync moves
+nothing.
 
     python3 tools/demo.py [--counts]
 
-Builds the program, starts two registries on free local ports, puts images of the common shapes into the
-first, syncs them to the second with a built file (the default build where its FIPS gate holds, else the
-other), compares both registries byte for byte, syncs again. `--counts` shows requests by kind of both syncs
-instead of the first one's own output.
+Builds the program, starts two registries on free local ports, puts images of the common shapes into
+the first, syncs them to the second with a built file (the default build where its FIPS gate holds,
+else the other), compares both registries byte for byte, syncs again. `--counts` shows requests by
+kind of both syncs instead of the first one's own output.
 
-Owns: the story and its verdict: status 0 only when both registries hold the same and the second sync
-moved nothing. May not know: how anything is copied. Needs Python 3.10 or newer, and pip and a package
-index once, for the wheels that tools/build_zipapp.py bundles. Writes to demo/, dist/ and build/ only.
+Owns: the story and its verdict: status 0 only when both registries hold the same and the second
+sync moved nothing. May not know: how anything is copied. Needs Python 3.10 or newer, and pip and a
+package index once, for the wheels that tools/build_zipapp.py bundles. Writes to demo/, dist/ and
+build/ only.
 """
 
 from __future__ import annotations
@@ -35,7 +37,8 @@ if TYPE_CHECKING:
 __all__ = ["main"]
 
 DEMO = ROOT / "demo"
-GATED, OPEN = ROOT / "dist" / "regsync.pyz", ROOT / "dist" / "regsync-nofips.pyz"
+GATED = ROOT / "dist" / "regsync.pyz"
+OPEN = ROOT / "dist" / "regsync-nofips.pyz"
 SEPARATOR = ":: "
 
 CONFIG = """\
@@ -72,7 +75,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--counts", action="store_true", help="show requests by kind of both syncs")
     options = parser.parse_args(argv)
     if sys.version_info < (3, 10):  # noqa: UP036  what comes next does not run there
-        sys.stderr.write(f"demo: Python 3.10 or newer is needed; this is {sys.version.split()[0]}\n")
+        sys.stderr.write(
+            f"demo: Python 3.10 or newer is needed; this is {sys.version.split()[0]}\n"
+        )
         return 1
     if str(ROOT) not in sys.path:
         sys.path.insert(0, str(ROOT))
@@ -95,7 +100,9 @@ def show(*, counts: bool) -> None:
         source, target = (stack.enter_context(registry(name)) for name in ("source", "target"))
         say(f"two empty registries: source {source}, target {target}; their logs are in demo/")
         images = seed(source)
-        blobs = {digest: data for _, image in images.values() for digest, data in image.blobs.items()}
+        blobs = {
+            digest: data for _, image in images.values() for digest, data in image.blobs.items()
+        }
         held = f"{len(blobs)} blobs of {sum(map(len, blobs.values()))} bytes"
         say(f"the source now holds {len(images)} tags, which name {held}:")
         for (repository, tag), (shape, _) in images.items():
@@ -114,7 +121,9 @@ def show(*, counts: bool) -> None:
         second = json.loads(sync(program, "--json"))
         totals = second["totals"]
         print(f"Images: {totals['images']['synced']} synced, {totals['images']['skipped']} skipped")
-        print(f"Data: {totals['bytes']} bytes; requests: {by_side(totals['requests'], source, target)}")
+        print(
+            f"Data: {totals['bytes']} bytes; requests: {by_side(totals['requests'], source, target)}"
+        )
         check_nothing_moved(totals, len(images))
         compare(images, source, target)
         if counts:
@@ -153,7 +162,12 @@ def registry(name: str) -> Iterator[str]:
     command = [sys.executable, "-m", "conformance", "serve", "--port", "0"]
     with open(DEMO / f"{name}.log", "wb") as log:
         running = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log, env=environment, cwd=ROOT
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            env=environment,
+            cwd=ROOT,
         )
         try:
             assert running.stdout is not None
@@ -178,7 +192,10 @@ def seed(address: str) -> dict[tuple[str, str], tuple[str, Image]]:
     nested = make.index([many, make.index(format="docker", platforms=("windows/amd64",))])
     images = {
         ("shop/web", "v1.0.0"): ("one platform, OCI", web),
-        ("shop/web", "v1.1.0"): ("one platform, Docker's format; shares a layer with v1.0.0", newer),
+        ("shop/web", "v1.1.0"): (
+            "one platform, Docker's format; shares a layer with v1.0.0",
+            newer,
+        ),
         ("shop/web", "latest"): ("another name of v1.1.0", newer),
         ("shop/base", "12"): ("four platforms and their attestations", many),
         ("shop/base", "stable"): ("another name of 12", many),
@@ -199,14 +216,18 @@ def run(program: Path, *arguments: str) -> str:
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     sys.stdout.flush()  # before what the child says on standard error
     command = [sys.executable, str(program), *arguments]
-    done = subprocess.run(command, stdout=subprocess.PIPE, encoding="utf-8", cwd=DEMO, env=environment, check=False)
+    done = subprocess.run(
+        command, stdout=subprocess.PIPE, encoding="utf-8", cwd=DEMO, env=environment, check=False
+    )
     if done.returncode:
         raise DemoError(f"the {arguments[0]} ended with status {done.returncode}")
     return done.stdout
 
 
 def compare(images: Mapping[tuple[str, str], tuple[str, Image]], source: str, target: str) -> None:
-    """Fetch everything from both sides by the standard library's client; AssertionError where they differ."""
+    """Fetch everything from both sides by the standard library's client; AssertionError where they
+    differ.
+    """
     from conformance.copies import fetch_http, identical
 
     there: dict[str, set[str]] = {}
@@ -244,7 +265,8 @@ def check_nothing_moved(totals: Mapping[str, Any], tags: int) -> None:
 
 def least(images: Mapping[tuple[str, str], tuple[str, Image]]) -> dict[str, tuple[int, int]]:
     """Return the fewest requests of each kind that the two syncs can do with (design.md section 6)."""
-    tags, repositories = len(images), len(REPOSITORIES)
+    tags = len(images)
+    repositories = len(REPOSITORIES)
     held: dict[str, set[str]] = {repository: set() for repository in REPOSITORIES}
     blobs: dict[str, dict[str, int]] = {repository: {} for repository in REPOSITORIES}
     for (repository, _), (_, image) in images.items():
@@ -253,8 +275,8 @@ def least(images: Mapping[tuple[str, str], tuple[str, Image]]) -> dict[str, tupl
     tops = {image.top for _, image in images.values()}
     children = sum(len(digests - tops) for digests in held.values())
     moved = sum(map(len, blobs.values()))
-    # These registries take a blob of up to 64 KiB in one request; before the first upload to a repository is
-    # accepted none is read for it, so one goes in two there.
+    # These registries take a blob of up to 64 KiB in one request; before the first upload to a
+    # repository is accepted none is read for it, so one goes in two there.
     large = sum(max(1, sum(size > 65536 for size in each.values())) for each in blobs.values())
     return {
         "source tag_list": (repositories, repositories),
@@ -270,9 +292,14 @@ def least(images: Mapping[tuple[str, str], tuple[str, Image]]) -> dict[str, tupl
 
 
 def table(
-    cold: Mapping[str, Any], warm: Mapping[str, Any], bounds: Mapping[str, tuple[int, int]], addresses: tuple[str, str]
+    cold: Mapping[str, Any],
+    warm: Mapping[str, Any],
+    bounds: Mapping[str, tuple[int, int]],
+    addresses: tuple[str, str],
 ) -> None:
-    """Show requests by side and kind for both syncs, each beside the fewest possible, and bytes sent."""
+    """Show requests by side and kind for both syncs, each beside the fewest possible, and bytes
+    sent.
+    """
     asked: dict[str, list[int]] = {kind: [0, 0] for kind in bounds}
     for column, totals in enumerate((cold, warm)):
         for side, address in zip(("source", "target"), addresses, strict=True):

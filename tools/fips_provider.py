@@ -1,14 +1,16 @@
 #!/usr/bin/env python3
-"""Put Debian's FIPS provider for OpenSSL into build/fips, for tests, demo and benchmarks; print where it is.
+"""Put Debian's FIPS provider for OpenSSL into build/fips, for tests, demo and benchmarks; print
+where it is.
 
     OPENSSL_MODULES=$(python3 tools/fips_provider.py) dist/regsync.pyz version
 
-Owns: the way from Debian's archive to `fips.so` and the `fipsmodule.cnf` that `openssl fipsinstall` makes
-for it. Invariant: nothing is installed and nothing outside of build/ changes: the package
-`openssl-provider-fips` is asked for by a list of sources of our own, which names the machine's own mirror
-and the first suite that has the package (trixie, whose module works under bookworm's OpenSSL), is checked
-by apt against Debian's keys, and is only unpacked. Debian's build is not a validated module, and nobody
-claims so here: it shows that the gate works. Uses the standard library only.
+Owns: the way from Debian's archive to `fips.so` and the `fipsmodule.cnf` that `openssl fipsinstall`
+makes for it. Invariant: nothing is installed and nothing outside of build/ changes: the package
+`openssl-provider-fips` is asked for by a list of sources of our own, which names the machine's own
+mirror and the first suite that has the package (trixie, whose module works under bookworm's
+OpenSSL), is checked by apt against Debian's keys, and is only unpacked. Debian's build is not a
+validated module, and nobody claims so here: it shows that the gate works. Uses the standard library
+only.
 """
 
 from __future__ import annotations
@@ -51,7 +53,9 @@ def find() -> str | None:
 
 
 def ready() -> str:
-    """Return the directory of the provider, fetched if need be; ProviderError says why that cannot be."""
+    """Return the directory of the provider, fetched if need be; ProviderError says why that cannot
+    be.
+    """
     if there := find():
         return there
     if missing := [name for name in ("apt-get", "dpkg", "openssl") if shutil.which(name) is None]:
@@ -69,7 +73,9 @@ def ready() -> str:
         made = Path(work, "made")
         made.mkdir()
         shutil.copy(modules[0], made)
-        run("openssl", "fipsinstall", "-module", f"{made}/fips.so", "-out", f"{made}/fipsmodule.cnf")
+        run(
+            "openssl", "fipsinstall", "-module", f"{made}/fips.so", "-out", f"{made}/fipsmodule.cnf"
+        )
         made.chmod(0o755)
         (made / "fipsmodule.cnf").chmod(0o644)
         shutil.rmtree(DIRECTORY, ignore_errors=True)
@@ -89,7 +95,9 @@ def suite_of(release: str) -> tuple[str, str]:
     """Return from /etc/os-release this machine's suite and the one that has the package."""
     told = dict(re.findall(r'(?m)^([A-Z_]+)="?([^"\n]*)"?$', release))
     if told.get("ID") != "debian" or not told.get("VERSION_ID", "").isdigit():
-        raise ProviderError(f"this is {told.get('PRETTY_NAME', 'no Debian')}, not a release of Debian")
+        raise ProviderError(
+            f"this is {told.get('PRETTY_NAME', 'no Debian')}, not a release of Debian"
+        )
     if int(told["VERSION_ID"]) < FIRST[0] - 1:
         raise ProviderError(f"{told['PRETTY_NAME']} is older than the package's C library")
     own = told["VERSION_CODENAME"]
@@ -101,10 +109,15 @@ def source_of(lists: str, own: str) -> str:
     signed = "/usr/share/keyrings/debian-archive-keyring.gpg"
     entry = "Types: deb\nURIs: {}\nSuites: {{suite}}\nComponents: main\nSigned-By: {}\n"
     for stanza in re.split(r"\n\s*\n", lists):
-        fields = {name.lower(): value for name, value in re.findall(r"(?m)^([A-Za-z-]+):[ \t]*(.+)$", stanza)}
+        fields = {
+            name.lower(): value
+            for name, value in re.findall(r"(?m)^([A-Za-z-]+):[ \t]*(.+)$", stanza)
+        }
         if "deb" in fields.get("types", "").split() and own in fields.get("suites", "").split():
             return entry.format(fields["uris"].split()[0], fields.get("signed-by", signed))
-    for options, address, suite in re.findall(r"(?m)^deb[ \t]+(?:\[([^\]]*)\][ \t]+)?(\S+)[ \t]+(\S+)", lists):
+    for options, address, suite in re.findall(
+        r"(?m)^deb[ \t]+(?:\[([^\]]*)\][ \t]+)?(\S+)[ \t]+(\S+)", lists
+    ):
         if suite == own:
             by = re.search(r"signed-by=(\S+)", options)
             return entry.format(address, by[1] if by else signed)
@@ -112,7 +125,9 @@ def source_of(lists: str, own: str) -> str:
 
 
 def download(source: str, work: Path) -> Path:
-    """Let apt fetch the package by this one source, with lists and caches of its own; return its path."""
+    """Let apt fetch the package by this one source, with lists and caches of its own; return its
+    path.
+    """
     (work / "own.sources").write_text(source, encoding="ascii")
     for name in ("lists/partial", "cache/archives/partial"):
         (work / name).mkdir(parents=True)
@@ -134,12 +149,20 @@ def run(*command: str, cwd: Path | None = None) -> None:
     """Run a program quietly; ProviderError has its last line."""
     try:
         done = subprocess.run(
-            command, capture_output=True, text=True, errors="replace", cwd=cwd, timeout=TIME_LIMIT, check=False
+            command,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            cwd=cwd,
+            timeout=TIME_LIMIT,
+            check=False,
         )
     except subprocess.TimeoutExpired:
         raise ProviderError(f"{command[0]} took longer than {TIME_LIMIT} seconds") from None
     if done.returncode:
-        raise ProviderError(f"{command[0]}: {(done.stderr.strip().splitlines() or ['failed without a word'])[-1]}")
+        raise ProviderError(
+            f"{command[0]}: {(done.stderr.strip().splitlines() or ['failed without a word'])[-1]}"
+        )
 
 
 if __name__ == "__main__":

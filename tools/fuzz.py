@@ -5,8 +5,9 @@
     python3 tools/fuzz.py --seconds 60 link          those whose name has `link` in it (pytest's -k)
     python3 tools/fuzz.py --seconds 600 --all        those of all other tests as well, new seeds only
 
-Each round has a seed of its own, which is printed when something is found: `--seed N` repeats that round.
-The example that is shown is the smallest one that was found; it belongs into a test of its own.
+Each round has a seed of its own, which is printed when something is found: `--seed N` repeats that
+round. The example that is shown is the smallest one that was found; it belongs into a test of its
+own.
 """
 
 from __future__ import annotations
@@ -27,25 +28,50 @@ ROOT = Path(__file__).resolve().parent.parent
 
 def main(argv: Sequence[str]) -> int:
     """Run rounds until the time is over or something is found; return the exit status."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("name", nargs="?", help="only properties whose name matches (as pytest's -k)")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "name", nargs="?", help="only properties whose name matches (as pytest's -k)"
+    )
     parser.add_argument("--seconds", type=float, default=600.0, help="no round begins later (600)")
-    parser.add_argument("--factor", type=int, default=10, help="so many times the examples of an ordinary run (10)")
+    parser.add_argument(
+        "--factor", type=int, default=10, help="so many times the examples of an ordinary run (10)"
+    )
     parser.add_argument("--seed", type=int, help="of the first round")
     parser.add_argument("--all", action="store_true", help="the properties of every test file")
     given = parser.parse_args(argv)
     files = sorted(ROOT.glob("tests/test_*.py" if given.all else "tests/test_fuzz_*.py"))
-    began, rounds, seed = time.monotonic(), 0, given.seed
+    began = time.monotonic()
+    rounds = 0
+    seed = given.seed
     while not rounds or time.monotonic() - began < given.seconds:
         seed = random.randrange(2**32) if seed is None else seed
-        command = [sys.executable, "-m", "pytest", "-q", "-x", "-m", "hypothesis", f"--hypothesis-seed={seed}"]
-        command += ["-o", "faulthandler_timeout=1800", *(["-k", given.name] if given.name else []), *map(str, files)]
+        command = [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-q",
+            "-x",
+            "-m",
+            "hypothesis",
+            f"--hypothesis-seed={seed}",
+        ]
+        command += [
+            "-o",
+            "faulthandler_timeout=1800",
+            *(["-k", given.name] if given.name else []),
+            *map(str, files),
+        ]
         environ = {**os.environ, "FUZZ_FACTOR": str(given.factor)}
-        done = subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            command, cwd=ROOT, env=environ, capture_output=True, text=True, check=False
+        )
         if done.returncode:
             print(f"{done.stdout}{done.stderr}\nfound with --seed {seed}")
             return 1
-        rounds, seed = rounds + 1, None
+        rounds = rounds + 1
+        seed = None
         print(f"round {rounds}: {done.stdout.splitlines()[-1]}", flush=True)
     return 0
 

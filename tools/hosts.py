@@ -1,16 +1,19 @@
 #!/usr/bin/env python3
-"""Run the built file on every sort of host that this machine can be: each interpreter, each environment.
+"""Run the built file on every sort of host that this machine can be: each interpreter, each
+environment.
 
     python3 tools/hosts.py [--python EXE ...] [-k PART] [FILE]
 
-A host is a way to start the program: options of the interpreter, variables, a user, limits, what may be written. On
-each, `version`, `validate`, a `copy` from plain HTTP to TLS, a `sync` to two targets and a second `sync` have to end
-well and say nothing on standard error; what was copied is compared byte for byte, the second run may ask but not move,
-and nothing is left but the state, readable by its owner alone. tests/test_hosts.py tries every host, several at once,
-on the interpreter of the tests; this command tries all on all interpreters from 3.10 that it finds.
+A host is a way to start the program: options of the interpreter, variables, a user, limits, what
+may be written. On each, `version`, `validate`, a `copy` from plain HTTP to TLS, a `sync` to two
+targets and a second `sync` have to end well and say nothing on standard error; what was copied is
+compared byte for byte, the second run may ask but not move, and nothing is left but the state,
+readable by its owner alone. tests/test_hosts.py tries every host, several at once, on the
+interpreter of the tests; this command tries all on all interpreters from 3.10 that it finds.
 
-Owns: the table of hosts, finding interpreters, the steps. May not know: anything of the program but its command line.
-Invariant: a host that this machine cannot be is named with the reason, never counted as passed.
+Owns: the table of hosts, finding interpreters, the steps. May not know: anything of the program but
+its command line. Invariant: a host that this machine cannot be is named with the reason, never
+counted as passed.
 """
 
 from __future__ import annotations
@@ -40,7 +43,17 @@ from conformance.app import App  # noqa: E402
 from conformance.images import Image, Seed  # noqa: E402
 from conformance.server import Server, run_in_thread  # noqa: E402
 
-__all__ = ["HOSTS", "NOBODY", "Absent", "Failed", "Host", "Interpreter", "Smoke", "interpreters", "main"]
+__all__ = [
+    "HOSTS",
+    "NOBODY",
+    "Absent",
+    "Failed",
+    "Host",
+    "Interpreter",
+    "Smoke",
+    "interpreters",
+    "main",
+]
 
 NOBODY = 54321  # a user id that has no name
 TIME_LIMIT = 120
@@ -69,7 +82,8 @@ class Host(NamedTuple):
     name: str
     options: tuple[str, ...] = ()  # the interpreter's
     environ: Mapping[str, str | None] = {}  # None takes a variable away
-    # What a shell does first; $place is the folder of the configuration. Its end starts the program.
+    # What a shell does first; $place is the folder of the configuration. Its end starts the
+    # program.
     shell: str = 'exec "$@"'
     user: int | None = None
     folder: str = "place"
@@ -83,20 +97,29 @@ class Host(NamedTuple):
 
     def beside(self, other: Host) -> Host:
         """Return the host that is both; ValueError where they contradict."""
-        told: dict[str, Any] = {"name": f"{self.name}; {other.name}", "options": self.options + other.options}
+        told: dict[str, Any] = {
+            "name": f"{self.name}; {other.name}",
+            "options": self.options + other.options,
+        }
         told["environ"] = {**self.environ, **other.environ}
         for field, default in Host._field_defaults.items():
-            values = {getattr(self, field), getattr(other, field)} - {default} if field not in told else set()
+            values = (
+                {getattr(self, field), getattr(other, field)} - {default}
+                if field not in told
+                else set()
+            )
             if len(values) > 1:
                 raise ValueError(f"{self.name} and {other.name} have different {field}")
             told.update((field, value) for value in values)
         return Host(**told)
 
 
-# Mounts in a namespace of our own. Who is not root becomes root in one of users first, where that is allowed.
+# Mounts in a namespace of our own. Who is not root becomes root in one of users first, where that
+# is allowed.
 _OWN_MOUNTS = f"exec unshare {'' if os.getuid() == 0 else '-r'} -m -- sh -c '"
 _READ_ONLY_HOME = (
-    'mount --bind "$HOME" "$HOME" && mount -o remount,ro,bind "$HOME" && ! touch "$HOME/x" 2>/dev/null && exec "$@"'
+    'mount --bind "$HOME" "$HOME" && mount -o remount,ro,bind "$HOME" '
+    '&& ! touch "$HOME/x" 2>/dev/null && exec "$@"'
 )
 _READ_ONLY_ROOT = r"""
 mount --bind "$1/cache" "$1/cache" || exit 90
@@ -113,8 +136,8 @@ done
 exec "$@"
 """
 
-# What CPython does not have outside POSIX is taken away before anything of the standard library looks; the event loop
-# then refuses what the one of Windows refuses; msvcrt is its lock of files.
+# What CPython does not have outside POSIX is taken away before anything of the standard library
+# looks; the event loop then refuses what the one of Windows refuses; msvcrt is its lock of files.
 _WITHOUT_POSIX = """
 import _signal, _socket, fcntl, os, select, sys, types
 
@@ -163,7 +186,11 @@ HOSTS = (
     Host("-S", ("-S",)),
     Host("-OO", ("-OO",)),
     # Debugging, asyncio tells of what took long: how long is this machine's affair.
-    Host("-W error -X dev -bb", ("-W", "error", "-X", "dev", "-bb"), noise=r"Executing <.*> took [0-9.]+ seconds"),
+    Host(
+        "-W error -X dev -bb",
+        ("-W", "error", "-X", "dev", "-bb"),
+        noise=r"Executing <.*> took [0-9.]+ seconds",
+    ),
     Host("read-only home", shell=f'{_OWN_MOUNTS}{_READ_ONLY_HOME}\' sh "$@"'),
     Host("no HOME", environ={"HOME": None}),
     Host("HOME is no directory", environ={"HOME": "/dev/null"}),
@@ -178,11 +205,17 @@ HOSTS = (
     Host("LANG=C", environ={"LANG": "C"}),
     Host("no LANG", environ={"LANG": None}),
     Host("ASCII alone", environ={"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}),
-    Host("a locale that is not installed", environ={"LC_ALL": "xx_YY.ISO-8859-1", "PYTHONUTF8": "0"}),
+    Host(
+        "a locale that is not installed", environ={"LC_ALL": "xx_YY.ISO-8859-1", "PYTHONUTF8": "0"}
+    ),
     Host("without locales", hook=_WITHOUT_LOCALE),
     Host("no standard input", shell='exec "$@" <&-'),
     Host("path with spaces", folder="a place"),
-    Host("path with an umlaut, ASCII alone", environ={"LC_ALL": "C", "PYTHONUTF8": "0"}, folder="plätze"),
+    Host(
+        "path with an umlaut, ASCII alone",
+        environ={"LC_ALL": "C", "PYTHONUTF8": "0"},
+        folder="plätze",
+    ),
     Host("path with a byte that is no UTF-8", folder="pl\udce4tze"),
     Host("no environment at all", environ=dict.fromkeys(("HOME", "LANG", "PATH"))),
     Host("without what is POSIX-only (simulated)", hook=_WITHOUT_POSIX),
@@ -195,9 +228,18 @@ _ASK = "import json, sys; print(json.dumps([sys.executable, list(sys.version_inf
 def interpreters() -> tuple[Interpreter, ...]:
     """Find every CPython of this machine, the running one first: on PATH, and pyenv's."""
     names = ["python3", "python2.7", *(f"python3.{minor}" for minor in range(6, 15))]
-    places = [each for each in os.environ.get("PATH", "").split(os.pathsep) if os.path.basename(each) != "shims"]
-    places += map(str, Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")).glob("versions/*/bin"))
-    candidates = [sys.executable, *(os.path.join(place, name) for place in places for name in names)]
+    places = [
+        each
+        for each in os.environ.get("PATH", "").split(os.pathsep)
+        if os.path.basename(each) != "shims"
+    ]
+    places += map(
+        str, Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")).glob("versions/*/bin")
+    )
+    candidates = [
+        sys.executable,
+        *(os.path.join(place, name) for place in places for name in names),
+    ]
     found: dict[str, Interpreter] = {}
     for path in candidates:
         real = os.path.realpath(path)
@@ -215,7 +257,9 @@ class Smoke:
     """The registries that every host is tried with, and the steps; a context manager."""
 
     def __init__(self, pyz: Path) -> None:
-        self._pyz, self._running, self._number = pyz, contextlib.ExitStack(), 0
+        self._pyz = pyz
+        self._running = contextlib.ExitStack()
+        self._number = 0
         authority = trustme.CA()
         context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
         authority.issue_cert("127.0.0.1").configure_cert(context)
@@ -223,12 +267,17 @@ class Smoke:
         self.apps = {name: App() for name in ("source", "secure", "plain")}
         self._contexts = {"secure": context}
         self.servers: dict[str, Server] = {}
-        self.images = {"v1": Seed(1).image(layers=[Seed(2).layer(1 << 21), b"a little"]), "v2": Seed(3).index()}
+        self.images = {
+            "v1": Seed(1).image(layers=[Seed(2).layer(1 << 21), b"a little"]),
+            "v2": Seed(3).index(),
+        }
         self.images |= {f"m{number}": Seed(10 + number).image() for number in range(MANY)}
 
     def __enter__(self) -> Smoke:
         for name, app in self.apps.items():
-            server = self._running.enter_context(run_in_thread(app, ssl_context=self._contexts.get(name)))
+            server = self._running.enter_context(
+                run_in_thread(app, ssl_context=self._contexts.get(name))
+            )
             self.servers[name] = server
         for tag, image in self.images.items():
             image.load_into(self.apps["source"], "app", tag=tag)
@@ -238,7 +287,9 @@ class Smoke:
         self._running.close()
 
     def run(self, host: Host, python: str) -> None:
-        """Run all steps on a host; Failed says what did not hold, Absent why there is no such host here."""
+        """Run all steps on a host; Failed says what did not hold, Absent why there is no such host
+        here.
+        """
         self._number += 1
         with tempfile.TemporaryDirectory(prefix="hosts-", ignore_cleanup_errors=True) as top:
             os.chmod(top, 0o755)
@@ -251,15 +302,22 @@ class Started:
     """One host while it is tried."""
 
     def __init__(self, host: Host, python: str, top: Path, repository: str, smoke: Smoke) -> None:
-        self._host, self._python, self._top, self._smoke = host, python, top, smoke
-        self._place, self._home, self._repository = top / host.folder, top / "home", repository
-        self._pyz, self._config = self._place / "regsync.pyz", self._place / "mirror.yaml"
+        self._host = host
+        self._python = python
+        self._top = top
+        self._smoke = smoke
+        self._place = top / host.folder
+        self._home = top / "home"
+        self._repository = repository
+        self._pyz = self._place / "regsync.pyz"
+        self._config = self._place / "mirror.yaml"
         wanted = host.tags.rstrip("*")
         self._images = {tag: image for tag, image in smoke.images.items() if tag.startswith(wanted)}
 
     def prepare(self, pyz: Path, authority: bytes) -> None:
         """Make the folder, and see that the host can be one."""
-        host, cache = self._host, self._place / "cache"
+        host = self._host
+        cache = self._place / "cache"
         for each in (self._place, self._home, self._top / "hook"):
             each.mkdir(mode=0o755)
         shutil.copyfile(pyz, self._pyz)
@@ -276,10 +334,14 @@ class Started:
         if host.user is not None or "unshare" in host.shell:
             done = self._start("-c", "pass")
             if done.returncode:
-                raise Absent(done.stderr.strip() or f"its preparation ended with status {done.returncode}")
+                raise Absent(
+                    done.stderr.strip() or f"its preparation ended with status {done.returncode}"
+                )
 
     def _document(self) -> str:
-        entries: dict[str, dict[str, str]] = {name: {"url": each.url} for name, each in self._smoke.servers.items()}
+        entries: dict[str, dict[str, str]] = {
+            name: {"url": each.url} for name, each in self._smoke.servers.items()
+        }
         entries["secure"]["ca_file"] = "ca.pem"
         mapping = {"from": "app", "to": self._repository, "tags": {"glob": self._host.tags}}
         document = {
@@ -292,7 +354,11 @@ class Started:
 
     def _start(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         environ: dict[str, str] = {"HOME": str(self._home), "LANG": "C.UTF-8", "PATH": os.defpath}
-        environ |= {name: os.environ[name] for name in ("LD_LIBRARY_PATH", "SYSTEMROOT") if name in os.environ}
+        environ |= {
+            name: os.environ[name]
+            for name in ("LD_LIBRARY_PATH", "SYSTEMROOT")
+            if name in os.environ
+        }
         if self._host.hook:
             environ["PYTHONPATH"] = str(self._top / "hook")
         for name, value in self._host.environ.items():
@@ -300,7 +366,16 @@ class Started:
             if value is not None:
                 environ[name] = value
         script = f"place=$1; shift; {self._host.shell}"
-        command = ["/bin/sh", "-c", script, "sh", str(self._place), self._python, *self._host.options, *arguments]
+        command = [
+            "/bin/sh",
+            "-c",
+            script,
+            "sh",
+            str(self._place),
+            self._python,
+            *self._host.options,
+            *arguments,
+        ]
         return subprocess.run(
             command,
             env=environ,
@@ -319,16 +394,25 @@ class Started:
     def _step(self, *arguments: str) -> str:
         """Run one command; return what it wrote to standard output."""
         done = self._start(str(self._pyz), *arguments)
-        said = [line for line in done.stderr.splitlines() if not re.fullmatch(self._host.noise or "$.", line)]
+        said = [
+            line
+            for line in done.stderr.splitlines()
+            if not re.fullmatch(self._host.noise or "$.", line)
+        ]
         if done.returncode or said:
-            raise Failed(f"{arguments[0]} ended with {done.returncode}: {done.stderr.strip() or done.stdout.strip()}")
+            raise Failed(
+                f"{arguments[0]} ended with {done.returncode}: {done.stderr.strip() or done.stdout.strip()}"
+            )
         return done.stdout
 
     def steps(self) -> None:
         """Run the program as a user would, and look at what it did."""
-        if not re.fullmatch(r"regsync \S+ \(.+\), CPython 3\.\d+\.\d+, \S.*\n", self._step("version")):
+        if not re.fullmatch(
+            r"regsync \S+ \(.+\), CPython 3\.\d+\.\d+, \S.*\n", self._step("version")
+        ):
             raise Failed("version says something else")
-        config, servers = str(self._config), self._smoke.servers
+        config = str(self._config)
+        servers = self._smoke.servers
         if said := self._step("validate", config):
             raise Failed(f"validate says {said!r}")
         copied = f"copied/{self._repository}"
@@ -342,9 +426,13 @@ class Started:
         if said := self._step("sync", "-c", config):
             raise Failed(f"the second sync says {said!r}")
         for name, app in self._smoke.apps.items():
-            asked = [each for each in app.journal.entries[before[name] :] if each.kind != "tag_list"]
+            asked = [
+                each for each in app.journal.entries[before[name] :] if each.kind != "tag_list"
+            ]
             if [each.method for each in asked] != ["HEAD"] * len(self._images):
-                raise Failed(f"the second sync asked {name}: {[f'{each.method} {each.target}' for each in asked]}")
+                raise Failed(
+                    f"the second sync asked {name}: {[f'{each.method} {each.target}' for each in asked]}"
+                )
         self._check_left()
 
     def _check_lines(self, step: str, said: str, images: int) -> None:
@@ -371,7 +459,9 @@ class Started:
             raise Failed(f"left in cache_dir: {sorted(map(str, files))}")
         for each in (*files, *(each for each in cache.rglob("*") if each.is_dir())):
             if stat.S_IMODE(each.stat().st_mode) & 0o077:
-                raise Failed(f"{each.name} is open to others: {stat.S_IMODE(each.stat().st_mode):o}")
+                raise Failed(
+                    f"{each.name} is open to others: {stat.S_IMODE(each.stat().st_mode):o}"
+                )
         expected = {"regsync.pyz", "mirror.yaml", "ca.pem", "cache"}
         if left := {*os.listdir(self._place), *os.listdir(self._home)} - expected:
             raise Failed(f"left behind: {sorted(left)}")
@@ -379,9 +469,13 @@ class Started:
 
 def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--python", action="append", metavar="EXE", help="only this interpreter; may be repeated")
+    parser.add_argument(
+        "--python", action="append", metavar="EXE", help="only this interpreter; may be repeated"
+    )
     parser.add_argument("-k", default="", metavar="PART", help="only hosts with this in their name")
-    parser.add_argument("file", nargs="?", type=Path, default=ROOT / "dist" / "regsync-nofips.pyz", metavar="FILE")
+    parser.add_argument(
+        "file", nargs="?", type=Path, default=ROOT / "dist" / "regsync-nofips.pyz", metavar="FILE"
+    )
     return parser.parse_args(argv)
 
 

@@ -23,7 +23,8 @@ from _regsync.fields import SECTIONS, Field, parse_duration, parse_size, value_o
 __all__ = ["main", "reference", "updated"]
 
 README = ROOT / "README.md"
-BEGIN, END = "<!-- reference: begin -->", "<!-- reference: end -->"
+BEGIN = "<!-- reference: begin -->"
+END = "<!-- reference: end -->"
 # Sections in reading order, and where each stands; `defaults` is the second half of a mapping.
 TITLES = {
     "config": "The document",
@@ -102,10 +103,16 @@ def written(example: str) -> str:
     """Return an example as one writes it: quotes only where YAML wants them."""
     value = value_of(example)
     if isinstance(value, dict):
-        return "{" + ", ".join(f"{key}: {written(json.dumps(each))}" for key, each in value.items()) + "}"
+        return (
+            "{"
+            + ", ".join(f"{key}: {written(json.dumps(each))}" for key, each in value.items())
+            + "}"
+        )
     if isinstance(value, list):
         return "[" + ", ".join(written(each) for each in value) + "]"
-    plain = isinstance(value, int) or re.fullmatch(r"[A-Za-z][A-Za-z0-9.+/:-]*|\d+[hmd]\S*|\d+ [KMGT]i?B", example)
+    plain = isinstance(value, int) or re.fullmatch(
+        r"[A-Za-z][A-Za-z0-9.+/:-]*|\d+[hmd]\S*|\d+ [KMGT]i?B", example
+    )
     return example if plain else f'"{example}"'
 
 

@@ -1,15 +1,16 @@
 #!/usr/bin/env python3
-"""Let a watch run for many cycles without news, then end it under load: memory, CPU, requests, time to the end.
+"""Let a watch run for many cycles without news, then end it under load: memory, CPU, requests, time
+to the end.
 
     python3 tools/soak.py [--cycles N] [--tags N] [--program FILE]
 
-The registries are the harness's, in this process; the program is a process of its own, whose waits SIGHUP
-ends, so that 1,000 cycles need no 1,000 intervals. Printed are the resident memory after some cycles, CPU
-and requests of one, and how long the program took from SIGTERM to its end while it copied images whose
-layers come from a generator.
+The registries are the harness's, in this process; the program is a process of its own, whose waits
+SIGHUP ends, so that 1,000 cycles need no 1,000 intervals. Printed are the resident memory after
+some cycles, CPU and requests of one, and how long the program took from SIGTERM to its end while it
+copied images whose layers come from a generator.
 
-Owns: the scene and the figures. May not know: anything of the program but its command line and its reports.
-Needs Linux.
+Owns: the scene and the figures. May not know: anything of the program but its command line and its
+reports. Needs Linux.
 """
 
 from __future__ import annotations
@@ -39,7 +40,9 @@ from conformance.streams import Stream  # noqa: E402
 __all__ = ["main"]
 
 MIB = 1 << 20
-_LAYER, _IMAGES = 64 * MIB, 24  # of the load
+# of the load
+_LAYER = 64 * MIB
+_IMAGES = 24
 _LONGEST_END = 120  # seconds
 
 
@@ -52,9 +55,13 @@ class Spent(NamedTuple):
     @classmethod
     def of(cls, number: int) -> Spent:
         """Read it from the system."""
-        fields = Path(f"/proc/{number}/stat").read_text(encoding="ascii").rpartition(") ")[2].split()
+        fields = (
+            Path(f"/proc/{number}/stat").read_text(encoding="ascii").rpartition(") ")[2].split()
+        )
         ticks = int(fields[11]) + int(fields[12])
-        return cls(ticks / os.sysconf("SC_CLK_TCK"), int(fields[21]) * os.sysconf("SC_PAGE_SIZE") / MIB)
+        return cls(
+            ticks / os.sysconf("SC_CLK_TCK"), int(fields[21]) * os.sysconf("SC_PAGE_SIZE") / MIB
+        )
 
 
 @contextmanager
@@ -86,7 +93,9 @@ def configure(directory: Path, source: Server, target: Server, name: str) -> Pat
     file = directory / "mirror.yaml"
     written = {
         "registries": {"source": {"url": source.url}, "target": {"url": target.url}},
-        "mappings": [{"from": name, "source": "source", "targets": ["target"], "tags": {"glob": "*"}}],
+        "mappings": [
+            {"from": name, "source": "source", "targets": ["target"], "tags": {"glob": "*"}}
+        ],
     }
     file.write_text(json.dumps(written), encoding="utf-8")
     return file
@@ -94,7 +103,8 @@ def configure(directory: Path, source: Server, target: Server, name: str) -> Pat
 
 def rest(program: str, directory: Path, tags: int, cycles: int) -> None:
     """Print what cycles without news take."""
-    source, target = App(), App()
+    source = App()
+    target = App()
     seed = Seed(1)
     for number in range(tags):
         seed.image().load_into(source, "app", f"v{number}")
@@ -116,7 +126,9 @@ def rest(program: str, directory: Path, tags: int, cycles: int) -> None:
                 raise SystemExit(f"cycle {number}: {report['totals']}")
             if number in marks:
                 each = (spent.cpu - began.cpu) / (number - 1)
-                print(f"cycle {number}: {spent.rss:.1f} MiB, {requests} requests, {each:.3f} s of CPU a cycle")
+                print(
+                    f"cycle {number}: {spent.rss:.1f} MiB, {requests} requests, {each:.3f} s of CPU a cycle"
+                )
             for server in (one, two):
                 server.journal.clear()
             process.send_signal(signal.SIGHUP)
@@ -126,7 +138,8 @@ def rest(program: str, directory: Path, tags: int, cycles: int) -> None:
 
 def end(program: str, directory: Path) -> None:
     """Print how long the program takes to its end in the middle of a copy."""
-    source, target = App(), Weighing()
+    source = App()
+    target = Weighing()
     for number in range(_IMAGES):
         layers: list[bytes | Stream] = [Stream(3, 4 * number + layer, _LAYER) for layer in range(4)]
         Seed(number).image(layers=layers).load_into(source, "app", f"v{number}")
@@ -140,14 +153,17 @@ def end(program: str, directory: Path) -> None:
         began = time.perf_counter()
         process.send_signal(signal.SIGTERM)
         said, _ = process.communicate(timeout=_LONGEST_END)
-        took, report = time.perf_counter() - began, json.loads(said)
+        took = time.perf_counter() - began
+        report = json.loads(said)
         images = report["totals"]["images"]["synced"]
         print(f"SIGTERM to end: {took:.1f} s, status {process.returncode}, {images} images brought")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run both scenes."""
-    parser = argparse.ArgumentParser(description="memory, CPU and requests of a watch; its end under load")
+    parser = argparse.ArgumentParser(
+        description="memory, CPU and requests of a watch; its end under load"
+    )
     parser.add_argument("--cycles", type=int, default=1000)
     parser.add_argument("--tags", type=int, default=500)
     parser.add_argument("--program", default=str(ROOT / "regsync.py"), help="the program to run")

@@ -1,10 +1,12 @@
 """Import from the tree that this module was imported from, reading each module once.
 
-zipimport reads and unmarshals a whole module to name its file, throws it away, and does both again to run it: a
-twentieth of a start. Here the name alone is made: beside each source of a tree stands its bytecode.
+zipimport reads and unmarshals a whole module to name its file, throws it away, and does both again
+to run it: a twentieth of a start. Here the name alone is made: beside each source of a tree stands
+its bytecode.
 
-Owns: who finds the modules of one tree (tools/build_zipapp.py puts this file into each, `__main__.py` imports it).
-May not know: which modules there are. Invariant: names, contents and errors are zipimport's.
+Owns: who finds the modules of one tree (tools/build_zipapp.py puts this file into each,
+`__main__.py` imports it). May not know: which modules there are. Invariant: names, contents and
+errors are zipimport's.
 """
 
 from __future__ import annotations
