@@ -33,10 +33,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115  it serves until the end
     arguments = sys.argv[1:] if argv is None else list(argv)
     if arguments in (["version"], ["--version"], ["version", "--json"]):
-        from _regsync import version
+        from _regsync.app.version import show
 
         try:
-            return version.show(fips.closed(), as_json="--json" in arguments)
+            return show(fips.closed(), as_json="--json" in arguments)
         except OSError:
             arguments = [
                 "version"
@@ -60,7 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     collecting = gc.isenabled()
     gc.disable()
     try:
-        from _regsync import cli
+        from _regsync.app import cli
 
         status = cli.main(arguments, closed)
     finally:

@@ -9,44 +9,7 @@ import enum
 import re
 from typing import NamedTuple
 
-# What obeys, reorders, hides or breaks a terminal's line: controls, bidirectional ones, marks
-# without width (R18).
-_INVISIBLE = {
-    *range(0x00, 0x20),
-    *range(0x7F, 0xA0),
-    0xAD,
-    0x61C,
-    *range(0x200B, 0x2010),
-    *range(0x2028, 0x202F),
-    *range(0x2060, 0x2070),
-    0xFEFF,
-    *range(0xE0000, 0xE0080),
-}
-_CLEANING = dict.fromkeys(_INVISIBLE, "") | dict.fromkeys((0x09, 0x0A, 0x0D, 0x2028, 0x2029), " ")
-
-
-def clean(text: str, limit: int = 500) -> str:
-    """Return `text` on one line, without control characters, at most `limit` characters long, `…`
-    where it was cut.
-    """
-    shown = text[: 4 * limit].translate(_CLEANING).strip()
-    return shown if len(shown) <= limit and len(text) <= 4 * limit else shown[: limit - 1] + "…"
-
-
-def without_logins(text: str) -> str:
-    """Return a text without `user:password@`, wherever it was written by mistake."""
-    return re.sub(
-        r"""(?<![^\s'"])[^\s'"]*@(?!sha(?:256|512):)""",
-        lambda it: "***@" if ":" in it[0] else it[0],
-        text,
-    )
-
-
-def plain(text: str) -> str:
-    """Return what is written where a name belongs; asterisks for what may be a secret in a wrong
-    place.
-    """
-    return text if re.fullmatch("!?[A-Za-z_.-]{1,24}", text) else "***"
+from _regsync.text import without_logins
 
 
 class Side(enum.Enum):

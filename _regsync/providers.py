@@ -11,15 +11,23 @@ from collections.abc import Mapping
 from typing import Literal, NamedTuple
 
 Kind = Literal["ecr", "ecr_public", "dockerhub", "gar", "gcr", "ghcr", "acr", "unknown"]
+
+
 # After a POST, put: one PUT with the body; patch: one PATCH without Content-Range, an empty PUT;
 # chunks: PATCHes with `Content-Range: start-end`, an empty PUT.
 UploadStyle = Literal["put", "patch", "chunks"]
+
+
 # protocol-facts.md section 7.2: the name known here (`canonical_host`), others, who answers
 # requests (`api_host`).
 _DOCKER_HUB = ("docker.io", "index.docker.io", "registry-1.docker.io")
+
+
 # protocol-facts.md section 4.1. Dual-stack names are under on.aws only; China's and ecr_public's
 # are not verified.
 _AWS_SUFFIXES = r"amazonaws\.(?:com(?:\.cn)?|eu)|c2s\.ic\.gov|sc2s\.sgov\.gov|cloud\.adc-e\.uk|csp\.hci\.ic\.gov"
+
+
 _ECR = rf"[0-9]{{12}}\.(?:dkr\.ecr(?:-fips)?\.[a-z0-9-]+\.(?:{_AWS_SUFFIXES})|dkr-ecr(?:-fips)?\.[a-z0-9-]+\.on\.aws)"
 
 
@@ -35,9 +43,17 @@ class Pace(NamedTuple):
 
 
 _HEADS = "manifest_head blob_head"
+
+
 _UPLOADS = "upload_start upload_body upload_finish"
+
+
 _READS = f"tag_list manifest_get blob_get {_HEADS}"
+
+
 _WRITES = f"manifest_put {_UPLOADS}"
+
+
 # Rates stay below what protocol-facts.md sections 4.8, 5.5, 6.5 and 7.1 say (design.md section 9;
 # ECR's bursts of 18 leave room for what arrives late, behind a handshake).
 _ECR_PACES = (
@@ -49,6 +65,8 @@ _ECR_PACES = (
     Pace("upload_body", rate=400, burst=50),
     Pace("upload_finish", rate=80, burst=18),
 )
+
+
 _ECR_PUBLIC_PACES = (
     *(
         Pace(actions, rate=9)
@@ -56,6 +74,8 @@ _ECR_PUBLIC_PACES = (
     ),
     Pace("upload_body", rate=200, burst=30),
 )
+
+
 _UNKNOWN_PACES = (
     Pace(f"tag_list {_HEADS}", 8),
     Pace("manifest_get"),
@@ -91,6 +111,8 @@ class _Row(NamedTuple):
 
 
 _ECR_SOURCE = "protocol-facts.md sections 4.1 (hosts), 4.9 (mounts), 7.9 (upload)"
+
+
 # Other package types live under *.pkg.dev too: only the -docker names are registries.
 _GAR = _Row(
     r"[a-z0-9-]+-docker\.pkg\.dev",
@@ -101,6 +123,8 @@ _GAR = _Row(
     per_project=True,
     paces=(Pace(f"{_READS} {_WRITES}", rate=240, burst=30),),
 )
+
+
 ROWS: Mapping[Kind, _Row] = {
     # A mount is answered 201 only for a source with a committed manifest (4.9): no word about the
     # repository itself.

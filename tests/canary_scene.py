@@ -23,8 +23,8 @@ from unittest import mock
 
 import anyio
 
-from _regsync import cli, session, watch
-from _regsync.output import Console
+from _regsync.app import cli, commands, watch
+from _regsync.app.console import Console
 from conformance.app import App
 from conformance.exchange import Reception, Site
 from conformance.google import make_key
@@ -319,9 +319,9 @@ class Scene:
         """
         with contextlib.ExitStack() as patched:
             for module, name in (
-                (session, "run"),
-                (session, "list_tags"),
-                (session, "check"),
+                (commands, "run"),
+                (commands, "list_tags"),
+                (commands, "check"),
                 (watch, "run"),
             ):
                 patched.enter_context(mock.patch.object(module, name, _told(getattr(module, name))))

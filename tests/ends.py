@@ -32,9 +32,12 @@ import anyio.lowlevel
 import anyio.to_thread
 import pytest
 
-from _regsync import cli, http1, pacing, transport
+from _regsync.addresses import Origin
+from _regsync.app import cli, commands
 from _regsync.errors import ConnectFailed
-from _regsync.streams import Origin, Stream, Timeouts
+from _regsync.net import pool
+from _regsync.net.streams import Stream, Timeouts
+from _regsync.registry.throttle import Meter
 from conformance.app import App
 from conformance.audit import audit, latest, report
 from conformance.exchange import Site
@@ -109,7 +112,7 @@ def run_regsync(
     Then the registries that `serve` started are asked what it did wrong.
     """
 
-    def edge(**given: Any) -> transport.Edge:
+    def edge(**given: Any) -> commands.Edge:
         return plain_edge(**{**given, "chance": lambda: 0.0, "timeouts": timeouts})
 
     async def at_once(seconds: float) -> None:
@@ -118,22 +121,22 @@ def run_regsync(
         waited.append(seconds)
         await sleep(0)
 
-    def unpaused(meter: pacing.Meter, *given: Any) -> None:
+    def unpaused(meter: Meter, *given: Any) -> None:
         leave(meter, *given)
         if meter.paused > -math.inf:
             waited.append(meter.paused - given[2])
         meter.paused = -math.inf
 
-    plain_edge, sleep, leave, waited = transport.Edge, anyio.sleep, pacing.Meter.end, list[float]()
+    plain_edge, sleep, leave, waited = commands.Edge, anyio.sleep, Meter.end, list[float]()
     out, err = io.StringIO(), io.StringIO()
     text = stdin.encode() if isinstance(stdin, str) else stdin
     since, umask = latest(_audited), os.umask(0o022)
     os.umask(umask)
     with (
         mock.patch.dict(os.environ, env or {}),
-        mock.patch.object(transport, "Edge", edge),
+        mock.patch.object(commands, "Edge", edge),
         mock.patch.object(anyio, "sleep", at_once),
-        mock.patch.object(pacing.Meter, "end", unpaused),
+        mock.patch.object(Meter, "end", unpaused),
         mock.patch.object(sys, "stdin", io.TextIOWrapper(io.BytesIO(text))),
         contextlib.redirect_stdout(out),
         contextlib.redirect_stderr(err),
@@ -212,7 +215,7 @@ class Virtual:
         did.
         """
 
-        def edge(**given: Any) -> transport.Edge:
+        def edge(**given: Any) -> commands.Edge:
             times = Timeouts(**timeouts)
             chosen = {"chance": lambda: self._chance, "wall": self.wall, "timeouts": times}
             return plain_edge(**{**given, **chosen})
@@ -222,14 +225,14 @@ class Virtual:
             return 0
 
         self._since = latest(self._sites())
-        plain_edge, parsed = transport.Edge, list[Any]()
+        plain_edge, parsed = commands.Edge, list[Any]()
         out, err = io.StringIO(), io.StringIO()
         began = anyio.current_time()
         with (
             mock.patch.dict(os.environ, env or {}),
-            mock.patch.object(transport, "Edge", edge),
-            mock.patch.object(http1, "connect", self._connect),
-            mock.patch.object(http1, "start_tls", self._start_tls),
+            mock.patch.object(commands, "Edge", edge),
+            mock.patch.object(pool, "connect", self._connect),
+            mock.patch.object(pool, "start_tls", self._start_tls),
             mock.patch.object(anyio.to_thread, "run_sync", self._in_turn),
             mock.patch.object(cli, "_run", later),
             mock.patch.object(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin.encode()))),
@@ -272,7 +275,7 @@ class Virtual:
         return await self.run(*plain, *more, *where, stdin=document(registries))
 
     async def _connect(self, host: str, port: int, timeouts: Timeouts) -> MemoryWire:
-        """As `_regsync.streams.connect`."""
+        """As `_regsync.net.streams.connect`."""
         where = Origin("", host, port).authority
         try:
             with anyio.fail_after(timeouts.connect):

@@ -29,8 +29,8 @@ from unittest import mock
 
 import anyio
 
-from _regsync import store
 from _regsync.errors import ConnectFailed
+from _regsync.sync import staging
 from conformance.app import App
 from conformance.faults import Rule
 from conformance.images import Image, Seed
@@ -404,7 +404,7 @@ def _disk(where: str) -> Strike:
             if times is None or struck <= times:
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "blobs")
 
-        class Full(store.FileIO):
+        class Full(staging.FileIO):
             def write(self, data: Any, /) -> Any:
                 if where == "write":
                     strikes()
@@ -433,10 +433,10 @@ def _disk(where: str) -> Strike:
         kept = {name: getattr(os, name) for name in dir(os) if not name.startswith("__")}
         names = ("open", "replace", "makedirs", "write", "fsync", "ftruncate")
         with (
-            mock.patch.object(store, "SMALL_BLOB", 1000),
-            mock.patch.object(store, "FileIO", Full),
+            mock.patch.object(staging, "SMALL_BLOB", 1000),
+            mock.patch.object(staging, "FileIO", Full),
             mock.patch.object(
-                store, "os", SimpleNamespace(**kept | {name: wrapped(name) for name in names})
+                staging, "os", SimpleNamespace(**kept | {name: wrapped(name) for name in names})
             ),
         ):
             yield

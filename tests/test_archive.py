@@ -12,10 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from _regsync.state import (
+from _regsync.state.database import (
     EMPTY,
     Archive,
     Damaged,
+    StateFile,
     encode,
     entry,
     folded,
@@ -25,7 +26,6 @@ from _regsync.state import (
     named,
     unframe,
 )
-from _regsync.store import StateFile
 
 DIGESTS = [f"sha256:{number:064x}" for number in range(40)] + [
     f"sha512:{number:064x}{0:064x}" for number in range(5)

@@ -16,16 +16,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from _regsync.auth import (
-    Authenticator,
-    Challenge,
-    Credential,
-    check_realm,
-    is_private,
-    parse_challenges,
-)
+from _regsync.addresses import Origin, is_private
+from _regsync.auth.challenge import Challenge, check_realm, parse_challenges
+from _regsync.auth.credentials import Credential
+from _regsync.auth.tokens import Authenticator
 from _regsync.errors import AuthError, ConnectFailed, RegistryError, Side, SyncError
-from _regsync.streams import Origin
 
 REALM = "https://auth.example.org/token"
 BEARER = f'Bearer realm="{REALM}",service="registry.example.org",scope="repository:team/app:pull"'

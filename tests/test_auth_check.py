@@ -12,9 +12,9 @@ import anyio
 import pytest
 from jsonschema import Draft202012Validator  # type: ignore[import-untyped]
 
-from _regsync import transport
-from _regsync.auth import Login
-from _regsync.report import schema
+from _regsync.auth.cloud import Login
+from _regsync.registry import transport
+from _regsync.sync.report import schema
 from conformance.app import App
 from conformance.exchange import Reception
 from conformance.images import Seed

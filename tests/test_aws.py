@@ -37,9 +37,11 @@ from hypothesis import strategies as st
 from moto import mock_aws
 from moto.core.models import botocore_stubber
 
-from _regsync import aws
-from _regsync.auth import Credential, Login, Machine
-from _regsync.config import Registry
+from _regsync.auth import aws
+from _regsync.auth.aws import present, sign
+from _regsync.auth.cloud import Login, Machine
+from _regsync.auth.credentials import Credential
+from _regsync.config.model import Registry
 from _regsync.errors import AuthError, ConnectFailed
 from _regsync.providers import kind_of
 from conformance.aws import ACCOUNT, Aws
@@ -239,7 +241,7 @@ def test_published_vectors(
     signature: str,
 ) -> None:
     keys = EXAMPLE._replace(identity_token=session)
-    sent = dict(aws.sign(keys, method, url, headers, body, service, "us-east-1", THEN))
+    sent = dict(sign(keys, method, url, headers, body, service, "us-east-1", THEN))
     assert sent["Authorization"].endswith(f"Signature={signature}")
     assert (
         f"Credential=AKIDEXAMPLE/20150830/us-east-1/{service}/aws4_request, "
@@ -284,7 +286,7 @@ def test_signatures_are_botocores(
     url = f"https://{service}.eu-west-1.amazonaws.com/{'/'.join(path)}"
     url += f"?{urlencode(query, quote_via=quote)}" if query else ""
     keys = EXAMPLE._replace(identity_token=session)
-    ours = dict(aws.sign(keys, method, url, [*headers.items()], body, service, "eu-west-1", now))
+    ours = dict(sign(keys, method, url, [*headers.items()], body, service, "eu-west-1", now))
     theirs = botocore.awsrequest.AWSRequest(
         method=method, url=url, headers=dict(headers), data=body
     )
@@ -336,7 +338,7 @@ def test_the_services_here_take_a_good_signature_and_no_other(
         "sts" if change == "service" else "ecr",
         "us-east-1" if change == "region" else "eu-west-1",
     )
-    sent = aws.sign(keys, "POST", url, ECR, body, service, region, now)
+    sent = sign(keys, "POST", url, ECR, body, service, region, now)
     if change == "added header":
         sent.append(("X-Amz-Content-Sha256", "unsigned"))
     if change == "unsigned":
@@ -1068,20 +1070,20 @@ async def test_a_machines_role_that_knows_nothing_of_public_images_is_nobody(wor
 @pytest.mark.parametrize("source", sorted(SOURCES))
 def test_what_is_configured_is_seen_without_asking(world: World, source: str) -> None:
     SOURCES[source][0](world)
-    assert aws.present(world.machine) == (not source.startswith("instance") or "profile" in source)
+    assert present(world.machine) == (not source.startswith("instance") or "profile" in source)
     assert world.aws.requests == []
 
 
 def test_a_file_with_a_region_alone_is_no_identity(world: World) -> None:
-    assert not aws.present(world.machine)
+    assert not present(world.machine)
     world.write(
         ".aws/config",
         "[default]\nregion = eu-west-1\noutput = json\n[profile a]\naws_access_key_id = x\n",
     )
-    assert not aws.present(world.machine)
+    assert not present(world.machine)
     world.write(".aws/credentials", "nonsense")
     with pytest.raises(AuthError, match="is not a file of profiles"):
-        aws.present(world.machine)
+        present(world.machine)
 
 
 # Services that fail for a while, or answer nonsense.

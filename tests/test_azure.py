@@ -23,9 +23,11 @@ from urllib.parse import parse_qsl, urlencode, urlsplit
 import msal
 import pytest
 
-from _regsync import azure
-from _regsync.auth import Credential, Login, Machine
-from _regsync.config import Registry
+from _regsync.auth import azure
+from _regsync.auth.azure import present
+from _regsync.auth.cloud import Login, Machine
+from _regsync.auth.credentials import Credential
+from _regsync.config.model import Registry
 from _regsync.errors import AuthError, ConnectFailed, RegistryError
 from conformance.azure import (
     CLOUDS,
@@ -309,11 +311,11 @@ async def test_nothing_found_names_every_place_and_what_a_pod_needs() -> None:
 @pytest.mark.parametrize("name", sorted(SOURCES))
 async def test_what_names_an_identity_is_present(name: str) -> None:
     world = World()
-    assert not azure.present(world.machine)
+    assert not present(world.machine)
     world.files[f"{HOME}/.azure/azureProfile.json"] = b'\xef\xbb\xbf{"subscriptions": []}'
-    assert not azure.present(world.machine), "after az logout"
+    assert not present(world.machine), "after az logout"
     SOURCES[name][0](world)
-    assert azure.present(world.machine) == (name != "machine")
+    assert present(world.machine) == (name != "machine")
     assert world.asked == []
 
 
@@ -672,7 +674,7 @@ async def test_a_token_that_the_command_line_has_got_is_taken_while_it_is_good(c
 async def test_the_directory_of_the_session_is_configurable() -> None:
     world = World(environ={"AZURE_CONFIG_DIR": "/other"})
     world.files |= {f"/other/{name}": text for name, text in session().items()}
-    assert azure.present(world.machine)
+    assert present(world.machine)
     assert await world.log_in() is not None
 
 

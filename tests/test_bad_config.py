@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 import yaml
 
-from _regsync import cli, config
+from _regsync.app import cli
+from _regsync.config.fields import SECTIONS, Field
+from _regsync.config.reader import load
 from _regsync.errors import ConfigError
-from _regsync.fields import SECTIONS, Field
 from conformance.server import Server
 from tests.ends import Ran, run_regsync, serve, source, target
 
@@ -37,7 +38,7 @@ def refused(ran: Ran) -> list[str]:
 def told(text: str | bytes, environ: dict[str, str] | None = None) -> list[str]:
     body = text.encode() if isinstance(text, str) else text
     with pytest.raises(ConfigError) as caught:
-        config.load(body, name="c", environ=environ or {}, base_dir="/etc", home=None)
+        load(body, name="c", environ=environ or {}, base_dir="/etc", home=None)
     return [str(problem) for problem in caught.value.problems]
 
 
@@ -160,7 +161,7 @@ def test_hostile_text_is_refused_in_linear_work_and_few_words(name: str) -> None
 def test_five_megabytes_are_read() -> None:
     # 5 MB with a comment as long as they are, and one mapping at the end.
     text = "registries: {a: {url: a.example}, b: {url: b.example}}\n" + ("#" * 999 + "\n") * 5000
-    found = config.load(
+    found = load(
         f"{text}mappings:\n- {{from: x, source: a, targets: b}}\n".encode(),
         name="c", environ={}, base_dir=None, home=None,
     )  # fmt: skip

@@ -20,9 +20,10 @@ from typing import Any
 import pytest
 import trustme
 
+from _regsync.addresses import Origin
 from _regsync.errors import ProtocolBroken
-from _regsync.streams import Origin, Timeouts
-from _regsync.transport import check_foreign, resolve_location
+from _regsync.net.streams import Timeouts
+from _regsync.registry.transport import check_foreign, resolve_location
 from conformance.app import App
 from conformance.exchange import Reception, Site
 from conformance.images import Image, Seed, encode

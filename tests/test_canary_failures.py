@@ -23,7 +23,8 @@ import anyio
 import pytest
 import trustme
 
-from _regsync import oci, registry
+from _regsync.oci import manifest
+from _regsync.registry import repository
 from conformance.images import Seed
 from conformance.messages import Request, Response
 from conformance.tokens import BasicAuth
@@ -43,8 +44,8 @@ def crash(*_: object, **__: object) -> Any:
 @contextlib.contextmanager
 def crashed(scene: Scene) -> Iterator[None]:
     with (
-        mock.patch.object(oci, "parse_manifest", crash),
-        mock.patch.object(registry, "_tags_of", crash),
+        mock.patch.object(manifest, "parse_manifest", crash),
+        mock.patch.object(repository, "_tags_of", crash),
     ):
         yield
 

@@ -15,7 +15,8 @@ from typing import Any
 
 import pytest
 
-from _regsync import cli, fields
+from _regsync.app import cli
+from _regsync.config import fields
 from tests.canaries import Traces
 from tests.canary_scene import ECR, VARIANTS, Scene, arranged
 from tests.ends import ROOT, run_regsync, virtual

@@ -11,9 +11,9 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from _regsync.oci import Descriptor
-from _regsync.plan import Claims, Step, Work
-from _regsync.state import Knowledge, RepositoryKey
+from _regsync.oci.manifest import Descriptor
+from _regsync.state.knowledge import Knowledge, RepositoryKey
+from _regsync.sync.claims import Claims, Step, Work
 
 HOSTS = ("one.example", "two.example")
 REPOSITORIES = ("a/app", "b/base", "c/cli", "d/db")

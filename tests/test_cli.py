@@ -130,10 +130,10 @@ def test_a_reference_of_a_wrong_form_is_said_with_its_place(reference: str, side
 def test_help_goes_to_standard_output(
     arguments: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from _regsync import cli
+    from _regsync.app.cli import main
 
     with pytest.raises(SystemExit) as ended:
-        cli.main(arguments)
+        main(arguments)
     assert ended.value.code == 0
     said = capsys.readouterr()
     assert "regsync" in said.out
@@ -511,7 +511,7 @@ def test_a_second_signal_ends_at_once(
 def test_what_does_not_end_in_time_after_a_signal_is_left(
     source: Server, target: Server, stalled: Stall, tmp_path: Path
 ) -> None:
-    shorter = "import sys, regsync, _regsync.sync as run; run.DRAIN_SECONDS = 0.1; sys.exit(regsync.main())"
+    shorter = "import sys, regsync, _regsync.sync.run as run; run.DRAIN_SECONDS = 0.1; sys.exit(regsync.main())"
     command = [sys.executable, "-c", shorter, *two_images(source, target, tmp_path / "x.yaml")]
     pipes: dict[str, Any] = {
         "stdout": subprocess.PIPE,

@@ -13,12 +13,14 @@ from unittest import mock
 import anyio
 import pytest
 
-from _regsync import http1, transport
-from _regsync.auth import Chain, Clouds, Credential, Login, Machine
-from _regsync.config import Registry
+from _regsync.auth.cloud import Chain, Clouds, Login, Machine
+from _regsync.auth.credentials import Credential
+from _regsync.config.model import Registry
 from _regsync.errors import AuthError, ConfigError, ConnectFailed, ContentError, SyncError, TimedOut
+from _regsync.net import pool
 from _regsync.providers import kind_of
-from _regsync.transport import Edge, Transport
+from _regsync.registry import transport as registry_transport
+from _regsync.registry.transport import Edge, Transport
 from conformance.app import App
 from conformance.exchange import Reception, Site
 from conformance.images import Seed
@@ -78,7 +80,7 @@ class Cloud:
 @pytest.fixture
 def cloud(monkeypatch: pytest.MonkeyPatch) -> Cloud:
     made = Cloud()
-    monkeypatch.setattr(transport, "_cloud", lambda name: made)
+    monkeypatch.setattr(registry_transport, "_cloud", lambda name: made)
     return made
 
 
@@ -103,7 +105,7 @@ def machine(**files: bytes) -> Machine:
 def found(
     host: str = ECR, files: Mapping[str, bytes] | None = None, **fields: Any
 ) -> Credential | Chain | None:
-    return Clouds(machine(), transport._cloud).find(
+    return Clouds(machine(), registry_transport._cloud).find(
         registry(host, **fields), "app", (files or {}).get
     )
 
@@ -175,7 +177,7 @@ async def test_a_file_that_cannot_be_read_fails_its_own_registry_alone(
     async def fetch(*given: object) -> Any:
         raise ConnectFailed("nobody is there")
 
-    ends = Clouds(machine()._replace(read=read, fetch=fetch), transport._cloud)
+    ends = Clouds(machine()._replace(read=read, fetch=fetch), registry_transport._cloud)
     made = ends.find(registry(host), "app", read)
     assert isinstance(made, Chain)
     with pytest.raises(AuthError, match="Permission denied") as caught:
@@ -195,9 +197,9 @@ async def test_without_a_home_nothing_is_read_below_the_current_directory(host: 
         raise ConnectFailed("nobody is there")
 
     names = list[str]()
-    made = Clouds(machine()._replace(home=None, read=read, fetch=fetch), transport._cloud).find(
-        registry(host), "app", read
-    )
+    made = Clouds(
+        machine()._replace(home=None, read=read, fetch=fetch), registry_transport._cloud
+    ).find(registry(host), "app", read)
     assert isinstance(made, Chain)
     assert await made.credential() is None
     assert [name for name in names if not name.startswith("/")] == []
@@ -238,7 +240,7 @@ async def test_a_clouds_login_never_goes_over_plain_http(cloud: Cloud) -> None:
 async def test_a_login_is_shared_by_those_it_holds_for(
     cloud: Cloud, first: str, second: str, shared: bool
 ) -> None:
-    made = Clouds(machine(), transport._cloud)
+    made = Clouds(machine(), registry_transport._cloud)
     chains = [made.find(registry(host), "app", {}.get) for host in (first, second, first)]
     assert (chains[0] is chains[1]) is shared
     assert chains[0] is chains[2]
@@ -362,7 +364,7 @@ async def test_an_unreadable_file_is_an_error_of_this_registry(cloud: Cloud) -> 
 
 async def test_one_guess_for_each_cloud_that_has_no_metadata_service(cloud: Cloud) -> None:
     cloud.here, cloud.takes, cloud.given = False, 1.0, [None]
-    made, told = Clouds(machine(), transport._cloud), list[object]()
+    made, told = Clouds(machine(), registry_transport._cloud), list[object]()
 
     async def ask(host: str) -> None:
         one = made.find(registry(host), "app", {}.get)
@@ -615,8 +617,8 @@ async def exchange(world: Virtual, url: str, **given: Any) -> tuple[int, Mapping
         log,
     )
     with (
-        mock.patch.object(http1, "connect", world._connect),
-        mock.patch.object(http1, "start_tls", world._start_tls),
+        mock.patch.object(pool, "connect", world._connect),
+        mock.patch.object(pool, "start_tls", world._start_tls),
     ):
         transport = Transport(edge)
         try:
@@ -678,7 +680,7 @@ async def test_a_metadata_service_has_the_seconds_that_it_is_given() -> None:
 
 async def test_a_metadata_service_that_comes_later_is_found_by_the_next_run(cloud: Cloud) -> None:
     cloud.here, cloud.given = False, [None]
-    made = Clouds(machine(), transport._cloud)
+    made = Clouds(machine(), registry_transport._cloud)
     one = made.find(registry(), "app", {}.get)
     assert isinstance(one, Chain)
     assert await one.credential() is None

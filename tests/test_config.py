@@ -12,11 +12,13 @@ import yaml
 from hypothesis import HealthCheck, assume, example, given, settings
 from hypothesis import strategies as st
 
-from _regsync import config, document, fields
-from _regsync.config import Config, load, registry_for
+from _regsync.config import yaml as config_yaml
+from _regsync.config.fields import SECTIONS, parse_duration, parse_registry_url, parse_size
+from _regsync.config.model import ArtifactRule, Config, MappingRule, Registry, registry_for
+from _regsync.config.reader import load
+from _regsync.config.yaml import Node, Unreadable
 from _regsync.errors import ConfigError
-from _regsync.fields import parse_duration, parse_registry_url, parse_size
-from _regsync.oci import Platform
+from _regsync.oci.manifest import Platform
 from _regsync.tags import TagRule
 
 REGISTRIES = """\
@@ -41,7 +43,7 @@ def problems(text: str | bytes, environ: Mapping[str, str] | None = None) -> lis
     return [str(problem) for problem in caught.value.problems]
 
 
-def mapping(body: str, environ: Mapping[str, str] | None = None) -> config.MappingRule:
+def mapping(body: str, environ: Mapping[str, str] | None = None) -> MappingRule:
     """Read one mapping of `team/app` from one to two, with `body` in it."""
     text = f"{REGISTRIES}mappings:\n- {{from: team/app, source: one, targets: two, {body}}}\n"
     return read(text, environ).mappings[0]
@@ -55,7 +57,7 @@ def mapping_problem(body: str) -> str:
     return found[0]
 
 
-def registry(body: str, environ: Mapping[str, str] | None = None) -> config.Registry:
+def registry(body: str, environ: Mapping[str, str] | None = None) -> Registry:
     return read(f"registries: {{r: {{{body}}}}}\nmappings: []\n", environ).registries["r"]
 
 
@@ -113,7 +115,7 @@ def test_a_mapping_falls_back_to_from_and_to_the_defaults() -> None:
     assert (second.target_repository, second.source.alias) == ("c/d", "two")
     assert [target.alias for target in second.targets] == ["one"]
     assert second.tags is first.tags, "null inherits"
-    assert second.artifacts == config.ArtifactRule(include=("x/y",)), "nothing is merged inside"
+    assert second.artifacts == ArtifactRule(include=("x/y",)), "nothing is merged inside"
     assert third.tags == TagRule(sort="semver", latest=2)
     assert [target.alias for target in third.targets] == ["two"]
 
@@ -241,7 +243,7 @@ ENVIRONMENT = {"A": "one", "EMPTY": "", "TRICK": "${A} $$"}
 
 @pytest.mark.parametrize(("text", "expanded"), EXPANSIONS, ids=[row[0] for row in EXPANSIONS])
 def test_expansion(text: str, expanded: str) -> None:
-    from _regsync.document import substitute
+    from _regsync.config.yaml import substitute
 
     assert substitute(text, ENVIRONMENT) == expanded
 
@@ -898,14 +900,14 @@ def by_pyyaml(text: str) -> Any:
     notes: list[Any] = []
     loader = yaml.SafeLoader(text)
     try:
-        root = document._Composer(loader, yaml, lambda *noted: notes.append(noted)).document()
-    except (document.Unreadable, yaml.YAMLError) as error:
+        root = config_yaml._Composer(loader, yaml, lambda *noted: notes.append(noted)).document()
+    except (Unreadable, yaml.YAMLError) as error:
         return str(error)
     return (root, notes) if notes else root
 
 
-def by_lines(text: str) -> document.Node | None:
-    return document._Ordinary().read(text)
+def by_lines(text: str) -> Node | None:
+    return config_yaml._Ordinary().read(text)
 
 
 def test_the_ordinary_is_read_without_pyyaml_and_to_the_same_nodes() -> None:
@@ -976,7 +978,7 @@ def test_a_plain_text_has_the_tag_that_pyyaml_gives_it(text: str) -> None:
     """Most are told without asking it, since to import it is a tenth of a start."""
     assume(text not in ("*", "&", "!"))  # which begin something else
     by_pyyaml: str = yaml.SafeLoader("").resolve(yaml.ScalarNode, text, (True, False))
-    assert document._tag(text) == by_pyyaml.rpartition(":")[2].replace("value", "str")
+    assert config_yaml._tag(text) == by_pyyaml.rpartition(":")[2].replace("value", "str")
 
 
 UNUSUAL = [
@@ -1171,14 +1173,14 @@ def test_an_unconfigured_reference_gets_the_scheme_that_its_host_implies() -> No
 
 
 def test_every_field_of_the_table_says_what_it_means_and_reads_into_the_model() -> None:
-    for rows in fields.SECTIONS.values():
+    for rows in SECTIONS.values():
         for row in rows:
             assert row.meaning
-            assert not row.of or row.of in fields.SECTIONS
-    assert {row.name for row in fields.SECTIONS["tags"]} == set(TagRule._fields)
-    assert {row.name for row in fields.SECTIONS["artifacts"]} == set(config.ArtifactRule._fields)
-    assert {row.name for row in fields.SECTIONS["global"]} <= set(Config._fields)
-    for row in fields.SECTIONS["global"]:
+            assert not row.of or row.of in SECTIONS
+    assert {row.name for row in SECTIONS["tags"]} == set(TagRule._fields)
+    assert {row.name for row in SECTIONS["artifacts"]} == set(ArtifactRule._fields)
+    assert {row.name for row in SECTIONS["global"]} <= set(Config._fields)
+    for row in SECTIONS["global"]:
         if row.default and row.type != "path":
             written = read(f"mappings: []\nglobal: {{{row.name}: {row.default}}}")
             assert getattr(written, row.name) == getattr(read("mappings: []"), row.name), (
@@ -1187,9 +1189,7 @@ def test_every_field_of_the_table_says_what_it_means_and_reads_into_the_model() 
 
 
 NAMES = st.sampled_from(
-    sorted(
-        {row.name for rows in fields.SECTIONS.values() for row in rows} | {"a", "b", "<<", "x.y"}
-    )
+    sorted({row.name for rows in SECTIONS.values() for row in rows} | {"a", "b", "<<", "x.y"})
 )
 SCALARS = st.one_of(
     st.none(),

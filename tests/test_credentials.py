@@ -13,10 +13,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from _regsync.auth import Credential, find_credential, hide
-from _regsync.config import Registry
+from _regsync.auth.credentials import Credential, find_credential
+from _regsync.config.model import Registry
 from _regsync.errors import AuthError, ConfigError
 from _regsync.providers import kind_of
+from _regsync.text import hide
 
 HOME = "/home/someone"
 DOCKER = f"{HOME}/.docker/config.json"

@@ -26,7 +26,11 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from _regsync import cli, config, plan, sync
+from _regsync.app import cli
+from _regsync.config import reader
+from _regsync.config.model import Config
+from _regsync.sync.mappings import parse_shard, share
+from _regsync.sync.run import DRAIN_SECONDS
 from tests.ends import run_regsync
 
 DEPLOY = Path(__file__).resolve().parent.parent / "deploy"
@@ -116,7 +120,7 @@ def test_a_pod_may_do_nothing_that_it_need_not(name: str) -> None:
 @pytest.mark.parametrize("name", WORKLOADS)
 def test_a_pod_has_the_time_that_a_drain_takes(name: str) -> None:
     """Specification section 1.6: 25 s, and then the state is saved."""
-    assert pod_of(WORKLOADS[name])["terminationGracePeriodSeconds"] == 30 >= sync.DRAIN_SECONDS + 2
+    assert pod_of(WORKLOADS[name])["terminationGracePeriodSeconds"] == 30 >= DRAIN_SECONDS + 2
 
 
 @pytest.mark.parametrize("name", WORKLOADS)
@@ -167,9 +171,9 @@ def test_the_program_understands_its_arguments(name: str) -> None:
     assert os.path.basename(arguments.config) == "mirror.yaml"
 
 
-def load(more: dict[str, str]) -> config.Config:
+def load(more: dict[str, str]) -> Config:
     environ = {**SECRETS, **more}
-    return config.load(
+    return reader.load(
         MIRROR.encode(), name="mirror.yaml", environ=environ, base_dir="/config", home="/"
     )
 
@@ -189,9 +193,9 @@ def test_the_pods_of_the_indexed_job_have_all_mappings_among_them() -> None:
     text = parsed(main_of("sharded-job")["args"]).shard
     whole, dealt = load({}), list[int]()
     for index in range(spec["completions"]):
-        number, total = plan.parse_shard(text, {"JOB_COMPLETION_INDEX": str(index)})
+        number, total = parse_shard(text, {"JOB_COMPLETION_INDEX": str(index)})
         assert total == spec["completions"]
-        found = plan.share(whole, number, total)
+        found = share(whole, number, total)
         assert found.mappings, "none of them is idle"
         dealt += [rule.index for rule in found.mappings]
     assert sorted(dealt) == [*range(len(whole.mappings))]
@@ -332,7 +336,7 @@ def test_the_unit_runs_a_sync_of_a_configuration_with_a_cache_that_it_may_write(
     assert program in shown
     assert arguments.config in shown
     assert f"/var/cache/{found['CacheDirectory']}" in shown
-    assert int(found["TimeoutStopSec"]) >= sync.DRAIN_SECONDS + 2
+    assert int(found["TimeoutStopSec"]) >= DRAIN_SECONDS + 2
     assert int(found["SuccessExitStatus"]) == 128 + 15
 
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from _regsync.store import StateFile
+from _regsync.state.database import StateFile
 from conformance.app import App
 from conformance.images import Image, Seed
 from conformance.messages import Answer, Request, error

@@ -17,9 +17,9 @@ from typing import Any
 import anyio
 import pytest
 
-from _regsync.state import Knowledge
-from _regsync.store import Staging
-from _regsync.transfer import Mover
+from _regsync.state.knowledge import Knowledge
+from _regsync.sync.staging import Staging
+from _regsync.sync.transfer import Mover
 from conformance.app import App
 from conformance.images import Image, Part, Seed, compose
 from conformance.memory import Link, Place

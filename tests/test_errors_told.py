@@ -26,8 +26,8 @@ from unittest import mock
 import pytest
 import trustme
 
-from _regsync import store
-from _regsync.streams import Timeouts
+from _regsync.net.streams import Timeouts
+from _regsync.sync import staging
 from conformance.app import App
 from conformance.images import Image, Seed
 from conformance.messages import Answer, Request, Response, error
@@ -675,7 +675,7 @@ def test_a_full_disk_fails_nothing_and_is_said_once(
         def write(self, data: Any) -> int:
             raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(store, "FileIO", Full)
+    monkeypatch.setattr(staging, "FileIO", Full)
     Seed(3).image(sizes=(1_500_000, 1_600_000)).load_into(scene.app, "app", tag="v2")
     servers = {"source": scene.source, "a": scene.target, "b": scene.serve()}
     config = document(
@@ -714,7 +714,7 @@ def test_a_defect_shows_no_traceback_unless_it_is_asked_for(
     def broken(*_: Any, **__: Any) -> None:
         raise ZeroDivisionError("of our own")
 
-    monkeypatch.setattr("_regsync.transport.Transport.refusal", broken)
+    monkeypatch.setattr("_regsync.registry.transport.Transport.refusal", broken)
     for more, shown in (((), False), (("-v",), False), (("-vv",), True)):
         ran = scene.copy(*more, source=scene.serve().address)
         assert ran.status == 2

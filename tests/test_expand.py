@@ -11,8 +11,8 @@ import yaml
 from hypothesis import HealthCheck, given, reject, settings
 from hypothesis import strategies as st
 
-from _regsync import config
-from _regsync.config import Config
+from _regsync.config import reader
+from _regsync.config.model import Config
 from _regsync.errors import ConfigError
 
 WHOLE = """\
@@ -43,7 +43,7 @@ ENVIRON = {"MIRROR_PASSWORD": "s3cret", "N": "7"}
 
 def load(text: str, environ: Mapping[str, str] = ENVIRON) -> Config:
     """Load without warnings: their places are not those of another text."""
-    found = config.load(
+    found = reader.load(
         text.encode(), name="c.yaml", environ=environ, base_dir="/etc/rs", home="/home/me"
     )
     return found._replace(warnings=())
@@ -56,7 +56,7 @@ def expand(
     show: bool = False,
     base_dir: str | None = "/etc/rs",
 ) -> str:
-    return config.expand(
+    return reader.expand(
         text.encode(),
         name="c.yaml",
         environ=environ,
@@ -211,7 +211,7 @@ def test_what_is_shared_stands_at_each_place() -> None:
 
 
 def test_aliases_cannot_fill_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(config, "_MOST_EXPANDED", 1000)
+    monkeypatch.setattr(reader, "_MOST_EXPANDED", 1000)
     entries = "".join(f"- {{from: a{i}}}\n" for i in range(120))
     with pytest.raises(ConfigError, match="over 1,000 values when it is expanded"):
         expand(f"{SHARED}mappings:\n{entries}")

@@ -17,8 +17,8 @@ from typing import Any
 
 import pytest
 
-from _regsync import discover
-from _regsync.streams import Timeouts
+from _regsync.net.streams import Timeouts
+from _regsync.sync import discovery
 from conformance.images import Image, Seed
 from conformance.messages import Request
 from conformance.server import Server
@@ -55,7 +55,7 @@ def test_a_look_up_that_does_not_end_in_time_after_a_signal_is_work_left_undone(
         "copy": ["--no-artifacts", f"{source.address}/app:v1", f"{target.address}/app"],
         "sync": ["-c", str(configuration)],
     }
-    shorter = "import sys, regsync, _regsync.sync as run; run.DRAIN_SECONDS = 0.1; sys.exit(regsync.main())"
+    shorter = "import sys, regsync, _regsync.sync.run as run; run.DRAIN_SECONDS = 0.1; sys.exit(regsync.main())"
     arguments = [sys.executable, "-c", shorter, command, "--json", *where[command]]
     pipes: dict[str, Any] = {
         "stdout": subprocess.PIPE,
@@ -155,15 +155,15 @@ def test_a_run_keeps_a_bounded_number_of_manifests(
     source: Server, target: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kept: list[int] = []
-    look_up = discover.Discovery.look_up
+    look_up = discovery.Discovery.look_up
 
-    async def watched(self: discover.Discovery, *arguments: Any) -> discover.Sighting:
+    async def watched(self: discovery.Discovery, *arguments: Any) -> discovery.Sighting:
         sighting = await look_up(self, *arguments)
         kept.append(len(self._recent))
         return sighting
 
-    monkeypatch.setattr(discover, "_MANIFEST_BUDGET", 3 * 8192)
-    monkeypatch.setattr(discover.Discovery, "look_up", watched)
+    monkeypatch.setattr(discovery, "_MANIFEST_BUDGET", 3 * 8192)
+    monkeypatch.setattr(discovery.Discovery, "look_up", watched)
     names = [f"v{n}" for n in range(6)]
     indexes = [
         Seed(20 + n).index().load_into(source.app, "app", tag=name) for n, name in enumerate(names)

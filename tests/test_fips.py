@@ -22,7 +22,9 @@ from types import ModuleType, SimpleNamespace
 import pytest
 import trustme
 
-from _regsync import cli, fips
+from _regsync import fips
+from _regsync.app.cli import main
+from _regsync.crypto import hash_hex, hmac_bytes, name_hash
 from conformance.google import make_key
 from conformance.images import Seed
 from tests.ends import Start, document, held, tags
@@ -313,12 +315,12 @@ def test_all_is_computed_by_the_provider_and_nothing_is_left(
     expected: list[object] = ["", "", True]
     for data in (b"", b"abc" * 1000):
         expected += [
-            fips.hash_hex("sha256", data),
-            fips.hash_hex("sha512", data),
-            fips.hmac_bytes(data, b"x").hex(),
+            hash_hex("sha256", data),
+            hash_hex("sha512", data),
+            hmac_bytes(data, b"x").hex(),
         ]
     expected += [
-        fips.name_hash("abc"),
+        name_hash("abc"),
         signed_elsewhere(key.pem, b"hello").hex(),
         "_hashlib",
         *["refused"] * 4,
@@ -629,7 +631,7 @@ def test_other_systems_are_told_of_the_other_build(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], system: str
 ) -> None:
     monkeypatch.setattr(sys, "platform", system)
-    assert cli.main(["validate", "x"], fips.closed()) == 3
+    assert main(["validate", "x"], fips.closed()) == 3
     told = capsys.readouterr().err
     assert told.startswith(f"{REFUSED}does not check certificates on this system\nhint: ")
     assert "regsync-nofips.pyz" in told

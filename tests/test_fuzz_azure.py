@@ -12,9 +12,10 @@ from typing import Any
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from _regsync import azure
-from _regsync.auth import Login, Machine
-from _regsync.config import Registry
+from _regsync.auth import azure
+from _regsync.auth.azure import present
+from _regsync.auth.cloud import Login, Machine
+from _regsync.config.model import Registry
 from _regsync.errors import AuthError, RegistryError
 from tests.fuzzing import fuzz, scraps, trees
 
@@ -39,7 +40,7 @@ def log_in(
         return left.pop(0) if left else GOOD
 
     machine = Machine(environ, "/home/u", files.get, lambda: 1000.0, fetch)
-    azure.present(machine)
+    present(machine)
     try:
         azure.log_in(
             machine, Registry("a", "https", "a.azurecr.io", 443, "acr"), guessed=False

@@ -16,16 +16,18 @@ import yaml
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from _regsync import cli, oci
-from _regsync.document import Node, Unreadable, compose, dump
+from _regsync.app import cli
+from _regsync.config.yaml import Node, Unreadable, compose, dump
 from _regsync.errors import ContentError
+from _regsync.oci.manifest import parse_manifest, parse_platform, trim_index
+from _regsync.oci.reference import digest_of
 from tests.fuzzing import fuzz, scraps, trees
 
 INDEX, IMAGE = (
     "application/vnd.oci.image.index.v1+json",
     "application/vnd.oci.image.manifest.v1+json",
 )
-DIGESTS = [oci.digest_of(bytes([number])) for number in range(4)]
+DIGESTS = [digest_of(bytes([number])) for number in range(4)]
 
 # Manifests.
 
@@ -100,15 +102,15 @@ def test_what_is_nearly_a_manifest_is_one_or_a_content_error(
     document: dict[str, Any], content_type: str | None, wanted: list[str]
 ) -> None:
     body = json.dumps(document).encode()
-    platforms = [oci.parse_platform(text) for text in wanted]
+    platforms = [parse_platform(text) for text in wanted]
     try:
-        read = oci.parse_manifest(body, content_type=content_type, digest=oci.digest_of(body))
+        read = parse_manifest(body, content_type=content_type, digest=digest_of(body))
         named = [document["config"]] if document.get("config") else []
         named += [*(document.get("layers") or []), *(document.get("manifests") or [])]
         assert [
             each.digest for each in (*filter(None, [read.config]), *read.layers, *read.children)
         ] == [each["digest"] for each in named]
-        trimmed = oci.trim_index(
+        trimmed = trim_index(
             read, platforms, {each.digest: read._replace(children=()) for each in read.children}
         )
         again = json.loads(trimmed.manifest.body)

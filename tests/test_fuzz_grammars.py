@@ -14,14 +14,17 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from _regsync import oci, tags
-from _regsync.auth import Challenge, parse_challenges
-from _regsync.document import masked, substitute, variables
+from _regsync import tags
+from _regsync.auth.challenge import Challenge, parse_challenges
+from _regsync.config.fields import parse_duration, parse_registry_url, parse_size
+from _regsync.config.yaml import masked, substitute, variables
 from _regsync.errors import ConfigError, ContentError
-from _regsync.fields import parse_duration, parse_registry_url, parse_size
-from _regsync.pacing import parse_retry_after
-from _regsync.proxy import proxy_for
-from _regsync.tags import admits, compile_glob, parse_range, parse_version
+from _regsync.net.http1 import parse_retry_after
+from _regsync.net.proxy import proxy_for
+from _regsync.oci.manifest import parse_platform, platform_matches
+from _regsync.oci.reference import check_digest, is_repository, is_tag, parse_reference
+from _regsync.semver import admits, parse_range, parse_version
+from _regsync.tags import compile_glob
 from tests.fuzzing import fuzz, scraps
 
 # Durations and sizes.
@@ -350,13 +353,13 @@ def test_any_tag_is_a_version_or_none(text: str) -> None:
 )
 def test_a_reference_means_the_same_when_it_is_read_again(text: str) -> None:
     try:
-        reference = oci.parse_reference(text)
+        reference = parse_reference(text)
     except ConfigError as error:
         assert "\n" not in str(error)  # noqa: PT017
         return
-    assert oci.is_repository(reference.repository)
-    assert reference.tag is None or oci.is_tag(reference.tag)
-    assert oci.parse_reference(str(reference)) == reference
+    assert is_repository(reference.repository)
+    assert reference.tag is None or is_tag(reference.tag)
+    assert parse_reference(str(reference)) == reference
     assert (
         text in (str(reference), str(reference).removeprefix("docker.io/")) or text.lower() != text
     )
@@ -366,11 +369,11 @@ def test_a_reference_means_the_same_when_it_is_read_again(text: str) -> None:
 @given(scraps("linux", "/", "arm64", "v8", "ARM", "-", ".", "_", most=6))
 def test_any_text_is_a_platform_or_an_error(text: str) -> None:
     try:
-        platform = oci.parse_platform(text)
+        platform = parse_platform(text)
     except ValueError:
         return
     assert str(platform) == text.lower()
-    assert oci.platform_matches(platform, platform)
+    assert platform_matches(platform, platform)
 
 
 @fuzz(150)
@@ -415,7 +418,7 @@ def test_a_registrys_address_means_the_same_when_it_is_written_whole(text: str) 
 @given(scraps("sha256:", "sha512:", "a" * 64, "A" * 64, "0" * 128, "md5:", ":", "+", "\n", most=3))
 def test_any_text_is_a_digest_or_a_content_error(text: str) -> None:
     try:
-        assert oci.check_digest(text) == text
+        assert check_digest(text) == text
     except ContentError:
         return
     assert re.fullmatch("sha256:[0-9a-f]{64}|sha512:[0-9a-f]{128}", text)

@@ -12,9 +12,9 @@ import h11
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from _regsync import health
+from _regsync.app import health
 from _regsync.errors import Disconnected
-from _regsync.streams import WANT_READ
+from _regsync.net.streams import WANT_READ
 from tests.fuzzing import fuzz, scraps
 
 STATUSES = {200, 400, 404, 405, 431, 501, 503, 505}

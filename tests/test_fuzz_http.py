@@ -15,7 +15,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from _regsync.errors import SyncError
-from _regsync.http1 import Request, Response
+from _regsync.net.http1 import Request, Response
 from tests.fuzzing import fuzz, in_virtual_time
 from tests.wires import ORIGIN, Blob, End, Item, Pause, Wire, connection, pool_of
 

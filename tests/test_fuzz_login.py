@@ -12,10 +12,12 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from _regsync.auth import Answer, Authenticator, Credential, Pair, find_credential
-from _regsync.config import registry_for
+from _regsync.addresses import Origin
+from _regsync.auth.cloud import Answer
+from _regsync.auth.credentials import Credential, Pair, find_credential
+from _regsync.auth.tokens import Authenticator
+from _regsync.config.model import registry_for
 from _regsync.errors import AuthError, SyncError
-from _regsync.streams import Origin
 from tests.fuzzing import fuzz, in_virtual_time, scraps, trees
 
 SECRET = "Xyzzy-0pen-Sesame"

@@ -20,20 +20,23 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from _regsync import oci
-from _regsync.config import Registry
+from _regsync.addresses import Origin
+from _regsync.config.model import Registry
 from _regsync.errors import ContentError, ProtocolBroken, Side, SyncError, WireError
-from _regsync.registry import Repository, Upload, _tags_of
-from _regsync.streams import Origin, Stream
-from _regsync.transport import Edge, Transport, resolve_location
+from _regsync.net.streams import Stream
+from _regsync.oci.manifest import Descriptor, Manifest, parse_manifest
+from _regsync.oci.reference import check_digest, digest_of, is_tag
+from _regsync.registry.repository import Repository, _tags_of
+from _regsync.registry.transport import Edge, Transport, resolve_location
+from _regsync.registry.upload import Upload
 from tests.fuzzing import fuzz, in_virtual_time, scraps, trees
 from tests.wires import Blob, Item, Told, Wire
 
 SECRET = "Xyzzy-0pen-Sesame"
 BODY = b'{"schemaVersion":2,"manifests":[]}'
-DIGEST = oci.digest_of(BODY)
+DIGEST = digest_of(BODY)
 INDEX = "application/vnd.oci.image.index.v1+json"
-BLOB = oci.Descriptor("a/b", oci.digest_of(b"blob"), 4)
+BLOB = Descriptor("a/b", digest_of(b"blob"), 4)
 
 URLS = scraps(
     "http://", "https://", "registry.test", ".registry.test", "other.test", "127.0.0.1", "[::1]", "[", "localhost",
@@ -247,7 +250,7 @@ METHODS: dict[str, Callable[[World], Awaitable[object]]] = {
     "get by digest": lambda world: world.repository.get_manifest(DIGEST),
     "referrers": lambda world: world.repository.list_referrers(DIGEST),
     "put": lambda world: world.repository.put_manifest(
-        "v1", oci.parse_manifest(BODY, content_type=INDEX)
+        "v1", parse_manifest(BODY, content_type=INDEX)
     ),
     "has blob": lambda world: world.repository.has_blob(BLOB),
     "fetch": fetch,
@@ -282,9 +285,9 @@ def test_any_answers_give_a_value_or_one_error(
                 assert len(shown) < 3000
             else:
                 if method == "list":
-                    assert value is None or all(map(oci.is_tag, value))  # type: ignore[call-overload]
+                    assert value is None or all(map(is_tag, value))  # type: ignore[call-overload]
                 if method == "get by digest":
-                    assert isinstance(value, oci.Manifest)
+                    assert isinstance(value, Manifest)
                     assert value.digest == DIGEST
         assert not scope.cancelled_caught
         world.check()
@@ -383,8 +386,8 @@ def test_any_listing_gives_tags_or_a_content_error(body: bytes, digests: bool) -
         found = _tags_of(body, digests)
     except ContentError:
         return
-    assert all(map(oci.is_tag, found))
-    assert all(digest is None or oci.check_digest(digest) for digest in found.values())
+    assert all(map(is_tag, found))
+    assert all(digest is None or check_digest(digest) for digest in found.values())
 
 
 # RFC 8288 section 3, as strictly as it is written.

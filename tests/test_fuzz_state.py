@@ -16,8 +16,10 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from _regsync.auth import Authenticator, Credential
-from _regsync.state import (
+from _regsync.addresses import Origin
+from _regsync.auth.credentials import Credential
+from _regsync.auth.tokens import Authenticator
+from _regsync.state.database import (
     _CRC,
     _HEAD,
     _LAYOUTS,
@@ -26,7 +28,7 @@ from _regsync.state import (
     EMPTY,
     Archive,
     Damaged,
-    Knowledge,
+    StateFile,
     digest_like,
     entry,
     folded,
@@ -35,8 +37,7 @@ from _regsync.state import (
     named,
     unframe,
 )
-from _regsync.store import StateFile
-from _regsync.streams import Origin
+from _regsync.state.knowledge import Knowledge
 from tests.fuzzing import fuzz, trees
 
 DIGESTS = [f"sha256:{number:064x}" for number in range(4)] + [f"sha512:{1:0128x}"]

@@ -13,10 +13,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from _regsync import pacing
-from _regsync.pacing import Limit, Want
 from _regsync.providers import Pace
-from _regsync.transport import Gate, _Permit
+from _regsync.registry import admission, throttle
+from _regsync.registry.admission import Gate, _Permit
+from _regsync.registry.throttle import Limit, Want
 
 A, B = Want("a"), Want("b")
 READ_A, WRITE_A, WRITE_B = Want("a", "read"), Want("a", "write"), Want("b", "write")
@@ -215,12 +215,12 @@ async def test_permit_given_in_the_moment_of_cancellation_goes_to_the_next() -> 
         await crowd.ask("second", A)
         await crowd.ask("third", A)
         # Returned and cancelled in one step: `second` was chosen and never runs.
-        pacing.release(gate.limits, (A,))
+        throttle.release(gate.limits, (A,))
         gate.wake()
         crowd._scopes["second"].cancel()
         await anyio.wait_all_tasks_blocked()
         assert crowd.inside == {"first", "third"}
-        pacing.admit({"a": Limit(99)}, (A,))
+        throttle.admit({"a": Limit(99)}, (A,))
         gate.limits["a"].in_use += 1  # what was returned in `first`'s name
 
     await crowded(gate_of(a=1), script)
@@ -242,7 +242,7 @@ async def test_returning_a_permit_does_not_ask_everybody_who_waits(
     request.
     """
     asked = 0
-    real = pacing.admit
+    real = throttle.admit
 
     def counting(*arguments: object) -> bool:
         nonlocal asked
@@ -258,7 +258,7 @@ async def test_returning_a_permit_does_not_ask_everybody_who_waits(
             pass
         assert asked <= 3
 
-    monkeypatch.setattr(pacing, "admit", counting)
+    monkeypatch.setattr(admission, "admit", counting)
     await crowded(gate_of(a=50, b=50), script)
 
 

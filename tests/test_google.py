@@ -19,9 +19,9 @@ from urllib.parse import parse_qsl, quote, urlsplit
 import anyio
 import pytest
 
-from _regsync import google
-from _regsync.auth import Login, Machine
-from _regsync.config import Registry
+from _regsync.auth import google as auth_google
+from _regsync.auth.cloud import Login, Machine
+from _regsync.config.model import Registry
 from _regsync.errors import AuthError, ConfigError, ConnectFailed
 from conformance.google import CLIENT, HOSTS, METADATA, Google, make_key
 from conformance.messages import Request, Response
@@ -100,7 +100,7 @@ class Host:
             self.environ["GOOGLE_APPLICATION_CREDENTIALS"] = NAMED
 
     async def log_in(self, *, guessed: bool = False) -> Login | None:
-        return await google.log_in(self.machine, REGISTRY, guessed=guessed)
+        return await auth_google.log_in(self.machine, REGISTRY, guessed=guessed)
 
     async def refused(self) -> AuthError:
         """Log in, which has to fail with an error for people that shows no secret."""
@@ -223,7 +223,7 @@ async def test_each_kind_of_file_logs_in_with_one_request_to_each_service(
     write, services, who = KINDS[kind]
     path = NAMED if place == "named" else WELL_KNOWN
     host.write(write(host), path)
-    assert google.present(host.machine)
+    assert auth_google.present(host.machine)
     login = await host.log_in()
     assert login is not None
     assert host.google.asked == services
@@ -407,7 +407,7 @@ async def test_the_first_place_is_taken_as_by_google_auth(
         )
     if folder:
         host.environ["CLOUDSDK_CONFIG"] = folder
-    assert google.present(host.machine) is (named or well_known)
+    assert auth_google.present(host.machine) is (named or well_known)
     login = await host.log_in()
     assert login is not None
     tokens = [login.credential.password, theirs().token]
@@ -416,18 +416,18 @@ async def test_the_first_place_is_taken_as_by_google_auth(
 
 
 def test_on_windows_the_file_is_below_appdata(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(google, "os", SimpleNamespace(name="nt", path=os.path))
+    monkeypatch.setattr(auth_google, "os", SimpleNamespace(name="nt", path=os.path))
     host.environ["APPDATA"] = "/appdata"
-    assert not google.present(host.machine)
+    assert not auth_google.present(host.machine)
     host.files["/appdata/gcloud/application_default_credentials.json"] = b"{}"
-    assert google.present(host.machine)
+    assert auth_google.present(host.machine)
 
 
 def test_without_a_home_there_is_no_well_known_file(host: Host) -> None:
     host.home = None
-    assert not google.present(host.machine)
+    assert not auth_google.present(host.machine)
     host.environ["GCE_METADATA_HOST"] = "169.254.169.254"
-    assert google.present(host.machine)
+    assert auth_google.present(host.machine)
 
 
 # Files that are of no use.
@@ -822,7 +822,7 @@ async def test_nothing_found_names_every_place(host: Host) -> None:
 @pytest.mark.parametrize("name", ["GCE_METADATA_HOST", "GCE_METADATA_ROOT", "GCE_METADATA_IP"])
 async def test_a_metadata_server_is_where_the_environment_says(host: Host, name: str) -> None:
     host.environ[name] = "metadata.google.internal"
-    assert google.present(host.machine)
+    assert auth_google.present(host.machine)
     assert await host.log_in() is not None
     assert [urlsplit(asked[1]).netloc for asked in host.asked] == ["metadata.google.internal"]
 
@@ -883,9 +883,9 @@ async def test_a_well_known_file_that_cannot_be_read_is_no_reason_to_look_elsewh
 
     machine = host.machine._replace(read=read)
     with pytest.raises(ConfigError, match="Permission denied"):
-        google.present(machine)
+        auth_google.present(machine)
     with pytest.raises(ConfigError, match="Permission denied"):
-        await google.log_in(machine, REGISTRY, guessed=False)
+        await auth_google.log_in(machine, REGISTRY, guessed=False)
 
 
 @pytest.mark.anyio

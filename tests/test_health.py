@@ -23,7 +23,7 @@ import anyio.abc
 import anyio.from_thread
 import pytest
 
-from _regsync import health
+from _regsync.app import health
 from _regsync.errors import ConfigError
 
 Address = tuple[Any, ...]

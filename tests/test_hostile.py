@@ -23,11 +23,18 @@ import pytest
 import trustme
 from h11 import _abnf, _readers
 
-from _regsync import discover, http1, oci, plan, referrers, registry, streams, transport
+from _regsync.addresses import Origin
 from _regsync.errors import ContentError, ProtocolBroken, Side
-from _regsync.http1 import Connection, Pool
-from _regsync.streams import Origin, Timeouts
-from _regsync.transport import Call
+from _regsync.net import pool as net_pool
+from _regsync.net import streams
+from _regsync.net.http1 import Connection
+from _regsync.net.pool import Pool
+from _regsync.net.streams import Timeouts
+from _regsync.oci.reference import check_digest
+from _regsync.registry import repository, transport
+from _regsync.registry.transport import Call
+from _regsync.sync import discovery, referrers
+from _regsync.sync import image as sync_image
 from conformance.exchange import Reception, Site
 from conformance.images import Seed, encode
 from conformance.messages import Answer, Content, Request, Response, digest_of, error
@@ -61,7 +68,7 @@ USER, SECRET = "captain", "Xyzzy-0pen-Sesame"
 def test_an_index_of_too_much_is_refused_before_its_children_are_fetched(
     source: Server, target: Server, monkeypatch: pytest.MonkeyPatch, name: str, bound: int
 ) -> None:
-    monkeypatch.setattr(discover, name, bound)
+    monkeypatch.setattr(discovery, name, bound)
     image = Seed(1).index(platforms=("linux/amd64", "linux/arm64", "linux/s390x"))
     image.load_into(source.app, "app", tag="v1")
     ran = copy(source, target)
@@ -75,7 +82,7 @@ def test_an_index_of_too_much_is_refused_before_its_children_are_fetched(
 def test_an_image_of_too_many_blobs_is_refused(
     source: Server, target: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(plan, "_MOST_BLOBS", 3)
+    monkeypatch.setattr(sync_image, "_MOST_BLOBS", 3)
     Seed(1).image(sizes=(10, 11, 12)).load_into(source.app, "app", tag="v1")
     assert "more than 3 blobs" in only(copy(source, target).failed)
     assert not target.journal.count("POST")
@@ -85,7 +92,7 @@ def test_an_image_of_too_many_blobs_is_refused(
 def test_a_listing_of_too_many_tags_is_refused(
     source: Server, target: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(registry, "_MOST_TAGS", 20)
+    monkeypatch.setattr(repository, "_MOST_TAGS", 20)
 
     def pages(request: Request) -> Answer | None:
         if request.kind != "tag_list":
@@ -104,7 +111,7 @@ def test_a_listing_of_too_many_tags_is_refused(
 
 def test_a_link_is_read_in_one_pass() -> None:
     # Each `<` is looked at once: a target holds none, so 64 KiB of them are no work.
-    assert re.findall(registry._LINK, '<<</v2/x>; rel="next"') == [("/v2/x", '; rel="next"')]
+    assert re.findall(repository._LINK, '<<</v2/x>; rel="next"') == [("/v2/x", '; rel="next"')]
 
 
 @pytest.mark.parametrize(
@@ -113,7 +120,7 @@ def test_a_link_is_read_in_one_pass() -> None:
 )
 def test_a_relation_is_read_in_linear_time(text: str) -> None:
     # A square of these is hours, and would be the run's own time-out.
-    assert re.match(registry._NEXT, text) is None
+    assert re.match(repository._NEXT, text) is None
 
 
 @pytest.mark.parametrize(
@@ -129,7 +136,7 @@ def test_a_relation_is_read_in_linear_time(text: str) -> None:
     ],
 )
 def test_a_relation_is_a_word_of_the_parameter_rel(parameters: str, is_next: bool) -> None:
-    assert bool(re.match(registry._NEXT, parameters)) is is_next
+    assert bool(re.match(repository._NEXT, parameters)) is is_next
 
 
 @pytest.mark.rule("R14", "R17")
@@ -164,9 +171,9 @@ def test_urls_in_an_error_are_found_in_linear_time() -> None:
 def test_discovery_rests_while_heavy_manifests_wait(
     source: Server, target: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from _regsync import execution as conductor
+    from _regsync.sync import schedule
 
-    monkeypatch.setattr(conductor, "_HEAVIEST_PENDING", 1)
+    monkeypatch.setattr(schedule, "_HEAVIEST_PENDING", 1)
     names = [f"v{number}" for number in range(40)]
     for name in names:
         Seed(len(name)).image(sizes=(50,)).load_into(source.app, "app", tag=name)
@@ -216,7 +223,7 @@ async def test_the_long_names_of_pages_are_not_kept(
         return Told(200, [("link", f"<{target}>; rel=next")] if asked < 500 else [], body)
 
     monkeypatch.setattr(through, "request", page)
-    listed = registry.Repository(through, through.host(plain_registry()), "app", Side.SOURCE)
+    listed = repository.Repository(through, through.host(plain_registry()), "app", Side.SOURCE)
     tracemalloc.start()
     try:
         await (
@@ -251,7 +258,7 @@ async def test_a_list_of_referrers_whose_pages_carry_megabytes_is_refused(
         return Told(200, link, json.dumps({"schemaVersion": 2, "manifests": [entry]}).encode())
 
     monkeypatch.setattr(through, "request", page)
-    listed = registry.Repository(through, through.host(plain_registry()), "app", Side.SOURCE)
+    listed = repository.Repository(through, through.host(plain_registry()), "app", Side.SOURCE)
     with pytest.raises(ProtocolBroken, match="or has as many KiB"):
         await listed.list_referrers(f"sha256:{'a' * 64}")
     assert asked == 10
@@ -326,7 +333,9 @@ async def test_thousands_of_questions_are_no_thousands_of_tasks() -> None:
         return number
 
     began = anyio.current_time()
-    assert await discover.together(partial(ask, number) for number in range(1000)) == [*range(1000)]
+    assert await discovery.together(partial(ask, number) for number in range(1000)) == [
+        *range(1000)
+    ]
     assert most == 64
     assert anyio.current_time() - began == 16
 
@@ -337,7 +346,7 @@ def test_a_digest_of_megabytes_is_refused_in_its_own_memory() -> None:
     try:
         for text in ("a." * 2**21, "a" * 2**22 + ":", "a:" + "b" * 2**22):
             with pytest.raises(ContentError):
-                oci.check_digest(text)
+                check_digest(text)
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
@@ -420,7 +429,7 @@ def test_blobs_that_wait_for_their_source_hold_no_connection_to_the_targets(serv
 
 @pytest.mark.anyio
 async def test_idle_connections_are_bounded_over_all_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http1, "_IDLE_IN_ALL", 3)
+    monkeypatch.setattr(net_pool, "_IDLE_IN_ALL", 3)
     wires = [Wire() for _ in range(5)]
     pool = Pool(lambda origin: pytest.fail("nothing is opened"), Timeouts())
     for number, wire in enumerate(wires):

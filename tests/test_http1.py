@@ -10,9 +10,10 @@ import anyio
 import anyio.lowlevel
 import pytest
 
+from _regsync.addresses import Origin
 from _regsync.errors import ContentError, Disconnected, ProtocolBroken, Side, SyncError, TimedOut
-from _regsync.http1 import PIECE, Connection, Request, Response
-from _regsync.streams import WANT_READ, WANT_WRITE, Origin, Timeouts
+from _regsync.net.http1 import PIECE, Connection, Request, Response
+from _regsync.net.streams import WANT_READ, WANT_WRITE, Timeouts
 from tests.wires import NEVER, ORIGIN, Blob, End, Item, Pause, Wire, answer, connection, pool_of
 
 pytestmark = [pytest.mark.anyio, pytest.mark.virtual_time]

@@ -16,8 +16,9 @@ import anyio.lowlevel
 import pytest
 
 from _regsync.errors import SyncError
-from _regsync.http1 import Pool, Request
-from _regsync.streams import WANT_WRITE
+from _regsync.net.http1 import Request
+from _regsync.net.pool import Pool
+from _regsync.net.streams import WANT_WRITE
 from tests.wires import ORIGIN, Blob, End, Pause, Wire, answer, pool_of
 
 pytestmark = [pytest.mark.anyio, pytest.mark.virtual_time]

@@ -12,9 +12,9 @@ from typing import Any
 import anyio
 import pytest
 
-from _regsync import plan
-from _regsync.plan import COMPLETE, HAS, Look
-from _regsync.state import Knowledge, named
+from _regsync.state.database import named
+from _regsync.state.knowledge import Knowledge
+from _regsync.sync.referrers import COMPLETE, HAS, Look, look_again, look_without_state
 from conformance.attachments import fallback_lists
 from conformance.images import Image, Seed
 from conformance.memory import Place
@@ -46,14 +46,14 @@ def test_when_an_unchanged_image_is_looked_at_again(
     record: tuple[int, int, int], shown: int, now: float, required: bool, look: Look
 ) -> None:
     whole = (*record, bytes(8))
-    assert plan.look_again(whole, shown, now, required=required) is look
+    assert look_again(whole, shown, now, required=required) is look
 
 
 def test_without_state_each_image_is_looked_at_in_one_hour_of_a_day() -> None:
     digests = [f"sha256:{number:064x}" for number in range(48)]
     for day in (0, 5):
         hours = [
-            [plan.look_without_state(each, day * DAY + hour * HOUR) for each in digests]
+            [look_without_state(each, day * DAY + hour * HOUR) for each in digests]
             for hour in range(24)
         ]
         assert all(sum(hour[n] is Look.ALL for hour in hours) == 1 for n in range(len(digests)))
@@ -69,7 +69,7 @@ def test_what_is_noted_of_a_look_outlives_every_other_entry() -> None:
     before.looked(name, COMPLETE, b"76543210")
     image = before.encoded()
     assert image is not None
-    from _regsync.state import Archive
+    from _regsync.state.database import Archive
 
     clock[0] = 5000 + 300 * DAY
     after = Knowledge(Archive(image), now=lambda: clock[0], ttl=60, note=lambda record: None)

@@ -16,7 +16,18 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from _regsync import auth, discover, http1, oci, registry, state, store, transfer, transport
+from _regsync.auth import tokens as auth_tokens
+from _regsync.net import http1
+from _regsync.net.pool import Lease
+from _regsync.oci.manifest import Descriptor
+from _regsync.registry.repository import Repository
+from _regsync.registry.transport import Transport
+from _regsync.registry.upload import Upload
+from _regsync.state.knowledge import Knowledge
+from _regsync.sync import transfer
+from _regsync.sync.discovery import Discovery, Once
+from _regsync.sync.relay import Relay
+from _regsync.sync.staging import Staging
 from conformance.app import App
 from conformance.audit import MISTAKES, Finding, audit, report
 from conformance.copies import ACCEPT
@@ -315,15 +326,15 @@ Alter = Callable[[http1.Request, "http1.Lease"], http1.Request]
 
 def wire(patch: pytest.MonkeyPatch, struck: Struck, alter: Alter) -> None:
     """Have every request altered on its way out."""
-    real = http1.Lease.exchange
+    real = Lease.exchange
 
-    async def exchange(self: http1.Lease, request: http1.Request, *more: Any, **named: Any) -> Any:
+    async def exchange(self: Lease, request: http1.Request, *more: Any, **named: Any) -> Any:
         changed = alter(request, self)
         if changed != request:
             struck()
         return await real(self, changed, *more, **named)
 
-    patch.setattr(http1.Lease, "exchange", exchange)
+    patch.setattr(Lease, "exchange", exchange)
 
 
 def is_blob_put(request: http1.Request) -> bool:
@@ -415,7 +426,7 @@ def a_chunk_begins_where_none_ended(patch: pytest.MonkeyPatch, struck: Struck) -
 
 @mutant("digest_query", plain)
 def an_upload_ends_without_its_digest(patch: pytest.MonkeyPatch, struck: Struck) -> None:
-    def alter(each: http1.Request, _: http1.Lease) -> http1.Request:
+    def alter(each: http1.Request, _: Lease) -> http1.Request:
         return each._replace(target=each.target.partition("&digest=")[0])
 
     wire(patch, struck, alter)
@@ -432,7 +443,7 @@ def a_digest_goes_without_its_algorithm(patch: pytest.MonkeyPatch, struck: Struc
 
 @mutant("location_not_given", plain)
 def the_query_of_a_location_is_dropped(patch: pytest.MonkeyPatch, struck: Struck) -> None:
-    def alter(each: http1.Request, _: http1.Lease) -> http1.Request:
+    def alter(each: http1.Request, _: Lease) -> http1.Request:
         path, _, query = each.target.partition("?")
         return (
             each._replace(target=f"{path}?{query[query.find('digest=') :]}")
@@ -497,14 +508,14 @@ def _any_bytes(patch: pytest.MonkeyPatch, struck: Struck) -> None:
             struck()
             return str(self._relay._expected)
 
-    real = transfer.Relay._open
+    real = Relay._open
 
     async def opened(self: Any) -> None:
         assert hasattr(self, "_hash")
         self._hash = Agreeing(self)
         await real(self)
 
-    replaced(patch, transfer.Relay, "_open", opened)
+    replaced(patch, Relay, "_open", opened)
 
 
 @mutant("manifest_names_absent", index)
@@ -521,7 +532,7 @@ def the_children_are_put_behind_their_index_at_a_lax_registry(
 
 def _children_last(patch: pytest.MonkeyPatch, struck: Struck) -> None:
     """Keep what goes under a digest back until a tag has been put."""
-    real = registry.Repository.put_manifest
+    real = Repository.put_manifest
     waiting: list[Any] = []
 
     async def put(self: Any, reference: str, manifest: Any) -> None:
@@ -533,7 +544,7 @@ def _children_last(patch: pytest.MonkeyPatch, struck: Struck) -> None:
         while waiting:
             await real(*waiting.pop())
 
-    replaced(patch, registry.Repository, "put_manifest", put)
+    replaced(patch, Repository, "put_manifest", put)
 
 
 @mutant("content_missing", lax)
@@ -547,14 +558,14 @@ def a_blob_is_taken_for_present_without_asking(patch: pytest.MonkeyPatch, struck
 
 @mutant("manifest_invented", plain)
 def a_manifest_is_written_anew(patch: pytest.MonkeyPatch, struck: Struck) -> None:
-    real = registry.Repository.put_manifest
+    real = Repository.put_manifest
 
     async def put(self: Any, reference: str, manifest: Any) -> None:
         struck()
         body = json.dumps(json.loads(manifest.body), indent=1).encode()
         await real(self, reference, manifest._replace(body=body, digest=digest_of(body)))
 
-    replaced(patch, registry.Repository, "put_manifest", put)
+    replaced(patch, Repository, "put_manifest", put)
 
 
 @mutant("foreign_layer_moved", foreign_layer)
@@ -563,12 +574,12 @@ def foreign_layers_are_taken_for_layers(patch: pytest.MonkeyPatch, struck: Struc
         struck()
         return False
 
-    replaced(patch, oci.Descriptor, "is_foreign", property(own))
+    replaced(patch, Descriptor, "is_foreign", property(own))
 
 
 @mutant("deleted", plain)
 def a_tag_is_deleted_before_it_is_put(patch: pytest.MonkeyPatch, struck: Struck) -> None:
-    real = registry.Repository.put_manifest
+    real = Repository.put_manifest
 
     async def put(self: Any, reference: str, manifest: Any) -> None:
         struck()
@@ -577,12 +588,12 @@ def a_tag_is_deleted_before_it_is_put(patch: pytest.MonkeyPatch, struck: Struck)
         )
         await real(self, reference, manifest)
 
-    replaced(patch, registry.Repository, "put_manifest", put)
+    replaced(patch, Repository, "put_manifest", put)
 
 
 @mutant("source_written", plain)
 def a_tag_is_put_at_the_source_too(patch: pytest.MonkeyPatch, struck: Struck) -> None:
-    real = registry.Repository.get_manifest
+    real = Repository.get_manifest
 
     async def get(self: Any, reference: str, **named: Any) -> Any:
         struck()
@@ -590,7 +601,7 @@ def a_tag_is_put_at_the_source_too(patch: pytest.MonkeyPatch, struck: Struck) ->
         await self.put_manifest("seen", manifest)
         return manifest
 
-    replaced(patch, registry.Repository, "get_manifest", get)
+    replaced(patch, Repository, "get_manifest", get)
 
 
 # Credentials.
@@ -603,21 +614,21 @@ def a_login_follows_a_redirect(patch: pytest.MonkeyPatch, struck: Struck) -> Non
 
 @mutant("credential_to_location", uploads_elsewhere)
 def a_login_goes_to_a_foreign_location(patch: pytest.MonkeyPatch, struck: Struck) -> None:
-    real = transport.Transport.login
+    real = Transport.login
 
     async def login(self: Any, host: Any, call: Any, **named: Any) -> Any:
         if call.origin not in (None, host.origin):
             struck()
         return await real(self, host, call._replace(origin=None), **named)
 
-    replaced(patch, transport.Transport, "login", login)
+    replaced(patch, Transport, "login", login)
 
 
 def _remembered_login(patch: pytest.MonkeyPatch, struck: Struck) -> None:
     """Send the last login to every origin."""
     seen: list[str] = []
 
-    def alter(each: http1.Request, lease: http1.Lease) -> http1.Request:
+    def alter(each: http1.Request, lease: Lease) -> http1.Request:
         own = dict(each.headers).get("Authorization")
         seen[:] = [own] if own else seen
         return (
@@ -629,7 +640,7 @@ def _remembered_login(patch: pytest.MonkeyPatch, struck: Struck) -> None:
 
 @mutant("credential_to_realm", strange_realm)
 def any_realm_is_believed(patch: pytest.MonkeyPatch, struck: Struck) -> None:
-    always(patch, struck, auth, "check_realm", None)
+    always(patch, struck, auth_tokens, "check_realm", None)
 
 
 @mutant("credential_unasked", passwords)
@@ -638,14 +649,14 @@ def a_password_is_sent_before_it_is_asked_for(patch: pytest.MonkeyPatch, struck:
         struck()
         return self.credential.basic
 
-    replaced(patch, auth.Authenticator, "authorization", authorization)
+    replaced(patch, auth_tokens.Authenticator, "authorization", authorization)
 
 
 @mutant("credential_unasked", tokens, "refused_login_again")
 def the_password_goes_to_the_registry_that_takes_tokens(
     patch: pytest.MonkeyPatch, struck: Struck
 ) -> None:
-    real = auth.Authenticator.authorization
+    real = auth_tokens.Authenticator.authorization
 
     async def authorization(self: Any, *arguments: Any, **named: Any) -> Any:
         found = await real(self, *arguments, **named)
@@ -654,12 +665,12 @@ def the_password_goes_to_the_registry_that_takes_tokens(
         struck()
         return self.credential.basic
 
-    replaced(patch, auth.Authenticator, "authorization", authorization)
+    replaced(patch, auth_tokens.Authenticator, "authorization", authorization)
 
 
 @mutant("token_of_another", tokens)
 def tokens_are_kept_across_registries(patch: pytest.MonkeyPatch, struck: Struck) -> None:
-    real = auth.Authenticator.authorization
+    real = auth_tokens.Authenticator.authorization
     kept: list[str] = []
 
     async def authorization(self: Any, *arguments: Any, **named: Any) -> Any:
@@ -671,12 +682,12 @@ def tokens_are_kept_across_registries(patch: pytest.MonkeyPatch, struck: Struck)
             struck()
         return kept[0]
 
-    replaced(patch, auth.Authenticator, "authorization", authorization)
+    replaced(patch, auth_tokens.Authenticator, "authorization", authorization)
 
 
 @mutant("secret_in_url", tokens)
 def a_password_stands_in_a_query(patch: pytest.MonkeyPatch, struck: Struck) -> None:
-    def alter(each: http1.Request, _: http1.Lease) -> http1.Request:
+    def alter(each: http1.Request, _: Lease) -> http1.Request:
         asks = each.target.startswith("/token?")
         return each._replace(target=f"{each.target}&password={SECRET}") if asks else each
 
@@ -685,24 +696,24 @@ def a_password_stands_in_a_query(patch: pytest.MonkeyPatch, struck: Struck) -> N
 
 @mutant("push_asked_of_source", tokens)
 def the_source_is_asked_for_push(patch: pytest.MonkeyPatch, struck: Struck) -> None:
-    real = registry.Repository.__init__
+    real = Repository.__init__
 
     def made(self: Any, *arguments: Any, **named: Any) -> None:
         struck()
         real(self, *arguments, **named)
         self.rights = "pull,push"
 
-    replaced(patch, registry.Repository, "__init__", made)
+    replaced(patch, Repository, "__init__", made)
 
 
 @mutant("token_twice", tokens)
 def tokens_are_not_kept(patch: pytest.MonkeyPatch, struck: Struck) -> None:
-    always(patch, struck, auth.Authenticator, "_serves", False)
+    always(patch, struck, auth_tokens.Authenticator, "_serves", False)
 
 
 @mutant("challenge_twice", passwords)
 def a_challenge_is_forgotten(patch: pytest.MonkeyPatch, struck: Struck) -> None:
-    real = auth.Authenticator.authorization
+    real = auth_tokens.Authenticator.authorization
 
     async def authorization(self: Any, *arguments: Any, **named: Any) -> Any:
         found = await real(self, *arguments, **named)
@@ -710,18 +721,18 @@ def a_challenge_is_forgotten(patch: pytest.MonkeyPatch, struck: Struck) -> None:
         self._challenge = None
         return found
 
-    replaced(patch, auth.Authenticator, "authorization", authorization)
+    replaced(patch, auth_tokens.Authenticator, "authorization", authorization)
 
 
 @mutant("refused_login_again", wrong_password)
 def a_refused_password_is_tried_again(patch: pytest.MonkeyPatch, struck: Struck) -> None:
-    real = auth.Authenticator.refused
+    real = auth_tokens.Authenticator.refused
 
     async def refused(self: Any, challenges: Any, used: Any, *more: Any) -> bool:
         struck()
         return await real(self, challenges, None, *more)
 
-    replaced(patch, auth.Authenticator, "refused", refused)
+    replaced(patch, auth_tokens.Authenticator, "refused", refused)
 
 
 # Requests that were not needed.
@@ -729,7 +740,7 @@ def a_refused_password_is_tried_again(patch: pytest.MonkeyPatch, struck: Struck)
 
 @mutant("ping", plain)
 def a_registry_is_pinged(patch: pytest.MonkeyPatch, struck: Struck) -> None:
-    real = registry.Repository.get_manifest
+    real = Repository.get_manifest
 
     async def get(self: Any, reference: str, **named: Any) -> Any:
         struck()
@@ -737,7 +748,7 @@ def a_registry_is_pinged(patch: pytest.MonkeyPatch, struck: Struck) -> None:
         await self._transport.request(self.host, call, ok=(200,))
         return await real(self, reference, **named)
 
-    replaced(patch, registry.Repository, "get_manifest", get)
+    replaced(patch, Repository, "get_manifest", get)
 
 
 def _twice(patch: pytest.MonkeyPatch, struck: Struck, owner: Any, name: str) -> None:
@@ -759,12 +770,12 @@ def _forgetful(patch: pytest.MonkeyPatch, struck: Struck) -> None:
         struck()
         return await ask()
 
-    replaced(patch, discover.Once, "get", get)
+    replaced(patch, Once, "get", get)
 
 
 @mutant("tag_asked_twice", plain)
 def a_tag_is_resolved_twice(patch: pytest.MonkeyPatch, struck: Struck) -> None:
-    _twice(patch, struck, registry.Repository, "get_manifest")
+    _twice(patch, struck, Repository, "get_manifest")
 
 
 @mutant("manifest_fetched_twice", two_indexes, "listing_twice")
@@ -779,35 +790,35 @@ def a_listing_is_fetched_for_each_mapping(patch: pytest.MonkeyPatch, struck: Str
 
 @mutant("absent_tag_asked", listed)
 def the_listing_of_the_target_is_not_looked_at(patch: pytest.MonkeyPatch, struck: Struck) -> None:
-    real = discover.Discovery.target_tags
+    real = Discovery.target_tags
 
     async def target_tags(self: Any, target: Any) -> Any:
         await real(self, target)
         struck()
 
-    replaced(patch, discover.Discovery, "target_tags", target_tags)
+    replaced(patch, Discovery, "target_tags", target_tags)
 
 
 @mutant("own_manifest_asked", plain)
 def a_tag_is_looked_up_behind_its_put(patch: pytest.MonkeyPatch, struck: Struck) -> None:
-    real = registry.Repository.put_manifest
+    real = Repository.put_manifest
 
     async def put(self: Any, reference: str, manifest: Any) -> None:
         struck()
         await real(self, reference, manifest)
         await self.head_manifest(reference)
 
-    replaced(patch, registry.Repository, "put_manifest", put)
+    replaced(patch, Repository, "put_manifest", put)
 
 
 @mutant("manifest_put_twice", plain)
 def a_manifest_is_put_twice_over(patch: pytest.MonkeyPatch, struck: Struck) -> None:
-    _twice(patch, struck, registry.Repository, "put_manifest")
+    _twice(patch, struck, Repository, "put_manifest")
 
 
 @mutant("blob_pulled_twice", several_targets)
 def staged_blobs_are_forgotten(patch: pytest.MonkeyPatch, struck: Struck) -> None:
-    real = store.Staging.ensure
+    real = Staging.ensure
 
     async def ensure(self: Any, *arguments: Any, **options: Any) -> None:
         struck()
@@ -815,7 +826,7 @@ def staged_blobs_are_forgotten(patch: pytest.MonkeyPatch, struck: Struck) -> Non
         self._memory.clear()
         await real(self, *arguments, **options)
 
-    replaced(patch, store.Staging, "ensure", ensure)
+    replaced(patch, Staging, "ensure", ensure)
 
 
 @mutant("trivial_blob_fetched", artifact)
@@ -825,18 +836,18 @@ def the_empty_config_is_fetched(patch: pytest.MonkeyPatch, struck: Struck) -> No
 
 @mutant("blob_uploaded_twice", plain, "second_session", "blob_pulled_twice")
 def a_blob_is_brought_twice(patch: pytest.MonkeyPatch, struck: Struck) -> None:
-    real = registry.Upload.start
+    real = Upload.start
 
     async def start(self: Any, mount_from: str | None = None) -> bool:
         return await real(self)
 
     _twice(patch, struck, transfer.Mover, "bring")
-    replaced(patch, registry.Upload, "start", start)
+    replaced(patch, Upload, "start", start)
 
 
 @mutant("known_blob_asked", plain)
 def a_blob_is_looked_up_behind_its_upload(patch: pytest.MonkeyPatch, struck: Struck) -> None:
-    real = registry.Upload.send
+    real = Upload.send
 
     async def send(self: Any, pieces: Any, **last: bool) -> bool:
         struck()
@@ -844,7 +855,7 @@ def a_blob_is_looked_up_behind_its_upload(patch: pytest.MonkeyPatch, struck: Str
         await self.repository.has_blob(self.blob)
         return done
 
-    replaced(patch, registry.Upload, "send", send)
+    replaced(patch, Upload, "send", send)
 
 
 @mutant("blob_before_session", plain, "blob_pulled_twice")
@@ -867,7 +878,7 @@ def a_source_is_opened_before_the_target_has_agreed(
 
 @mutant("second_session", without_mounts)
 def a_refused_mount_is_followed_by_a_second_post(patch: pytest.MonkeyPatch, struck: Struck) -> None:
-    real = registry.Upload.start
+    real = Upload.start
 
     async def start(self: Any, mount_from: str | None = None) -> bool:
         done = await real(self, mount_from)
@@ -876,34 +887,34 @@ def a_refused_mount_is_followed_by_a_second_post(patch: pytest.MonkeyPatch, stru
         struck()
         return await real(self)
 
-    replaced(patch, registry.Upload, "start", start)
+    replaced(patch, Upload, "start", start)
 
 
 @mutant("session_unused", plain)
 def a_session_is_opened_for_nothing(patch: pytest.MonkeyPatch, struck: Struck) -> None:
-    real = registry.Upload.start
+    real = Upload.start
 
     async def start(self: Any, mount_from: str | None = None) -> bool:
         struck()
         await real(self)
         return await real(self, mount_from)
 
-    replaced(patch, registry.Upload, "start", start)
+    replaced(patch, Upload, "start", start)
 
 
 @mutant("mount_uncommitted", plain, "mount_refused_again")
 def a_mount_is_tried_from_anywhere(patch: pytest.MonkeyPatch, struck: Struck) -> None:
-    always(patch, struck, state.Knowledge, "mount_source", "some/where")
+    always(patch, struck, Knowledge, "mount_source", "some/where")
 
 
 @mutant("mount_refused_again", without_mounts)
 def refused_mounts_are_forgotten(patch: pytest.MonkeyPatch, struck: Struck) -> None:
-    always(patch, struck, state.Knowledge, "refuse_mount", None)
+    always(patch, struck, Knowledge, "refuse_mount", None)
 
 
 @mutant("upload_without_mount", three_repositories)
 def mounts_are_not_thought_of(patch: pytest.MonkeyPatch, struck: Struck) -> None:
-    always(patch, struck, state.Knowledge, "mount_source", None)
+    always(patch, struck, Knowledge, "mount_source", None)
 
 
 # Scripts: mistakes that the program has no path for, and the conversations that are right.

@@ -12,11 +12,31 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from _regsync import oci
-from _regsync.config import registry_for
+from _regsync.config.model import registry_for
 from _regsync.errors import ConfigError, ContentError
-from _regsync.oci import Descriptor, Manifest, Platform
-from _regsync.transfer import known_body
+from _regsync.oci.manifest import (
+    ACCEPT_MANIFESTS,
+    Descriptor,
+    Manifest,
+    Platform,
+    list_referrers,
+    parse_manifest,
+    parse_platform,
+    platform_matches,
+    trim_index,
+)
+from _regsync.oci.reference import (
+    Reference,
+    check_digest,
+    digest_of,
+    is_referrer_tag,
+    is_repository,
+    is_tag,
+    parse_reference,
+    referrers_tag,
+    split_digest,
+)
+from _regsync.sync.transfer import known_body
 
 INDEX = "application/vnd.oci.image.index.v1+json"
 MANIFEST = "application/vnd.oci.image.manifest.v1+json"
@@ -29,7 +49,7 @@ HEX = "0123456789abcdef" * 4
 
 
 def digest(number: int, algorithm: str = "sha256") -> str:
-    return oci.digest_of(str(number).encode(), algorithm)
+    return digest_of(str(number).encode(), algorithm)
 
 
 def entry(number: int = 1, media_type: str = LAYER, **fields: object) -> dict[str, Any]:
@@ -64,7 +84,7 @@ def index(*entries: object, **fields: object) -> dict[str, Any]:
 
 def parse(document: object, content_type: str | None = None, **options: Any) -> Manifest:
     body = document if isinstance(document, bytes) else json.dumps(document).encode()
-    return oci.parse_manifest(body, content_type=content_type, **options)
+    return parse_manifest(body, content_type=content_type, **options)
 
 
 def refused(document: object, content_type: str | None = None, **options: Any) -> str:
@@ -81,7 +101,7 @@ def refused(document: object, content_type: str | None = None, **options: Any) -
 
 @pytest.mark.parametrize("name", ["a", "library/alpine", "a.b_c__d---e/f", "0/1", "a" * 255])
 def test_repository_is_a_name(name: str) -> None:
-    assert oci.is_repository(name)
+    assert is_repository(name)
 
 
 @pytest.mark.parametrize(
@@ -104,23 +124,23 @@ def test_repository_is_a_name(name: str) -> None:
     ],
 )
 def test_repository_is_not_a_name(name: str) -> None:
-    assert not oci.is_repository(name)
+    assert not is_repository(name)
 
 
 @pytest.mark.parametrize("tag", ["latest", "_", "1.2-x_Y", "a" * 128])
 def test_tag_is_one(tag: str) -> None:
-    assert oci.is_tag(tag)
+    assert is_tag(tag)
 
 
 @pytest.mark.parametrize("tag", ["", ".a", "-a", "a:b", "a/b", "a\n", "é", "a" * 129])
 def test_tag_is_not_one(tag: str) -> None:
-    assert not oci.is_tag(tag)
+    assert not is_tag(tag)
 
 
 @pytest.mark.parametrize("text", [f"sha256:{HEX}", f"sha512:{HEX}{HEX}"])
 def test_digest_is_returned_unchanged(text: str) -> None:
-    assert oci.check_digest(text) == text
-    assert ":".join(oci.split_digest(text)) == text
+    assert check_digest(text) == text
+    assert ":".join(split_digest(text)) == text
 
 
 @pytest.mark.parametrize(
@@ -142,29 +162,29 @@ def test_digest_is_returned_unchanged(text: str) -> None:
 )
 def test_digest_is_refused(text: str, words: str) -> None:
     with pytest.raises(ContentError, match=words):
-        oci.check_digest(text)
+        check_digest(text)
 
 
 def test_accept_names_the_four_types_and_not_schema_1() -> None:
-    assert set(oci.ACCEPT_MANIFESTS.split(", ")) == {INDEX, LIST, MANIFEST, DOCKER}
+    assert set(ACCEPT_MANIFESTS.split(", ")) == {INDEX, LIST, MANIFEST, DOCKER}
 
 
 def test_fallback_tag_is_cut_to_what_a_tag_may_be() -> None:
-    assert oci.referrers_tag(f"sha256:{HEX}") == f"sha256-{HEX}"
-    assert oci.referrers_tag(f"sha512:{HEX}{HEX}") == f"sha512-{HEX}"
+    assert referrers_tag(f"sha256:{HEX}") == f"sha256-{HEX}"
+    assert referrers_tag(f"sha512:{HEX}{HEX}") == f"sha512-{HEX}"
 
 
 @pytest.mark.parametrize("end", ["", ".sig", ".att", ".sbom"])
 def test_referrer_tag_is_known(end: str) -> None:
-    assert oci.is_referrer_tag(f"sha256-{HEX}{end}")
-    assert oci.is_referrer_tag(f"sha512-{HEX}{end}")
+    assert is_referrer_tag(f"sha256-{HEX}{end}")
+    assert is_referrer_tag(f"sha512-{HEX}{end}")
 
 
 @pytest.mark.parametrize(
     "tag", ["sha256-abc", f"sha256-{HEX}.txt", f"v1-sha256-{HEX}", f"sha256-{HEX.upper()}"]
 )
 def test_image_tag_is_no_referrer_tag(tag: str) -> None:
-    assert not oci.is_referrer_tag(tag)
+    assert not is_referrer_tag(tag)
 
 
 # --- references
@@ -197,9 +217,9 @@ REFERENCES = [
 def test_reference_is_read(
     text: str, host: str, repository: str, tag: str | None, digest: str | None
 ) -> None:
-    reference = oci.parse_reference(text)
-    assert reference == oci.Reference(host, repository, tag, digest)
-    assert oci.parse_reference(str(reference)) == reference
+    reference = parse_reference(text)
+    assert reference == Reference(host, repository, tag, digest)
+    assert parse_reference(str(reference)) == reference
 
 
 @pytest.mark.parametrize(
@@ -248,7 +268,7 @@ def test_reference_is_refused_with_a_remedy(text: str, words: str) -> None:
     with pytest.raises(ConfigError) as caught:
         # As `copy` reads it: one grammar of addresses, for references and for the configuration's
         # URLs.
-        registry_for(oci.parse_reference(text).host, None)
+        registry_for(parse_reference(text).host, None)
     assert words in str(caught.value)
     assert str(caught.value).isprintable()
 
@@ -256,19 +276,19 @@ def test_reference_is_refused_with_a_remedy(text: str, words: str) -> None:
 @pytest.mark.parametrize("text", ["https://me:secret@example.com/a", "me:secret@example.com/a:b"])
 def test_reference_with_a_password_is_refused_without_showing_it(text: str) -> None:
     with pytest.raises(ConfigError, match="no user name or password") as caught:
-        oci.parse_reference(text)
+        parse_reference(text)
     assert "secret" not in str(caught.value)
 
 
 @given(st.text(max_size=80))
 def test_any_text_is_a_reference_or_a_config_error(text: str) -> None:
     try:
-        reference = oci.parse_reference(text)
+        reference = parse_reference(text)
     except ConfigError as error:
         shown = str(error)
     else:
         shown = str(reference)
-        assert oci.parse_reference(shown) == reference
+        assert parse_reference(shown) == reference
     assert "\n" not in shown
 
 
@@ -282,7 +302,7 @@ def test_any_text_is_a_reference_or_a_config_error(text: str) -> None:
     ),
 )
 def test_reference_survives_the_round_trip(host: str, repository: str, end: str) -> None:
-    assert str(oci.parse_reference(f"{host}/{repository}{end}")) == f"{host}/{repository}{end}"
+    assert str(parse_reference(f"{host}/{repository}{end}")) == f"{host}/{repository}{end}"
 
 
 # --- platforms
@@ -293,7 +313,7 @@ def test_reference_survives_the_round_trip(host: str, repository: str, end: str)
     [("linux/amd64", "linux/amd64"), ("Linux/ARM/v7", "linux/arm/v7"), ("a/b.c", "a/b.c")],
 )
 def test_platform_is_read_and_lower_cased(text: str, shown: str) -> None:
-    assert str(oci.parse_platform(text)) == shown
+    assert str(parse_platform(text)) == shown
 
 
 @pytest.mark.parametrize(
@@ -301,7 +321,7 @@ def test_platform_is_read_and_lower_cased(text: str, shown: str) -> None:
 )
 def test_platform_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"OS/ARCH\[/VARIANT\]"):
-        oci.parse_platform(text)
+        parse_platform(text)
 
 
 @pytest.mark.parametrize(
@@ -324,7 +344,7 @@ def test_platform_is_refused(text: str) -> None:
     ],
 )
 def test_platform_matches(wanted: str, have: str, matches: bool) -> None:
-    assert oci.platform_matches(oci.parse_platform(wanted), oci.parse_platform(have)) is matches
+    assert platform_matches(parse_platform(wanted), parse_platform(have)) is matches
 
 
 # --- manifests
@@ -361,13 +381,13 @@ def test_bytes_are_kept_verbatim() -> None:
     manifest = parse(body, MANIFEST)
     assert manifest.body == body
     assert manifest.size == len(body)
-    assert manifest.digest == oci.digest_of(body)
+    assert manifest.digest == digest_of(body)
 
 
 @pytest.mark.parametrize("algorithm", ["sha256", "sha512"])
 def test_digest_is_checked_with_its_own_algorithm(algorithm: str) -> None:
     body = json.dumps(image()).encode()
-    good = oci.digest_of(body, algorithm)
+    good = digest_of(body, algorithm)
     assert parse(body, digest=good).digest == good
     wrong = digest(1, algorithm)
     assert f"asked for {wrong}, got {good}; received no content type" in refused(body, digest=wrong)
@@ -442,7 +462,7 @@ def test_platform_that_nobody_can_ask_for_is_none(platform: object) -> None:
 
 
 def test_embedded_data_counts_only_when_it_verifies() -> None:
-    good = {"mediaType": LAYER, "digest": oci.digest_of(b"[]"), "size": 2}
+    good = {"mediaType": LAYER, "digest": digest_of(b"[]"), "size": 2}
     for data, kept in (("W10=", b"[]"), ("W10", None), ("eH0=", None), ("", None), ("é", None)):
         assert known_body(parse(image({**good, "data": data})).layers[0]) == kept
     assert known_body(parse(image({**good, "size": 3, "data": "W10="})).layers[0]) is None
@@ -590,7 +610,7 @@ def test_nesting_of_64_passes_whatever_strings_hold() -> None:
 
 def test_manifest_is_held_against_the_index_entry() -> None:
     body = json.dumps(image()).encode()
-    good = Descriptor(media_type=DOCKER, digest=oci.digest_of(body), size=len(body))
+    good = Descriptor(media_type=DOCKER, digest=digest_of(body), size=len(body))
     assert parse(body, "text/plain", expected=good).media_type == DOCKER
     assert f"different types ({MANIFEST}, {DOCKER})" in refused(body, MANIFEST, expected=good)
     assert "got sha256:" in refused(
@@ -634,7 +654,7 @@ JSON = st.recursive(
 @example(b"{", "\ud800")
 def test_any_bytes_are_a_manifest_or_a_content_error(body: bytes, content_type: str | None) -> None:
     try:
-        manifest = oci.parse_manifest(body, content_type=content_type)
+        manifest = parse_manifest(body, content_type=content_type)
     except ContentError as error:
         shown = str(error)
     else:
@@ -666,7 +686,7 @@ def test_trimmed_index_has_these_bytes() -> None:
         b'  ],\n  "annotations": {"z": "1", "a": "\\u007f\\n\xf0\x9f\x90\xb3"},'
         b' "n": [9007199254740993, -1, true, null]\n}'
     )
-    trimmed = oci.trim_index(parse(source), [AMD64], {}).manifest
+    trimmed = trim_index(parse(source), [AMD64], {}).manifest
     assert (
         trimmed.body
         == (
@@ -686,13 +706,13 @@ def test_nothing_is_written_anew_when_nothing_drops() -> None:
     source = parse(
         b' {"manifests": [' + json.dumps(child(1, "linux/amd64")).encode() + b'], "x": 1.0}'
     )
-    trimmed = oci.trim_index(source, [AMD64, ARM64], {})
+    trimmed = trim_index(source, [AMD64, ARM64], {})
     assert trimmed.manifest is source
     assert trimmed.matched == {AMD64}
 
 
 def kept(document: dict[str, Any], *wanted: str) -> list[int]:
-    trimmed = oci.trim_index(parse(document), [oci.parse_platform(text) for text in wanted], {})
+    trimmed = trim_index(parse(document), [parse_platform(text) for text in wanted], {})
     return [entry.size for entry in trimmed.manifest.children] if trimmed.matched else []
 
 
@@ -739,7 +759,7 @@ def test_nothing_is_written_when_no_platform_matches() -> None:
     source = parse(
         index(child(1, "linux/amd64"), attestation(2, of=1), child(3, "linux/arm/v7"), x=1.5)
     )
-    trimmed = oci.trim_index(source, [ARM64], {})
+    trimmed = trim_index(source, [ARM64], {})
     assert (trimmed.matched, trimmed.manifest) == (frozenset(), source)
     assert trimmed.available == ("linux/amd64", "linux/arm/v7")
 
@@ -769,7 +789,7 @@ def test_nested_indexes_are_trimmed_first_and_named_by_their_new_digest() -> Non
     middle = parent(both, whole)
     top = parent(none, middle, both, data=base64.b64encode(b"stale").decode())
     nested = {each.digest: each for each in (both, whole, none, middle)}
-    trimmed = oci.trim_index(top, [AMD64], nested)
+    trimmed = trim_index(top, [AMD64], nested)
     assert set(trimmed.nested) == {both.digest, whole.digest, middle.digest}
     small = trimmed.nested[both.digest].manifest
     assert [entry.size for entry in small.children] == [1]
@@ -786,7 +806,7 @@ def test_nested_indexes_are_trimmed_first_and_named_by_their_new_digest() -> Non
 def test_index_of_indexes_that_lose_nothing_stays_as_it_is() -> None:
     inner = parse(index(child(1, "linux/amd64")))
     top = parent(inner)
-    assert oci.trim_index(top, [AMD64], {inner.digest: inner}).manifest is top
+    assert trim_index(top, [AMD64], {inner.digest: inner}).manifest is top
 
 
 @pytest.mark.parametrize(
@@ -798,16 +818,16 @@ def test_index_that_would_not_survive_is_refused_only_when_an_entry_drops(
 ) -> None:
     text = json.dumps(index(child(1, "linux/amd64"), child(2, "linux/arm64"), x=0))
     source = parse(text.replace('"x": 0', f'"x": {extra}').encode())
-    assert oci.trim_index(source, [AMD64, ARM64], {}).manifest is source
+    assert trim_index(source, [AMD64, ARM64], {}).manifest is source
     with pytest.raises(ContentError, match=words):
-        oci.trim_index(source, [AMD64], {})
+        trim_index(source, [AMD64], {})
 
 
 def test_a_list_of_referrers_that_would_not_survive_is_not_extended() -> None:
     text = json.dumps(index(child(1, "linux/amd64"), x=0))
     held = parse(text.replace('"x": 0', '"x": "\\ud800"').encode())
     with pytest.raises(ContentError, match="lone surrogate"):
-        oci.list_referrers(held, held.children)
+        list_referrers(held, held.children)
 
 
 PLATFORMS = [
@@ -822,7 +842,7 @@ PLATFORMS = [
 
 @given(
     st.lists(st.sampled_from([*PLATFORMS, None]), max_size=6),
-    st.lists(st.sampled_from(PLATFORMS).map(oci.parse_platform), min_size=1, max_size=3),
+    st.lists(st.sampled_from(PLATFORMS).map(parse_platform), min_size=1, max_size=3),
     st.dictionaries(
         st.text(max_size=3), st.text(max_size=3) | st.integers(-(2**70), 2**70), max_size=3
     ),
@@ -836,11 +856,11 @@ def test_trimmed_index_reads_back_as_what_was_kept(
         for each in (child(n, text), attestation(n + 9, of=n))
     ]
     source = parse({"extra": extra, **index(*entries)})
-    trimmed = oci.trim_index(source, wanted, {})
-    again = oci.parse_manifest(
+    trimmed = trim_index(source, wanted, {})
+    again = parse_manifest(
         trimmed.manifest.body, content_type=INDEX, digest=trimmed.manifest.digest
     )
     assert again == trimmed.manifest
     if trimmed.matched:
-        assert oci.trim_index(again, wanted, {}).manifest is again
+        assert trim_index(again, wanted, {}).manifest is again
         assert json.loads(again.body)["extra"] == extra

@@ -11,10 +11,10 @@ from typing import Any, ClassVar
 import anyio
 import pytest
 
+from _regsync.app.commands import show_progress
+from _regsync.app.console import Console, Snapshot, progress_lines
 from _regsync.errors import ConfigError, ContentError, Problem, RegsyncError, Side
-from _regsync.output import Console, Snapshot, progress_lines
-from _regsync.report import Outcome, Report
-from _regsync.session import show_progress
+from _regsync.sync.report import Outcome, Report
 
 HOSTILE = "a\x1b[2Jb\x9b31mc\rd\ne\u202ef\x00g\x7fh\u2028i"
 CLEAR = "\r\x1b[1A\x1b[J"
@@ -202,7 +202,7 @@ def test_json_log_lines_are_objects_with_their_events_fields(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # The last moment of a second: the milliseconds must not round up alone.
-    monkeypatch.setattr("_regsync.output.time.time_ns", lambda: 1_700_000_000_999_999_999)
+    monkeypatch.setattr("_regsync.app.console.time.time_ns", lambda: 1_700_000_000_999_999_999)
     screen = Screen(json_log=True, progress=True, terminal=True)
     screen.console.log("warning", "min_tags", "too few", kept=1)
     screen.console.outcome(outcome("failed", REFUSED))

@@ -8,7 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from _regsync.pacing import (
+from _regsync.net.http1 import parse_retry_after
+from _regsync.providers import ROWS, Pace
+from _regsync.registry.throttle import (
     LARGE_BODY,
     UNDER_WAY,
     Limit,
@@ -18,10 +20,8 @@ from _regsync.pacing import (
     backoff,
     due,
     parse_quota,
-    parse_retry_after,
     release,
 )
-from _regsync.providers import ROWS, Pace
 
 A, B = Want("a"), Want("b")
 READ_A, READ_B, WRITE_A, WRITE_B = (Want(host, body) for body in ("read", "write") for host in "ab")

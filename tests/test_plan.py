@@ -10,11 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from _regsync import config, plan
-from _regsync.config import MappingRule, Registry
+from _regsync.config.model import ArtifactRule, MappingRule, Registry
 from _regsync.errors import ContentError
-from _regsync.oci import Descriptor, Manifest, Platform
-from _regsync.plan import Election, Tree, assign, grow, order_blobs
+from _regsync.oci.manifest import Descriptor, Manifest, Platform
+from _regsync.sync.claims import Election
+from _regsync.sync.image import Tree, grow, order_blobs
+from _regsync.sync.mappings import assign, grouped
 from _regsync.tags import TagRule
 
 
@@ -251,14 +252,12 @@ def mapping(
         target_repository=to,
         tags=TagRule(),
         platforms=platforms,
-        artifacts=config.ArtifactRule(),
+        artifacts=ArtifactRule(),
     )
 
 
 def groups_of(*mappings: MappingRule) -> list[list[int]]:
-    return [
-        [each.index for each in group] for group in plan.grouped(mappings, lambda each: each.places)
-    ]
+    return [[each.index for each in group] for group in grouped(mappings, lambda each: each.places)]
 
 
 X, Y, Z = registry("x.example"), registry("y.example"), registry("z.example")

@@ -6,7 +6,7 @@ import typing
 
 import pytest
 
-from _regsync import providers
+from _regsync.providers import ROWS, Kind, api_host, api_repository, canonical_host, kind_of
 from conformance.rates import ACTIONS, READS, WRITES
 
 KINDS = [
@@ -64,25 +64,25 @@ LOOK_ALIKES = [
 
 @pytest.mark.parametrize(("host", "kind"), KINDS, ids=[host for host, _ in KINDS])
 def test_kind_follows_the_whole_host_name(host: str, kind: str) -> None:
-    assert providers.kind_of(host) == kind
+    assert kind_of(host) == kind
 
 
 @pytest.mark.parametrize("host", LOOK_ALIKES)
 def test_a_look_alike_of_a_cloud_host_is_of_no_kind(host: str) -> None:
-    assert providers.kind_of(host) == "unknown"
+    assert kind_of(host) == "unknown"
 
 
 @pytest.mark.parametrize(
     "host", ["docker.io", "index.docker.io", "registry-1.docker.io", "Docker.IO"]
 )
 def test_docker_hub_is_one_registry_under_three_names(host: str) -> None:
-    assert providers.canonical_host(host) == "docker.io"
-    assert providers.api_host(host) == "registry-1.docker.io"
+    assert canonical_host(host) == "docker.io"
+    assert api_host(host) == "registry-1.docker.io"
 
 
 def test_other_hosts_are_only_lower_cased() -> None:
-    assert providers.canonical_host("Quay.IO") == "quay.io"
-    assert providers.api_host("Quay.IO") == "quay.io"
+    assert canonical_host("Quay.IO") == "quay.io"
+    assert api_host("Quay.IO") == "quay.io"
 
 
 @pytest.mark.parametrize(
@@ -97,17 +97,17 @@ def test_other_hosts_are_only_lower_cased() -> None:
 def test_library_goes_before_one_segment_names_of_docker_hub_only(
     host: str, repository: str, requested: str
 ) -> None:
-    assert providers.api_repository(host, repository) == requested
+    assert api_repository(host, repository) == requested
 
 
 def test_every_kind_has_a_row_that_names_its_source() -> None:
-    assert set(providers.ROWS) == set(typing.get_args(providers.Kind))
-    for row in providers.ROWS.values():
+    assert set(ROWS) == set(typing.get_args(Kind))
+    for row in ROWS.values():
         assert row.source.startswith("protocol-facts.md section")
 
 
 def test_rows_say_what_the_design_says() -> None:
-    rows = providers.ROWS
+    rows = ROWS
     assert [kind for kind in rows if rows[kind].probe is None] == ["ecr", "ecr_public"]
     assert [kind for kind in rows if rows[kind].probe == "bare"] == ["gar", "gcr"]
     assert [kind for kind in rows if rows[kind].page_size == 10000] == ["gar", "gcr"]
@@ -130,12 +130,12 @@ def test_rows_say_what_the_design_says() -> None:
         ("unknown", 5),
     ],
 )
-def test_each_kind_has_the_windows_of_the_specification(kind: providers.Kind, windows: int) -> None:
-    paces = providers.ROWS[kind].paces
+def test_each_kind_has_the_windows_of_the_specification(kind: Kind, windows: int) -> None:
+    paces = ROWS[kind].paces
     assert len(paces) == windows
     named = [action for pace in paces for action in pace.actions.split()]
     assert sorted(named) == sorted(ACTIONS), "each action in one window"
-    assert providers.ROWS[kind].per_project == (kind in ("gar", "gcr"))
+    assert ROWS[kind].per_project == (kind in ("gar", "gcr"))
 
 
 # Per second, from protocol-facts.md sections 4.8, 5.5, 6.5 and 7.1.
@@ -152,12 +152,9 @@ PUBLISHED = {
 
 
 @pytest.mark.parametrize("kind", PUBLISHED)
-def test_rate_and_burst_are_never_more_than_a_registry_publishes(kind: providers.Kind) -> None:
+def test_rate_and_burst_are_never_more_than_a_registry_publishes(kind: Kind) -> None:
     rates = {
-        action: pace
-        for pace in providers.ROWS[kind].paces
-        for action in pace.actions.split()
-        if pace.rate
+        action: pace for pace in ROWS[kind].paces for action in pace.actions.split() if pace.rate
     }
     assert set(rates) == set(PUBLISHED[kind])
     for action, pace in rates.items():
@@ -165,12 +162,8 @@ def test_rate_and_burst_are_never_more_than_a_registry_publishes(kind: providers
 
 
 def test_windows_start_as_designed() -> None:
-    def starts(kind: providers.Kind) -> dict[str, int]:
-        return {
-            action: pace.start
-            for pace in providers.ROWS[kind].paces
-            for action in pace.actions.split()
-        }
+    def starts(kind: Kind) -> dict[str, int]:
+        return {action: pace.start for pace in ROWS[kind].paces for action in pace.actions.split()}
 
     assert starts("dockerhub")["manifest_get"] == 1
     assert {starts("dockerhub")[action] for action in ("manifest_head", "blob_head")} == {8}

@@ -13,7 +13,7 @@ import re
 
 import pytest
 
-from _regsync.tags import Prerelease, admits, parse_range, parse_version
+from _regsync.semver import Prerelease, admits, parse_range, parse_version
 
 Table = list[tuple[str, str, str]]
 

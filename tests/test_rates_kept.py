@@ -14,10 +14,10 @@ from typing import Any
 import anyio
 import pytest
 
-from _regsync import pacing
-from _regsync.pacing import Limit, Want
 from _regsync.providers import Pace
-from _regsync.transport import Call, Gate
+from _regsync.registry.admission import Gate
+from _regsync.registry.throttle import Limit, Meter, Want
+from _regsync.registry.transport import Call
 from conformance.app import App
 from conformance.images import Image, Part, Seed, compose
 from conformance.memory import Link, Place
@@ -445,7 +445,7 @@ async def test_a_large_body_does_not_hold_up_other_uploads_of_a_window_of_one(
 ) -> None:
     """6 MB at 2 MB/s: the next upload starts when the first mebibyte is through."""
     monkeypatch.setattr(
-        pacing.Meter, "width", property(lambda self: 1.0, lambda self, value: None), raising=False
+        Meter, "width", property(lambda self: 1.0, lambda self, value: None), raising=False
     )
     async with virtual() as world:
         source = world.registry("source.test")

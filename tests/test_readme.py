@@ -19,9 +19,13 @@ from typing import Any
 import pytest
 import yaml
 
-from _regsync import cli, config, errors, oci, tags
-from _regsync.fields import SECTIONS
-from _regsync.output import Snapshot, progress_lines
+from _regsync.app import cli
+from _regsync.app.console import Snapshot, progress_lines
+from _regsync.config.fields import SECTIONS
+from _regsync.config.reader import load
+from _regsync.errors import RegsyncError
+from _regsync.oci.reference import parse_reference
+from _regsync.tags import select
 from conformance.app import App
 from conformance.images import Image, Seed
 from conformance.personas import PERSONAS
@@ -75,8 +79,8 @@ def test_every_command_line_is_understood(words: list[str]) -> None:
         return
     arguments = cli._parse(words)
     if arguments.command == "copy" and arguments.src != "SRC":
-        assert oci.parse_reference(arguments.src).repository
-        assert oci.parse_reference(arguments.dst).host in {"registry.example.com", "localhost:5000"}
+        assert parse_reference(arguments.src).repository
+        assert parse_reference(arguments.dst).host in {"registry.example.com", "localhost:5000"}
 
 
 def test_every_command_is_there() -> None:
@@ -200,8 +204,8 @@ def test_a_tag_rule_selects_what_its_row_says(rule: str, selected: str) -> None:
     text = json.dumps(
         {"registries": registries, "mappings": [{**mapping, "source": "s", "targets": ["t"]}]}
     )
-    found = config.load(text.encode(), name="x", environ={}, base_dir=None, home=None)
-    kept = list(tags.select(listed, found.mappings[0].tags).kept)
+    found = load(text.encode(), name="x", environ={}, base_dir=None, home=None)
+    kept = list(select(listed, found.mappings[0].tags).kept)
     told = re.findall(r"`([^`]+)`", selected)
     assert kept == (told or listed[:-1])
 
@@ -311,7 +315,7 @@ def test_every_recipe_has_content_here() -> None:
 
 def test_every_code_has_a_row_and_every_row_a_code() -> None:
     known = {"INTERNAL_ERROR", "SOURCE_ERROR", "TARGET_ERROR"}
-    pending = [errors.RegsyncError]
+    pending = [RegsyncError]
     while pending:
         kind = pending.pop()
         pending += kind.__subclasses__()

@@ -8,10 +8,11 @@ import anyio
 import anyio.lowlevel
 import pytest
 
-from _regsync.config import Registry
+from _regsync.addresses import Origin
+from _regsync.config.model import Registry
 from _regsync.errors import ProtocolBroken
-from _regsync.streams import Origin, Stream
-from _regsync.transport import Call, Edge, Transport
+from _regsync.net.streams import Stream
+from _regsync.registry.transport import Call, Edge, Transport
 from tests.wires import End, Item, Wire, answer
 
 pytestmark = [pytest.mark.anyio, pytest.mark.virtual_time]

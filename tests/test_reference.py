@@ -7,8 +7,8 @@ import json
 import pytest
 import yaml
 
-from _regsync import config
-from _regsync.fields import SECTIONS
+from _regsync.config.fields import SECTIONS
+from _regsync.config.reader import load
 from tools import reference
 
 README = reference.README.read_text(encoding="utf-8")
@@ -69,6 +69,6 @@ def test_every_example_is_valid_as_it_is_written(name: str, row: object) -> None
         **({"global": section} if name == "global" else section if name == "config" else {}),
     }
     environ = {"REGISTRY_TOKEN": "t", "MIRROR_PASSWORD": "p"}
-    assert config.load(
+    assert load(
         json.dumps(whole).encode(), name="c", environ=environ, base_dir="/x", home=None
     ).mappings

@@ -10,7 +10,8 @@ import pytest
 from jsonschema import Draft202012Validator  # type: ignore[import-untyped]
 
 from _regsync.errors import AuthError, ContentError, RegistryError, RegsyncError, Side, TimedOut
-from _regsync.report import Outcome, Report, duration_text, schema, size_text
+from _regsync.sync.report import Outcome, Report, schema
+from _regsync.text import duration_text, size_text
 from conformance.app import App
 from conformance.images import Seed
 from conformance.messages import Answer, Request, Response

@@ -17,8 +17,10 @@ import trio
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from _regsync import session, transfer, transport
-from _regsync.http1 import PIECE
+from _regsync.app import commands
+from _regsync.net.http1 import PIECE
+from _regsync.registry.transport import Transport
+from _regsync.sync import relay
 from conformance.app import App
 from conformance.exchange import Reception
 from conformance.images import Image, Seed
@@ -250,7 +252,7 @@ async def test_a_corrupted_rest_is_never_committed() -> None:
 @pytest.fixture
 def often(monkeypatch: pytest.MonkeyPatch) -> int:
     """Keep a state of the hash every 512 KiB."""
-    monkeypatch.setattr(transfer, "_CHECKPOINT", MIB // 2)
+    monkeypatch.setattr(relay, "_CHECKPOINT", MIB // 2)
     return MIB // 2
 
 
@@ -650,7 +652,7 @@ def _broken(data: st.DataObject, place: Place, method: str, kind: str, size: int
 async def test_whatever_breaks_the_target_has_the_right_bytes_or_none(
     monkeypatch: pytest.MonkeyPatch, data: st.DataObject, resumable: bool, size: int
 ) -> None:
-    monkeypatch.setattr(transfer, "_CHECKPOINT", 1 << 18)
+    monkeypatch.setattr(relay, "_CHECKPOINT", 1 << 18)
     async with virtual() as world:
         source = world.registry("source.test")
         target = world.registry("target.test", resumable=resumable, single_post=False)
@@ -683,15 +685,15 @@ async def _cancelled(monkeypatch: pytest.MonkeyPatch, at: int) -> bool:
     """Copy from a source that breaks to a target that breaks, cancelled at a step; False when there
     is none.
     """
-    made: list[transport.Transport] = []
-    plain = session.connect
+    made: list[Transport] = []
+    plain = commands.connect
 
-    def make(console: Any) -> transport.Transport:
+    def make(console: Any) -> Transport:
         made.append(plain(console))
         return made[-1]
 
     with monkeypatch.context() as patch:
-        patch.setattr(session, "connect", make)
+        patch.setattr(commands, "connect", make)
         async with virtual() as world:
             source, target = world.registry("source.test"), world.registry("target.test")
             image, digest = load(source, MIB)

@@ -16,7 +16,7 @@ import pytest
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import padding
 
-from _regsync.fips import sign_rs256
+from _regsync.crypto import sign_rs256
 from conformance.google import make_key
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -21,8 +21,9 @@ from typing import Any
 
 import pytest
 
-from _regsync.errors import clean
-from _regsync.store import Staging, StateFile
+from _regsync.state.database import StateFile
+from _regsync.sync.staging import Staging
+from _regsync.text import clean
 from conformance.images import Seed
 from conformance.messages import Answer, Request, Response, error
 from conformance.server import Server

@@ -14,9 +14,11 @@ from typing import Any
 
 import pytest
 
-from _regsync import store
-from _regsync.state import EMPTY, Knowledge, encode, entry, key_of, named
-from _regsync.store import Staging, StagingFailed
+from _regsync import files
+from _regsync.state import database
+from _regsync.state.database import EMPTY, encode, entry, key_of, named
+from _regsync.state.knowledge import Knowledge
+from _regsync.sync.staging import Staging, StagingFailed
 from conformance.app import App
 from conformance.images import Seed
 from conformance.server import Server
@@ -31,7 +33,7 @@ WHERE = ("registry.test:5000", "app")
 
 
 def archived(**rows: list[bytes]) -> Any:
-    from _regsync.state import Archive
+    from _regsync.state.database import Archive
 
     return Archive(encode(EMPTY, rows, [WHERE], {}))
 
@@ -59,7 +61,7 @@ def test_what_a_clock_confirmed_that_is_years_ahead_is_not_believed(
 
 @pytest.mark.rule("R16")
 def test_a_fact_from_a_clock_that_is_years_ahead_is_not_believed() -> None:
-    from _regsync.state import Archive
+    from _regsync.state.database import Archive
 
     facts = {"mounts a": (True, AHEAD), "mounts b": (True, NOW)}
     known = Knowledge(Archive(encode(EMPTY, {}, [], facts)), now=lambda: float(NOW))
@@ -130,7 +132,8 @@ def test_a_version_to_come_is_not_read(
 
 @pytest.mark.anyio
 async def test_a_staged_file_that_was_changed_is_not_sent_whole(tmp_path: Path) -> None:
-    from _regsync.oci import Descriptor, digest_of
+    from _regsync.oci.manifest import Descriptor
+    from _regsync.oci.reference import digest_of
 
     body = bytes(range(256)) * 8192
     blob = Descriptor("a/b", digest_of(body), len(body))
@@ -166,7 +169,7 @@ def test_a_blob_that_was_changed_on_disk_is_read_again(
 ) -> None:
     source, one, two = serve(), serve(), serve()
     image = Seed(1).image(sizes=(3_000_000,)).load_into(source.app, "app", tag="v1")
-    replacing = store._replacing
+    replacing = files._replacing
 
     @contextmanager
     def tampered(path: str) -> Iterator[int]:
@@ -175,7 +178,7 @@ def test_a_blob_that_was_changed_on_disk_is_read_again(
         if "staged" in path:
             Path(path).write_bytes(change(Path(path).read_bytes()))
 
-    monkeypatch.setattr(store, "_replacing", tampered)
+    monkeypatch.setattr(database, "_replacing", tampered)
     config = tmp_path / "mirror.yaml"
     ends = {"source": source, "t": one, "u": two}
     config.write_text(

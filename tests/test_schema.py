@@ -13,9 +13,9 @@ import pytest
 import yaml
 from hypothesis import HealthCheck, given, settings
 
-from _regsync import config
+from _regsync.config.fields import SECTIONS, schema
+from _regsync.config.reader import load
 from _regsync.errors import ConfigError
-from _regsync.fields import SECTIONS, schema
 from tests import test_config, test_expand
 
 SCHEMA = schema()
@@ -128,7 +128,7 @@ def test_it_takes_the_readme_s_examples() -> None:
 
 def accepted(text: str) -> bool:
     try:
-        config.load(
+        load(
             text.encode(),
             name="c",
             environ={"A": "x", "PW": "p", "N": "9"},

@@ -20,9 +20,10 @@ from typing import Any
 import anyio
 import pytest
 
-from _regsync import transport
-from _regsync.auth import Credential, Login
+from _regsync.auth.cloud import Login
+from _regsync.auth.credentials import Credential
 from _regsync.errors import SyncError
+from _regsync.registry import transport
 from conformance.app import App
 from conformance.exchange import Reception
 from conformance.images import Seed

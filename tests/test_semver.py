@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from _regsync.tags import Prerelease, Version, admits, parse_range, parse_version
+from _regsync.semver import Prerelease, Version, admits, parse_range, parse_version
 
 VERSIONS = [
     "1",

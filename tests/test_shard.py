@@ -14,11 +14,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from _regsync import config
-from _regsync.config import Config, MappingRule
+from _regsync.config import reader
+from _regsync.config.model import Config, MappingRule
 from _regsync.errors import ConfigError
-from _regsync.plan import parse_shard as parse
-from _regsync.plan import share
+from _regsync.sync.mappings import parse_shard as parse
+from _regsync.sync.mappings import share
 from conformance.app import App
 from conformance.images import Seed
 from conformance.server import Server
@@ -42,7 +42,7 @@ def load(*mappings: dict[str, Any], cache_dir: str = "/cache") -> Config:
         "mappings": mappings,
         "global": {"cache_dir": cache_dir},
     }
-    return config.load(json.dumps(whole).encode(), name="x", environ={}, base_dir="/", home=None)
+    return reader.load(json.dumps(whole).encode(), name="x", environ={}, base_dir="/", home=None)
 
 
 def shares(found: Config, total: int) -> list[list[int]]:

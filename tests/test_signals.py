@@ -21,11 +21,11 @@ from unittest import mock
 import anyio
 import pytest
 
-from _regsync.output import Snapshot
-from _regsync.pacing import Limit, Meter, hopeless
+from _regsync.app.commands import show_progress
+from _regsync.app.console import Snapshot
 from _regsync.providers import Pace
-from _regsync.session import show_progress
-from _regsync.sync import DRAIN_SECONDS
+from _regsync.registry.throttle import Limit, Meter, hopeless
+from _regsync.sync.run import DRAIN_SECONDS
 from conformance.app import App
 from conformance.images import Image, Seed
 from conformance.memory import Link, Place
@@ -401,7 +401,7 @@ def program(script: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
 @SIGNALS
 @pytest.mark.parametrize("command", ["sync", "tags", "copy"])
 @pytest.mark.parametrize(
-    "place", ["_regsync.oci.parse_reference", "_regsync.config.load", "anyio.run"]
+    "place", ["_regsync.oci.reference.parse_reference", "_regsync.config.reader.load", "anyio.run"]
 )
 def test_a_signal_before_a_run_listens_ends_the_program(
     tmp_path: Path, number: signal.Signals, command: str, place: str
@@ -413,7 +413,7 @@ def test_a_signal_before_a_run_listens_ends_the_program(
         command
     ]
     if command == "sync" and name == "parse_reference":
-        name, module = "load", "_regsync.config"
+        name, module = "load", "_regsync.config.reader"
     script = _AT.format(module=module, name=name, number=int(number))
     with program(script, command, "-c", file, *arguments) as process:
         out, err = process.communicate(timeout=60)
@@ -424,12 +424,12 @@ def test_a_signal_before_a_run_listens_ends_the_program(
 
 _HANGS_UP = """
 import os, signal
-import _regsync.config
-load = _regsync.config.load
+import _regsync.config.reader
+load = _regsync.config.reader.load
 def loaded(**given):
     os.kill(os.getpid(), signal.SIGHUP)
     return load(**given)
-_regsync.config.load = loaded
+_regsync.config.reader.load = loaded
 """
 
 
@@ -466,7 +466,7 @@ def test_a_name_server_that_hangs_does_not_delay_the_end(
 
 def test_nor_does_it_delay_the_end_of_a_run_that_gave_up(tmp_path: Path) -> None:
     script = _STUCK + (
-        "from _regsync.streams import Timeouts\n"
+        "from _regsync.net.streams import Timeouts\n"
         "Timeouts.__new__.__defaults__ = (0.05, *Timeouts.__new__.__defaults__[1:])\n"
         "socket.getaddrinfo = getaddrinfo\nsys.exit(regsync.main())"
     )

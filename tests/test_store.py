@@ -14,11 +14,12 @@ import anyio
 import anyio.abc
 import pytest
 
-from _regsync import store
 from _regsync.errors import ContentError
-from _regsync.http1 import PIECE, Pieces
-from _regsync.oci import Descriptor, digest_of
-from _regsync.store import SMALL_BLOB, NoRoom, Staging, StagingFailed
+from _regsync.net.http1 import PIECE, Pieces
+from _regsync.oci.manifest import Descriptor
+from _regsync.oci.reference import digest_of
+from _regsync.sync import staging as sync_staging
+from _regsync.sync.staging import SMALL_BLOB, NoRoom, Staging, StagingFailed
 
 pytestmark = pytest.mark.anyio
 
@@ -183,7 +184,7 @@ async def test_a_cancelled_asker_lets_the_next_one_pull(
 async def test_memory_alone_keeps_what_was_used_last_and_what_is_still_to_be_read(
     staging: Staging, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(store, "_MEMORY_BUDGET", 2500)
+    monkeypatch.setattr(sync_staging, "_MEMORY_BUDGET", 2500)
     sources = [Source(bytes([number]) * 1000) for number in range(4)]
     blobs = [described(bytes([number]) * 1000) for number in range(4)]
 
@@ -212,7 +213,7 @@ async def test_who_asked_in_vain_keeps_nothing_in_memory(
     """A source that broke, and was asked again, is over with its second answer: others have that
     room.
     """
-    monkeypatch.setattr(store, "_MEMORY_BUDGET", 1500)
+    monkeypatch.setattr(sync_staging, "_MEMORY_BUDGET", 1500)
     bodies = [bytes([number]) * 1000 for number in range(2)]
     with pytest.raises(ContentError):
         await staging.ensure(described(bodies[0]), Source(bodies[0], breaks_after=0), disk=False)
@@ -248,7 +249,7 @@ async def test_what_parts_of_others_take_of_the_memory_small_blobs_have_not(tmp_
 async def test_what_memory_has_no_room_for_is_staged_on_disk_and_read_once(
     tmp_path: Path, staging: Staging, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(store, "_MEMORY_BUDGET", 2500)
+    monkeypatch.setattr(sync_staging, "_MEMORY_BUDGET", 2500)
     bodies = [bytes([number]) * 1000 for number in range(4)]
     sources = [Source(body) for body in bodies]
     for _ in range(2):
@@ -412,7 +413,7 @@ async def test_a_full_disk_is_one_clear_line_and_leaves_nothing(
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             return super().write(piece)
 
-    monkeypatch.setattr(store, "FileIO", Full)
+    monkeypatch.setattr(sync_staging, "FileIO", Full)
     await fails_with_one_line(Staging(str(tmp_path)), "No space left on device")
     assert files(tmp_path) == []
 
@@ -438,7 +439,7 @@ async def test_a_disk_that_takes_a_piece_in_parts_gets_all_of_it(
             return super().write(piece[:100_000])
 
     with monkeypatch.context() as patched:
-        patched.setattr(store, "FileIO", Slow)
+        patched.setattr(sync_staging, "FileIO", Slow)
         await staging.ensure(described(LARGE), Source(LARGE))
     with staging.opened(described(LARGE)) as pieces:
         assert await content(pieces) == LARGE
@@ -452,7 +453,7 @@ async def test_a_disk_that_cannot_be_read_is_one_clear_line(
             raise OSError(errno.EIO, os.strerror(errno.EIO))
 
     await staging.ensure(described(LARGE), Source(LARGE))
-    monkeypatch.setattr(store, "FileIO", Broken)
+    monkeypatch.setattr(sync_staging, "FileIO", Broken)
     with staging.opened(described(LARGE)) as pieces:
         assert pieces is not None
         with pytest.raises(StagingFailed, match="Input/output error"):
@@ -592,7 +593,7 @@ async def test_a_failed_runs_blobs_serve_the_next_one_when_they_verify(tmp_path:
 async def test_what_is_kept_for_one_target_only_never_goes_to_disk(
     staging: Staging, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(store, "_MEMORY_BUDGET", len(SMALL) - 1)
+    monkeypatch.setattr(sync_staging, "_MEMORY_BUDGET", len(SMALL) - 1)
     source = Source(SMALL)
     with pytest.raises(NoRoom):
         await staging.ensure(described(SMALL), source, disk=False)

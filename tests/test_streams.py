@@ -24,14 +24,16 @@ import anyio.to_thread
 import pytest
 import trustme
 
-from _regsync import http1, streams
+from _regsync.addresses import Origin
 from _regsync.errors import ConnectFailed, Disconnected, ProtocolBroken
-from _regsync.http1 import PIECE, Pool, Request
-from _regsync.proxy import Proxy
-from _regsync.streams import (
+from _regsync.net import pool as net_pool
+from _regsync.net import streams
+from _regsync.net.http1 import PIECE, Request
+from _regsync.net.pool import Pool, open_stream
+from _regsync.net.proxy import Proxy
+from _regsync.net.streams import (
     WANT_READ,
     WANT_WRITE,
-    Origin,
     SocketStream,
     Stream,
     Timeouts,
@@ -112,7 +114,7 @@ async def send(stream: Stream, data: bytes) -> None:
 async def opened(port: int, scheme: str = "http", host: str = HOST, **options: Any) -> Stream:
     options.setdefault("timeouts", Timeouts())
     options.setdefault("context", None)
-    return await http1.open_stream(Origin(scheme, host, port), **options)
+    return await open_stream(Origin(scheme, host, port), **options)
 
 
 # Plain sockets.
@@ -466,7 +468,7 @@ async def test_exchange_through_a_tunnel_names_the_origin_and_gives_the_login_to
 
     with serving(tunnelling(OPEN, registry, seen)) as port:
         proxy = proxy_on(port, username="me", password="pa:ss")
-        stream = await http1.open_stream(
+        stream = await open_stream(
             Origin("http", "::1", 5000), context=None, timeouts=Timeouts(), proxy=proxy
         )
         response = await connection(stream).exchange(Request("GET", "/"), memoryview(b""), None, 60)
@@ -486,7 +488,7 @@ async def test_tls_through_a_plain_proxy(
     server_context: ssl.SSLContext, client_context: ssl.SSLContext
 ) -> None:
     with serving(tunnelling(OPEN, tls_server(server_context, tls_answer))) as port:
-        stream = await http1.open_stream(
+        stream = await open_stream(
             Origin("https", "registry.test", 443),
             context=client_context,
             timeouts=Timeouts(),
@@ -520,7 +522,7 @@ async def test_proxy_that_opens_no_tunnel_has_words(
         serving(tunnelling(reply, lambda accepted: None)) as port,
         pytest.raises((ConnectFailed, ProtocolBroken), match=words) as caught,
     ):
-        await http1.open_stream(
+        await open_stream(
             Origin("http", "registry.test", 80),
             context=None,
             timeouts=Timeouts(),
@@ -543,7 +545,7 @@ async def test_silent_proxy_is_given_up(
             ConnectFailed, match=r"did not open a tunnel: no answer from .* within 0\.05 s"
         ),
     ):
-        await http1.open_stream(
+        await open_stream(
             Origin("http", "registry.test", 80),
             context=None,
             timeouts=Timeouts(head=0.05),
@@ -567,7 +569,7 @@ async def test_proxy_that_floods_interim_answers_does_not_stop_others() -> None:
     async with anyio.create_task_group() as group:
         group.start_soon(others)
         with pytest.raises(ConnectFailed):
-            await http1._tunnel(
+            await net_pool._tunnel(
                 wire, Origin("http", "a.test", 80), Proxy("http", "p", 1), Timeouts()
             )
         group.cancel_scope.cancel()
@@ -582,7 +584,9 @@ async def test_proxy_has_sixty_seconds_however_it_drips(interim: bool) -> None:
     drip = b"HTTP/1.1 100 Continue\r\n\r\n" if interim else b"H"
     wire = Wire(*[item for _ in range(100) for item in (Pause(7), drip)] if interim else [NEVER])
     with pytest.raises(ConnectFailed, match="60 s"):
-        await http1._tunnel(wire, Origin("http", "a.test", 80), Proxy("http", "p", 1), Timeouts())
+        await net_pool._tunnel(
+            wire, Origin("http", "a.test", 80), Proxy("http", "p", 1), Timeouts()
+        )
     assert anyio.current_time() - began == pytest.approx(60)
 
 
@@ -609,7 +613,7 @@ async def test_exchange_with_tls_inside_a_tls_proxy(
 ) -> None:
     script = tls_server(server_context, tunnelling(OPEN, inner_registry(server_context)))
     with serving(script) as port:
-        stream = await http1.open_stream(
+        stream = await open_stream(
             Origin("https", "registry.test", 443),
             context=client_context,
             timeouts=Timeouts(),
@@ -636,7 +640,7 @@ async def test_peer_that_leaves_during_the_inner_handshake_has_not_finished_it(
         serving(tls_server(server_context, tunnelling(OPEN, leaving))) as port,
         pytest.raises(ConnectFailed) as caught,
     ):
-        await http1.open_stream(
+        await open_stream(
             Origin("https", "registry.test", 443),
             context=client_context,
             timeouts=Timeouts(),
@@ -652,7 +656,7 @@ async def test_inner_certificate_that_is_not_trusted_has_words(
 ) -> None:
     script = tls_server(server_context, tunnelling(OPEN, inner_registry(server_context)))
     with serving(script) as port, pytest.raises(ConnectFailed, match="unknown authority"):
-        await http1.open_stream(
+        await open_stream(
             Origin("https", "registry.test", 443),
             context=ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT),
             timeouts=Timeouts(),

@@ -27,9 +27,11 @@ import anyio
 import pytest
 from trio._core import _run
 
-from _regsync import providers, sync
-from _regsync.sync import DRAIN_SECONDS
-from _regsync.transport import Transport
+from _regsync.app import commands
+from _regsync.providers import ROWS
+from _regsync.registry.transport import Transport
+from _regsync.sync import run as sync_run
+from _regsync.sync.run import DRAIN_SECONDS
 from conformance.audit import audit, latest, report
 from conformance.images import Image, Seed
 from conformance.memory import Place
@@ -46,7 +48,7 @@ SEEDS = [int(part) for part in os.environ.get("STOPS", "0:4").split(":")]
 NUMBERS = pytest.mark.parametrize("number", range(SEEDS[0], SEEDS[0] + SEEDS[1]))
 
 
-class Noted(sync.Run):
+class Noted(sync_run.Run):
     """A run that is looked at when it has ended, however that was."""
 
     ended: list[Noted]
@@ -82,7 +84,7 @@ def ended(monkeypatch: pytest.MonkeyPatch, number: int) -> list[Noted]:
     """
     monkeypatch.setattr(_run, "_ALLOW_DETERMINISTIC_SCHEDULING", True)
     _run._r.seed(number)
-    monkeypatch.setattr(sync, "Run", Noted)
+    monkeypatch.setattr(commands, "Run", Noted)
     Noted.ended, Noted.is_cut = [], False
     return Noted.ended
 
@@ -176,7 +178,7 @@ async def test_a_run_that_is_stopped_ends_in_time_and_the_next_completes_it(
         async def run() -> Ran:
             return await world.run("sync", "--json", "-q", "-c", str(file))
 
-        with mock.patch.dict(providers.ROWS, narrow(random)):  # type: ignore[arg-type]
+        with mock.patch.dict(ROWS, narrow(random)):  # type: ignore[arg-type]
             for _ in range(random.randint(1, 3)):
                 which, at = (
                     random.choice([signal.SIGINT, signal.SIGTERM]),
@@ -351,7 +353,7 @@ async def test_a_watch_converges_when_all_is_well(
             signal.raise_signal(signal.SIGTERM)
 
         arguments = ("watch", "-c", str(file), "--interval", "300", "--health-port", "0", "--json")
-        with mock.patch.dict(providers.ROWS, narrow(random)):  # type: ignore[arg-type]
+        with mock.patch.dict(ROWS, narrow(random)):  # type: ignore[arg-type]
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(play)
                 ran = await world.run(*arguments)

@@ -25,7 +25,7 @@ from unittest import mock
 import anyio
 import pytest
 
-from _regsync import providers
+from _regsync.providers import ROWS, Kind
 from conformance.app import App
 from conformance.attachments import referrers_tag
 from conformance.images import Image, Seed
@@ -188,11 +188,11 @@ def app_of(place: Place) -> App:
     return place.app
 
 
-def narrow(random: Random) -> dict[providers.Kind, Any]:
+def narrow(random: Random) -> dict[Kind, Any]:
     """Return the rows of all kinds with windows that begin narrower, and smaller chunks."""
     start = random.choice([1, 2, 32])
     rows = {}
-    for kind, row in providers.ROWS.items():
+    for kind, row in ROWS.items():
         paces = tuple(pace._replace(start=min(pace.start, start)) for pace in row.paces)
         rows[kind] = row._replace(paces=paces, put_limit=row.put_limit and 1 << 20)
     return rows
@@ -233,7 +233,7 @@ async def test_no_run_stands_still(number: int, tmp_path: Path) -> None:
             with anyio.fail_after(PATIENCE):
                 return await world.run("sync", "--json", "-q", "-c", str(file))
 
-        kinds = mock.patch.dict(providers.ROWS, narrow(random))  # type: ignore[arg-type]
+        kinds = mock.patch.dict(ROWS, narrow(random))  # type: ignore[arg-type]
         with kinds, passing((0, 1e-5, 2e-4)[number % 3]):
             ran = await run()
             failed = [each for each in ran.images if each["status"] == "failed"]

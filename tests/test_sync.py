@@ -15,8 +15,8 @@ from typing import Any
 import anyio
 import pytest
 
-from _regsync import transport
 from _regsync.errors import ProtocolBroken
+from _regsync.registry import upload
 from conformance.app import App
 from conformance.images import EMPTY_CONFIG, Image, Seed, compose_index, encode
 from conformance.messages import Answer, Request, Response, digest_of, error
@@ -952,7 +952,7 @@ def test_a_session_at_a_refused_location_gets_no_request(
         raise ProtocolBroken("refused")
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(transport, "check_foreign", refuse)
+        patch.setattr(upload, "check_foreign", refuse)
         ran = copy(source, target)
     assert "refused" in only(ran.failed)
     assert only(ran.images)["error"]["retries"] == 0

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from _regsync import tags
+from _regsync import semver
+from _regsync import tags as tags_module
 from _regsync.tags import Reason, TagRule, check_glob, compile_glob, select, select_literals
 
 SIGNATURE = f"sha256-{'a' * 64}"
@@ -95,7 +96,7 @@ def test_no_pattern_hangs(pattern: str) -> None:
 
 
 def test_matching_looks_at_each_token_once_for_each_character() -> None:
-    tokens, _ = tags._tokens("{*a,b}" * 40 + "b")
+    tokens, _ = tags_module._tokens("{*a,b}" * 40 + "b")
     looks = 0
 
     def look(character: str) -> bool:
@@ -103,16 +104,16 @@ def test_matching_looks_at_each_token_once_for_each_character() -> None:
         looks += 1
         return True
 
-    matches = tags._machine([(mark, accepts and look) for mark, accepts in tokens])
+    matches = tags_module._machine([(mark, accepts and look) for mark, accepts in tokens])
     assert matches("a" * 128)
     assert 0 < looks <= 128 * len(tokens)
 
 
 def test_what_tags_have_in_common_is_looked_at_once() -> None:
-    tokens, _ = tags._tokens("*-{alpine,slim}*")
+    tokens, _ = tags_module._tokens("*-{alpine,slim}*")
     looks = 0
 
-    def counting(accepts: tags._Accepts) -> tags._Accepts:
+    def counting(accepts: tags_module._Accepts) -> tags_module._Accepts:
         def look(character: str) -> bool:
             nonlocal looks
             looks += 1
@@ -120,7 +121,9 @@ def test_what_tags_have_in_common_is_looked_at_once() -> None:
 
         return look
 
-    matches = tags._machine([(mark, accepts and counting(accepts)) for mark, accepts in tokens])
+    matches = tags_module._machine(
+        [(mark, accepts and counting(accepts)) for mark, accepts in tokens]
+    )
     listing = [
         f"{major}.{minor}-{end}"
         for major in range(10)
@@ -348,7 +351,7 @@ def test_selection_agrees_with_the_sentences_of_design_section_5(
     listing: list[str], rule: TagRule
 ) -> None:
     """Each step once more, tag by tag and without regard to speed."""
-    from _regsync.tags import admits, parse_range, parse_version
+    from _regsync.semver import admits, parse_range, parse_version
 
     def fits(tag: str, patterns: tuple[str, ...]) -> bool:
         return any(compile_glob(pattern)(tag) for pattern in patterns)
@@ -397,11 +400,10 @@ def test_selection_agrees_with_the_sentences_of_design_section_5(
 
 def test_many_tags_are_parsed_once_each(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a version costs counts for 100,000 tags: the range and the order share it."""
-    from _regsync import tags
 
     parsed: list[str] = []
-    parse = tags.parse_version
-    monkeypatch.setattr(tags, "parse_version", lambda tag: parsed.append(tag) or parse(tag))
+    parse = semver.parse_version
+    monkeypatch.setattr(tags_module, "parse_version", lambda tag: parsed.append(tag) or parse(tag))
     listing = [f"{major}.{minor}" for major in range(20) for minor in range(20)]
     rule = TagRule(semver="<5||>7", exclude=("*.1",), sort="semver", latest=10, min_tags=390)
     assert len(select(listing, rule).kept) == 380

@@ -19,7 +19,8 @@ import anyio
 import pytest
 import yaml
 
-from _regsync import cli, report
+from _regsync.app import cli
+from _regsync.sync.report import schema
 from conformance.app import App
 from conformance.images import Seed
 from conformance.messages import Answer, Request, Response, error
@@ -112,7 +113,7 @@ def test_json_is_what_its_schema_says(source: Server) -> None:
             SIGNATURE: "referrer_tag",
         },
     }
-    published = report.schema()["$defs"]["tags"]
+    published = schema()["$defs"]["tags"]
     assert sorted(published["required"]) == sorted(told)
 
 

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 import trustme
 
-from _regsync import tls
 from _regsync.errors import ConfigError
+from _regsync.net import tls
 
 HOST = "registry.example"
 Defaults = Callable[[str, str], None]

@@ -18,10 +18,11 @@ from typing import Any
 import pytest
 import trustme
 
-from _regsync import tls
-from _regsync.config import Registry
+from _regsync.config.model import Registry
 from _regsync.errors import ConfigError
-from _regsync.transport import Edge, Transport
+from _regsync.net import tls
+from _regsync.registry import transport
+from _regsync.registry.transport import Edge, Transport
 from conformance.app import App
 from conformance.images import Seed
 from conformance.messages import Request, Response
@@ -492,7 +493,7 @@ def test_a_key_with_a_pass_phrase_is_an_error_and_nobody_is_asked_for_it_at_a_te
     )
     code = (
         "import os, sys; os.open(os.ttyname(0), os.O_RDWR)  # of a new session it is the terminal then\n"
-        "from _regsync import tls; tls.make_context(client_cert=sys.argv[1], client_key=sys.argv[2], environ={})"
+        "from _regsync.net import tls; tls.make_context(client_cert=sys.argv[1], client_key=sys.argv[2], environ={})"
     )
     ours, theirs = os.openpty()
     try:
@@ -642,7 +643,7 @@ def test_looking_costs_six_failed_listings_at_most(
 
 
 def test_plain_http_looks_for_no_directory(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tls, "certs_d", lambda *_: pytest.fail("looked"))
+    monkeypatch.setattr(transport, "certs_d", lambda *_: pytest.fail("looked"))
     plain = scene.serve()
     scene.image.load_into(plain.app, "app", tag="v1")  # type: ignore[arg-type]
     assert scene.copy(plain).status == 0

@@ -481,7 +481,7 @@ async def test_what_always_fails_leaves_no_staged_blobs_behind(tmp_path: Path) -
 
 
 async def test_what_another_process_has_locked_is_remembered_here(tmp_path: Path) -> None:
-    from _regsync.store import StateFile
+    from _regsync.state.database import StateFile
 
     def quiet(event: str, message: str) -> None:
         pass

@@ -13,8 +13,8 @@ import anyio
 import pytest
 from trustme import CA
 
-from _regsync import transport
-from _regsync.config import Registry
+from _regsync.config.model import Registry
+from _regsync.registry.transport import Transport
 from conformance.memory import Link
 from conformance.tokens import TokenService
 from tests.ends import held, tags, virtual
@@ -261,9 +261,9 @@ async def test_logins_that_have_been_replaced_are_not_kept(
     secrets.
     """
     users = {f"user{number}": "p" for number in range(6)}
-    kept, begin = list[int](), transport.Transport.begin
+    kept, begin = list[int](), Transport.begin
 
-    def counted(self: transport.Transport, registries: Collection[Registry]) -> None:
+    def counted(self: Transport, registries: Collection[Registry]) -> None:
         begin(self, registries)
         kept.append(len(self._hosts))
 
@@ -274,7 +274,7 @@ async def test_logins_that_have_been_replaced_are_not_kept(
         }
         (clean_env / ".docker" / "config.json").write_text(json.dumps({"auths": logins}))
 
-    monkeypatch.setattr(transport.Transport, "begin", counted)
+    monkeypatch.setattr(Transport, "begin", counted)
     async with scene(
         tmp_path, auth=lambda: TokenService(users, anonymous=False, now=anyio.current_time)
     ) as stage:

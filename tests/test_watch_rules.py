@@ -6,15 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from _regsync import watch
+from _regsync.app.watch import Health, changes
 from tests.ends import run_regsync
 
 
 def test_what_changed_is_said_without_values() -> None:
-    from _regsync import config
+    from _regsync.config import reader
+    from _regsync.config.model import Config
 
-    def load(text: str) -> config.Config:
-        return config.load(text.encode(), name="x", environ={}, base_dir="/", home=None)
+    def load(text: str) -> Config:
+        return reader.load(text.encode(), name="x", environ={}, base_dir="/", home=None)
 
     basic = "auth_type: basic, credentials: {username: u, password: %s}"
     one = "registries: {a: {url: a.test, %s}, b: {url: b.test}}\nmappings:\n" % (basic % "secret")
@@ -30,8 +31,8 @@ def test_what_changed_is_said_without_values() -> None:
         + "- {from: y, source: a, targets: [b], tags: {glob: v*}}\n"
         + rule
     )
-    assert list(watch.changes(old, old)) == []
-    assert list(watch.changes(old, new)) == [
+    assert list(changes(old, old)) == []
+    assert list(changes(old, new)) == [
         "registry a changed",
         "mapping a/y -> y changed",
         "mapping a/y -> z removed",
@@ -52,20 +53,21 @@ def test_what_changed_is_said_without_values() -> None:
     ],
 )
 def test_each_field_that_changes_is_told(change: str, told: str) -> None:
-    from _regsync import config
+    from _regsync.config import model
+    from _regsync.config import reader as config_reader
 
-    def load(changed: str) -> config.Config:
+    def load(changed: str) -> model.Config:
         rule, whole = ("", changed) if told.startswith("setting") else (changed, "")
         text = "registries: {a: {url: a.test}, b: {url: b.test}, c: {url: c.test}}\n"
         text += "defaults: {source: a, targets: [b]}\n"
         text += f"mappings: [{{from: x, {rule}}}]\nglobal: {{{whole}}}\n"
-        return config.load(text.encode(), name="x", environ={}, base_dir="/", home=None)
+        return config_reader.load(text.encode(), name="x", environ={}, base_dir="/", home=None)
 
-    assert list(watch.changes(load(""), load(change))) == [told]
+    assert list(changes(load(""), load(change))) == [told]
 
 
 def test_states_follow_cycles() -> None:
-    def told(health: watch.Health, now: float, moved: float = -1e9) -> tuple[int, int, str]:
+    def told(health: Health, now: float, moved: float = -1e9) -> tuple[int, int, str]:
         (alive, first), (ready, second) = (
             health.tell(path, now, moved) for path in ("/healthz", "/readyz")
         )
@@ -73,7 +75,7 @@ def test_states_follow_cycles() -> None:
         assert first.keys() == {"status", "version", "cycle", "reload_error"}
         return alive, ready, first["status"]
 
-    begun = watch.Health(1000.0)
+    begun = Health(1000.0)
     assert told(begun, 1899) == (200, 503, "starting")
     assert told(begun, 1900) == (503, 503, "starting")
     assert told(begun, 2798, moved=1899)[0] == 200, "long is not stuck"

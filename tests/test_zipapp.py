@@ -264,7 +264,7 @@ def test_version_loads_nothing_costly(pyz: Path) -> None:
     done = run(sys.executable, "-S", "-c", code, PYTHONPATH=f"{pyz / TREE}:{pyz}")
     loaded = set(done.stdout.splitlines()[1].split())
     ours = {name for name in loaded if name.partition(".")[0] in {"regsync", "_regsync"}}
-    assert ours == {"regsync", "_regsync", "_regsync.fips", "_regsync.version"}
+    assert ours == {"regsync", "_regsync", "_regsync.fips", "_regsync.app.version"}
     assert loaded & COSTLY == set()
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import anyio
 import pytest
 
-from _regsync import health
+from _regsync.app import health, watch
 from conformance.app import App
 from conformance.images import Image, Seed
 from tests.ends import Ran, Virtual, document, virtual
@@ -118,5 +118,5 @@ def tellers(monkeypatch: pytest.MonkeyPatch) -> list[health.Tell]:
             yield names
 
     plain, made = health.serving, list[health.Tell]()
-    monkeypatch.setattr(health, "serving", noted)
+    monkeypatch.setattr(watch, "serving", noted)
     return made

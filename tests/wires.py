@@ -1,7 +1,7 @@
 """Peers for the tests of streams and HTTP: scripted in memory or on a real socket, or a network's
 end.
 
-`Wire` is a stream (see `_regsync.streams.Stream`) whose peer is a list of what arrives and a list
+`Wire` is a stream (see `_regsync.net.streams.Stream`) whose peer is a list of what arrives and a list
 of how sends fare. It checks what a real socket would punish: two tasks that wait for the same
 direction, the use of a stream that was closed, a request that is not HTTP.
 """
@@ -24,9 +24,11 @@ import anyio.lowlevel
 import h11
 import hypothesis  # noqa: F401  (its hook for trio warns when trio is there first)
 
+from _regsync.addresses import Origin
 from _regsync.errors import Disconnected
-from _regsync.http1 import Connection, Headers, Pool, Response
-from _regsync.streams import WANT_READ, WANT_WRITE, Origin, Stream, Timeouts
+from _regsync.net.http1 import Connection, Headers, Response
+from _regsync.net.pool import Pool
+from _regsync.net.streams import WANT_READ, WANT_WRITE, Stream, Timeouts
 from conformance.memory import End as MemoryEnd
 
 ORIGIN = Origin("http", "registry.test", 80)

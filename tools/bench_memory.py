@@ -341,7 +341,8 @@ def _state(hosts: Sequence[str], count: int) -> bytes:
     """Write a state of so many entries: manifests of 20 blobs in 200 repositories, and a tag for
     each.
     """
-    from _regsync.state import Knowledge, key_of, named
+    from _regsync.state.database import key_of, named
+    from _regsync.state.knowledge import Knowledge
 
     known = Knowledge(now=time.time, note=lambda record: None)
     for number in range(count // 62):
@@ -365,8 +366,8 @@ def state() -> Iterator[Figure]:
         file.write_bytes(_state(["one.example", "two.example", "three.example"], 600_000))
         code = f"""
 import time
-from _regsync.store import StateFile
-from _regsync.state import Knowledge
+from _regsync.state.database import StateFile
+from _regsync.state.knowledge import Knowledge
 began = time.perf_counter()
 archive = StateFile({directory!r}, print).load()
 known = Knowledge(archive, now=time.time)
@@ -378,7 +379,7 @@ for number in range(1000):
 asking = time.perf_counter() - began
 print(took, sum(1 for table in "BMES" for _ in archive.rows(table)), asking)
 """
-        bare = spend([sys.executable, "-c", "from _regsync import store, state"])[0]
+        bare = spend([sys.executable, "-c", "from _regsync.state import database, knowledge"])[0]
         spent, said = spend([sys.executable, "-c", code])
         took, entries, asking = map(float, said.split())
         size = file.stat().st_size / MIB
@@ -391,7 +392,7 @@ print(took, sum(1 for table in "BMES" for _ in archive.rows(table)), asking)
 
 def election() -> Iterator[Figure]:
     """2,000 images of 40 blobs, elected one by one."""
-    from _regsync.plan import Election
+    from _regsync.sync.claims import Election
 
     elected = Election()
     began = time.process_time()

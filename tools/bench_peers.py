@@ -210,7 +210,7 @@ def lag(pyz: str, arguments: Sequence[str]) -> int:
     import anyio
 
     import regsync
-    from _regsync import sync
+    from _regsync.sync.run import Run
 
     gaps: list[tuple[float, float]] = []
 
@@ -221,15 +221,15 @@ def lag(pyz: str, arguments: Sequence[str]) -> int:
             await anyio.sleep(_TICK)
             gaps.append((time.perf_counter() - wall - _TICK, time.thread_time() - cpu))
 
-    conduct = sync.Run._conduct
+    conduct = Run._conduct
 
-    async def timed(self: sync.Run, *given: Any) -> None:
+    async def timed(self: Run, *given: Any) -> None:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(tick)
             await conduct(self, *given)
             tasks.cancel_scope.cancel()
 
-    sync.Run._conduct = timed  # type: ignore[method-assign, assignment]
+    Run._conduct = timed  # type: ignore[method-assign, assignment]
     status = regsync.main(arguments)
     walls, cpus = (sorted(1000 * gap[side] for gap in gaps) for side in (0, 1))
     found = {"wall_ms": walls[-1], "cpu_ms": cpus[-1]}

@@ -165,7 +165,7 @@ for module, names in GONE.items():
 
 class Refusing:
     def find_spec(self, name, path=None, target=None):
-        if name == "_regsync.store":
+        if name == "_regsync.sync.staging":
             import asyncio, subprocess  # which takes whoever has msvcrt for Windows
 
             def refuse(*_):

@@ -18,7 +18,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from _regsync.fields import SECTIONS, Field, parse_duration, parse_size, value_of  # noqa: E402
+from _regsync.config.fields import SECTIONS, Field, parse_duration, parse_size, value_of  # noqa: E402
 
 __all__ = ["main", "reference", "updated"]
 
