@@ -1333,6 +1333,26 @@ def test_credentials_go_to_the_token_service_and_tokens_to_the_registry_only(
         assert secret not in ran.out + ran.err
 
 
+@pytest.mark.rule("R2")
+@pytest.mark.parametrize("number", [1, 3])
+def test_who_has_asked_for_tokens_gets_no_password_for_a_stray_basic_challenge(
+    serve: Start, target: Server, number: int
+) -> None:
+    """A proxy in front of some paths is enough for one; the token is renewed instead."""
+    source = serve(auth=TokenService({USER: SECRET}, anonymous=False))
+    image = Seed(5).image().load_into(source.app, "app", tag="v1")
+    source.app.faults.on("GET", "blob").nth(number).challenge('Basic realm="a proxy"')
+    text = json.dumps({"registries": {"a": {"url": source.url, **LOGIN}}, "mappings": []})
+    where = (f"{source.address}/app:v1", f"{target.address}/app:v1")
+    ran = run_regsync("copy", "--json", "-q", "--no-artifacts", "-c", "-", *where, stdin=text)
+    with_password = [each for each in source.journal.entries if each.authorization[0] == "basic"]
+    assert {each.kind for each in with_password} == {"token"}
+    assert (ran.status, ran.failed) == (0, [])
+    assert held(target, "app", image)
+    source.journal.matching("GET", "blob", status=401).exactly(1)
+    source.journal.matching("GET", "token").exactly(2)
+
+
 @pytest.mark.rule("R16", "R18")
 def test_a_plain_copy_of_a_hostile_name_stays_on_its_registry(
     source: Server, target: Server

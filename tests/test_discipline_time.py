@@ -24,6 +24,7 @@ from conformance.app import App
 from conformance.images import Image, Part, Seed, compose
 from conformance.memory import Link, Place
 from conformance.messages import Answer, Request, Response
+from conformance.tokens import TokenService
 from tests.ends import Ran, Virtual, document, held, tags, virtual
 
 pytestmark = [pytest.mark.anyio, pytest.mark.virtual_time]
@@ -192,6 +193,65 @@ async def test_strong_entries_are_believed_however_old(seed: Seed, tmp_path: Pat
         target.journal.matching("PUT", "upload", query={"digest": digest}).none()
 
 
+@pytest.mark.parametrize("depth", [1, 2, 3])
+async def test_a_vouching_index_vouches_for_what_its_children_name(
+    seed: Seed, tmp_path: Path, depth: int
+) -> None:
+    """The target's tag answers with an index; the blobs are named by manifests below it."""
+    async with virtual() as world:
+        source, target = world.registry("source.test"), world.registry("target.test")
+        base = seed.blob(LARGE)
+        image = artifact(seed, base)
+        for _ in range(depth):
+            image = seed.index([image], with_platforms=False)
+        image.load_into(app(source), "app", tag="v1")
+        ends = {"source": source, "target": target}
+        assert (await sync(world, tmp_path, ends, {"from": "app", "tags": tags("v1")})).status == 0
+        await anyio.sleep(5 * HOUR)
+        then = artifact(seed, base, seed.blob(LARGE)).load_into(app(source), "app", tag="v2")
+        clear(source, target)
+        # One look-up at a time, so that v1 has vouched when v2 is brought.
+        ran = await sync(
+            world,
+            tmp_path,
+            ends,
+            {"from": "app", "tags": tags("v1")},
+            {"from": "app", "tags": tags("v2")},
+        )
+        assert (ran.status, sorted(ran.statuses())) == (0, ["skipped", "synced"])
+        assert held(target, "app", then)
+        digest = next(digest for digest, data in then.blobs.items() if data == base)
+        source.journal.matching("GET", "blob", reference=digest).none()
+        assert not [each for each in target.journal.entries if digest in each.target]
+
+
+async def test_the_state_does_not_grow_with_images_that_are_gone(
+    seed: Seed, tmp_path: Path
+) -> None:
+    """A mirror of a nightly build runs for years: what nobody confirmed for `cache_ttl` goes."""
+    sizes = list[int]()
+    async with virtual() as world:
+        source, target = world.registry("source.test"), world.registry("target.test")
+        seed.image().load_into(app(source), "app", tag="stays")
+        ends = {"source": source, "target": target}
+        mapping = {"from": "app", "tags": tags("nightly", "stays")}
+        for _ in range(12):
+            layers = [seed.blob(100) for _ in range(60)]
+            seed.image(layers=layers).load_into(app(source), "app", tag="nightly")
+            # Within 12 hours of the last run, so that what is still there stays confirmed.
+            for _ in range(2):
+                await anyio.sleep(11 * HOUR)
+                clear(source, target)
+                ran = await sync(world, tmp_path, ends, mapping, **{"global": {"cache_ttl": "12h"}})
+                assert (ran.status, ran.failed) == (0, [])
+            # What is still there is known.
+            assert source.journal.summary() == target.journal.summary() == {"HEAD manifest": 2}
+            files = [each for each in (tmp_path / ".regsync").rglob("*") if each.is_file()]
+            sizes.append(sum(each.stat().st_size for each in files))
+    # The twelfth image left no more than the fourth: nothing of the first ones is kept.
+    assert sizes[-1] <= 1.5 * sizes[3], sizes
+
+
 # Providers by their names.
 
 
@@ -317,6 +377,90 @@ async def test_a_source_that_gives_little_stalls_nobody_who_reads_elsewhere(
         easily = [each.time - began for each in target.journal.matching("PUT", "manifest", "easy")]
         hardly = [each.time - began for each in target.journal.matching("PUT", "manifest", "hard")]
         assert max(easily) < 10 < 59 < max(hardly)
+
+
+async def test_a_source_that_pauses_before_the_first_small_blob_stalls_nobody_who_reads_elsewhere(
+    seed: Seed,
+) -> None:
+    """The first small blob that is to go to a target may teach something about it: nobody waits
+    for that while its source has asked for a minute's pause.
+    """
+    async with virtual() as world:
+        hard, easy = world.registry("hard.test"), world.registry("easy.test")
+        target = world.registry("target.test")
+        config = Part("application/vnd.acme.config.v1+json", seed.blob(LARGE))
+        large = compose(config, [Part("application/vnd.acme.part", seed.blob(LARGE))])
+        large.load_into(app(hard), "hard", tag="v0")
+        seed.image(sizes=(900,)).load_into(app(hard), "hard", tag="v1")
+        for number in range(4):
+            seed.image(sizes=(900,)).load_into(app(easy), "easy", tag=f"v{number}")
+        # First large blobs, which begin the pause; then small ones, which have to wait for its end;
+        # then all that could go.
+        hard.app.faults.on("GET", "blob").first(2).status(429, retry_after=60)
+        hard.app.faults.on("GET", "manifest", reference="v1").delay(2)
+        easy.app.faults.on("GET", "tag_list").delay(4)
+        began = anyio.current_time()
+        ran = await world.sync(
+            {"source": hard, "easy": easy, "target": target},
+            {"from": "hard", "tags": tags("*"), "targets": ["target"]},
+            {"from": "easy", "tags": tags("*"), "source": "easy", "targets": ["target"]},
+        )
+        assert (ran.status, ran.failed) == (0, [])
+        easily = [each.time - began for each in target.journal.matching("PUT", "manifest", "easy")]
+        hardly = [each.time - began for each in target.journal.matching("PUT", "manifest", "hard")]
+        assert max(easily) < 10 < 59 < min(hardly)
+
+
+async def test_a_403_to_a_token_that_was_replaced_meanwhile_is_asked_again(seed: Seed) -> None:
+    """Two requests carry one token. It is refused to the first, which gets another; the answer to
+    the second comes later, and says nothing of the new one.
+    """
+    async with virtual() as world:
+        tokens = TokenService(now=anyio.current_time)
+        source = world.registry("source.test", auth=tokens)
+        target = world.registry("target.test")
+        for number in range(2):
+            seed.image().load_into(app(source), "app", tag=f"v{number}")
+        with_token = {"authorization": "Bearer *"}
+        early = source.app.faults.on("GET", "manifest", reference="v0", header=with_token)
+        early.first(1).challenge(
+            realm="http://source.test/token", service=tokens.service, error="invalid_token"
+        )
+        late = source.app.faults.on("GET", "manifest", reference="v1", header=with_token)
+        late.first(1).delay(2).status(403)
+        ran = await world.sync(
+            {"source": source, "target": target}, {"from": "app", "tags": tags("*")}
+        )
+        assert (ran.status, ran.failed, ran.statuses()) == (0, [], ["synced"] * 2)
+        source.journal.matching(status=403).exactly(1)
+        asked = source.journal.matching("GET", "manifest", reference="v1", header=with_token)
+        assert [each.authorization[1].partition(".")[0] for each in asked] == ["token-1", "token-2"]
+        source.journal.matching("GET", "token").exactly(2)
+
+
+@pytest.mark.parametrize("slow", [0, 1])
+async def test_an_index_waits_for_its_slowest_child_at_every_level(seed: Seed, slow: int) -> None:
+    """What an index names is there before it is put, at each level (I2)."""
+    async with virtual() as world:
+        source, target = world.registry("source.test"), world.registry("target.test")
+        leaves = [seed.image(sizes=(900,)) for _ in range(2)]
+        inner = seed.index(leaves, with_platforms=False)
+        middle = seed.index([inner, seed.image(sizes=(900,))], with_platforms=False)
+        top = seed.index([seed.image(sizes=(900,)), middle], with_platforms=False)
+        top.load_into(app(source), "app", tag="v1")
+        app(target).faults.on("PUT", "manifest", reference=leaves[slow].top).delay(5)
+        app(target).faults.on("PUT", "manifest", reference=inner.top).delay(5)
+        app(target).faults.on("PUT", "manifest", reference=middle.top).delay(5)
+        assert (await world.copy(source, target)).status == 0
+        assert held(target, "app", top)
+        puts = target.journal.matching("PUT", "manifest")
+        puts.exactly(7)
+        target.journal.matching("PUT", "manifest", status=201).exactly(7)
+        for index, reference in ((inner, inner.top), (middle, middle.top), (top, "v1")):
+            put = target.journal.matching("PUT", "manifest", reference=reference).exactly(1)
+            for entry in index.document["manifests"]:
+                child = target.journal.matching("PUT", "manifest", reference=entry["digest"])
+                child.exactly(1).before(put)
 
 
 @pytest.mark.parametrize("how", ["slow", "failing"])

@@ -135,6 +135,21 @@ def test_an_analysis_counts_shares_mounts_and_requests(
     assert found["requests"] == done.totals["requests"]
 
 
+def test_an_analysis_of_a_fan_out_counts_each_read_of_the_source_once(
+    tmp_path: Path, serve: Start
+) -> None:
+    source, one, two = serve(), serve(single_post=False), serve(single_post=False)
+    mappings, ends = shared_base(source), {"source": source, "one": one, "two": two}
+    found = json.loads(command(tmp_path, "analyze", ends, *mappings).out)
+    assert changed_nothing(source, one, two)
+    done = command(tmp_path, "sync", ends, *mappings)
+    assert (done.status, done.failed) == (0, [])
+    assert found["requests"] == done.totals["requests"]
+    blobs = found["blobs"]["unique"]
+    assert found["requests"][source.address]["blob_get"] == blobs
+    source.journal.matching("GET", "blob").exactly(blobs)
+
+
 def test_an_analysis_is_readable(tmp_path: Path, serve: Start) -> None:
     source, target = serve(), serve()
     mappings = shared_base(source)

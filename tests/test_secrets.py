@@ -28,7 +28,7 @@ from conformance.app import App
 from conformance.exchange import Reception
 from conformance.images import Seed
 from conformance.journal import credentials
-from conformance.messages import Access, Answer, Request, Response
+from conformance.messages import Access, Answer, Request, Response, error
 from conformance.tokens import BasicAuth, TokenService
 from tests.ends import Ran, Virtual, document, virtual
 from tests.test_clouds import ACR, ECR, Cloud
@@ -36,7 +36,7 @@ from tests.test_clouds import ACR, ECR, Cloud
 pytestmark = [pytest.mark.anyio, pytest.mark.virtual_time]
 
 USER, PASSWORD, TOKEN = "canary-user", "canary-password:1", "canary-bearer.token"
-IDENTITY, REFRESHED = "canary-identity", f"refresh-{USER}"
+IDENTITY = "canary-identity"
 PAIR = base64.b64encode(f"{USER}:{PASSWORD}".encode()).decode()
 
 
@@ -44,7 +44,19 @@ class Rotating(TokenService):
     """A token service that gives a new refresh token with each token."""
 
     def _give(self, *given: Any, offline: bool) -> Response:
-        return super()._give(*given, offline=True)
+        answer = super()._give(*given, offline=False)
+        if answer.status != 200:
+            return answer
+        renewed = f"refreshed-{len(self.refresh_tokens)}-{USER}"
+        self.refresh_tokens[renewed] = USER
+        document = {**answer.json(), "refresh_token": renewed}
+        return Response(200, answer.headers, json.dumps(document).encode())
+
+    def revoke(self) -> None:
+        super().revoke()
+        self.refresh_tokens = {
+            token: user for token, user in self.refresh_tokens.items() if token == user
+        }
 
 
 class Static:
@@ -237,6 +249,42 @@ async def test_no_secret_is_in_what_a_run_leaves_or_says(
         assert refuses or len(everything) > 3, "there is a state"
         for secret in secrets:
             assert not [part for part in everything if secret.encode() in part], secret
+
+
+@pytest.mark.rule("R10")
+async def test_a_refresh_token_that_was_renewed_since_is_no_less_a_secret() -> None:
+    """Each answer of the token service brings a new one; an error repeats all that there were."""
+    repositories = ("one", "two", "three")
+    async with virtual() as world:
+        service = Rotating(
+            refresh_tokens=[IDENTITY], anonymous=False, one_scope=True, now=anyio.current_time
+        )
+        app = App(auth=service)
+        world.listen(app, ACR, scheme="https")
+        world.registry("target.test")
+        for number, name in enumerate(repositories):
+            Seed(number).image().load_into(app, name, tag="v1")
+        # By now each repository has got its token.
+        app.faults.on("GET", "blob").delay(5)
+
+        def repeat(request: Request) -> Answer | None:
+            if request.kind != "blob":
+                return None
+            said = " and ".join(f"you sent {secret}" for secret in service.refresh_tokens)
+            return error(403, "DENIED", said)
+
+        app.intercept = repeat
+        mappings = [{"from": name, "tags": {"glob": ["v1"]}} for name in repositories]
+        text = document({"source": f"https://{ACR}", "target": "http://target.test"}, *mappings)
+        env = in_file({"identitytoken": IDENTITY}, ACR)
+        ran = await world.run("sync", "-vv", "--json", "-c", "-", stdin=text, env=env)
+    assert len(ran.failed) == 3
+    sent = {secret for entry in app.journal.entries for secret in entry.secrets}
+    renewed = [*service.refresh_tokens]
+    assert len(sent.intersection(renewed)) > 2, "several of them were in use"
+    assert all("you sent ***" in line for line in ran.failed)
+    for secret in renewed:
+        assert secret not in ran.out + ran.err, secret
 
 
 def refusing(check: Callable[..., Any], status: int) -> Callable[..., Any]:

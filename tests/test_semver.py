@@ -86,6 +86,7 @@ RANGES = [
     ("^1.2.3", "1.2.3 1.9.9", "2.0.0 1.2.2"),
     ("^0.2.3", "0.2.3 0.2.9", "0.3.0 0.2.2"),
     ("^0.0.3", "0.0.3", "0.0.4 0.0.2"),
+    ("^0.0.0", "0.0.0", "0.0.1 0.0.9 0.1.0"),
     ("^0.0", "0.0.0 0.0.9", "0.1.0"),
     ("^0", "0.0.0 0.9.9", "1.0.0"),
     ("^1.2", "1.2.0 1.9", "2.0.0 1.1"),
@@ -171,6 +172,24 @@ def test_precedence_is_semvers() -> None:
 @pytest.mark.parametrize("tag", ["1.2.0", "v1.2", "01.02", "1.2_5", "1.2.0+5"])
 def test_spelling_and_build_do_not_count(tag: str) -> None:
     assert version(tag) == version("1.2")
+
+
+@pytest.mark.parametrize(
+    ("lower", "same", "higher"),
+    [
+        ("1.0.0-rc.1", "1.0.0-rc.002", "1.0.0-rc.10"),
+        ("1.0.0-0", "1.0.0-01", "1.0.0-2"),
+        ("1.0.0-rc.00000000009", "1.0.0-rc.010", "1.0.0-rc.11"),
+        ("1.0.0-alpha.0", "1.0.0-alpha.00.1", "1.0.0-alpha.1"),
+    ],
+)
+def test_leading_zeros_of_a_number_in_a_prerelease_do_not_count(
+    lower: str, same: str, higher: str
+) -> None:
+    """Semver forbids them, and tags have them: what is a number is ordered as that number."""
+    assert version(lower) < version(same) < version(higher)
+    plain = ".".join(part.lstrip("0") or "0" for part in same.removeprefix("1.0.0-").split("."))
+    assert version(same) == version(f"1.0.0-{plain}")
 
 
 @pytest.mark.parametrize(("text", "taken", "refused"), RANGES, ids=[row[0] for row in RANGES])

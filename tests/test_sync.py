@@ -757,6 +757,35 @@ def test_a_token_that_ends_in_the_middle_is_renewed(
     assert service.requests == 2, "one new token, whoever was refused"
 
 
+def test_a_private_repository_spoils_no_anonymous_token_of_the_public_ones(
+    serve: Start, target: Server, seed: Seed
+) -> None:
+    """A token service may answer 401 to the whole request where one scope of it needs a login."""
+    service = TokenService()
+    source = serve(auth=service)
+    names = ("one", "private", "two")
+    images = {name: seed.image().load_into(source.app, name, tag="v1") for name in names}
+
+    def intercept(request: Request) -> Answer | None:
+        if request.path == "/token" and "private" in str(request.query):
+            return error(401, "UNAUTHORIZED", "authentication required")
+        return None
+
+    source.app.intercept = intercept
+    ran = sync(
+        {"source": source, "target": target},
+        *({"from": name, "tags": tags("v1")} for name in names),
+    )
+    assert ran.statuses() == ["synced", "failed", "synced"], ran.err
+    assert f"{source.address}/private:v1" in only(ran.failed)
+    assert "no token for private (pull)" in only(ran.failed)
+    assert held(target, "one", images["one"])
+    assert held(target, "two", images["two"])
+    # The wide one was refused once; then each repository has its own.
+    asked = [each.target for each in source.journal.entries if each.target.startswith("/token")]
+    assert [target.count("scope=") for target in asked] == [3, 1, 1, 1]
+
+
 # Isolation.
 
 

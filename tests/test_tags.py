@@ -294,6 +294,17 @@ def test_selection(rule: TagRule, kept: str, dropped: dict[str, str]) -> None:
     assert len(selection.kept) >= selection.floor
 
 
+@pytest.mark.parametrize("algorithm", ["sha256", "sha512"])
+@pytest.mark.parametrize("end", ["", ".sig"])
+def test_a_glob_that_begins_as_a_referrer_tag_takes_referrer_tags(algorithm: str, end: str) -> None:
+    """Of either algorithm: a referrers tag has 64 digits of its digest, whatever the digest has."""
+    tag = f"{algorithm}-{'b' * 64}{end}"
+    asked_for = select(["1.0", tag], TagRule(glob=(f"{algorithm}-*",)))
+    assert (asked_for.kept, asked_for.dropped) == ((tag,), {"1.0": "glob"})
+    unasked = select(["1.0", tag], TagRule())
+    assert (unasked.kept, unasked.dropped) == (("1.0",), {tag: "referrer_tag"})
+
+
 def test_what_exclude_or_glob_refuse_never_comes_back() -> None:
     rule = TagRule(glob=("1.*", "2.*"), semver=">=2", exclude=("1.1.0", "*-*"), min_tags=9)
     selection = select(LISTING, rule)

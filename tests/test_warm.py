@@ -112,6 +112,27 @@ def test_a_target_that_lost_a_blob_is_healed_in_the_same_run(
     assert source.journal.count("GET", "blob", reference=lost) == 1
 
 
+@pytest.mark.parametrize(("status", "exit_status"), [(403, 4), (413, 2)])
+def test_a_manifest_that_is_refused_for_itself_makes_nothing_of_the_state_doubtful(
+    tmp_path: Path, serve: Start, status: int, exit_status: int
+) -> None:
+    """Who may not push, or pushes too much, hears nothing of blobs that are gone."""
+    source, target = serve(), serve()
+    images = load(source, "app", 2)
+    shared = images[0].document["layers"][0]["digest"]
+    ends = {"source": source, "target": target}
+    assert sync(tmp_path, ends, {"from": "app", "tags": tags("v0")}).status == 0
+    target.app.faults.on("PUT", "manifest").status(status)
+    clear(source, target)
+    ran = sync(tmp_path, ends, {"from": "app", "tags": tags("v1")})
+    assert (ran.status, ran.statuses()) == (exit_status, ["failed"]), ran.err
+    assert str(status) in ran.failed[0]
+    target.journal.matching("PUT", "manifest").exactly(1)
+    # The shared layer, of which only the state knows, is neither asked for nor brought again.
+    assert source.journal.summary() == {"GET manifest": 1, "GET blob": 2}
+    assert not [each for each in target.journal.entries if shared in each.target]
+
+
 def test_a_target_that_lost_a_repository_is_healed_in_the_same_run(
     tmp_path: Path, serve: Start
 ) -> None:
