@@ -446,11 +446,11 @@ def test_each_secret_key_of_the_configuration_has_its_canary() -> None:
 @pytest.mark.anyio
 @pytest.mark.virtual_time
 async def test_each_variable_with_a_secret_has_its_canary(tmp_path: Path, clean_env: Path) -> None:
-    text = "".join(path.read_text() for path in (ROOT / "_regsync").glob("*.py"))
+    text = "".join(path.read_text() for path in (ROOT / "_regsync").rglob("*.py"))
     every = set(re.findall(r"\b[A-Z][A-Z0-9]+(?:_[A-Z0-9]+)+\b", text))
     names = {name for name in every if _SECRET.search(name)}
     # aws.py names them without their beginning, in lower case.
-    aws = (ROOT / "_regsync" / "aws.py").read_text()
+    aws = (ROOT / "_regsync" / "auth" / "aws.py").read_text()
     lower = {f"AWS_{name.upper()}" for name in re.findall(r"[\"(]([a-z]+(?:_[a-z]+)+)\"", aws)}
     assert VARIABLES.keys() <= every | lower
     others = {

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-PROGRAM = sorted((ROOT / "_regsync").glob("*.py"))
+PROGRAM = sorted((ROOT / "_regsync").rglob("*.py"))
 SHAPED = [*PROGRAM, ROOT / "regsync.py", *sorted((ROOT / "tools").glob("*.py"))]
 
 # Containers that are empty when made, or objects that exist to be changed.

@@ -365,9 +365,35 @@ _STUCK = """
 import os, signal, socket, sys, threading
 import regsync
 asked = threading.Event()
-def getaddrinfo(*_, **__):
+look_up = socket.getaddrinfo
+def getaddrinfo(host, *arguments, **options):
+    if not host.endswith(".test"):
+        return look_up(host, *arguments, **options)
     os.write(2, b"asked\\n")
+    asked.set()
     threading.Event().wait()
+"""
+_RUN = "socket.getaddrinfo = getaddrinfo\nsys.exit(regsync.main())"
+_AT_ONCE = 5.0  # seconds for the end of a process: half the time that a connect may take
+# Once an address is asked for, a signal comes after the interpreter's last look at signals and before
+# its event loop blocks: `map` calls both without a step of the interpreter between them, and libc's
+# `kill`, unlike Python's, has no look of its own.
+_UNLUCKY = """
+import ctypes, select, selectors
+from functools import partial
+kill = ctypes.CDLL(None).kill
+class Selector(selectors.SelectSelector):
+    struck = False
+    def _select(self, read, write, _, timeout=None):
+        if not asked.is_set():
+            return select.select(read, write, [], 0.01 if timeout is None else min(timeout, 0.01))
+        wait = partial(select.select, read, write, [], timeout)
+        if timeout == 0 or self.struck:
+            return wait()
+        self.struck = True
+        _, ready = map(partial.__call__, (partial(kill, os.getpid(), {number}), wait))
+        return ready
+selectors.DefaultSelector = Selector
 """
 _AT = """
 import os, signal, sys
@@ -443,34 +469,68 @@ def test_a_signal_ends_a_watch_well_also_before_it_listens(
         assert (*process.communicate(timeout=60), process.returncode) == ("", "", 0)
 
 
+def hangs(path: Path, command: str) -> list[str]:
+    """Return the arguments of a command that asks for the address of a registry."""
+    if command == "tags":
+        return ["tags", "r.test/app"]
+    if command == "copy":
+        return ["copy", "r.test/app", "s.test/app"]
+    arguments = [*command.split(), "-c", written(path, {"from": "app"})]
+    if command == "watch":
+        arguments += ["--health-port", "0"]
+    return arguments
+
+
+def wait_until_asked(process: subprocess.Popen[str]) -> None:
+    assert process.stderr is not None
+    while (line := process.stderr.readline()) != "asked\n":
+        assert line, "the program ended and asked no name server"
+
+
+def check_ended(
+    process: subprocess.Popen[str], command: str, number: signal.Signals, out: str, err: str
+) -> None:
+    assert process.returncode == (0 if command == "watch" else 128 + number)
+    assert "Traceback" not in err
+    if command != "analyze":  # it says what it has seen
+        assert out == ""
+
+
+ASKING = pytest.mark.parametrize(
+    "command", ["sync", "analyze", "copy", "tags", "auth check", "watch"]
+)
+
+
 @SIGNALS
-@pytest.mark.parametrize("command", ["sync", "tags"])
+@ASKING
 def test_a_name_server_that_hangs_does_not_delay_the_end(
     tmp_path: Path, number: signal.Signals, command: str
 ) -> None:
-    script = _STUCK + "socket.getaddrinfo = getaddrinfo\nsys.exit(regsync.main())"
-    arguments = (
-        ["tags", "r.test/app"]
-        if command == "tags"
-        else ["sync", "-c", written(tmp_path, {"from": "app"})]
-    )
-    with program(script, *arguments) as process:
-        assert process.stderr is not None
-        while process.stderr.readline() != "asked\n":
-            assert process.poll() is None
+    with program(_STUCK + _RUN, *hangs(tmp_path, command)) as process:
+        wait_until_asked(process)
         process.send_signal(number)
-        out, err = process.communicate(timeout=60)
-    assert (process.returncode, out) == (128 + number, "")
-    assert "Traceback" not in err
+        out, err = process.communicate(timeout=_AT_ONCE)
+    check_ended(process, command, number, out, err)
+
+
+@SIGNALS
+@ASKING
+def test_a_signal_right_before_the_event_loop_waits_is_not_lost(
+    tmp_path: Path, number: signal.Signals, command: str
+) -> None:
+    script = _STUCK + _UNLUCKY.format(number=int(number)) + _RUN
+    with program(script, *hangs(tmp_path, command)) as process:
+        wait_until_asked(process)
+        out, err = process.communicate(timeout=_AT_ONCE)
+    check_ended(process, command, number, out, err)
 
 
 def test_nor_does_it_delay_the_end_of_a_run_that_gave_up(tmp_path: Path) -> None:
     script = _STUCK + (
         "from _regsync.net.streams import Timeouts\n"
         "Timeouts.__new__.__defaults__ = (0.05, *Timeouts.__new__.__defaults__[1:])\n"
-        "socket.getaddrinfo = getaddrinfo\nsys.exit(regsync.main())"
     )
-    with program(script, "tags", "r.test/app") as process:
+    with program(script + _RUN, "tags", "r.test/app") as process:
         out, err = process.communicate(timeout=60)
     assert (process.returncode, out) == (2, "")
     assert "no connection to r.test" in err

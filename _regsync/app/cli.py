@@ -432,11 +432,13 @@ def _copy(arguments: argparse.Namespace, console: Console) -> int:
 def _run(work: Callable[..., Awaitable[int]], *arguments: Any) -> int:
     import anyio
 
+    from _regsync.app import commands
+
     before = os.umask(
         0o077
     )  # what a run makes, directories on the way to cache_dir included, is its user's alone
     try:
-        return anyio.run(work, *arguments, backend="asyncio")
+        return anyio.run(commands.run_awake_to_signals, work, *arguments, backend="asyncio")
     finally:
         os.umask(before)
 

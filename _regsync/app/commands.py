@@ -11,9 +11,10 @@ import gc
 import math
 import os
 import signal
+import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import closing
 from typing import Any, Literal
 
@@ -271,6 +272,23 @@ def _read_file(path: str) -> bytes | None:
         raise ConfigError(
             f"{clean(path)} cannot be read: {clean(error.strerror or str(error))}"
         ) from error
+
+
+async def run_awake_to_signals(work: Callable[..., Awaitable[int]], *arguments: Any) -> int:
+    """Run `work` in an event loop that every signal wakes; return its exit status.
+
+    Python runs a signal's function only between two steps of its own. A signal that comes right
+    before the event loop waits would be acted on when something else ends the wait. While the loop
+    receives any signal, it sets `signal.set_wakeup_fd`, and then each signal ends the wait. SIGURG
+    is one that nobody sends and that does nothing: the functions of the others stay as they are.
+    """
+    unused = getattr(signal, "SIGURG", None)
+    # Windows has no SIGURG, but a loop that every signal wakes. Only the main thread gets signals.
+    if unused is None or threading.current_thread() is not threading.main_thread():
+        return await work(*arguments)
+
+    with anyio.open_signal_receiver(unused):
+        return await work(*arguments)
 
 
 async def listen_for_signals(

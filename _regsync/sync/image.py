@@ -8,7 +8,6 @@ from typing import NamedTuple
 from _regsync.errors import ContentError, RegsyncError
 from _regsync.oci.manifest import IMAGE_CONFIGS, MAX_INDEX_DEPTH, Descriptor, Manifest
 from _regsync.registry.repository import Repository
-from _regsync.sync import image
 from _regsync.sync.claims import Work
 
 _MOST_BLOBS = (
@@ -177,7 +176,7 @@ class Image:
     def __init__(
         self,
         delivery: Delivery,
-        tree: image.Tree,
+        tree: Tree,
         reference: str,
         snapshot: bytes,
         then: list[Image],

@@ -21,7 +21,6 @@ from _regsync.oci.reference import referrers_tag
 from _regsync.registry.repository import Repository
 from _regsync.state.database import key_of, named
 from _regsync.state.knowledge import Knowledge, RepositoryKey, area
-from _regsync.sync import referrers
 from _regsync.sync.discovery import Discovery, Once, Sighting, together
 from _regsync.sync.image import Delivery
 
@@ -152,20 +151,20 @@ class Referrers:
         tag = referrers_tag(digest)
         return sum(1 << bit for bit, end in enumerate(("", *_COSIGN)) if tag + end in names)
 
-    def need(self, mapping: MappingRule, whole: Delivery) -> referrers.Look:
+    def need(self, mapping: MappingRule, whole: Delivery) -> Look:
         """Say whether the artifacts of an image are to be looked at, and give it its record."""
         if whole.error is not None:
-            return referrers.Look.NOT
+            return Look.NOT
         keys = (key_of(whole.source_digest), key_of(whole.digest))
         required = mapping.artifacts.require_artifacts
         whole.record = self.record(mapping, whole.source, whole.target, *keys)
         whole.known = self._knowledge.look(whole.record)
         whole.bits = self.shown(whole.source, whole.source_digest)
         if not whole.there:
-            return referrers.Look.ALL
+            return Look.ALL
         if not self._kept and not required:
-            return referrers.look_without_state(whole.source_digest, self._wall())
-        return referrers.look_again(whole.known, whole.bits, self._wall(), required=required)
+            return look_without_state(whole.source_digest, self._wall())
+        return look_again(whole.known, whole.bits, self._wall(), required=required)
 
     @staticmethod
     def record(mapping: MappingRule, source: Repository, target: Repository, *keys: bytes) -> bytes:
@@ -183,7 +182,7 @@ class Referrers:
         mapping: MappingRule,
         sighting: Sighting,
         wholes: Sequence[Delivery],
-        need: referrers.Look,
+        need: Look,
     ) -> tuple[list[Artifact], list[Artifact]]:
         """Return the artifacts of an image that travel and those that cannot; SyncError when one
         may be missed.
@@ -191,7 +190,7 @@ class Referrers:
         source = sighting.source
         digest = sighting.source_digest
         rule = mapping.artifacts
-        deep = need == referrers.Look.ALL
+        deep = need == Look.ALL
         tops = [digest] if sighting.digest == digest else []
         digests = (
             [each.digest for each in (await self._listed(source, digest)).entries] if tops else []
@@ -201,7 +200,7 @@ class Referrers:
             if deep:
                 continue
             whole.bits |= (
-                whole.known[2] & referrers.HAS
+                whole.known[2] & HAS
             )  # there may be some below, which is not asked for
             if (
                 whole.known[3] == whole.listed
@@ -213,7 +212,7 @@ class Referrers:
             tuple(each.target for each in wholes if each.error is None and rule.enabled),
             tuple(each.target for each in wholes if not each.there),
             tuple(
-                each.target for each in wholes if each.there and each.known[2] & referrers.COMPLETE
+                each.target for each in wholes if each.there and each.known[2] & COMPLETE
             ),
         )
         found = await self._of(
@@ -230,7 +229,7 @@ class Referrers:
         if (
             rule.require_artifacts
             and not found
-            and (deep or not any(each.known[2] & referrers.HAS for each in wholes))
+            and (deep or not any(each.known[2] & HAS for each in wholes))
         ):
             taken = " that include and exclude take" if rule.include or rule.exclude else ""
             lost = (
