@@ -15,7 +15,7 @@ Owns: which files of which packages travel, and how the archive is laid out (des
     sbom.cdx.json             the same for inventories: CycloneDX 1.6, with the wheels' hashes and licences
     licenses/<package>/...    their licences
     h11/ anyio/ ... _regsync/ regsync.py     sources, importable with PYTHONPATH=regsync.pyz
-    cp311/...                 the same modules again, each with its bytecode beside it, and tools/tree_importer.py
+    cp311/...                 the same files again, beside each module its bytecode, and tools/tree_importer.py
 
 Bytecode is what makes a start take 70 ms instead of 180. zipimport looks for `X.pyc` first and
 takes it whatever the dates say when it is of the unchecked-hash kind; it has one place per module,
@@ -243,7 +243,8 @@ def build(
         chosen = {
             name: data
             for name, data in root.items()
-            if name.endswith(".py") and known.version[:2] <= newest.get(name, known.version[:2])
+            if known.version[:2] <= newest.get(name, known.version[:2])
+            and not name.startswith("licenses/")
         }
         common.update(compiled_tree(known, {**chosen, "tree_importer.py": tree_importer()}))
     for fips, files in variants.items():
@@ -427,18 +428,28 @@ CONSTANTS = "_regsync/__init__.py"
 
 
 def our_sources() -> dict[str, bytes]:
-    """Read `regsync.py` and the modules of `_regsync`."""
-    names = ["regsync.py"]
-    names += [
-        f"_regsync/{name}"
-        for name in os.listdir(os.path.join(ROOT, "_regsync"))
-        if name.endswith(".py")
-    ]
+    """Read `regsync.py`, and the modules and JSON files of `_regsync` and its sub-packages."""
+    names = ["regsync.py", *package_files("_regsync")]
     sources = {}
     for name in names:
         with open(os.path.join(ROOT, name), "rb") as file:
             sources[name] = file.read()
     return sources
+
+
+def package_files(package: str) -> list[str]:
+    """Return the modules and JSON files below a package, with the names that they have in an archive."""
+    names = []
+    for folder, _, files in os.walk(os.path.join(ROOT, package)):
+        place = os.path.relpath(folder, ROOT).replace(os.sep, "/")
+        modules = [name for name in files if name.endswith(".py")]
+        documents = [name for name in files if name.endswith(".json")]
+
+        # zipimport knows no packages without this file: the modules would not be found.
+        if modules and "__init__.py" not in modules:
+            raise BuildError(f"{place} has modules and no __init__.py")
+        names += [f"{place}/{name}" for name in (*modules, *documents)]
+    return sorted(names)
 
 
 def tree_importer() -> bytes:
@@ -527,17 +538,16 @@ def probe(executable: str) -> Interpreter:
 
 
 def compiled_tree(known: Interpreter, sources: Mapping[str, bytes]) -> dict[str, bytes]:
-    """Return the tree of one interpreter: sources, each with its bytecode beside it."""
-    names = sorted(sources)
-    given = json.dumps([[f"{known.tree}/{name}", sources[name].decode()] for name in names])
+    """Return the tree of one interpreter: its files, and beside each module its bytecode."""
+    tree = {f"{known.tree}/{name}": data for name, data in sources.items()}
+    names = sorted(name for name in tree if name.endswith(".py"))
+    given = json.dumps([[name, tree[name].decode()] for name in names])
     _, *lines = run_isolated(known.executable, COMPILER, given).splitlines()
     header = known.magic + (0b01).to_bytes(
         4, "little"
     )  # PEP 552: by hash, unchecked; the hash stays 0
-    tree = {}
     for name, line in zip(names, lines, strict=True):
-        tree[f"{known.tree}/{name}"] = sources[name]
-        tree[f"{known.tree}/{name}c"] = header + bytes(8) + bytes.fromhex(line)
+        tree[f"{name}c"] = header + bytes(8) + bytes.fromhex(line)
     return tree
 
 

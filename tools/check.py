@@ -83,9 +83,9 @@ def main(argv: Sequence[str]) -> int:
 
 
 def has_python(name: str) -> bool:
-    """Tell whether a path holds something for mypy to look at."""
+    """Tell whether a path is a module, or a folder with modules in it or below."""
     if os.path.isdir(name):
-        return any(entry.endswith(".py") for entry in os.listdir(name))
+        return any(file.endswith(".py") for _, _, files in os.walk(name) for file in files)
     return os.path.exists(name)
 
 
