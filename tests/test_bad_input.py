@@ -514,7 +514,7 @@ ROWS: dict[str, tuple[str, str, str, Callable[[World], None]]] = {
         "status 404",
         at("source", MANIFEST, raw("404 Not Found", b'{"err', Content_Length="900")),
     ),
-    # Redirects.
+    # Redirects: one that leads back to itself ends as an error (I12).
     "a redirect to itself": (
         "source",
         NETWORK,

@@ -345,9 +345,9 @@ def test_the_harness_names_its_modules_and_personas() -> None:
 
 def test_every_invariant_is_cited_by_tests() -> None:
     numbers = re.findall(
-        r"(?m)^- (I[0-9]+): ", (ROOT / "docs" / "inside.md").read_text(encoding="utf-8")
+        r"(?m)^- (I[0-9]+): ", (ROOT / "docs" / "design.md").read_text(encoding="utf-8")
     )
-    assert numbers == [f"I{number}" for number in range(1, 12)]
+    assert numbers == [f"I{number}" for number in range(1, 13)]
     texts = [path.read_text(encoding="utf-8") for path in (ROOT / "tests").glob("test_*.py")]
     for number in numbers:
         assert any(re.search(rf"\b{number}\b", text) for text in texts), number
