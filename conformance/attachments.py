@@ -14,7 +14,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from .images import EMPTY_CONFIG, EMPTY_TYPE, Image, Part, Seed, compose, push_http
+from .copies import push_http
+from .images import EMPTY_CONFIG, EMPTY_TYPE, Image, Part, Seed, compose
 from .messages import Request
 from .samples import Sample
 from .shapes import shapes

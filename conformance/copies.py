@@ -12,15 +12,12 @@ import json
 import ssl
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 from urllib.parse import urljoin
 
 from .client import Reply, Wire, next_page, with_query
+from .images import Image
 from .messages import digest_of
 from .storage import DOCKER_LIST, DOCKER_MANIFEST, INDEXES, OCI_INDEX, OCI_MANIFEST, is_foreign
-
-if TYPE_CHECKING:
-    from .images import Image
 
 __all__ = ["ACCEPT", "fetch_http", "identical", "push_http"]
 

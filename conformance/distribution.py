@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import replace
-from typing import TYPE_CHECKING
 from urllib.parse import urlencode
 
 from .messages import (
@@ -25,11 +24,9 @@ from .messages import (
     is_name,
     is_tag,
 )
+from .provider import Provider
 from .storage import Invalid, Upload, read_manifest
 from .uploads import OCTETS
-
-if TYPE_CHECKING:
-    from .personas import Provider
 
 __all__ = ["AFTER", "BEFORE", "JUDGES", "REWRITES", "REWRITES_3"]
 

@@ -18,7 +18,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from .copies import fetch_http, identical, push_http
 from .messages import digest_of
 from .storage import DOCKER_LIST, DOCKER_MANIFEST, OCI_INDEX, OCI_MANIFEST
 from .streams import Stream
@@ -36,9 +35,6 @@ __all__ = [
     "compose",
     "compose_index",
     "encode",
-    "fetch_http",
-    "identical",
-    "push_http",
     "store_gzip",
     "store_tar",
 ]

@@ -12,8 +12,6 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
-from datetime import datetime
-from email.utils import format_datetime
 from typing import ClassVar
 
 import anyio
@@ -21,10 +19,10 @@ import anyio.from_thread
 import anyio.lowlevel
 
 from .journal import Entry
-from .messages import Answer, Request
+from .messages import Answer, Request, written
 from .wire import Pieces, Wire, size_of, wire
 
-__all__ = ["Effect", "Gate", "Injection", "is_one_of", "written"]
+__all__ = ["Effect", "Gate", "Injection", "is_one_of"]
 
 
 class Gate:
@@ -144,39 +142,6 @@ class Effect:
     def surround(self, pieces: Pieces) -> Pieces:
         """Return the whole answer, head and framing included, as it shall be; the head comes first."""
         return pieces
-
-
-def written(value: object) -> str:
-    """Write a value as the text of rules has it."""
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, float):
-        return f"{value:g}s"
-    if value is None:
-        return "-"
-    if isinstance(value, datetime):
-        value = format_datetime(value, usegmt=True)
-    if isinstance(value, tuple):
-        return ",".join(map(written, value))
-    if isinstance(value, bytes):
-        value = value.decode("latin-1")
-    text = str(value)
-    if (
-        text
-        and text != "-"
-        and text[-1] != ":"
-        and all((c.isascii() and c.isalnum()) or c in "-._/:*?&@%+[]!<>" for c in text)
-    ):
-        return text
-    for plain, escaped in (
-        ("\\", "\\\\"),
-        ('"', '\\"'),
-        ("\r", "\\r"),
-        ("\n", "\\n"),
-        ("\t", "\\t"),
-    ):
-        text = text.replace(plain, escaped)
-    return '"' + "".join(c if " " <= c <= "~" else f"\\x{ord(c):02x}" for c in text) + '"'
 
 
 def is_one_of(name: str, value: object, known: Sequence[object]) -> None:

@@ -30,7 +30,7 @@ from urllib.parse import parse_qsl
 
 import anyio
 
-from .messages import Request
+from .messages import Request, written
 
 __all__ = [
     "KINDS",
@@ -238,8 +238,6 @@ class Selector(NamedTuple):
         return all(name in query and _fits(query[name], glob) for name, glob in self.query.items())
 
     def __str__(self) -> str:
-        from .injection import written
-
         words = [" ".join(sorted(self.methods)), " ".join(sorted(self.kinds))]
         words += [f"{name}={written(glob)}" for name, glob in self.globs.items()]
         words += [f"header.{name}={written(glob)}" for name, glob in self.header.items()]

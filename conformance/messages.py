@@ -14,6 +14,8 @@ import json
 import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
+from email.utils import format_datetime
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 from urllib.parse import parse_qsl, unquote
 
@@ -35,6 +37,7 @@ __all__ = [
     "is_digest",
     "is_name",
     "is_tag",
+    "written",
 ]
 
 Headers = Sequence[tuple[str, str]]
@@ -285,3 +288,36 @@ def error(
 ) -> Response:
     """Make an error answer with one entry."""
     return errors(status, [(code, message, detail)], headers)
+
+
+def written(value: object) -> str:
+    """Write a value as the text of rules has it."""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:g}s"
+    if value is None:
+        return "-"
+    if isinstance(value, datetime):
+        value = format_datetime(value, usegmt=True)
+    if isinstance(value, tuple):
+        return ",".join(map(written, value))
+    if isinstance(value, bytes):
+        value = value.decode("latin-1")
+    text = str(value)
+    if (
+        text
+        and text != "-"
+        and text[-1] != ":"
+        and all((c.isascii() and c.isalnum()) or c in "-._/:*?&@%+[]!<>" for c in text)
+    ):
+        return text
+    for plain, escaped in (
+        ("\\", "\\\\"),
+        ('"', '\\"'),
+        ("\r", "\\r"),
+        ("\n", "\\n"),
+        ("\t", "\\t"),
+    ):
+        text = text.replace(plain, escaped)
+    return '"' + "".join(c if " " <= c <= "~" else f"\\x{ord(c):02x}" for c in text) + '"'

@@ -9,15 +9,11 @@ otherwise. Follows protocol-facts.md sections 1.10 and 7.9, and rule 15 of desig
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from .messages import Request, Response, error
-
-if TYPE_CHECKING:
-    from .personas import Provider
+from .provider import Before, Provider
 
 __all__ = [
     "LATE",
@@ -34,9 +30,7 @@ LATE = 60.0  # seconds until a referrer that was put is listed
 _LOGIN = "/login"
 
 
-def page(
-    status: int, media_type: str = "text/html; charset=utf-8"
-) -> Callable[[Provider, Request], Response | None]:
+def page(status: int, media_type: str = "text/html; charset=utf-8") -> Before:
     """Answer every path that is not known with a page."""
     text = (
         "404 page not found\n"
@@ -51,7 +45,7 @@ def page(
     return answer
 
 
-def refusal(status: int) -> Callable[[Provider, Request], Response | None]:
+def refusal(status: int) -> Before:
     """Answer every path that is not known with an error body."""
 
     def answer(provider: Provider, request: Request) -> Response | None:
