@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
-from typing import Literal, Protocol
+from typing import Literal, NamedTuple, Protocol
 from urllib.parse import quote
 
 from .exchange import Reception, Site
@@ -73,6 +73,13 @@ class Auth(Protocol):
 
     def check(self, request: Request, needs: Sequence[Access]) -> Response | None:
         """Return the refusal, None when the request is allowed."""
+
+
+class _Page(NamedTuple):
+    """One page of a list, with a Link when more names are left."""
+
+    names: list[str]
+    headers: Headers = ()
 
 
 class App(Uploads):
@@ -271,12 +278,8 @@ class App(Uploads):
 
     # Lists.
 
-    def _page(
-        self, request: Request, names: list[str], limit: int | None
-    ) -> tuple[list[str], Headers] | Response:
-        """Cut a sorted list by `n`, `last` and this registry's own limit; Link when something is
-        left.
-        """
+    def _page(self, request: Request, names: list[str], limit: int | None) -> _Page | Response:
+        """Cut a sorted list by `n`, `last` and this registry's own limit."""
         wanted = request.parameter("n")
         if wanted is not None and not (wanted.isascii() and wanted.isdigit()):
             return self._wrong(
@@ -288,10 +291,10 @@ class App(Uploads):
         last = request.parameter("last")
         rest = [name for name in names if last is None or name > last]
         if size == 0 or size is None or size >= len(rest):
-            return rest if size != 0 else [], ()
-        page = rest[:size]
-        link = f'<{request.path}?last={quote(page[-1], safe="")}&n={size}>; rel="next"'
-        return page, [("Link", link)]
+            return _Page(rest if size != 0 else [])
+        listed = rest[:size]
+        link = f'<{request.path}?last={quote(listed[-1], safe="")}&n={size}>; rel="next"'
+        return _Page(listed, [("Link", link)])
 
     def _get_tag_list(self, request: Request) -> Response:
         held = self.repositories.get(request.repository)
@@ -300,14 +303,14 @@ class App(Uploads):
         page = self._page(request, sorted(held.tags), self.page_size)
         if isinstance(page, Response):
             return page
-        return self._json({"name": request.repository, "tags": page[0]}, page[1])
+        return self._json({"name": request.repository, "tags": page.names}, page.headers)
 
     def _get_catalog(self, request: Request) -> Response:
         names = sorted(name for name, held in self.repositories.items() if held.manifests)
         page = self._page(request, names, self.page_size)
-        return (
-            page if isinstance(page, Response) else self._json({"repositories": page[0]}, page[1])
-        )
+        if isinstance(page, Response):
+            return page
+        return self._json({"repositories": page.names}, page.headers)
 
     def _get_referrers(self, request: Request) -> Response:
         if not self.referrers_api:

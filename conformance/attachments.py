@@ -83,8 +83,9 @@ class Family:
             push_http(each, address, repository)
         for name, each in self.sample.tagged.items():
             push_http(each, address, repository, name)
-        for name, listed in fallback_lists(self.sample.attached).items() if lists else ():
-            push_http(listed, address, repository, name)
+        if lists:
+            for name, listed in fallback_lists(self.sample.attached).items():
+                push_http(listed, address, repository, name)
         return self
 
 

@@ -502,7 +502,7 @@ def line(row: Row) -> str:
 def count(rows: Sequence[Row]) -> dict[Outcome, int]:
     """Count the rows by outcome."""
     outcomes: tuple[Outcome, ...] = ("pass", "fail", "skip")
-    return {outcome: sum(row.outcome == outcome for row in rows) for outcome in outcomes}
+    return {outcome: sum(1 for row in rows if row.outcome == outcome) for outcome in outcomes}
 
 
 def counted(rows: Sequence[Row]) -> str:

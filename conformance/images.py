@@ -82,7 +82,8 @@ class Image:
 
     @property
     def body(self) -> bytes:
-        return self.manifests[self.top][1]
+        _, body = self.manifests[self.top]
+        return body
 
     @property
     def document(self) -> Document:

@@ -35,6 +35,7 @@ from .messages import Request, written
 __all__ = [
     "KINDS",
     "METHODS",
+    "Authorization",
     "Entries",
     "Entry",
     "Journal",
@@ -96,6 +97,13 @@ class Sent(NamedTuple):
     kind: str
 
 
+class Authorization(NamedTuple):
+    """What an Authorization header says; the scheme is in lower case."""
+
+    scheme: str
+    value: str
+
+
 @dataclass
 class Entry:
     """One exchange.
@@ -132,10 +140,10 @@ class Entry:
     secrets: list[str] = field(default_factory=list)
 
     @property
-    def authorization(self) -> tuple[str, str]:
-        """The scheme in lower case and the value, two empty strings when none was sent."""
+    def authorization(self) -> Authorization:
+        """The credential that was sent; empty strings when none was."""
         scheme, _, value = self.headers.get("authorization", "").partition(" ")
-        return scheme.lower(), value
+        return Authorization(scheme.lower(), value)
 
     @property
     def origin(self) -> str:
@@ -315,7 +323,8 @@ class Entries(list[Entry]):
             return self
         lines = [f"{claim} of {self.meant or 'all exchanges'} expected, there are {len(self)}:"]
         lines += [f"    {entry}" for entry in self[:20]]
-        lines += [f"    and {len(self) - 20} more"] * (len(self) > 20)
+        if len(self) > 20:
+            lines.append(f"    and {len(self) - 20} more")
         if not self and self._journal is not None:
             summary = self._journal.summary()
             lines.append(

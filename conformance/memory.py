@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import anyio
 import anyio.abc
@@ -70,12 +70,19 @@ class _Line:
         return self.free + self.link.latency
 
 
+class _Piece(NamedTuple):
+    """Bytes under way; none at all are the end of the connection."""
+
+    arrives: float  # by the event loop's clock
+    data: memoryview
+
+
 class _Pipe:
     """One direction of one connection."""
 
     def __init__(self, line: _Line) -> None:
         self._line = line
-        self._pieces: deque[tuple[float, memoryview]] = deque()
+        self._pieces: deque[_Piece] = deque()
         self._held = 0
         self._broken = ""
         self._changed = anyio.Event()
@@ -94,7 +101,7 @@ class _Pipe:
         together = max(1, int(min(_PIECE, self._line.link.bandwidth)))
         for start in range(0, len(taken), together):
             piece = taken[start : start + together]
-            self._pieces.append((self._line.arrival(len(piece)), piece))
+            self._pieces.append(_Piece(self._line.arrival(len(piece)), piece))
         self._held += len(taken)
         self.change()
         return len(taken)
@@ -111,7 +118,7 @@ class _Pipe:
             count += used
             self._pieces.popleft()
             if used < len(piece):
-                self._pieces.appendleft((arrived, piece[used:]))
+                self._pieces.appendleft(_Piece(arrived, piece[used:]))
         if not count:
             if self._broken and not self._pieces:
                 raise ConnectionResetError(self._broken)
@@ -121,12 +128,14 @@ class _Pipe:
         return count
 
     def _arrived(self) -> bool:
-        return not self._line.silent and self._pieces[0][0] <= anyio.current_time()
+        return not self._line.silent and self._pieces[0].arrives <= anyio.current_time()
 
     async def readable(self) -> None:
         await anyio.lowlevel.checkpoint()
         while not (self._arrived() if self._pieces else self._broken):
-            deadline = self._pieces[0][0] if self._pieces and not self._line.silent else math.inf
+            deadline = math.inf
+            if self._pieces and not self._line.silent:
+                deadline = self._pieces[0].arrives
             with anyio.CancelScope(deadline=deadline):
                 await self._changed.wait()
 
@@ -139,7 +148,7 @@ class _Pipe:
         """Let the reader come to an end behind what was written."""
         if self._broken:
             return
-        self._pieces.append((self._line.arrival(0), memoryview(b"")))
+        self._pieces.append(_Piece(self._line.arrival(0), memoryview(b"")))
         self.change()
 
     def breaks(self, why: str, *, lose: bool = False) -> None:

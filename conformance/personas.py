@@ -62,7 +62,8 @@ def _hub_quota(provider: Provider, request: Request, answer: Response) -> Respon
     ):
         return answer
     user = provider.user(request)
-    cap = provider.rates.caps[user is not None]
+    of_the_anonymous, of_accounts = provider.rates.caps
+    cap = of_the_anonymous if user is None else of_accounts
     as_get = Request("GET", request.target, request.headers)
     window = f"w={cap.seconds:.0f}"
     answer.headers += [

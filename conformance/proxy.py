@@ -38,11 +38,8 @@ Connect: TypeAlias = "Callable[[str, int], Awaitable[_Stream]]"
 def origin(url: str) -> str:
     """Return the origin that a URL is, and is no more than; ValueError otherwise."""
     parts = urlsplit(url)
-    if (
-        parts.scheme not in ("http", "https")
-        or not parts.hostname
-        or url.count("/") > 2 + url.endswith("/")
-    ):
+    has_path = url.count("/") > (3 if url.endswith("/") else 2)
+    if parts.scheme not in ("http", "https") or not parts.hostname or has_path:
         raise ValueError(f"not http://HOST[:PORT] or https://HOST[:PORT]: {url}")
     return f"{parts.scheme}://{parts.netloc}"
 
@@ -85,9 +82,11 @@ class _Upstream:
 
     async def answer(self) -> h11.Response:
         """Return the final answer's head; h11.RemoteProtocolError when there is none."""
-        while not isinstance(event := await self._next(), h11.Response):
+        event = await self._next()
+        while not isinstance(event, h11.Response):
             if not isinstance(event, h11.InformationalResponse):
                 raise h11.RemoteProtocolError("the upstream gave no answer")
+            event = await self._next()
         return event
 
     async def _next(self) -> object:
@@ -103,8 +102,10 @@ class _Upstream:
     async def body(self) -> Pieces:
         """Give the answer's body, and end the connection behind it."""
         try:
-            while isinstance(event := await self._next(), h11.Data):
+            event = await self._next()
+            while isinstance(event, h11.Data):
                 yield bytes(event.data)
+                event = await self._next()
         except h11.RemoteProtocolError as problem:
             # An answer that the upstream does not end is not ended here either.
             raise Dropped from problem

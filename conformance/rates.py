@@ -122,10 +122,12 @@ class Rates:
         now = self.now()
         for cap in only or self.caps:
             whose = cap.per(request)
-            for action in actions_of(request) if whose is not None else ():
+            if whose is None:
+                continue
+            for action in actions_of(request):
                 if action not in cap.actions:
                     continue
-                taken = self._taken[cap, action if cap.apart else "", whose or ""]
+                taken = self._taken[cap, action if cap.apart else "", whose]
                 while taken and taken[0] <= now - cap.seconds:
                     taken.popleft()
                 yield cap, taken

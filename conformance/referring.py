@@ -86,7 +86,9 @@ def none_is_unknown(provider: Provider, request: Request, answer: Response) -> R
 
 def unannounced(provider: Provider, request: Request, answer: Response) -> Response:
     """Have the API and say nothing of it when a manifest with a subject is put."""
-    answer.headers = [header for header in answer.headers if header[0].lower() != "oci-subject"]
+    answer.headers = [
+        (name, value) for name, value in answer.headers if name.lower() != "oci-subject"
+    ]
     return answer
 
 

@@ -128,7 +128,8 @@ def docker_registry(
         },
     }
     if tls is not None:
-        files = {"certificate": str(tls[0]), "key": str(tls[1])}
+        certificate, key = tls
+        files = {"certificate": str(certificate), "key": str(key)}
         settings["http"] = {**settings["http"], "tls": files}  # type: ignore[dict-item]
     if htpasswd is not None:
         (home / "htpasswd").write_text(htpasswd)

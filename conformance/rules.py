@@ -85,11 +85,12 @@ class _Line:
                 self.refuse(column, f"cannot be read from here on: {self.text[column - 1 :][:40]}")
             parts = _PARTS.findall(found[2])
             values = tuple(self._plain(part, column) for part in parts)
-            yield _Token(found[1] or "", values, parts[0][0] == '"', found[3] or "", column)
+            quoted = parts[0].startswith('"')
+            yield _Token(found[1] or "", values, quoted, found[3] or "", column)
             position = found.end()
 
     def _plain(self, part: str, column: int) -> str:
-        if part[0] != '"':
+        if not part.startswith('"'):
             return part
 
         def plain(found: re.Match[str]) -> str:
@@ -202,13 +203,9 @@ def _read_verb(rule: Rule, line: _Line, tokens: list[_Token]) -> None:
                 None if value == "-" and not token.quoted else value
             )
             continue
-        name = (
-            token.name.replace("-", "_")
-            if token.name
-            else known[0].name
-            if not number and known
-            else ""
-        )
+        name = token.name.replace("-", "_")
+        if not name and number == 0 and known:
+            name = known[0].name  # the first argument may do without its name
         argument = next((each for each in known if each.name == name and name != "headers"), None)
         if argument is None or name in given:
             listed = ", ".join(each.name.replace("_", "-") for each in known) or "nothing"

@@ -147,6 +147,12 @@ class _Body:
     last: bool = False
 
 
+def _unread(parser: h11.Connection) -> bytes:
+    """Return what the parser has been given and not used."""
+    data, _ = parser.trailing_data
+    return bytes(data)
+
+
 class Server:
     """A Site that is listening."""
 
@@ -271,7 +277,7 @@ class Server:
             assert isinstance(event, h11.Request)
             headers = [(name.decode(), value.decode("latin-1")) for name, value in event.headers]
             head = (event.method.decode(), event.target.decode(), headers)
-            body = _Body(bytes(parser.trailing_data[0]), parser, event.http_version != b"1.1")
+            body = _Body(_unread(parser), parser, event.http_version != b"1.1")
         request = Request(*head, scheme=self.scheme, connection=number)
         body.last = body.last or "close" in request.header("connection").lower()
         return request, body
@@ -281,21 +287,25 @@ class Server:
         if exchange.request.chunked:
             parser = body.parser
             assert parser is not None, "a head with a transfer coding is h11's"
-            while not isinstance(event := parser.next_event(), h11.EndOfMessage):
+            event = parser.next_event()
+            while not isinstance(event, h11.EndOfMessage):
                 if event is h11.NEED_DATA:
                     parser.receive_data(await stream.receive())
                 elif isinstance(event, h11.Data):
                     exchange.feed(bytes(event.data))
                     if exchange.pace is not None:
                         await exchange.pace()
-            return bytes(parser.trailing_data[0])
+                event = parser.next_event()
+            return _unread(parser)
         missing = exchange.request.length() or 0
         held = body.held
         if held and missing:
             exchange.feed(held[:missing])
             if exchange.pace is not None:
                 await exchange.pace()
-            missing, held = max(missing - len(held), 0), held[missing:]
+            rest = held[missing:]
+            missing = max(missing - len(held), 0)
+            held = rest
         while missing:
             room = exchange.room(missing)[:missing]
             count = await stream.receive_into(room)

@@ -133,6 +133,11 @@ def _chain(seed: Seed) -> Sample:
     return Sample(image, (bill, signature, stamp))
 
 
+def _referrer(seed: Seed) -> Sample:
+    image = seed.image()
+    return Sample(image, (seed.artifact(image),))
+
+
 def _of_children(seed: Seed) -> Sample:
     """Attach something to an index, to each child, and to a child's child."""
     leaf = seed.image()
@@ -309,7 +314,7 @@ ARTIFACTS: tuple[Shape, ...] = (
     Shape("attestation-artifact", "An attestation with a subject.", BUILDKIT, _attested),
     # Referrers.
     Shape("referrer", "An SBOM of an image.", REFERRERS,
-          lambda s: Sample(image := s.image(), (s.artifact(image),))),
+          _referrer),
     Shape("referrers-of-referrers", "A signature of an SBOM of an image, and its time stamp.", REFERRERS,
           _chain),
     Shape("referrers-of-children", "Referrers of an index, of its child and of its child's child.", REFERRERS,

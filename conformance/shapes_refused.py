@@ -73,14 +73,12 @@ def _written(
     found: Found = "document",
 ) -> Shape:
     """Make a shape of an ordinary image whose manifest's bytes are other bytes."""
-    return Shape(
-        name,
-        sentence,
-        "RFC 8259",
-        lambda seed: (image := seed.image()).with_manifest(write(image.body), image.media_type),
-        reason,
-        found,
-    )
+
+    def make(seed: Seed) -> Image:
+        image = seed.image()
+        return image.with_manifest(write(image.body), image.media_type)
+
+    return Shape(name, sentence, "RFC 8259", make, reason, found)
 
 
 def _layer(**fields: Any) -> Edit:
@@ -128,7 +126,9 @@ def _flipped(data: bytes) -> bytes:
 
 
 def _lost_child(seed: Seed) -> Image:
-    index = seed.index([seed.image(), lost := seed.image(architecture="arm64")])
+    kept_child = seed.image()
+    lost = seed.image(architecture="arm64")
+    index = seed.index([kept_child, lost])
     kept = {key: value for key, value in index.manifests.items() if key != lost.top}
     return replace(index, manifests=kept)
 

@@ -19,7 +19,7 @@ import re
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 from urllib.parse import parse_qsl
 
 from .exchange import Reception, Site
@@ -79,7 +79,14 @@ def _escape(text: str) -> str:
     return re.sub(r"([/:])", r"\\\1", text)
 
 
-def _credentials(header: str) -> tuple[str, str] | None:
+class _Login(NamedTuple):
+    """What Basic says."""
+
+    user: str
+    password: str
+
+
+def _credentials(header: str) -> _Login | None:
     """Read a Basic Authorization value; None when it is not one."""
     scheme, _, value = header.partition(" ")
     if scheme.lower() != "basic":
@@ -88,7 +95,7 @@ def _credentials(header: str) -> tuple[str, str] | None:
         user, _, password = base64.b64decode(value, validate=True).decode().partition(":")
     except (ValueError, binascii.Error):
         return None
-    return user, password
+    return _Login(user, password)
 
 
 def _scope_text(needs: Sequence[Access]) -> str:
@@ -119,7 +126,7 @@ class BasicAuth:
         """Refuse without a user; pulls may be open to all."""
         header = request.header("authorization")
         known = _credentials(header)
-        if known is not None and self.users.get(known[0]) == known[1]:
+        if known is not None and self.users.get(known.user) == known.password:
             return None
         if (
             not header

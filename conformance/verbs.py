@@ -579,7 +579,8 @@ class Lie(Effect):
             return answer
         had = framed(answer, request.method)
         lies = {name.lower(): (name, value) for name, value in self.headers.items()}
-        for name in (self.names,) if isinstance(self.names, str) else self.names:
+        names = (self.names,) if isinstance(self.names, str) else self.names
+        for name in names:
             value = next((value for known, value in had if known.lower() == name.lower()), None)
             if value is not None:
                 lies[name.lower()] = (name, _wrong_value(name.lower(), value))
