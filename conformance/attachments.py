@@ -1,10 +1,11 @@
 """Images with what is attached to them, put into a registry as a client would have.
 
 Owns: families (an image, its referrers, cosign's tags, what a copy with `platforms` keeps) and the
-index that a client keeps under the fallback tag. May not know: what a copier is told to do.
-Invariant: every referrer's subject is in the family; what is `lost` has a subject that the copy
-does not keep, or refers to one that has. Follows protocol-facts.md section 1.10 and the shapes of
-shapes_artifacts.py.
+index that a client keeps under the fallback tag.
+May not know: what a copier is told to do.
+Invariants: every referrer's subject is in the family; what is `lost` has a subject that the copy
+does not keep, or refers to one that has.
+Follows: protocol-facts.md section 1.10 and the shapes of shapes_artifacts.py.
 """
 
 from __future__ import annotations

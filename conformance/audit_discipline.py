@@ -1,9 +1,10 @@
 """Requests that were not needed: what the client knew, or could have known, when it asked.
 
-Owns: design.md section 6 as rules about sequences. May not know: credentials, the grammar of
-requests. Invariant: a repetition is a mistake only beyond the failures that excuse it, and only
-what had been answered when a request was sent counts as known. Follows design.md sections 6 and 7
-(I4).
+Owns: design.md section 6 as rules about sequences.
+May not know: credentials, the grammar of requests.
+Invariants: a repetition is a mistake only beyond the failures that excuse it, and only what had
+been answered when a request was sent counts as known.
+Follows: design.md sections 6 and 7 (I4).
 """
 
 from __future__ import annotations

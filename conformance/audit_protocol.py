@@ -1,8 +1,9 @@
 """Mistakes that a strict registry refuses, or that only a wrong client sends.
 
-Owns: the rules of the distribution specification about requests. May not know: who is source or
-target. Invariant: each looks at requests; an answer counts only where the registry itself gave it.
-Follows the OCI distribution specification 1.1.1 and protocol-facts.md sections 1.2 to 1.9.
+Owns: the rules of the distribution specification about requests.
+May not know: who is source or target.
+Invariants: each looks at requests; an answer counts only where the registry itself gave it.
+Follows: the OCI distribution specification 1.1.1 and protocol-facts.md sections 1.2 to 1.9.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Mistakes that cost somebody his secrets or his images.
 
-Owns: who may see a credential, what may be committed, what is never deleted. May not know: whether
-a request was needed. Invariant: a credential is innocent only where a challenge asked for it before
-it was sent. Follows design.md section 7 (I1, I3, I6), protocol-facts.md sections 1.6, 2.7 and 9.2.
+Owns: who may see a credential, what may be committed, what is never deleted.
+May not know: whether a request was needed.
+Invariants: a credential is innocent only where a challenge asked for it before it was sent.
+Follows: design.md section 7 (I1, I3, I6), protocol-facts.md sections 1.6, 2.7 and 9.2.
 """
 
 from __future__ import annotations

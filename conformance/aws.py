@@ -2,10 +2,12 @@
 metadata.
 
 Owns: who has which keys and tokens, until when, and what they may do; SigV4 as the server checks
-it; how each service words a refusal. May not know: sockets, any client, what a registry holds
-(`Private` and `Public` only say who may ask). Invariant: nothing is given for a request that is not
-word for word what the service documents; what no correct client sends is refused and noted in
-`journal.violations`. Time is an argument. Follows protocol-facts.md section 4.
+it; how each service words a refusal.
+May not know: sockets, any client, what a registry holds (`Private` and `Public` only say who may
+ask).
+Invariants: nothing is given for a request that is not word for word what the service documents;
+what no correct client sends is refused and noted in `journal.violations`. Time is an argument.
+Follows: protocol-facts.md section 4.
 """
 
 from __future__ import annotations

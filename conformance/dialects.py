@@ -1,9 +1,10 @@
 """How the clouds take blobs: the functions of their rows.
 
 Owns: which requests of an upload a provider refuses, and how; immutable tags, repositories that
-have to be made first, blobs that are seen late. May not know: sockets, logins, any client.
-Invariant: what a function does not name is the strict registry's. Follows protocol-facts.md
-sections 1.7, 1.8, 4.7, 4.9, 5.5, 6.5, 7.1 and 7.9.
+have to be made first, blobs that are seen late.
+May not know: sockets, logins, any client.
+Invariants: what a function does not name is the strict registry's.
+Follows: protocol-facts.md sections 1.7, 1.8, 4.7, 4.9, 5.5, 6.5, 7.1 and 7.9.
 """
 
 from __future__ import annotations

@@ -2,9 +2,10 @@
 commits.
 
 Owns: reading journals and the registries' content as facts about a client, and the table in which
-the rules of the `audit_*` modules stand. May not know: any rule. Invariant: only what was answered,
-whole and by the registry itself, counts as known to the client; an answer that a hook gave proves
-nothing against it.
+the rules of the `audit_*` modules stand.
+May not know: any rule.
+Invariants: only what was answered, whole and by the registry itself, counts as known to the client;
+an answer that a hook gave proves nothing against it.
 """
 
 from __future__ import annotations

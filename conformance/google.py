@@ -1,11 +1,12 @@
 """Google's login services: who may have an access token, and what it is good for.
 
 Owns: the token endpoint, the security token service, impersonation, the metadata server, the
-accounts, keys and pools behind them, and the credential files that these give out. May not know:
-registries, sockets, any client. Invariant: a token is given only for what proves an identity (a
-JWT's signature is verified with the account's public key, every claim is looked at); what no
-correct client would send is refused *and* noted in `journal.violations`. Times are arguments.
-Follows protocol-facts.md sections 5.2 to 5.4, RFC 7515 to 7523 and RFC 8693.
+accounts, keys and pools behind them, and the credential files that these give out.
+May not know: registries, sockets, any client.
+Invariants: a token is given only for what proves an identity (a JWT's signature is verified with
+the account's public key, every claim is looked at); what no correct client would send is refused
+*and* noted in `journal.violations`. Times are arguments.
+Follows: protocol-facts.md sections 5.2 to 5.4, RFC 7515 to 7523 and RFC 8693.
 
 One Site answers under all the names: a path belongs to one service, and a name that is not its own
 is refused.

@@ -1,8 +1,9 @@
 """Checks of the workflow Pull: blobs and manifests come out as they went in.
 
-Owns: what a download has to answer. May not know: how content got there (`Run.held` sees to it).
-Invariant: every body is compared byte for byte. Follows sections "Pull" and "API" of the OCI
-distribution specification 1.1.1.
+Owns: what a download has to answer.
+May not know: how content got there (`Run.held` sees to it).
+Invariants: every body is compared byte for byte.
+Follows: sections "Pull" and "API" of the OCI distribution specification 1.1.1.
 """
 
 from __future__ import annotations

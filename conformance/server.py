@@ -1,10 +1,11 @@
 """The thin edge: a Site on a TCP port, by h11 for heads and by hand for bodies.
 
-Owns: sockets, TLS, keep-alive, framing. May not know: what a registry is. Invariant: one exchange
-at a time per connection; a body of known length is received in place (`Exchange.room`) and sent
-from the stored pieces, never through a buffer of its own. h11 sees chunked bodies and the heads
-that heads.py leaves to it, one Connection object per exchange, because its buffer costs two copies
-(throughput.md).
+Owns: sockets, TLS, keep-alive, framing.
+May not know: what a registry is.
+Invariants: one exchange at a time per connection. A body of known length is received in place
+(`Exchange.room`) and sent from the stored pieces, never through a buffer of its own. h11 sees only
+chunked bodies and the heads that heads.py leaves to it, because its buffer costs two copies
+(throughput.md); each exchange has a Connection object of its own.
 
 `serve` is for tests on the same loop, `run_in_thread` for tests that drive another program.
 """
@@ -36,9 +37,8 @@ _READ = 1 << 16
 _HELLO = 0x16  # the first byte of a TLS handshake record, of no HTTP request
 _TURN = 1 << 20  # bytes moved before other tasks get their turn
 _JOINED = 1 << 14  # a body up to this leaves in one write with its head
-_LINGER = (
-    2.0  # after an early answer: how long unread bytes are taken so that the answer is not reset
-)
+# Seconds for which unread bytes are taken after an early answer: a reset would destroy the answer.
+_LINGER = 2.0
 
 
 class _Gone(Exception):
@@ -138,8 +138,10 @@ class _Stream:
 
 @dataclass
 class _Body:
-    """What follows a head: bytes that came with it, h11 where it read the head, whether it is the
-    last.
+    """How a body is to be received.
+
+    `held` are bytes that came with the head, `parser` is h11 where it read the head, `last` says
+    that the connection ends after this exchange.
     """
 
     held: bytes
@@ -218,8 +220,8 @@ class Server:
             return None
         request, body = begun
         exchange = self.app.open(request)
-        asked = exchange.asked()
-        exchange.start(await asked if inspect.isawaitable(asked) else asked)
+        override = exchange.asked()
+        exchange.start(await override if inspect.isawaitable(override) else override)
         early = exchange.is_early
         rest = b""
         if not early:
@@ -250,11 +252,11 @@ class Server:
     async def _begin(
         self, stream: _Stream, number: int, left: bytes
     ) -> tuple[Request, _Body] | None:
-        """Read a head; None, and everything said that is to be said, when there is none."""
+        """Read a head; None when there is none, and then every answer to it has been sent."""
         data = left
         if not left:
             data = await stream.receive()
-            # Looked at before anything else sees it: a greeting may hold an empty line by chance.
+            # First of all: a TLS greeting may hold an empty line, the end of a head, by chance.
             if data[0] == _HELLO:
                 self.journal.hellos += 1
                 return None

@@ -1,10 +1,12 @@
 """What is in registries and is no image: artifacts, referrers, attestations, what cosign and others
 push.
 
-Owns: these shapes. May not know: registries, clients. Invariant: as in shapes_images.py; a
-referrer's subject is always in the same sample, unless the shape says that it is nowhere. Follows
-the OCI image specification 1.1 ("Guidelines for Artifact Usage"), protocol-facts.md sections 1.3
-and 1.10, and the documents of the tools that are named.
+Owns: these shapes.
+May not know: registries, clients.
+Invariants: as in shapes_images.py; a referrer's subject is always in the same sample, unless the
+shape says that it is nowhere.
+Follows: the OCI image specification 1.1 ("Guidelines for Artifact Usage"), protocol-facts.md
+sections 1.3 and 1.10, and the documents of the tools that are named.
 """
 
 from __future__ import annotations

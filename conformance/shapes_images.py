@@ -1,9 +1,10 @@
 """Images and indexes of every valid shape, in both formats: platforms, layers, JSON as it is
 written.
 
-Owns: these shapes. May not know: registries, clients. Invariant: a strict registry takes every one
-of them, and a copy has the same bytes. Follows the OCI image specification 1.1 and Docker's schema
-2.
+Owns: these shapes.
+May not know: registries, clients.
+Invariants: a strict registry takes every one of them, and a copy has the same bytes.
+Follows: the OCI image specification 1.1 and Docker's schema 2.
 """
 
 from __future__ import annotations

@@ -1,9 +1,11 @@
 """Content that must not be copied: old formats, documents that say two things, bytes that are not
 theirs.
 
-Owns: these shapes, each with the reason. May not know: registries, clients. Invariant: each is an
-image that could be copied, with exactly one thing wrong. An index cannot hold itself: it would have
-to know its own digest. Follows protocol-facts.md sections 1.3 to 1.6 and 9.2 (R11 to R14).
+Owns: these shapes, each with the reason.
+May not know: registries, clients.
+Invariants: each is an image that could be copied, with exactly one thing wrong. An index cannot
+hold itself: it would have to know its own digest.
+Follows: protocol-facts.md sections 1.3 to 1.6 and 9.2 (R11 to R14).
 """
 
 from __future__ import annotations

@@ -1,9 +1,11 @@
 """Checks of the workflow Push, first half: blobs in every way, and mounts.
 
-Owns: what an upload has to answer, and that bytes which were refused are not there. May not know:
-how a registry stores. Invariant: each check uploads bytes of its own, so that nothing is there
-already by another's doing. Follows sections "Pushing blobs" and "Mounting a blob from another
-repository" of the OCI distribution specification 1.1.1.
+Owns: what an upload has to answer, and that bytes which were refused are not there.
+May not know: how a registry stores.
+Invariants: each check uploads bytes of its own, so that nothing is there already by another's
+doing.
+Follows: sections "Pushing blobs" and "Mounting a blob from another repository" of the OCI
+distribution specification 1.1.1.
 """
 
 from __future__ import annotations
