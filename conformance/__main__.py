@@ -1,10 +1,10 @@
-"""`python -m conformance serve | proxy | check`: a registry, faults in front of one, the checks of
-any.
+"""The command line: `python -m conformance serve | proxy | check`.
 
-Owns: the command line. May not know: anything that `App`, `Proxy` and `checks` do not say by
-themselves. Invariant: `serve` and `proxy` write one line on standard output, `serving URL`, once
-requests are answered, then nothing until SIGINT or SIGTERM, then on standard error what the faults
-did; `check` writes rows as they come, and its exit status is the verdict.
+Owns: arguments, output and exit statuses.
+May not know: what `App`, `Proxy` and `checks` keep to themselves.
+Invariants: `serve` and `proxy` write one line on standard output, `serving URL`, as soon as requests
+are answered. They write nothing more until SIGINT or SIGTERM, and then, on standard error, what the
+faults did. `check` writes rows as they come, and its exit status is the verdict.
 """
 
 from __future__ import annotations
@@ -65,13 +65,11 @@ async def _run_persona(arguments: argparse.Namespace) -> None:
     """Serve a provider, each part of it at a port of its own, or all under its host names."""
     user, _, password = (arguments.user or "").partition(":")
     with contextlib.ExitStack() as stack:
-        known = stack.enter_context(names(arguments.names)) if arguments.names else None
-        given = {
-            "names": known,
-            "port": arguments.port,
-            "users": {user: password} if user else None,
-        }
-        served = stack.enter_context(persona(arguments.persona, **given))
+        host_names = stack.enter_context(names(arguments.names)) if arguments.names else None
+        users = {user: password} if user else None
+        served = stack.enter_context(
+            persona(arguments.persona, names=host_names, port=arguments.port, users=users)
+        )
         if arguments.seed_images:
             seed_images(served.app)
         _read_faults(served.app, arguments)
@@ -144,7 +142,9 @@ def _check(arguments: argparse.Namespace) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m conformance", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m conformance", description=(__doc__ or "").partition("\n")[0]
+    )
     commands = parser.add_subparsers(dest="command", required=True)
     run = commands.add_parser("serve", help="serve an empty registry from memory")
     run.add_argument(

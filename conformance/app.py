@@ -1,11 +1,12 @@
 """The distribution specification as a pure decision: a request's head and body in, an answer out.
 
-Owns: what a strict OCI 1.1 registry answers, from memory. May not know: sockets, time, any client.
-Invariant: nothing becomes visible that was not verified (digest, size, media type, everything a
-manifest names), and every refusal carries the specification's error body with one of its codes (and
-TAG_INVALID, which it knows as old, for an immutable tag as ECR says it). What no correct client
-would send is refused *and* noted in `journal.violations`, so that a test can fail on it. Follows
-the OCI distribution specification 1.1.1; where that leaves a choice, distribution's
+Owns: what a strict OCI 1.1 registry answers, from memory.
+May not know: sockets, time, any client.
+Invariants: nothing becomes visible before it was verified (digest, size, media type, everything a
+manifest names). Every refusal carries the specification's error body with one of its codes, or
+TAG_INVALID, a code of older versions, which ECR uses for immutable tags. A request that no correct
+client sends is refused *and* noted in `journal.violations`, so that a test can fail on it.
+Follows: the OCI distribution specification 1.1.1, and distribution where that leaves a choice
 (protocol-facts.md sections 1.2 to 1.12).
 """
 
@@ -14,7 +15,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
-from typing import Literal, Protocol
+from typing import Literal, NamedTuple, Protocol
 from urllib.parse import quote
 
 from .exchange import Reception, Site
@@ -60,8 +61,7 @@ _METHODS = {
     "upload": {"GET", "PATCH", "PUT", "DELETE"},
 }
 
-# What the specification gives a meaning to; other parameters may be a registry's own and are let
-# through.
+# The parameters that the specification knows; others may be a registry's own and are let through.
 _PARAMETERS = {"artifactType", "digest", "from", "last", "mount", "n"}
 
 
@@ -73,6 +73,13 @@ class Auth(Protocol):
 
     def check(self, request: Request, needs: Sequence[Access]) -> Response | None:
         """Return the refusal, None when the request is allowed."""
+
+
+class _Page(NamedTuple):
+    """One page of a list, with a Link when more names are left."""
+
+    names: list[str]
+    headers: Headers = ()
 
 
 class App(Uploads):
@@ -122,9 +129,7 @@ class App(Uploads):
     # What tests put in and look at without a request.
 
     def add_blob(self, repository: str, data: bytes, digest: str | None = None) -> str:
-        """Hold a blob; its digest is not verified when given, so that a registry can be made to
-        lie.
-        """
+        """Hold a blob; a given `digest` is not verified, so that a registry can be made to lie."""
         digest = digest or digest_of(data)
         self.repositories[repository].blobs[digest] = Content(data)
         return digest
@@ -138,16 +143,16 @@ class App(Uploads):
             stored = read_manifest(body, media_type, digest, any_type=True)
         except Invalid:
             stored = Stored(media_type, body, digest, {})
-        held = self.repositories[repository]
-        held.manifests[digest] = stored
-        held.founded = True
-        held.tags.update(dict.fromkeys(tags, digest))
+        content = self.repositories[repository]
+        content.manifests[digest] = stored
+        content.founded = True
+        content.tags.update(dict.fromkeys(tags, digest))
         return digest
 
     def blob(self, repository: str, digest: str) -> bytes | None:
         """Return a blob that is held."""
-        found = self._known(repository).blobs.get(digest)
-        return None if found is None else bytes(found)
+        blob = self._known(repository).blobs.get(digest)
+        return None if blob is None else bytes(blob)
 
     def manifest(self, repository: str, reference: str) -> Stored | None:
         """Return a manifest that is held, by tag or digest."""
@@ -187,7 +192,7 @@ class App(Uploads):
     def _framing(self, request: Request) -> Response | None:
         """Refuse a body without a length, a length that is no number, and bodies where none belong.
 
-        `Expect` too: nothing here sends 100, and no registry is asked to (design.md section 9).
+        `Expect` is refused too: nothing here sends 100 Continue (design.md section 9).
         """
         if request.header("expect"):
             return self._wrong(request, 417, "UNSUPPORTED", "Expect is not met here")
@@ -222,12 +227,12 @@ class App(Uploads):
                     request, 400, "DIGEST_INVALID", "invalid digest", {"digest": reference}
                 )
         elif kind == "manifest" and not is_tag(reference):
-            # Nothing can have that name: the official suite reads `.INVALID_MANIFEST_NAME` and
+            # No manifest can have that name. The official suite reads `.INVALID_MANIFEST_NAME` and
             # wants 404.
-            status, code = (
-                (400, "MANIFEST_INVALID") if request.method == "PUT" else (404, "MANIFEST_UNKNOWN")
-            )
-            return self._wrong(request, status, code, "invalid tag", {"tag": reference})
+            detail = {"tag": reference}
+            if request.method == "PUT":
+                return self._wrong(request, 400, "MANIFEST_INVALID", "invalid tag", detail)
+            return self._wrong(request, 404, "MANIFEST_UNKNOWN", "invalid tag", detail)
         if request.method not in _METHODS[kind]:
             return self._wrong(
                 request, 405, "UNSUPPORTED", f"{request.method} is not for this path"
@@ -235,7 +240,7 @@ class App(Uploads):
         return self._querying(request)
 
     def _querying(self, request: Request) -> Response | None:
-        """Refuse queries that can be read in two ways, or that say a thing by halves."""
+        """Refuse queries that are ambiguous or incomplete."""
         named = [key for key, _ in request.query]
         twice = sorted({key for key in named if key in _PARAMETERS and named.count(key) > 1})
         if twice:
@@ -271,69 +276,72 @@ class App(Uploads):
 
     # Lists.
 
-    def _page(
-        self, request: Request, names: list[str], limit: int | None
-    ) -> tuple[list[str], Headers] | Response:
-        """Cut a sorted list by `n`, `last` and this registry's own limit; Link when something is
-        left.
-        """
-        wanted = request.parameter("n")
-        if wanted is not None and not (wanted.isascii() and wanted.isdigit()):
+    def _page(self, request: Request, names: list[str], limit: int | None) -> _Page | Response:
+        """Cut a sorted list by `n`, `last` and this registry's own limit."""
+        asked_size = request.parameter("n")
+        if asked_size is not None and not (asked_size.isascii() and asked_size.isdigit()):
             return self._wrong(
-                request, 400, "UNSUPPORTED", "invalid number of results", {"n": wanted}
+                request, 400, "UNSUPPORTED", "invalid number of results", {"n": asked_size}
             )
-        size = min(
-            (n for n in (int(wanted) if wanted else None, limit) if n is not None), default=None
-        )
+        sizes = [int(asked_size)] if asked_size else []
+        if limit is not None:
+            sizes.append(limit)
+        size = min(sizes, default=None)
         last = request.parameter("last")
         rest = [name for name in names if last is None or name > last]
         if size == 0 or size is None or size >= len(rest):
-            return rest if size != 0 else [], ()
-        page = rest[:size]
-        link = f'<{request.path}?last={quote(page[-1], safe="")}&n={size}>; rel="next"'
-        return page, [("Link", link)]
+            return _Page(rest if size != 0 else [])
+        listed = rest[:size]
+        link = f'<{request.path}?last={quote(listed[-1], safe="")}&n={size}>; rel="next"'
+        return _Page(listed, [("Link", link)])
 
     def _get_tag_list(self, request: Request) -> Response:
-        held = self.repositories.get(request.repository)
-        if held is None or not held.founded:
+        repository = self.repositories.get(request.repository)
+        if repository is None or not repository.founded:
             return self._no_name(request)
-        page = self._page(request, sorted(held.tags), self.page_size)
+        page = self._page(request, sorted(repository.tags), self.page_size)
         if isinstance(page, Response):
             return page
-        return self._json({"name": request.repository, "tags": page[0]}, page[1])
+        return self._json({"name": request.repository, "tags": page.names}, page.headers)
 
     def _get_catalog(self, request: Request) -> Response:
-        names = sorted(name for name, held in self.repositories.items() if held.manifests)
-        page = self._page(request, names, self.page_size)
-        return (
-            page if isinstance(page, Response) else self._json({"repositories": page[0]}, page[1])
+        names = sorted(
+            name for name, repository in self.repositories.items() if repository.manifests
         )
+        page = self._page(request, names, self.page_size)
+        if isinstance(page, Response):
+            return page
+        return self._json({"repositories": page.names}, page.headers)
 
     def _get_referrers(self, request: Request) -> Response:
         if not self.referrers_api:
             return error(404, "UNSUPPORTED", "the referrers API is not here")
-        found = [
+        descriptors = [
             entry.descriptor()
             for entry in self._known(request.repository).referrers(request.reference)
         ]
-        wanted = request.parameter("artifactType")
+        artifact_type = request.parameter("artifactType")
         headers: list[tuple[str, str]] = []
-        if wanted and self.referrers_filter:
-            found = [entry for entry in found if entry.get("artifactType") == wanted]
+        if artifact_type and self.referrers_filter:
+            descriptors = [
+                entry for entry in descriptors if entry.get("artifactType") == artifact_type
+            ]
             headers.append(("OCI-Filters-Applied", "artifactType"))
         if self.referrers_page is not None:
             last = request.parameter("last") or ""
-            found = [entry for entry in found if entry["digest"] > last]
-            if len(found) > self.referrers_page:
-                found = found[: self.referrers_page]
+            descriptors = [entry for entry in descriptors if entry["digest"] > last]
+            if len(descriptors) > self.referrers_page:
+                descriptors = descriptors[: self.referrers_page]
                 more = [
-                    ("last", found[-1]["digest"]),
-                    *([("artifactType", wanted)] if wanted else []),
+                    ("last", descriptors[-1]["digest"]),
+                    *([("artifactType", artifact_type)] if artifact_type else []),
                 ]
                 query = "&".join(f"{key}={quote(value, safe='')}" for key, value in more)
                 headers.append(("Link", f'<{request.path}?{query}>; rel="next"'))
         return self._json(
-            {"schemaVersion": 2, "mediaType": OCI_INDEX, "manifests": found}, headers, OCI_INDEX
+            {"schemaVersion": 2, "mediaType": OCI_INDEX, "manifests": descriptors},
+            headers,
+            OCI_INDEX,
         )
 
     @staticmethod
@@ -349,37 +357,36 @@ class App(Uploads):
     # Manifests.
 
     def _get_manifest(self, request: Request) -> Response:
-        held = self._known(request.repository)
-        found = held.find(request.reference)
-        if found is None:
+        repository = self._known(request.repository)
+        manifest = repository.find(request.reference)
+        if manifest is None:
             detail = {"Name": request.repository, "Reference": request.reference}
             return error(404, "MANIFEST_UNKNOWN", "manifest unknown", detail)
         accepted = {part.partition(";")[0].strip() for part in request.header("accept").split(",")}
-        if found.media_type not in accepted:
-            # What distribution does, which knows neither q-values nor */* (protocol-facts.md
-            # section 1.3).
-            if found.media_type in (OCI_MANIFEST, OCI_INDEX):
-                kind = "manifest" if found.media_type == OCI_MANIFEST else "index"
+        if manifest.media_type not in accepted:
+            # As distribution, which knows neither q-values nor */* (protocol-facts.md section 1.3).
+            if manifest.media_type in (OCI_MANIFEST, OCI_INDEX):
+                kind = "manifest" if manifest.media_type == OCI_MANIFEST else "index"
                 text = f"OCI {kind} found, but accept header does not support OCI {kind}s"
                 return error(404, "MANIFEST_UNKNOWN", text)
-            if found.media_type == DOCKER_LIST and ":" not in request.reference:
-                found = self._default_child(held, found)
-                if found is None:
+            if manifest.media_type == DOCKER_LIST and ":" not in request.reference:
+                manifest = self._default_child(repository, manifest)
+                if manifest is None:
                     return error(404, "MANIFEST_UNKNOWN", "no manifest for linux/amd64 in the list")
-        etag = f'"{found.digest}"'
-        headers = [("Docker-Content-Digest", found.digest), ("Etag", etag)]
-        if request.header("if-none-match") in (etag, found.digest):
+        etag = f'"{manifest.digest}"'
+        headers = [("Docker-Content-Digest", manifest.digest), ("Etag", etag)]
+        if request.header("if-none-match") in (etag, manifest.digest):
             return Response(304, headers)
-        return Response(200, [("Content-Type", found.media_type), *headers], found.body)
+        return Response(200, [("Content-Type", manifest.media_type), *headers], manifest.body)
 
     _head_manifest = _get_manifest
 
     @staticmethod
-    def _default_child(held: Repository, index: Stored) -> Stored | None:
+    def _default_child(repository: Repository, index: Stored) -> Stored | None:
         for child in index.children:
             platform = child.get("platform") or {}
             if (platform.get("os"), platform.get("architecture")) == ("linux", "amd64"):
-                return held.manifests.get(child["digest"])
+                return repository.manifests.get(child["digest"])
         return None
 
     def _put_manifest(self, request: Request) -> Response | Reception:
@@ -415,20 +422,20 @@ class App(Uploads):
             return self._wrong(request, 400, "MANIFEST_INVALID", f"manifest invalid: {problem}")
         except Invalid as problem:
             return error(400, "MANIFEST_INVALID", "manifest invalid", str(problem))
-        # Nothing may appear, not even a repository's name, before everything was checked.
-        held = self._known(request.repository)
-        refusal = self._missing(held, stored) if self.require_blobs else None
+        # Before everything was checked not even the repository's name may appear.
+        repository = self._known(request.repository)
+        refusal = self._missing(repository, stored) if self.require_blobs else None
         if refusal is not None:
             return refusal
-        if not by_digest and self.immutable_tags and request.reference in held.tags:
+        if not by_digest and self.immutable_tags and request.reference in repository.tags:
             # protocol-facts.md section 4.9: refused even when the digest is the same.
             text = f"The image tag '{request.reference}' already exists and the repository is immutable."
             return error(400, "TAG_INVALID", text)
-        held = self.repositories[request.repository]
-        held.manifests[digest] = stored
-        held.founded = True
+        repository = self.repositories[request.repository]
+        repository.manifests[digest] = stored
+        repository.founded = True
         if not by_digest:
-            held.tags[request.reference] = digest
+            repository.tags[request.reference] = digest
         headers = [
             ("Location", f"{request.origin}/v2/{request.repository}/manifests/{digest}"),
             ("Docker-Content-Digest", digest),
@@ -438,11 +445,11 @@ class App(Uploads):
         return Response(201, headers)
 
     @staticmethod
-    def _missing(held: Repository, stored: Stored) -> Response | None:
+    def _missing(repository: Repository, stored: Stored) -> Response | None:
         """Refuse a manifest unless everything that it names is here, in the size that it says."""
         missing: list[str] = []
         for part in stored.blobs:
-            blob = held.blobs.get(part["digest"])
+            blob = repository.blobs.get(part["digest"])
             if blob is None:
                 if not is_foreign(part["mediaType"]):
                     missing.append(part["digest"])
@@ -451,18 +458,20 @@ class App(Uploads):
                     400, "MANIFEST_INVALID", "manifest invalid", f"size of {part['digest']}"
                 )
         for part in stored.children:
-            child = held.manifests.get(part["digest"])
-            size = (
-                len(child.body) if child else getattr(held.blobs.get(part["digest"]), "size", None)
-            )
-            if size is None:
+            child = repository.manifests.get(part["digest"])
+            blob = repository.blobs.get(part["digest"])
+            if child is None and blob is None:
                 missing.append(part["digest"])
-            elif size != part["size"]:
+                continue
+            size = blob.size if blob is not None else 0
+            if child is not None:
+                size = len(child.body)
+            if size != part["size"]:
                 return error(
                     400, "MANIFEST_INVALID", "manifest invalid", f"size of {part['digest']}"
                 )
         text = "blob unknown to registry"
-        # Once per place that names it, as distribution does.
+        # A digest that is named twice is listed twice, as distribution does.
         listed = [("MANIFEST_BLOB_UNKNOWN", text, {"digest": digest}) for digest in missing]
         return errors(400, listed) if listed else None
 
@@ -471,15 +480,17 @@ class App(Uploads):
             return error(405, "UNSUPPORTED", "deletion is disabled")
         if ":" not in request.reference and not self.tag_deletes:
             return error(405, "UNSUPPORTED", "deletion of tags is disabled")
-        held = self._known(request.repository)
-        if held.find(request.reference) is None:
+        repository = self._known(request.repository)
+        if repository.find(request.reference) is None:
             return error(404, "MANIFEST_UNKNOWN", "manifest unknown")
         if ":" in request.reference:
-            del held.manifests[request.reference]
-            for tag in [tag for tag, digest in held.tags.items() if digest == request.reference]:
-                del held.tags[tag]
+            del repository.manifests[request.reference]
+            for tag in [
+                tag for tag, digest in repository.tags.items() if digest == request.reference
+            ]:
+                del repository.tags[tag]
         else:
-            del held.tags[request.reference]
+            del repository.tags[request.reference]
         return Response(202)
 
     # Blobs.
@@ -494,10 +505,10 @@ class App(Uploads):
             ("Etag", f'"{request.reference}"'),
             ("Accept-Ranges", "bytes"),
         ]
-        asked = _BYTES_RANGE.match(request.header("range"))
-        if asked is None or request.method == "HEAD" or asked.groups() == ("", ""):
+        span = _BYTES_RANGE.match(request.header("range"))
+        if span is None or request.method == "HEAD" or span.groups() == ("", ""):
             return Response(200, headers, blob.pieces())
-        first, last = asked.groups()
+        first, last = span.groups()
         start = int(first) if first else max(blob.size - int(last), 0)
         end = min(int(last), blob.size - 1) if first and last else blob.size - 1
         if start > end:

@@ -1,10 +1,11 @@
 """Images with what is attached to them, put into a registry as a client would have.
 
 Owns: families (an image, its referrers, cosign's tags, what a copy with `platforms` keeps) and the
-index that a client keeps under the fallback tag. May not know: what a copier is told to do.
-Invariant: every referrer's subject is in the family; what is `lost` has a subject that the copy
-does not keep, or refers to one that has. Follows protocol-facts.md section 1.10 and the shapes of
-shapes_artifacts.py.
+index that a client keeps under the fallback tag.
+May not know: what a copier is told to do.
+Invariants: every referrer's subject is in the family; what is `lost` has a subject that the copy
+does not keep, or refers to one that has.
+Follows: protocol-facts.md section 1.10 and the shapes of shapes_artifacts.py.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from .images import EMPTY_CONFIG, EMPTY_TYPE, Image, Part, Seed, compose, push_http
+from .copies import push_http
+from .images import EMPTY_CONFIG, EMPTY_TYPE, Image, Part, Seed, compose
 from .messages import Request
 from .samples import Sample
 from .shapes import shapes
@@ -82,8 +84,9 @@ class Family:
             push_http(each, address, repository)
         for name, each in self.sample.tagged.items():
             push_http(each, address, repository, name)
-        for name, listed in fallback_lists(self.sample.attached).items() if lists else ():
-            push_http(listed, address, repository, name)
+        if lists:
+            for name, listed in fallback_lists(self.sample.attached).items():
+                push_http(listed, address, repository, name)
         return self
 
 

@@ -1,8 +1,9 @@
 """What a client did wrong, by name, from the journals of everybody that it talked to.
 
-Owns: the table of mistakes and their order. May not know: how a client is made, what it was told to
-do. Invariant: a finding names its mistake and shows the exchanges; what a failure, or an answer
-that a hook gave, explains is no finding. The rules are in `audit_protocol` (what strict registries
+Owns: the table of mistakes and their order.
+May not know: how a client is made, what it was told to do.
+Invariants: a finding names its mistake and shows the exchanges; what a failure, or an answer that a
+hook gave, explains is no finding. The rules are in `audit_protocol` (what strict registries
 refuse), `audit_safety` (secrets and content) and `audit_discipline` (requests that were not
 needed).
 

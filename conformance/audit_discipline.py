@@ -1,9 +1,10 @@
 """Requests that were not needed: what the client knew, or could have known, when it asked.
 
-Owns: design.md section 6 as rules about sequences. May not know: credentials, the grammar of
-requests. Invariant: a repetition is a mistake only beyond the failures that excuse it, and only
-what had been answered when a request was sent counts as known. Follows design.md sections 6 and 7
-(I4).
+Owns: design.md section 6 as rules about sequences.
+May not know: credentials, the grammar of requests.
+Invariants: a repetition is a mistake only beyond the failures that excuse it, and only what had
+been answered when a request was sent counts as known.
+Follows: design.md sections 6 and 7 (I4).
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import chain, pairwise
 
-from .evidence import FALLBACK, Act, Run, Session, grouped, parameters, rule, single
+from .evidence import FALLBACK, Act, RepositoryKey, Run, Session, grouped, parameters, rule, single
 from .messages import digest_of
 
 __all__: list[str] = []
@@ -268,8 +269,8 @@ def known_blob_asked(run: Run) -> Iterator[tuple[Act, ...]]:
         ]
         # A lost answer is asked for three times (rule 16).
         excuses = run.excuses(act.digest, act)
-        heads = sum(each.entry.method == "HEAD" for each in known)
-        enough = not excuses or heads > _LOST_ANSWER_QUESTIONS * excuses
+        heads = [each for each in known if each.entry.method == "HEAD"]
+        enough = not excuses or len(heads) > _LOST_ANSWER_QUESTIONS * excuses
         if known and enough and not doubted and not _confirms(run, known[-1], act):
             yield known[-1], act
 
@@ -344,7 +345,7 @@ def session_unused(run: Run) -> Iterator[tuple[Act, ...]]:
 )
 def mount_uncommitted(run: Run) -> Iterator[tuple[Act, ...]]:
     for act in run.select("POST", "upload_start"):
-        source = (act.place, act.entry.query.get("from", ""))
+        source = RepositoryKey(act.place, act.entry.query.get("from", ""))
         if _is_mount(act) and not run.committed(source, act.entry.query["mount"], act):
             yield (act,)
 
@@ -366,7 +367,7 @@ def mount_refused_again(run: Run) -> Iterator[tuple[Act, ...]]:
 def upload_without_mount(run: Run) -> Iterator[tuple[Act, ...]]:
     tried = [act for act in run.select("POST", "upload_start") if _is_mount(act)]
     refusing = {act.place for act in tried if act.entry.status != 201}
-    own = {(place, name) for place, name, _ in run.commits}
+    own = {RepositoryKey(place, name) for place, name, _ in run.commits}
     for session in run.sessions:
         act = session.opener
         digest = session.digest
@@ -383,7 +384,7 @@ def upload_without_mount(run: Run) -> Iterator[tuple[Act, ...]]:
                     for part in run.repositories(place)[name].manifests[manifest].blobs
                 )
             ]
-            if repository[0] == act.place and commits:
+            if repository.place == act.place and commits:
                 yield commits[0], act
                 break
 
@@ -409,7 +410,7 @@ def token_twice(run: Run) -> Iterator[tuple[Act, ...]]:
                 act
                 for act in run.acts
                 if act.entry.status in (401, 403)
-                and act.entry.authorization[0] == "bearer"
+                and act.entry.authorization.scheme == "bearer"
                 and one.entry.begun < (act.entry.ended or 0) < other.entry.begun
             ]
             if not lost:
@@ -420,7 +421,7 @@ def token_twice(run: Run) -> Iterator[tuple[Act, ...]]:
 def challenge_twice(run: Run) -> Iterator[tuple[Act, ...]]:
     for acts in grouped((each.giver for each in run.challenges), lambda act: act.origin).values():
         bare = [
-            act for act in acts if not act.entry.authorization[0] and not run.is_redirected(act)
+            act for act in acts if not act.entry.authorization.scheme and not run.is_redirected(act)
         ]
         for act in bare[1:]:
             # What was about to be sent when the first was refused may be sent yet.
@@ -428,7 +429,7 @@ def challenge_twice(run: Run) -> Iterator[tuple[Act, ...]]:
                 each
                 for each in run.acts
                 if each.origin == act.origin
-                and each.entry.authorization[0]
+                and each.entry.authorization.scheme
                 and (each.place, each.entry.connection) == (act.place, act.entry.connection)
                 and each.before(act)
             ]

@@ -1,8 +1,9 @@
 """Mistakes that a strict registry refuses, or that only a wrong client sends.
 
-Owns: the rules of the distribution specification about requests. May not know: who is source or
-target. Invariant: each looks at requests; an answer counts only where the registry itself gave it.
-Follows the OCI distribution specification 1.1.1 and protocol-facts.md sections 1.2 to 1.9.
+Owns: the rules of the distribution specification about requests.
+May not know: who is source or target.
+Invariants: each looks at requests; an answer counts only where the registry itself gave it.
+Follows: the OCI distribution specification 1.1.1 and protocol-facts.md sections 1.2 to 1.9.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from itertools import pairwise
+from typing import NamedTuple
 
 from .evidence import Act, Run, parameters, rule, single, without_digest
 from .messages import is_digest, is_name, is_tag
@@ -46,9 +48,16 @@ def _is_body(act: Act) -> bool:
     return act.entry.kind == "upload" and act.entry.method in ("PATCH", "PUT")
 
 
-def _span(act: Act) -> tuple[int, int] | None:
-    found = _RANGE.match(act.entry.headers.get("content-range", ""))
-    return (int(found[1]), int(found[2])) if found else None
+class _Span(NamedTuple):
+    """What a Content-Range says: the first byte and the last, counted from 0."""
+
+    first: int
+    last: int
+
+
+def _span(act: Act) -> _Span | None:
+    match = _RANGE.match(act.entry.headers.get("content-range", ""))
+    return _Span(int(match[1]), int(match[2])) if match else None
 
 
 # Framing.
@@ -155,7 +164,7 @@ def content_range_form(act: Act) -> bool:
 @single("protocol", "Content-Range and Content-Length differ")
 def content_range_length(act: Act) -> bool:
     span = _span(act)
-    return _is_body(act) and span is not None and _length(act) != span[1] - span[0] + 1
+    return _is_body(act) and span is not None and _length(act) != span.last - span.first + 1
 
 
 @rule("protocol", "a chunk does not begin where the one before it ended")
@@ -167,7 +176,8 @@ def chunk_order(run: Run) -> Iterator[tuple[Act, ...]]:
             if not _is_body(act):
                 continue
             span = _span(act)
-            if span is not None and span[0] != offset and not any(each.is_failure for each in sent):
+            misplaced = span is not None and span.first != offset
+            if misplaced and not any(chunk.is_failure for chunk in sent):
                 yield (*sent, act)
                 break
             sent.append(act)

@@ -1,8 +1,9 @@
 """Mistakes that cost somebody his secrets or his images.
 
-Owns: who may see a credential, what may be committed, what is never deleted. May not know: whether
-a request was needed. Invariant: a credential is innocent only where a challenge asked for it before
-it was sent. Follows design.md section 7 (I1, I3, I6), protocol-facts.md sections 1.6, 2.7 and 9.2.
+Owns: who may see a credential, what may be committed, what is never deleted.
+May not know: whether a request was needed.
+Invariants: a credential is innocent only where a challenge asked for it before it was sent.
+Follows: design.md section 7 (I1, I3, I6), protocol-facts.md sections 1.6, 2.7 and 9.2.
 """
 
 from __future__ import annotations
@@ -116,7 +117,7 @@ def credential_unasked(run: Run) -> Iterator[tuple[Act, ...]]:
         # meant for it.
         if not _carries(act) or _realms(run, act) or act.entry.kind == "login":
             continue
-        scheme = act.entry.authorization[0]
+        scheme = act.entry.authorization.scheme
         asked = [
             each
             for each in run.challenges
@@ -128,8 +129,8 @@ def credential_unasked(run: Run) -> Iterator[tuple[Act, ...]]:
 
 @rule("safety", "a token goes to a registry whose token service did not give it")
 def token_of_another(run: Run) -> Iterator[tuple[Act, ...]]:
-    bearing = [act for act in run.acts if act.entry.authorization[0] == "bearer"]
-    for acts in grouped(bearing, lambda act: act.entry.authorization[1]).values():
+    bearing = [act for act in run.acts if act.entry.authorization.scheme == "bearer"]
+    for acts in grouped(bearing, lambda act: act.entry.authorization.value).values():
         first = acts[0]
         realms = {each.realm for each in run.challenges if each.giver.origin == first.origin}
         for act in acts[1:]:
@@ -148,7 +149,7 @@ def credential_in_clear(run: Run) -> Iterator[tuple[Act, ...]]:
         safe = [
             each
             for each in run.acts
-            if each.origin.startswith("https:") and sent[1] and each.entry.authorization == sent
+            if each.origin.startswith("https:") and sent.value and each.entry.authorization == sent
         ]
         named = [origin for origin in _realms(run, act) if origin.startswith("https:")]
         if safe or named:
@@ -158,7 +159,9 @@ def credential_in_clear(run: Run) -> Iterator[tuple[Act, ...]]:
 @rule("safety", "a secret stands in a URL: it ends in the logs of every server on the way")
 def secret_in_url(run: Run) -> Iterator[tuple[Act, ...]]:
     sent = {
-        text for act in run.acts for text in (*act.entry.sent_secrets(), act.entry.authorization[1])
+        text
+        for act in run.acts
+        for text in (*act.entry.sent_secrets(), act.entry.authorization.value)
     }
     secrets = {text for text in sent if len(text) >= _SHORTEST_SECRET}
     # What a server itself put into a Location or realm comes back as it was.
@@ -231,7 +234,9 @@ def content_missing(run: Run) -> Iterator[tuple[Act, ...]]:
         for part in (*manifest.blobs, *manifest.children):
             blob = held.blobs.get(part["digest"])
             child = held.manifests.get(part["digest"])
-            size = len(child.body) if child else blob.size if blob else None
+            size = blob.size if blob else None
+            if child:
+                size = len(child.body)
             if size != part["size"] and not (size is None and is_foreign(part["mediaType"])):
                 yield (act,)
                 break

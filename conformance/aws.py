@@ -2,10 +2,12 @@
 metadata.
 
 Owns: who has which keys and tokens, until when, and what they may do; SigV4 as the server checks
-it; how each service words a refusal. May not know: sockets, any client, what a registry holds
-(`Private` and `Public` only say who may ask). Invariant: nothing is given for a request that is not
-word for word what the service documents; what no correct client sends is refused and noted in
-`journal.violations`. Time is an argument. Follows protocol-facts.md section 4.
+it; how each service words a refusal.
+May not know: sockets, any client, what a registry holds (`Private` and `Public` only say who may
+ask).
+Invariants: nothing is given for a request that is not word for word what the service documents;
+what no correct client sends is refused and noted in `journal.violations`. Time is an argument.
+Follows: protocol-facts.md section 4.
 """
 
 from __future__ import annotations
@@ -160,7 +162,8 @@ class Aws(Site):
             made.refresh = f"sso-refresh-{number}" * 4
             made.client = (f"client-{number}", f"sso-client-secret-{number}")
         self.logins[made.access] = made
-        self.secrets |= {made.access, made.refresh, made.client[1]} - {""}
+        _, client_secret = made.client
+        self.secrets |= {made.access, made.refresh, client_secret} - {""}
         return made
 
     @staticmethod
@@ -185,11 +188,14 @@ class Aws(Site):
             return found[1]
         if request.path.startswith("/latest/"):
             return "imds"
-        return "container" if self.container and request.path == self.container[0] else "unknown"
+        path, _ = self.container or ("", "")
+        return "container" if path and request.path == path else "unknown"
 
     def start(self, request: Request) -> Answer | Reception:
         """Receive a short body, then ask the service."""
-        request.kind, service, content = "login", self._service(request), Content()
+        request.kind = "login"
+        service = self._service(request)
+        content = Content()
         self.requests.append(service)
         return Reception(
             content, lambda _: self._answer(service, request, bytes(content)), limit=1 << 16
@@ -308,7 +314,8 @@ class Aws(Site):
             return self._wrong(request, 400, "UnknownOperationException", "no such operation")
         signer = self._signer(request, body)
         if not isinstance(signer, Identity):
-            return self._dated(_json(400, {"__type": signer[0], "message": signer[1]}))
+            name, message = signer
+            return self._dated(_json(400, {"__type": name, "message": message}))
         if body != b"{}":
             return self._wrong(
                 request, 400, "InvalidParameterException", "registryIds is deprecated"
@@ -467,9 +474,10 @@ class Aws(Site):
 
     def _container(self, request: Request) -> Response:
         assert self.container is not None
+        _, token = self.container
         if request.method != "GET" or request.header("accept") != "application/json":
             return self._wrong(request, 400, "BadRequest", "GET, application/json")
-        if request.header("authorization") != self.container[1]:
+        if request.header("authorization") != token:
             return _json(401, {"code": "401", "message": "Authorization token is invalid"})
         made, ends = self._given("container", frozenset({"ecr", "ecr-public", "sts"}))
         keys = {"AccessKeyId": made.access, "SecretAccessKey": made.secret, "Token": made.session}

@@ -2,8 +2,9 @@
 URL.
 
 Owns: what a check is, the order in which checks run, what becomes of their outcome, how it is
-shown. May not know: what any single check asks (pulling, pushing, discovering, managing), sockets.
-Invariant: a check passes only when the registry did what the cited sentence says; it is skipped,
+shown.
+May not know: what any single check asks (pulling, pushing, discovering, managing), sockets.
+Invariants: a check passes only when the registry did what the cited sentence says; it is skipped,
 with the reason, when the registry says that it has not something which the specification leaves
 open, or when what it rests on could not be had. Cites the OCI distribution specification 1.1.1 by
 section, with the word (MUST, SHOULD, MAY) that binds.
@@ -502,7 +503,7 @@ def line(row: Row) -> str:
 def count(rows: Sequence[Row]) -> dict[Outcome, int]:
     """Count the rows by outcome."""
     outcomes: tuple[Outcome, ...] = ("pass", "fail", "skip")
-    return {outcome: sum(row.outcome == outcome for row in rows) for outcome in outcomes}
+    return {outcome: sum(1 for row in rows if row.outcome == outcome) for outcome in outcomes}
 
 
 def counted(rows: Sequence[Row]) -> str:

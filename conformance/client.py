@@ -1,10 +1,11 @@
 """An HTTP client of one registry, for the checks: plain, slow and easy to believe.
 
-Owns: connections, redirects of downloads, Basic and the token service, waiting when asked to. May
-not know: what an answer should be. Invariant: an answer is given back as it came, whatever its
-status, but for 401 and 429 that can be met; credentials go to the registry's origin and to the
-realm that it names, nowhere else. Uses http.client only. Follows RFC 9110 and the distribution
-project's token specification (protocol-facts.md section 2).
+Owns: connections, redirects of downloads, Basic and the token service, waiting when asked to.
+May not know: what an answer should be.
+Invariants: an answer is given back as it came, whatever its status, but for 401 and 429 that can be
+met; credentials go to the registry's origin and to the realm that it names, nowhere else. Uses
+http.client only.
+Follows: RFC 9110 and the distribution project's token specification (protocol-facts.md section 2).
 """
 
 from __future__ import annotations
@@ -55,12 +56,19 @@ class Reply(NamedTuple):
 Send: TypeAlias = "Callable[[str, str, Mapping[str, str], bytes | None], Reply]"
 
 
+class _Origin(NamedTuple):
+    """Whom a connection is kept for."""
+
+    scheme: str
+    netloc: str
+
+
 class Wire:
     """Sends over sockets; one kept connection per origin."""
 
     def __init__(self, context: ssl.SSLContext | None = None) -> None:
         self._context = context
-        self._kept: dict[tuple[str, str], http.client.HTTPConnection] = {}
+        self._kept: dict[_Origin, http.client.HTTPConnection] = {}
 
     def close(self) -> None:
         for connection in self._kept.values():
@@ -71,37 +79,37 @@ class Wire:
         self, method: str, url: str, headers: Mapping[str, str], body: bytes | None
     ) -> Reply:
         parts = urlsplit(url)
-        key = (parts.scheme, parts.netloc)
+        origin = _Origin(parts.scheme, parts.netloc)
         target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
-        if key in self._kept:
+        if origin in self._kept:
             try:
-                return self._exchange(key, method, url, target, headers, body)
+                return self._exchange(origin, method, url, target, headers, body)
             except NoAnswer:
                 pass  # a kept connection may have been closed meanwhile: once more on a new one
-        return self._exchange(key, method, url, target, headers, body)
+        return self._exchange(origin, method, url, target, headers, body)
 
-    def _connection(self, key: tuple[str, str]) -> http.client.HTTPConnection:
-        connection = self._kept.get(key)
+    def _connection(self, origin: _Origin) -> http.client.HTTPConnection:
+        connection = self._kept.get(origin)
         if connection is None:
-            if key[0] == "https":
+            if origin.scheme == "https":
                 connection = http.client.HTTPSConnection(
-                    key[1], timeout=_TIMEOUT, context=self._context
+                    origin.netloc, timeout=_TIMEOUT, context=self._context
                 )
             else:
-                connection = http.client.HTTPConnection(key[1], timeout=_TIMEOUT)
-            self._kept[key] = connection
+                connection = http.client.HTTPConnection(origin.netloc, timeout=_TIMEOUT)
+            self._kept[origin] = connection
         return connection
 
     def _exchange(
         self,
-        key: tuple[str, str],
+        origin: _Origin,
         method: str,
         url: str,
         target: str,
         headers: Mapping[str, str],
         body: bytes | None,
     ) -> Reply:
-        connection = self._connection(key)
+        connection = self._connection(origin)
         try:
             # A refusal may come, and the connection end, while the body is still being sent.
             with suppress(BrokenPipeError, ConnectionResetError):
@@ -111,21 +119,21 @@ class Wire:
                 data = answer.read()
             except http.client.IncompleteRead as short:
                 data = short.partial  # distribution's 416 declares the blob's length
-                self._drop(key)
+                self._drop(origin)
         except (OSError, http.client.HTTPException, ValueError) as problem:
-            self._drop(key)
+            self._drop(origin)
             said = str(problem) or type(problem).__name__
             raise NoAnswer(f"{method} {url}: {said}") from problem
         if answer.will_close:
-            self._drop(key)
+            self._drop(origin)
         lines: dict[str, str] = {}
         for name, value in answer.getheaders():
             lower = name.lower()
             lines[lower] = f"{lines[lower]}, {value}" if lower in lines else value
         return Reply(method, url, answer.status, lines, data)
 
-    def _drop(self, key: tuple[str, str]) -> None:
-        connection = self._kept.pop(key, None)
+    def _drop(self, origin: _Origin) -> None:
+        connection = self._kept.pop(origin, None)
         if connection is not None:
             connection.close()
 

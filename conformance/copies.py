@@ -1,9 +1,9 @@
-"""Whole graphs over plain HTTP, by the standard library's client: put one in, take one out,
-compare.
+"""Whole graphs over plain HTTP: pushed, fetched and compared, by the standard library's client.
 
-Owns: a second opinion on what a registry holds, independent of the program that is tested. May not
-know: tokens beyond a fixed Authorization value, retries, concurrency. Invariant: every body that
-comes out was asked for by digest and has it. Follows protocol-facts.md sections 1.3 to 1.7.
+Owns: a second opinion on what a registry holds, independent of the program that is tested.
+May not know: tokens beyond a fixed Authorization value, retries, concurrency.
+Invariants: every body that is returned has the digest by which it was asked for.
+Follows: protocol-facts.md sections 1.3 to 1.7.
 """
 
 from __future__ import annotations
@@ -12,15 +12,12 @@ import json
 import ssl
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 from urllib.parse import urljoin
 
 from .client import Reply, Wire, next_page, with_query
+from .images import Image
 from .messages import digest_of
 from .storage import DOCKER_LIST, DOCKER_MANIFEST, INDEXES, OCI_INDEX, OCI_MANIFEST, is_foreign
-
-if TYPE_CHECKING:
-    from .images import Image
 
 __all__ = ["ACCEPT", "fetch_http", "identical", "push_http"]
 
@@ -101,44 +98,48 @@ def fetch_http(
     context: ssl.SSLContext | None = None,
     referrers: bool = False,
 ) -> dict[str, bytes]:
-    """Fetch everything below `reference`: digest -> bytes, verified; foreign layers where they are
-    held.
+    """Fetch everything below `reference`: digest -> bytes, verified; foreign layers if they are there.
 
-    With `referrers`, what refers to any manifest of the graph as well, by the API or the fallback
-    tag.
+    With `referrers`, everything that refers to a manifest of the graph as well, by the API or the
+    fallback tag.
     """
-    found: dict[str, bytes] = {}
+    contents: dict[str, bytes] = {}
     with _client(address, authorization, context) as client:
         waiting = [reference]
         while waiting:
-            asked = waiting.pop()
-            if asked in found:
+            wanted = waiting.pop()
+            if wanted in contents:
                 continue
-            target = f"/v2/{repository}/manifests/{asked}"
-            answer = client.ask("GET", target, (200,), headers={"Accept": ACCEPT})
-            body = answer.body
-            digest = asked if ":" in asked else digest_of(body)
-            assert digest_of(body, digest.partition(":")[0]) == digest, f"{target}: other bytes"
-            said = answer.header("Docker-Content-Digest")
-            assert said in ("", digest), f"{target}: {digest} is called {said}"
-            found[digest] = body
+            digest, body = _fetch_manifest(client, repository, wanted)
+            contents[digest] = body
             document = json.loads(body)
-            children = document.get("manifests", [])
-            assert bool(answer.header("Content-Type") in INDEXES) == ("manifests" in document), (
-                target
-            )
-            waiting += [child["digest"] for child in children]
+            waiting += [child["digest"] for child in document.get("manifests", [])]
             for part in [document.get("config"), *document.get("layers", [])]:
-                if part is not None and part["digest"] not in found:
-                    _fetch_blob(client, repository, part, found)
+                if part is not None and part["digest"] not in contents:
+                    _fetch_blob(client, repository, part, contents)
             if referrers:
                 waiting += _referrers(client, repository, digest)
-    return found
+    return contents
+
+
+def _fetch_manifest(client: _Client, repository: str, reference: str) -> tuple[str, bytes]:
+    """Return the digest and the bytes of a manifest, whose media type has to be right."""
+    target = f"/v2/{repository}/manifests/{reference}"
+    answer = client.ask("GET", target, (200,), headers={"Accept": ACCEPT})
+    body = answer.body
+    digest = reference if ":" in reference else digest_of(body)
+    assert digest_of(body, digest.partition(":")[0]) == digest, f"{target}: other bytes"
+    named = answer.header("Docker-Content-Digest")
+    assert named in ("", digest), f"{target}: {digest} is called {named}"
+    is_index = answer.header("Content-Type") in INDEXES
+    assert is_index == ("manifests" in json.loads(body)), target
+    return digest, body
 
 
 def _fetch_blob(
-    client: _Client, repository: str, part: Mapping[str, str], found: dict[str, bytes]
+    client: _Client, repository: str, part: Mapping[str, str], contents: dict[str, bytes]
 ) -> None:
+    """Add a blob to `contents`; a foreign layer may be absent."""
     digest = part["digest"]
     statuses = (200, 404) if is_foreign(part["mediaType"]) else (200,)
     answer = client.ask("GET", f"/v2/{repository}/blobs/{digest}", statuses)
@@ -146,12 +147,12 @@ def _fetch_blob(
         assert digest_of(answer.body, digest.partition(":")[0]) == digest, (
             f"blob {digest}: other bytes"
         )
-        found[digest] = answer.body
+        contents[digest] = answer.body
 
 
 def _referrers(client: _Client, repository: str, digest: str) -> list[str]:
     target: str | None = f"/v2/{repository}/referrers/{digest}"
-    found: list[str] = []
+    digests: list[str] = []
     while target:
         answer = client.ask("GET", target, (200, 404))
         if answer.status == 404:
@@ -159,9 +160,9 @@ def _referrers(client: _Client, repository: str, digest: str) -> list[str]:
             answer = client.ask("GET", target, (200, 404), headers={"Accept": ACCEPT})
         if answer.status == 404:
             break
-        found += [entry["digest"] for entry in json.loads(answer.body)["manifests"]]
+        digests += [entry["digest"] for entry in json.loads(answer.body)["manifests"]]
         target = next_page(answer)
-    return found
+    return digests
 
 
 def identical(one: Mapping[str, bytes], other: Mapping[str, bytes]) -> bool:

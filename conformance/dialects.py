@@ -1,22 +1,19 @@
 """How the clouds take blobs: the functions of their rows.
 
 Owns: which requests of an upload a provider refuses, and how; immutable tags, repositories that
-have to be made first, blobs that are seen late. May not know: sockets, logins, any client.
-Invariant: what a function does not name is the strict registry's. Follows protocol-facts.md
-sections 1.7, 1.8, 4.7, 4.9, 5.5, 6.5, 7.1 and 7.9.
+have to be made first, blobs that are seen late.
+May not know: sockets, logins, any client.
+Invariants: what a function does not name is the strict registry's.
+Follows: protocol-facts.md sections 1.7, 1.8, 4.7, 4.9, 5.5, 6.5, 7.1 and 7.9.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from .messages import Request, Response, error
+from .provider import Before, Provider
 from .rates import READS, WRITES, Cap
-
-if TYPE_CHECKING:
-    from .personas import Provider
 
 __all__ = [
     "ACR_PUT_LIMIT",
@@ -41,8 +38,6 @@ __all__ = [
 ACR_PUT_LIMIT = 20_000_000  # "above about 20 MB" (section 6.5)
 GHCR_CHUNK_LIMIT = 4 << 20  # section 7.1
 LAG = "lag"  # under this note a test says for how many seconds a fresh blob is not seen
-
-Before = Callable[["Provider", Request], "Response | None"]
 
 
 def _is_body(request: Request) -> bool:

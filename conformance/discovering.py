@@ -1,8 +1,10 @@
 """Checks of the workflow Content Discovery: lists of tags and of referrers.
 
-Owns: what a list has to hold, its order, its pages and filters. May not know: how it is stored.
-Invariant: a list is judged with all its pages, and other content of the repository is left out of
-it. Follows section "Content Discovery" of the OCI distribution specification 1.1.1.
+Owns: what a list has to hold, its order, its pages and filters.
+May not know: how it is stored.
+Invariants: a list is judged with all its pages, and other content of the repository is left out of
+it.
+Follows: section "Content Discovery" of the OCI distribution specification 1.1.1.
 """
 
 from __future__ import annotations

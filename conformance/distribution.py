@@ -1,9 +1,11 @@
 """What distribution does otherwise than a strict registry of OCI 1.1: the functions of its rows.
 
-Owns: its leniences and its error answers. May not know: sockets, other providers. Invariant: each
-function is what Debian's docker-registry (2.8.2) answered to the same request
+Owns: its leniences and its error answers.
+May not know: sockets, other providers.
+Invariants: each function is what Debian's docker-registry (2.8.2) answered to the same request
 (tests/test_personas.py asks both and holds the table of what still differs); what 3 does otherwise
-was read in its code. Follows protocol-facts.md sections 1.7 to 1.9, 1.11 and 1.12, "tested".
+was read in its code.
+Follows: protocol-facts.md sections 1.7 to 1.9, 1.11 and 1.12, "tested".
 """
 
 from __future__ import annotations
@@ -11,7 +13,6 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import replace
-from typing import TYPE_CHECKING
 from urllib.parse import urlencode
 
 from .messages import (
@@ -25,15 +26,15 @@ from .messages import (
     is_name,
     is_tag,
 )
+from .provider import Provider
 from .storage import Invalid, Upload, read_manifest
 from .uploads import OCTETS
 
-if TYPE_CHECKING:
-    from .personas import Provider
-
 __all__ = ["AFTER", "BEFORE", "JUDGES", "REWRITES", "REWRITES_3"]
 
-_PAGE = [("Content-Type", "text/plain; charset=utf-8"), ("X-Content-Type-Options", "nosniff")]
+_PLAIN = ("Content-Type", "text/plain; charset=utf-8")
+_NOSNIFF = ("X-Content-Type-Options", "nosniff")
+_PAGE = [_PLAIN, _NOSNIFF]
 _ALLOWED = {
     "ping": "GET, HEAD, OPTIONS",
     "catalog": "GET",
@@ -206,8 +207,11 @@ def _layers_with_urls(provider: Provider, request: Request, body: bytes) -> Resp
             found += [("UNKNOWN", "unknown error", None)] * 2 + [missing]
         elif held is None or part["digest"] not in held.blobs:
             found.append(missing)
+    if not found:
+        return None
     # The first of several errors gives the status.
-    return errors(500 if found[0][0] == "UNKNOWN" else 400, found) if found else None
+    code, _, _ = found[0]
+    return errors(500 if code == "UNKNOWN" else 400, found)
 
 
 # What it makes of an answer.
@@ -244,8 +248,8 @@ def _blobs(provider: Provider, request: Request, answer: Response) -> Response:
     """
     if request.kind != "blob" or answer.status not in (200, 206, 416) or request.method == "DELETE":
         return answer
-    own = [("Docker-Content-Digest", request.reference), ("Etag", f'"{request.reference}"')]
-    own.append(("Cache-Control", "max-age=31536000"))
+    cached = ("Cache-Control", "max-age=31536000")
+    own = [("Docker-Content-Digest", request.reference), ("Etag", f'"{request.reference}"'), cached]
     if request.header("if-none-match") == f'"{request.reference}"':
         return Response(304, own)
     asked = request.header("range")
@@ -256,7 +260,7 @@ def _blobs(provider: Provider, request: Request, answer: Response) -> Response:
         where = [("Content-Range", unmet)] if unmet and not backwards else []
         text = b"invalid range: failed to overlap\n" if where else b"invalid range\n"
         return Response(416, [*_PAGE, *own, *where], text)
-    answer.headers.append(own[-1])
+    answer.headers.append(cached)
     return answer
 
 
@@ -272,7 +276,7 @@ def _tags(provider: Provider, request: Request, answer: Response) -> Response:
 def _errors(provider: Provider, request: Request, answer: Response) -> Response:
     if answer.status == 405:
         allowed = _ALLOWED.get(request.kind, "GET")
-        return Response(405, [*_PAGE[1:], ("Allow", allowed), _PAGE[0]], b"Method Not Allowed\n")
+        return Response(405, [_NOSNIFF, ("Allow", allowed), _PLAIN], b"Method Not Allowed\n")
     if request.kind == "manifest" and answer.status == 413:
         return error(400, "MANIFEST_INVALID", "manifest invalid")  # section 1.4: 400, never 413
     if request.kind == "manifest" and answer.status == 304:
@@ -283,7 +287,7 @@ def _errors(provider: Provider, request: Request, answer: Response) -> Response:
 def _version(provider: Provider, request: Request, answer: Response) -> Response:
     name = "Docker-Distribution-Api-Version"
     if request.path == "/":
-        answer.headers = [header for header in answer.headers if header[0] != name]
+        answer.headers = [(key, value) for key, value in answer.headers if key != name]
     elif not answer.header(name):
         answer.headers.append((name, "registry/2.0"))
     return answer

@@ -2,9 +2,10 @@
 commits.
 
 Owns: reading journals and the registries' content as facts about a client, and the table in which
-the rules of the `audit_*` modules stand. May not know: any rule. Invariant: only what was answered,
-whole and by the registry itself, counts as known to the client; an answer that a hook gave proves
-nothing against it.
+the rules of the `audit_*` modules stand.
+May not know: any rule.
+Invariants: only what was answered, whole and by the registry itself, counts as known to the client;
+an answer that a hook gave proves nothing against it.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ __all__ = [
     "Class",
     "Finding",
     "Moved",
+    "RepositoryKey",
     "Rule",
     "Run",
     "Session",
@@ -36,7 +38,6 @@ __all__ = [
 ]
 
 Class = Literal["protocol", "safety", "discipline"]
-RepositoryKey = tuple[str, str]
 
 # Tags under which clients keep lists of referrers (protocol-facts.md section 1.10).
 FALLBACK = re.compile(r"sha(?:256-[a-f0-9]{64}|512-[a-f0-9]{64})\Z")
@@ -45,6 +46,13 @@ _HARMLESS = {"delay", "throttle"}  # faults that change nothing but when
 _REDIRECTS = (301, 302, 303, 307, 308)
 # Statuses of refusals that say nothing about whether the request was right.
 _NO_FAULT = (401, 403, 408, 429)
+
+
+class RepositoryKey(NamedTuple):
+    """A repository of one of the sites."""
+
+    place: str
+    name: str
 
 
 class Act(NamedTuple):
@@ -56,7 +64,7 @@ class Act(NamedTuple):
 
     @property
     def repository(self) -> RepositoryKey:
-        return self.place, self.entry.repository
+        return RepositoryKey(self.place, self.entry.repository)
 
     @property
     def digest(self) -> str | None:
@@ -298,7 +306,7 @@ class Run:
         begun = first.entry.begun if first else 0
         # One that was under way when `first` was asked failed later.
         since = [each for each in about if (each.entry.ended or each.entry.begun) > begun]
-        return sum(each.entry.begun < act.entry.begun for each in since)
+        return sum(1 for each in since if each.entry.begun < act.entry.begun)
 
     def repeated(self, groups: Mapping[object, list[Act]]) -> Iterator[tuple[Act, ...]]:
         """Give those groups of settled exchanges that are more than their digest's failures excuse."""
@@ -311,7 +319,7 @@ class Run:
 
     def committed(self, repository: RepositoryKey, blob: str, act: Act) -> bool:
         """Whether a manifest that names `blob` stood in a repository when `act` was asked."""
-        held = self.repositories(repository[0]).get(repository[1])
+        held = self.repositories(repository.place).get(repository.name)
         if held is None:
             return False
         naming = [

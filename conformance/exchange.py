@@ -1,10 +1,12 @@
 """One exchange between a request's head and its answer, without a socket.
 
-Owns: the order of things (journal, faults, intercept, decision on the head, body, answer, amend,
-faults again) and where a body goes. May not know: sockets, what a registry holds. Invariant: a body
-is never needed as one object; whoever receives it asks `room` where to put the next bytes, says how
-many came, and awaits `pace` when there is one. The server drives an Exchange over a stream,
-`Site.handle` drives the same one in memory.
+Owns: the order of the steps (journal, faults, intercept, decision on the head, body, answer, amend,
+faults again) and where a body goes.
+May not know: sockets, what a registry holds.
+Invariants: a body is never needed as one object. Its receiver asks `room` where to put the next
+bytes, says how many came, and awaits `pace` when there is one.
+
+The server drives an Exchange over a stream, `Site.handle` drives the same one in memory.
 """
 
 from __future__ import annotations
@@ -24,17 +26,16 @@ from .wire import Dropped, Streamed, Wire, wire
 
 __all__ = ["DRAINED", "Body", "Dropped", "Exchange", "Reception", "Site", "Streamed", "Wire"]
 
-DRAINED = (
-    256 << 10
-)  # Go's net/http reads so much of a refused body before it answers (section 1.12)
+# Go's net/http reads so many bytes of a refused body before it answers (section 1.12).
+DRAINED = 256 << 10
 _FORM = "application/x-www-form-urlencoded"
 
-# What a head leads to.
+# What is decided on a head: an answer at once, or to receive the body first.
 Decision: TypeAlias = "Answer | Reception"
 
 
-def _told(answer: Answer) -> object:
-    """Return what an amendment must not change without being noted: another header is no lie."""
+def _substance(answer: Answer) -> object:
+    """Return the part of an answer whose change makes an exchange tampered; headers do not count."""
     return answer if isinstance(answer, bytes) else (answer.status, id(answer.body))
 
 
@@ -60,10 +61,11 @@ class Body(Protocol):
 
 @dataclass
 class Reception:
-    """A decision to take the body first: where it goes, what follows, what a broken one means.
+    """A decision to receive the body first.
 
-    Bytes beyond `limit` are counted and dropped; `finish` sees them as `Exchange.received`. `flush`
-    is awaited whenever bytes have come, so that a body can go on to somewhere slower.
+    `content` takes the bytes; those beyond `limit` are counted and dropped. `finish` gives the
+    answer to a whole body and is told how many bytes came, `abort` is called for a broken one.
+    `flush` is awaited whenever bytes have come, so that a body can go on to somewhere slower.
     """
 
     content: Body
@@ -76,8 +78,8 @@ class Reception:
 class Exchange:
     """One request on its way to an answer.
 
-    `pace`, when there is one, is to be awaited after bytes of the body came. Everything that is
-    awaited may raise `Dropped`, which ends the connection.
+    `pace`, when there is one, is to be awaited after bytes of the body came. Every await may raise
+    `Dropped`, which ends the connection.
     """
 
     def __init__(self, site: Site, request: Request) -> None:
@@ -106,18 +108,18 @@ class Exchange:
         if self._injection is not None:
             decided = await self._injection.before()
         if decided is None and self._site.intercept is not None:
-            asked = self._site.intercept(self.request)
-            decided = await asked if inspect.isawaitable(asked) else asked
+            intercepted = self._site.intercept(self.request)
+            decided = await intercepted if inspect.isawaitable(intercepted) else intercepted
         self.entry.tampered = decided is not None
         if decided is None and self._site.begin is not None:
             decided = await self._site.begin(self.request)
         return decided
 
-    def start(self, asked: Decision | None) -> None:
-        """Decide on the head: what was asked, an answer at once, or a body to receive."""
-        decided = self._site.start(self.request) if asked is None else asked
+    def start(self, override: Decision | None) -> None:
+        """Decide on the head; `override` is what faults or the intercept decided."""
+        decided = self._site.start(self.request) if override is None else override
         if self._site.begin is None:
-            self.entry.tampered = asked is not None
+            self.entry.tampered = override is not None
         self.entry.kind = self.request.kind  # a token service knows its own path
         if isinstance(decided, Reception):
             self._reception = decided
@@ -204,30 +206,30 @@ class Exchange:
         return self._noted(self._amended(answer))
 
     async def _finished(self, answer: Answer | Awaitable[Answer]) -> Answer | Wire:
-        made = self._amended(answer if isinstance(answer, (Response, bytes)) else await answer)
-        shaped: Answer | Wire = made
+        response = self._amended(answer if isinstance(answer, (Response, bytes)) else await answer)
+        shaped: Answer | Wire = response
         if self._injection is not None:
-            before = _told(made)
-            made, shaped = await self._injection.after(made)
-            self.entry.tampered |= isinstance(shaped, Wire) or _told(made) != before
+            before = _substance(response)
+            response, shaped = await self._injection.after(response)
+            self.entry.tampered |= isinstance(shaped, Wire) or _substance(response) != before
         if isinstance(shaped, Streamed):
             shaped = wire(shaped, self.request.method, self.entry)
-        self._noted(made)
+        self._noted(response)
         return shaped
 
     def _amended(self, answer: Answer) -> Answer:
         if self._site.amend is None:
             return answer
-        before = _told(answer)
+        before = _substance(answer)
         amended = self._site.amend(self.request, answer)
-        self.entry.tampered |= _told(amended) != before
+        self.entry.tampered |= _substance(amended) != before
         return amended
 
     def _noted(self, answer: Answer) -> Answer:
         if isinstance(answer, Response):
             self.entry.codes = _codes(answer)
-            kept = {name.lower(): value for name, value in answer.headers}
-            self._site.journal.close(self.entry, answer.status, kept)
+            headers = {name.lower(): value for name, value in answer.headers}
+            self._site.journal.close(self.entry, answer.status, headers)
         return answer
 
     def abort(self) -> None:
@@ -272,30 +274,30 @@ class Site:
         server.
         """
         exchange = self.open(request)
-        asked = exchange.asked()
-        exchange.start(_at_once(asked) if inspect.isawaitable(asked) else asked)
+        override = exchange.asked()
+        exchange.start(_at_once(override) if inspect.isawaitable(override) else override)
         if request.body and not exchange.is_early:
             exchange.feed(request.body)
             if exchange.pace is not None:
                 _at_once(exchange.pace())
         answer = exchange.finish()
-        given = _at_once(answer) if inspect.isawaitable(answer) else answer
-        if isinstance(given, Response):
+        made = _at_once(answer) if inspect.isawaitable(answer) else answer
+        if isinstance(made, Response):
             if request.method != "HEAD":
-                exchange.entry.response_bytes = given.size
-            return given
-        if isinstance(given, bytes):
-            return given
+                exchange.entry.response_bytes = made.size
+            return made
+        if isinstance(made, bytes):
+            return made
         raise TypeError("an answer in pieces needs a server")
 
     def request(
         self, method: str, target: str, headers: Headers = (), body: bytes | None = None
     ) -> Response:
         """Ask without a server: framing headers are added unless `headers` has its own."""
-        given: Sequence[str] = [name.lower() for name, _ in headers]
-        own = [("host", "registry.test")] if "host" not in given else []
+        names: Sequence[str] = [name.lower() for name, _ in headers]
+        own = [("host", "registry.test")] if "host" not in names else []
         bodied = body is not None or method in ("POST", "PUT", "PATCH")
-        if bodied and "content-length" not in given and "transfer-encoding" not in given:
+        if bodied and "content-length" not in names and "transfer-encoding" not in names:
             own.append(("content-length", str(len(body or b""))))
         answer = self.handle(Request(method, target, [*own, *headers], body or b""))
         assert isinstance(answer, Response), "this request is answered with raw bytes: use a server"

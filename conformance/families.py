@@ -1,9 +1,11 @@
 """Many images that share layers, as the images of one organisation do: what copying is measured
 with.
 
-Owns: who shares what. May not know: how it is copied. Invariant: a family is a function of its
-numbers; two that differ in `left_out` or `moved` alone have all other tags in common, byte for
-byte, so that one can be what a target holds and the other what the source has become.
+Owns: who shares what.
+May not know: how it is copied.
+Invariants: a family is a function of its numbers; two that differ in `left_out` or `moved` alone
+have all other tags in common, byte for byte, so that one can be what a target holds and the other
+what the source has become.
 """
 
 from __future__ import annotations

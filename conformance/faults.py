@@ -1,10 +1,10 @@
 """Rules that break exchanges on purpose, in front of a registry of any kind.
 
-Owns: which exchanges a rule matches, which occurrence it strikes, and what came of it. May not
-know: sockets, what the verbs do (verbs.py), what a registry holds. Invariant: the same seed, rules
-and requests give the same faults, in whatever order requests of different names come; and nothing
-is silent: a rule that never struck, and a verb that struck and did not take place, are found by
-`check`.
+Owns: which exchanges a rule matches, which occurrence it strikes, and what came of it.
+May not know: sockets, what the verbs do (verbs.py), what a registry holds.
+Invariants: the same seed, rules and requests give the same faults, in whatever order requests of
+different names come. `check` finds a rule that never struck, and a verb that struck and did not take
+place.
 
 A test reads as a sentence:
 
@@ -25,7 +25,7 @@ import math
 import threading
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
-from typing import Concatenate, ParamSpec
+from typing import Concatenate, ParamSpec, TypeAlias
 
 from .injection import Effect, Gate, Injection
 from .journal import Entry, Selector, clock
@@ -49,6 +49,8 @@ __all__ = ["Faults", "Gate", "KiB", "MiB", "Rule"]
 
 KiB = 1 << 10
 MiB = 1 << 20
+
+Name: TypeAlias = tuple[str, ...]
 
 _P = ParamSpec("_P")
 
@@ -104,9 +106,14 @@ class Rule:
         self._occurrence: Callable[[int], bool] | None = None
         self._chance: float | None = None
         self._most: float = math.inf
-        self._each = self._is_optional = False
+        self._is_of_each = False
+        self._is_optional = False
+        # The rule's conditions as the text of rules has them.
         self._words: list[str] = []
-        self._counts, self._hits, self._draws = (Counter[tuple[str, ...]]() for _ in range(3))
+        # By name of what is asked (see `_name`): occurrences, strikes, random numbers drawn.
+        self._counts: Counter[Name] = Counter()
+        self._hits: Counter[Name] = Counter()
+        self._draws: Counter[Name] = Counter()
         self._window: deque[float] = deque()
         self._changed = threading.Condition()
 
@@ -137,8 +144,10 @@ class Rule:
         return self._occurs(f"since={number}", lambda n: n >= number)
 
     def chance(self, probability: float) -> Rule:
-        """Strike at random: by the seed and by what is asked the how many-th time, not by the
-        order.
+        """Strike at random.
+
+        The seed, what is asked, and how often it was asked decide, so that the order of requests
+        does not matter.
         """
         if not 0 < probability <= 1 or self._chance is not None:
             raise ValueError("one probability, above 0 and up to 1")
@@ -147,7 +156,7 @@ class Rule:
         return self
 
     def at_most(self, number: int) -> Rule:
-        """Strike no more often than so."""
+        """Strike no more often than that."""
         if number < 1:
             raise ValueError("at_most takes a number from 1")
         self._most = number
@@ -158,7 +167,7 @@ class Rule:
         """Count occurrences (and `at_most`) for each method, kind, repository and reference by
         itself.
         """
-        self._each = True
+        self._is_of_each = True
         self._words.append("of-each")
         return self
 
@@ -199,7 +208,7 @@ class Rule:
             return False
         self.matched += 1
         name = _name(request)
-        key = name if self._each else ()
+        key = name if self._is_of_each else ()
         self._counts[key] += 1
         due = self._occurrence is None or self._occurrence(self._counts[key])
         if due and self._chance is not None:
@@ -210,14 +219,14 @@ class Rule:
             return True
         return False
 
-    def _drawn(self, name: tuple[str, ...]) -> float:
-        """Draw a number in [0, 1) that depends on the how many-th time this name is asked for."""
+    def _drawn(self, name: Name) -> float:
+        """Draw a number in [0, 1), by the name and by how often it was drawn for before."""
         self._draws[name] += 1
         text = "\n".join(map(str, (self._seed, self._number, *name, self._draws[name])))
         return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") / 2**64
 
     def _is_over_quota(self) -> bool:
-        """Count a request in its window, unless there are too many, of which each costs nothing."""
+        """Ask whether a throttled window is full; a request that fits is counted in it."""
         for effect in self.effects:
             if isinstance(effect, Throttle) and effect.requests is not None:
                 now = clock()
@@ -249,7 +258,7 @@ class Rule:
                 effect.until.open()
 
     def problems(self) -> list[str]:
-        """Say what did not happen although it was asked for."""
+        """Say which faults were asked for and did not happen."""
         if not self.effects:
             return [f"no verb: {self}"]
         if self._is_optional:
@@ -277,10 +286,8 @@ class Rule:
         )
 
 
-def _name(request: Request) -> tuple[str, ...]:
-    """Name what a request asks for, the same in every run: sessions and ports differ, digests do
-    not.
-    """
+def _name(request: Request) -> Name:
+    """Name what a request asks for by what is the same in every run: no sessions, no ports."""
     stable = [value for key, value in request.query if key in ("digest", "mount", "last", "scope")]
     reference = "" if request.kind == "upload" else request.reference or request.path
     return (request.method, request.kind, request.repository, reference, *stable)
@@ -333,7 +340,7 @@ class Faults:
         for rule in tuple(self.rules):
             if rule.effects and rule.strikes(request, entry):
                 struck += [
-                    effect.fresh(request, self._teller(rule, entry)) for effect in rule.effects
+                    effect.fresh(request, self._notify(rule, entry)) for effect in rule.effects
                 ]
                 if rule.ends:
                     break
@@ -341,13 +348,15 @@ class Faults:
             struck = [*(effect for effect in struck if not effect.ends), Forget()]
         return Injection(request, struck, entry) if struck else None
 
-    def _teller(self, rule: Rule, entry: Entry) -> Callable[[Effect], None]:
-        def told(effect: Effect) -> None:
+    def _notify(self, rule: Rule, entry: Entry) -> Callable[[Effect], None]:
+        """Return what an effect calls when it takes place in an exchange."""
+
+        def on_effect(effect: Effect) -> None:
             if isinstance(effect, Forget):
                 self._forgotten.add((entry.repository, entry.reference))
             rule.took_place(effect, entry)
 
-        return told
+        return on_effect
 
     def release(self) -> None:
         """Let everything go on that stalls, now and later."""

@@ -1,11 +1,12 @@
 """Google's login services: who may have an access token, and what it is good for.
 
 Owns: the token endpoint, the security token service, impersonation, the metadata server, the
-accounts, keys and pools behind them, and the credential files that these give out. May not know:
-registries, sockets, any client. Invariant: a token is given only for what proves an identity (a
-JWT's signature is verified with the account's public key, every claim is looked at); what no
-correct client would send is refused *and* noted in `journal.violations`. Times are arguments.
-Follows protocol-facts.md sections 5.2 to 5.4, RFC 7515 to 7523 and RFC 8693.
+accounts, keys and pools behind them, and the credential files that these give out.
+May not know: registries, sockets, any client.
+Invariants: a token is given only for what proves an identity (a JWT's signature is verified with
+the account's public key, every claim is looked at); what no correct client would send is refused
+*and* noted in `journal.violations`. Times are arguments.
+Follows: protocol-facts.md sections 5.2 to 5.4, RFC 7515 to 7523 and RFC 8693.
 
 One Site answers under all the names: a path belongs to one service, and a name that is not its own
 is refused.
@@ -49,9 +50,12 @@ __all__ = [
     "make_key",
 ]
 
-HOSTS = ("oauth2.googleapis.com", "sts.googleapis.com", "iamcredentials.googleapis.com")
-METADATA = ("metadata.google.internal", "169.254.169.254")
-CLIENT = ("32555940559.apps.googleusercontent.example", "a-client-secret-of-tests")
+_OAUTH = "oauth2.googleapis.com"
+_STS = "sts.googleapis.com"
+_IAM_CREDENTIALS = "iamcredentials.googleapis.com"
+HOSTS = (_OAUTH, _STS, _IAM_CREDENTIALS)
+_METADATA_ADDRESS = "169.254.169.254"
+METADATA = ("metadata.google.internal", _METADATA_ADDRESS)
 
 _CLOUD = "https://www.googleapis.com/auth/cloud-platform"
 _IAM = "https://www.googleapis.com/auth/iam"
@@ -64,6 +68,16 @@ _IMPERSONATE = re.compile(r"/v1/projects/-/serviceAccounts/([^/:]+):generateAcce
 _SERIAL = itertools.count(1)
 
 Service: TypeAlias = "Callable[[Request, bytes], Response]"
+
+
+class Client(NamedTuple):
+    """The program that users log in with; it proves itself by Basic or in a form."""
+
+    id: str
+    secret: str
+
+
+CLIENT = Client("32555940559.apps.googleusercontent.example", "a-client-secret-of-tests")
 
 
 class Key(NamedTuple):
@@ -127,7 +141,7 @@ class Google(Site):
     wall: Callable[[], float] = time.time
     lifetime: int = 3600
     has_account: bool = True  # whether the machine has a service account
-    metadata: str = METADATA[1]
+    metadata: str = _METADATA_ADDRESS
     issued: list[str] = field(default_factory=list)
     asked: list[str] = field(default_factory=list)
 
@@ -176,7 +190,7 @@ class Google(Site):
         lines = [
             line for key in self.keys.values() for line in key.pem.splitlines() if len(line) > 40
         ]
-        return [*self.issued, *lines, *self.users, *self.staff, *self.subjects, CLIENT[1]]
+        return [*self.issued, *lines, *self.users, *self.staff, *self.subjects, CLIENT.secret]
 
     # The files that Google's tools write (section 5.4).
 
@@ -197,8 +211,8 @@ class Google(Site):
     def authorized_user(self, **fields: Any) -> dict[str, Any]:
         return {
             "type": "authorized_user",
-            "client_id": CLIENT[0],
-            "client_secret": CLIENT[1],
+            "client_id": CLIENT.id,
+            "client_secret": CLIENT.secret,
             "refresh_token": next(iter(self.users)),
             "quota_project_id": "project",
             **fields,
@@ -218,8 +232,8 @@ class Google(Site):
         return {
             "type": "external_account_authorized_user",
             "audience": self.workforce,
-            "client_id": CLIENT[0],
-            "client_secret": CLIENT[1],
+            "client_id": CLIENT.id,
+            "client_secret": CLIENT.secret,
             "refresh_token": next(iter(self.staff)),
             "token_url": "https://sts.googleapis.com/v1/oauthtoken",
             **fields,
@@ -251,11 +265,11 @@ class Google(Site):
         if metadata:
             return self._metadata(request)
         services: dict[str, tuple[str, Service]] = {
-            "/token": (HOSTS[0], self._oauth),
-            "/v1/token": (HOSTS[1], self._exchange),
-            "/v1/oauthtoken": (HOSTS[1], self._staff),
+            "/token": (_OAUTH, self._oauth),
+            "/v1/token": (_STS, self._exchange),
+            "/v1/oauthtoken": (_STS, self._staff),
         }
-        host, service = services.get(request.path, (HOSTS[2], self._impersonate))
+        host, service = services.get(request.path, (_IAM_CREDENTIALS, self._impersonate))
         if service == self._impersonate and not _IMPERSONATE.match(request.path):
             return self._wrong(request, 404, "not_found", "no such path")
         said = request.header("host")

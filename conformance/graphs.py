@@ -2,10 +2,11 @@
 are the same.
 
 Owns: walking from digests as `cosign verify` and clients of OCI 1.1 do, by the referrers API or the
-fallback tag, and comparing two walks. May not know: how anything got there. Invariant: a list of
-referrers is believed only when every entry names, once, a manifest that is there, that has that
-subject, and that it describes rightly. Follows protocol-facts.md section 1.10 and cosign
-specs/SIGNATURE_SPEC.md.
+fallback tag, and comparing two walks.
+May not know: how anything got there.
+Invariants: a list of referrers is believed only when every entry names, once, a manifest that is
+there, that has that subject, and that it describes rightly.
+Follows: protocol-facts.md section 1.10 and cosign specs/SIGNATURE_SPEC.md.
 """
 
 from __future__ import annotations

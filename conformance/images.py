@@ -1,10 +1,10 @@
 """Seeded images: the same bytes on every run and every Python.
 
-Owns: building image graphs of every shape a registry may hold. May not know: the network, the
-clock, `random` (whose streams are only promised within a version). Invariant: equal seeds and calls
-give equal bytes; gzip members carry no time and are stored uncompressed, because what zlib makes of
-data differs between its versions. Follows the OCI image specification 1.1 and protocol-facts.md
-sections 1.3 to 1.6.
+Owns: building image graphs of every shape a registry may hold.
+May not know: the network, the clock, `random` (whose streams are only promised within a version).
+Invariants: equal seeds and calls give equal bytes; gzip members carry no time and are stored
+uncompressed, because what zlib makes of data differs between its versions.
+Follows: the OCI image specification 1.1 and protocol-facts.md sections 1.3 to 1.6.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from .copies import fetch_http, identical, push_http
 from .messages import digest_of
 from .storage import DOCKER_LIST, DOCKER_MANIFEST, OCI_INDEX, OCI_MANIFEST
 from .streams import Stream
@@ -36,9 +35,6 @@ __all__ = [
     "compose",
     "compose_index",
     "encode",
-    "fetch_http",
-    "identical",
-    "push_http",
     "store_gzip",
     "store_tar",
 ]
@@ -68,25 +64,25 @@ TYPES: Mapping[str, Mapping[str, str]] = {
 
 @dataclass(frozen=True)
 class Image:
-    """A graph: what a tag names, with everything below it. `top` is the digest that a tag would
-    get.
+    """A graph: the manifest that a tag names, with everything below it.
 
-    `manifests` is in an order in which they can be pushed: children first, subjects before
-    referrers.
+    `top` is the digest of that manifest. `manifests` is in an order in which they can be pushed:
+    children first, subjects before referrers.
     """
 
     top: str
     media_type: str
     manifests: Mapping[str, tuple[str, bytes]]
     blobs: Mapping[str, bytes]
-    # What the graph names but nobody holds: foreign layers and subjects elsewhere.
+    # Digests that the graph names and does not hold: foreign layers and subjects elsewhere.
     absent: frozenset[str] = field(default_factory=frozenset)
     # Blobs that are made when they are read; `contents` leaves them out.
     streams: Mapping[str, Stream] = field(default_factory=dict)
 
     @property
     def body(self) -> bytes:
-        return self.manifests[self.top][1]
+        _, body = self.manifests[self.top]
+        return body
 
     @property
     def document(self) -> Document:
@@ -97,7 +93,8 @@ class Image:
     @property
     def size(self) -> int:
         """The bytes of all blobs, each once."""
-        return sum(map(len, self.blobs.values())) + sum(each.size for each in self.streams.values())
+        streamed = sum(stream.size for stream in self.streams.values())
+        return sum(map(len, self.blobs.values())) + streamed
 
     def contents(self) -> dict[str, bytes]:
         """Return digest -> bytes of everything, as `fetch_http` does."""
@@ -122,9 +119,12 @@ class Image:
     def with_manifest(self, body: bytes, media_type: str, algorithm: str = "sha256") -> Image:
         """Return this graph with other bytes on top (the old top is dropped)."""
         digest = digest_of(body, algorithm)
-        kept = {key: value for key, value in self.manifests.items() if key != self.top}
+        others = {key: value for key, value in self.manifests.items() if key != self.top}
         return replace(
-            self, top=digest, media_type=media_type, manifests={**kept, digest: (media_type, body)}
+            self,
+            top=digest,
+            media_type=media_type,
+            manifests={**others, digest: (media_type, body)},
         )
 
 
@@ -143,10 +143,8 @@ def store_gzip(data: bytes) -> bytes:
     out = bytearray(b"\x1f\x8b\x08\x00\x00\x00\x00\x00\x00\xff")
     blocks = [data[start : start + 0xFFFF] for start in range(0, len(data), 0xFFFF)] or [b""]
     for position, block in enumerate(blocks):
-        out += (
-            struct.pack("<BHH", position == len(blocks) - 1, len(block), len(block) ^ 0xFFFF)
-            + block
-        )
+        last = 1 if position == len(blocks) - 1 else 0
+        out += struct.pack("<BHH", last, len(block), len(block) ^ 0xFFFF) + block
     return bytes(out) + struct.pack("<II", zlib.crc32(data), len(data) & 0xFFFFFFFF)
 
 
@@ -209,24 +207,23 @@ class Seed:
     ) -> Image:
         """Build an image manifest.
 
-        `layers` gives the layers' bytes (repeat one to repeat it) or streams; else one per entry of
-        `sizes`. `foreign` adds a non-distributable layer with that URL each; `inline_config` puts
-        the config into its descriptor's `data` too; `extra` adds fields that the specification does
-        not know.
+        `layers` gives the layers' bytes or streams (one that occurs twice is repeated); without it
+        there is a new layer for each of `sizes`. `foreign` adds a non-distributable layer for each
+        URL. `inline_config` puts the config into its descriptor's `data` too. `extra` adds fields
+        that the specification does not know.
         """
         types = TYPES[format]
-        held: list[bytes | Stream] = (
-            [self.layer(size) for size in sizes] if layers is None else list(layers)
-        )
+        if layers is None:
+            layers = [self.layer(size) for size in sizes]
         config_document: Document = {
             "created": "1970-01-01T00:00:00Z",
             "architecture": architecture,
             "os": os,
             "config": {"Labels": {"seed": f"{self._number}/{self._drawn}"}},
-            "rootfs": {"type": "layers", "diff_ids": [_unpacked(layer) for layer in held]},
+            "rootfs": {"type": "layers", "diff_ids": [_unpacked(layer) for layer in layers]},
             "history": [
                 {"created": "1970-01-01T00:00:00Z", "created_by": f"layer {n}"}
-                for n in range(len(held))
+                for n in range(len(layers))
             ],
         }
         if variant:
@@ -236,7 +233,7 @@ class Seed:
         if os_features:
             config_document["os.features"] = list(os_features)
         config = encode(config_document)
-        described = [_describe(types["layer"], layer) for layer in held]
+        described = [_describe(types["layer"], layer) for layer in layers]
         absent = set()
         for url in foreign:
             data = self.blob(300)
@@ -254,10 +251,10 @@ class Seed:
         image = _single(
             encode(document, spacing),
             types["manifest"],
-            [config, *(layer for layer in held if isinstance(layer, bytes))],
+            [config, *(layer for layer in layers if isinstance(layer, bytes))],
             absent,
         )
-        streams = {layer.digest(): layer for layer in held if isinstance(layer, Stream)}
+        streams = {layer.digest(): layer for layer in layers if isinstance(layer, Stream)}
         return replace(image, streams=streams) if streams else image
 
     def artifact(
@@ -398,9 +395,7 @@ class Part(NamedTuple):
         return digest_of(self.data, self.algorithm)
 
     def descriptor(self) -> Document:
-        """Describe the blob; `more` goes over what is right, so that a descriptor can be made to
-        lie.
-        """
+        """Describe the blob; `more` replaces true fields, so that a descriptor can be made to lie."""
         described = {"mediaType": self.media_type, "digest": self.digest, "size": len(self.data)}
         return _without_nothing({**described, **self.more})
 
@@ -417,15 +412,15 @@ def compose(
     }
     body = encode(_without_nothing({**document, **fields}))
     parts = [config, *layers]
-    held = {part.digest: part.data for part in parts if part.held}
+    blobs = {part.digest: part.data for part in parts if part.held}
     absent = frozenset(part.digest for part in parts if not part.held)
-    return Image(digest_of(body), media_type, {digest_of(body): (media_type, body)}, held, absent)
+    return Image(digest_of(body), media_type, {digest_of(body): (media_type, body)}, blobs, absent)
 
 
 def compose_index(
     entries: Sequence[tuple[Image, Mapping[str, Any]]], media_type: str = OCI_INDEX, **fields: Any
 ) -> Image:
-    """Build an index; beside each child what its entry says more (or instead, or not, as None)."""
+    """Build an index of children, each with fields that its entry gets more, instead, or not (None)."""
     listed = [_without_nothing(child.descriptor(**more)) for child, more in entries]
     document = {"schemaVersion": 2, "mediaType": media_type, "manifests": listed, **fields}
     return _over([child for child, _ in entries], encode(_without_nothing(document)), media_type)
@@ -474,11 +469,11 @@ def _platform(child: Image) -> Document | None:
     if not config or config["digest"] not in child.blobs:
         return None
     try:
-        known = json.loads(child.blobs[config["digest"]])
+        settings = json.loads(child.blobs[config["digest"]])
     except ValueError:
         return None
     fields = ("architecture", "os", "os.version", "os.features", "variant")
-    return {key: known[key] for key in fields if known.get(key)} or None
+    return {key: settings[key] for key in fields if settings.get(key)} or None
 
 
 def _decorate(
@@ -496,5 +491,5 @@ def _decorate(
 
 def _single(body: bytes, media_type: str, blobs: Iterable[bytes], absent: Iterable[str]) -> Image:
     digest = digest_of(body)
-    held = {digest_of(data): data for data in blobs}
-    return Image(digest, media_type, {digest: (media_type, body)}, held, frozenset(absent))
+    contents = {digest_of(data): data for data in blobs}
+    return Image(digest, media_type, {digest: (media_type, body)}, contents, frozenset(absent))

@@ -1,9 +1,10 @@
 """Faults as one exchange feels them: what may be done where, and the verbs that struck it.
 
-Owns: `Effect`, the places of an exchange at which a verb may act, `Injection`, which asks all of
-them there, and `Gate`, which a stalled exchange waits for. May not know: sockets, what each verb
-does (verbs.py), which exchange is struck (faults.py). Invariant: waits come before what ends an
-exchange, and every effect tells when it took place, so that one that did not is found.
+Owns: `Effect` with the places of an exchange at which a verb may act, `Injection`, which calls all
+verbs at each place, and `Gate`, which a stalled exchange waits for.
+May not know: sockets, what each verb does (verbs.py), which exchange is struck (faults.py).
+Invariants: waits come before the end of an exchange. Every effect says when it takes place, so that
+one that did not is found.
 """
 
 from __future__ import annotations
@@ -12,8 +13,6 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
-from datetime import datetime
-from email.utils import format_datetime
 from typing import ClassVar
 
 import anyio
@@ -21,14 +20,14 @@ import anyio.from_thread
 import anyio.lowlevel
 
 from .journal import Entry
-from .messages import Answer, Request
+from .messages import Answer, Request, written
 from .wire import Pieces, Wire, size_of, wire
 
-__all__ = ["Effect", "Gate", "Injection", "is_one_of", "written"]
+__all__ = ["Effect", "Gate", "Injection", "is_one_of"]
 
 
 class Gate:
-    """What a stalled exchange waits for; opened once, from any thread, and open from then on."""
+    """A stalled exchange waits for it; any thread may open it, once, and it stays open."""
 
     def __init__(self) -> None:
         self.is_open = False
@@ -63,24 +62,24 @@ class Gate:
 
 @dataclass
 class Effect:
-    """One verb. A rule holds one as its pattern, each exchange that is struck gets a copy.
+    """One verb. A rule holds one as a pattern, each exchange that is struck gets a copy.
 
-    `told` is called when it takes place.
+    `on_effect` is called when it takes place.
     """
 
     verb: ClassVar[str]
     took_place: bool = field(default=False, init=False)
-    told: Callable[[Effect], None] | None = field(default=None, init=False, repr=False)
+    on_effect: Callable[[Effect], None] | None = field(default=None, init=False, repr=False)
 
     @property
     def ends(self) -> bool:
         """Ask whether this is an exchange's answer, or its end."""
         return False
 
-    def fresh(self, request: Request, told: Callable[[Effect], None]) -> Effect:
+    def fresh(self, request: Request, on_effect: Callable[[Effect], None]) -> Effect:
         """Return a copy for one exchange."""
         copy = replace(self)
-        copy.told = told
+        copy.on_effect = on_effect
         copy.prepare(request)
         return copy
 
@@ -91,20 +90,22 @@ class Effect:
         """Note that this took place; once is enough."""
         if not self.took_place:
             self.took_place = True
-            if self.told is not None:
-                self.told(self)
+            if self.on_effect is not None:
+                self.on_effect(self)
 
     def __str__(self) -> str:
         return " ".join([self.verb, *self._arguments()])
 
     def _arguments(self) -> Iterator[str]:
-        own = [each for each in fields(self) if each.init and each.repr]
-        for each in own:
-            value = getattr(self, each.name)
+        parameters = [field for field in fields(self) if field.init and field.repr]
+        for number, parameter in enumerate(parameters):
+            value = getattr(self, parameter.name)
             if isinstance(value, Mapping):
                 yield from (f"header.{name}={written(text)}" for name, text in value.items())
-            elif value != each.default:
-                yield ("" if each is own[0] else f"{each.name.replace('_', '-')}=") + written(value)
+            elif value != parameter.default:
+                # The first parameter is written without its name.
+                name = f"{parameter.name.replace('_', '-')}=" if number else ""
+                yield name + written(value)
 
     # Where it may act, in the order of an exchange.
 
@@ -113,7 +114,7 @@ class Effect:
         return None
 
     def limit(self, received: int) -> int | None:
-        """Return how many bytes of the request's body may come before `received_so_far` is asked."""
+        """Return how many bytes of the request's body may come before `pace` is awaited again."""
         return None
 
     def alter(self, data: memoryview, offset: int) -> None:
@@ -126,7 +127,7 @@ class Effect:
         """Wait, or raise Dropped: `count` more bytes of the request's body have come."""
 
     def replaced(self, request: Request, answer: Answer) -> Answer:
-        """All is done and nothing said; what is returned is said about it."""
+        """The request is carried out and not answered yet; the answer returned is given for it."""
         return answer
 
     async def answering(self, request: Request, answer: Answer) -> Answer:
@@ -138,52 +139,19 @@ class Effect:
         return False
 
     def stream(self, pieces: Pieces, size: int | None) -> Pieces:
-        """Return the response's body as it shall be; `size` in bytes when it is known."""
+        """Return the response's body as it is to be sent; `size` in bytes when it is known."""
         return pieces
 
     def surround(self, pieces: Pieces) -> Pieces:
-        """Return the whole answer, head and framing included, as it shall be; the head comes first."""
+        """Return the whole answer as it is to be sent: the head first, framing included."""
         return pieces
-
-
-def written(value: object) -> str:
-    """Write a value as the text of rules has it."""
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, float):
-        return f"{value:g}s"
-    if value is None:
-        return "-"
-    if isinstance(value, datetime):
-        value = format_datetime(value, usegmt=True)
-    if isinstance(value, tuple):
-        return ",".join(map(written, value))
-    if isinstance(value, bytes):
-        value = value.decode("latin-1")
-    text = str(value)
-    if (
-        text
-        and text != "-"
-        and text[-1] != ":"
-        and all((c.isascii() and c.isalnum()) or c in "-._/:*?&@%+[]!<>" for c in text)
-    ):
-        return text
-    for plain, escaped in (
-        ("\\", "\\\\"),
-        ('"', '\\"'),
-        ("\r", "\\r"),
-        ("\n", "\\n"),
-        ("\t", "\\t"),
-    ):
-        text = text.replace(plain, escaped)
-    return '"' + "".join(c if " " <= c <= "~" else f"\\x{ord(c):02x}" for c in text) + '"'
 
 
 def is_one_of(name: str, value: object, known: Sequence[object]) -> None:
     """Raise ValueError when a parameter has another value than those that there are."""
     if value not in known:
         raise ValueError(
-            f"{name} is one of {', '.join(str(each) for each in known if each)}, not {value}"
+            f"{name} is one of {', '.join(str(choice) for choice in known if choice)}, not {value}"
         )
 
 
@@ -199,7 +167,7 @@ class Injection:
         self._waiting_first = sorted(effects, key=lambda effect: effect.ends)
 
     async def before(self) -> Answer | None:
-        """Do what comes before anything is carried out."""
+        """Act before the request is carried out."""
         for effect in self._waiting_first:
             answer = await effect.asked(self._request)
             if answer is not None:
@@ -209,8 +177,8 @@ class Injection:
     def limit(self, received: int) -> int | None:
         """Return how many bytes of the request's body may be taken before `pace` is awaited."""
         limits = [effect.limit(received) for effect in self.effects]
-        known = [limit for limit in limits if limit is not None]
-        return max(1, min(known)) if known else None
+        finite = [limit for limit in limits if limit is not None]
+        return max(1, min(finite)) if finite else None
 
     def alter(self, data: memoryview, offset: int) -> None:
         """Change bytes of the request's body in place."""
@@ -230,7 +198,7 @@ class Injection:
             await effect.pace(count, received)
 
     async def after(self, answer: Answer) -> tuple[Answer, Answer | Wire]:
-        """Do what comes before the first byte; return the answer and what is to be sent for it."""
+        """Act before the first byte; return the answer and the form in which it is sent."""
         for effect in self.effects:
             answer = effect.replaced(self._request, answer)
         for effect in self._waiting_first:
@@ -243,11 +211,11 @@ class Injection:
             close = True
         else:
             size = size_of(answer)
-            made = wire(
+            framed = wire(
                 answer, self._request.method, self._entry, lambda body: _shaped(body, shaping, size)
             )
-            pieces = made.pieces
-            close = made.close
+            pieces = framed.pieces
+            close = framed.close
         for effect in shaping:
             pieces = effect.surround(pieces)
         return answer, Wire(pieces, close)

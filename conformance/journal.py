@@ -1,10 +1,11 @@
 """Every exchange in the order in which it arrived, and the questions tests ask about them.
 
 Owns: what is remembered of an exchange, which exchanges a description means (`Selector`), and which
-secret was sent where. May not know: what the registry holds or why it answered so. Invariant: an
-entry is made when a request's head has arrived and is only ever completed, never dropped, so a
-request that broke in the middle is counted too (its status stays None). Written by the server's
-thread, read by any.
+secret was sent where.
+May not know: what the registry holds or why it answered so.
+Invariants: an entry is made when a request's head has arrived. It is completed later and never
+dropped, so that a request that broke in the middle is counted too (its status stays None). The
+server's thread writes, any thread reads.
 
 A test reads as a sentence:
 
@@ -30,11 +31,12 @@ from urllib.parse import parse_qsl
 
 import anyio
 
-from .messages import Request
+from .messages import Request, written
 
 __all__ = [
     "KINDS",
     "METHODS",
+    "Authorization",
     "Entries",
     "Entry",
     "Journal",
@@ -45,15 +47,14 @@ __all__ = [
     "credentials",
 ]
 
-# What tests ask about. Authorization is kept whole on purpose: which credential went where is a
-# claim.
+# The request headers that are kept, for the questions of tests. Authorization is kept whole on
+# purpose: tests claim which credential went where.
 _KEPT = """
     accept accept-encoding authorization connection content-length content-range content-type cookie expect
     host if-match if-none-match proxy-authorization range transfer-encoding user-agent
 """
 
-# Kinds of paths: messages.Request reads all but `token` and `storage`, which the services behind
-# them know.
+# Kinds of paths. messages.Request knows all but `token` and `storage`, which those services know.
 KINDS = (
     *("ping", "catalog", "upload_start", "upload", "blob", "manifest", "tag_list", "referrers"),
     *("token", "storage", "other"),
@@ -70,7 +71,7 @@ _SECRET_FIELDS = (
     "client_assertion",
 )
 
-# One order over all journals: what a client knew before it asked is what had been answered by then.
+# One order over all journals, so that it can be said which answers came before a request.
 _ORDER = itertools.count(1)
 
 
@@ -87,13 +88,18 @@ def clock() -> float:
 
 
 class Sent(NamedTuple):
-    """Where a secret was sent: the origin that a client believes in, the repository, the kind of
-    path.
-    """
+    """Where a secret was sent: the origin as the client names it, the repository, the kind of path."""
 
     origin: str
     repository: str
     kind: str
+
+
+class Authorization(NamedTuple):
+    """What an Authorization header says; the scheme is in lower case."""
+
+    scheme: str
+    value: str
 
 
 @dataclass
@@ -101,10 +107,10 @@ class Entry:
     """One exchange.
 
     `begun` and `ended` are places in one order over all journals of the process; `time` and
-    `ended_time` are seconds by the journal's clock. `tampered` says that a hook or a fault gave the
-    answer, or gave it another status or body: then it proves nothing against a client; `faults` are
-    the verbs that took place. `codes` are those of an error body. `secrets` are what of the
-    request's body nobody may see.
+    `ended_time` are seconds by the journal's clock. `tampered`: a hook or a fault gave the answer, or
+    changed its status or body, so that it proves nothing against a client. `faults` are the verbs
+    that took place, `codes` those of an error body, `secrets` the secret fields of the request's
+    form.
     """
 
     number: int
@@ -132,10 +138,10 @@ class Entry:
     secrets: list[str] = field(default_factory=list)
 
     @property
-    def authorization(self) -> tuple[str, str]:
-        """The scheme in lower case and the value, two empty strings when none was sent."""
+    def authorization(self) -> Authorization:
+        """The credential that was sent; empty strings when none was."""
         scheme, _, value = self.headers.get("authorization", "").partition(" ")
-        return scheme.lower(), value
+        return Authorization(scheme.lower(), value)
 
     @property
     def origin(self) -> str:
@@ -147,16 +153,14 @@ class Entry:
         return self.headers.get(name.lower(), "")
 
     def sent_secrets(self) -> list[str]:
-        """Return what was sent to be let in: passwords, tokens, other schemes' values whole,
-        cookies.
-        """
-        found = list(self.secrets)
+        """Return every secret of the request: passwords, tokens, values of other schemes, cookies."""
+        secrets = list(self.secrets)
         for name in ("authorization", "proxy-authorization"):
             scheme, _, value = self.header(name).partition(" ")
-            found += _password(value) if scheme.lower() == "basic" else [value or scheme]
-        found.append(self.header("cookie"))
-        found += [value for name, value in self.query.items() if name in _SECRET_FIELDS]
-        return [secret for secret in found if secret]
+            secrets += _password(value) if scheme.lower() == "basic" else [value or scheme]
+        secrets.append(self.header("cookie"))
+        secrets += [value for name, value in self.query.items() if name in _SECRET_FIELDS]
+        return [secret for secret in secrets if secret]
 
     def note_form(self, body: bytes) -> None:
         """Note the secrets of a form that was sent."""
@@ -171,16 +175,15 @@ class Entry:
 def _password(value: str) -> list[str]:
     """Return the password of a Basic value, the value itself when it is none."""
     try:
-        user, found, password = (
-            base64.b64decode(value, validate=True).decode("latin-1").partition(":")
-        )
+        pair = base64.b64decode(value, validate=True).decode("latin-1")
     except (binascii.Error, ValueError):
         return [value]
-    return [password] if found and password else [user]
+    user, _, password = pair.partition(":")
+    return [password or user]
 
 
 class Selector(NamedTuple):
-    """Which exchanges are meant; what is None or empty means any.
+    """Which exchanges are meant; None or empty means any.
 
     `repository`, `reference`, `host` and `path` are globs, in which `*` goes over slashes too, and
     so are the values of `header` and `query`.
@@ -211,9 +214,9 @@ class Selector(NamedTuple):
             raise ValueError(f"no method {unknown}: one of {' '.join(sorted(METHODS))}")
         for unknown in sorted(kinds - set(KINDS)):
             raise ValueError(f"no kind {unknown}: one of {' '.join(KINDS)}")
-        given = {name: glob for name, glob in globs.items() if glob is not None}
-        lowered = {name.lower(): glob for name, glob in (header or {}).items()}
-        return cls(methods, kinds, given, lowered, dict(query or {}))
+        set_globs = {name: glob for name, glob in globs.items() if glob is not None}
+        headers = {name.lower(): glob for name, glob in (header or {}).items()}
+        return cls(methods, kinds, set_globs, headers, dict(query or {}))
 
     def matches(self, subject: Entry | Request) -> bool:
         """Ask whether an exchange, or a request that begins one, is meant."""
@@ -222,12 +225,12 @@ class Selector(NamedTuple):
         if self.kinds and subject.kind not in self.kinds:
             return False
         for name, glob in self.globs.items():
-            if name in ("repository", "reference"):
-                value = getattr(subject, name)
+            if name == "host":
+                value = subject.header("host")
+            elif name == "path":
+                value = subject.target.partition("?")[0]
             else:
-                value = (
-                    subject.header("host") if name == "host" else subject.target.partition("?")[0]
-                )
+                value = getattr(subject, name)
             if not _fits(value, glob):
                 return False
         for name, glob in self.header.items():
@@ -238,8 +241,6 @@ class Selector(NamedTuple):
         return all(name in query and _fits(query[name], glob) for name, glob in self.query.items())
 
     def __str__(self) -> str:
-        from .injection import written
-
         words = [" ".join(sorted(self.methods)), " ".join(sorted(self.kinds))]
         words += [f"{name}={written(glob)}" for name, glob in self.globs.items()]
         words += [f"header.{name}={written(glob)}" for name, glob in self.header.items()]
@@ -252,9 +253,7 @@ def _fits(value: str, glob: str) -> bool:
 
 
 class Entries(list[Entry]):
-    """Some exchanges of a journal; what is claimed of them is said with all of it when it is not
-    so.
-    """
+    """Some exchanges of a journal; a claim about them that is false raises AssertionError with them."""
 
     def __init__(
         self, entries: Iterable[Entry], meant: str, journal: Journal | None = None
@@ -280,8 +279,9 @@ class Entries(list[Entry]):
         return self._claim(len(self) >= number, f"at least {number}")
 
     def before(self, others: Iterable[Entry]) -> Entries:
-        """Claim that each of these was answered before any of the others arrived; both must be
-        some.
+        """Claim that each of these was answered before any of the others arrived.
+
+        The claim is false when there are none of these, or none of the others.
         """
         others = list(others)
         late = [(a, b) for a in self for b in others if not before(a, b)]
@@ -317,7 +317,8 @@ class Entries(list[Entry]):
             return self
         lines = [f"{claim} of {self.meant or 'all exchanges'} expected, there are {len(self)}:"]
         lines += [f"    {entry}" for entry in self[:20]]
-        lines += [f"    and {len(self) - 20} more"] * (len(self) > 20)
+        if len(self) > 20:
+            lines.append(f"    and {len(self) - 20} more")
         if not self and self._journal is not None:
             summary = self._journal.summary()
             lines.append(
@@ -331,17 +332,16 @@ class Journal:
 
     def __init__(self, now: Callable[[], float] = clock) -> None:
         self.entries: list[Entry] = []
-        # TLS greetings on a port without TLS: a client that guesses the scheme (protocol-facts.md
-        # R9).
+        # TLS greetings on a port without TLS: such a client guesses the scheme (protocol-facts.md R9).
         self.hellos = 0
-        # What no correct client would ever send, in words; see App._wrong.
+        # Requests that no correct client sends, in words; see App._wrong.
         self.violations: list[str] = []
         self._answered = 0
         self._now = now
 
     def open(self, request: Request) -> Entry:
         """Note a request whose head has arrived."""
-        kept = _KEPT.split()
+        names = _KEPT.split()
         entry = Entry(
             number=len(self.entries) + 1,
             connection=request.connection,
@@ -351,7 +351,7 @@ class Journal:
             repository=request.repository,
             reference=request.reference,
             query=dict(request.query),
-            headers={name: request.header(name) for name, _ in request.headers if name in kept},
+            headers={name: request.header(name) for name, _ in request.headers if name in names},
             scheme=request.scheme,
             time=self._now(),
         )
@@ -383,9 +383,13 @@ class Journal:
         """Return the entries that agree with everything that is given (see Selector)."""
         globs = {"repository": repository, "reference": reference, "host": host, "path": path}
         selector = Selector.of(method, kind, header=header, query=query, **globs)
-        found = (entry for entry in tuple(self.entries) if selector.matches(entry))
+        entries = [
+            entry
+            for entry in tuple(self.entries)
+            if selector.matches(entry) and status in (None, entry.status)
+        ]
         meant = str(selector) + (f" -> {status}" if status is not None else "")
-        return Entries((each for each in found if status in (None, each.status)), meant, self)
+        return Entries(entries, meant, self)
 
     def count(
         self,
@@ -438,19 +442,16 @@ class Journal:
 
 
 def before(first: Entry, then: Entry) -> bool:
-    """Ask whether one exchange was answered before the other arrived, whichever servers they were
-    with.
-    """
+    """Ask whether one exchange was answered before the other arrived, at whatever servers."""
     return first.ended is not None and first.ended < then.begun
 
 
 def credentials(*journals: Journal) -> dict[str, set[Sent]]:
     """Return each secret that these servers saw and where it was sent."""
-    found: dict[str, set[Sent]] = {}
+    places: dict[str, set[Sent]] = {}
     for journal in journals:
         for entry in tuple(journal.entries):
+            place = Sent(entry.origin, entry.repository, entry.kind)
             for secret in entry.sent_secrets():
-                found.setdefault(secret, set()).add(
-                    Sent(entry.origin, entry.repository, entry.kind)
-                )
-    return found
+                places.setdefault(secret, set()).add(place)
+    return places

@@ -1,8 +1,9 @@
 """Checks of the workflow Content Management: what is deleted is gone, and nothing else is.
 
-Owns: what a deletion has to answer and what follows from it. May not know: how a registry collects
-garbage. Invariant: only content of the check itself is deleted, so that no other check depends on
-it. Follows section "Content Management" of the OCI distribution specification 1.1.1.
+Owns: what a deletion has to answer and what follows from it.
+May not know: how a registry collects garbage.
+Invariants: only content of the check itself is deleted, so that no other check depends on it.
+Follows: section "Content Management" of the OCI distribution specification 1.1.1.
 """
 
 from __future__ import annotations

@@ -1,11 +1,13 @@
 """A network in memory: Sites and their clients in one process, on the event loop's own clock.
 
 Owns: bytes between two ends and when they arrive (latency, bandwidth, a window), where a Site
-listens, and outages. May not know: HTTP, what a registry holds, who the client is. Invariant:
-nothing here waits for anything but the event loop, so that on a clock which jumps (trio's
-MockClock) an outage of ten minutes takes no time; bytes arrive in order and never before latency
-and bandwidth let them. A client is whoever calls `Network.connect` and moves bytes through the
-`End` that it gets.
+listens, and outages.
+May not know: HTTP, what a registry holds, who the client is.
+Invariants: all waiting is the event loop's, so that on a clock which jumps (trio's MockClock) an
+outage of ten minutes takes no time. Bytes arrive in order, and never before latency and bandwidth
+let them.
+
+A client calls `Network.connect` and moves bytes through the `End` that it gets.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import anyio
 import anyio.abc
@@ -28,9 +30,8 @@ from .server import Server, _Gone, _Stream
 
 __all__ = ["End", "Link", "Network", "Place", "network"]
 
-_PIECE = (
-    1 << 16
-)  # bytes that arrive together at most; fewer where they would take longer than a second
+# Bytes that arrive together at most; fewer where they would take longer than a second.
+_PIECE = 1 << 16
 _LINGER = 2.0  # as the server's own
 
 
@@ -38,10 +39,10 @@ _LINGER = 2.0  # as the server's own
 class Link:
     """One direction of a place's line, shared by all its connections.
 
-    `latency` in seconds; `bandwidth` in bytes a second; `window`: how many bytes of one connection
-    may be under way or unread before its writer has to wait; by default what arrives within a
-    second and the latency, 256 KiB at most, so that nobody waits long behind bytes that another
-    connection queued.
+    `latency` is in seconds, `bandwidth` in bytes a second. `window`: how many bytes of one
+    connection may be under way or unread before its writer has to wait. Its default is what arrives
+    within a second and the latency, 256 KiB at most, so that no connection waits long behind the
+    queued bytes of another one.
     """
 
     latency: float = 0.0
@@ -70,12 +71,19 @@ class _Line:
         return self.free + self.link.latency
 
 
+class _Piece(NamedTuple):
+    """Bytes under way; none at all are the end of the connection."""
+
+    arrives: float  # by the event loop's clock
+    data: memoryview
+
+
 class _Pipe:
     """One direction of one connection."""
 
     def __init__(self, line: _Line) -> None:
         self._line = line
-        self._pieces: deque[tuple[float, memoryview]] = deque()
+        self._pieces: deque[_Piece] = deque()
         self._held = 0
         self._broken = ""
         self._changed = anyio.Event()
@@ -85,22 +93,22 @@ class _Pipe:
         self._changed = anyio.Event()
 
     def write(self, data: bytes | memoryview) -> int | None:
-        """Take what the window has room for; None when it has none."""
+        """Take as many bytes as the window has room for; None when it has none."""
         if self._broken:
             raise ConnectionResetError(self._broken)
-        taken = memoryview(bytes(data[: max(0, self._line.link.room - self._held)]))
-        if not taken:
+        accepted = memoryview(bytes(data[: max(0, self._line.link.room - self._held)]))
+        if not accepted:
             return None if data else 0
         together = max(1, int(min(_PIECE, self._line.link.bandwidth)))
-        for start in range(0, len(taken), together):
-            piece = taken[start : start + together]
-            self._pieces.append((self._line.arrival(len(piece)), piece))
-        self._held += len(taken)
+        for start in range(0, len(accepted), together):
+            piece = accepted[start : start + together]
+            self._pieces.append(_Piece(self._line.arrival(len(piece)), piece))
+        self._held += len(accepted)
         self.change()
-        return len(taken)
+        return len(accepted)
 
     def read_into(self, room: memoryview) -> int | None:
-        """Fill `room` with what has arrived: 0 at the end, None when nothing has."""
+        """Fill `room` with bytes that have arrived: 0 at the end, None when none have."""
         count = 0
         while self._pieces and self._arrived() and count < len(room):
             arrived, piece = self._pieces[0]
@@ -111,7 +119,7 @@ class _Pipe:
             count += used
             self._pieces.popleft()
             if used < len(piece):
-                self._pieces.appendleft((arrived, piece[used:]))
+                self._pieces.appendleft(_Piece(arrived, piece[used:]))
         if not count:
             if self._broken and not self._pieces:
                 raise ConnectionResetError(self._broken)
@@ -121,12 +129,14 @@ class _Pipe:
         return count
 
     def _arrived(self) -> bool:
-        return not self._line.silent and self._pieces[0][0] <= anyio.current_time()
+        return not self._line.silent and self._pieces[0].arrives <= anyio.current_time()
 
     async def readable(self) -> None:
         await anyio.lowlevel.checkpoint()
         while not (self._arrived() if self._pieces else self._broken):
-            deadline = self._pieces[0][0] if self._pieces and not self._line.silent else math.inf
+            deadline = math.inf
+            if self._pieces and not self._line.silent:
+                deadline = self._pieces[0].arrives
             with anyio.CancelScope(deadline=deadline):
                 await self._changed.wait()
 
@@ -139,7 +149,7 @@ class _Pipe:
         """Let the reader come to an end behind what was written."""
         if self._broken:
             return
-        self._pieces.append((self._line.arrival(0), memoryview(b"")))
+        self._pieces.append(_Piece(self._line.arrival(0), memoryview(b"")))
         self.change()
 
     def breaks(self, why: str, *, lose: bool = False) -> None:
@@ -290,8 +300,8 @@ class Place(Server):
         self._open.clear()
 
     def fail(self, how: Literal["refused", "silent"]) -> None:
-        """Begin an outage: refused (a dead program) breaks connections, silent (a dead line) stalls
-        them.
+        """Begin an outage: "refused" (a dead program) breaks connections, "silent" (a dead line)
+        stalls them.
         """
         self._outage = how
         self._over = anyio.Event()

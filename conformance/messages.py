@@ -1,10 +1,11 @@
 """Requests, answers and bodies as values.
 
 Owns: `Request` (with its path read once), `Response`, `Content` (bytes kept in pieces, hashed as
-they arrive), the grammar of names and the shape of error bodies. May not know: sockets, h11, time,
-what a registry holds. Invariant: the bytes of a blob are never joined or copied on their way in or
-out; only manifests, which are at most 4 MiB, are ever one object. Follows the OCI distribution
-specification 1.1.1.
+they arrive), the grammar of names, the shape of error bodies, values as the text of rules has them.
+May not know: sockets, h11, time, what a registry holds.
+Invariants: the bytes of a blob are never joined or copied on their way in or out; only manifests,
+which are at most 4 MiB, are ever one object.
+Follows: the OCI distribution specification 1.1.1.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ import json
 import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
+from email.utils import format_datetime
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 from urllib.parse import parse_qsl, unquote
 
@@ -35,6 +38,7 @@ __all__ = [
     "is_digest",
     "is_name",
     "is_tag",
+    "written",
 ]
 
 Headers = Sequence[tuple[str, str]]
@@ -47,8 +51,8 @@ _TAG = re.compile(r"[a-zA-Z0-9_][a-zA-Z0-9._-]{0,127}\Z")
 ALGORITHMS: Mapping[str, int] = {"sha256": 64, "sha512": 128}
 _HEX = re.compile(r"[a-f0-9]+\Z")
 
-# One piece of a stored body. Big enough that hashing and receiving are not dominated by calls;
-# small enough that a wrong Content-Length cannot make the harness claim gigabytes.
+# Bytes of one piece of a stored body: so many that calls do not dominate hashing and receiving, so
+# few that a wrong Content-Length cannot make the harness claim gigabytes.
 PIECE = 1 << 20
 
 
@@ -76,8 +80,7 @@ def digest_of(data: bytes, algorithm: str = "sha256") -> str:
 class Content:
     """Bytes in pieces with a running sha256; grows at its end only.
 
-    Filled either through `room` and `advance` (received in place) or through `feed` (kept as it
-    is).
+    It is filled through `room` and `advance` (received in place) or through `feed` (kept as given).
     """
 
     def __init__(self, data: bytes = b"") -> None:
@@ -128,16 +131,16 @@ class Content:
     def pieces(self, start: int = 0, stop: int | None = None) -> list[memoryview]:
         """Return the bytes from `start` to `stop` as views, without a copy."""
         stop = self.size if stop is None else stop
-        found: list[memoryview] = []
+        views: list[memoryview] = []
         offset = 0
         tail = [memoryview(self._open)[: self._used]] if self._open is not None else []
         for piece in [*self._pieces, *tail]:
             begin = max(start - offset, 0)
             end = min(stop - offset, len(piece))
             if begin < end:
-                found.append(piece[begin:end])
+                views.append(piece[begin:end])
             offset += len(piece)
-        return found
+        return views
 
     def __bytes__(self) -> bytes:
         return b"".join(self.pieces())
@@ -186,9 +189,9 @@ class Request:
         self.path = unquote(path)
         self.query = parse_qsl(query, keep_blank_values=True)
         for kind, route in _ROUTES:
-            found = route.match(self.path)
-            if found:
-                named = found.groupdict()
+            match = route.match(self.path)
+            if match:
+                named = match.groupdict()
                 self.kind = kind
                 self.repository = named.get("name") or ""
                 self.reference = named.get("reference") or ""
@@ -196,8 +199,8 @@ class Request:
 
     def header(self, name: str, default: str = "") -> str:
         """Return a header's value; several lines of it joined by commas."""
-        found = [value for key, value in self.headers if key == name]
-        return ", ".join(found) if found else default
+        values = [value for key, value in self.headers if key == name]
+        return ", ".join(values) if values else default
 
     def parameter(self, name: str) -> str | None:
         """Return the first value of a query parameter."""
@@ -225,8 +228,8 @@ class Request:
 class Response:
     """One answer.
 
-    `early`: given before the request's body is read (True) or after all of it (False); None is what
-    Go's servers do: bodies up to 256 KiB are read first (protocol-facts.md section 1.12). `close`
+    `early` True: it is given before the request's body is read; False: after all of it; None: as
+    Go's servers do, which read bodies up to 256 KiB first (protocol-facts.md section 1.12). `close`
     ends the connection behind the answer.
     """
 
@@ -249,8 +252,8 @@ class Response:
         return self.body if isinstance(self.body, bytes) else b"".join(self.body)
 
     def header(self, name: str, default: str = "") -> str:
-        found = [value for key, value in self.headers if key.lower() == name.lower()]
-        return ", ".join(found) if found else default
+        values = [value for key, value in self.headers if key.lower() == name.lower()]
+        return ", ".join(values) if values else default
 
     def json(self) -> Any:
         return json.loads(self.data)
@@ -285,3 +288,36 @@ def error(
 ) -> Response:
     """Make an error answer with one entry."""
     return errors(status, [(code, message, detail)], headers)
+
+
+def written(value: object) -> str:
+    """Write a value as the text of rules has it."""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:g}s"
+    if value is None:
+        return "-"
+    if isinstance(value, datetime):
+        value = format_datetime(value, usegmt=True)
+    if isinstance(value, tuple):
+        return ",".join(map(written, value))
+    if isinstance(value, bytes):
+        value = value.decode("latin-1")
+    text = str(value)
+    if (
+        text
+        and text != "-"
+        and text[-1] != ":"
+        and all((c.isascii() and c.isalnum()) or c in "-._/:*?&@%+[]!<>" for c in text)
+    ):
+        return text
+    for plain, escaped in (
+        ("\\", "\\\\"),
+        ('"', '\\"'),
+        ("\r", "\\r"),
+        ("\n", "\\n"),
+        ("\t", "\\t"),
+    ):
+        text = text.replace(plain, escaped)
+    return '"' + "".join(c if " " <= c <= "~" else f"\\x{ord(c):02x}" for c in text) + '"'

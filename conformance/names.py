@@ -1,12 +1,14 @@
 """Names that lead here: a forward proxy and a throw-away authority for clients that are programs.
 
-Owns: which host name is which local port, CONNECT, the certificates for those names. May not know:
-what is said inside a tunnel. Invariant: a tunnel leads to a name that was made known and to nothing
-else, so a test can never reach the network by mistake; what was asked for in vain is noted in
-`refused`. A client in the same process needs neither sockets nor this (see `memory`). Follows RFC
-9110 section 9.3.6; protocol-facts.md sections 8.1 and 8.2 (which variables clients read).
+Owns: which host name is which local port, CONNECT, the certificates for those names.
+May not know: what is said inside a tunnel.
+Invariants: a tunnel leads only to a name that was made known, so that a test can never reach the
+network by mistake. Other requests are noted in `refused`.
+Follows: RFC 9110 section 9.3.6; protocol-facts.md sections 8.1 and 8.2 (which variables clients
+read).
 
-The certificates are made by the program `openssl`, since the standard library cannot.
+A client in the same process needs neither sockets nor this (see `memory`). The program `openssl`
+makes the certificates, since the standard library cannot.
 """
 
 from __future__ import annotations
@@ -48,24 +50,24 @@ subjectAltName = {alternatives}
 
 
 class Names:
-    """Names that are known here; `ca_file` is to be trusted, `proxy` to be used (both in
-    `environ`).
+    """Names that are known here.
+
+    Clients have to trust `ca_file` and to use `proxy`; `environ` has both.
     """
 
     def __init__(self, directory: Path) -> None:
-        self.directory = directory = (
-            directory.absolute()
-        )  # what is in `environ` holds wherever a client stands
+        # Absolute, so that `environ` is right in every working directory.
+        self.directory = directory.absolute()
         self._ports: dict[tuple[str, int], int] = {}
         self.proxy = ""
         self.refused: list[str] = []
         self.tunnels: list[str] = []
-        self.ca_file = directory / "authority.pem"
+        self.ca_file = self.directory / "authority.pem"
         self._certify("authority", "a throw-away authority", "DNS:invalid", ())
 
     @property
     def environ(self) -> Mapping[str, str]:
-        """What a client's environment has to say."""
+        """The variables that a client's environment needs."""
         return {
             "HTTPS_PROXY": self.proxy,
             "https_proxy": self.proxy,
@@ -80,26 +82,11 @@ class Names:
             )
         config = self.directory / f"{file}.cnf"
         config.write_text(_CONFIG.format(name=name, alternatives=alternatives))
-        command = [
-            program,
-            "req",
-            "-x509",
-            "-config",
-            str(config),
-            "-days",
-            "7",
-            "-nodes",
-            "-newkey",
-            "ec",
-        ]
-        command += ["-pkeyopt", "ec_paramgen_curve:prime256v1", *signed]
+        command = [program, "req", "-x509", "-config", str(config), "-days", "7", "-nodes"]
+        command += ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", *signed]
         command += ["-extensions", "leaf" if signed else "authority"]
-        command += [
-            "-keyout",
-            str(config.with_suffix(".key")),
-            "-out",
-            str(config.with_suffix(".pem")),
-        ]
+        command += ["-keyout", str(config.with_suffix(".key"))]
+        command += ["-out", str(config.with_suffix(".pem"))]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
             raise RuntimeError(f"openssl made no certificate:\n{done.stderr}")
@@ -109,9 +96,9 @@ class Names:
         file = f"leaf-{hosts[0]}"
         signed = ("-CA", str(self.ca_file), "-CAkey", str(self.ca_file.with_suffix(".key")))
         self._certify(file, hosts[0], ",".join(f"DNS:{host}" for host in hosts), signed)
-        made = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        made.load_cert_chain(self.directory / f"{file}.pem", self.directory / f"{file}.key")
-        return made
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(self.directory / f"{file}.pem", self.directory / f"{file}.key")
+        return context
 
     @contextlib.contextmanager
     def known(self, host: str, port: int, *, as_port: int = 443) -> Iterator[None]:
@@ -133,8 +120,8 @@ class Names:
                 method, _, rest = head.partition(b"\r\n")[0].decode("latin-1").partition(" ")
                 target = rest.partition(" ")[0]
                 host, _, port = target.rpartition(":")
-                known = self._ports.get((host.lower(), int(port) if port.isdecimal() else 0))
-                if method != "CONNECT" or known is None:
+                local_port = self._ports.get((host.lower(), int(port) if port.isdecimal() else 0))
+                if method != "CONNECT" or local_port is None:
                     self.refused.append(f"{method} {target}")
                     status = "403 Forbidden" if method == "CONNECT" else "405 Method Not Allowed"
                     await client.send(
@@ -142,7 +129,7 @@ class Names:
                     )
                     return
                 self.tunnels.append(target)
-                async with await anyio.connect_tcp("127.0.0.1", known) as server:
+                async with await anyio.connect_tcp("127.0.0.1", local_port) as server:
                     await client.send(b"HTTP/1.1 200 Connection established\r\n\r\n")
                     await _join(client, server)
 
@@ -167,7 +154,7 @@ async def _join(client: anyio.abc.ByteStream, server: anyio.abc.ByteStream) -> N
 def names(directory: Path | str) -> Iterator[Names]:
     """Give a proxy in a thread of its own; keys and certificates are kept in `directory`."""
     Path(directory).mkdir(parents=True, exist_ok=True)
-    found = Names(Path(directory))
+    known_names = Names(Path(directory))
 
     @contextlib.asynccontextmanager
     async def listening() -> AsyncIterator[None]:
@@ -175,10 +162,12 @@ def names(directory: Path | str) -> Iterator[Names]:
             await anyio.create_tcp_listener(local_host="127.0.0.1") as listener,
             anyio.create_task_group() as tasks,
         ):
-            found.proxy = f"http://127.0.0.1:{listener.extra(anyio.abc.SocketAttribute.local_port)}"
-            lines = [f"export {name}='{value}'\n" for name, value in found.environ.items()]
-            (found.directory / "environ").write_text("".join(lines))  # for a shell to read
-            tasks.start_soon(listener.serve, found._serve)
+            known_names.proxy = (
+                f"http://127.0.0.1:{listener.extra(anyio.abc.SocketAttribute.local_port)}"
+            )
+            lines = [f"export {name}='{value}'\n" for name, value in known_names.environ.items()]
+            (known_names.directory / "environ").write_text("".join(lines))  # for a shell to read
+            tasks.start_soon(listener.serve, known_names._serve)
             yield
             tasks.cancel_scope.cancel()
 
@@ -186,4 +175,4 @@ def names(directory: Path | str) -> Iterator[Names]:
         anyio.from_thread.start_blocking_portal() as portal,
         portal.wrap_async_context_manager(listening()),
     ):
-        yield found
+        yield known_names

@@ -1,12 +1,12 @@
-"""Faults in front of a registry that is somewhere else: requests go on as they came, bodies piece
-by piece.
+"""A proxy for faults in front of a registry that is somewhere else.
 
-Owns: the exchange with the upstream, and which names of it are rewritten. May not know: what the
-registry holds, what the faults do. Invariant: no body is ever held, each direction has one buffer;
-what an answer calls the upstream's origin (Location, Link, the realm of a challenge) the client
-reads as this one's, so that it stays in front of it. One connection to the upstream for each
-exchange: which connection of the client an exchange came on, the journal says. Follows RFC 9110
-section 7.6 (hop-by-hop fields).
+Owns: the exchange with the upstream, and which names of it are rewritten.
+May not know: what the registry holds, what the faults do.
+Invariants: requests go on as they came. No body is held as a whole: each direction has one buffer.
+Where an answer names the upstream's origin (Location, Link, the realm of a challenge), the client
+reads the proxy's, so that it keeps asking the proxy. Each exchange has a connection to the upstream
+of its own; the journal says on which connection of the client it came.
+Follows: RFC 9110 section 7.6 (hop-by-hop fields).
 """
 
 from __future__ import annotations
@@ -38,11 +38,8 @@ Connect: TypeAlias = "Callable[[str, int], Awaitable[_Stream]]"
 def origin(url: str) -> str:
     """Return the origin that a URL is, and is no more than; ValueError otherwise."""
     parts = urlsplit(url)
-    if (
-        parts.scheme not in ("http", "https")
-        or not parts.hostname
-        or url.count("/") > 2 + url.endswith("/")
-    ):
+    has_path = url.count("/") > (3 if url.endswith("/") else 2)
+    if parts.scheme not in ("http", "https") or not parts.hostname or has_path:
         raise ValueError(f"not http://HOST[:PORT] or https://HOST[:PORT]: {url}")
     return f"{parts.scheme}://{parts.netloc}"
 
@@ -54,7 +51,7 @@ class _Upstream:
         self._stream = stream
         self._parser = h11.Connection(h11.CLIENT, max_incomplete_event_size=_HEAD_LIMIT)
         self._buffer = bytearray(_BUFFER)
-        self._held = b""
+        self._unsent = b""
         self._is_broken = False
 
     # Where the request's body goes: see exchange.Body.
@@ -63,15 +60,15 @@ class _Upstream:
         return memoryview(self._buffer)
 
     def advance(self, count: int) -> None:
-        self._held = bytes(memoryview(self._buffer)[:count])
+        self._unsent = bytes(memoryview(self._buffer)[:count])
 
     def feed(self, data: bytes) -> None:
-        self._held += data
+        self._unsent += data
 
     async def flush(self) -> None:
-        """Send what has come; an upstream that takes no more may have answered already."""
-        data = self._held
-        self._held = b""
+        """Send the bytes that have come; an upstream that takes no more may have answered already."""
+        data = self._unsent
+        self._unsent = b""
         if data:
             await self.send(h11.Data(data=data))
 
@@ -85,9 +82,11 @@ class _Upstream:
 
     async def answer(self) -> h11.Response:
         """Return the final answer's head; h11.RemoteProtocolError when there is none."""
-        while not isinstance(event := await self._next(), h11.Response):
+        event = await self._next()
+        while not isinstance(event, h11.Response):
             if not isinstance(event, h11.InformationalResponse):
                 raise h11.RemoteProtocolError("the upstream gave no answer")
+            event = await self._next()
         return event
 
     async def _next(self) -> object:
@@ -103,8 +102,10 @@ class _Upstream:
     async def body(self) -> Pieces:
         """Give the answer's body, and end the connection behind it."""
         try:
-            while isinstance(event := await self._next(), h11.Data):
+            event = await self._next()
+            while isinstance(event, h11.Data):
                 yield bytes(event.data)
+                event = await self._next()
         except h11.RemoteProtocolError as problem:
             # An answer that the upstream does not end is not ended here either.
             raise Dropped from problem
@@ -117,12 +118,11 @@ class _Upstream:
 
 
 class Proxy(Site):
-    """A Site that asks another registry: `upstream` is its origin, as in
-    https://registry.test:5000.
+    """A Site that asks another registry.
 
-    `rewrite` False leaves names of the upstream in answers as they are. `token_path`: what of the
-    upstream is to be seen as its token service. `connect` is for a network that is not the
-    system's.
+    `upstream` is its origin, as in https://registry.test:5000. `rewrite` False leaves the names of
+    the upstream in answers as they are. `token_path` is the path of the upstream's token service.
+    `connect` is for a network that is not the system's.
     """
 
     def __init__(
@@ -174,12 +174,12 @@ class Proxy(Site):
             upstream = _Upstream(await self._connect(self._host, self._port))
         except (OSError, _Gone) as problem:
             return error(502, "UNAVAILABLE", f"the upstream {self.upstream}: {problem}")
-        kept = [
+        passed_on = [
             (name, value)
             for name, value in request.headers
             if name not in _HOP_BY_HOP and name != "host"
         ]
-        headers = [("host", self._authority), *kept, ("connection", "close")]
+        headers = [("host", self._authority), *passed_on, ("connection", "close")]
         try:
             await upstream.send(
                 h11.Request(method=request.method, target=request.target, headers=headers)
@@ -207,14 +207,11 @@ class Proxy(Site):
             upstream.close()
             raise
         headers = []
-        for name, value in answer.headers.raw_items():
-            if name.lower().decode() not in _HOP_BY_HOP:
-                headers.append(
-                    (
-                        name.decode(),
-                        self._named(name.lower().decode(), value.decode("latin-1"), request),
-                    )
-                )
+        for raw_name, raw_value in answer.headers.raw_items():
+            name = raw_name.decode()
+            if name.lower() not in _HOP_BY_HOP:
+                value = self._named(name.lower(), raw_value.decode("latin-1"), request)
+                headers.append((name, value))
         if bodiless(request.method, answer.status_code):
             upstream.close()
             return Streamed(answer.status_code, headers)

@@ -1,8 +1,9 @@
 """Checks of the workflow Pull: blobs and manifests come out as they went in.
 
-Owns: what a download has to answer. May not know: how content got there (`Run.held` sees to it).
-Invariant: every body is compared byte for byte. Follows sections "Pull" and "API" of the OCI
-distribution specification 1.1.1.
+Owns: what a download has to answer.
+May not know: how content got there (`Run.held` sees to it).
+Invariants: every body is compared byte for byte.
+Follows: sections "Pull" and "API" of the OCI distribution specification 1.1.1.
 """
 
 from __future__ import annotations
@@ -76,7 +77,8 @@ def get_blob_digest(run: Run, kind: str) -> None:
 
 @check("pull", "HEAD blob", "is there", f"{_EXISTS}: MUST be 200 OK (end-2)", tuple(BLOBS))
 def head_blob(run: Run, kind: str) -> None:
-    run.need(run.ask("HEAD", f"blobs/{run.held_blob(kind)[0]}"), 200)
+    digest, _ = run.held_blob(kind)
+    run.need(run.ask("HEAD", f"blobs/{digest}"), 200)
 
 
 @check("pull", "HEAD blob", "its size", f"{_EXISTS}: SHOULD contain Content-Length", tuple(BLOBS))
@@ -114,7 +116,8 @@ def _enter_range(asked: str, start: int, stop: int) -> None:
     @check("pull", "GET blob Range", asked, cites, "blob")
     def get_range(run: Run) -> None:
         reply = _ranged(run, asked, 206)
-        same(reply, run.blob("blob")[1][start:stop])
+        _, data = run.blob("blob")
+        same(reply, data[start:stop])
         wanted = f"bytes {start}-{stop - 1}/1000"
         if reply.header("Content-Range") != wanted:
             raise Failed(

@@ -1,8 +1,9 @@
 """Checks of the workflow Push, second half: manifests of every shape, and the form of refusals.
 
-Owns: what a push of a manifest has to answer, and that what was refused is not there. May not know:
-how a registry stores. Invariant: the bytes that come back are compared with those that were pushed.
-Follows section "Pushing Manifests" of the OCI distribution specification 1.1.1.
+Owns: what a push of a manifest has to answer, and that what was refused is not there.
+May not know: how a registry stores.
+Invariants: the bytes that come back are compared with those that were pushed.
+Follows: section "Pushing Manifests" of the OCI distribution specification 1.1.1.
 """
 
 from __future__ import annotations

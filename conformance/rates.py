@@ -1,11 +1,12 @@
 """How many requests a registry takes: caps over any stretch of time, and the 429 for one more.
 
-Owns: what each request counts as, sliding windows, quotas that are told in headers, the refusal.
-May not know: what a registry holds, sockets, a clock (`now` is an argument). Invariant: in no
-stretch of a cap's length, wherever it begins, does the registry admit more than the cap; a refused
-request counts for nothing. So a client whose rate plus burst is above the cap is caught at its
-burst, as the clouds catch it. Follows protocol-facts.md sections 1.12 (429, TOOMANYREQUESTS,
-Retry-After), 4.8, 5.5, 6.5 and 7.2 (what is counted); the actions are those of design.md section 9.
+Owns: what each request counts as, sliding windows, quotas that headers tell, the refusal.
+May not know: what a registry holds, sockets, a clock (`now` is an argument).
+Invariants: in no stretch of a cap's length, wherever it begins, the registry admits more requests
+than the cap. A refused request counts for nothing. So a client whose rate plus burst is above the
+cap is caught at its burst, as the clouds catch it.
+Follows: protocol-facts.md sections 1.12 (429, TOOMANYREQUESTS, Retry-After), 4.8, 5.5, 6.5 and 7.2
+(what is counted); the actions are those of design.md section 9.
 """
 
 from __future__ import annotations
@@ -34,9 +35,7 @@ ACTIONS = READS | WRITES
 
 
 def actions_of(request: Request) -> tuple[str, ...]:
-    """Return what a request counts as: nothing for a ping, two for a PUT that brings the body
-    itself.
-    """
+    """Return what a request counts as: none for a ping, two for a PUT that brings the body."""
     method = request.method
     kind = request.kind
     if kind in ("tag_list", "catalog"):
@@ -61,9 +60,9 @@ def actions_of(request: Request) -> tuple[str, ...]:
 class Cap:
     """At most `requests` of `actions` in any `seconds`.
 
-    `apart`: each action has a count of its own (as AWS counts by API); otherwise all together.
-    `per` says whose count it is: everybody's, or each caller's, repository's, ... for itself; None
-    where the cap does not hold for a request.
+    `apart`: each action has a count of its own, as AWS counts by API; otherwise one for all.
+    `per` gives the key of a request's count, for one count by caller, repository or the like; None
+    where the cap does not hold for the request.
     """
 
     requests: int
@@ -94,41 +93,43 @@ class Rates:
         self.retry_after = retry_after
         self.message = message
         self.refused: Counter[str] = Counter()
-        self._taken: defaultdict[tuple[Cap, str, str], deque[float]] = defaultdict(deque)
+        self._times: defaultdict[tuple[Cap, str, str], deque[float]] = defaultdict(deque)
 
     def refuse(self, request: Request) -> Response | None:
         """Count a request that is admitted; return the 429 for one that is not."""
         now = self.now()
         counts = list(self._counts(request))
         waits = [
-            taken[0] + cap.seconds - now for cap, taken in counts if len(taken) >= cap.requests
+            times[0] + cap.seconds - now for cap, times in counts if len(times) >= cap.requests
         ]
         if waits:
             self.refused.update(actions_of(request))
             return self._too_many(max(waits))
-        for _, taken in counts:
-            taken.append(now)
+        for _, times in counts:
+            times.append(now)
         return None
 
     def remaining(self, cap: Cap, request: Request) -> int:
         """Return how many more such requests the cap has room for now."""
         return min(
-            (cap.requests - len(taken) for _, taken in self._counts(request, cap)),
+            (cap.requests - len(times) for _, times in self._counts(request, cap)),
             default=cap.requests,
         )
 
     def _counts(self, request: Request, *only: Cap) -> Iterable[tuple[Cap, deque[float]]]:
-        """Give the windows that a request falls into, without what has left them."""
+        """Give each cap that holds for a request, with the times of its admitted requests."""
         now = self.now()
         for cap in only or self.caps:
-            whose = cap.per(request)
-            for action in actions_of(request) if whose is not None else ():
+            key = cap.per(request)
+            if key is None:
+                continue
+            for action in actions_of(request):
                 if action not in cap.actions:
                     continue
-                taken = self._taken[cap, action if cap.apart else "", whose or ""]
-                while taken and taken[0] <= now - cap.seconds:
-                    taken.popleft()
-                yield cap, taken
+                times = self._times[cap, action if cap.apart else "", key]
+                while times and times[0] <= now - cap.seconds:
+                    times.popleft()
+                yield cap, times
                 if not cap.apart:
                     break  # a request is one request, whatever it is made of
 
@@ -142,9 +143,7 @@ class Rates:
 
 
 class Metered:
-    """`App(auth=Metered(rates, auth))`: logins first, then caps; who may not ask counts for
-    nothing.
-    """
+    """`App(auth=Metered(rates, auth))`: logins first, then caps; what a login refuses is not counted."""
 
     def __init__(self, rates: Rates, auth: Auth | None = None) -> None:
         self._rates = rates
@@ -156,5 +155,5 @@ class Metered:
 
     def check(self, request: Request, needs: Sequence[Access]) -> Response | None:
         """Refuse what the caller may not do, then what is too much."""
-        refused = None if self._auth is None else self._auth.check(request, needs)
-        return refused or self._rates.refuse(request)
+        refusal = None if self._auth is None else self._auth.check(request, needs)
+        return refusal or self._rates.refuse(request)

@@ -1,23 +1,20 @@
 """How registries differ about referrers: the functions of their rows.
 
-Owns: what is said where the referrers API is not, and what is said of a subject. May not know:
-sockets, other quirks of a provider. Invariant: manifests, blobs and tags are the strict registry's;
-only paths that a registry does not know, `OCI-Subject` and lists of referrers are answered
-otherwise. Follows protocol-facts.md sections 1.10 and 7.9, and rule 15 of design.md section 6.
+Owns: what is said where the referrers API is not, and what is said of a subject.
+May not know: sockets, other quirks of a provider.
+Invariants: manifests, blobs and tags are the strict registry's; only paths that a registry does not
+know, `OCI-Subject` and lists of referrers are answered otherwise.
+Follows: protocol-facts.md sections 1.10 and 7.9, and rule 15 of design.md section 6.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from .messages import Request, Response, error
-
-if TYPE_CHECKING:
-    from .personas import Provider
+from .provider import Before, Provider
 
 __all__ = [
     "LATE",
@@ -34,9 +31,7 @@ LATE = 60.0  # seconds until a referrer that was put is listed
 _LOGIN = "/login"
 
 
-def page(
-    status: int, media_type: str = "text/html; charset=utf-8"
-) -> Callable[[Provider, Request], Response | None]:
+def page(status: int, media_type: str = "text/html; charset=utf-8") -> Before:
     """Answer every path that is not known with a page."""
     text = (
         "404 page not found\n"
@@ -51,7 +46,7 @@ def page(
     return answer
 
 
-def refusal(status: int) -> Callable[[Provider, Request], Response | None]:
+def refusal(status: int) -> Before:
     """Answer every path that is not known with an error body."""
 
     def answer(provider: Provider, request: Request) -> Response | None:
@@ -92,7 +87,9 @@ def none_is_unknown(provider: Provider, request: Request, answer: Response) -> R
 
 def unannounced(provider: Provider, request: Request, answer: Response) -> Response:
     """Have the API and say nothing of it when a manifest with a subject is put."""
-    answer.headers = [header for header in answer.headers if header[0].lower() != "oci-subject"]
+    answer.headers = [
+        (name, value) for name, value in answer.headers if name.lower() != "oci-subject"
+    ]
     return answer
 
 

@@ -1,9 +1,10 @@
 """Real parts to be checked against: Debian's docker-registry and skopeo.
 
-Owns: starting and ending those two programs. May not know: what is asked of them. Invariant: a
-program that is missing is an error that names its package, never a skipped test; a registry that
-was started is ended, whatever happens in between, and takes its port from the kernel, so that two
-never collide.
+Owns: starting and ending those two programs.
+May not know: what is asked of them.
+Invariants: a program that is missing is an error that names its package, never a skipped test; a
+registry that was started is ended, whatever happens in between, and takes its port from the kernel,
+so that two never collide.
 """
 
 from __future__ import annotations
@@ -128,7 +129,8 @@ def docker_registry(
         },
     }
     if tls is not None:
-        files = {"certificate": str(tls[0]), "key": str(tls[1])}
+        certificate, key = tls
+        files = {"certificate": str(certificate), "key": str(key)}
         settings["http"] = {**settings["http"], "tls": files}  # type: ignore[dict-item]
     if htpasswd is not None:
         (home / "htpasswd").write_text(htpasswd)

@@ -1,8 +1,9 @@
 """Fault rules as text, for a command line or a file: the sentences of faults.py, word for word.
 
-Owns: the grammar. May not know: what verbs do; it takes their parameters from their classes.
-Invariant: what is not understood is refused with its place, never guessed; `str(rule)` of what was
-read is read as the same.
+Owns: the grammar.
+May not know: what verbs do; their parameters come from their classes.
+Invariants: text that is not understood is refused with its place, never guessed. `str(rule)` of a
+rule that was read is read as the same rule.
 
     RULE     = WHICH ": " VERB { ", " VERB }          one to a line; # begins a comment
     WHICH    = any of, in any order:
@@ -59,6 +60,8 @@ class RuleError(ValueError):
 
 
 class _Token(NamedTuple):
+    """A word or NAME=ARGUMENT; `end` is the colon or comma behind it, `quoted` its first value."""
+
     name: str
     values: tuple[str, ...]
     quoted: bool
@@ -79,25 +82,27 @@ class _Line:
     def tokens(self) -> Iterator[_Token]:
         position = 0
         while self.text[position:].strip() and not self.text[position:].lstrip().startswith("#"):
-            found = _TOKEN.match(self.text, position)
-            column = position + len(self.text[position:]) - len(self.text[position:].lstrip()) + 1
-            if found is None:
+            match = _TOKEN.match(self.text, position)
+            column = len(self.text) - len(self.text[position:].lstrip()) + 1
+            if match is None:
                 self.refuse(column, f"cannot be read from here on: {self.text[column - 1 :][:40]}")
-            parts = _PARTS.findall(found[2])
+            name, text, end = match.groups()
+            parts = _PARTS.findall(text)
             values = tuple(self._plain(part, column) for part in parts)
-            yield _Token(found[1] or "", values, parts[0][0] == '"', found[3] or "", column)
-            position = found.end()
+            yield _Token(name or "", values, parts[0].startswith('"'), end or "", column)
+            position = match.end()
 
     def _plain(self, part: str, column: int) -> str:
-        if part[0] != '"':
+        if not part.startswith('"'):
             return part
 
-        def plain(found: re.Match[str]) -> str:
-            if found[1][0] == "x" and len(found[1]) == 3:
-                return chr(int(found[1][1:], 16))
-            if found[1] not in _ESCAPED:
-                self.refuse(column, f"unknown escape {found[0]}")
-            return _ESCAPED[found[1]]
+        def plain(match: re.Match[str]) -> str:
+            escape = match[1]
+            if escape.startswith("x") and len(escape) == 3:
+                return chr(int(escape[1:], 16))
+            if escape not in _ESCAPED:
+                self.refuse(column, f"unknown escape {match[0]}")
+            return _ESCAPED[escape]
 
         return _ESCAPE.sub(plain, part[1:-1])
 
@@ -139,7 +144,7 @@ def _read_which(faults: Faults, line: _Line, tokens: list[_Token]) -> Rule:
     kinds: list[str] = []
     globs: dict[str, str] = {}
     named: dict[str, dict[str, str]] = {"header": {}, "query": {}}
-    later: list[tuple[_Token, Callable[[Rule], Rule]]] = []
+    conditions: list[tuple[_Token, Callable[[Rule], Rule]]] = []
     for token in tokens:
         if token.end == ",":
             line.refuse(token.column, "no comma before the colon")
@@ -150,7 +155,7 @@ def _read_which(faults: Faults, line: _Line, tokens: list[_Token]) -> Rule:
                 elif word in KINDS:
                     kinds.append(word)
                 elif word in ("of-each", "optional"):
-                    later.append((token, Rule.of_each if word == "of-each" else Rule.optional))
+                    conditions.append((token, Rule.of_each if word == "of-each" else Rule.optional))
                 elif word != "any":
                     line.refuse(
                         token.column, f"{word} is no method and no kind ({' '.join(KINDS)})"
@@ -162,9 +167,9 @@ def _read_which(faults: Faults, line: _Line, tokens: list[_Token]) -> Rule:
         elif group in named and name and name not in named[group]:
             named[group][name] = _one(line, token)
         else:
-            later.append((token, _occurrence(line, token)))
+            conditions.append((token, _occurrence(line, token)))
     rule = faults.on(" ".join(methods), " ".join(kinds), **named, **globs)  # type: ignore[arg-type]
-    for token, say in later:
+    for token, say in conditions:
         try:
             say(rule)
         except ValueError as problem:
@@ -173,13 +178,19 @@ def _read_which(faults: Faults, line: _Line, tokens: list[_Token]) -> Rule:
 
 
 def _occurrence(line: _Line, token: _Token) -> Callable[[Rule], Rule]:
+    """Read which time a rule strikes."""
     if token.name == "nth":
         numbers = [_integer(line, token, value) for value in token.values]
         return lambda rule: rule.nth(*numbers)
-    known = {"every": Rule.every, "first": Rule.first, "since": Rule.since, "at-most": Rule.at_most}
-    if token.name in known:
+    methods = {
+        "every": Rule.every,
+        "first": Rule.first,
+        "since": Rule.since,
+        "at-most": Rule.at_most,
+    }
+    if token.name in methods:
         number = _integer(line, token, _one(line, token))
-        return lambda rule: known[token.name](rule, number)
+        return lambda rule: methods[token.name](rule, number)
     if token.name != "chance" or not re.fullmatch(r"[01]|[01]?\.[0-9]+", _one(line, token)):
         line.refuse(
             token.column, f"{token.name}={','.join(token.values)} is not understood here, or twice"
@@ -192,30 +203,25 @@ def _read_verb(rule: Rule, line: _Line, tokens: list[_Token]) -> None:
     verb = VERBS.get(_one(line, first))
     if verb is None or first.name:
         line.refuse(first.column, f"no verb: one of {' '.join(VERBS)}")
-    known = [each for each in fields(verb) if each.init and each.repr]
-    given: dict[str, Any] = {}
+    parameters = [field for field in fields(verb) if field.init and field.repr]
+    arguments: dict[str, Any] = {}
     for number, token in enumerate(tokens[1:]):
         group, _, header = token.name.partition(".")
-        if group == "header" and header and any(each.name == "headers" for each in known):
+        if group == "header" and header and any(field.name == "headers" for field in parameters):
             value = _one(line, token)
-            given.setdefault("headers", {})[header] = (
-                None if value == "-" and not token.quoted else value
-            )
+            is_left_out = value == "-" and not token.quoted
+            arguments.setdefault("headers", {})[header] = None if is_left_out else value
             continue
-        name = (
-            token.name.replace("-", "_")
-            if token.name
-            else known[0].name
-            if not number and known
-            else ""
-        )
-        argument = next((each for each in known if each.name == name and name != "headers"), None)
-        if argument is None or name in given:
-            listed = ", ".join(each.name.replace("_", "-") for each in known) or "nothing"
+        name = token.name.replace("-", "_")
+        if not name and number == 0 and parameters:
+            name = parameters[0].name  # the first argument may do without its name
+        named = [field for field in parameters if field.name == name and name != "headers"]
+        if not named or name in arguments:
+            listed = ", ".join(field.name.replace("_", "-") for field in parameters) or "nothing"
             line.refuse(token.column, f"{first.values[0]} takes {listed}, each once")
-        given[name] = _argument(line, token, argument)
+        arguments[name] = _argument(line, token, named[0])
     try:
-        rule.add(verb(**given))
+        rule.add(verb(**arguments))
     except (TypeError, ValueError) as problem:
         text = "needs an argument" if isinstance(problem, TypeError) else problem
         line.refuse(first.column, f"{first.values[0]}: {text}")
@@ -223,32 +229,33 @@ def _read_verb(rule: Rule, line: _Line, tokens: list[_Token]) -> None:
 
 def _argument(line: _Line, token: _Token, argument: Field[Any]) -> Any:
     """Read an argument as its parameter's type has it."""
-    wanted = str(argument.type)
-    if "tuple" in wanted:
+    kind = str(argument.type)
+    if "tuple" in kind:
         return token.values if len(token.values) > 1 else token.values[0]
     text = _one(line, token)
-    if wanted.startswith("bool"):
+    if kind.startswith("bool"):
         if text not in ("yes", "no"):
             line.refuse(token.column, f"yes or no, not {text}")
         return text == "yes"
-    if wanted.startswith("int"):
+    if kind.startswith("int"):
         return _integer(line, token, text)
-    if wanted.startswith("float"):
-        found = _TIME.match(text)
-        if found is None and "str" not in wanted:
+    if kind.startswith("float"):
+        match = _TIME.match(text)
+        if match is None and "str" not in kind:
             line.refuse(token.column, f"{text} is no time: 2s, 500ms, 1m")
-        return text if found is None else float(found[1]) * _TIMES[found[2]]
-    return text.encode("latin-1", "replace") if wanted.startswith("bytes") else text
+        return text if match is None else float(match[1]) * _TIMES[match[2]]
+    return text.encode("latin-1", "replace") if kind.startswith("bytes") else text
 
 
 def _integer(line: _Line, token: _Token, text: str) -> int:
-    found = _SIZE.match(text)
-    if found is None:
+    match = _SIZE.match(text)
+    if match is None:
         line.refuse(token.column, f"{text} is no number: 10, 64KiB, 1MiB")
-    return int(found[1]) * _SIZES[found[2]]
+    return int(match[1]) * _SIZES[match[2]]
 
 
 def _one(line: _Line, token: _Token) -> str:
+    """Return the only value of a token."""
     if len(token.values) != 1:
         line.refuse(token.column, "one value; text with a comma is quoted")
     return token.values[0]

@@ -1,8 +1,9 @@
 """One shape of content: how it is built, what it is, whether a copier may take it.
 
-Owns: the frame of the catalogue in shapes.py. May not know: any one shape. Invariant: a shape is
-built from its own name alone, so that its bytes change when its own builder does and never for
-another's sake.
+Owns: the frame of the catalogue in shapes.py.
+May not know: any one shape.
+Invariants: a shape is built from its own name alone, so that its bytes change when its own builder
+does and never for another's sake.
 """
 
 from __future__ import annotations

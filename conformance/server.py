@@ -1,10 +1,11 @@
 """The thin edge: a Site on a TCP port, by h11 for heads and by hand for bodies.
 
-Owns: sockets, TLS, keep-alive, framing. May not know: what a registry is. Invariant: one exchange
-at a time per connection; a body of known length is received in place (`Exchange.room`) and sent
-from the stored pieces, never through a buffer of its own. h11 sees chunked bodies and the heads
-that heads.py leaves to it, one Connection object per exchange, because its buffer costs two copies
-(throughput.md).
+Owns: sockets, TLS, keep-alive, framing.
+May not know: what a registry is.
+Invariants: one exchange at a time per connection. A body of known length is received in place
+(`Exchange.room`) and sent from the stored pieces, never through a buffer of its own. h11 sees only
+chunked bodies and the heads that heads.py leaves to it, because its buffer costs two copies
+(throughput.md); each exchange has a Connection object of its own.
 
 `serve` is for tests on the same loop, `run_in_thread` for tests that drive another program.
 """
@@ -36,9 +37,8 @@ _READ = 1 << 16
 _HELLO = 0x16  # the first byte of a TLS handshake record, of no HTTP request
 _TURN = 1 << 20  # bytes moved before other tasks get their turn
 _JOINED = 1 << 14  # a body up to this leaves in one write with its head
-_LINGER = (
-    2.0  # after an early answer: how long unread bytes are taken so that the answer is not reset
-)
+# Seconds for which unread bytes are taken after an early answer: a reset would destroy the answer.
+_LINGER = 2.0
 
 
 class _Gone(Exception):
@@ -138,13 +138,21 @@ class _Stream:
 
 @dataclass
 class _Body:
-    """What follows a head: bytes that came with it, h11 where it read the head, whether it is the
-    last.
+    """How a body is to be received.
+
+    `held` are bytes that came with the head, `parser` is h11 where it read the head, `last` says
+    that the connection ends after this exchange.
     """
 
     held: bytes
     parser: h11.Connection | None = None
     last: bool = False
+
+
+def _unread(parser: h11.Connection) -> bytes:
+    """Return what the parser has been given and not used."""
+    data, _ = parser.trailing_data
+    return bytes(data)
 
 
 class Server:
@@ -212,8 +220,8 @@ class Server:
             return None
         request, body = begun
         exchange = self.app.open(request)
-        asked = exchange.asked()
-        exchange.start(await asked if inspect.isawaitable(asked) else asked)
+        override = exchange.asked()
+        exchange.start(await override if inspect.isawaitable(override) else override)
         early = exchange.is_early
         rest = b""
         if not early:
@@ -244,11 +252,11 @@ class Server:
     async def _begin(
         self, stream: _Stream, number: int, left: bytes
     ) -> tuple[Request, _Body] | None:
-        """Read a head; None, and everything said that is to be said, when there is none."""
+        """Read a head; None when there is none, and then every answer to it has been sent."""
         data = left
         if not left:
             data = await stream.receive()
-            # Looked at before anything else sees it: a greeting may hold an empty line by chance.
+            # First of all: a TLS greeting may hold an empty line, the end of a head, by chance.
             if data[0] == _HELLO:
                 self.journal.hellos += 1
                 return None
@@ -271,7 +279,7 @@ class Server:
             assert isinstance(event, h11.Request)
             headers = [(name.decode(), value.decode("latin-1")) for name, value in event.headers]
             head = (event.method.decode(), event.target.decode(), headers)
-            body = _Body(bytes(parser.trailing_data[0]), parser, event.http_version != b"1.1")
+            body = _Body(_unread(parser), parser, event.http_version != b"1.1")
         request = Request(*head, scheme=self.scheme, connection=number)
         body.last = body.last or "close" in request.header("connection").lower()
         return request, body
@@ -281,21 +289,25 @@ class Server:
         if exchange.request.chunked:
             parser = body.parser
             assert parser is not None, "a head with a transfer coding is h11's"
-            while not isinstance(event := parser.next_event(), h11.EndOfMessage):
+            event = parser.next_event()
+            while not isinstance(event, h11.EndOfMessage):
                 if event is h11.NEED_DATA:
                     parser.receive_data(await stream.receive())
                 elif isinstance(event, h11.Data):
                     exchange.feed(bytes(event.data))
                     if exchange.pace is not None:
                         await exchange.pace()
-            return bytes(parser.trailing_data[0])
+                event = parser.next_event()
+            return _unread(parser)
         missing = exchange.request.length() or 0
         held = body.held
         if held and missing:
             exchange.feed(held[:missing])
             if exchange.pace is not None:
                 await exchange.pace()
-            missing, held = max(missing - len(held), 0), held[missing:]
+            rest = held[missing:]
+            missing = max(missing - len(held), 0)
+            held = rest
         while missing:
             room = exchange.room(missing)[:missing]
             count = await stream.receive_into(room)

@@ -1,8 +1,9 @@
 """The catalogue of content: every shape that the specifications and the field know, by name.
 
-Owns: the whole list. May not know: how any shape is built. Invariant: names are unique and stay,
-since tests hold the digest of each. Those that must be copied come first, then those that must be
-refused.
+Owns: the whole list.
+May not know: how any shape is built.
+Invariants: names are unique and stay, since tests hold the digest of each. Those that must be
+copied come first, then those that must be refused.
 """
 
 from __future__ import annotations

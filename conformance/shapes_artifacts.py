@@ -1,10 +1,12 @@
 """What is in registries and is no image: artifacts, referrers, attestations, what cosign and others
 push.
 
-Owns: these shapes. May not know: registries, clients. Invariant: as in shapes_images.py; a
-referrer's subject is always in the same sample, unless the shape says that it is nowhere. Follows
-the OCI image specification 1.1 ("Guidelines for Artifact Usage"), protocol-facts.md sections 1.3
-and 1.10, and the documents of the tools that are named.
+Owns: these shapes.
+May not know: registries, clients.
+Invariants: as in shapes_images.py; a referrer's subject is always in the same sample, unless the
+shape says that it is nowhere.
+Follows: the OCI image specification 1.1 ("Guidelines for Artifact Usage"), protocol-facts.md
+sections 1.3 and 1.10, and the documents of the tools that are named.
 """
 
 from __future__ import annotations
@@ -131,6 +133,11 @@ def _chain(seed: Seed) -> Sample:
     signature = _referring(seed, bill, NOTARY)
     stamp = _referring(seed, signature, "application/vnd.example.timestamp")
     return Sample(image, (bill, signature, stamp))
+
+
+def _referrer(seed: Seed) -> Sample:
+    image = seed.image()
+    return Sample(image, (seed.artifact(image),))
 
 
 def _of_children(seed: Seed) -> Sample:
@@ -309,7 +316,7 @@ ARTIFACTS: tuple[Shape, ...] = (
     Shape("attestation-artifact", "An attestation with a subject.", BUILDKIT, _attested),
     # Referrers.
     Shape("referrer", "An SBOM of an image.", REFERRERS,
-          lambda s: Sample(image := s.image(), (s.artifact(image),))),
+          _referrer),
     Shape("referrers-of-referrers", "A signature of an SBOM of an image, and its time stamp.", REFERRERS,
           _chain),
     Shape("referrers-of-children", "Referrers of an index, of its child and of its child's child.", REFERRERS,

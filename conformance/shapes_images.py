@@ -1,9 +1,10 @@
 """Images and indexes of every valid shape, in both formats: platforms, layers, JSON as it is
 written.
 
-Owns: these shapes. May not know: registries, clients. Invariant: a strict registry takes every one
-of them, and a copy has the same bytes. Follows the OCI image specification 1.1 and Docker's schema
-2.
+Owns: these shapes.
+May not know: registries, clients.
+Invariants: a strict registry takes every one of them, and a copy has the same bytes.
+Follows: the OCI image specification 1.1 and Docker's schema 2.
 """
 
 from __future__ import annotations
@@ -45,6 +46,12 @@ def layer_of(
     return compose(
         config, [first, second._replace(media_type=media_type, data=data or second.data, more=more)]
     )
+
+
+def config_of(seed: Seed, config: Part) -> Image:
+    """Build an image with ordinary layers and a config of another kind."""
+    _, layers = base(seed)
+    return compose(config, layers)
 
 
 def rewritten(image: Image, write: Callable[[dict[str, Any]], bytes]) -> Image:
@@ -163,6 +170,25 @@ def _foreign(seed: Seed, media_type: str, *, held: bool, urls: bool = True) -> I
     return compose(config, [*layers, Part(media_type, seed.blob(500), more, held=held)])
 
 
+def _sharing(seed: Seed) -> Image:
+    shared = seed.image()
+    return seed.index([seed.index([shared, seed.image()]), seed.index([shared]), shared])
+
+
+def _emptied(seed: Seed) -> Image:
+    nothing = store_gzip(store_tar({}))
+    return seed.image(layers=[nothing, seed.layer(300), nothing])
+
+
+def _docker_zstd(seed: Seed) -> Image:
+    config, _ = base(seed)
+    return compose(
+        config._replace(media_type=TYPES["docker"]["config"]),
+        [Part("application/vnd.docker.image.rootfs.diff.tar.zstd", seed.blob(400))],
+        DOCKER_MANIFEST,
+    )
+
+
 def _inline(seed: Seed) -> Image:
     config, layers = base(seed)
     parts = [
@@ -244,7 +270,7 @@ IMAGES: tuple[Shape, ...] = (
     Shape("nested-lists", "A Docker list of Docker lists.", "protocol-facts.md 1.5",
           lambda s: s.index([s.index(format="docker"), s.index(format="docker")], format="docker")),
     Shape("nested-shared", "Two nested indexes that share a child.", "protocol-facts.md 1.5",
-          lambda s: s.index([s.index([(one := s.image()), s.image()]), s.index([one]), one])),
+          _sharing),
     Shape("empty-index", "An index without entries.", INDEX, lambda s: s.index([])),
     Shape("empty-list", "A Docker list without entries.", DOCKER, lambda s: s.index([], format="docker")),
     Shape("index-of-1000", "An index with a thousand entries.", "protocol-facts.md 9.2 R14",
@@ -273,7 +299,7 @@ IMAGES: tuple[Shape, ...] = (
     Shape("zero-byte-config", "A config of no bytes.", DESCRIPTOR,
           lambda s: compose(Part("application/vnd.example.config", b""), [Part(TAR, s.blob(50))])),
     Shape("empty-tar-layer", "The empty layer that docker writes for a line that changes nothing.", LAYER,
-          lambda s: s.image(layers=[(none := store_gzip(store_tar({}))), s.layer(300), none])),
+          _emptied),
     Shape("repeated-layers", "One digest many times, the config's among the layers.", MANIFEST, _repeated),
     Shape("large-layer", "A layer of 5 MiB and one byte.", LAYER,
           lambda s: s.image(layers=[s.blob((5 << 20) + 1)])),
@@ -284,7 +310,7 @@ IMAGES: tuple[Shape, ...] = (
     Shape("layer-of-two-types", "One digest under two media types.", DESCRIPTOR,
           lambda s: _retyped(s, TAR)),
     Shape("large-config", "A config of a mebibyte.", "image-spec config.md",
-          lambda s: compose(Part(CONFIG_TYPE, encode({"fill": "x" * (1 << 20)})), base(s)[1])),
+          lambda s: config_of(s, Part(CONFIG_TYPE, encode({"fill": "x" * (1 << 20)})))),
     Shape("tar-layer", "A layer that is not compressed.", LAYER,
           lambda s: layer_of(s, TAR, store_tar({"a": s.blob(80)}))),
     Shape("zstd-layer", "A layer of type zstd.", LAYER, lambda s: layer_of(s, f"{TAR}+zstd", s.blob(400))),
@@ -294,9 +320,7 @@ IMAGES: tuple[Shape, ...] = (
     Shape("docker-zstd-layer",
           "A Docker manifest with a zstd layer, as buildkit writes with force-compression.",
           "buildkit compression=zstd",
-          lambda s: compose(base(s)[0]._replace(media_type=TYPES["docker"]["config"]),
-                            [Part("application/vnd.docker.image.rootfs.diff.tar.zstd", s.blob(400))],
-                            DOCKER_MANIFEST)),
+          _docker_zstd),
     Shape("estargz-layer", "A layer that is pulled lazily.", "stargz-snapshotter docs/estargz.md", _stargz),
     Shape("nydus-layer", "A nydus blob as a layer.", "nydus docs/nydus-design.md",
           lambda s: layer_of(s, "application/vnd.oci.image.layer.nydus.blob.v1", s.blob(400),

@@ -1,9 +1,11 @@
 """Content that must not be copied: old formats, documents that say two things, bytes that are not
 theirs.
 
-Owns: these shapes, each with the reason. May not know: registries, clients. Invariant: each is an
-image that could be copied, with exactly one thing wrong. An index cannot hold itself: it would have
-to know its own digest. Follows protocol-facts.md sections 1.3 to 1.6 and 9.2 (R11 to R14).
+Owns: these shapes, each with the reason.
+May not know: registries, clients.
+Invariants: each is an image that could be copied, with exactly one thing wrong. An index cannot
+hold itself: it would have to know its own digest.
+Follows: protocol-facts.md sections 1.3 to 1.6 and 9.2 (R11 to R14).
 """
 
 from __future__ import annotations
@@ -73,14 +75,12 @@ def _written(
     found: Found = "document",
 ) -> Shape:
     """Make a shape of an ordinary image whose manifest's bytes are other bytes."""
-    return Shape(
-        name,
-        sentence,
-        "RFC 8259",
-        lambda seed: (image := seed.image()).with_manifest(write(image.body), image.media_type),
-        reason,
-        found,
-    )
+
+    def make(seed: Seed) -> Image:
+        image = seed.image()
+        return image.with_manifest(write(image.body), image.media_type)
+
+    return Shape(name, sentence, "RFC 8259", make, reason, found)
 
 
 def _layer(**fields: Any) -> Edit:
@@ -128,7 +128,9 @@ def _flipped(data: bytes) -> bytes:
 
 
 def _lost_child(seed: Seed) -> Image:
-    index = seed.index([seed.image(), lost := seed.image(architecture="arm64")])
+    kept_child = seed.image()
+    lost = seed.image(architecture="arm64")
+    index = seed.index([kept_child, lost])
     kept = {key: value for key, value in index.manifests.items() if key != lost.top}
     return replace(index, manifests=kept)
 

@@ -1,8 +1,9 @@
 """What a registry holds: repositories with blobs, manifests, tags and upload sessions, in memory.
 
-Owns: the documents' rules (what a manifest is, what it names) and upload offsets. May not know:
-HTTP. Invariant: everything stored under a digest has that digest. Follows the OCI image
-specification 1.1 and protocol-facts.md sections 1.3, 1.5 and 1.7.
+Owns: what a manifest has to be and what it names; upload offsets.
+May not know: HTTP.
+Invariants: everything stored under a digest has that digest.
+Follows: the OCI image specification 1.1 and protocol-facts.md sections 1.3, 1.5 and 1.7.
 """
 
 from __future__ import annotations
@@ -78,16 +79,16 @@ class Stored:
 
     def descriptor(self) -> dict[str, Any]:
         """Describe this manifest as a referrers list does."""
-        found: dict[str, Any] = {
+        descriptor: dict[str, Any] = {
             "mediaType": self.media_type,
             "digest": self.digest,
             "size": len(self.body),
         }
         if self.artifact_type:
-            found["artifactType"] = self.artifact_type
+            descriptor["artifactType"] = self.artifact_type
         if self.document.get("annotations"):
-            found["annotations"] = self.document["annotations"]
-        return found
+            descriptor["annotations"] = self.document["annotations"]
+        return descriptor
 
 
 def _check_descriptor(value: object, where: str) -> dict[str, Any]:

@@ -1,9 +1,10 @@
 """Contents that are too large to be held: made when they are read, measured when they arrive.
 
 Owns: `Stream`, seeded bytes of any length that cost no memory, and `Measured`, which keeps the size
-and digest of what it is given and drops the bytes. May not know: HTTP, images. Invariant: a Stream
-is a function of its seed, number and size, on every run and Python; no two of its pieces are equal,
-so that a piece that is missing, repeated or exchanged changes the digest.
+and digest of what it is given and drops the bytes.
+May not know: HTTP, images.
+Invariants: a Stream is a function of its seed, number and size, on every run and Python; no two of
+its pieces are equal, so that a piece that is missing, repeated or exchanged changes the digest.
 """
 
 from __future__ import annotations

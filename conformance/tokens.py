@@ -1,9 +1,10 @@
 """Who may do what: bearer token services and Basic, as registries ask for them.
 
-Owns: challenges, scopes, tokens, users. May not know: what a registry holds. Invariant: a token
-grants the intersection of what was asked and what the user may do, silently (protocol-facts.md
-section 2.5); what it lacks shows as a 401 with `insufficient_scope` at the registry. Time is an
-argument.
+Owns: challenges, scopes, tokens, users.
+May not know: what a registry holds.
+Invariants: a token silently grants the intersection of what was asked and what the user may do
+(protocol-facts.md section 2.5). The registry answers 401 with `insufficient_scope` where it lacks a
+permission. Time is an argument.
 
 `TokenService` is a Site: give it to `App(auth=...)` alone and it answers under `path` of the
 registry, or `serve` it elsewhere as well and set `realm` to where it is.
@@ -19,7 +20,7 @@ import re
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 from urllib.parse import parse_qsl
 
 from .exchange import Reception, Site
@@ -27,7 +28,8 @@ from .messages import Access, Answer, Content, Request, Response, error
 
 __all__ = ["FORMS", "BasicAuth", "Challenge", "Form", "TokenService"]
 
-# Who (None: anonymous) may do what; the default lets users do everything and the anonymous pull.
+# Whether a user (None: anonymous) may do something; by default users may do everything, and the
+# anonymous may pull.
 Grants: TypeAlias = "Callable[[str | None, Access], bool]"
 
 _SERVICES = itertools.count(1)
@@ -48,9 +50,13 @@ Form: TypeAlias = "Callable[[Challenge], list[str]]"
 
 
 def _parameters(challenge: Challenge, *left_out: str) -> list[tuple[str, str]]:
-    known = [("realm", challenge.realm), ("service", challenge.service), ("scope", challenge.scope)]
-    known.append(("error", challenge.error or ""))
-    return [(key, value) for key, value in known if value and key not in left_out]
+    parameters = [
+        ("realm", challenge.realm),
+        ("service", challenge.service),
+        ("scope", challenge.scope),
+    ]
+    parameters.append(("error", challenge.error or ""))
+    return [(key, value) for key, value in parameters if value and key not in left_out]
 
 
 def _quoted(challenge: Challenge, *left_out: str) -> str:
@@ -79,7 +85,14 @@ def _escape(text: str) -> str:
     return re.sub(r"([/:])", r"\\\1", text)
 
 
-def _credentials(header: str) -> tuple[str, str] | None:
+class _Login(NamedTuple):
+    """What Basic says."""
+
+    user: str
+    password: str
+
+
+def _credentials(header: str) -> _Login | None:
     """Read a Basic Authorization value; None when it is not one."""
     scheme, _, value = header.partition(" ")
     if scheme.lower() != "basic":
@@ -88,7 +101,7 @@ def _credentials(header: str) -> tuple[str, str] | None:
         user, _, password = base64.b64decode(value, validate=True).decode().partition(":")
     except (ValueError, binascii.Error):
         return None
-    return user, password
+    return _Login(user, password)
 
 
 def _scope_text(needs: Sequence[Access]) -> str:
@@ -99,6 +112,14 @@ def _scope_text(needs: Sequence[Access]) -> str:
     return " ".join(
         f"{kind}:{name}:{','.join(actions)}" for (kind, name), actions in listed.items()
     )
+
+
+def _accesses(kind: str, name: str, actions: str) -> set[Access]:
+    """Return the permissions of one scope; `*` means all three actions on a repository."""
+    listed = set(actions.split(","))
+    if kind == "repository" and "*" in listed:
+        listed = listed - {"*"} | {"pull", "push", "delete"}
+    return {Access(kind, name, action) for action in listed}
 
 
 class BasicAuth:
@@ -118,8 +139,8 @@ class BasicAuth:
     def check(self, request: Request, needs: Sequence[Access]) -> Response | None:
         """Refuse without a user; pulls may be open to all."""
         header = request.header("authorization")
-        known = _credentials(header)
-        if known is not None and self.users.get(known[0]) == known[1]:
+        login = _credentials(header)
+        if login is not None and self.users.get(login.user) == login.password:
             return None
         if (
             not header
@@ -142,10 +163,10 @@ class _Token:
 class TokenService(Site):
     """A bearer token service and the registry's side of it.
 
-    `grants` decides who may do what. `expires_in` None leaves the field out (tokens then live
-    `lifetime`). `one_scope`: only the first scope parameter is looked at, as some registries do.
-    `exact_scope`: a token for more repositories than the request needs is refused with 403
-    (cgr.dev). `requests` counts token requests, `issued` remembers each token's scopes in order.
+    `grants` decides who may do what. `expires_in` None leaves the field out; tokens then live
+    `lifetime` seconds. `one_scope`: only the first scope parameter counts, as at some registries.
+    `exact_scope`: a token for more repositories than the request needs is refused with 403, as at
+    cgr.dev. `requests` counts token requests, `issued` has each token's scopes in order.
     """
 
     def __init__(
@@ -188,14 +209,14 @@ class TokenService(Site):
         self.exact_scope = exact_scope
         self.post = post
         self.protects_ping = protects_ping
-        # refresh token -> user; given ones belong to a user called after them
+        # Refresh token -> user; the tokens in the argument belong to users of the same names.
         self.refresh_tokens: dict[str, str] = {token: token for token in refresh_tokens}
         self.now = now
         self.wall = wall
         self.requests = 0
         self.issued: list[str] = []
         self._tokens: dict[str, _Token] = {}
-        # No two services give the same token: whose it is shows where it is sent.
+        # Part of each token, so that no two services give the same one.
         self._own = next(_SERVICES)
 
     def revoke(self) -> None:
@@ -262,15 +283,15 @@ class TokenService(Site):
         header = request.header("authorization")
         user = None
         if header:
-            known = _credentials(header)
-            user = None if known is None else self.known(*known)
+            login = _credentials(header)
+            user = None if login is None else self.known(*login)
             if user is None:
                 return self._refused()
         elif not self.anonymous:
             return self._refused()
-        wanted = [value for key, value in request.query if key == "scope"]
+        scopes = [value for key, value in request.query if key == "scope"]
         offline = request.parameter("offline_token") == "true"
-        return self._give(request, user, wanted, request.parameter("service"), offline=offline)
+        return self._give(request, user, scopes, request.parameter("service"), offline=offline)
 
     def _post(self, request: Request, body: bytes) -> Response:
         if not request.header("content-type").startswith("application/x-www-form-urlencoded"):
@@ -313,34 +334,25 @@ class TokenService(Site):
         self,
         request: Request,
         user: str | None,
-        wanted: list[str],
+        scopes: list[str],
         service: str | None,
         *,
         offline: bool,
     ) -> Response:
-        said = self.form(Challenge("realm", self.service, "", None))[-1]
-        if service != self.service and "service=" in said.lower():
+        challenge_line = self.form(Challenge("realm", self.service, "", None))[-1]
+        if service != self.service and "service=" in challenge_line.lower():
             return self._bad(request, f"service {service!r} is not the challenge's")
-        access: set[Access] = set()
-        # One parameter may hold several scopes, separated by spaces; both forms are in use.
-        for scope in [
-            part for value in wanted[: 1 if self.one_scope else None] for part in value.split()
-        ]:
-            found = _SCOPE.match(scope)
-            if found is None:
+        asked: set[Access] = set()
+        for scope in self._split(scopes):
+            match = _SCOPE.match(scope)
+            if match is None:
                 return self._bad(request, f"scope {scope!r} is malformed")
-            for action in found[3].split(","):
-                actions = (
-                    ["pull", "push", "delete"]
-                    if action == "*" and found[1] == "repository"
-                    else [action]
-                )
-                access.update(Access(found[1], found[2], single) for single in actions)
-        access = {entry for entry in access if self.grants(user, entry)}
-        self.issued.append(" ".join(wanted))
+            asked |= _accesses(*match.groups())
+        granted = frozenset(access for access in asked if self.grants(user, access))
+        self.issued.append(" ".join(scopes))
         token = self._write(user)
         ends = self.now() + (self.lifetime if self.expires_in is None else self.expires_in)
-        self._tokens[token] = _Token(user, frozenset(access), ends)
+        self._tokens[token] = _Token(user, granted, ends)
         document: dict[str, object] = {self.field: token}
         if self.expires_in is not None:
             document["expires_in"] = self.expires_in
@@ -349,8 +361,13 @@ class TokenService(Site):
             self.refresh_tokens[f"refresh-{user}"] = user
         return Response(200, [("Content-Type", "application/json")], json.dumps(document).encode())
 
+    def _split(self, scopes: list[str]) -> list[str]:
+        """Return single scopes: one parameter may hold several, separated by spaces."""
+        counting = scopes[:1] if self.one_scope else scopes
+        return [scope for value in counting for scope in value.split()]
+
     def _write(self, user: str | None) -> str:
-        """Write a token; as a JWT it says when it ends (and is not signed: nobody here may check)."""
+        """Write a token; as a JWT it says when it ends, and has no real signature."""
         number = len(self.issued)
         if not self.jwt:
             return f"token-{number}.{self._own}"

@@ -1,9 +1,11 @@
 """Checks of the workflow Push, first half: blobs in every way, and mounts.
 
-Owns: what an upload has to answer, and that bytes which were refused are not there. May not know:
-how a registry stores. Invariant: each check uploads bytes of its own, so that nothing is there
-already by another's doing. Follows sections "Pushing blobs" and "Mounting a blob from another
-repository" of the OCI distribution specification 1.1.1.
+Owns: what an upload has to answer, and that bytes which were refused are not there.
+May not know: how a registry stores.
+Invariants: each check uploads bytes of its own, so that nothing is there already by another's
+doing.
+Follows: sections "Pushing blobs" and "Mounting a blob from another repository" of the OCI
+distribution specification 1.1.1.
 """
 
 from __future__ import annotations
@@ -126,7 +128,8 @@ def _refused(run: Run, reply: Reply, *statuses: int) -> None:
     "blob",
 )
 def put_other_bytes(run: Run) -> None:
-    (digest, _), (other, data) = _new(run), _new(run)
+    digest, _ = _new(run)
+    other, data = _new(run)
     _refused(run, _finish(run, run.location(_start(run)), digest, data), 400)
     for name in (digest, other):
         run.need(run.ask("GET", f"blobs/{name}"), 404)
@@ -140,7 +143,9 @@ def put_other_bytes(run: Run) -> None:
     "malformed",
 )
 def put_without_digest(run: Run) -> None:
-    _refused(run, run.ask("PUT", run.location(_start(run)), OCTETS, _new(run)[1]), 400)
+    where = run.location(_start(run))
+    _, data = _new(run)
+    _refused(run, run.ask("PUT", where, OCTETS, data), 400)
 
 
 @check("push", "PUT upload", "a digest that is none, 400", "Endpoints: 400 (end-6)", "malformed")
@@ -191,7 +196,8 @@ def single_post(run: Run, kind: str) -> None:
     "blob",
 )
 def single_post_other_bytes(run: Run) -> None:
-    (digest, _), (_, data) = _new(run), _new(run)
+    digest, _ = _new(run)
+    _, data = _new(run)
     reply = run.ask("POST", with_query("blobs/uploads/", digest=digest), OCTETS, data)
     if reply.status == 202:
         raise Skipped(f"optional and not here: {reply}, a single POST only opens a session")

@@ -1,9 +1,10 @@
 """Upload sessions and mounts: the part of the registry that has a memory between requests.
 
-Owns: offsets, Locations (each is good for one step), what a broken body leaves behind. May not
-know: manifests, tags, sockets. Invariant: bytes become a blob only when they have the digest that
-was asked for; a session ends with its PUT whatever that answers. Follows protocol-facts.md sections
-1.7 to 1.9.
+Owns: offsets, Locations (each is good for one step), what a broken body leaves behind.
+May not know: manifests, tags, sockets.
+Invariants: bytes become a blob only when they have the digest that was asked for; a session ends
+with its PUT whatever that answers.
+Follows: protocol-facts.md sections 1.7 to 1.9.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ class Uploads(Site):
 
     def uploads(self) -> int:
         """Count the upload sessions that are open."""
-        return sum(len(held.uploads) for held in tuple(self.repositories.values()))
+        return sum(len(repository.uploads) for repository in tuple(self.repositories.values()))
 
     def _known(self, repository: str) -> Repository:
         return self.repositories.get(repository) or Repository()
@@ -75,9 +76,9 @@ class Uploads(Site):
                 request, 400, "NAME_INVALID", "invalid repository name", {"name": source}
             )
         if mount is not None and self.mounts:
-            found = self._elsewhere(mount, source)
-            if found is not None:
-                self.repositories[request.repository].blobs[mount] = found
+            blob = self._elsewhere(mount, source)
+            if blob is not None:
+                self.repositories[request.repository].blobs[mount] = blob
                 return self._created(request, mount)
         if request.has_body and whole is None:
             return self._wrong(request, 400, "SIZE_INVALID", "a body without a digest")
@@ -96,13 +97,13 @@ class Uploads(Site):
         return is_digest(digest) and (self.sha512 or not digest.startswith("sha512:"))
 
     def _elsewhere(self, digest: str, source: str | None) -> Content | None:
-        """Find a blob to mount: in the repository that is named, or in any where that is switched
-        on.
-        """
+        """Find a blob to mount: in the named repository, or in any with `automatic_mounts`."""
         if source is not None:
             return self._known(source).blobs.get(digest)
         holders = tuple(self.repositories.values()) if self.automatic_mounts else ()
-        return next((held.blobs[digest] for held in holders if digest in held.blobs), None)
+        return next(
+            (repository.blobs[digest] for repository in holders if digest in repository.blobs), None
+        )
 
     def _typed(self, request: Request) -> Response | None:
         media_type = request.header("content-type")
@@ -175,7 +176,7 @@ class Uploads(Site):
         if first != upload.content.size or first > last:
             return self._out_of_order(request, upload, f"the next byte is {upload.content.size}")
         if request.length() != last - first + 1:
-            # None for a chunked body too, as at ACR (section 1.7).
+            # A chunked body, whose length is None, is refused here too, as at ACR (section 1.7).
             return self._wrong(
                 request, 400, "SIZE_INVALID", "Content-Length is not that of Content-Range"
             )

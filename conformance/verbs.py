@@ -1,10 +1,11 @@
 """The verbs of fault rules: what each does to an exchange.
 
-Owns: one class per verb and their table, `VERBS`. May not know: sockets, which exchange is struck
-(faults.py), what a registry holds. Invariant: everything that waits waits by anyio, so that a clock
-which jumps passes it; a verb that cannot be carried out on an exchange leaves it as it is and says
-nothing. Follows RFC 9110 (Retry-After, redirection, challenges), RFC 9112 (framing) and
-protocol-facts.md sections 1.7 to 1.13 and 2.1.
+Owns: one class per verb and their table, `VERBS`.
+May not know: sockets, which exchange is struck (faults.py), what a registry holds.
+Invariants: all waiting is anyio's, so that a clock which jumps passes it. A verb that cannot be
+carried out on an exchange leaves it as it is and does not say that it happened.
+Follows: RFC 9110 (Retry-After, redirection, challenges), RFC 9112 (framing) and protocol-facts.md
+sections 1.7 to 1.13 and 2.1.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from datetime import datetime
 from email.utils import format_datetime
 from typing import ClassVar, Literal, TypeAlias
 
-# The function itself: tests that make no pauses of the program's take it away in anyio, not here.
+# The function itself: tests that take away the program's pauses replace `anyio.sleep`, not this.
 from anyio import sleep
 
 from .injection import Effect, Gate, is_one_of
@@ -44,7 +45,7 @@ __all__ = [
 Side: TypeAlias = "Literal['request', 'response']"
 At: TypeAlias = "Literal['request', 'answer', 'head']"
 
-# What a refusal is called when the rule does not say (protocol-facts.md section 1.12).
+# The code of a refusal where the rule says none (protocol-facts.md section 1.12).
 _CODES = {
     401: "UNAUTHORIZED",
     403: "DENIED",
@@ -52,16 +53,18 @@ _CODES = {
     429: "TOOMANYREQUESTS",
     503: "UNAVAILABLE",
 }
-# a throttled body moves so many times a second, or so many bytes at a time
-_TURNS = 10
-_LEAST = 16
+_TURNS = 10  # pieces of a throttled body a second
+_LEAST = 16  # bytes of a piece, even where that makes fewer pieces
 
 
 # Answers instead of the registry's.
 
 
 class _Answering(Effect):
-    """`at` request: nothing is carried out; at answer: everything is, and this is said about it."""
+    """A verb that answers.
+
+    `at` request: nothing is carried out; at answer: the request is, and this answer is given to it.
+    """
 
     at: At = "request"
 
@@ -120,13 +123,13 @@ class Status(_Answering):
         elif self.retry_after is not None:
             headers.append(("Retry-After", self.retry_after))
         if self.body is not None or self.code < 400:
-            made = Response(self.code, headers, self.body or b"")
+            answer = Response(self.code, headers, self.body or b"")
         else:
             code = self.error or _CODES.get(self.code, "UNKNOWN")
-            made = error(self.code, code, self.message, headers=headers)
-        made.early = self.early
-        made.close = self.close
-        return made
+            answer = error(self.code, code, self.message, headers=headers)
+        answer.early = self.early
+        answer.close = self.close
+        return answer
 
 
 @dataclass
@@ -177,10 +180,10 @@ class Challenge(_Answering):
             named = ("realm", "service", "scope", "error")
             listed = [f'{name}="{getattr(self, name)}"' for name in named if getattr(self, name)]
             words = (f"Bearer {','.join(listed)}",)
-        headers = [("WWW-Authenticate", each) for each in words]
-        made = error(self.code, "UNAUTHORIZED", "authentication required", headers=headers)
-        made.early = self.early
-        return made
+        headers = [("WWW-Authenticate", line) for line in words]
+        answer = error(self.code, "UNAUTHORIZED", "authentication required", headers=headers)
+        answer.early = self.early
+        return answer
 
 
 @dataclass
@@ -191,9 +194,9 @@ class Forget(_Answering):
     early: bool | None = None
 
     def answer(self, request: Request) -> Answer:
-        made = error(404, "BLOB_UPLOAD_UNKNOWN", "blob upload unknown to registry")
-        made.early = self.early
-        return made
+        answer = error(404, "BLOB_UPLOAD_UNKNOWN", "blob upload unknown to registry")
+        answer.early = self.early
+        return answer
 
 
 @dataclass
@@ -237,11 +240,11 @@ class Raw(_Answering):
 
 
 class _Placed(Effect):
-    """`after`: so many bytes of a body, the request's for POST, PUT and PATCH, unless `of` says
-    which.
+    """A verb that acts at one place of an exchange.
 
-    `at` request: the head has come and nothing is done; at answer: all is done and nothing said; at
-    head: in the middle of the answer's head.
+    `after`: behind so many bytes of a body, which is the request's for POST, PUT and PATCH unless
+    `of` says another. `at` request: the head has come and nothing is carried out; at answer: the
+    request is carried out and not answered; at head: in the middle of the answer's head.
     """
 
     after: int | None
@@ -275,11 +278,9 @@ class _Placed(Effect):
         return None
 
     def limit(self, received: int) -> int | None:
-        return (
-            self.offset - received
-            if self.place == "request body" and self.offset > received
-            else None
-        )
+        if self.place == "request body" and self.offset > received:
+            return self.offset - received
+        return None
 
     async def pace(self, count: int, received: int) -> None:
         while self.place == "request body" and received >= self.offset and not self._is_over():
@@ -331,7 +332,7 @@ class _Placed(Effect):
 
 @dataclass
 class Delay(_Placed):
-    """Wait for `seconds`, once at its place, or after `every` so many bytes of a body."""
+    """Wait for `seconds`: once at its place, or after each `every` bytes of a body."""
 
     verb: ClassVar[str] = "delay"
     seconds: float
@@ -399,7 +400,7 @@ class Drop(_Placed):
             raise Dropped(reset=self.reset)
 
 
-# Bodies and heads that are not as they should be.
+# Bodies and heads that are slow or wrong.
 
 
 @dataclass
@@ -463,10 +464,11 @@ class Throttle(Effect):
 
 @dataclass
 class Truncate(Effect):
-    """End the response's body after `at` bytes as if that were all.
+    """End the response's body after `at` bytes as if it were whole.
 
-    `framing`: length (a Content-Length of what is sent), chunked (the last chunk comes), close
-    (neither, the connection ends). For a Content-Length that is not kept use drop.
+    `framing`: "length" (a Content-Length of the bytes that are sent), "chunked" (with the last
+    chunk), "close" (neither, the connection ends). For a body that is shorter than its
+    Content-Length use drop.
     """
 
     verb: ClassVar[str] = "truncate"
@@ -482,13 +484,15 @@ class Truncate(Effect):
         if isinstance(answer, Response) and not bodiless(request.method, answer.status):
             size = size_of(answer)
             dropped = ("content-length", "transfer-encoding", "connection")
-            kept = [(name, value) for name, value in answer.headers if name.lower() not in dropped]
+            headers = [
+                (name, value) for name, value in answer.headers if name.lower() not in dropped
+            ]
             if self.framing == "close":
-                return Streamed(answer.status, kept, close=True, stream=pieces_of(answer))
+                return Streamed(answer.status, headers, close=True, stream=pieces_of(answer))
             cut = self.at if size is None else min(self.at, size)
             length = ("Content-Length", str(cut))
-            kept.append(length if self.framing == "length" else ("Transfer-Encoding", "chunked"))
-            answer.headers = kept
+            headers.append(length if self.framing == "length" else ("Transfer-Encoding", "chunked"))
+            answer.headers = headers
         return answer
 
     def shapes(self, request: Request) -> bool:
@@ -525,7 +529,7 @@ class Corrupt(Effect):
             raise ValueError("the end of a request's body is not known before it is there")
 
     def _changed(self, data: memoryview, offset: int, at: int) -> bytearray | None:
-        """Return `data` as it shall be when it is hit; its first byte is number `offset`."""
+        """Return `data` changed when it is hit; its first byte is number `offset`."""
         if self.whole and data:
             return bytearray(self.filler * len(data))
         if not offset <= at < offset + len(data):
@@ -577,23 +581,20 @@ class Lie(Effect):
     async def answering(self, request: Request, answer: Answer) -> Answer:
         if not isinstance(answer, Response):
             return answer
-        had = framed(answer, request.method)
+        headers = framed(answer, request.method)
         lies = {name.lower(): (name, value) for name, value in self.headers.items()}
-        for name in (self.names,) if isinstance(self.names, str) else self.names:
-            value = next((value for known, value in had if known.lower() == name.lower()), None)
+        names = (self.names,) if isinstance(self.names, str) else self.names
+        for name in names:
+            value = next((value for key, value in headers if key.lower() == name.lower()), None)
             if value is not None:
                 lies[name.lower()] = (name, _wrong_value(name.lower(), value))
         if lies:
             self.happened()
-            told = [(name, value) for name, value in lies.values() if value is not None]
-            answer.headers = [
-                *((name, value) for name, value in had if name.lower() not in lies),
-                *told,
-            ]
-            # Nobody can know where the next answer begins.
-            answer.close = answer.close or not {"content-length", "transfer-encoding"}.isdisjoint(
-                lies
-            )
+            true = [(name, value) for name, value in headers if name.lower() not in lies]
+            false = [(name, value) for name, value in lies.values() if value is not None]
+            answer.headers = [*true, *false]
+            if not {"content-length", "transfer-encoding"}.isdisjoint(lies):
+                answer.close = True  # nobody can know where the next answer begins
         return answer
 
 
@@ -615,8 +616,8 @@ def _wrong_value(name: str, value: str) -> str:
 
 
 VERBS: Mapping[str, type[Effect]] = {
-    each.verb: each
-    for each in (
+    effect.verb: effect
+    for effect in (
         Status, Delay, Throttle, Drop, Truncate, Corrupt, Stall, Redirect, Challenge, Forget, Lie, Raw
     )
 }  # fmt: skip

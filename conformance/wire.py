@@ -1,10 +1,11 @@
-"""An answer as it goes over the wire, piece by piece, for those that are not simply held and sent.
+"""Answers that go over the wire piece by piece: streamed, delayed or broken ones.
 
 Owns: `Wire` (bytes and waits in their order), `Streamed` (a body that comes from elsewhere),
-`Dropped` (no more bytes, not even these), heads and chunked coding as bytes. May not know: sockets,
-what a registry is, why an answer is late or wrong. Invariant: a piece is counted in the journal's
-entry before it is sent, framing is not. Whoever sends a Wire does nothing but send its pieces in
-order. Follows RFC 9112.
+`Dropped` (the connection ends), heads and chunked coding as bytes.
+May not know: sockets, what a registry is, why an answer is late or wrong.
+Invariants: a piece is counted in the journal's entry before it is sent; framing is not counted. The
+sender of a Wire does nothing but send its pieces in order.
+Follows: RFC 9112.
 """
 
 from __future__ import annotations
@@ -64,8 +65,8 @@ class Wire:
 
 def head_of(status: int, headers: Headers) -> bytes:
     """Write a head; an unknown status has the phrase `Status`."""
-    known = HTTPStatus._value2member_map_
-    phrase = HTTPStatus(status).phrase if status in known else "Status"
+    statuses = HTTPStatus._value2member_map_
+    phrase = HTTPStatus(status).phrase if status in statuses else "Status"
     lines = [
         f"HTTP/1.1 {status} {phrase}",
         *(f"{name}: {value}" for name, value in headers),
@@ -81,23 +82,23 @@ def bodiless(method: str, status: int) -> bool:
 
 
 def framed(answer: Response, method: str) -> list[tuple[str, str]]:
-    """Return the headers of an answer, with the framing that a held body needs and says nowhere."""
+    """Return the headers of an answer, with the framing where a held body has none."""
     headers = list(answer.headers)
-    said = {name.lower() for name, _ in headers}
-    held = not isinstance(answer, Streamed) and answer.status not in (204, 304)
-    if held and not said & {"content-length", "transfer-encoding"}:
+    names = {name.lower() for name, _ in headers}
+    is_held = not isinstance(answer, Streamed) and answer.status not in (204, 304)
+    if is_held and not names & {"content-length", "transfer-encoding"}:
         headers.append(("Content-Length", str(answer.size)))
-    if answer.close and "connection" not in said:
+    if answer.close and "connection" not in names:
         headers.append(("Connection", "close"))
     return headers
 
 
 def size_of(answer: Response) -> int | None:
-    """Return the size of a body in bytes, None when only its end will tell."""
+    """Return the size of a body in bytes; None when it is not known before its end."""
     if not isinstance(answer, Streamed):
         return answer.size
-    said = answer.header("content-length")
-    return int(said) if said.isdigit() else None
+    length = answer.header("content-length")
+    return int(length) if length.isdigit() else None
 
 
 async def pieces_of(answer: Response) -> Pieces:
@@ -108,8 +109,8 @@ async def pieces_of(answer: Response) -> Pieces:
                 async for piece in answer.stream:
                     yield piece
         return
-    for held in answer.pieces():
-        yield held
+    for piece_of_memory in answer.pieces():
+        yield piece_of_memory
 
 
 async def chunked(pieces: Pieces) -> Pieces:
@@ -141,9 +142,9 @@ def wire(
     counted.
     """
     headers = framed(answer, method)
-    said = {name.lower(): value for name, value in headers}
-    coded = "chunked" in said.get("transfer-encoding", "").lower()
-    ends = coded or "content-length" in said or bodiless(method, answer.status)
+    fields = {name.lower(): value for name, value in headers}
+    coded = "chunked" in fields.get("transfer-encoding", "").lower()
+    ends = coded or "content-length" in fields or bodiless(method, answer.status)
 
     async def pieces() -> Pieces:
         yield head_of(answer.status, headers)

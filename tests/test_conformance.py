@@ -29,9 +29,9 @@ import trustme
 
 from conformance.app import App
 from conformance.client import NoAnswer
-from conformance.copies import ACCEPT
+from conformance.copies import ACCEPT, fetch_http, identical, push_http
 from conformance.exchange import DRAINED, Site
-from conformance.images import Image, Seed, encode, fetch_http, identical, push_http
+from conformance.images import Image, Seed, encode
 from conformance.messages import Content, Request, Response, digest_of, error
 from conformance.server import Server, run_in_thread, serve
 from conformance.storage import DOCKER_LIST, DOCKER_MANIFEST, OCI_INDEX, OCI_MANIFEST

@@ -25,10 +25,10 @@ import anyio
 import pytest
 
 from conformance.app import App
-from conformance.copies import ACCEPT
+from conformance.copies import ACCEPT, fetch_http, identical
 from conformance.exchange import Site
 from conformance.faults import Faults, KiB, Rule
-from conformance.images import Image, Seed, fetch_http, identical
+from conformance.images import Image, Seed
 from conformance.memory import End, _MemoryStream, network
 from conformance.messages import digest_of
 from conformance.proxy import Proxy

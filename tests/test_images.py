@@ -17,7 +17,8 @@ from typing import Any
 import pytest
 
 from conformance.app import App
-from conformance.images import Image, Seed, fetch_http, identical, push_http
+from conformance.copies import fetch_http, identical, push_http
+from conformance.images import Image, Seed
 from conformance.samples import Sample
 from conformance.server import Server, run_in_thread
 from conformance.shapes import shapes

@@ -24,8 +24,8 @@ from urllib.parse import urlsplit
 import pytest
 
 from conformance import checks
-from conformance.copies import ACCEPT
-from conformance.images import Image, Seed, encode, push_http
+from conformance.copies import ACCEPT, push_http
+from conformance.images import Image, Seed, encode
 from conformance.messages import Response, digest_of
 from conformance.names import Names, names
 from conformance.personas import PERSONAS, Persona, Provider, imitate, persona

@@ -23,8 +23,8 @@ import trustme
 
 from conformance.app import App
 from conformance.audit import audit, report
-from conformance.copies import ACCEPT
-from conformance.images import Image, Seed, fetch_http, identical, push_http
+from conformance.copies import ACCEPT, fetch_http, identical, push_http
+from conformance.images import Image, Seed
 from conformance.messages import digest_of
 from conformance.registries import HTPASSWD, PASSWORD, USER, Missing, docker_registry, skopeo
 from conformance.server import Server, run_in_thread

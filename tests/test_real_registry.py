@@ -16,7 +16,8 @@ from typing import Any
 import pytest
 import trustme
 
-from conformance.images import Image, Seed, fetch_http, identical, push_http
+from conformance.copies import fetch_http, identical, push_http
+from conformance.images import Image, Seed
 from conformance.messages import digest_of
 from conformance.proxy import Proxy
 from conformance.registries import HTPASSWD, PASSWORD, USER, skopeo

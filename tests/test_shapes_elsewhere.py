@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from conformance.app import App
-from conformance.images import fetch_http, identical, push_http
+from conformance.copies import fetch_http, identical, push_http
 from conformance.registries import skopeo
 from conformance.samples import Shape
 from conformance.server import run_in_thread

@@ -18,7 +18,8 @@ import pytest
 import trustme
 
 from conformance.app import App
-from conformance.images import Image, Seed, fetch_http, identical
+from conformance.copies import fetch_http, identical
+from conformance.images import Image, Seed
 from conformance.registries import PASSWORD, USER, skopeo
 from conformance.server import Server, run_in_thread
 from conformance.tokens import BasicAuth, TokenService

@@ -15,7 +15,8 @@ from typing import Any
 
 import pytest
 
-from conformance.images import Image, Seed, fetch_http, identical, push_http
+from conformance.copies import fetch_http, identical, push_http
+from conformance.images import Image, Seed
 
 Registries = Callable[..., str]
 REAL = ("-I", "-S")

@@ -182,7 +182,8 @@ def registry(name: str) -> Iterator[str]:
 
 def seed(address: str) -> dict[tuple[str, str], tuple[str, Image]]:
     """Put images into a registry; return them with what each is, by repository and tag."""
-    from conformance.images import Seed, push_http
+    from conformance.copies import push_http
+    from conformance.images import Seed
 
     make = Seed(2024)
     base = make.layer(300_000)
