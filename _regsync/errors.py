@@ -1,7 +1,8 @@
 """Every error that a user can see, and the one way to make foreign text safe to print. Owns: the
-exception tree, the codes of design.md section 2, `Side`. May not know: any other module, so that
-all import it. Invariant: a message never holds a credential, a signed URL or a whole body; text
-from a registry passes `clean` first. Follows protocol-facts.md section 9.2, R10 and R18."""
+exception tree, the codes of docs/design.md section 2, `Side`. May not know: any other module, so
+that all import it. Invariant: a message never holds a credential, a signed URL or a whole body;
+text from a registry passes `clean` first. Follows docs/protocol-facts.md section 9.2, R10 and R18.
+"""
 
 from __future__ import annotations
 
@@ -214,8 +215,8 @@ class RegistryError(SyncError):
 
     @property
     def retryable(self) -> bool:  # type: ignore[override]
-        # design.md section 9: 408, 429 and 5xx; 501 and 505 say that asking again is pointless. A
-        # session that was forgotten before its body came is opened anew.
+        # docs/design.md section 9: 408, 429 and 5xx; 501 and 505 say that asking again is
+        # pointless. A session that was forgotten before its body came is opened anew.
         again = self.status in (408, 429) or (self.status >= 500 and self.status not in (501, 505))
         return not self.final and (again or self.forgot_session)
 

@@ -4,8 +4,8 @@ it imports os and sys until it is asked for something. Invariants: no message sh
 module of `_regsync` imports hashlib, hmac or secrets; what the gate cannot prove closes it,
 whatever the arguments. Python fails open: without a provider hashlib uses code of its own, and its
 FIPS mode tells a setting. So OpenSSL itself is asked, and nothing here falls back. Chance that
-secures nothing (temporary names, pauses) is os.urandom's. Follows design.md sections 1 and 11,
-protocol-facts.md 8.3."""
+secures nothing (temporary names, pauses) is os.urandom's. Follows docs/design.md sections 1 and 11,
+docs/protocol-facts.md 8.3."""
 
 from __future__ import annotations
 

@@ -3,8 +3,8 @@ language, when a tag is a version, ranges and precedence, the tag rule, the sele
 for every tag that it drops. May not know: where a listing comes from, configuration files.
 Invariants: the selection is a function of the listing and the rule alone; matching is linear in tag
 times pattern; what is wrong with a pattern or a range is one line that says what to write instead.
-Follows design.md sections 4 (globs, ranges), 5 (the steps), SemVer 2.0.0 section 11, node-semver
-(operators, partials)."""
+Follows docs/design.md sections 4 (globs, ranges), 5 (the steps), SemVer 2.0.0 section 11,
+node-semver (operators, partials)."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def _tokens(pattern: str) -> tuple[tuple[_Token, ...], str | None]:
     literal = "".join(text for text, _ in tokens) if is_literal else None
     if literal is not None and not is_tag(
         literal
-    ):  # it will stand in a request as it is (design.md section 5)
+    ):  # it will stand in a request as it is (docs/design.md section 5)
         raise ValueError(
             f"{literal!r} can never be a tag: letters, digits and . _ - only, 128 at most"
         )
@@ -141,8 +141,8 @@ def check_glob(pattern: str) -> str | None:
 
 
 class TagRule(NamedTuple):
-    """The rule of one mapping (specification section 2.5); empty and None mean that a field is not
-    set.
+    """The rule of one mapping (docs/specification.md section 2.5); empty and None mean that a field
+    is not set.
     """
 
     glob: tuple[str, ...] = ()
@@ -183,8 +183,8 @@ def select_literals(rule: TagRule) -> Selection | None:
 
 
 def select(tags: Iterable[str], rule: TagRule) -> Selection:
-    """Apply a rule to a listing, in the order of design.md section 5; ValueError for a rule that is
-    wrong.
+    """Apply a rule to a listing, in the order of docs/design.md section 5; ValueError for a rule
+    that is wrong.
     """
     wanted = compile_glob(*rule.glob or ("*",))
     excluded = compile_glob(*rule.exclude)
@@ -215,7 +215,8 @@ def select(tags: Iterable[str], rule: TagRule) -> Selection:
     )
     kept = ranked[: rule.latest]
     cut = () if rule.latest is None else ranked[rule.latest :]
-    # design.md section 5, step 6: what `latest` cut comes back first, then what versions dropped.
+    # docs/design.md section 5, step 6: what `latest` cut comes back first, then what versions
+    # dropped.
     if len(kept) < (floor := rule.min_tags or 0):
         order = rule.order or "semver"
         spare = [

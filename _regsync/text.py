@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
+import posixpath
 import re
 from typing import Any
 from urllib.parse import unquote
@@ -63,7 +63,7 @@ def hide(text: str, *secrets: str) -> str:
                 begin := form[:8]
             )  # in linear time: what has its beginning again goes wherever it begins
             while at >= 0:
-                end = at + len(os.path.commonprefix([form, text[at : at + len(form)]]))  # noqa: RUF071  characters
+                end = at + len(posixpath.commonprefix([form, text[at : at + len(form)]]))
                 if (
                     begin in form[1:]
                     or end == at + len(form)

@@ -7,7 +7,7 @@ manifest names). Every refusal carries the specification's error body with one o
 TAG_INVALID, a code of older versions, which ECR uses for immutable tags. A request that no correct
 client sends is refused *and* noted in `journal.violations`, so that a test can fail on it.
 Follows: the OCI distribution specification 1.1.1, and distribution where that leaves a choice
-(protocol-facts.md sections 1.2 to 1.12).
+(docs/protocol-facts.md sections 1.2 to 1.12).
 """
 
 from __future__ import annotations
@@ -192,7 +192,7 @@ class App(Uploads):
     def _framing(self, request: Request) -> Response | None:
         """Refuse a body without a length, a length that is no number, and bodies where none belong.
 
-        `Expect` is refused too: nothing here sends 100 Continue (design.md section 9).
+        `Expect` is refused too: nothing here sends 100 Continue (docs/design.md section 9).
         """
         if request.header("expect"):
             return self._wrong(request, 417, "UNSUPPORTED", "Expect is not met here")
@@ -364,7 +364,8 @@ class App(Uploads):
             return error(404, "MANIFEST_UNKNOWN", "manifest unknown", detail)
         accepted = {part.partition(";")[0].strip() for part in request.header("accept").split(",")}
         if manifest.media_type not in accepted:
-            # As distribution, which knows neither q-values nor */* (protocol-facts.md section 1.3).
+            # As distribution, which knows neither q-values nor */* (docs/protocol-facts.md section
+            # 1.3).
             if manifest.media_type in (OCI_MANIFEST, OCI_INDEX):
                 kind = "manifest" if manifest.media_type == OCI_MANIFEST else "index"
                 text = f"OCI {kind} found, but accept header does not support OCI {kind}s"
@@ -428,7 +429,7 @@ class App(Uploads):
         if refusal is not None:
             return refusal
         if not by_digest and self.immutable_tags and request.reference in repository.tags:
-            # protocol-facts.md section 4.9: refused even when the digest is the same.
+            # docs/protocol-facts.md section 4.9: refused even when the digest is the same.
             text = f"The image tag '{request.reference}' already exists and the repository is immutable."
             return error(400, "TAG_INVALID", text)
         repository = self.repositories[request.repository]

@@ -5,7 +5,7 @@ index that a client keeps under the fallback tag.
 May not know: what a copier is told to do.
 Invariants: every referrer's subject is in the family; what is `lost` has a subject that the copy
 does not keep, or refers to one that has.
-Follows: protocol-facts.md section 1.10 and the shapes of shapes_artifacts.py.
+Follows: docs/protocol-facts.md section 1.10 and the shapes of shapes_artifacts.py.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Requests that were not needed: what the client knew, or could have known, when it asked.
 
-Owns: design.md section 6 as rules about sequences.
+Owns: docs/design.md section 6 as rules about sequences.
 May not know: credentials, the grammar of requests.
 Invariants: a repetition is a mistake only beyond the failures that excuse it, and only what had
 been answered when a request was sent counts as known.
-Follows: design.md sections 6 and 7 (I4).
+Follows: docs/design.md sections 6 and 7 (I4).
 """
 
 from __future__ import annotations
@@ -184,8 +184,8 @@ def fallback_after_api(run: Run) -> Iterator[tuple[Act, ...]]:
             for each in run.select("GET", "referrers")
             if _area(each) == _area(act) and run.lists_referrers(each) and run.knew(each, act)
         ]
-        # Of a digest that the API itself does not know the tag may tell (specification section 1.1,
-        # step 2).
+        # Of a digest that the API itself does not know the tag may tell (docs/specification.md
+        # section 1.1, step 2).
         digest = act.entry.reference.replace("-", ":", 1)
         unknown = [
             each

@@ -3,7 +3,7 @@
 Owns: the rules of the distribution specification about requests.
 May not know: who is source or target.
 Invariants: each looks at requests; an answer counts only where the registry itself gave it.
-Follows: the OCI distribution specification 1.1.1 and protocol-facts.md sections 1.2 to 1.9.
+Follows: the OCI distribution specification 1.1.1 and docs/protocol-facts.md sections 1.2 to 1.9.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Owns: who may see a credential, what may be committed, what is never deleted.
 May not know: whether a request was needed.
 Invariants: a credential is innocent only where a challenge asked for it before it was sent.
-Follows: design.md section 7 (I1, I3, I6), protocol-facts.md sections 1.6, 2.7 and 9.2.
+Follows: docs/design.md section 7 (I1, I3, I6), docs/protocol-facts.md sections 1.6, 2.7 and 9.2.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ May not know: sockets, any client, what a registry holds (`Private` and `Public`
 ask).
 Invariants: nothing is given for a request that is not word for word what the service documents;
 what no correct client sends is refused and noted in `journal.violations`. Time is an argument.
-Follows: protocol-facts.md section 4.
+Follows: docs/protocol-facts.md section 4.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ that nobody else can make one.
 May not know: any client, what the registry holds.
 Invariants: a token is given for the exact proof, audience and tenant and for nothing else; what no
 correct client sends is refused and noted in the journal, without the secret that it carried.
-Follows: protocol-facts.md sections 6.1 to 6.4; time is an argument.
+Follows: docs/protocol-facts.md sections 6.1 to 6.4; time is an argument.
 """
 
 from __future__ import annotations

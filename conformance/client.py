@@ -1,11 +1,10 @@
 """An HTTP client of one registry, for the checks: plain, slow and easy to believe.
 
-Owns: connections, redirects of downloads, Basic and the token service, waiting when asked to.
-May not know: what an answer should be.
-Invariants: an answer is given back as it came, whatever its status, but for 401 and 429 that can be
-met; credentials go to the registry's origin and to the realm that it names, nowhere else. Uses
-http.client only.
-Follows: RFC 9110 and the distribution project's token specification (protocol-facts.md section 2).
+Owns: connections, redirects of downloads, Basic and the token service, waiting when asked to. May
+not know: what an answer should be. Invariants: an answer is given back as it came, whatever its
+status, but for 401 and 429 that can be met; credentials go to the registry's origin and to the
+realm that it names, nowhere else. Uses http.client only. Follows: RFC 9110 and the distribution
+project's token specification (docs/protocol-facts.md section 2).
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Owns: a second opinion on what a registry holds, independent of the program that is tested.
 May not know: tokens beyond a fixed Authorization value, retries, concurrency.
 Invariants: every body that is returned has the digest by which it was asked for.
-Follows: protocol-facts.md sections 1.3 to 1.7.
+Follows: docs/protocol-facts.md sections 1.3 to 1.7.
 """
 
 from __future__ import annotations
@@ -98,7 +98,8 @@ def fetch_http(
     context: ssl.SSLContext | None = None,
     referrers: bool = False,
 ) -> dict[str, bytes]:
-    """Fetch everything below `reference`: digest -> bytes, verified; foreign layers if they are there.
+    """Fetch everything below `reference`: digest -> bytes, verified; foreign layers if they are
+    there.
 
     With `referrers`, everything that refers to a manifest of the graph as well, by the API or the
     fallback tag.

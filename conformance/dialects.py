@@ -4,7 +4,7 @@ Owns: which requests of an upload a provider refuses, and how; immutable tags, r
 have to be made first, blobs that are seen late.
 May not know: sockets, logins, any client.
 Invariants: what a function does not name is the strict registry's.
-Follows: protocol-facts.md sections 1.7, 1.8, 4.7, 4.9, 5.5, 6.5, 7.1 and 7.9.
+Follows: docs/protocol-facts.md sections 1.7, 1.8, 4.7, 4.9, 5.5, 6.5, 7.1 and 7.9.
 """
 
 from __future__ import annotations

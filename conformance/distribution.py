@@ -5,7 +5,7 @@ May not know: sockets, other providers.
 Invariants: each function is what Debian's docker-registry (2.8.2) answered to the same request
 (tests/test_personas.py asks both and holds the table of what still differs); what 3 does otherwise
 was read in its code.
-Follows: protocol-facts.md sections 1.7 to 1.9, 1.11 and 1.12, "tested".
+Follows: docs/protocol-facts.md sections 1.7 to 1.9, 1.11 and 1.12, "tested".
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ __all__ = [
 
 Class = Literal["protocol", "safety", "discipline"]
 
-# Tags under which clients keep lists of referrers (protocol-facts.md section 1.10).
+# Tags under which clients keep lists of referrers (docs/protocol-facts.md section 1.10).
 FALLBACK = re.compile(r"sha(?:256-[a-f0-9]{64}|512-[a-f0-9]{64})\Z")
 
 _HARMLESS = {"delay", "throttle"}  # faults that change nothing but when

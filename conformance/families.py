@@ -116,7 +116,7 @@ class Family:
         return seed.index(children)
 
 
-# The situations of specification section 1.1, with tags that are new or moved by
+# The situations of docs/specification.md section 1.1, with tags that are new or moved by
 # `dataclasses.replace`.
 FAMILIES: Mapping[str, Family] = MappingProxyType(
     {

@@ -6,7 +6,7 @@ May not know: registries, sockets, any client.
 Invariants: a token is given only for what proves an identity (a JWT's signature is verified with
 the account's public key, every claim is looked at); what no correct client would send is refused
 *and* noted in `journal.violations`. Times are arguments.
-Follows: protocol-facts.md sections 5.2 to 5.4, RFC 7515 to 7523 and RFC 8693.
+Follows: docs/protocol-facts.md sections 5.2 to 5.4, RFC 7515 to 7523 and RFC 8693.
 
 One Site answers under all the names: a path belongs to one service, and a name that is not its own
 is refused.

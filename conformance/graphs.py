@@ -6,7 +6,7 @@ fallback tag, and comparing two walks.
 May not know: how anything got there.
 Invariants: a list of referrers is believed only when every entry names, once, a manifest that is
 there, that has that subject, and that it describes rightly.
-Follows: protocol-facts.md section 1.10 and cosign specs/SIGNATURE_SPEC.md.
+Follows: docs/protocol-facts.md section 1.10 and cosign specs/SIGNATURE_SPEC.md.
 """
 
 from __future__ import annotations

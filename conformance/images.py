@@ -4,7 +4,7 @@ Owns: building image graphs of every shape a registry may hold.
 May not know: the network, the clock, `random` (whose streams are only promised within a version).
 Invariants: equal seeds and calls give equal bytes; gzip members carry no time and are stored
 uncompressed, because what zlib makes of data differs between its versions.
-Follows: the OCI image specification 1.1 and protocol-facts.md sections 1.3 to 1.6.
+Follows: the OCI image specification 1.1 and docs/protocol-facts.md sections 1.3 to 1.6.
 """
 
 from __future__ import annotations
@@ -365,8 +365,8 @@ class Seed:
         return _single(encode(document), OCI_MANIFEST, [config, statement], ())
 
     def fallback_index(self, referrers: Iterable[Image]) -> Image:
-        """Build what a client keeps under the referrers fallback tag (protocol-facts.md section
-        1.10).
+        """Build what a client keeps under the referrers fallback tag (docs/protocol-facts.md
+        section 1.10).
         """
         entries = []
         for referrer in referrers:
@@ -420,7 +420,9 @@ def compose(
 def compose_index(
     entries: Sequence[tuple[Image, Mapping[str, Any]]], media_type: str = OCI_INDEX, **fields: Any
 ) -> Image:
-    """Build an index of children, each with fields that its entry gets more, instead, or not (None)."""
+    """Build an index of children, each with fields that its entry gets more, instead, or not
+    (None).
+    """
     listed = [_without_nothing(child.descriptor(**more)) for child, more in entries]
     document = {"schemaVersion": 2, "mediaType": media_type, "manifests": listed, **fields}
     return _over([child for child, _ in entries], encode(_without_nothing(document)), media_type)

@@ -61,7 +61,8 @@ KINDS = (
 )
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "CONNECT"})
 _WILD = re.compile(r"[*?[]")
-# The fields of token requests that are secrets (protocol-facts.md sections 2.4, 4.5, 5.4, 6.1).
+# The fields of token requests that are secrets (docs/protocol-facts.md sections 2.4, 4.5, 5.4,
+# 6.1).
 _SECRET_FIELDS = (
     "password",
     "refresh_token",
@@ -107,10 +108,10 @@ class Entry:
     """One exchange.
 
     `begun` and `ended` are places in one order over all journals of the process; `time` and
-    `ended_time` are seconds by the journal's clock. `tampered`: a hook or a fault gave the answer, or
-    changed its status or body, so that it proves nothing against a client. `faults` are the verbs
-    that took place, `codes` those of an error body, `secrets` the secret fields of the request's
-    form.
+    `ended_time` are seconds by the journal's clock. `tampered`: a hook or a fault gave the answer,
+    or changed its status or body, so that it proves nothing against a client. `faults` are the
+    verbs that took place, `codes` those of an error body, `secrets` the secret fields of the
+    request's form.
     """
 
     number: int
@@ -253,7 +254,9 @@ def _fits(value: str, glob: str) -> bool:
 
 
 class Entries(list[Entry]):
-    """Some exchanges of a journal; a claim about them that is false raises AssertionError with them."""
+    """Some exchanges of a journal; a claim about them that is false raises AssertionError with
+    them.
+    """
 
     def __init__(
         self, entries: Iterable[Entry], meant: str, journal: Journal | None = None
@@ -332,7 +335,8 @@ class Journal:
 
     def __init__(self, now: Callable[[], float] = clock) -> None:
         self.entries: list[Entry] = []
-        # TLS greetings on a port without TLS: such a client guesses the scheme (protocol-facts.md R9).
+        # TLS greetings on a port without TLS: such a client guesses the scheme
+        # (docs/protocol-facts.md R9).
         self.hellos = 0
         # Requests that no correct client sends, in words; see App._wrong.
         self.violations: list[str] = []

@@ -43,7 +43,7 @@ __all__ = [
 
 Headers = Sequence[tuple[str, str]]
 
-# protocol-facts.md section 1.1; `\Z` because `$` would let a newline through.
+# docs/protocol-facts.md section 1.1; `\Z` because `$` would let a newline through.
 _NAME = re.compile(
     r"[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*(?:/[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*)*\Z"
 )
@@ -229,8 +229,8 @@ class Response:
     """One answer.
 
     `early` True: it is given before the request's body is read; False: after all of it; None: as
-    Go's servers do, which read bodies up to 256 KiB first (protocol-facts.md section 1.12). `close`
-    ends the connection behind the answer.
+    Go's servers do, which read bodies up to 256 KiB first (docs/protocol-facts.md section 1.12).
+    `close` ends the connection behind the answer.
     """
 
     status: int

@@ -1,10 +1,9 @@
 """Registries that behave as providers do: a row per provider.
 
 Owns: what differs from the strict registry, by row: host names, caps, mounts, quirks of requests
-and answers, token services, places where blobs come from.
-May not know: sockets (see `names` and `server`), any client.
-Invariants: a row holds behaviour that protocol-facts.md says, by section; what a row leaves out is
-strict.
+and answers, token services, places where blobs come from. May not know: sockets (see `names` and
+`server`), any client. Invariants: a row holds behaviour that docs/protocol-facts.md says, by
+section; what a row leaves out is strict.
 
 A new provider is a row and, where options do not say it, a few functions of the kinds that a row
 takes: `rewrites` (what the registry makes of a request), `before` (an answer instead), `judges` (an
@@ -97,7 +96,7 @@ def _acr(cloud: Cloud) -> Persona:
 
     host = f"name.{cloud.suffix}"
     return Persona(
-        source="protocol-facts.md sections 6.1 to 6.5",
+        source="docs/protocol-facts.md sections 6.1 to 6.5",
         hosts={"registry": host, "authority": cloud.authority},
         tokens={"service": host, "anonymous": False},
         service=Exchange,
@@ -117,7 +116,7 @@ def _google_grants(user: str | None, access: Access) -> bool:
 def _google(host: str) -> Persona:
     """Describe a registry of Google's; `tokens.google` is to be who gives access tokens."""
     return Persona(
-        source="protocol-facts.md sections 5.1, 5.2, 5.5",
+        source="docs/protocol-facts.md sections 5.1, 5.2, 5.5",
         hosts={"registry": host},
         tokens={"service": host, "path": "/v2/token", "grants": _google_grants},
         service=GoogleTokens,
@@ -185,16 +184,18 @@ PERSONAS: Mapping[str, Persona] = MappingProxyType(
     {
         **{
             name: Persona(
-                source="protocol-facts.md sections 1.10, 7.9",
+                source="docs/protocol-facts.md sections 1.10, 7.9",
                 hosts={"registry": f"{name}.test"},
                 **row,
             )
             for name, row in _REFERRERS.items()
         },
-        "strict": Persona(source="protocol-facts.md section 1", hosts={"registry": "strict.test"}),
+        "strict": Persona(
+            source="docs/protocol-facts.md section 1", hosts={"registry": "strict.test"}
+        ),
         "distribution": Persona(
             # As Debian's docker-registry 2.8.2; tests ask both the same.
-            source="protocol-facts.md sections 1.2, 1.7 to 1.12",
+            source="docs/protocol-facts.md sections 1.2, 1.7 to 1.12",
             hosts={"registry": "distribution.test"},
             options={
                 "referrers_api": False,
@@ -210,13 +211,13 @@ PERSONAS: Mapping[str, Persona] = MappingProxyType(
         "distribution3": Persona(
             # It keeps what came of a body that broke: a GET on the old Location tells, a PUT brings
             # the rest.
-            source="protocol-facts.md sections 1.7 (Content-Range), 1.9 (resuming), 7.7 (no referrers)",
+            source="docs/protocol-facts.md sections 1.7 (Content-Range), 1.9 (resuming), 7.7 (no referrers)",
             hosts={"registry": "distribution3.test"},
             options={"referrers_api": False, "single_post": False, "resumable": True},
             rewrites=REWRITES_3,
         ),
         "old": Persona(
-            source="protocol-facts.md sections 1.8 (202 for a mount), 1.10 (no referrers), 1.11 (pages)",
+            source="docs/protocol-facts.md sections 1.8 (202 for a mount), 1.10 (no referrers), 1.11 (pages)",
             hosts={"registry": "old.test"},
             options={
                 "referrers_api": False,
@@ -228,7 +229,7 @@ PERSONAS: Mapping[str, Persona] = MappingProxyType(
             before=(_no_large_pages,),
         ),
         "dockerhub": Persona(
-            source="protocol-facts.md sections 2.1, 7.2",
+            source="docs/protocol-facts.md sections 2.1, 7.2",
             hosts={"registry": "registry-1.docker.io", "token": "auth.docker.io"},
             tokens={"service": "registry.docker.io", "expires_in": 300, "grants": _hub_grants},
             caps=_hub_caps,
@@ -243,7 +244,7 @@ PERSONAS: Mapping[str, Persona] = MappingProxyType(
         # Of the clouds: how they take blobs. Nobody has to log in, unless a test says `auth`.
         **{
             name: Persona(
-                source="protocol-facts.md sections 4.7 to 4.9",
+                source="docs/protocol-facts.md sections 4.7 to 4.9",
                 hosts={"registry": f"{account}.dkr.ecr.eu-west-1.amazonaws.com"},
                 options=_CLOUD,
                 mount=mount,  # BLOB_MOUNTING is a setting of the account
@@ -255,7 +256,7 @@ PERSONAS: Mapping[str, Persona] = MappingProxyType(
             for name, account, mount in _ECR_ACCOUNTS
         },
         "ecr_public": Persona(
-            source="protocol-facts.md sections 4.7, 4.8 (ECR Public), 4.9",
+            source="docs/protocol-facts.md sections 4.7, 4.8 (ECR Public), 4.9",
             hosts={"registry": "public.ecr.aws"},
             options=_CLOUD,
             mount="never",
@@ -265,7 +266,7 @@ PERSONAS: Mapping[str, Persona] = MappingProxyType(
             after=(dialects.worded_as_ecr, dialects.seen_late),
         ),
         "gar_open": Persona(
-            source="protocol-facts.md section 5.5 (uploads, mounts)",
+            source="docs/protocol-facts.md section 5.5 (uploads, mounts)",
             hosts={"registry": "europe-west1-docker.pkg.dev"},
             options=_CLOUD,
             mount="never",
@@ -275,7 +276,7 @@ PERSONAS: Mapping[str, Persona] = MappingProxyType(
             after=(dialects.elsewhere,),
         ),
         "gcr_open": Persona(
-            source="protocol-facts.md sections 1.8 (mount without from), 5.5 (uploads)",
+            source="docs/protocol-facts.md sections 1.8 (mount without from), 5.5 (uploads)",
             hosts={"registry": "eu.gcr.io"},
             options=_CLOUD,
             caps=dialects.google_caps,
@@ -285,7 +286,7 @@ PERSONAS: Mapping[str, Persona] = MappingProxyType(
         ),
         **{
             name: Persona(
-                source="protocol-facts.md sections 7.1 (upload, referrers, rate), 7.9 (what is refused)",
+                source="docs/protocol-facts.md sections 7.1 (upload, referrers, rate), 7.9 (what is refused)",
                 hosts={"registry": host},
                 options={**_CLOUD, "referrers_api": False},
                 caps=lambda provider: (Cap(2000, 60.0),),
@@ -294,14 +295,14 @@ PERSONAS: Mapping[str, Persona] = MappingProxyType(
             for name, host, refuses in _GHCR_FORMS
         },
         "acr": Persona(
-            source="protocol-facts.md section 6.5",
+            source="docs/protocol-facts.md section 6.5",
             hosts={"registry": "team.azurecr.io"},
             options=_CLOUD,
             caps=dialects.acr_caps,
             before=(dialects.acr_chunks,),
         ),
         "redirecting": Persona(
-            source="protocol-facts.md sections 1.2, 1.13; R1 and R4 of 9.2",
+            source="docs/protocol-facts.md sections 1.2, 1.13; R1 and R4 of 9.2",
             hosts={"registry": "redirecting.test", "storage": "storage.test"},
         ),
     }

@@ -1,11 +1,11 @@
-"""A provider of registries: the row that describes one, and the registry that behaves as its row says.
+"""A provider of registries: the row that describes one, and the registry that behaves as its row
+says.
 
-Owns: what a row can say (`Persona`), the registry made of it (`Provider`), the object storage behind a
-registry (`Storage`).
-May not know: sockets, any client, which providers there are (see `personas`).
-Invariants: what a row leaves out is strict; the functions of a row are asked in the order `rewrites`,
-`before`, `judges`, `after`.
-Follows: protocol-facts.md sections 1.13 and 4.9.
+Owns: what a row can say (`Persona`), the registry made of it (`Provider`), the object storage
+behind a registry (`Storage`). May not know: sockets, any client, which providers there are (see
+`personas`). Invariants: what a row leaves out is strict; the functions of a row are asked in the
+order `rewrites`, `before`, `judges`, `after`. Follows: docs/protocol-facts.md sections 1.13 and
+4.9.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ May not know: what a registry is.
 Invariants: one exchange at a time per connection. A body of known length is received in place
 (`Exchange.room`) and sent from the stored pieces, never through a buffer of its own. h11 sees only
 chunked bodies and the heads that heads.py leaves to it, because its buffer costs two copies
-(throughput.md); each exchange has a Connection object of its own.
+(docs/bodies.md); each exchange has a Connection object of its own.
 
 `serve` is for tests on the same loop, `run_in_thread` for tests that drive another program.
 """

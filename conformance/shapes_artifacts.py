@@ -5,7 +5,7 @@ Owns: these shapes.
 May not know: registries, clients.
 Invariants: as in shapes_images.py; a referrer's subject is always in the same sample, unless the
 shape says that it is nowhere.
-Follows: the OCI image specification 1.1 ("Guidelines for Artifact Usage"), protocol-facts.md
+Follows: the OCI image specification 1.1 ("Guidelines for Artifact Usage"), docs/protocol-facts.md
 sections 1.3 and 1.10, and the documents of the tools that are named.
 """
 
@@ -33,7 +33,7 @@ from .storage import DOCKER_MANIFEST
 __all__ = ["ARTIFACTS"]
 
 ARTIFACT = "image-spec manifest.md, artifact usage"
-REFERRERS = "protocol-facts.md 1.10"
+REFERRERS = "docs/protocol-facts.md 1.10"
 COSIGN = "cosign specs/SIGNATURE_SPEC.md"
 BUILDKIT = "buildkit docs/attestations/attestation-storage.md"
 NOTARY = "application/vnd.cncf.notary.signature"
@@ -298,10 +298,10 @@ ARTIFACTS: tuple[Shape, ...] = (
           lambda s: _typed(s, "application/vnd.buildkit.cacheconfig.v0", TYPES["oci"]["layer"])),
     Shape("buildkit-cache-index", "A cache as an index of blobs.", "buildkit cache image-manifest=false",
           _cache),
-    Shape("unknown-child", "An index with a manifest of an unknown type.", "protocol-facts.md 1.5",
+    Shape("unknown-child", "An index with a manifest of an unknown type.", "docs/protocol-facts.md 1.5",
           _other_child,
           options={"any_manifest_type": True}),
-    Shape("oras-manifest", "The artifact manifest of ORAS.", "protocol-facts.md 1.3",
+    Shape("oras-manifest", "The artifact manifest of ORAS.", "docs/protocol-facts.md 1.3",
           lambda s: _oras(s, "application/vnd.cncf.oras.artifact.manifest.v1+json"),
           options={"any_manifest_type": True}),
     Shape("artifact-manifest", "The artifact manifest that OCI 1.1 dropped.",

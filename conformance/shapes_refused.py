@@ -5,7 +5,7 @@ Owns: these shapes, each with the reason.
 May not know: registries, clients.
 Invariants: each is an image that could be copied, with exactly one thing wrong. An index cannot
 hold itself: it would have to know its own digest.
-Follows: protocol-facts.md sections 1.3 to 1.6 and 9.2 (R11 to R14).
+Follows: docs/protocol-facts.md sections 1.3 to 1.6 and 9.2 (R11 to R14).
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ __all__ = ["REFUSED"]
 SCHEMA_1 = "application/vnd.docker.distribution.manifest.v1+json"
 SIGNED = "application/vnd.docker.distribution.manifest.v1+prettyjws"
 NOWHERE = "sha256:" + "0" * 64
-WRONG_TYPE = "protocol-facts.md 1.3 (c), (d)"
-LIMITS = "protocol-facts.md 9.2 R14"
+WRONG_TYPE = "docs/protocol-facts.md 1.3 (c), (d)"
+LIMITS = "docs/protocol-facts.md 9.2 R14"
 DESCRIPTOR = "image-spec descriptor.md"
 Edit = Callable[[dict[str, Any]], Any]
 
@@ -182,13 +182,13 @@ ABSENT = "the source does not hold what it names"
 NOT_JSON = "two readers could see two documents"
 REFUSED: tuple[Shape, ...] = (
     # Formats.
-    Shape("schema-1", "Docker's first format.", "protocol-facts.md 1.3 (a)",
+    Shape("schema-1", "Docker's first format.", "docs/protocol-facts.md 1.3 (a)",
           lambda s: _schema_1(s, signed=False, media_type=SCHEMA_1), OLD),
-    Shape("schema-1-signed", "The same with signatures.", "protocol-facts.md 1.3 (a)",
+    Shape("schema-1-signed", "The same with signatures.", "docs/protocol-facts.md 1.3 (a)",
           lambda s: _schema_1(s, signed=True, media_type=SIGNED), OLD),
-    Shape("schema-1-as-json", "The same, served as application/json.", "protocol-facts.md 1.3 (b)",
+    Shape("schema-1-as-json", "The same, served as application/json.", "docs/protocol-facts.md 1.3 (b)",
           lambda s: _schema_1(s, signed=True, media_type="application/json"), OLD),
-    Shape("schema-1-child", "An index of it.", "protocol-facts.md 1.3 (a)",
+    Shape("schema-1-child", "An index of it.", "docs/protocol-facts.md 1.3 (a)",
           lambda s: compose_index([(s.image(), {}), (_schema_1(s, signed=True, media_type=SIGNED), {})]),
           OLD),
     _edited("manifest-and-index", "Both layers and manifests.", "CVE-2021-41190",
@@ -249,11 +249,11 @@ REFUSED: tuple[Shape, ...] = (
     _edited("layer-text", "A layer that is a text.", DESCRIPTOR, NO_DESCRIPTOR, _set(layers=[NOWHERE])),
     _edited("no-media-type", "A descriptor without mediaType.", DESCRIPTOR, NO_DESCRIPTOR,
             _layer(mediaType=None)),
-    _edited("media-type-header", "A mediaType with a line break.", "protocol-facts.md 9.2 R11",
+    _edited("media-type-header", "A mediaType with a line break.", "docs/protocol-facts.md 9.2 R11",
             "it could become part of a header", _layer(mediaType="a/b\r\nX-Evil: 1")),
-    _edited("media-type-newline", "A mediaType with a newline at its end.", "protocol-facts.md 9.2 R11",
+    _edited("media-type-newline", "A mediaType with a newline at its end.", "docs/protocol-facts.md 9.2 R11",
             "it could become part of a header", _layer(mediaType=LAYER_TYPE + "\n")),
-    _edited("digest-newline", "A digest with a newline at its end.", "protocol-facts.md 9.2 R11", NO_DIGEST,
+    _edited("digest-newline", "A digest with a newline at its end.", "docs/protocol-facts.md 9.2 R11", NO_DIGEST,
             _layer(digest="sha256:" + "a" * 64 + "\n")),
     _edited("null-layer", "A layer that is null.", DESCRIPTOR, NO_DESCRIPTOR,
             lambda d: d["layers"].append(None)),
@@ -266,7 +266,7 @@ REFUSED: tuple[Shape, ...] = (
             _layer(digest="md5:" + "a" * 32)),
     _edited("blake3-digest", "A digest that cannot be verified.", DESCRIPTOR, NO_DIGEST,
             _layer(digest="blake3:" + "a" * 64)),
-    _edited("path-digest", "A digest that is a path.", "protocol-facts.md 9.2 R11", NO_DIGEST,
+    _edited("path-digest", "A digest that is a path.", "docs/protocol-facts.md 9.2 R11", NO_DIGEST,
             _layer(digest="sha256:../../../../etc/passwd")),
     _edited("no-size", "A descriptor without size.", DESCRIPTOR, NO_DESCRIPTOR, _layer(size=None)),
     _edited("negative-size", "A negative size.", DESCRIPTOR, NO_SIZE, _layer(size=-1)),
@@ -313,7 +313,7 @@ REFUSED: tuple[Shape, ...] = (
           ABSENT, "content"),
     Shape("lost-child", "A child that the source lost.", DESCRIPTOR, _lost_child, ABSENT),
     Shape("lost-urls-layer", "A layer that only its urls have; its type is not foreign.",
-          "protocol-facts.md 1.6",
+          "docs/protocol-facts.md 1.6",
           lambda s: compose(Part(CONFIG_TYPE, b"{ }"),
                             [Part(LAYER_TYPE, s.blob(99), {"urls": ["https://mirror.invalid/x"]},
                             held=False)]),

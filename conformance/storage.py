@@ -3,7 +3,7 @@
 Owns: what a manifest has to be and what it names; upload offsets.
 May not know: HTTP.
 Invariants: everything stored under a digest has that digest.
-Follows: the OCI image specification 1.1 and protocol-facts.md sections 1.3, 1.5 and 1.7.
+Follows: the OCI image specification 1.1 and docs/protocol-facts.md sections 1.3, 1.5 and 1.7.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ DOCKER_MANIFEST = "application/vnd.docker.distribution.manifest.v2+json"
 INDEXES = frozenset({OCI_INDEX, DOCKER_LIST})
 IMAGES = frozenset({OCI_MANIFEST, DOCKER_MANIFEST})
 
-MANIFEST_LIMIT = 4 << 20  # what distribution, c/image and ACR allow (protocol-facts.md section 1.4)
+# what distribution, c/image and ACR allow (docs/protocol-facts.md section 1.4)
+MANIFEST_LIMIT = 4 << 20
 
 
 class Invalid(Exception):
@@ -52,7 +53,7 @@ class Mislabelled(Invalid):
 
 
 def is_foreign(media_type: str) -> bool:
-    """Decide by media type, never by `urls` (protocol-facts.md section 1.6)."""
+    """Decide by media type, never by `urls` (docs/protocol-facts.md section 1.6)."""
     return ".nondistributable." in media_type or ".foreign." in media_type
 
 

@@ -4,7 +4,7 @@ Owns: offsets, Locations (each is good for one step), what a broken body leaves 
 May not know: manifests, tags, sockets.
 Invariants: bytes become a blob only when they have the digest that was asked for; a session ends
 with its PUT whatever that answers.
-Follows: protocol-facts.md sections 1.7 to 1.9.
+Follows: docs/protocol-facts.md sections 1.7 to 1.9.
 """
 
 from __future__ import annotations
@@ -119,7 +119,8 @@ class Uploads(Site):
         path = f"/v2/{request.repository}/blobs/uploads/{upload.identity}?_state={upload.sequence}"
         headers = [
             ("Location", path if self.locations == "relative" else request.origin + path),
-            # As distribution: 0-0 for nothing and for one byte (protocol-facts.md section 1.9).
+            # As distribution: 0-0 for nothing and for one byte (docs/protocol-facts.md section
+            # 1.9).
             ("Range", f"0-{max(upload.content.size - 1, 0)}"),
             ("Docker-Upload-UUID", upload.identity),
         ]

@@ -1,11 +1,10 @@
 """The verbs of fault rules: what each does to an exchange.
 
-Owns: one class per verb and their table, `VERBS`.
-May not know: sockets, which exchange is struck (faults.py), what a registry holds.
-Invariants: all waiting is anyio's, so that a clock which jumps passes it. A verb that cannot be
-carried out on an exchange leaves it as it is and does not say that it happened.
-Follows: RFC 9110 (Retry-After, redirection, challenges), RFC 9112 (framing) and protocol-facts.md
-sections 1.7 to 1.13 and 2.1.
+Owns: one class per verb and their table, `VERBS`. May not know: sockets, which exchange is struck
+(faults.py), what a registry holds. Invariants: all waiting is anyio's, so that a clock which jumps
+passes it. A verb that cannot be carried out on an exchange leaves it as it is and does not say that
+it happened. Follows: RFC 9110 (Retry-After, redirection, challenges), RFC 9112 (framing) and
+docs/protocol-facts.md sections 1.7 to 1.13 and 2.1.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ __all__ = [
 Side: TypeAlias = "Literal['request', 'response']"
 At: TypeAlias = "Literal['request', 'answer', 'head']"
 
-# The code of a refusal where the rule says none (protocol-facts.md section 1.12).
+# The code of a refusal where the rule says none (docs/protocol-facts.md section 1.12).
 _CODES = {
     401: "UNAUTHORIZED",
     403: "DENIED",

@@ -1,4 +1,4 @@
-"""Fixtures that every test file shares (style.md section 6.3)."""
+"""Fixtures that every test file shares."""
 
 from __future__ import annotations
 

@@ -38,6 +38,7 @@ from _regsync.errors import ConnectFailed
 from _regsync.net import pool
 from _regsync.net.streams import Stream, Timeouts
 from _regsync.registry.throttle import Meter
+from _regsync.registry.transport import Edge
 from conformance.app import App
 from conformance.audit import audit, latest, report
 from conformance.exchange import Site
@@ -112,7 +113,7 @@ def run_regsync(
     Then the registries that `serve` started are asked what it did wrong.
     """
 
-    def edge(**given: Any) -> commands.Edge:
+    def edge(**given: Any) -> Edge:
         return plain_edge(**{**given, "chance": lambda: 0.0, "timeouts": timeouts})
 
     async def at_once(seconds: float) -> None:
@@ -127,7 +128,7 @@ def run_regsync(
             waited.append(meter.paused - given[2])
         meter.paused = -math.inf
 
-    plain_edge, sleep, leave, waited = commands.Edge, anyio.sleep, Meter.end, list[float]()
+    plain_edge, sleep, leave, waited = Edge, anyio.sleep, Meter.end, list[float]()
     out, err = io.StringIO(), io.StringIO()
     text = stdin.encode() if isinstance(stdin, str) else stdin
     since, umask = latest(_audited), os.umask(0o022)
@@ -215,7 +216,7 @@ class Virtual:
         did.
         """
 
-        def edge(**given: Any) -> commands.Edge:
+        def edge(**given: Any) -> Edge:
             times = Timeouts(**timeouts)
             chosen = {"chance": lambda: self._chance, "wall": self.wall, "timeouts": times}
             return plain_edge(**{**given, **chosen})
@@ -225,7 +226,7 @@ class Virtual:
             return 0
 
         self._since = latest(self._sites())
-        plain_edge, parsed = commands.Edge, list[Any]()
+        plain_edge, parsed = Edge, list[Any]()
         out, err = io.StringIO(), io.StringIO()
         began = anyio.current_time()
         with (

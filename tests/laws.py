@@ -100,7 +100,9 @@ def chosen_loops(tree: ast.Module) -> Iterator[Breach]:
 
 
 def hidden_walruses(tree: ast.Module) -> Iterator[Breach]:
-    """A walrus stands in the test of an `if` or `while`, below no more than and, or, not and comparisons."""
+    """A walrus stands in the test of an `if` or `while`, below no more than and, or, not and
+    comparisons.
+    """
     open_walruses = {
         walrus
         for node in ast.walk(tree)
@@ -135,7 +137,9 @@ def numbered_records(tree: ast.Module) -> Iterator[Breach]:
 
 
 def shared_lines(tree: ast.Module, source: str) -> Iterator[Breach]:
-    """Each statement has a line of its own, that of a one-line block too; a bare `...` may share one."""
+    """Each statement has a line of its own, that of a one-line block too; a bare `...` may share
+    one.
+    """
     lines = source.splitlines()
     for node in ast.walk(tree):
         if not isinstance(node, ast.stmt) or is_ellipsis(node):

@@ -173,8 +173,8 @@ def attach(scene: Scene, made: Family) -> None:
 async def test_what_the_api_lists_late_is_found_when_a_look_is_due(
     target: str, tmp_path: Path
 ) -> None:
-    """An hour after the first copy the image is looked at again (design.md section 8), where the
-    dice allow it.
+    """An hour after the first copy the image is looked at again (docs/design.md section 8), where
+    the dice allow it.
     """
     made = family("single")
     late = Family(Sample(made.image, (Seed(82).artifact(made.image, SIGNED),)))
@@ -325,7 +325,7 @@ def test_copy_does_the_same(
     )
 
 
-# Wire counts: what three referrers add to the copy of an image (design.md section 6, rule 15).
+# Wire counts: what three referrers add to the copy of an image (docs/design.md section 6, rule 15).
 
 
 @on_virtual_time

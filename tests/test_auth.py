@@ -548,7 +548,7 @@ async def test_askers_for_repositories_under_way_wait_for_the_same_request() -> 
 
 @pytest.mark.anyio
 async def test_the_next_waiter_takes_over_when_the_asker_in_front_is_cancelled() -> None:
-    """style.md habit 10: one caller's cancellation never poisons shared work."""
+    """One caller's cancellation never poisons shared work."""
     tokens = Tokens()
     at = await challenged(tokens, USER)
     tokens.open = anyio.Event()
@@ -659,8 +659,8 @@ async def test_a_declared_target_asks_for_pull_and_push_at_once() -> None:
 
 @pytest.mark.anyio
 async def test_without_a_declaration_push_is_never_asked_for() -> None:
-    """Quay creates the repository when a token with push is asked for (protocol-facts.md section
-    2.2).
+    """Quay creates the repository when a token with push is asked for (docs/protocol-facts.md
+    section 2.2).
     """
     tokens = Tokens()
     at = await challenged(tokens, USER)
@@ -789,7 +789,7 @@ async def test_a_wrong_password_is_tried_once_however_many_repositories_wait() -
 
 @pytest.mark.anyio
 async def test_a_scope_for_the_whole_host_is_used_as_it_is() -> None:
-    """ECR Public: scope="aws", whatever the repository (protocol-facts.md section 2.1)."""
+    """ECR Public: scope="aws", whatever the repository (docs/protocol-facts.md section 2.1)."""
     tokens = Tokens()
     at = await challenged(tokens, None, f'Bearer realm="{REALM}",service="s",scope="aws"')
     at.declare("team/1", "pull")

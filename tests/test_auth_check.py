@@ -282,7 +282,7 @@ async def test_who_may_only_pull_is_told_at_a_target() -> None:
 
 
 class Hidden(App):
-    """A registry that lists nothing to those who may push (design.md section 9)."""
+    """A registry that lists nothing to those who may push (docs/design.md section 9)."""
 
     def start(self, request: Request) -> Answer | Reception:
         if request.kind == "tag_list":

@@ -146,7 +146,7 @@ def world(clean_env: Path) -> World:
     return World(clean_env, instance_role=None)
 
 
-# SigV4: protocol-facts.md section 4.4.
+# SigV4: docs/protocol-facts.md section 4.4.
 
 EXAMPLE = Credential("AKIDEXAMPLE", "wJalrXUtnFEMI/K7MDENG+bPxRfiCYEXAMPLEKEY")
 THEN = 1440938160.0  # 2015-08-30T12:36:00Z
@@ -1040,7 +1040,7 @@ async def test_a_host_of_another_name_needs_a_region(world: World) -> None:
     )
 
 
-# Guessing, and whether there is anything to guess from: design.md section 3.
+# Guessing, and whether there is anything to guess from: docs/design.md section 3.
 
 
 async def test_a_guess_asks_the_metadata_service_alone(world: World) -> None:

@@ -267,8 +267,8 @@ async def test_each_source_logs_in_in_each_cloud(name: str, cloud: str) -> None:
 
 
 async def test_the_first_source_is_taken_and_the_others_are_not_asked() -> None:
-    """Specification section 5.2: secret, federated token, managed identity, the command line's
-    session.
+    """docs/specification.md section 5.2: secret, federated token, managed identity, the command
+    line's session.
     """
     world = World()
     order = ["secret", "file", "service", "machine", "command-line"]
@@ -1010,7 +1010,7 @@ async def test_a_virtual_machine_logs_in_by_its_own_identity() -> None:
         ran = await sync(world, *names)
         assert (ran.status, len(ran.images)) == (0, 50)
         assert [entry.status for entry in directory.journal.entries] == [400, 200]
-        # Eight repositories in a token (design.md section 6, rule 2).
+        # Eight repositories in a token (docs/design.md section 6, rule 2).
         assert (exchange.exchanges, exchange.requests) == (1, math.ceil(50 / 8))
         provider.journal.matching(kind="manifest", status=401).exactly(1)
         check_hidden(provider, ran.out, ran.err)

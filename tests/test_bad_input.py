@@ -1,9 +1,9 @@
 """Registries that are broken, lie or attack, and what a user sees of it.
 
-Every row ends by itself, in one clear line with both references, with the exit status of design.md
-section 2 and the side that is to blame, with nothing under the tag at the target, and without a
-secret or a traceback in any output. Both registries ask for a login, so that there is something to
-leak.
+Every row ends by itself, in one clear line with both references, with the exit status of
+docs/design.md section 2 and the side that is to blame, with nothing under the tag at the target,
+and without a secret or a traceback in any output. Both registries ask for a login, so that there is
+something to leak.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Every citation can be followed: what comments and docstrings name is in this repository.
 
 A citation is a document in docs/, with the numbers of its sections (`docs/design.md section 9`,
-`docs/protocol-facts.md sections 1.7 to 1.9`) and often the name of a part (`section 10 ("Health")`),
-or a number alone: `rule 11` and `I5` of docs/design.md, `R8` of docs/protocol-facts.md.
+`docs/protocol-facts.md sections 1.7 to 1.9`) and often the name of a part (`section 10
+("Health")`), or a number alone: `rule 11` and `I5` of docs/design.md, `R8` of
+docs/protocol-facts.md.
 
 `breaches` reads one file's text; each law is shown to catch a breach (`BREACHES`) and to let pass
 what only looks like one (`ALLOWED`); then the repository's own files have to be without any.

@@ -1,7 +1,7 @@
 """The command line as a shell sees it: exit statuses, the two streams, signals, pipes.
 
-Exit statuses and error forms are those of design.md section 2. No output ever holds a traceback;
-every run here is looked at for one.
+Exit statuses and error forms are those of docs/design.md section 2. No output ever holds a
+traceback; every run here is looked at for one.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The configuration: what is accepted, and where each problem is (design.md section 3)."""
+"""The configuration: what is accepted, and where each problem is (docs/design.md section 3)."""
 
 from __future__ import annotations
 

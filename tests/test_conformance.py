@@ -1457,7 +1457,7 @@ def test_a_large_body_goes_in_and_out_unchanged(server: Server, app: App) -> Non
 
 @pytest.mark.parametrize(("size", "early"), [(DRAINED, False), (DRAINED + 1, True)])
 def test_a_refusal_waits_for_small_bodies_only(server: Server, size: int, early: bool) -> None:
-    """Go's servers do so (protocol-facts.md section 1.12)."""
+    """Go's servers do so (docs/protocol-facts.md section 1.12)."""
     head = f"PUT /v2/a/b/blobs/uploads/gone?_state=1&digest={NOWHERE} HTTP/1.1\r\nHost: x\r\n"
     with socket.create_connection((server.host, server.port), timeout=10) as sock:
         sock.sendall(f"{head}Content-Length: {size}\r\n\r\n".encode())

@@ -119,13 +119,13 @@ def test_a_pod_may_do_nothing_that_it_need_not(name: str) -> None:
 
 @pytest.mark.parametrize("name", WORKLOADS)
 def test_a_pod_has_the_time_that_a_drain_takes(name: str) -> None:
-    """Specification section 1.6: 25 s, and then the state is saved."""
+    """docs/specification.md section 1.6: 25 s, and then the state is saved."""
     assert pod_of(WORKLOADS[name])["terminationGracePeriodSeconds"] == 30 >= DRAIN_SECONDS + 2
 
 
 @pytest.mark.parametrize("name", WORKLOADS)
 def test_a_pod_has_the_resources_of_the_specification(name: str) -> None:
-    """Specification section 1.6."""
+    """docs/specification.md section 1.6."""
     assert main_of(name)["resources"] == {
         "requests": {"cpu": "100m", "memory": "128Mi"},
         "limits": {"memory": "512Mi"},

@@ -1,5 +1,5 @@
-"""Each registry's way to take a blob, counted on the wire: design.md section 9, protocol-facts.md
-section 7.9.
+"""Each registry's way to take a blob, counted on the wire: docs/design.md section 9,
+docs/protocol-facts.md section 7.9.
 
 Personas refuse what their provider refuses. Paths that a dialect avoids are counted too: zero.
 """
@@ -400,7 +400,7 @@ async def test_a_login_that_expires_between_chunks_is_renewed_once(times: int) -
 
 @pytest.mark.parametrize("where", ["POST upload_start", "PATCH upload"])
 async def test_acr_leads_no_upload_to_another_host(where: str) -> None:
-    """Specification section 8.2.2: neither a chunk nor the token goes there."""
+    """docs/specification.md section 8.2.2: neither a chunk nor the token goes there."""
     async with virtual() as world:
         source, target = world.registry("source.test"), world.persona("acr")
         other = world.listen(App(), "other.test", scheme="https")

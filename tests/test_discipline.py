@@ -1,5 +1,5 @@
-"""The request discipline (design.md section 6), counted on the wire: what a path costs, and what it
-must not.
+"""The request discipline (docs/design.md section 6), counted on the wire: what a path costs, and
+what it must not.
 
 Rules 1 (no ping, one bare request), 2 (tokens) and 3 (pages) have their files: test_auth,
 test_sync, test_bad_input. What a broken body and a lost answer cost (rule 16) is in test_resume, a

@@ -104,7 +104,7 @@ async def test_an_unchanged_tag_keeps_its_snapshot_alive(seed: Seed, tmp_path: P
             assert source.journal.summary() == target.journal.summary() == {"HEAD manifest": 1}
 
 
-# Whether the state is believed (design.md section 7, "Vouching").
+# Whether the state is believed (docs/design.md section 7, "Vouching").
 
 
 def artifact(seed: Seed, *layers: bytes) -> Image:
@@ -258,8 +258,8 @@ async def test_the_state_does_not_grow_with_images_that_are_gone(
 async def test_docker_hub_is_asked_by_head_for_tags_that_the_target_lists(
     seed: Seed, tmp_path: Path
 ) -> None:
-    """A GET counts against the quota, a HEAD does not (protocol-facts.md section 7.2), also without
-    state.
+    """A GET counts against the quota, a HEAD does not (docs/protocol-facts.md section 7.2), also
+    without state.
     """
     async with virtual() as world:
         hub, target = world.persona("dockerhub"), world.registry("target.test")
@@ -279,7 +279,7 @@ async def test_docker_hub_is_asked_by_head_for_tags_that_the_target_lists(
 
 
 def with_digests(request: Request, answer: Answer) -> Answer:
-    """List as the Google registries do: with the digest that each tag names (protocol-facts.md
+    """List as the Google registries do: with the digest that each tag names (docs/protocol-facts.md
     section 5.5).
     """
     if request.kind != "tag_list" or not isinstance(answer, Response) or answer.status != 200:

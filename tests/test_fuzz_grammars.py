@@ -1,5 +1,5 @@
-"""The small grammars of design.md section 4 against readers of their own: any text has one meaning
-or is refused.
+"""The small grammars of docs/design.md section 4 against readers of their own: any text has one
+meaning or is refused.
 """
 
 from __future__ import annotations

@@ -574,8 +574,8 @@ async def test_secrets_go_to_no_place_that_is_not_https(host: Host, field: str, 
     ["evil.example", "googleapis.com.evil.example", "notgoogleapis.com", "sts.example.cloud"],
 )
 async def test_secrets_go_to_google_alone(host: Host, field: str, name: str) -> None:
-    """protocol-facts.md 5.3: the file of a stranger may name any file as its token, and any place
-    to send it to.
+    """docs/protocol-facts.md 5.3: the file of a stranger may name any file as its token, and any
+    place to send it to.
     """
     url = f"https://{name}/token"
     source: Mapping[str, Any] = host.google.authorized_user(token_uri=url)

@@ -344,7 +344,7 @@ async def test_fifty_repositories_cost_one_login(tmp_path: Path) -> None:
         ran = await world.run("sync", "--json", "-q", "-c", "-", stdin=config, env=env)
         assert (ran.status, ran.err) == (0, "")
         assert services.asked == ["oauth2"]
-        # Eight repositories share one token of the registry (design.md section 6, rule 2).
+        # Eight repositories share one token of the registry (docs/design.md section 6, rule 2).
         assert len(source.journal.matching("GET", "token")) == 7
 
 

@@ -1,4 +1,4 @@
-"""HTTP/1.1 by bytes and by a virtual clock: design.md section 9 "Body path" and its time-outs."""
+"""HTTP/1.1 by bytes and by a virtual clock: docs/design.md section 9 "Body path" and its time-outs."""
 
 from __future__ import annotations
 

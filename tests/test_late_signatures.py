@@ -1,4 +1,4 @@
-"""When the artifacts of images that are there are looked at again (design.md section 8, "Late
+"""When the artifacts of images that are there are looked at again (docs/design.md section 8, "Late
 signatures").
 """
 

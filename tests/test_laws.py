@@ -1,4 +1,6 @@
-"""Each law of laws.py catches a breach and passes what only looks like one; the folders keep them all."""
+"""Each law of laws.py catches a breach and passes what only looks like one; the folders keep them
+all.
+"""
 
 from __future__ import annotations
 

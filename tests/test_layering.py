@@ -1,4 +1,4 @@
-"""Laws about who may use what (style.md section 5.3, L1, L2, L5 to L7; design.md sections 1, 7 and
+"""Laws about who may use what (docs/design.md sections 1, 7 and
 11).
 
 `breaches` reads one module's syntax tree and returns what it does against the law. Every law is
@@ -22,8 +22,8 @@ PROGRAM = [
     if path.name != "__init__.py" or path.parent.name == "_regsync"
 ]
 
-# The rooms from the ground up (docs/design.md draws them): a module imports from rooms above its own
-# line here, and from modules before it in its own line. "" is the root.
+# The rooms from the ground up (docs/design.md draws them): a module imports from rooms above its
+# own line here, and from modules before it in its own line. "" is the root.
 ROOM_LINES = """
 :          __init__ text errors addresses providers fips crypto files semver
 oci:       reference manifest

@@ -2,7 +2,7 @@
 clients.
 
 `distribution` is asked what Debian's docker-registry is asked, request by request. The others rest
-on protocol-facts.md: a test names what a client meets there. skopeo and the built program go
+on docs/protocol-facts.md: a test names what a client meets there. skopeo and the built program go
 through them.
 """
 
@@ -87,7 +87,7 @@ class Talk:
             except http.client.IncompleteRead as short:
                 data = (
                     short.partial
-                )  # 2.8.2's 416 has the blob's length (protocol-facts.md section 1.12)
+                )  # 2.8.2's 416 has the blob's length (docs/protocol-facts.md section 1.12)
         codes: list[str] = []
         with contextlib.suppress(ValueError):
             codes = [entry["code"] for entry in json.loads(data).get("errors", [])]
@@ -343,7 +343,7 @@ def test_distribution_answers_as_the_real_one(tmp_path: Path) -> None:
 
 
 def test_distribution_lists_all_tags_whatever_is_asked(seed: Seed) -> None:
-    """2.8.2 knows no pages of tags: who stops after `n` misses some (protocol-facts.md section
+    """2.8.2 knows no pages of tags: who stops after `n` misses some (docs/protocol-facts.md section
     1.11).
     """
     app = imitate("distribution")
@@ -412,14 +412,14 @@ def test_every_row_names_its_source_and_a_host_for_each_part() -> None:
         PERSONAS
     )
     for name, row in PERSONAS.items():
-        assert row.source.startswith("protocol-facts.md section"), name
+        assert row.source.startswith("docs/protocol-facts.md section"), name
         assert set(imitate(name).sites) == set(row.hosts), name
     hosts = [host for row in PERSONAS.values() for host in row.hosts.values()]
     assert len(hosts) == len(set(hosts))
 
 
 def test_a_row_may_mount_only_what_a_manifest_names(seed: Seed) -> None:
-    """protocol-facts.md section 4.9."""
+    """docs/protocol-facts.md section 4.9."""
     row = Persona(source="section 4.9", hosts={"registry": "ecr.test"}, mount="committed")
     app = Provider(row)
     loose = app.add_blob("a", b"loose")
@@ -527,7 +527,7 @@ def hub_token(hub: Provider, repository: str, user: str | None = None) -> list[t
 
 
 def test_hub_sends_clients_to_its_token_service() -> None:
-    """protocol-facts.md section 7.2."""
+    """docs/protocol-facts.md section 7.2."""
     refused = imitate("dockerhub").request("GET", "/v2/library/alpine/manifests/latest")
     assert refused.status == 401
     assert refused.header("WWW-Authenticate") == (

@@ -103,7 +103,7 @@ def test_library_goes_before_one_segment_names_of_docker_hub_only(
 def test_every_kind_has_a_row_that_names_its_source() -> None:
     assert set(ROWS) == set(typing.get_args(Kind))
     for row in ROWS.values():
-        assert row.source.startswith("protocol-facts.md section")
+        assert row.source.startswith("docs/protocol-facts.md section")
 
 
 def test_rows_say_what_the_design_says() -> None:
@@ -138,7 +138,7 @@ def test_each_kind_has_the_windows_of_the_specification(kind: Kind, windows: int
     assert ROWS[kind].per_project == (kind in ("gar", "gcr"))
 
 
-# Per second, from protocol-facts.md sections 4.8, 5.5, 6.5 and 7.1.
+# Per second, from docs/protocol-facts.md sections 4.8, 5.5, 6.5 and 7.1.
 PUBLISHED = {
     "ecr": {"manifest_put": 10, "upload_start": 100, "upload_finish": 100, "upload_body": 500},
     "ecr_public": {**dict.fromkeys(ACTIONS - {"upload_body"}, 10), "upload_body": 260},

@@ -1,4 +1,6 @@
-"""Which origin goes through which proxy: the Go rules of protocol-facts.md section 8.1, as tables."""
+"""Which origin goes through which proxy: the Go rules of docs/protocol-facts.md section 8.1, as
+tables.
+"""
 
 from __future__ import annotations
 

@@ -289,7 +289,7 @@ def with_quota(provider: Provider, request: Request, answer: Response) -> Respon
 
 async def test_discovery_slows_down_before_the_wall_and_resumes_by_itself(seed: Seed) -> None:
     row = Persona(
-        source="protocol-facts.md section 7.1",
+        source="docs/protocol-facts.md section 7.1",
         hosts={"registry": "rationed.test"},
         caps=lambda provider: (Cap(30, 60.0, frozenset({"manifest_get"})),),
         after=(with_quota,),

@@ -209,7 +209,7 @@ class Talk:
             except http.client.IncompleteRead as short:
                 data = (
                     short.partial
-                )  # 2.8.2's 416 has the blob's length (protocol-facts.md section 1.12)
+                )  # 2.8.2's 416 has the blob's length (docs/protocol-facts.md section 1.12)
         said: list[Any] = []
         if (
             data

@@ -1,5 +1,5 @@
-"""What breaks in the middle of a blob goes on where it broke: design.md section 6, rule 16, counted
-on the wire.
+"""What breaks in the middle of a blob goes on where it broke: docs/design.md section 6, rule 16,
+counted on the wire.
 
 Registries and the program share one loop on a clock that jumps (`ends.virtual`). The target is
 strict, which keeps what came of a broken body as distribution 3 does, or one that forgets, as 2.8.2
@@ -197,7 +197,7 @@ async def test_a_source_is_waited_for_no_longer_than_twenty_seconds() -> None:
 
 
 async def test_the_rest_of_a_blob_behind_a_redirect_is_asked_for_at_the_registry() -> None:
-    """A signed URL that was used is not used again (protocol-facts.md section 1.13)."""
+    """A signed URL that was used is not used again (docs/protocol-facts.md section 1.13)."""
     async with virtual() as world:
         provider, target = world.persona("redirecting"), world.registry("target.test")
         image = Seed(72).image(layers=[Seed(73).blob(SIZE)]).load_into(provider, "app", tag="v1")

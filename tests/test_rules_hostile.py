@@ -1,5 +1,5 @@
-"""The rules of protocol-facts.md section 9.2, each by its number: peers, files and words that mean
-harm.
+"""The rules of docs/protocol-facts.md section 9.2, each by its number: peers, files and words that
+mean harm.
 
 Every rule has a test that bears its number (`@pytest.mark.rule("R7")`), here or where the same is
 tested already; `test_every_rule_has_a_test` reads the marks of all test files. What goes over the

@@ -1,4 +1,4 @@
-"""Versions, precedence, ranges and the three rules for pre-releases (design.md section 4)."""
+"""Versions, precedence, ranges and the three rules for pre-releases (docs/design.md section 4)."""
 
 from __future__ import annotations
 

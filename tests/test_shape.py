@@ -1,4 +1,4 @@
-"""Laws about size, state and words (style.md section 5.3, L3 and L4, and 5.7; design.md section
+"""Laws about size, state and words (docs/design.md section
 11).
 
 As in test_layering.py: `breaches` looks at one module's source, and each law is shown to catch a
@@ -31,7 +31,7 @@ _CHANGES = {
     "symmetric_difference_update", "update",
 }
 # fmt: on
-# Words that say nothing about what a thing is (style.md section 5.7).
+# Words that say nothing about what a thing is.
 _EMPTY_WORDS = {
     "common",
     "engine",
@@ -234,51 +234,3 @@ def test_a_module_named_by_an_empty_word_is_caught() -> None:
 @pytest.mark.parametrize("path", SHAPED, ids=lambda path: path.stem)
 def test_module_keeps_its_shape(path: Path) -> None:
     assert breaches(path.stem, path.read_text(encoding="utf-8")) == []
-
-
-def public_names(path: Path) -> set[str]:
-    """Return what a module defines, at its top level, without an underscore."""
-    found = set[str]()
-    for node in ast.parse(path.read_text(encoding="utf-8")).body:
-        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
-            found.add(node.name)
-        elif isinstance(node, (ast.Assign, ast.AnnAssign)):
-            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-            found |= {
-                inner.id
-                for target in targets
-                for inner in ast.walk(target)
-                if isinstance(inner, ast.Name)
-            }
-    return {name for name in found if not name.startswith("_")} - {"TYPE_CHECKING"}
-
-
-def names_taken(path: Path) -> set[tuple[str, str]]:
-    """Return what a file takes from modules of the program: (module, name)."""
-    tree, modules, found = (
-        ast.parse(path.read_text(encoding="utf-8")),
-        dict[str, str](),
-        set[tuple[str, str]](),
-    )
-    for node in ast.walk(tree):
-        if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "_regsync":
-            module = str(node.module).partition(".")[2]
-            for name in node.names:
-                found.add((module or "__init__", name.name))
-                if not module:
-                    modules[name.asname or name.name] = name.name
-    for node in ast.walk(tree):
-        if (
-            isinstance(node, ast.Attribute)
-            and isinstance(node.value, ast.Name)
-            and node.value.id in modules
-        ):
-            found.add((modules[node.value.id], node.attr))
-    return found
-
-
-def test_what_has_no_underscore_is_used_elsewhere() -> None:
-    others = [*SHAPED, *sorted((ROOT / "tests").glob("*.py"))]
-    taken = {each for path in others for each in names_taken(path) if path.stem != each[0]}
-    public = {(path.stem, name) for path in PROGRAM for name in public_names(path)}
-    assert sorted(public - taken) == []

@@ -375,9 +375,9 @@ def getaddrinfo(host, *arguments, **options):
 """
 _RUN = "socket.getaddrinfo = getaddrinfo\nsys.exit(regsync.main())"
 _AT_ONCE = 5.0  # seconds for the end of a process: half the time that a connect may take
-# Once an address is asked for, a signal comes after the interpreter's last look at signals and before
-# its event loop blocks: `map` calls both without a step of the interpreter between them, and libc's
-# `kill`, unlike Python's, has no look of its own.
+# Once an address is asked for, a signal comes after the interpreter's last look at signals and
+# before its event loop blocks: `map` calls both without a step of the interpreter between them, and
+# libc's `kill`, unlike Python's, has no look of its own.
 _UNLUCKY = """
 import ctypes, select, selectors
 from functools import partial

@@ -1,4 +1,4 @@
-"""Sockets, TLS, proxies and the race between addresses: design.md section 9 "Body path" and
+"""Sockets, TLS, proxies and the race between addresses: docs/design.md section 9 "Body path" and
 "Time-outs".
 """
 

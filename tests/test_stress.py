@@ -246,7 +246,9 @@ def _lose(app: App, repository: str, random: Random) -> None:
 def test_targets_that_lose_things_behind_our_back_converge_in_the_next_run(
     number: int, tmp_path: Path
 ) -> None:
-    """With state from a run under faults, which may have failed in parts (design.md section 7, I5)."""
+    """With state from a run under faults, which may have failed in parts (docs/design.md section 7,
+    I5).
+    """
     random = Random(number)
     share = random.choice([0, 0, 0.1, 0.3])
     with contextlib.ExitStack() as running:

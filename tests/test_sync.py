@@ -1,8 +1,8 @@
 """What goes over the wire in a copy or a sync, counted exactly, and how far a failure reaches.
 
-The lower bounds of design.md section 6 for open registries, then the isolation and the repetition
-of failures. Every test looks at the target as well as at the counts, and at what must not have been
-asked.
+The lower bounds of docs/design.md section 6 for open registries, then the isolation and the
+repetition of failures. Every test looks at the target as well as at the counts, and at what must
+not have been asked.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Globs and the selection of tags (design.md sections 4 and 5)."""
+"""Globs and the selection of tags (docs/design.md sections 4 and 5)."""
 
 from __future__ import annotations
 

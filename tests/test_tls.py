@@ -182,7 +182,7 @@ def test_ssl_cert_dir_is_searched(ca: trustme.CA, tmp_path: Path) -> None:
 def test_both_variables_together_replace_the_store(
     ca: trustme.CA, ca_file: str, tmp_path: Path, defaults: Defaults
 ) -> None:
-    """protocol-facts.md section 8.2: each variable replaces its own default only."""
+    """docs/protocol-facts.md section 8.2: each variable replaces its own default only."""
     system = trustme.CA()
     defaults(ca_file, hashed(tmp_path / "certs", system))
     (tmp_path / "empty").mkdir()

@@ -376,7 +376,7 @@ async def test_a_cap_in_any_second_is_kept_to_by_waiting(seed: Seed) -> None:
     more.
     """
     row = Persona(
-        source="protocol-facts.md section 4.8",
+        source="docs/protocol-facts.md section 4.8",
         hosts={"registry": "capped.test"},
         caps=lambda provider: (Cap(4, 1.0, frozenset({"manifest_put"})),),
     )

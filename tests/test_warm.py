@@ -1,5 +1,5 @@
-"""Runs that follow a run: what the state saves, and how wrong it may be (design.md sections 6 and
-7).
+"""Runs that follow a run: what the state saves, and how wrong it may be (docs/design.md sections 6
+and 7).
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Watch mode: cycle after cycle with the same clients, told only what changes (design.md section
-10).
+"""Watch mode: cycle after cycle with the same clients, told only what changes (docs/design.md
+section 10).
 """
 
 from __future__ import annotations

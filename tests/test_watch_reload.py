@@ -1,4 +1,4 @@
-"""Watch mode: a new configuration, and what probes are told (design.md section 10)."""
+"""Watch mode: a new configuration, and what probes are told (docs/design.md section 10)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Watch mode: what is decided without a clock (design.md section 10)."""
+"""Watch mode: what is decided without a clock (docs/design.md section 10)."""
 
 from __future__ import annotations
 

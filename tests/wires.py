@@ -1,8 +1,8 @@
 """Peers for the tests of streams and HTTP: scripted in memory or on a real socket, or a network's
 end.
 
-`Wire` is a stream (see `_regsync.net.streams.Stream`) whose peer is a list of what arrives and a list
-of how sends fare. It checks what a real socket would punish: two tasks that wait for the same
+`Wire` is a stream (see `_regsync.net.streams.Stream`) whose peer is a list of what arrives and a
+list of how sends fare. It checks what a real socket would punish: two tasks that wait for the same
 direction, the use of a stream that was closed, a request that is not HTTP.
 """
 

@@ -6,8 +6,8 @@ least there is.
 
 Program and registries share one event loop on a clock that jumps, so that the seconds are exact and
 none is waited for. The target refuses whatever is more than its caps allow in any second, wherever
-it begins (protocol-facts.md section 4.8); "ideal" is what the requests of the most rationed action
-take at its cap. Exit status 1: a 429, or more than 1.15 times that.
+it begins (docs/protocol-facts.md section 4.8); "ideal" is what the requests of the most rationed
+action take at its cap. Exit status 1: a 429, or more than 1.15 times that.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ CAPS = {
     "manifest_head": 2000,
 }
 ECR = Persona(
-    source="protocol-facts.md section 4.8",
+    source="docs/protocol-facts.md section 4.8",
     hosts={"registry": HOST},
     mount="committed",
     caps=lambda provider: [Cap(most, actions=frozenset({action})) for action, most in CAPS.items()],

@@ -8,7 +8,8 @@ file.
 The second form builds again and says whether a file that somebody else built comes from this source
 (docs/verify.md).
 
-Owns: which files of which packages travel, and how the archive is laid out (design.md section 11):
+Owns: which files of which packages travel, and how the archive is laid out (docs/design.md section
+11):
 
     __main__.py               chooses the tree of the running interpreter; parses on Python 2.7
     build.json                versions: ours, the packages', the interpreters' of the trees
@@ -140,7 +141,7 @@ BUNDLE = (
     ),
 )
 
-# Parsed by Python 2.7 and 3.6 too. Status 3: nothing was attempted (design.md section 2).
+# Parsed by Python 2.7 and 3.6 too. Status 3: nothing was attempted (docs/design.md section 2).
 MAIN = '''\
 """Start regsync on the modules compiled for this interpreter, where the file has them."""
 import sys
@@ -438,7 +439,9 @@ def our_sources() -> dict[str, bytes]:
 
 
 def package_files(package: str) -> list[str]:
-    """Return the modules and JSON files below a package, with the names that they have in an archive."""
+    """Return the modules and JSON files below a package, with the names that they have in an
+    archive.
+    """
     names = []
     for folder, _, files in os.walk(os.path.join(ROOT, package)):
         place = os.path.relpath(folder, ROOT).replace(os.sep, "/")

@@ -265,7 +265,9 @@ def check_nothing_moved(totals: Mapping[str, Any], tags: int) -> None:
 
 
 def least(images: Mapping[tuple[str, str], tuple[str, Image]]) -> dict[str, tuple[int, int]]:
-    """Return the fewest requests of each kind that the two syncs can do with (design.md section 6)."""
+    """Return the fewest requests of each kind that the two syncs can do with (docs/design.md
+    section 6).
+    """
     tags = len(images)
     repositories = len(REPOSITORIES)
     held: dict[str, set[str]] = {repository: set() for repository in REPOSITORIES}

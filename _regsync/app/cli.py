@@ -1,8 +1,8 @@
 """The command line: arguments, the files that they name, errors, exit status. Owns: what each
 command takes, its help, and what its end means for the shell. May not know: how anything is asked
-or copied. Invariants: every error ends in one line and one exit status of design.md section 2; no
-traceback without `-vv`; costly imports are made by the command that needs them, whose parser alone
-is built (throughput.md section 5)."""
+or copied. Invariants: every error ends in one line and one exit status of docs/design.md section 2;
+no traceback without `-vv`; costly imports are made by the command that needs them, whose parser
+alone is built (docs/bodies.md section 5)."""
 
 from __future__ import annotations
 

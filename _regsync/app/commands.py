@@ -3,7 +3,7 @@ told. Owns: the edge to the process (environment, files, clock, chance), the wir
 listing, and what `auth check` asks a repository. May not know: arguments, configuration files, how
 anything is copied or a login is made. Invariants: connections are closed however a command ends;
 `auth check` reads and writes no manifest, creates no repository: an upload is begun, and ended at
-once, only where one is. Follows specification 1.6, design.md 2, 5, 9."""
+once, only where one is. Follows docs/specification.md 1.6, docs/design.md 2, 5, 9."""
 
 from __future__ import annotations
 
@@ -306,7 +306,7 @@ async def listen_for_signals(
 
 
 def _raise_file_limit() -> int:
-    most = 65536  # or as many as the system lets us open (design.md section 9)
+    most = 65536  # or as many as the system lets us open (docs/design.md section 9)
     try:
         import resource
     except ImportError:

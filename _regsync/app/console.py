@@ -1,8 +1,8 @@
 """What the user sees: results, log lines, progress, the JSON document. Owns: the two output streams
 and how values become lines on them. May not know: what a run does. Invariant: standard output holds
 results only, with `--json` exactly one document; everything else goes to standard error; no control
-character of foreign text reaches either. Follows specification section 6, design.md sections 2 and
-10."""
+character of foreign text reaches either. Follows docs/specification.md section 6, docs/design.md
+sections 2 and 10."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 Owns: its thread, its sockets, heads of requests, answers' framing. May not know: what the states
 mean. Invariants: nothing of a request comes back in an answer; a client holds 8 KiB, ten seconds
 and one of a fixed number of places at most; for the next one the oldest ends, and none delays a
-probe. Follows RFC 9112, design.md section 10."""
+probe. Follows RFC 9112, docs/design.md section 10."""
 
 from __future__ import annotations
 

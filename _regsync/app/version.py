@@ -1,7 +1,7 @@
 """What `regsync version` says: this program, its interpreter, its OpenSSL, its FIPS gate. Owns:
 those words. May not know: anything but `fips`. Invariant: without `as_json` nothing costly is
 loaded, no ssl, json, typing or argparse (tests/test_zipapp.py looks): scripts ask often. Follows
-design.md sections 1 and 10."""
+docs/design.md sections 1 and 10."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Watch mode: cycle after cycle until a signal, each with the configuration as it is then. Owns:
 when a cycle begins, what a new configuration changes, what is said of a cycle, the states that
 probes ask for. May not know: how a run goes, HTTP. Invariants: a configuration that cannot be used
-leaves the last good one in force; what repeats is said once. Follows specification section 1.5,
-design.md section 10 ("Health", "Watch")."""
+leaves the last good one in force; what repeats is said once. Follows docs/specification.md section
+1.5, docs/design.md section 10 ("Health", "Watch")."""
 
 from __future__ import annotations
 

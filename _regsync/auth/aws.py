@@ -1,8 +1,8 @@
 """Logging in to ECR by the identity that AWS gave to this machine; keys are a Credential: access
 key, secret, session. Owns: SigV4, the names of AWS's services, its chain of keys. May not know:
 challenges, sockets, files. Invariant: a secret goes to AWS's own names or a metadata service, into
-no message; a source that is named or broken is an error. Follows protocol-facts.md section 4 (all
-numbers here), 9.2 (R8, R19: nothing is written back)."""
+no message; a source that is named or broken is an error. Follows docs/protocol-facts.md section 4
+(all numbers here), 9.2 (R8, R19: nothing is written back)."""
 
 from __future__ import annotations
 

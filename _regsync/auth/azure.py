@@ -2,7 +2,7 @@
 Owns: where an identity is looked for, the words of the directory, metadata services and the
 exchange. May not know: sockets, challenges, retries. Invariant: a secret goes to its authority, a
 metadata service or the registry, into no message; a source that is broken is an error. Follows
-specification 5.2, protocol-facts.md 6 (numbers below)."""
+docs/specification.md 5.2, docs/protocol-facts.md 6 (numbers below)."""
 
 from __future__ import annotations
 

@@ -29,8 +29,8 @@ _WORD = (
 
 
 def parse_challenges(values: Iterable[str]) -> list[Challenge]:
-    """Read WWW-Authenticate lines as seen in the wild (protocol-facts.md 2.1): a word without `=`
-    opens a challenge.
+    """Read WWW-Authenticate lines as seen in the wild (docs/protocol-facts.md 2.1): a word without
+    `=` opens a challenge.
     """
     found: list[dict[str, str]] = []
     for value in values:
@@ -48,9 +48,9 @@ def parse_challenges(values: Iterable[str]) -> list[Challenge]:
     return [Challenge(*(given.get(name, "") for name in Challenge._fields)) for given in found]
 
 
-# Parents below which strangers have names (protocol-facts.md section 2.7), and ends of addresses.
-# Not the public suffix list; what it protects is already at the mercy of the registry that names
-# the realm.
+# Parents below which strangers have names (docs/protocol-facts.md section 2.7), and ends of
+# addresses. Not the public suffix list; what it protects is already at the mercy of the registry
+# that names the realm.
 _SHARED = r"""(?x)(?:.*\.)?(?:
     amazonaws\.(?:com(?:\.cn)?|eu) | on\.aws | awsapprunner\.com | cloudfront\.net | azurecr\.(?:io|cn|us) | azure\.com
     | azurewebsites\.net | windows\.net | cloudapp\.net | (?:pkg|pages|workers|r2|fly)\.dev | googleapis\.com
@@ -61,8 +61,8 @@ _SHARED = r"""(?x)(?:.*\.)?(?:
 
 
 def check_realm(realm: str, scheme: str, registry: str, has_credentials: bool) -> None:
-    """Raise AuthError unless the host `registry` may send us to `realm` (protocol-facts.md section
-    2.7).
+    """Raise AuthError unless the host `registry` may send us to `realm` (docs/protocol-facts.md
+    section 2.7).
     """
     hint = None
     parent = registry.partition(".")[2]
@@ -98,8 +98,8 @@ def check_realm(realm: str, scheme: str, registry: str, has_credentials: bool) -
 
 
 def words(body: bytes) -> tuple[tuple[str, ...], str]:
-    """Return an error's codes and words, in any shape of protocol-facts.md section 1.12; a page for
-    people has none.
+    """Return an error's codes and words, in any shape of docs/protocol-facts.md section 1.12; a
+    page for people has none.
     """
     if (document := json_object(body)) is None:
         return (), "" if b"<" in body[:2000] else clean(body.decode("utf-8", "replace"), 2000)

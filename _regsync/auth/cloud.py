@@ -147,7 +147,7 @@ class Clouds:
     def find(
         self, registry: Registry, repository: str | None, read: _Read
     ) -> Credential | Chain | None:
-        """Return what logs in to a registry (None: anonymous) in design.md section 3's order;
+        """Return what logs in to a registry (None: anonymous) in docs/design.md section 3's order;
         nothing is asked yet.
         """
         cloud = _CLOUDS.get(registry.auth_type or registry.kind)
@@ -170,7 +170,7 @@ class Clouds:
             if credential is not None or cloud is None:
                 return credential
         # One login holds for all of Google's hosts, and for all of AWS's accounts in a region
-        # (protocol-facts.md 4.3).
+        # (docs/protocol-facts.md 4.3).
         place = {"google": "", "aws": registry.host.partition(".")[2]}.get(
             cloud or "", registry.authority
         )

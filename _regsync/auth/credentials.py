@@ -71,8 +71,8 @@ def find_credential(
         if token := environ.get("GITHUB_TOKEN"):
             if registry.scheme != "https" and not is_loopback(registry.host):
                 raise AuthError(f"{where}: GITHUB_TOKEN is not sent over plain http", fatal=True)
-            # Any user name goes with a token (protocol-facts.md section 7.1); Actions sets the real
-            # one.
+            # Any user name goes with a token (docs/protocol-facts.md section 7.1); Actions sets the
+            # real one.
             return Credential(
                 environ.get("GITHUB_ACTOR") or "regsync", token, origin="GITHUB_TOKEN"
             )
@@ -94,7 +94,7 @@ def find_credential(
 def _files(
     environ: Mapping[str, str], home: str | None, read: _Read
 ) -> Iterator[tuple[str, bytes | None]]:
-    """Yield the places of protocol-facts.md section 3.1 with what they hold, docker's before
+    """Yield the places of docs/protocol-facts.md section 3.1 with what they hold, docker's before
     podman's.
     """
 
@@ -122,7 +122,7 @@ def _files(
 def _look_up(
     place: str, text: bytes, registry: Registry, repository: str | None
 ) -> Credential | None:
-    """Find a registry in one credential file (protocol-facts.md sections 3.2 to 3.4)."""
+    """Find a registry in one credential file (docs/protocol-facts.md sections 3.2 to 3.4)."""
     legacy = place.endswith(".dockercfg")
     found = json_object(text)
     document = {"auths": found} if legacy else found or {}
@@ -158,8 +158,8 @@ def _look_up(
         program = document.get("credsStore")
         if not program or not (keys or registry.auth_type is not None):
             return None
-    # What a cloud's helper does, its kind's own chain does, which comes next (protocol-facts.md
-    # section 3.4).
+    # What a cloud's helper does, its kind's own chain does, which comes next
+    # (docs/protocol-facts.md section 3.4).
     own = "ecr(_public)? ecr-login|g[ac]r (gcloud|gcr)|acr acr-(env|linux)"
     if registry.auth_type is None and re.fullmatch(own, f"{registry.kind} {program}"):
         return None

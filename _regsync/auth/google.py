@@ -1,7 +1,7 @@
 """Google's application default credentials: an access token by whatever identity the machine has.
 Owns: the places' order, the kinds of files, what is asked. May not know: sockets, challenges.
 Invariant: a named place that is broken is an error; secrets go by https or to this machine, into no
-message. Follows protocol-facts.md 5.2-4."""
+message. Follows docs/protocol-facts.md 5.2-4."""
 
 from __future__ import annotations
 

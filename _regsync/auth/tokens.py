@@ -3,8 +3,8 @@ credential comes from (configuration, a cloud's own identity, container clients'
 realms, tokens. May not know: sockets, permits, how a cloud does it; files are arguments.
 Invariants: a secret goes to its own registry and to a realm that `check_realm` let pass, into no
 message or log (I6); a source that is named or broken is an error, never a reason to try another; a
-cloud is asked when somebody has to log in, once for all. Follows design.md 3, 6, 9,
-protocol-facts.md 2, 3, 4.3, 9.2 (R2, R8, R9, R18, R19)."""
+cloud is asked when somebody has to log in, once for all. Follows docs/design.md 3, 6, 9,
+docs/protocol-facts.md 2, 3, 4.3, 9.2 (R2, R8, R9, R18, R19)."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ _Scopes = Mapping[
 ]  # repository -> actions ("pull" or "pull,push"), the one needed now first
 
 
-# design.md section 6, rule 2. Eight scopes of the longest names stay below any server's limit on a
-# URL.
+# docs/design.md section 6, rule 2. Eight scopes of the longest names stay below any server's limit
+# on a URL.
 _MOST_REPOSITORIES = 8
 
 
@@ -40,7 +40,7 @@ _UNKNOWN_LIFE_BEFORE_BODY = 60.0
 _REFRESH_AT = 0.9
 
 
-# the token specification's minimum, as which shorter ones are read (protocol-facts.md 2.5)
+# the token specification's minimum, as which shorter ones are read (docs/protocol-facts.md 2.5)
 _SHORTEST_LIFE = 60.0
 
 
@@ -57,7 +57,7 @@ class _Token:
 
 
 def _union(*actions: str) -> str:
-    # Sorted is `pull,push`: registries compare literally (protocol-facts.md section 2.2).
+    # Sorted is `pull,push`: registries compare literally (docs/protocol-facts.md section 2.2).
     return ",".join(sorted({action for text in actions for action in text.split(",")}))
 
 
@@ -150,8 +150,8 @@ class Authenticator:
         """
         match learnt:
             case [None | [str(), str(), str(), str(), str()] as words, bool(one_scope)]:
-                # Basic over http only after this run was asked for it (protocol-facts.md section
-                # 2.6).
+                # Basic over http only after this run was asked for it (docs/protocol-facts.md
+                # section 2.6).
                 if words and (words[0] == "bearer" or self._scheme == "https"):
                     self._challenge = self._challenge or Challenge(*words)
                 self._one_scope = self._one_scope or one_scope
@@ -263,8 +263,8 @@ class Authenticator:
         )
 
     def _learn(self, given: Challenge, used: str | None, repository: str, actions: str) -> None:
-        """Forget the one token that was refused, and how not to word a scope (protocol-facts.md
-        2.2, 2.3).
+        """Forget the one token that was refused, and how not to word a scope
+        (docs/protocol-facts.md 2.2, 2.3).
         """
         held = self._held_as(used)
         scope = given.scope
@@ -377,7 +377,7 @@ class Authenticator:
         return token
 
     async def _exchange(self, scopes: _Scopes) -> Answer:
-        """Do one token request; protocol-facts.md sections 2.3 (GET) and 2.4 (POST, identity
+        """Do one token request; docs/protocol-facts.md sections 2.3 (GET) and 2.4 (POST, identity
         tokens).
         """
         challenge = self._challenge or Challenge("bearer")

@@ -3,7 +3,7 @@ table of fields, places of problems, inheritance, the model, what may be shown o
 not know: files, the process environment, how a value is used. Invariant: any input gives a `Config`
 or a `ConfigError` with every problem, aliases are read once, no message shows a secret; a doubt
 speaks only where no registry's content could prove it wrong, but for tags that move by custom and
-ranges without an end. Follows design.md sections 3 and 4."""
+ranges without an end. Follows docs/design.md sections 3 and 4."""
 
 from __future__ import annotations
 
@@ -372,7 +372,7 @@ class _Reader:
                 name,
                 f"source and target are the same repository of {where}: give another `to`",
             )
-        # A copy needs a reading and a writing request there at a time (design.md I8).
+        # A copy needs a reading and a writing request there at a time (docs/design.md I8).
         if any(
             one.max_concurrent == 1
             for one in self.registries.values()

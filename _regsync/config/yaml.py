@@ -2,7 +2,7 @@
 decoding, composition, duplicate and merged keys, `${NAME}`. May not know: which fields exist.
 Invariant: work and memory are bounded by the length of the input, whatever it nests, repeats or
 refers to; a value never changes the document's structure; the short way for usual text and PyYAML's
-events lead to the same nodes. Follows design.md 3."""
+events lead to the same nodes. Follows docs/design.md 3."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 connections, tunnels, pool, time-outs, answers in the middle of an upload. May not know: registries,
 logins, redirects, retries (but an idle connection found dead is replaced). Invariants: I7 (a body
 that cannot begin again is sent once), I9 (kept only after a whole exchange). Follows RFC 9112,
-design.md section 9, throughput.md section 8."""
+docs/design.md section 9, docs/bodies.md section 8."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ _readers.header_field_re = re.compile(
 _readers.chunk_header_re = re.compile(_abnf.chunk_header.replace(r";.*", r";.*(?<![ \t])").encode())
 
 
-# One piece of a body. throughput.md section 1: 64 KiB costs 12 % more CPU, 1 MiB four times the
+# One piece of a body. docs/bodies.md section 1: 64 KiB costs 12 % more CPU, 1 MiB four times the
 # memory.
 PIECE = 256 * 1024
 
 
 _LONGEST_HEAD = (
     64 * 1024
-)  # signed locations and fat challenges exceed h11's 16 KiB (protocol-facts.md section 2.5)
+)  # signed locations and fat challenges exceed h11's 16 KiB (docs/protocol-facts.md section 2.5)
 
 
 # to keep a connection by more than this costs more than a new one

@@ -1,8 +1,8 @@
 """Which proxy, if any, a request goes through. Owns: the proxy variables, the NO_PROXY grammar. May
 not know: sockets, CONNECT, the process environment (an argument). Invariant: no text of a `Proxy`
-and no error shows user name or password. Follows protocol-facts.md section 8.1: Go's `httpproxy`
-rules, as container clients have them; lower case first, and empty is unset, as curl and Python have
-it."""
+and no error shows user name or password. Follows docs/protocol-facts.md section 8.1: Go's
+`httpproxy` rules, as container clients have them; lower case first, and empty is unset, as curl and
+Python have it."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 from _regsync.errors import ConfigError
 
-# Metadata services hand out this machine's credentials: no proxy is to see them (protocol-facts.md
-# 8.1 and 9.2, R20).
+# Metadata services hand out this machine's credentials: no proxy is to see them
+# (docs/protocol-facts.md 8.1 and 9.2, R20).
 _ALWAYS_DIRECT = (
     "localhost,127.0.0.0/8,::1,169.254.0.0/16,fe80::/10,fd00:ec2::/32,metadata.google.internal"
 )

@@ -1,8 +1,8 @@
 """Byte streams to a peer: own non-blocking sockets, plain or TLS, TLS inside TLS. Owns: name
 resolution, the race between addresses, handshakes. May not know: HTTP, registries, credentials.
 Invariants: who waits on a socket is told before it is closed, it is never half-closed, nobody waits
-for a close_notify; after WANT_WRITE the same memory comes again. Follows design.md section 9;
-throughput.md sections 2, 3, traps 1, 4, 7, 8."""
+for a close_notify; after WANT_WRITE the same memory comes again. Follows docs/design.md section 9;
+docs/bodies.md sections 2, 3, traps 1, 4, 7, 8."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _TLS_PORTION = (
 
 
 class Timeouts(NamedTuple):
-    """How long each wait may take, in seconds (design.md section 9); tests pass others."""
+    """How long each wait may take, in seconds (docs/design.md section 9); tests pass others."""
 
     connect: float = 10.0
     tls: float = 10.0

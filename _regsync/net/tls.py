@@ -1,8 +1,8 @@
 """The only place where a TLS context is made, and where its failures are put into words. Owns:
 trusted authorities, client certificates, the lowest TLS version. May not know: sockets, registries,
 how many contexts there are (the caller shares them: a bundle takes 30 ms). Invariant: a name that
-the user gave and that leads to nothing is an error, never a silent fall-back. Follows design.md
-section 9 ("CA"), protocol-facts.md section 8.2."""
+the user gave and that leads to nothing is an error, never a silent fall-back. Follows
+docs/design.md section 9 ("CA"), docs/protocol-facts.md section 8.2."""
 
 from __future__ import annotations
 

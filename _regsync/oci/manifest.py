@@ -2,8 +2,8 @@
 platforms. Owns: the grammar of a registry's nouns, what a readable manifest is, which entries of an
 index a platform filter keeps. May not know: registries, configuration, HTTP. Invariant:
 `trim_index` alone changes a manifest's bytes; no digest, tag, name or media type leaves unchecked:
-each may become part of a URL, header or file name (protocol-facts.md section 9.2, R11 to R14).
-Follows protocol-facts.md section 1, design.md sections 2, 4."""
+each may become part of a URL, header or file name (docs/protocol-facts.md section 9.2, R11 to R14).
+Follows docs/protocol-facts.md section 1, docs/design.md sections 2, 4."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _T = TypeVar("_T")
 _KINDS: Mapping[type, str] = {str: "a string", list: "a list", dict: "an object"}
 
 
-# protocol-facts.md section 1.3: OCI's, then Docker's.
+# docs/protocol-facts.md section 1.3: OCI's, then Docker's.
 _INDEX_TYPES = (
     "application/vnd.oci.image.index.v1+json",
     "application/vnd.docker.distribution.manifest.list.v2+json",
@@ -55,7 +55,7 @@ ACCEPT_MANIFESTS = ", ".join(_INDEX_TYPES + _IMAGE_TYPES)
 _GENERIC_TYPES = ("", "application/json", "application/octet-stream", "text/plain")
 
 
-# Layers that are not to be pushed (protocol-facts.md section 1.6): by media type, never by the
+# Layers that are not to be pushed (docs/protocol-facts.md section 1.6): by media type, never by the
 # presence of `urls`.
 _FOREIGN = (
     "application/vnd.oci.image.layer.nondistributable.",
@@ -75,10 +75,11 @@ _BLOBS = (
 _MAX_DESCRIPTORS = 10_000  # 4 MiB hold about 30,000; so many have not been seen
 
 
-_MAX_JSON_DEPTH = 64  # design.md section 4
+_MAX_JSON_DEPTH = 64  # docs/design.md section 4
 
 
-MAX_INDEX_DEPTH = 4  # indexes within indexes, the top one counted (protocol-facts.md section 1.5)
+# indexes within indexes, the top one counted (docs/protocol-facts.md section 1.5)
+MAX_INDEX_DEPTH = 4
 
 
 TRIM_RULE = (
@@ -94,8 +95,8 @@ _MEDIA_TYPE = rf"{_TYPE_NAME}/{_TYPE_NAME}(?: ?;[ -~]{{0,99}})?"
 
 
 def list_referrers(held: Manifest | None, more: Sequence[Descriptor]) -> Manifest:
-    """Return a fallback index that names `more` behind what it `held` (protocol-facts.md section
-    1.10).
+    """Return a fallback index that names `more` behind what it `held` (docs/protocol-facts.md
+    section 1.10).
     """
     start: dict[str, Any] = {"schemaVersion": 2, "mediaType": _INDEX_TYPES[0], "manifests": []}
     document = (
@@ -132,7 +133,7 @@ def parse_platform(text: str) -> Platform:
 
 
 def platform_matches(wanted: Platform, have: Platform) -> bool:
-    """Tell whether an index entry's platform is the one asked for (design.md section 4)."""
+    """Tell whether an index entry's platform is the one asked for (docs/design.md section 4)."""
     variant = have.variant or {"arm64": "v8", "arm": "v7"}.get(have.architecture)
     return wanted[:2] == have[:2] and wanted.variant in (None, variant)
 
@@ -443,7 +444,7 @@ def trim_index(
     nested: Mapping[str, Manifest],
     done: dict[str, _Trimmed] | None = None,
 ) -> _Trimmed:
-    """Keep what `wanted` asks for (design.md section 4), `nested` being all indexes below;
+    """Keep what `wanted` asks for (docs/design.md section 4), `nested` being all indexes below;
     ContentError if unable.
     """
     done = {} if done is None else done  # each nested index once

@@ -9,8 +9,8 @@ from _regsync.crypto import DIGEST_HEX_LENGTHS, hash_hex
 from _regsync.errors import ConfigError, ContentError
 from _regsync.text import clean
 
-# protocol-facts.md section 1.1. `re` compiles a pattern when it is first used: a start pays for
-# what it needs.
+# docs/protocol-facts.md section 1.1. `re` compiles a pattern when it is first used: a start pays
+# for what it needs.
 _NAME_PART = r"[a-z0-9]+(?:(?:\.|__?|-+)[a-z0-9]+)*"
 
 
@@ -52,13 +52,15 @@ def digest_of(body: bytes, algorithm: str = "sha256") -> str:
 
 
 def referrers_tag(digest: str) -> str:
-    """Return the fallback tag that lists a digest's referrers (protocol-facts.md section 1.10)."""
+    """Return the fallback tag that lists a digest's referrers (docs/protocol-facts.md section
+    1.10).
+    """
     return "-".join(part[:64] for part in split_digest(digest))
 
 
 def is_referrer_tag(tag: str) -> bool:
-    """Tell whether a tag names referrers or cosign's attachments, not an image (design.md section
-    5).
+    """Tell whether a tag names referrers or cosign's attachments, not an image (docs/design.md
+    section 5).
     """
     return re.fullmatch(r"sha(?:256|512)-[a-f0-9]{64}(?:\.(?:sig|att|sbom))?", tag) is not None
 

@@ -2,7 +2,7 @@
 headers, statuses, the reading of answers. May not know: what is copied where, or why. Invariants:
 I3 (a manifest is what its digest says, or the registry is in error), I6 (a Location elsewhere gets
 no credentials), an error names side, operation, reference. Follows OCI distribution-spec 1.1,
-protocol-facts.md section 1 (numbers below)."""
+docs/protocol-facts.md section 1 (numbers below)."""
 
 from __future__ import annotations
 
@@ -251,7 +251,8 @@ class Repository:
             except RegistryError as error:
                 if error.status not in (401, 403):
                     raise
-                # several registries hide what is there: the upload decides (design.md section 9)
+                # several registries hide what is there: the upload decides (docs/design.md section
+                # 9)
                 return False
         return answer.status == 200 and answer.headers.get("content-length") in (
             None,
@@ -329,8 +330,8 @@ def _tags_of(body: bytes, with_digests: bool) -> dict[str, str | None]:
 
 
 def may_be_stale(error: RegistryError) -> bool:
-    """Say whether a refused manifest may mean that something it names is gone (design.md section 7,
-    I5).
+    """Say whether a refused manifest may mean that something it names is gone (docs/design.md
+    section 7, I5).
     """
     if error.status >= 500:
         return "MANIFEST_BLOB_UNKNOWN" in error.codes
@@ -340,5 +341,5 @@ def may_be_stale(error: RegistryError) -> bool:
 
 
 def is_immutable(error: RegistryError) -> bool:
-    """Say whether this is how a tag that never moves is refused (design.md section 9)."""
+    """Say whether this is how a tag that never moves is refused (docs/design.md section 9)."""
     return "TAG_INVALID" in error.codes or "ImageTagAlreadyExistsException" in error.message

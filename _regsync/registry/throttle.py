@@ -1,7 +1,7 @@
 """When a request may go: permits per registry, windows and buckets per action, what a peer asks us
 to wait. Owns: the arithmetic of waiting. May not know: clocks, sockets, tasks; `now` and chance are
 arguments. Invariant I8: a request is admitted by one synchronous decision that takes everything it
-needs or nothing. Follows specification section 8.1, design.md section 9."""
+needs or nothing. Follows docs/specification.md section 8.1, docs/design.md section 9."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from typing import Any, NamedTuple
 
 from _regsync.providers import Pace
 
-DEFAULT_CONCURRENCY = 50  # specification section 2.2: `max_concurrent` when unset
+DEFAULT_CONCURRENCY = 50  # docs/specification.md section 2.2: `max_concurrent` when unset
 
 
-# Bodies from here on count as streams (design.md section 9): few fill a link, more only make every
-# image end late.
+# Bodies from here on count as streams (docs/design.md section 9): few fill a link, more only make
+# every image end late.
 LARGE_BODY = 1024 * 1024
 
 
 _LARGE_STREAMS = 8
 
 
-# design.md section 9: 5 attempts, exponential from 0.5 s, full jitter, cap 30 s.
+# docs/design.md section 9: 5 attempts, exponential from 0.5 s, full jitter, cap 30 s.
 ATTEMPTS = 5
 
 

@@ -2,8 +2,8 @@
 admission, redirects, repetition (not of what goes with a blob: the transfer does that), how an
 answer becomes an error. May not know: what a manifest or a blob is. Invariants: I6 (a credential is
 attached hop by hop, to its own origin only, never again once redirects have left it), I7 and I8
-(nothing is held while waiting). Follows design.md sections 6, 7 and 9, protocol-facts.md sections
-1.12, 1.13 and 9.2 (R1-R4, R10, R14)."""
+(nothing is held while waiting). Follows docs/design.md sections 6, 7 and 9, docs/protocol-facts.md
+sections 1.12, 1.13 and 9.2 (R1-R4, R10, R14)."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ class Edge(NamedTuple):
 
 
 class Call(NamedTuple):
-    """One request as a registry method words it; `action` is a key of design.md section 9."""
+    """One request as a registry method words it; `action` is a key of docs/design.md section 9."""
 
     action: str
     method: str
@@ -141,7 +141,7 @@ class Host:
             wall=transport.edge.wall,
         )
         self.stopped: SyncError | None = (
-            None  # for the rest of a run: circuit breaker (design.md section 9)
+            None  # for the rest of a run: circuit breaker (docs/design.md section 9)
         )
         self.reopens = -math.inf  # when a later run may ask it again
         # What could not be asked since an answer came, after which repetitions of one request are
@@ -168,7 +168,7 @@ class Host:
 
 
 def resolve_location(base: Origin, path: str, location: str) -> tuple[Origin, str]:
-    """Resolve a Location, kept byte for byte (they are signed: protocol-facts.md 1.7);
+    """Resolve a Location, kept byte for byte (they are signed: docs/protocol-facts.md 1.7);
     ProtocolBroken if unusable.
     """
     from urllib.parse import urljoin, urlsplit
@@ -427,16 +427,16 @@ class Transport:
     async def request(
         self, host: Host, call: Call, *, ok: Collection[int], limit: int = ERROR_BODY
     ) -> Response:
-        """Do a short exchange, with its body, as design.md section 9 repeats it; SyncError for a
-        status not in `ok`.
+        """Do a short exchange, with its body, as docs/design.md section 9 repeats it; SyncError for
+        a status not in `ok`.
         """
         patience = Patience(ATTEMPTS)
         while True:
             try:
                 async with AsyncExitStack() as first:
                     if not host.known or host.first_contact.locked():
-                        # design.md section 6 rule 1: one real request, sent bare; the others wait
-                        # for its outcome.
+                        # docs/design.md section 6 rule 1: one real request, sent bare; the others
+                        # wait for its outcome.
                         await first.enter_async_context(host.first_contact)
                         if host.known:
                             await first.aclose()

@@ -143,7 +143,7 @@ class Upload:
 
     async def resume(self) -> None:
         """Ask for what the session of a broken body has kept (section 1.9); with any of it, or in
-        chunks, it is open again. A host that has forgotten one is not asked again (design.md
+        chunks, it is open again. A host that has forgotten one is not asked again (docs/design.md
         section 6, rule 16)."""
         repository = self.repository
         call = self.repository.call("upload_start", "GET", "")._replace(path=self.broken)

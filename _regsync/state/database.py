@@ -1,10 +1,10 @@
 """What is known about blobs, manifests and tags at registries: by this run, and by earlier ones, as
-they left it. Owns: the hot tier and the judgement of the warm one (specification 1.1, three-step
-look-up), what was learnt of hosts; the warm tier as bytes, looked up in place: `state.bin` and its
-journal (design.md section 8). May not know: clocks, sockets, tasks, files. Invariant I5: an entry
-exists only because a registry answered; what an earlier run left is believed as far as design.md
-section 7, "Vouching", allows, wrong state costs requests only, and bytes that are not whole, not
-ours or of another version are `Damaged`, never half read."""
+they left it. Owns: the hot tier and the judgement of the warm one (docs/specification.md 1.1,
+three-step look-up), what was learnt of hosts; the warm tier as bytes, looked up in place:
+`state.bin` and its journal (docs/design.md section 8). May not know: clocks, sockets, tasks, files.
+Invariant I5: an entry exists only because a registry answered; what an earlier run left is believed
+as far as docs/design.md section 7, "Vouching", allows, wrong state costs requests only, and bytes
+that are not whole, not ours or of another version are `Damaged`, never half read."""
 
 from __future__ import annotations
 

@@ -19,10 +19,10 @@ Snapshot = tuple[bytes, bytes]
 
 _FRESH_SECONDS = (
     30 * 60
-)  # a weak entry is believed for so long whatever else is known (design.md section 7)
+)  # a weak entry is believed for so long whatever else is known (docs/design.md section 7)
 
 
-_FACTS_SECONDS = 24 * 3600  # what was learnt of a host (design.md section 8)
+_FACTS_SECONDS = 24 * 3600  # what was learnt of a host (docs/design.md section 8)
 
 
 class Knowledge:
@@ -177,7 +177,7 @@ class Knowledge:
         )  # not by a clock a day ahead, nor by a liar
 
     def _believed(self, table: str, where: RepositoryKey, digest: str, careful: bool) -> bool:
-        """Judge an entry of an earlier run (design.md section 7, "Vouching")."""
+        """Judge an entry of an earlier run (docs/design.md section 7, "Vouching")."""
         if where not in self._numbers:
             return False
         identity = self._identity(where, digest)

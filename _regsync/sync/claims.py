@@ -12,8 +12,8 @@ from _regsync.state.knowledge import Knowledge, RepositoryKey
 
 
 class Election:
-    """Which pending image to promote next: the greedy set cover of specification section 1.1,
-    near-linear over a run. The highest gain goes next, then the lowest number: how many blobs
+    """Which pending image to promote next: the greedy set cover of docs/specification.md section
+    1.1, near-linear over a run. The highest gain goes next, then the lowest number: how many blobs
     others on its host want and nobody brings yet."""
 
     def __init__(self) -> None:
@@ -58,7 +58,8 @@ _PlaceKey = tuple[RepositoryKey, str, bool]
 
 class Work:
     """One image on its way to one repository: its blobs in the order in which they go. `careful`:
-    the registry would not miss one, and what earlier runs knew is not enough (design.md section 7).
+    the registry would not miss one, and what earlier runs knew is not enough (docs/design.md
+    section 7).
     """
 
     order = -1

@@ -1,8 +1,8 @@
 """Ask registries what there is: listings, what a tag names at both ends, the tree of an image.
-Owns: which questions are asked, in which order, and each only once a run (design.md section 6 rules
-3 to 8). May not know: what is transferred when. Invariant: an answer already held is not asked for
-again; concurrent askers share one question. Follows specification section 1.1 "Tag skip decision",
-"head_first" and "Platform filtering"."""
+Owns: which questions are asked, in which order, and each only once a run (docs/design.md section 6
+rules 3 to 8). May not know: what is transferred when. Invariant: an answer already held is not
+asked for again; concurrent askers share one question. Follows docs/specification.md section 1.1
+"Tag skip decision", "head_first" and "Platform filtering"."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ from _regsync.text import clean
 _T = TypeVar("_T")
 
 
-# design.md section 6 rule 13: 32 MiB, at 8 KB and more for a manifest and what it was parsed into.
+# docs/design.md section 6 rule 13: 32 MiB, at 8 KB and more for a manifest and what it was parsed
+# into.
 _MANIFEST_BUDGET = 32 * 1024 * 1024
 
 
@@ -299,8 +300,8 @@ class Discovery:
         if digest := (self.names(source) or {}).get(reference):
             return digest
         listed = [self.names(end.target) or () for end in ends]
-        # Docker Hub counts a manifest's GET against the quota, and not its HEAD (protocol-facts.md
-        # 7.2).
+        # Docker Hub counts a manifest's GET against the quota, and not its HEAD
+        # (docs/protocol-facts.md 7.2).
         metered = mapping.source.kind == "dockerhub" and any(
             target_reference in tags for tags in listed
         )
@@ -393,8 +394,8 @@ class Discovery:
     async def _root(
         self, mapping: MappingRule, source: Repository, top: Manifest
     ) -> tuple[Manifest, dict[str, Manifest]]:
-        """Apply the platform filter (specification section 1.1): the root to push, trimmed indexes
-        below.
+        """Apply the platform filter (docs/specification.md section 1.1): the root to push, trimmed
+        indexes below.
         """
         wanted = mapping.platforms
         nested = dict[str, Manifest]()

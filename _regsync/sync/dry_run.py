@@ -18,8 +18,8 @@ from _regsync.sync.transfer import Keep, Mover, _Brought, known_body
 
 class Rehearsal(Mover):
     """Stands where the mover stands in a dry run, by GET and HEAD alone, and counts what `analyze`
-    shows. Its requests and bytes are those of a run that gets the same answers (design.md sections
-    6 and 10, "Dry run")."""
+    shows. Its requests and bytes are those of a run that gets the same answers (docs/design.md
+    sections 6 and 10, "Dry run")."""
 
     def __init__(self, transport: Transport, knowledge: Knowledge, staging: Staging) -> None:
         super().__init__(transport, knowledge, staging)

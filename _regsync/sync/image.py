@@ -52,7 +52,9 @@ class Tree(NamedTuple):
 
     @property
     def is_image(self) -> bool:
-        """Say whether every config is an image's: registries look into those (design.md section 7)."""
+        """Say whether every config is an image's: registries look into those (docs/design.md
+        section 7).
+        """
         return all(
             one.config.media_type in IMAGE_CONFIGS if one.config else not one.layers
             for one in (self.root, *self.children)

@@ -1,13 +1,13 @@
 """What has to be copied for one image, who brings which blob where, and which mappings are one
 process's share. Owns: the tree of an image in put order, the order of its blobs, the election of
-leaders, the claims of design.md section 6 rules 9 and 10, which mapping gets which tag, shards. May
-not know: how anything is asked or moved, clocks, tasks. Invariants: I2 (children before their
-index), I4 (skip beats mount, mount beats upload), I10 (on a conflict the earlier mapping wins);
-claims are made in promotion order: an owner was promoted before those who wait for it, no cycle can
-form; shards are disjoint and together the whole. Mappings with a repository in common share one: it
-is listed once, conflicts are seen. So do those below one base path of a target, which mount each
-other's layers: as short a path as makes no group half more than a fair share. Follows design.md
-sections 2, 3, 6, 7, specification 1.1."""
+leaders, the claims of docs/design.md section 6 rules 9 and 10, which mapping gets which tag,
+shards. May not know: how anything is asked or moved, clocks, tasks. Invariants: I2 (children before
+their index), I4 (skip beats mount, mount beats upload), I10 (on a conflict the earlier mapping
+wins); claims are made in promotion order: an owner was promoted before those who wait for it, no
+cycle can form; shards are disjoint and together the whole. Mappings with a repository in common
+share one: it is listed once, conflicts are seen. So do those below one base path of a target, which
+mount each other's layers: as short a path as makes no group half more than a fair share. Follows
+docs/design.md sections 2, 3, 6, 7, docs/specification.md 1.1."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ class Wanted(NamedTuple):
 def assign(
     selected: Iterable[tuple[MappingRule, Iterable[str]]],
 ) -> tuple[list[Wanted], list[tuple[Wanted, MappingRule]]]:
-    """Give each target tag to the first mapping that names it, once (design.md section 3): the tags
-    to look up, and those that two mappings fight for, with the one that has them."""
+    """Give each target tag to the first mapping that names it, once (docs/design.md section 3): the
+    tags to look up, and those that two mappings fight for, with the one that has them."""
     owners: dict[object, MappingRule] = {}
     wanted = list[Wanted]()
     conflicts = list[tuple[Wanted, MappingRule]]()

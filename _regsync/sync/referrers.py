@@ -1,8 +1,9 @@
 """Which artifacts hang on an image, and the list of them where a registry keeps none itself. Owns:
-the question of specification section 1.1 "Artifacts" (referrers API, fallback tag, cosign's tags),
-its filters, the fallback index at a target. May not know: when a run looks, how anything is moved.
-Invariants: what could not be asked is an error, never "none"; an entry that somebody else wrote
-into a fallback index stays. Follows design.md section 6 rule 15, protocol-facts.md section 1.10."""
+the question of docs/specification.md section 1.1 "Artifacts" (referrers API, fallback tag, cosign's
+tags), its filters, the fallback index at a target. May not know: when a run looks, how anything is
+moved. Invariants: what could not be asked is an error, never "none"; an entry that somebody else
+wrote into a fallback index stays. Follows docs/design.md section 6 rule 15, docs/protocol-facts.md
+section 1.10."""
 
 from __future__ import annotations
 
@@ -24,7 +25,8 @@ from _regsync.state.knowledge import Knowledge, RepositoryKey, area
 from _regsync.sync.discovery import Discovery, Once, Sighting, together
 from _regsync.sync.image import Delivery
 
-LATE_SHARE = 0.02  # of a run's requests, those that ask for late signatures (design.md section 8)
+# of a run's requests, those that ask for late signatures (docs/design.md section 8)
+LATE_SHARE = 0.02
 
 
 # What is noted of a look at an image's artifacts, beside `referrers.Referrers.shown`: it has some,
@@ -178,11 +180,7 @@ class Referrers:
         return named("artifacts", *source.key, *target.key, *(key.hex() for key in keys), *rules)
 
     async def look(
-        self,
-        mapping: MappingRule,
-        sighting: Sighting,
-        wholes: Sequence[Delivery],
-        need: Look,
+        self, mapping: MappingRule, sighting: Sighting, wholes: Sequence[Delivery], need: Look
     ) -> tuple[list[Artifact], list[Artifact]]:
         """Return the artifacts of an image that travel and those that cannot; SyncError when one
         may be missed.
@@ -199,9 +197,7 @@ class Referrers:
             whole.listed = named(*sorted(digests))[:8]
             if deep:
                 continue
-            whole.bits |= (
-                whole.known[2] & HAS
-            )  # there may be some below, which is not asked for
+            whole.bits |= whole.known[2] & HAS  # there may be some below, which is not asked for
             if (
                 whole.known[3] == whole.listed
             ):  # the entries of the state may be too old, this never is
@@ -211,9 +207,7 @@ class Referrers:
             source,
             tuple(each.target for each in wholes if each.error is None and rule.enabled),
             tuple(each.target for each in wholes if not each.there),
-            tuple(
-                each.target for each in wholes if each.there and each.known[2] & COMPLETE
-            ),
+            tuple(each.target for each in wholes if each.there and each.known[2] & COMPLETE),
         )
         found = await self._of(
             asking, [*tops, *(await self._discovery.below(mapping, sighting) if deep else ())], deep
@@ -414,7 +408,7 @@ class Referrers:
         )
 
     async def _api(self, where: Repository, subject: str) -> tuple[Descriptor, ...] | None:
-        """Ask the referrers API; None where there is none (design.md section 6 rule 15)."""
+        """Ask the referrers API; None where there is none (docs/design.md section 6 rule 15)."""
         if self.has_api(where) is None:
             async with self._locks[
                 area(where.key)

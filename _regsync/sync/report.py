@@ -1,8 +1,8 @@
 """What happened in a run: outcomes, totals, exit status, and the words for sizes and times. Owns:
-the fold of outcomes into the report of design.md section 10, the JSON Schema of all documents on
-standard output, the exit statuses of design.md section 2. May not know: terminals, files, clocks.
-Invariant: every image that was selected has exactly one outcome. Follows specification sections 3,
-6, 7."""
+the fold of outcomes into the report of docs/design.md section 10, the JSON Schema of all documents
+on standard output, the exit statuses of docs/design.md section 2. May not know: terminals, files,
+clocks. Invariant: every image that was selected has exactly one outcome. Follows
+docs/specification.md sections 3, 6, 7."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Outcome(NamedTuple):
     planned: tuple[str, ...] = ()  # what a dry run says of artifacts
 
     def line(self) -> str:
-        """Return the one line that a user sees for it (specification section 6)."""
+        """Return the one line that a user sees for it (docs/specification.md section 6)."""
         if self.error is not None:
             return f"failed {self.source} -> {self.target}: {self.error.code}: {self.error}"
         return f"synced {self.source} -> {self.target} ({size_text(self.bytes)}, {duration_text(self.duration)})"
@@ -99,7 +99,9 @@ class Report:
         }
 
     def exit_status(self) -> int:
-        """Return 0, 1, 2 or 4 as design.md section 2 orders them; 3 and signals are the caller's."""
+        """Return 0, 1, 2 or 4 as docs/design.md section 2 orders them; 3 and signals are the
+        caller's.
+        """
         codes = [outcome.error.code for outcome in self.outcomes if outcome.error is not None]
         if codes and len(codes) == len(self.outcomes):
             return 4 if set(codes) == {"AUTH_ERROR"} else 2
@@ -123,7 +125,7 @@ class Report:
         return [(count, cause) for cause, count in found.most_common() if count > 1]
 
     def summary(self, elapsed: float) -> list[str]:
-        """Return the summary block of specification section 6."""
+        """Return the summary block of docs/specification.md section 6."""
         images, layers, size = self.totals().values()
         return [
             f"Images: {images['synced']} synced, {images['skipped']} skipped, {images['failed']} failed",
@@ -170,7 +172,7 @@ class Report:
         requests: Mapping[str, Mapping[str, int]],
         throttled: Mapping[str, int],
     ) -> dict[str, Any]:
-        """Return the JSON report, schema 1 of design.md section 10."""
+        """Return the JSON report, schema 1 of docs/design.md section 10."""
         asked = {host: dict(sorted(actions.items())) for host, actions in sorted(requests.items())}
         return {
             "schema": 1,

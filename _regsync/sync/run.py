@@ -2,7 +2,7 @@
 Owns: the queues of questions, the isolation of failures, the drain, the state's load and save. May
 not know: how anything is asked, moved or printed, nor in which order images are brought.
 Invariants: I10; every selected image ends in exactly one outcome unless the run is interrupted.
-Follows specification 1.1 "Pipeline", 1.6 and 3; design.md 9."""
+Follows docs/specification.md 1.1 "Pipeline", 1.6 and 3; docs/design.md 9."""
 
 from __future__ import annotations
 
@@ -33,7 +33,8 @@ from _regsync.sync.staging import Staging
 from _regsync.sync.transfer import Mover
 from _regsync.tags import compile_glob, select_literals
 
-# Specification section 1.6; how often a drain, and those who wait for a mount, are looked at.
+# docs/specification.md section 1.6; how often a drain, and those who wait for a mount, are looked
+# at.
 DRAIN_SECONDS = 25.0
 
 
@@ -261,8 +262,8 @@ class Run:
         return kept
 
     async def _list_targets(self, wanted: list[Wanted]) -> None:
-        """List each target repository where that answers two tags or more (design.md section 6 rule
-        6).
+        """List each target repository where that answers two tags or more (docs/design.md section 6
+        rule 6).
         """
         tags: Counter[Repository] = Counter()
         for each in wanted:
@@ -341,8 +342,8 @@ class Run:
         return pattern is not None and self._globs(pattern)(tag)
 
     async def _look_late(self) -> None:
-        """Look again at the artifacts of images that are due, the oldest first (design.md section
-        8).
+        """Look again at the artifacts of images that are due, the oldest first (docs/design.md
+        section 8).
         """
         share = LATE_SHARE * sum(counter.total() for counter in self._transport.requests.values())
         # Chance rounds, so that a small configuration, too, comes to its share over many runs.

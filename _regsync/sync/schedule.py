@@ -2,7 +2,7 @@
 one way. Owns: what is pending, the image slots, the healing of a state that was wrong. May not
 know: tags, mappings, how anything is asked or moved. Invariants: I8 (a waiting image has no task
 and no slot), I9, I10, I5 "Healing"; who brings what is `plan.Claims`' to decide. Follows
-specification 1.1 "Pipeline", design.md sections 6, 7, 9."""
+docs/specification.md 1.1 "Pipeline", docs/design.md sections 6, 7, 9."""
 
 from __future__ import annotations
 

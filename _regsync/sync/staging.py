@@ -4,8 +4,8 @@ state on disk. Owns: files named by digest only (R16); `state.bin`, `state.journ
 its digest was hashed and is whole, whoever else stages in the same directory; what a killed or
 failed run left is used when it still verifies, a run that ends well leaves nothing. Without a state
 a run goes on, warned once; `state.bin` is replaced whole or not at all; a journal counts only for
-the file that it was begun beside: no crash loses or repeats anything. Follows specification 1.1,
-design.md 6 (rule 13), 8."""
+the file that it was begun beside: no crash loses or repeats anything. Follows docs/specification.md
+1.1, docs/design.md 6 (rule 13), 8."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from _regsync.oci.reference import split_digest
 from _regsync.registry.throttle import Limit
 from _regsync.text import clean
 
-# design.md section 6 rule 13
+# docs/design.md section 6 rule 13
 SMALL_BLOB = 1024 * 1024
 
 
@@ -245,8 +245,8 @@ class Staging:
             self._pulled_size -= blob.size
 
     def _make_room(self, blob: Descriptor) -> None:
-        """Remove what was used longest ago and is not being read, until a blob fits (specification
-        2.7).
+        """Remove what was used longest ago and is not being read, until a blob fits
+        (docs/specification.md 2.7).
         """
         if self._limit is None:
             return

@@ -2,7 +2,7 @@
 of one blob (look up, mount, upload, relay, check, repetition) and of an image's manifests. May not
 know: which image is next. Invariants: I1, I2 (children first, awaited), I3 (the last piece is
 withheld until count and hash agree), I7, I8 (all of a transfer is admitted in one step; pauses hold
-nothing). Follows design.md sections 6, 7, 9."""
+nothing). Follows docs/design.md sections 6, 7, 9."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ from _regsync.sync.staging import (
     read_whole,
 )
 
-# design.md section 6 rule 16: a blob starts again at most twice; when a lost answer is asked for;
-# how long a source is waited for in all, which a target's own time-outs allow; how far apart the
-# states of a hash are kept.
+# docs/design.md section 6 rule 16: a blob starts again at most twice; when a lost answer is asked
+# for; how long a source is waited for in all, which a target's own time-outs allow; how far apart
+# the states of a hash are kept.
 _BLOB_STARTS = 3
 
 
@@ -145,9 +145,8 @@ class Mover:
                 if await self._arrived(upload):
                     upload.session = ""  # it has ended with that
                     return "uploaded"
-            except (
-                StagingFailed
-            ) as caught:  # a full disk fails nothing: each target reads for itself (design.md 8)
+            except StagingFailed as caught:
+                # A full disk fails nothing: each target reads for itself (docs/design.md section 8).
                 news = self._disk_works and not isinstance(caught, NoRoom)
                 keep = None
                 upload.broken = ""  # what the target has of it may have been changed on disk
@@ -372,7 +371,7 @@ class Mover:
             return None
         knowledge.forget(
             holder, digest
-        )  # it rested on an earlier run: specification section 7 wants a fresh HEAD
+        )  # it rested on an earlier run: docs/specification.md section 7 wants a fresh HEAD
         return "there" if await upload.repository.has_blob(upload.blob) else None
 
     async def _there(self, upload: Upload) -> _Brought | None:
@@ -404,8 +403,9 @@ class Mover:
         return not upload.absent
 
     def _turned(self, upload: Upload, error: SyncError, broken: int) -> bool:
-        """Turn once to the other dialect: a body was refused as protocol-facts.md section 7.9 says,
-        or broke in all attempts but the last. A limit of size says nothing of smaller bodies."""
+        """Turn once to the other dialect: a body was refused as docs/protocol-facts.md section 7.9
+        says, or broke in all attempts but the last. A limit of size says nothing of smaller bodies.
+        """
         other = upload.repository.row.fallback
         size = upload.blob.size
         fact = f"patch {upload.repository.host.key}"
@@ -475,9 +475,9 @@ class Mover:
     async def _send_parts(
         self, upload: Upload, body: Relay | MemoryPieces | FilePieces
     ) -> MemoryPieces:
-        """Send what the session lacks by PATCH, whole or in chunks (specification section 8.2);
-        return what is left. A chunk that breaks goes again, from memory or disk, unless what was
-        admitted would be held for too long."""
+        """Send what the session lacks by PATCH, whole or in chunks (docs/specification.md section
+        8.2); return what is left. A chunk that breaks goes again, from memory or disk, unless what
+        was admitted would be held for too long."""
         limit = upload.repository.row.put_limit
         end = 0
         part = body
