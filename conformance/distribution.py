@@ -1,9 +1,9 @@
-"""What distribution does otherwise than a strict registry of OCI 1.1: the functions of its rows.
+"""The differences of distribution from a strict registry of OCI 1.1: the functions of its rows.
 
 Owns: its leniences and its error answers.
 May not know: sockets, other providers.
-Invariants: each function is what Debian's docker-registry (2.8.2) answered to the same request
-(tests/test_personas.py asks both and holds the table of what still differs); what 3 does otherwise
+Invariants: each function answers as Debian's docker-registry (2.8.2) did to the same request;
+tests/test_personas.py asks both and has the table of the remaining differences. The behaviour of 3
 was read in its code.
 Follows: protocol-facts.md sections 1.7 to 1.9, 1.11 and 1.12, "tested".
 """
@@ -55,8 +55,8 @@ def _changed(
     **query: str,
 ) -> Request:
     """Return the request without some parameters and with others."""
-    kept = [(key, value) for key, value in request.query if key not in without | set(query)]
-    target = f"{request.path}?{urlencode([*kept, *query.items()])}"
+    parameters = [(key, value) for key, value in request.query if key not in without | set(query)]
+    target = f"{request.path}?{urlencode([*parameters, *query.items()])}"
     return replace(request, target=target, headers=request.headers if headers is None else headers)
 
 
@@ -64,7 +64,7 @@ def _without(request: Request, name: str) -> Headers:
     return [(key, value) for key, value in request.headers if key != name]
 
 
-# What it makes of a request.
+# Rewrites: what it makes of a request.
 
 
 def _start_with_anything(provider: Provider, request: Request) -> Request:
@@ -103,8 +103,8 @@ def _any_last_chunk(provider: Provider, request: Request) -> Request:
 
 
 def _upload(provider: Provider, request: Request) -> Upload | None:
-    held = provider.repositories.get(request.repository)
-    return None if held is None else held.uploads.get(request.reference)
+    repository = provider.repositories.get(request.repository)
+    return None if repository is None else repository.uploads.get(request.reference)
 
 
 def _state_is_an_offset(provider: Provider, request: Request) -> Request:
@@ -127,11 +127,11 @@ def _whole_lists(provider: Provider, request: Request) -> Request:
     )
 
 
-# What it answers itself.
+# Answers before the strict registry is asked.
 
 
 def _any_ping(provider: Provider, request: Request) -> Response | None:
-    """Whoever asks /v2/ by whatever method is told that it is there."""
+    """/v2/ answers 200 to every method."""
     other = request.kind == "ping" and request.method not in ("GET", "HEAD")
     return Response(200, [("Content-Type", "application/json")], b"{}") if other else None
 
@@ -186,7 +186,7 @@ def _manifests_by_sha256(provider: Provider, request: Request) -> Response | Non
     return None
 
 
-# What it says to a manifest.
+# Judgements of a manifest.
 
 
 def _layers_with_urls(provider: Provider, request: Request, body: bytes) -> Response | None:
@@ -199,22 +199,22 @@ def _layers_with_urls(provider: Provider, request: Request, body: bytes) -> Resp
         stored = read_manifest(body, request.header("content-type").partition(";")[0].strip(), "")
     except Invalid:
         return None
-    held = provider.repositories.get(request.repository)
-    found: list[tuple[str, str, object]] = []
+    repository = provider.repositories.get(request.repository)
+    problems: list[tuple[str, str, object]] = []
     for part in stored.blobs:
         missing = ("MANIFEST_BLOB_UNKNOWN", "blob unknown to registry", {"digest": part["digest"]})
         if part.get("urls"):
-            found += [("UNKNOWN", "unknown error", None)] * 2 + [missing]
-        elif held is None or part["digest"] not in held.blobs:
-            found.append(missing)
-    if not found:
+            problems += [("UNKNOWN", "unknown error", None)] * 2 + [missing]
+        elif repository is None or part["digest"] not in repository.blobs:
+            problems.append(missing)
+    if not problems:
         return None
     # The first of several errors gives the status.
-    code, _, _ = found[0]
-    return errors(500 if code == "UNKNOWN" else 400, found)
+    code, _, _ = problems[0]
+    return errors(500 if code == "UNKNOWN" else 400, problems)
 
 
-# What it makes of an answer.
+# Changes of an answer.
 
 
 def _uploads(provider: Provider, request: Request, answer: Response) -> Response:
@@ -252,10 +252,10 @@ def _blobs(provider: Provider, request: Request, answer: Response) -> Response:
     own = [("Docker-Content-Digest", request.reference), ("Etag", f'"{request.reference}"'), cached]
     if request.header("if-none-match") == f'"{request.reference}"':
         return Response(304, own)
-    asked = request.header("range")
-    span = _RANGE.match(asked)
+    range_header = request.header("range")
+    span = _RANGE.match(range_header)
     backwards = span is not None and bool(span[1] and span[2]) and int(span[1]) > int(span[2])
-    if answer.status == 416 or (asked and (span is None or backwards)):
+    if answer.status == 416 or (range_header and (span is None or backwards)):
         unmet = answer.header("Content-Range")
         where = [("Content-Range", unmet)] if unmet and not backwards else []
         text = b"invalid range: failed to overlap\n" if where else b"invalid range\n"

@@ -130,15 +130,10 @@ def _google(host: str) -> Persona:
 
 def _no_large_pages(provider: Provider, request: Request) -> Response | None:
     """Section 1.11: more than the configured maximum was an error before it was clamped."""
-    wanted = request.parameter("n")
-    if (
-        request.kind == "tag_list"
-        and wanted is not None
-        and wanted.isdecimal()
-        and int(wanted) > 100
-    ):
+    size = request.parameter("n")
+    if request.kind == "tag_list" and size is not None and size.isdecimal() and int(size) > 100:
         return error(
-            400, "PAGINATION_NUMBER_INVALID", "invalid number of results requested", {"n": wanted}
+            400, "PAGINATION_NUMBER_INVALID", "invalid number of results requested", {"n": size}
         )
     return None
 
