@@ -1,4 +1,4 @@
-"""Images with what is attached to them, put into a registry as a client would have.
+"""Images with their attachments, put into a registry as a client puts them.
 
 Owns: families (an image, its referrers, cosign's tags, what a copy with `platforms` keeps) and the
 index that a client keeps under the fallback tag.

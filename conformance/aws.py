@@ -562,7 +562,7 @@ class Private:
         return None
 
     def check(self, request: Request, needs: Sequence[Access]) -> Response | None:
-        """Refuse whoever has no good password."""
+        """Refuse requests without a good password."""
         if _is_good(self._aws, "ecr", request.header("authorization")):
             return None
         host = request.header("host")

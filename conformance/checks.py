@@ -270,7 +270,7 @@ class Run:
     # Content.
 
     def blob(self, kind: str) -> tuple[str, bytes]:
-        """Return this run's blob of a kind, with its digest; it may not be at the registry yet."""
+        """Return the digest and bytes of this run's blob of a kind, which may not be there yet."""
         if kind not in self._blobs:
             self._blobs[kind] = BLOBS[kind](self.seed)
         data = self._blobs[kind]
@@ -345,7 +345,7 @@ class Run:
         return digest, data
 
     def clean(self) -> None:
-        """Delete what was put; a registry that does not delete keeps it."""
+        """Delete the content of the run, where the registry deletes."""
         for repository, path in reversed(dict.fromkeys(self._put)):
             with suppress(Failed, NoAnswer):
                 self.ask("DELETE", path, repository=repository)

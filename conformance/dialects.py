@@ -125,7 +125,7 @@ def ecr_caps(provider: Provider) -> tuple[Cap, ...]:
 
 
 def ecr_public_caps(provider: Provider) -> tuple[Cap, ...]:
-    """Count as section 4.8 says of ECR Public, for whoever has logged in."""
+    """Count as ECR Public does for clients that have logged in (section 4.8)."""
     counts = {
         "blob_head": 200,
         "upload_start": 10,
@@ -183,9 +183,7 @@ def from_elsewhere(provider: Provider, request: Request) -> Request:
 
 
 def bare_mount(provider: Provider, request: Request) -> Response | None:
-    """Answer a mount that names no repository by whether this one has the blob (section 1.8, at
-    GCR).
-    """
+    """Answer a mount without `from` by whether this repository has the blob (section 1.8, GCR)."""
     digest = request.parameter("mount")
     repository = provider.repositories.get(request.repository)
     if (

@@ -68,9 +68,7 @@ def _without(request: Request, name: str) -> Headers:
 
 
 def _start_with_anything(provider: Provider, request: Request) -> Request:
-    """A body or a digest of a POST is not looked at, a mount that is malformed is none (section
-    1.12).
-    """
+    """Ignore the body and the digest of a POST, and a malformed mount (section 1.12)."""
     if request.kind != "upload_start":
         return request
     mount = request.parameter("mount")
@@ -89,16 +87,14 @@ def _start_with_anything(provider: Provider, request: Request) -> Request:
 
 
 def _chunks_anywhere(provider: Provider, request: Request) -> Request:
-    """Content-Range is not looked at: bytes are appended (section 1.7)."""
+    """Ignore Content-Range: bytes are appended (section 1.7)."""
     if request.kind == "upload" and request.header("content-range"):
         return replace(request, headers=_without(request, "content-range"))
     return request
 
 
 def _any_last_chunk(provider: Provider, request: Request) -> Request:
-    """3 looks at the Content-Range of a PATCH (416), not at a PUT's: the digest decides (section
-    1.7).
-    """
+    """Ignore the Content-Range of a PUT, as 3 does, but not of a PATCH: 416 (section 1.7)."""
     return _chunks_anywhere(provider, request) if request.method == "PUT" else request
 
 
@@ -117,9 +113,7 @@ def _state_is_an_offset(provider: Provider, request: Request) -> Request:
 
 
 def _whole_lists(provider: Provider, request: Request) -> Request:
-    """`tags/list` has no pages before 2.8.3's successors: n and last are not looked at (section
-    1.11).
-    """
+    """Ignore `n` and `last` of `tags/list`: there are no pages up to 2.8.3 (section 1.11)."""
     return (
         _changed(request, without=frozenset({"n", "last"}))
         if request.kind == "tag_list"
@@ -137,9 +131,7 @@ def _any_ping(provider: Provider, request: Request) -> Response | None:
 
 
 def _lost_session(provider: Provider, request: Request) -> Response | None:
-    """A session is invalid without its newest state, after a wrong digest or a broken body (section
-    1.9).
-    """
+    """Know a session only by its newest state; a wrong digest or a broken body ends it (1.9)."""
     if request.kind != "upload":
         return None
     upload = _upload(provider, request)
@@ -156,7 +148,7 @@ def _lost_session(provider: Provider, request: Request) -> Response | None:
 
 
 def _no_page(provider: Provider, request: Request) -> Response | None:
-    """Paths that its router has no rule for, tags that are none among them, get Go's page."""
+    """Answer paths without a rule, malformed tags among them, with the page of Go's router."""
     if request.path == "/":
         return Response(200, [("Cache-Control", "no-cache")])
     if request.path == "/v2":
@@ -190,8 +182,7 @@ def _manifests_by_sha256(provider: Provider, request: Request) -> Response | Non
 
 
 def _layers_with_urls(provider: Provider, request: Request, body: bytes) -> Response | None:
-    """Fetch from no host: a layer with `urls` is refused threefold, whatever its type, present or
-    not.
+    """Refuse a layer with `urls` threefold, whatever its type, present or not: nothing is fetched.
 
     Tested, as section 1.12 is; a layer without `urls` has to be there, whatever its type.
     """
@@ -243,9 +234,7 @@ def _uploads(provider: Provider, request: Request, answer: Response) -> Response
 
 
 def _blobs(provider: Provider, request: Request, answer: Response) -> Response:
-    """As Go's http.ServeContent: conditions and malformed ranges too; and they may be cached for a
-    year.
-    """
+    """Answer as Go's http.ServeContent: conditions, malformed ranges, a year in caches."""
     if request.kind != "blob" or answer.status not in (200, 206, 416) or request.method == "DELETE":
         return answer
     cached = ("Cache-Control", "max-age=31536000")
@@ -265,7 +254,7 @@ def _blobs(provider: Provider, request: Request, answer: Response) -> Response:
 
 
 def _tags(provider: Provider, request: Request, answer: Response) -> Response:
-    """Tags come in the order of a directory, which is none."""
+    """List tags in the order of a directory, which is none."""
     if request.kind != "tag_list" or answer.status != 200:
         return answer
     document = answer.json()

@@ -84,7 +84,7 @@ class Act(NamedTuple):
 
     @property
     def is_success(self) -> bool:
-        """Whether the client was told truthfully that it has what it wanted."""
+        """Whether the request succeeded and the answer says so truthfully."""
         entry = self.entry
         whole = entry.method not in ("PUT", "PATCH", "POST") or str(
             entry.request_bytes
@@ -130,7 +130,7 @@ class Act(NamedTuple):
 
 @dataclass(frozen=True)
 class Finding:
-    """One mistake of the client: what it is called, and the exchanges that show it."""
+    """One mistake of the client: its name, and the exchanges that show it."""
 
     name: str
     kind: Class
@@ -181,7 +181,7 @@ class Session:
 
 
 def without_digest(target: str) -> str:
-    """Take away what a client adds to a Location when it finishes an upload."""
+    """Remove the digest that a client adds to a Location to finish an upload."""
     return re.sub(r"(?<=[?&])digest=[^&]*&?", "", target).rstrip("?&")
 
 
@@ -240,7 +240,7 @@ class Run:
         self.arrivals = self._arrivals()
 
     def select(self, method: str | None = None, kind: str | None = None) -> Iterator[Act]:
-        """Give the exchanges that agree with what is given, in order."""
+        """Give the exchanges with a method and of a kind, in order; None means any."""
         for act in self.acts:
             if method in (None, act.entry.method) and kind in (None, act.entry.kind):
                 yield act

@@ -566,9 +566,7 @@ class Running:
 
 @contextlib.contextmanager
 def google(names: Names, **options: Any) -> Iterator[Running]:
-    """Serve the services under their names over TLS, and the metadata server at a port of
-    127.0.0.1.
-    """
+    """Serve the services under their names over TLS, the metadata server at a local port."""
     site = Google(**options)
     with (
         run_in_thread(site, ssl_context=names.context(HOSTS)) as server,

@@ -113,15 +113,13 @@ class Provider(App):
             self.storage.origin = origins["storage"]
 
     def kind_of(self, request: Request) -> str:
-        """Name what a request asks for, whatever path a Location has."""
+        """Name a request's kind of path, whatever path a Location has."""
         for rewrite in self.row.rewrites:
             rewrite(self, request)
         return request.kind
 
     def start(self, request: Request) -> Answer | Reception:
-        """Decide as the strict registry, on what the row makes of the request, and amend the
-        answer.
-        """
+        """Decide as the strict registry, on the rewritten request, and amend the answer."""
         for rewrite in self.row.rewrites:
             request = rewrite(self, request)
         if self.row.mount == "committed":
@@ -191,8 +189,7 @@ class Provider(App):
 
 
 class Storage(Site):
-    """Object storage behind a registry: signed URLs that expire, and no login of any kind beside
-    them.
+    """Object storage behind a registry: signed URLs that expire, and no other login.
 
     Section 1.13; R1 of section 9.2: a client that sends the registry's credential here has leaked
     it, which is noted.

@@ -37,11 +37,11 @@ class Stream(Content):
         self._digests: dict[str, str] = {}
 
     def room(self, expected: int) -> memoryview:
-        """Refuse: a stream is what it is."""
+        """Refuse: a stream does not change."""
         raise TypeError("nothing can be put into a Stream")
 
     def feed(self, data: bytes) -> None:
-        """Refuse: a stream is what it is."""
+        """Refuse: a stream does not change."""
         raise TypeError("nothing can be put into a Stream")
 
     def digest(self, algorithm: str = "sha256") -> str:
