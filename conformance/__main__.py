@@ -143,85 +143,104 @@ def _check(arguments: argparse.Namespace) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m conformance", description=(__doc__ or "").partition("\n")[0]
+        prog="python -m conformance",
+        description="A registry, faults in front of one, and checks of any.",
     )
     commands = parser.add_subparsers(dest="command", required=True)
-    run = commands.add_parser("serve", help="serve an empty registry from memory")
-    run.add_argument(
+    serving = commands.add_parser("serve", help="serve an empty registry from memory")
+    _add_registry(serving)
+    _add_server(serving)
+    passing_on = commands.add_parser("proxy", help="pass requests on to a registry, with faults")
+    _add_upstream(passing_on)
+    _add_server(passing_on)
+    checking = commands.add_parser(
+        "check", help="check a registry against the OCI distribution specification 1.1"
+    )
+    _add_checks(checking)
+    return parser
+
+
+def _add_registry(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the registry that is served."""
+    parser.add_argument(
         "--seed-images", action="store_true", help="hold one image of every common shape"
     )
-    run.add_argument("--user", metavar="NAME:PASSWORD", help="who may push")
-    run.add_argument("--auth", choices=("basic", "bearer"), default="bearer")
-    run.add_argument(
+    parser.add_argument("--user", metavar="NAME:PASSWORD", help="who may push")
+    parser.add_argument("--auth", choices=("basic", "bearer"), default="bearer")
+    parser.add_argument(
         "--no-referrers", action="store_true", help="answer 404 as registries before OCI 1.1"
     )
-    run.add_argument(
+    parser.add_argument(
         "--persona", choices=sorted(PERSONAS), help="behave as this provider, over plain HTTP"
     )
-    run.add_argument(
+    parser.add_argument(
         "--names",
         metavar="DIR",
         help="a persona's own host names, over TLS, for clients with the variables in DIR/environ",
     )
-    front = commands.add_parser("proxy", help="pass requests on to a registry, with faults")
-    front.add_argument(
+
+
+def _add_upstream(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of the registry behind a proxy."""
+    parser.add_argument(
         "upstream", type=origin, metavar="URL", help="http(s)://HOST[:PORT] of the registry"
     )
-    front.add_argument(
+    parser.add_argument(
         "--ca", metavar="FILE", help="certificates to trust, PEM, instead of the system's"
     )
-    front.add_argument(
+    parser.add_argument(
         "--token-path", default="/token", metavar="PATH", help="of its token service: kind token"
     )
-    for each in (run, front):
-        each.add_argument("--host", default="127.0.0.1")
-        each.add_argument("--port", type=int, default=0, help="0 takes a free one")
-        each.add_argument(
-            "--tls", nargs=2, metavar=("CERT", "KEY"), help="PEM files; HTTPS instead of HTTP"
-        )
-        each.add_argument(
-            *("--fault", "-f"),
-            action="append",
-            default=[],
-            metavar="RULE",
-            help="see README.md; several times",
-        )
-        each.add_argument(
-            "--faults", metavar="FILE", help="rules, one to a line, taken before those of --fault"
-        )
-        each.add_argument("--seed", type=int, default=0, help="of the rules that strike by chance")
-        each.add_argument(
-            "--journal",
-            action="store_true",
-            help="write every exchange to standard error at the end",
-        )
-    ask = commands.add_parser(
-        "check", help="check a registry against the OCI distribution specification 1.1"
+
+
+def _add_server(parser: argparse.ArgumentParser) -> None:
+    """Add the options of a port, of faults and of the journal."""
+    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--port", type=int, default=0, help="0 takes a free one")
+    parser.add_argument(
+        "--tls", nargs=2, metavar=("CERT", "KEY"), help="PEM files; HTTPS instead of HTTP"
     )
-    ask.add_argument(
+    parser.add_argument(
+        *("--fault", "-f"),
+        action="append",
+        default=[],
+        metavar="RULE",
+        help="see README.md; several times",
+    )
+    parser.add_argument(
+        "--faults", metavar="FILE", help="rules, one to a line, taken before those of --fault"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="of the rules that strike by chance")
+    parser.add_argument(
+        "--journal", action="store_true", help="write every exchange to standard error at the end"
+    )
+
+
+def _add_checks(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of a check of a registry."""
+    parser.add_argument(
         "url", metavar="URL", help="http(s)://HOST[:PORT]/REPOSITORY, which is written to"
     )
-    ask.add_argument(
+    parser.add_argument(
         "--user", metavar="NAME:PASSWORD", help="for Basic or the registry's token service"
     )
-    ask.add_argument(
+    parser.add_argument(
         "--ca", metavar="FILE", help="certificates to trust, PEM, instead of the system's"
     )
-    ask.add_argument(
+    parser.add_argument(
         "--json", action="store_true", help="one JSON document at the end instead of lines"
     )
-    ask.add_argument(
+    parser.add_argument(
         "--workflow",
         action="append",
         default=[],
         choices=checks.WORKFLOWS,
         help="only this one; may be given several times",
     )
-    ask.add_argument(
+    parser.add_argument(
         "--mount-repository", metavar="NAME", help="to mount into; REPOSITORY-mount without it"
     )
-    ask.add_argument("--keep", action="store_true", help="do not delete what was pushed")
-    return parser
+    parser.add_argument("--keep", action="store_true", help="do not delete what was pushed")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

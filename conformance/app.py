@@ -165,7 +165,7 @@ class App(Uploads):
     # One request.
 
     def kind_of(self, request: Request) -> str:
-        """Name what a request asks for; its token service knows its own path."""
+        """Name a request's kind of path; a token service knows its own."""
         return self.auth.kind_of(request) if isinstance(self.auth, Site) else request.kind
 
     def start(self, request: Request) -> Answer | Reception:

@@ -1,10 +1,10 @@
-"""Images with what is attached to them, put into a registry as a client would have.
+"""Images with their attachments, put into a registry as a client puts them.
 
 Owns: families (an image, its referrers, cosign's tags, what a copy with `platforms` keeps) and the
 index that a client keeps under the fallback tag.
 May not know: what a copier is told to do.
-Invariants: every referrer's subject is in the family; what is `lost` has a subject that the copy
-does not keep, or refers to one that has.
+Invariants: every referrer's subject is in the family. A referrer is `lost` when the copy does not
+keep its subject, or when its subject is lost.
 Follows: docs/protocol-facts.md section 1.10 and the shapes of shapes_artifacts.py.
 """
 
@@ -44,10 +44,10 @@ _EMPTY = Part(EMPTY_TYPE, EMPTY_CONFIG, {"data": "e30="})
 
 @dataclass(frozen=True)
 class Family:
-    """An image and what is attached; `platforms` is what a copy of it asks for, none: all of them.
+    """An image and its attachments.
 
-    `kept` are the digests from which a walk has to find the same on both sides. `lost` are the
-    referrers that cannot travel.
+    `platforms` are those that a copy asks for, none: all. `kept` are the digests from which walks
+    have to find the same on both sides. `lost` are the referrers that are not copied.
     """
 
     sample: Sample
@@ -61,11 +61,9 @@ class Family:
 
     @property
     def travelling(self) -> list[Image]:
-        """What has to arrive beside the image, referrers first."""
-        attached = [each for each in self.sample.attached if each.top not in self.lost]
-        return attached + [
-            each for tag, each in self.sample.tagged.items() if each.top not in self.lost
-        ]
+        """The attachments that have to arrive beside the image, referrers first."""
+        attachments = [*self.sample.attached, *self.sample.tagged.values()]
+        return [image for image in attachments if image.top not in self.lost]
 
     def load_into(self, app: App, repository: str = "app", tag: str = "v1") -> Family:
         """Hold all of it in a registry of this harness, with fallback tags where that has no API."""
@@ -80,10 +78,10 @@ class Family:
     ) -> Family:
         """Put all of it into any registry over HTTP; with `lists`, fallback tags as well."""
         push_http(self.image, address, repository, tag)
-        for each in self.sample.attached:
-            push_http(each, address, repository)
-        for name, each in self.sample.tagged.items():
-            push_http(each, address, repository, name)
+        for image in self.sample.attached:
+            push_http(image, address, repository)
+        for name, image in self.sample.tagged.items():
+            push_http(image, address, repository, name)
         if lists:
             for name, listed in fallback_lists(self.sample.attached).items():
                 push_http(listed, address, repository, name)
@@ -99,8 +97,8 @@ def referrers_tag(digest: str) -> str:
 def fallback_lists(attached: Iterable[Image]) -> dict[str, Image]:
     """Return the index that a client keeps for each subject, by its tag."""
     by_subject: dict[str, list[Image]] = {}
-    for each in attached:
-        by_subject.setdefault(each.document["subject"]["digest"], []).append(each)
+    for referrer in attached:
+        by_subject.setdefault(referrer.document["subject"]["digest"], []).append(referrer)
     return {
         referrers_tag(subject): Seed().fallback_index(listed)
         for subject, listed in by_subject.items()
@@ -161,7 +159,9 @@ def _index(seed: Seed) -> Sample:
     top = seed.index(children, attestations=True)
     return Sample(
         top,
-        tuple(seed.artifact(each, kind) for each in (top, *children) for kind in (SBOM, SIGNED)),
+        tuple(
+            seed.artifact(subject, kind) for subject in (top, *children) for kind in (SBOM, SIGNED)
+        ),
     )
 
 
@@ -174,7 +174,7 @@ def _shared(seed: Seed) -> Sample:
     return Sample(
         image,
         tuple(
-            compose(_EMPTY, [part], artifactType=each, subject=image.descriptor()) for each in kinds
+            compose(_EMPTY, [part], artifactType=kind, subject=image.descriptor()) for kind in kinds
         ),
     )
 
@@ -194,21 +194,24 @@ def _everything(seed: Seed) -> Sample:
 def _filtered(seed: Seed) -> Family:
     """An index of three platforms of which two are wanted, all of it attested and signed."""
     systems = ("amd64", "arm64", "s390x")
-    children = [seed.image(sizes=(200 + n,), architecture=each) for n, each in enumerate(systems)]
+    children = [
+        seed.image(sizes=(200 + number,), architecture=system)
+        for number, system in enumerate(systems)
+    ]
     top = seed.index(children, attestations=True)
     on_top = seed.artifact(top, SIGNED)
     dropped = seed.artifact(children[2], SBOM)
     of_dropped = seed.artifact(dropped, SIGNED)
-    kept = [seed.artifact(each, SBOM) for each in children[:2]]
-    signature = seed.artifact(kept[0], SIGNED)
-    attached = (on_top, dropped, of_dropped, *kept, signature)
+    bills = [seed.artifact(child, SBOM) for child in children[:2]]
+    signature = seed.artifact(bills[0], SIGNED)
+    attached = (on_top, dropped, of_dropped, *bills, signature)
     proofs = [entry["digest"] for entry in top.document["manifests"][3:5]]
     digests = (*(child.top for child in children[:2]), *proofs)
-    lost = frozenset(each.top for each in (on_top, dropped, of_dropped))
+    lost = frozenset(image.top for image in (on_top, dropped, of_dropped))
     return Family(Sample(top, attached), ("linux/amd64", "linux/arm64"), digests, lost)
 
 
-def _known(name: str) -> Callable[[Seed], Sample]:
+def _shape(name: str) -> Callable[[Seed], Sample]:
     return lambda seed: shapes()[name].build()
 
 
@@ -217,13 +220,13 @@ _BUILDERS: Mapping[str, Callable[[Seed], Sample | Family]] = {
     "bare": _bare,
     "index": _index,
     "filtered": _filtered,
-    "nested": _known("referrers-of-referrers"),
+    "nested": _shape("referrers-of-referrers"),
     "deep": _deep,
-    "index-typed": _known("referrer-index"),
-    "image-typed": _known("referrer-image"),
-    "index-of-index": _known("referrers-of-children"),
-    "cosign-tags": _known("cosign-tags"),
-    "cosign-recursive": _known("cosign-recursive"),
+    "index-typed": _shape("referrer-index"),
+    "image-typed": _shape("referrer-image"),
+    "index-of-index": _shape("referrers-of-children"),
+    "cosign-tags": _shape("cosign-tags"),
+    "cosign-recursive": _shape("cosign-recursive"),
     "shared": _shared,
     "everything": _everything,
     "nothing": lambda seed: Sample(seed.image(sizes=(100,))),

@@ -1,11 +1,12 @@
-"""What a client did wrong, by name, from the journals of everybody that it talked to.
+"""The mistakes of a client, by name, from the journals of all servers that it talked to.
 
 Owns: the table of mistakes and their order.
 May not know: how a client is made, what it was told to do.
-Invariants: a finding names its mistake and shows the exchanges; what a failure, or an answer that a
-hook gave, explains is no finding. The rules are in `audit_protocol` (what strict registries
-refuse), `audit_safety` (secrets and content) and `audit_discipline` (requests that were not
-needed).
+Invariants: a finding names its mistake and shows the exchanges. Behaviour that a failure explains,
+or an answer that a hook gave, is no finding.
+
+The rules are in `audit_protocol` (requests that strict registries refuse), `audit_safety` (secrets
+and content) and `audit_discipline` (requests that were not needed).
 
     findings = audit({server.url: server.app for server in (source, target)})
     assert not findings, report(findings)
@@ -28,7 +29,7 @@ MISTAKES: Mapping[str, str] = {name: rule.text for name, rule in RULES.items()}
 
 
 def latest(sites: Mapping[str, Site]) -> int:
-    """Return how far the order of all exchanges has come; `since` takes it for what follows."""
+    """Return the newest place in the order of all exchanges, to be given as `since` later."""
     return max(
         (
             max(entry.begun, entry.ended or 0)
@@ -49,32 +50,31 @@ def audit(
     remembered: bool = False,
     realms: Collection[str] = (),
 ) -> list[Finding]:
-    """Return what went wrong in one run: `sites` are its registries, token services and storages by
-    origin.
+    """Return the mistakes of one run.
 
-    `since` leaves earlier runs out (see `latest`), `excused` are names of mistakes that a test
-    provokes. `readonly` origins are only sources, `remembered` says that the client knows the
-    challenges of earlier runs, `realms` are origins of token services that any registry may name.
-    What a registry refused as sent by no correct client, and no rule explains, is
-    `refused_as_wrong`.
+    `sites` are its registries, token services and storages by origin. `since` leaves earlier runs
+    out (see `latest`), `excused` are names of mistakes that a test provokes. `readonly` origins are
+    only sources, `remembered` says that the client knows the challenges of earlier runs, `realms`
+    are origins of token services that any registry may name. A violation in a registry's journal
+    that no rule explains is the mistake `refused_as_wrong`.
     """
     run = Run(sites, since, readonly=readonly, remembered=remembered, realms=realms)
-    found = [
+    findings = [
         Finding(rule.name, rule.kind, rule.text, acts)
         for rule in RULES.values()
         if rule.kind in kinds
         for acts in rule.check(run)
     ]
     if "protocol" in kinds:
-        found += _unexplained(run, found)
-    return [finding for finding in found if finding.name not in excused]
+        findings += _unexplained(run, findings)
+    return [finding for finding in findings if finding.name not in excused]
 
 
-def _unexplained(run: Run, found: Iterable[Finding]) -> list[Finding]:
+def _unexplained(run: Run, findings: Iterable[Finding]) -> list[Finding]:
     named = {
-        id(act.entry) for finding in found if finding.kind == "protocol" for act in finding.acts
+        id(act.entry) for finding in findings if finding.kind == "protocol" for act in finding.acts
     }
-    left = []
+    unexplained = []
     for place, site in run.sites.items():
         acts = [act for act in run.acts if act.place == place]
         for text in tuple(site.journal.violations):
@@ -84,10 +84,10 @@ def _unexplained(run: Run, found: Iterable[Finding]) -> list[Finding]:
             about = about or [act for act in acts if act.entry.kind == "token" and "token" in text]
             explained = [act for act in about if id(act.entry) in named]
             if not explained:
-                left.append(
+                unexplained.append(
                     Finding("refused_as_wrong", "protocol", f"{place}: {text}", tuple(about))
                 )
-    return left
+    return unexplained
 
 
 def report(findings: Iterable[Finding]) -> str:

@@ -1,9 +1,9 @@
-"""Requests that were not needed: what the client knew, or could have known, when it asked.
+"""Requests that were not needed, because the client knew the answer or could have known it.
 
 Owns: docs/design.md section 6 as rules about sequences.
 May not know: credentials, the grammar of requests.
-Invariants: a repetition is a mistake only beyond the failures that excuse it, and only what had
-been answered when a request was sent counts as known.
+Invariants: a repetition is a mistake only beyond the failures that excuse it. Only an answer that
+came before a request was sent counts as known.
 Follows: docs/design.md sections 6 and 7 (I4).
 """
 
@@ -17,12 +17,12 @@ from .messages import digest_of
 
 __all__: list[str] = []
 
-_LOST_ANSWER_QUESTIONS = 3
+_LOST_ANSWER_QUESTIONS = 3  # HEADs that one lost answer excuses (rule 16)
 _TRIVIAL = (digest_of(b"{}"), digest_of(b""))
 
 
 def _area(act: Act) -> tuple[str, str]:
-    """What is learnt about a registry is learnt per host and first path segment (rules 11 and 15)."""
+    """Return the host and the first path segment: what a client learns holds there (rules 11, 15)."""
     return act.place, act.entry.repository.partition("/")[0]
 
 
@@ -55,16 +55,16 @@ def absent_tag_asked(run: Run) -> Iterator[tuple[Act, ...]]:
         if act.entry.status != 404 or not act.is_answer or ":" in act.entry.reference:
             continue
         puts = [
-            each
-            for each in run.select("PUT", "manifest")
-            if each.place == act.place and each.before(act)
+            earlier
+            for earlier in run.select("PUT", "manifest")
+            if earlier.place == act.place and earlier.before(act)
         ]
-        if any(each.entry.target == act.entry.target for each in puts):
-            continue  # whether what was put is there, whatever the answer to it was
+        if any(earlier.entry.target == act.entry.target for earlier in puts):
+            continue  # it looks whether its own put took place, whatever the answer was
         listings = [
-            each
-            for each in run.select("GET", "tag_list")
-            if each.repository == act.repository and each.is_answer and run.knew(each, act)
+            earlier
+            for earlier in run.select("GET", "tag_list")
+            if earlier.repository == act.repository and earlier.is_answer and run.knew(earlier, act)
         ]
         if listings and "next" not in listings[-1].entry.response_headers.get("link", ""):
             yield (*listings, act)
@@ -86,7 +86,7 @@ def tag_asked_twice(run: Run) -> Iterator[tuple[Act, ...]]:
                 if act.repository == one.repository
                 and one.entry.begun < act.entry.begun < other.entry.begun
             ]
-            # It was put meanwhile, or what it named is gone.
+            # Meanwhile it was put again, or its manifest is gone.
             put = any(act.entry.method == "PUT" and act.entry.kind == "manifest" for act in between)
             gone = any(act.entry.status == 404 and ":" in act.entry.reference for act in between)
             if not put and not gone:
@@ -96,11 +96,11 @@ def tag_asked_twice(run: Run) -> Iterator[tuple[Act, ...]]:
 @rule("discipline", "a manifest is fetched again whose bytes are known")
 def manifest_fetched_twice(run: Run) -> Iterator[tuple[Act, ...]]:
     fetched = [act for act in run.select("GET", "manifest") if act.is_success]
-    known = grouped(
+    by_content = grouped(
         fetched,
         lambda act: (*act.repository, act.entry.response_headers.get("docker-content-digest", "")),
     )
-    for acts in known.values():
+    for acts in by_content.values():
         again = [act for act in acts[1:] if ":" in act.entry.reference]
         if again and len(again) > run.excuses(again[0].digest, again[-1]):
             yield acts[0], *again
@@ -110,36 +110,34 @@ def manifest_fetched_twice(run: Run) -> Iterator[tuple[Act, ...]]:
 def own_manifest_asked(run: Run) -> Iterator[tuple[Act, ...]]:
     puts = [act for act in run.select("PUT", "manifest") if act.is_success]
     for act in chain(run.select("HEAD", "manifest"), run.select("GET", "manifest")):
-        known = [
+        earlier = [
             put
             for put in puts
             if put.repository == act.repository
             and put.entry.reference == act.entry.reference
             and run.knew(put, act)
         ]
-        if known and not _reads_back(run, known[-1], act):
-            yield known[-1], act
+        if earlier and not _reads_back(run, earlier[-1], act):
+            yield earlier[-1], act
 
 
 def _reads_back(run: Run, put: Act, act: Act) -> bool:
-    """Whether this looks if a list of referrers survived other writers, or reads what they wrote
-    (section 1.10).
-    """
+    """Whether this reads a list of referrers to see what other writers made of it (section 1.10)."""
     if not FALLBACK.match(act.entry.reference):
         return False
     looks = [
-        each
-        for each in run.select(kind="manifest")
-        if each.entry.target == act.entry.target
-        and each.repository == act.repository
-        and not each.is_write
+        look
+        for look in run.select(kind="manifest")
+        if look.entry.target == act.entry.target
+        and look.repository == act.repository
+        and not look.is_write
     ]
     earlier = [
-        each
-        for each in looks
-        if put.before(each) and each.entry.begun < act.entry.begun and each.is_answer
+        look
+        for look in looks
+        if put.before(look) and look.entry.begun < act.entry.begun and look.is_answer
     ]
-    digests = {each.entry.response_headers.get("docker-content-digest") for each in (put, *earlier)}
+    digests = {look.entry.response_headers.get("docker-content-digest") for look in (put, *earlier)}
     return not earlier or len(digests) > 1
 
 
@@ -160,8 +158,8 @@ def manifest_put_twice(run: Run) -> Iterator[tuple[Act, ...]]:
 @rule("discipline", "a referrer is put before its subject")
 def subject_after_referrer(run: Run) -> Iterator[tuple[Act, ...]]:
     for (place, name, digest), act in run.commits.items():
-        held = run.repositories(place).get(name)
-        manifest = held.manifests.get(digest) if held else None
+        repository = run.repositories(place).get(name)
+        manifest = repository.manifests.get(digest) if repository else None
         key = (place, name, (manifest and manifest.subject) or "")
         subject = None if key in run.stood else run.commits.get(key)
         if subject is not None and not subject.before(act):
@@ -180,17 +178,19 @@ def referrers_twice(run: Run) -> Iterator[tuple[Act, ...]]:
 def fallback_after_api(run: Run) -> Iterator[tuple[Act, ...]]:
     for act in run.select(kind="manifest"):
         answers = [
-            each
-            for each in run.select("GET", "referrers")
-            if _area(each) == _area(act) and run.lists_referrers(each) and run.knew(each, act)
+            question
+            for question in run.select("GET", "referrers")
+            if _area(question) == _area(act)
+            and run.lists_referrers(question)
+            and run.knew(question, act)
         ]
-        # Of a digest that the API itself does not know the tag may tell (docs/specification.md
+        # The tag may have referrers of a digest that the API does not know (docs/specification.md
         # section 1.1, step 2).
         digest = act.entry.reference.replace("-", ":", 1)
         unknown = [
-            each
-            for each in run.about[digest]
-            if each.entry.kind == "referrers" and each.entry.status == 404
+            question
+            for question in run.about[digest]
+            if question.entry.kind == "referrers" and question.entry.status == 404
         ]
         if FALLBACK.match(act.entry.reference) and answers and not unknown:
             yield answers[0], act
@@ -200,9 +200,9 @@ def fallback_after_api(run: Run) -> Iterator[tuple[Act, ...]]:
 def absent_api_asked(run: Run) -> Iterator[tuple[Act, ...]]:
     missing: dict[object, Act] = {}
     for act in run.select("GET", "referrers"):
-        known = missing.get(_area(act))
-        if known is not None and run.knew(known, act):
-            yield known, act
+        first = missing.get(_area(act))
+        if first is not None and run.knew(first, act):
+            yield first, act
         if run.lacks_referrers(act):
             missing.setdefault(_area(act), act)
 
@@ -252,39 +252,39 @@ def _asks(act: Act) -> bool:
 
 @rule("discipline", "a blob is asked for of which this run knows whether it is there")
 def known_blob_asked(run: Run) -> Iterator[tuple[Act, ...]]:
-    # A refused manifest sends a client looking for what it names (I5).
+    # After a refused manifest a client looks for the blobs that it names (I5).
     refused = [act for act in run.select("PUT", "manifest") if act.is_failure]
     for act in run.select("HEAD", "blob"):
-        known = [
-            each
-            for each in run.about[act.digest]
-            if each.repository == act.repository
-            and run.knew(each, act)
-            and (each.is_answer if each.entry.method == "HEAD" else each.is_success)
-            and each.entry.kind in ("blob", "upload", "upload_start")
-            and each.entry.method != "PATCH"
+        answers = [
+            earlier
+            for earlier in run.about[act.digest]
+            if earlier.repository == act.repository
+            and run.knew(earlier, act)
+            and (earlier.is_answer if earlier.entry.method == "HEAD" else earlier.is_success)
+            and earlier.entry.kind in ("blob", "upload", "upload_start")
+            and earlier.entry.method != "PATCH"
         ]
         doubted = [
-            each for each in refused if each.repository == act.repository and each.before(act)
+            earlier
+            for earlier in refused
+            if earlier.repository == act.repository and earlier.before(act)
         ]
         # A lost answer is asked for three times (rule 16).
         excuses = run.excuses(act.digest, act)
-        heads = [each for each in known if each.entry.method == "HEAD"]
+        heads = [earlier for earlier in answers if earlier.entry.method == "HEAD"]
         enough = not excuses or len(heads) > _LOST_ANSWER_QUESTIONS * excuses
-        if known and enough and not doubted and not _confirms(run, known[-1], act):
-            yield known[-1], act
+        if answers and enough and not doubted and not _confirms(run, answers[-1], act):
+            yield answers[-1], act
 
 
-def _confirms(run: Run, told: Act, act: Act) -> bool:
-    """Whether this looks if a registry means the 201 with which it says that a blob is there (rule
-    11).
-    """
-    if not _asks(told) or told.entry.status != 201:
+def _confirms(run: Run, answer: Act, act: Act) -> bool:
+    """Whether this verifies a registry's first 201 to a question for a blob (rule 11)."""
+    if not _asks(answer) or answer.entry.status != 201:
         return False
     confirmed = [
-        each
-        for each in run.select("HEAD", "blob")
-        if _area(each) == _area(act) and each.entry.status == 200 and each.before(told)
+        look
+        for look in run.select("HEAD", "blob")
+        if _area(look) == _area(act) and look.entry.status == 200 and look.before(answer)
     ]
     return not confirmed
 
@@ -293,19 +293,18 @@ def _confirms(run: Run, told: Act, act: Act) -> bool:
 def blob_before_session(run: Run) -> Iterator[tuple[Act, ...]]:
     starts = [act for act in run.select("POST", "upload_start") if act.is_success]
     starts.sort(key=lambda act: act.entry.ended or 0)
+    # Of each repository the start that was accepted first: later entries replace earlier ones.
     first = {act.repository: act for act in reversed(starts)}
     for act in run.select("GET", "blob"):
-        sent = {each.repository for each in run.about[act.digest] if each.is_write}
-        # The first of a repository is the one that was accepted first: they stand in order.
-        accepted = [first[each] for each in sent if each in first] or starts[:1]
-        posted = [each for each in run.about[act.digest] if each.entry.kind == "upload_start"]
-        if any("digest" in each.entry.query for each in posted):
-            continue  # it went with the POST, to where an earlier run had been let in
-        if (
-            accepted
-            and not run.is_redirected(act)
-            and not any(each.before(act) for each in accepted)
+        about = run.about[act.digest]
+        targets = {other.repository for other in about if other.is_write}
+        accepted = [first[target] for target in targets if target in first] or starts[:1]
+        if any(
+            other.entry.kind == "upload_start" and "digest" in other.entry.query for other in about
         ):
+            continue  # it went with the POST, to where an earlier run had been let in
+        is_open = any(start.before(act) for start in accepted)
+        if accepted and not run.is_redirected(act) and not is_open:
             yield act, accepted[0]
 
 
@@ -419,19 +418,20 @@ def token_twice(run: Run) -> Iterator[tuple[Act, ...]]:
 
 @rule("discipline", "a registry whose challenge is known is asked again without a login")
 def challenge_twice(run: Run) -> Iterator[tuple[Act, ...]]:
-    for acts in grouped((each.giver for each in run.challenges), lambda act: act.origin).values():
+    givers = (challenge.giver for challenge in run.challenges)
+    for acts in grouped(givers, lambda act: act.origin).values():
         bare = [
             act for act in acts if not act.entry.authorization.scheme and not run.is_redirected(act)
         ]
         for act in bare[1:]:
-            # What was about to be sent when the first was refused may be sent yet.
+            # A request that was about to be sent when the first one was refused is excused.
             late = [
-                each
-                for each in run.acts
-                if each.origin == act.origin
-                and each.entry.authorization.scheme
-                and (each.place, each.entry.connection) == (act.place, act.entry.connection)
-                and each.before(act)
+                other
+                for other in run.acts
+                if other.origin == act.origin
+                and other.entry.authorization.scheme
+                and (other.place, other.entry.connection) == (act.place, act.entry.connection)
+                and other.before(act)
             ]
             if late and run.knew(bare[0], act):
                 yield bare[0], act

@@ -2,7 +2,7 @@
 
 Owns: the rules of the distribution specification about requests.
 May not know: who is source or target.
-Invariants: each looks at requests; an answer counts only where the registry itself gave it.
+Invariants: each rule looks at requests; an answer counts only where the registry itself gave it.
 Follows: the OCI distribution specification 1.1.1 and docs/protocol-facts.md sections 1.2 to 1.9.
 """
 
@@ -127,18 +127,18 @@ def accept_lacks_types(act: Act) -> bool:
 
 @single("protocol", "content is asked for in a coding: its bytes would not have the digest")
 def coding_accepted(act: Act) -> bool:
-    wanted = act.entry.headers.get("accept-encoding", "identity")
+    coding = act.entry.headers.get("accept-encoding", "identity")
     return (
         act.entry.method == "GET"
         and act.entry.kind in ("blob", "manifest")
-        and wanted != "identity"
+        and coding != "identity"
     )
 
 
 @single("protocol", "Range is not bytes=<start>-<end>")
 def range_malformed(act: Act) -> bool:
-    asked = act.entry.headers.get("range")
-    return asked is not None and _ASKED_RANGE.match(asked) is None
+    text = act.entry.headers.get("range")
+    return text is not None and _ASKED_RANGE.match(text) is None
 
 
 @rule("protocol", "the next page is not the one that the Link named")
@@ -147,8 +147,8 @@ def page_not_linked(run: Run) -> Iterator[tuple[Act, ...]]:
     for act in pages:
         if "last" not in act.entry.query:
             continue
-        earlier = [each for each in pages if each.repository == act.repository and each.before(act)]
-        links = ", ".join(each.entry.response_headers.get("link", "") for each in earlier)
+        earlier = [page for page in pages if page.repository == act.repository and page.before(act)]
+        links = ", ".join(page.entry.response_headers.get("link", "") for page in earlier)
         if "next" in links and f"{act.entry.target}>" not in links:
             yield (*earlier, act)
 
@@ -205,12 +205,12 @@ def upload_type(act: Act) -> bool:
 
 @single("protocol", "an upload names its digest not exactly once, or not as a digest")
 def digest_query(act: Act) -> bool:
-    given = parameters(act, "digest")
+    digests = parameters(act, "digest")
     if act.entry.kind == "upload_start":
-        given += parameters(act, "mount")
-        return not all(is_digest(value) for value in given)
-    wanted = act.entry.kind == "upload" and act.entry.method == "PUT"
-    return wanted and (len(given) != 1 or not is_digest(given[0]))
+        digests += parameters(act, "mount")
+        return not all(is_digest(value) for value in digests)
+    is_end = act.entry.kind == "upload" and act.entry.method == "PUT"
+    return is_end and (len(digests) != 1 or not is_digest(digests[0]))
 
 
 @single("protocol", "a POST has a body and no digest")
@@ -232,7 +232,7 @@ def location_not_given(run: Run) -> Iterator[tuple[Act, ...]]:
 @rule("protocol", "an upload goes to an older Location than the newest one of its session")
 def location_stale(run: Run) -> Iterator[tuple[Act, ...]]:
     for session in run.sessions:
-        # Where it stands may be asked by any of them: nobody knows a newer one when a body broke
+        # A GET of the status may use any of them: after a broken body no newer one is known
         # (end-13).
         for act in (act for act in session.acts if act.entry.method != "GET"):
             newest = session.newest(act)
@@ -279,11 +279,13 @@ def manifest_type_missing(act: Act) -> bool:
 @rule("protocol", "a manifest is put that names what is not there")
 def manifest_names_absent(run: Run) -> Iterator[tuple[Act, ...]]:
     for act in run.select("PUT", "manifest"):
-        # Whoever was lied to about what is there cannot know better.
+        # A client that was lied to about the registry's content cannot know better.
         misled = [
-            each
-            for each in run.acts
-            if each.is_disturbed and each.place == act.place and each.entry.begun < act.entry.begun
+            other
+            for other in run.acts
+            if other.is_disturbed
+            and other.place == act.place
+            and other.entry.begun < act.entry.begun
         ]
         if act.is_refusal and "MANIFEST_BLOB_UNKNOWN" in act.entry.codes and not misled:
             yield (act,)
@@ -292,8 +294,8 @@ def manifest_names_absent(run: Run) -> Iterator[tuple[Act, ...]]:
 @rule("protocol", "a manifest is put before something that it names")
 def child_after_index(run: Run) -> Iterator[tuple[Act, ...]]:
     for (place, name, digest), commit in run.commits.items():
-        held = run.repositories(place).get(name)
-        manifest = held.manifests.get(digest) if held else None
+        repository = run.repositories(place).get(name)
+        manifest = repository.manifests.get(digest) if repository else None
         if manifest is None or getattr(run.sites[place], "require_blobs", True):
             continue  # a strict registry has refused it
         for part in (*manifest.blobs, *manifest.children):

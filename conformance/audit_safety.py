@@ -42,16 +42,16 @@ def _realms(run: Run, act: Act) -> list[str]:
     """Return the realms that were known as this act's URL."""
     here = act.origin + urlsplit(act.entry.target).path
     return [
-        each.giver.origin
-        for each in run.challenges
-        if each.scheme == "bearer"
-        and each.giver.before(act)
-        and each.realm.partition("?")[0] == here
+        challenge.giver.origin
+        for challenge in run.challenges
+        if challenge.scheme == "bearer"
+        and challenge.giver.before(act)
+        and challenge.realm.partition("?")[0] == here
     ]
 
 
 def _may_name(run: Run, registry: str, realm: str) -> bool:
-    """Judge a realm as strictly as section 2.7 has it: the same host, or one that is allowed."""
+    """Whether a registry may name a realm: its own host, or one that is allowed (section 2.7)."""
     there = urlsplit(realm)
     here = urlsplit(registry)
     same = there.hostname == here.hostname
@@ -113,17 +113,18 @@ def credential_to_realm(run: Run) -> Iterator[tuple[Act, ...]]:
 @rule("safety", "a credential is sent before, or in another way than, it was asked for there")
 def credential_unasked(run: Run) -> Iterator[tuple[Act, ...]]:
     for act in run.acts:
-        # A cloud's login service is there to be shown what proves somebody; it refuses what is not
-        # meant for it.
+        # A cloud's login service is there to be shown proofs of identity; it refuses all others.
         if not _carries(act) or _realms(run, act) or act.entry.kind == "login":
             continue
         scheme = act.entry.authorization.scheme
-        asked = [
-            each
-            for each in run.challenges
-            if each.giver.origin == act.origin and each.giver.before(act) and each.scheme == scheme
+        challenges = [
+            challenge
+            for challenge in run.challenges
+            if challenge.giver.origin == act.origin
+            and challenge.giver.before(act)
+            and challenge.scheme == scheme
         ]
-        if not asked and not _sent_there(run, act) and not _opened_by(run, act):
+        if not challenges and not _sent_there(run, act) and not _opened_by(run, act):
             yield (act,)
 
 
@@ -132,9 +133,17 @@ def token_of_another(run: Run) -> Iterator[tuple[Act, ...]]:
     bearing = [act for act in run.acts if act.entry.authorization.scheme == "bearer"]
     for acts in grouped(bearing, lambda act: act.entry.authorization.value).values():
         first = acts[0]
-        realms = {each.realm for each in run.challenges if each.giver.origin == first.origin}
+        realms = {
+            challenge.realm
+            for challenge in run.challenges
+            if challenge.giver.origin == first.origin
+        }
         for act in acts[1:]:
-            own = {each.realm for each in run.challenges if each.giver.origin == act.origin}
+            own = {
+                challenge.realm
+                for challenge in run.challenges
+                if challenge.giver.origin == act.origin
+            }
             if act.origin != first.origin and not own & realms:
                 yield first, act
                 break
@@ -147,9 +156,11 @@ def credential_in_clear(run: Run) -> Iterator[tuple[Act, ...]]:
             continue
         sent = act.entry.authorization
         safe = [
-            each
-            for each in run.acts
-            if each.origin.startswith("https:") and sent.value and each.entry.authorization == sent
+            other
+            for other in run.acts
+            if other.origin.startswith("https:")
+            and sent.value
+            and other.entry.authorization == sent
         ]
         named = [origin for origin in _realms(run, act) if origin.startswith("https:")]
         if safe or named:
@@ -164,11 +175,11 @@ def secret_in_url(run: Run) -> Iterator[tuple[Act, ...]]:
         for text in (*act.entry.sent_secrets(), act.entry.authorization.value)
     }
     secrets = {text for text in sent if len(text) >= _SHORTEST_SECRET}
-    # What a server itself put into a Location or realm comes back as it was.
-    given = {moved.target for session in run.sessions for moved in session.locations}
-    given |= {moved.target for moved in run.redirects}
+    # A Location or realm that a server gave may have a secret in it, which comes back as it was.
+    locations = {moved.target for session in run.sessions for moved in session.locations}
+    locations |= {moved.target for moved in run.redirects}
     for act in run.acts:
-        if without_digest(act.entry.target) in given or act.entry.target in given:
+        if without_digest(act.entry.target) in locations or act.entry.target in locations:
             continue
         if any(text in unquote_plus(act.entry.target) for text in secrets):
             yield (act,)
@@ -182,7 +193,11 @@ def cookie_sent(act: Act) -> bool:
 @rule("safety", "a token is asked for with push where nothing is to be written")
 def push_asked_of_source(run: Run) -> Iterator[tuple[Act, ...]]:
     for act in run.select(kind="token"):
-        named = [each.giver.place for each in run.challenges if each.realm.startswith(act.origin)]
+        named = [
+            challenge.giver.place
+            for challenge in run.challenges
+            if challenge.realm.startswith(act.origin)
+        ]
         scopes = " ".join(parameters(act, "scope"))
         if named and all(place in run.readonly for place in named) and "push" in scopes:
             yield (act,)
@@ -205,24 +220,24 @@ def source_written(run: Run) -> Iterator[tuple[Act, ...]]:
 
 def _committed(run: Run) -> Iterator[tuple[Act, Repository, Stored]]:
     for (place, name, digest), act in run.commits.items():
-        held = run.repositories(place).get(name)
-        if held is not None and digest in held.manifests:
-            yield act, held, held.manifests[digest]
+        repository = run.repositories(place).get(name)
+        if repository is not None and digest in repository.manifests:
+            yield act, repository, repository.manifests[digest]
 
 
 @rule("safety", "what was sent and committed does not have the bytes of its digest")
 def content_differs(run: Run) -> Iterator[tuple[Act, ...]]:
-    for act, held, manifest in _committed(run):
+    for act, repository, manifest in _committed(run):
         algorithm = manifest.digest.partition(":")[0]
         if digest_of(manifest.body, algorithm) != manifest.digest:
             yield (act,)
         for part in manifest.blobs:
             digest = part["digest"]
-            blob = held.blobs.get(part["digest"])
+            blob = repository.blobs.get(part["digest"])
             sent = [
-                each
-                for each in run.about.get(digest, ())
-                if each.is_write and each.entry.status == 201
+                other
+                for other in run.about.get(digest, ())
+                if other.is_write and other.entry.status == 201
             ]
             if blob is not None and sent and blob.digest(digest.partition(":")[0]) != digest:
                 yield (*sent, act)
@@ -230,10 +245,10 @@ def content_differs(run: Run) -> Iterator[tuple[Act, ...]]:
 
 @rule("safety", "a manifest is committed and what it names is missing, or has another size")
 def content_missing(run: Run) -> Iterator[tuple[Act, ...]]:
-    for act, held, manifest in _committed(run):
+    for act, repository, manifest in _committed(run):
         for part in (*manifest.blobs, *manifest.children):
-            blob = held.blobs.get(part["digest"])
-            child = held.manifests.get(part["digest"])
+            blob = repository.blobs.get(part["digest"])
+            child = repository.manifests.get(part["digest"])
             size = blob.size if blob else None
             if child:
                 size = len(child.body)
@@ -245,8 +260,8 @@ def content_missing(run: Run) -> Iterator[tuple[Act, ...]]:
 def _others(run: Run, act: Act) -> Iterator[Stored]:
     """Give every manifest that was somewhere before the run."""
     for place in run.sites:
-        for name, held in run.repositories(place).items():
-            for digest, manifest in held.manifests.items():
+        for name, repository in run.repositories(place).items():
+            for digest, manifest in repository.manifests.items():
                 key = (place, name, digest)
                 if run.arrivals.get(key) is not run.commits.get(key) or key not in run.commits:
                     yield manifest
@@ -258,23 +273,23 @@ def _others(run: Run, act: Act) -> Iterator[Stored]:
 )
 def manifest_invented(run: Run) -> Iterator[tuple[Act, ...]]:
     for act, _, manifest in _committed(run):
-        whole = [each for each in _others(run, act) if each.body == manifest.body]
+        whole = [other for other in _others(run, act) if other.body == manifest.body]
         if whole or not any(run.repositories(place) for place in run.sites if place != act.place):
             continue
         if FALLBACK.match(act.entry.reference):
             continue  # a client's own list of referrers: see list_of_referrers_wrong
         children = {part["digest"] for part in manifest.children}
         chosen = [
-            each
-            for each in _others(run, act)
+            other
+            for other in _others(run, act)
             if manifest.media_type in INDEXES
-            and each.media_type == manifest.media_type
-            and len(children) <= len(each.children)
+            and other.media_type == manifest.media_type
+            and len(children) <= len(other.children)
         ]
-        # A trimmed index has a trimmed one below it where indexes are nested.
-        made = {digest for _, _, digest in run.commits}
+        # Where indexes are nested, a trimmed one may have a trimmed one below it.
+        committed = {digest for _, _, digest in run.commits}
         if not any(
-            children <= {part["digest"] for part in each.children} | made for each in chosen
+            children <= {part["digest"] for part in other.children} | committed for other in chosen
         ):
             yield (act,)
 
@@ -284,20 +299,22 @@ def manifest_invented(run: Run) -> Iterator[tuple[Act, ...]]:
     "a list of referrers is put that names one twice, one of another subject, or describes it otherwise",
 )
 def list_of_referrers_wrong(run: Run) -> Iterator[tuple[Act, ...]]:
-    for act, held, manifest in _committed(run):
+    for act, repository, manifest in _committed(run):
         if not FALLBACK.match(act.entry.reference):
             continue
         listed = [part["digest"] for part in manifest.children]
         subject = act.entry.reference.replace("-", ":", 1)
         for part in manifest.children:
-            found = held.manifests.get(part["digest"])
-            said = {key: part.get(key) or None for key in _DESCRIBED}
-            wanted = {key: found.descriptor().get(key) for key in _DESCRIBED} if found else None
+            referrer = repository.manifests.get(part["digest"])
+            described = {key: part.get(key) or None for key in _DESCRIBED}
+            expected = (
+                {key: referrer.descriptor().get(key) for key in _DESCRIBED} if referrer else None
+            )
             if (
                 listed.count(part["digest"]) > 1
-                or found is None
-                or found.subject != subject
-                or said != wanted
+                or referrer is None
+                or referrer.subject != subject
+                or described != expected
             ):
                 yield (act,)
                 break
@@ -306,7 +323,7 @@ def list_of_referrers_wrong(run: Run) -> Iterator[tuple[Act, ...]]:
 @rule("safety", "a manifest is committed under another media type than its source's")
 def media_type_changed(run: Run) -> Iterator[tuple[Act, ...]]:
     for act, _, manifest in _committed(run):
-        types = {each.media_type for each in _others(run, act) if each.body == manifest.body}
+        types = {other.media_type for other in _others(run, act) if other.body == manifest.body}
         if types and manifest.media_type not in types:
             yield (act,)
 
@@ -315,8 +332,8 @@ def media_type_changed(run: Run) -> Iterator[tuple[Act, ...]]:
 def foreign_layer_moved(run: Run) -> Iterator[tuple[Act, ...]]:
     named: dict[str, bool] = {}
     for place in run.sites:
-        for held in run.repositories(place).values():
-            for manifest in held.manifests.values():
+        for repository in run.repositories(place).values():
+            for manifest in repository.manifests.values():
                 for part in manifest.blobs:
                     own = is_foreign(part["mediaType"])
                     named[part["digest"]] = named.get(part["digest"], True) and own

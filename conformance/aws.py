@@ -1,13 +1,10 @@
-"""AWS as a client meets it on its way to an image: STS, ECR's two APIs, SSO, container and machine
-metadata.
+"""AWS's login services: STS, ECR's two APIs, SSO, container and machine metadata.
 
-Owns: who has which keys and tokens, until when, and what they may do; SigV4 as the server checks
-it; how each service words a refusal.
-May not know: sockets, any client, what a registry holds (`Private` and `Public` only say who may
-ask).
-Invariants: nothing is given for a request that is not word for word what the service documents;
-what no correct client sends is refused and noted in `journal.violations`. Time is an argument.
-Follows: docs/protocol-facts.md section 4.
+Owns: identities with their keys, tokens, ends and permissions; SigV4 as the server checks it; each
+service's words for a refusal. May not know: sockets, any client, what a registry holds (`Private`
+and `Public` only say who may ask). Invariants: a service answers only a request that is word for
+word as it documents. A request that no correct client sends is refused and noted in
+`journal.violations`. Time is an argument. Follows: docs/protocol-facts.md section 4.
 """
 
 from __future__ import annotations
@@ -19,10 +16,10 @@ import itertools
 import json
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import parse_qsl, quote
 
 from .exchange import Reception, Site
@@ -36,7 +33,7 @@ _SUFFIXES = (
     r"|api\.aws|api\.amazonwebservices\.com\.cn|api\.amazonwebservices\.eu|api\.aws\.ic\.gov|api\.aws\.scloud"
     r"|api\.cloud-aws\.adc-e\.uk|api\.aws\.hci\.ic\.gov"
 )
-# Section 4.2. Which of these names exists is the test's to say: it makes them known.
+# Section 4.2. Tests decide which of these names exist.
 _HOST = re.compile(
     rf"(?:api\.)?(ecr-public|ecr|sts|portal\.sso|oidc)(?:-fips)?\.([a-z0-9-]+)\.(?:{_SUFFIXES})\Z"
 )
@@ -44,7 +41,7 @@ _AUTHORIZATION = re.compile(
     r"AWS4-HMAC-SHA256 Credential=([^/, ]+)/([0-9]{8})/([a-z0-9-]+)/([a-z-]+)/aws4_request, "
     r"SignedHeaders=([a-z0-9;-]+), Signature=([0-9a-f]{64})\Z"
 )
-_SKEW = 300.0
+_SKEW = 300.0  # seconds that a client's clock may be ahead or behind
 _STS = "https://sts.amazonaws.com/doc/2011-06-15/"
 _ASSUMING = {"Action", "Version", "RoleArn", "RoleSessionName", "ExternalId", "DurationSeconds"}
 _IDENTIFYING = {"Action", "Version", "RoleArn", "RoleSessionName", "WebIdentityToken"}
@@ -53,7 +50,7 @@ _TARGETS = {"ecr": "AmazonEC2ContainerRegistry_V20150921", "ecr-public": "Spence
 
 @dataclass
 class Identity:
-    """Somebody with keys; `may`: the actions that its policies allow."""
+    """A holder of keys; `may` has the services that its policies allow."""
 
     name: str
     access: str
@@ -75,7 +72,7 @@ class Role:
 
 @dataclass
 class Login:
-    """What `aws sso login` left: an access token, and what renews it."""
+    """The result of `aws sso login`: an access token, and a refresh token with its client."""
 
     access: str
     expires: float
@@ -84,12 +81,23 @@ class Login:
     roles: set[tuple[str, str]] = field(default_factory=set)
 
 
-class Aws(Site):
-    """All services of one account; which one is asked, its host name says.
+class _Claim(NamedTuple):
+    """What an Authorization header of SigV4 says; `names` are the signed headers."""
 
-    `password_life` and `keys_life` in seconds: of ECR's passwords, of keys that are given for a
-    while. `instance_role`: what IMDS says that this machine is; None: it has no role. `container`:
-    the path of its credentials, and the token that it wants.
+    access: str
+    day: str
+    region: str
+    service: str
+    names: str
+    signature: str
+
+
+class Aws(Site):
+    """All services of one account; the host name of a request says which one is asked.
+
+    `password_life` and `keys_life` are the seconds for which ECR's passwords and temporary keys are
+    good. `instance_role` is the role of the machine, None: it has none. `container` has the path of
+    a container's credentials, and the token that has to be shown there.
     """
 
     def __init__(
@@ -109,13 +117,13 @@ class Aws(Site):
         self.container = container
         self.identities: dict[str, Identity] = {}
         self.roles: dict[str, Role] = {}
-        # Tokens of an identity provider: whose roles they open.
+        # Token of an identity provider -> the role that it opens.
         self.web_tokens: dict[str, str] = {}
         self.logins: dict[str, Login] = {}
-        # What ECR has given: password -> its end, by service.
+        # The passwords that ECR gave: password -> its end, by service.
         self.passwords: dict[str, dict[str, float]] = {"ecr": {}, "ecr-public": {}}
         self.requests: list[str] = []
-        # Everything that must never be shown.
+        # All secrets, for tests that look for them where they must not be.
         self.secrets: set[str] = set()
         self._metadata_tokens: dict[str, float] = {}
         self._numbers = itertools.count(1)
@@ -125,25 +133,25 @@ class Aws(Site):
     def identity(
         self, name: str, *, lasting: bool = True, may: Sequence[str] = ("ecr", "ecr-public", "sts")
     ) -> Identity:
-        """Make keys for somebody: a user's, or (not `lasting`) those of a role that end."""
+        """Make an identity: a user with keys, or (not `lasting`) a role with temporary ones."""
         number = next(self._numbers)
         kind = "AKIA" if lasting else "ASIA"
         secret = base64.b64encode(hashlib.sha256(f"secret {number}".encode()).digest())[
             :40
         ].decode()
-        made = Identity(name, f"{kind}{number:016d}", secret, may=frozenset(may))
+        identity = Identity(name, f"{kind}{number:016d}", secret, may=frozenset(may))
         if not lasting:
-            made.session = base64.b64encode(f"session {number} {name} ".encode() * 8).decode()
-            made.expires = self.now() + self.keys_life
-        self.identities[made.access] = made
-        self.secrets |= {made.secret, made.session} - {""}
-        return made
+            identity.session = base64.b64encode(f"session {number} {name} ".encode() * 8).decode()
+            identity.expires = self.now() + self.keys_life
+        self.identities[identity.access] = identity
+        self.secrets |= {identity.secret, identity.session} - {""}
+        return identity
 
     def role(self, name: str, **options: Any) -> Role:
         """Make a role of this account."""
-        made = Role(f"arn:aws:iam::{ACCOUNT}:role/{name}", **options)
-        self.roles[made.arn] = made
-        return made
+        role = Role(f"arn:aws:iam::{ACCOUNT}:role/{name}", **options)
+        self.roles[role.arn] = role
+        return role
 
     def web_token(self, role: Role) -> str:
         """Make a token that opens a role."""
@@ -157,35 +165,35 @@ class Aws(Site):
     ) -> Login:
         """Do what `aws sso login` does; `roles` are accounts with names of roles."""
         number = next(self._numbers)
-        made = Login(f"sso-access-{number}" * 4, self.now() + life, roles=set(roles))
+        login = Login(f"sso-access-{number}" * 4, self.now() + life, roles=set(roles))
         if renewable:
-            made.refresh = f"sso-refresh-{number}" * 4
-            made.client = (f"client-{number}", f"sso-client-secret-{number}")
-        self.logins[made.access] = made
-        _, client_secret = made.client
-        self.secrets |= {made.access, made.refresh, client_secret} - {""}
-        return made
+            login.refresh = f"sso-refresh-{number}" * 4
+            login.client = (f"client-{number}", f"sso-client-secret-{number}")
+        self.logins[login.access] = login
+        _, client_secret = login.client
+        self.secrets |= {login.access, login.refresh, client_secret} - {""}
+        return login
 
     @staticmethod
     def owner(password: str) -> str:
-        """Return to whom a password was given."""
+        """Return the name to which a password was given."""
         return base64.b64decode(password).decode().split()[3]
 
     def count(self, *kinds: str) -> int:
         """Return how many requests there were, of these kinds or of all."""
-        return sum(1 for each in self.requests if not kinds or each in kinds)
+        return sum(1 for service in self.requests if not kinds or service in kinds)
 
     # One request.
 
     def kind_of(self, request: Request) -> str:
-        """Say that whoever proves something here was asked to, somewhere else."""
+        """Call every request a login: clients that prove something here were not challenged here."""
         return "login"
 
     def _service(self, request: Request) -> str:
         host = re.sub(r":[0-9]+\Z", "", request.header("host").lower())
-        found = _HOST.match(host)
-        if found:
-            return found[1]
+        match = _HOST.match(host)
+        if match:
+            return match[1]
         if request.path.startswith("/latest/"):
             return "imds"
         path, _ = self.container or ("", "")
@@ -228,58 +236,35 @@ class Aws(Site):
 
     def _signer(self, request: Request, body: bytes) -> Identity | tuple[str, str]:
         """Return who signed a request, or the name and words of the refusal."""
-        found = _AUTHORIZATION.match(request.header("authorization"))
-        if found is None:
+        match = _AUTHORIZATION.match(request.header("authorization"))
+        if match is None:
             return "MissingAuthenticationTokenException", "Missing Authentication Token"
-        access, day, region, service, names, signature = found.groups()
+        claim = _Claim(*match.groups())
         host = _HOST.match(request.header("host"))
         assert host is not None
-        if (service, region) != host.groups():
+        if (claim.service, claim.region) != host.groups():
             return (
                 "SignatureDoesNotMatch",
                 f"Credential should be scoped to {host[2]}, service {host[1]}",
             )
-        signed = names.split(";")
-        date = request.header("x-amz-date")
-        wanted = {
-            "host",
-            *(
-                name
-                for name, _ in request.headers
-                if name.startswith("x-amz-") or name == "content-type"
-            ),
-        }
-        if signed != sorted(signed) or not wanted <= set(signed):
-            return "SignatureDoesNotMatch", f"{sorted(wanted - set(signed))} must be signed"
-        known = self.identities.get(access)
-        if known is None or request.header("x-amz-security-token") != known.session:
+        signed = claim.names.split(";")
+        amazons = {name for name, _ in request.headers if name.startswith("x-amz-")}
+        typed = {name for name, _ in request.headers if name == "content-type"}
+        required = {"host"} | amazons | typed
+        if signed != sorted(signed) or not required <= set(signed):
+            return "SignatureDoesNotMatch", f"{sorted(required - set(signed))} must be signed"
+        identity = self.identities.get(claim.access)
+        if identity is None or request.header("x-amz-security-token") != identity.session:
             return (
                 "UnrecognizedClientException",
                 "The security token included in the request is invalid.",
             )
-        lines = [f"{name}:{' '.join(request.header(name).split())}" for name in signed]
-        query = sorted(
-            (quote(name, safe="~"), quote(value, safe="~")) for name, value in request.query
-        )
-        parts = [
-            request.method,
-            request.path,
-            "&".join("=".join(pair) for pair in query),
-            *lines,
-            "",
-            names,
-        ]
-        canonical = "\n".join([*parts, hashlib.sha256(body).hexdigest()])
-        scope = f"{day}/{region}/{service}/aws4_request"
-        text = (
-            f"AWS4-HMAC-SHA256\n{date}\n{scope}\n{hashlib.sha256(canonical.encode()).hexdigest()}"
-        )
-        key = b"AWS4" + known.secret.encode()
-        for step in (day, region, service, "aws4_request"):
-            key = hmac.new(key, step.encode(), "sha256").digest()
-        if not hmac.compare_digest(hmac.new(key, text.encode(), "sha256").hexdigest(), signature):
-            # As STS does, with all that was signed: a client that shows it whole has shown the
-            # session's token.
+        date = request.header("x-amz-date")
+        canonical = _canonical(request, body, signed)
+        signature = _signature(identity.secret, claim, date, canonical)
+        if not hmac.compare_digest(signature, claim.signature):
+            # As STS, with everything that was signed: a client that shows this text whole has shown
+            # the session's token.
             return (
                 "SignatureDoesNotMatch",
                 f"The Canonical String for this request should have been '{canonical}'",
@@ -290,16 +275,17 @@ class Aws(Site):
             )
         except ValueError:
             return "IncompleteSignatureException", "Date must be in ISO-8601 'basic format'"
-        if date[:8] != day or abs(then - self.now()) > _SKEW:
+        if date[:8] != claim.day or abs(then - self.now()) > _SKEW:
             return "SignatureDoesNotMatch", f"Signature expired or not yet current: {date}"
-        if known.expires <= self.now():
+        if identity.expires <= self.now():
             return "ExpiredTokenException", "The security token included in the request is expired"
-        return known
+        return identity
 
     def _given(self, name: str, may: frozenset[str]) -> tuple[Identity, str]:
-        made = self.identity(name, lasting=False)
-        made.may = may
-        return made, _iso(made.expires)
+        """Make temporary keys; return them and their end as services write it."""
+        identity = self.identity(name, lasting=False)
+        identity.may = may
+        return identity, _iso(identity.expires)
 
     # ECR and ECR Public, section 4.3.
 
@@ -343,7 +329,7 @@ class Aws(Site):
         )
 
     def _dated(self, answer: Response) -> Response:
-        """Say what time it is here: whose clock is wrong may sign again."""
+        """Add the time, so that a client whose clock is wrong can sign again."""
         answer.headers.append(
             ("Date", time.strftime("%a, %d %b %Y %H:%M:%S GMT", time.gmtime(self.now())))
         )
@@ -362,8 +348,9 @@ class Aws(Site):
             return self._wrong(
                 request, 400, "InvalidAction", "actions are forms that are POSTed to /"
             )
-        known = _IDENTIFYING if form.get("Action") == "AssumeRoleWithWebIdentity" else _ASSUMING
-        odd = {*form} - known | {name for name, value in form.items() if not value}
+        by_web_identity = form.get("Action") == "AssumeRoleWithWebIdentity"
+        fields = _IDENTIFYING if by_web_identity else _ASSUMING
+        odd = {*form} - fields | {name for name, value in form.items() if not value}
         if odd or form.get("Version") != "2011-06-15":
             self.journal.violations.append(
                 f"STS was sent {sorted(odd)}, Version {form.get('Version')}"
@@ -371,39 +358,52 @@ class Aws(Site):
             return _refusal(400, "InvalidParameterValue", "unknown parameter or version")
         if not re.fullmatch(r"[\w+=,.@-]{2,64}", form.get("RoleSessionName", "")):
             return _refusal(400, "ValidationError", "RoleSessionName")
-        role = self.roles.get(form.get("RoleArn", ""))
-        if form["Action"] == "AssumeRoleWithWebIdentity":
-            if request.header("authorization"):
-                self.journal.violations.append("AssumeRoleWithWebIdentity needs no signature")
-            if (
-                self.web_tokens.get(form.get("WebIdentityToken", "")) != (role and role.arn)
-                or role is None
-            ):
-                return _refusal(
-                    400, "InvalidIdentityToken", f"no provider knows {form.get('WebIdentityToken')}"
-                )
+        if by_web_identity:
+            role = self._identified(request, form)
         elif form["Action"] == "AssumeRole":
-            signer = self._signer(request, body)
-            if not isinstance(signer, Identity):
-                return self._dated(_refusal(403, *signer))
-            denied = (
-                role is None or "sts" not in signer.may or role.trusts not in (None, signer.name)
-            )
-            if denied or role is None or role.external_id != form.get("ExternalId"):
-                text = f"User: {signer.name} is not authorized to perform: sts:AssumeRole on {form.get('RoleArn')}"
-                return _refusal(403, "AccessDenied", text)
+            role = self._assumable(request, body, form)
         else:
             return _refusal(400, "InvalidAction", "Could not find operation")
-        made, ends = self._given(role.arn, role.may)
+        return role if isinstance(role, Response) else self._assumed(form["Action"], role)
+
+    def _identified(self, request: Request, form: Mapping[str, str]) -> Role | Response:
+        """Return the role that an identity provider's token opens."""
+        if request.header("authorization"):
+            self.journal.violations.append("AssumeRoleWithWebIdentity needs no signature")
+        role = self.roles.get(form.get("RoleArn", ""))
+        if role is None or self.web_tokens.get(form.get("WebIdentityToken", "")) != role.arn:
+            return _refusal(
+                400, "InvalidIdentityToken", f"no provider knows {form.get('WebIdentityToken')}"
+            )
+        return role
+
+    def _assumable(self, request: Request, body: bytes, form: Mapping[str, str]) -> Role | Response:
+        """Return the role that the signer of a request may assume."""
+        signer = self._signer(request, body)
+        if not isinstance(signer, Identity):
+            return self._dated(_refusal(403, *signer))
+        role = self.roles.get(form.get("RoleArn", ""))
+        if (
+            role is None
+            or "sts" not in signer.may
+            or role.trusts not in (None, signer.name)
+            or role.external_id != form.get("ExternalId")
+        ):
+            text = f"User: {signer.name} is not authorized to perform: sts:AssumeRole on {form.get('RoleArn')}"
+            return _refusal(403, "AccessDenied", text)
+        return role
+
+    def _assumed(self, name: str, role: Role) -> Response:
+        """Answer an action with temporary keys of a role."""
+        identity, ends = self._given(role.arn, role.may)
         keys = {
-            "AccessKeyId": made.access,
-            "SecretAccessKey": made.secret,
-            "SessionToken": made.session,
+            "AccessKeyId": identity.access,
+            "SecretAccessKey": identity.secret,
+            "SessionToken": identity.session,
         }
         inner = "".join(
-            f"<{name}>{value}</{name}>" for name, value in {**keys, "Expiration": ends}.items()
+            f"<{key}>{value}</{key}>" for key, value in {**keys, "Expiration": ends}.items()
         )
-        name = form["Action"]
         user = f"<AssumedRoleUser><AssumedRoleId>AROA:x</AssumedRoleId><Arn>{role.arn}</Arn></AssumedRoleUser>"
         return _xml(
             200,
@@ -431,16 +431,17 @@ class Aws(Site):
                     "message": "Session token not found or invalid",
                 },
             )
-        wanted = request.parameter("account_id") or "", request.parameter("role_name") or ""
-        if len(request.query) != 2 or wanted not in login.roles:
+        account = request.parameter("account_id") or ""
+        role = request.parameter("role_name") or ""
+        if len(request.query) != 2 or (account, role) not in login.roles:
             return _json(403, {"__type": "ForbiddenException", "message": "No access"})
-        made, _ = self._given(f"sso:{wanted[1]}", frozenset({"ecr", "ecr-public", "sts"}))
+        identity, _ = self._given(f"sso:{role}", frozenset({"ecr", "ecr-public", "sts"}))
         keys = {
-            "accessKeyId": made.access,
-            "secretAccessKey": made.secret,
-            "sessionToken": made.session,
+            "accessKeyId": identity.access,
+            "secretAccessKey": identity.secret,
+            "sessionToken": identity.session,
         }
-        return _json(200, {"roleCredentials": {**keys, "expiration": int(made.expires * 1000)}})
+        return _json(200, {"roleCredentials": {**keys, "expiration": int(identity.expires * 1000)}})
 
     def _oidc(self, request: Request, body: bytes) -> Response:
         if request.method != "POST" or request.path != "/token" or request.header("authorization"):
@@ -448,26 +449,20 @@ class Aws(Site):
         form = json.loads(body)
         if {*form} != {"clientId", "clientSecret", "grantType", "refreshToken"}:
             return self._wrong(request, 400, "invalid_request", f"odd parameters {sorted(form)}")
-        held = next(
-            (
-                each
-                for each in self.logins.values()
-                if each.refresh and each.refresh == form["refreshToken"]
-            ),
-            None,
-        )
+        by_refresh = {login.refresh: login for login in self.logins.values() if login.refresh}
+        login = by_refresh.get(form["refreshToken"])
         if (
-            held is None
-            or held.client != (form["clientId"], form["clientSecret"])
+            login is None
+            or login.client != (form["clientId"], form["clientSecret"])
             or form["grantType"] != "refresh_token"
         ):
             return _json(
                 400,
                 {"error": "invalid_grant", "error_description": "Invalid refresh token provided"},
             )
-        made = self.sso_login(*held.roles, renewable=False)
+        renewed = self.sso_login(*login.roles, renewable=False)
         return _json(
-            200, {"accessToken": made.access, "expiresIn": 3600, "refreshToken": held.refresh}
+            200, {"accessToken": renewed.access, "expiresIn": 3600, "refreshToken": login.refresh}
         )
 
     # Metadata, section 4.6.
@@ -479,8 +474,12 @@ class Aws(Site):
             return self._wrong(request, 400, "BadRequest", "GET, application/json")
         if request.header("authorization") != token:
             return _json(401, {"code": "401", "message": "Authorization token is invalid"})
-        made, ends = self._given("container", frozenset({"ecr", "ecr-public", "sts"}))
-        keys = {"AccessKeyId": made.access, "SecretAccessKey": made.secret, "Token": made.session}
+        identity, ends = self._given("container", frozenset({"ecr", "ecr-public", "sts"}))
+        keys = {
+            "AccessKeyId": identity.access,
+            "SecretAccessKey": identity.secret,
+            "Token": identity.session,
+        }
         return _json(200, {**keys, "Expiration": ends, "AccountId": ACCOUNT})
 
     def _imds(self, request: Request, body: bytes) -> Response:
@@ -512,16 +511,46 @@ class Aws(Site):
             return Response(200, [("Content-Type", "text/plain")], self.instance_role.encode())
         if request.path != roles + self.instance_role:
             return Response(404)
-        made, ends = self._given(
+        identity, ends = self._given(
             f"instance:{self.instance_role}", frozenset({"ecr", "ecr-public", "sts"})
         )
-        keys = {"AccessKeyId": made.access, "SecretAccessKey": made.secret, "Token": made.session}
+        keys = {
+            "AccessKeyId": identity.access,
+            "SecretAccessKey": identity.secret,
+            "Token": identity.session,
+        }
         when = {"Code": "Success", "LastUpdated": _iso(self.now()), "Type": "AWS-HMAC"}
         return _json(200, {**when, **keys, "Expiration": ends}, "text/plain")
 
 
+def _canonical(request: Request, body: bytes, signed: Sequence[str]) -> str:
+    """Write the canonical request (section 4.4)."""
+    query = sorted((quote(name, safe="~"), quote(value, safe="~")) for name, value in request.query)
+    parts = [
+        request.method,
+        request.path,
+        "&".join("=".join(pair) for pair in query),
+        *(f"{name}:{' '.join(request.header(name).split())}" for name in signed),
+        "",
+        ";".join(signed),
+        hashlib.sha256(body).hexdigest(),
+    ]
+    return "\n".join(parts)
+
+
+def _signature(secret: str, claim: _Claim, date: str, canonical: str) -> str:
+    """Return the signature that a canonical request has to have."""
+    steps = (claim.day, claim.region, claim.service, "aws4_request")
+    hashed = hashlib.sha256(canonical.encode()).hexdigest()
+    text = f"AWS4-HMAC-SHA256\n{date}\n{'/'.join(steps)}\n{hashed}"
+    key = b"AWS4" + secret.encode()
+    for step in steps:
+        key = hmac.new(key, step.encode(), "sha256").digest()
+    return hmac.new(key, text.encode(), "sha256").hexdigest()
+
+
 class Private:
-    """Who may ask at an ECR registry: Basic with a password that ECR gave (sections 4.3 and 4.7)."""
+    """The login of an ECR registry: Basic with a password that ECR gave (sections 4.3 and 4.7)."""
 
     def __init__(self, aws: Aws) -> None:
         self._aws = aws
@@ -531,7 +560,7 @@ class Private:
         return None
 
     def check(self, request: Request, needs: Sequence[Access]) -> Response | None:
-        """Refuse whoever has no good password."""
+        """Refuse requests without a good password."""
         if _is_good(self._aws, "ecr", request.header("authorization")):
             return None
         host = request.header("host")
@@ -544,15 +573,23 @@ class Private:
         )
 
 
+class _PublicToken(NamedTuple):
+    """A token of ECR Public; `has_login`: it was not given to the anonymous."""
+
+    has_login: bool
+    expires: float
+
+
 class Public:
-    """Who may ask at ECR Public: Bearer, whose tokens the password of its API buys; anybody may
-    pull (4.3).
+    """The login of ECR Public (section 4.3): Bearer.
+
+    A token is given for a password of its API, or to the anonymous, who may pull.
     """
 
     def __init__(self, aws: Aws, *, token_life: float = 43200.0) -> None:
         self._aws = aws
         self._life = token_life
-        self._tokens: dict[str, tuple[bool, float]] = {}
+        self._tokens: dict[str, _PublicToken] = {}
         self.issued: list[bool] = []
 
     def answer(self, request: Request) -> Answer | Reception | None:
@@ -569,21 +606,19 @@ class Public:
             return error(401, "UNAUTHORIZED", "Not Authorized")
         token = f"public-token-{len(self.issued)}"
         self.issued.append(bool(login))
-        self._tokens[token] = bool(login), self._aws.now() + self._life
+        self._tokens[token] = _PublicToken(bool(login), self._aws.now() + self._life)
         return _json(200, {"token": token})
 
     def check(self, request: Request, needs: Sequence[Access]) -> Response | None:
-        """Refuse who has no token, and who is nobody and would push."""
-        known, expires = self._tokens.get(
-            request.header("authorization").removeprefix("Bearer "), (False, 0.0)
-        )
-        if expires > self._aws.now() and (known or all(need.action == "pull" for need in needs)):
+        """Refuse requests without a token, and pushes of the anonymous."""
+        token = self._tokens.get(request.header("authorization").removeprefix("Bearer "))
+        if token is None or token.expires <= self._aws.now():
+            realm = f"{request.origin}/token/"
+            challenge = f'Bearer realm="{realm}",service="public.ecr.aws",scope="aws"'
+            return error(401, "DENIED", "Not Authorized", headers=[("WWW-Authenticate", challenge)])
+        if token.has_login or all(need.action == "pull" for need in needs):
             return None
-        realm = f"{request.origin}/token/"
-        challenge = f'Bearer realm="{realm}",service="public.ecr.aws",scope="aws"'
-        if expires > self._aws.now():
-            return error(403, "DENIED", "Not Authorized")
-        return error(401, "DENIED", "Not Authorized", headers=[("WWW-Authenticate", challenge)])
+        return error(403, "DENIED", "Not Authorized")
 
 
 def _is_good(aws: Aws, service: str, header: str) -> bool:

@@ -1,12 +1,10 @@
-"""Azure's side of a login: the directory, metadata services, a registry's exchange and token
-endpoints.
+"""Azure's login services: the directory, metadata, a registry's exchange and token endpoints.
 
-Owns: which identities there are, what proves each, tokens with audience, tenant and life, signed so
-that nobody else can make one.
-May not know: any client, what the registry holds.
-Invariants: a token is given for the exact proof, audience and tenant and for nothing else; what no
-correct client sends is refused and noted in the journal, without the secret that it carried.
-Follows: docs/protocol-facts.md sections 6.1 to 6.4; time is an argument.
+Owns: identities with their proofs; tokens with audience, tenant and life, signed so that nobody
+else can make one. May not know: any client, what the registry holds. Invariants: a token is given
+only for the exact proof, audience and tenant. A request that no correct client sends is refused and
+noted in the journal, without the secret that it carried. Time is an argument. Follows:
+docs/protocol-facts.md sections 6.1 to 6.4.
 """
 
 from __future__ import annotations
@@ -47,7 +45,7 @@ _JSON = [("Content-Type", "application/json; charset=utf-8")]
 
 @dataclass(frozen=True)
 class Cloud:
-    """What a suffix stands for (section 6.2); its registries take tokens for any of `audiences`."""
+    """One of Azure's clouds (section 6.2); its registries take tokens for any of `audiences`."""
 
     name: str
     suffix: str
@@ -87,16 +85,16 @@ CLOUDS: Mapping[str, Cloud] = {
 
 @dataclass
 class Identity:
-    """An application, a managed identity or a user of the directory, and what proves each."""
+    """An application, a managed identity or a user of the directory, with its proofs."""
 
     client_id: str = "11111111-1111-4111-8111-111111111111"
     tenant: str = "22222222-2222-4222-8222-222222222222"
     secret: str = ""
-    # What the federated token has to be; a token that was replaced is no longer good.
+    # The federated token that is good now.
     assertion: str = ""
     refresh_tokens: set[str] = field(default_factory=set)
-    # Whether machines have it: as their own, or for those who name its client id.
-    managed: str = ""  # "", "system" or "user"
+    # "system": the machine's own; "user": for requests that name its client id; "": not managed.
+    managed: str = ""
 
 
 def _encoded(part: bytes) -> str:
@@ -112,9 +110,7 @@ def claims_of(token: str) -> dict[str, Any]:
 
 
 class _Signer:
-    """Tokens that only their maker can make; whoever reads one learns whether it is genuine and
-    still good.
-    """
+    """A maker of signed tokens, who can also tell whether one is genuine and still good."""
 
     def __init__(self, key: bytes, wall: Callable[[], float]) -> None:
         self._key = key
@@ -126,16 +122,10 @@ class _Signer:
 
     def make(self, life: float, **claims: object) -> str:
         now = int(self._wall())
-        told = {
-            "iat": now,
-            "nbf": now,
-            "exp": now + int(life),
-            "jti": str(len(self.made)),
-            **claims,
-        }
-        text = ".".join(
-            _encoded(json.dumps(part).encode()) for part in ({"alg": "HS256", "typ": "JWT"}, told)
-        )
+        header = {"alg": "HS256", "typ": "JWT"}
+        dates = {"iat": now, "nbf": now, "exp": now + int(life)}
+        payload = {**dates, "jti": str(len(self.made)), **claims}
+        text = ".".join(_encoded(json.dumps(part).encode()) for part in (header, payload))
         self.made.append(f"{text}.{self._mark(text)}")
         return self.made[-1]
 
@@ -150,9 +140,8 @@ class _Signer:
 class Directory(Site):
     """The authority of a cloud, and the metadata services of its machines, all at one Site.
 
-    `identities` is who there is, and may be added to. `unknown`: audiences that the directory
-    refuses, as of services that a tenant does not have. `header`: IDENTITY_HEADER of the App
-    Service form.
+    Tests may add to `identities`. `unknown` are audiences that the directory refuses, as those of
+    services that a tenant does not have. `header` is IDENTITY_HEADER of the App Service form.
     """
 
     def __init__(
@@ -229,7 +218,7 @@ class Directory(Site):
         audience, _, rest = form.get("scope", "").partition("/.default")
         if not audience or set(rest.split()) - {"openid", "profile", "offline_access"}:
             return self._wrong(request, 400, "invalid_scope", "AADSTS70011: the scope is not valid")
-        if all(tenant != each.tenant for each in self.identities):
+        if all(tenant != identity.tenant for identity in self.identities):
             return self._refused(
                 400, "invalid_request", f"AADSTS90002: Tenant '{tenant}' not found."
             )
@@ -239,28 +228,25 @@ class Directory(Site):
             return self._wrong(
                 request, 400, "unsupported_grant_type", "AADSTS70003: unsupported grant_type"
             )
-        found = prove(request, tenant, form)
-        if isinstance(found, Response):
-            return found
-        return self._given(
-            found, audience, "AADSTS500011: The resource principal was not found in the tenant."
+        identity = prove(request, tenant, form)
+        if isinstance(identity, Response):
+            return identity
+        return self._give(
+            identity, audience, "AADSTS500011: The resource principal was not found in the tenant."
         )
 
     def _application(
         self, request: Request, tenant: str, form: Mapping[str, str]
     ) -> Identity | Response:
-        named = [
-            each
-            for each in self.identities
-            if (each.client_id, each.tenant) == (form.get("client_id"), tenant)
-        ]
-        if not named:
+        """Return the application that proves itself by a secret or an assertion."""
+        applications = {(each.client_id, each.tenant): each for each in reversed(self.identities)}
+        application = applications.get((form.get("client_id", ""), tenant))
+        if application is None:
             return self._refused(
                 400,
                 "unauthorized_client",
                 "AADSTS700016: Application was not found in the directory.",
             )
-        known = named[0]
         secret = form.get("client_secret")
         assertion = form.get("client_assertion")
         if (secret is None) == (assertion is None):
@@ -271,15 +257,16 @@ class Directory(Site):
                 "AADSTS7000218: one of secret and assertion is needed",
             )
         if secret is not None:
-            if known.secret and hmac.compare_digest(secret.encode(), known.secret.encode()):
-                return known
+            expected = application.secret
+            if expected and hmac.compare_digest(secret.encode(), expected.encode()):
+                return application
             return self._refused(
                 401, "invalid_client", "AADSTS7000215: Invalid client secret provided."
             )
         if form.get("client_assertion_type") != _ASSERTION:
             return self._wrong(request, 400, "invalid_request", "client_assertion_type is another")
-        if known.assertion and assertion == known.assertion:
-            return known
+        if application.assertion and assertion == application.assertion:
+            return application
         return self._refused(
             401, "invalid_client", "AADSTS700213: No matching federated identity record found."
         )
@@ -290,16 +277,17 @@ class Directory(Site):
                 request, 400, "invalid_client", "a refresh token of another application"
             )
         # Refresh tokens are independent of tenants and audiences (section 6.4).
-        for each in self.identities:
-            if form.get("refresh_token") in each.refresh_tokens and each.tenant == tenant:
-                return each
+        for identity in self.identities:
+            if form.get("refresh_token") in identity.refresh_tokens and identity.tenant == tenant:
+                return identity
         return self._refused(
             400, "invalid_grant", "AADSTS700082: The refresh token has expired due to inactivity."
         )
 
-    def _given(
+    def _give(
         self, identity: Identity, audience: str, unknown: str, *, text: bool = False
     ) -> Response:
+        """Answer with a token for an audience; `unknown` are the words for one that is not there."""
         if audience not in self.cloud.audiences or audience in self.unknown:
             return self._refused(400, "invalid_resource", unknown)
         token = self._signer.make(
@@ -310,7 +298,7 @@ class Directory(Site):
             iss=self.cloud.authority,
         )
         document: dict[str, object] = {"token_type": "Bearer", "access_token": token}
-        # Metadata services tell numbers as text (section 6.3).
+        # Metadata services write numbers as text (section 6.3).
         if text:
             document |= {"expires_on": str(int(self._wall() + self.life)), "resource": audience}
         document["expires_in"] = str(int(self.life)) if text else int(self.life)
@@ -329,27 +317,24 @@ class Directory(Site):
             return self._wrong(
                 request, 400, "invalid_request", "no resource, or a client_id without a value"
             )
-        held = [each for each in self.identities if each.managed]
-        own = [
-            each
-            for each in held
-            if (each.client_id == named if named else each.managed == "system")
-        ]
-        if not own:
-            several = not named and len(held) > 1
+        managed = [identity for identity in self.identities if identity.managed]
+        if named:
+            chosen = [identity for identity in managed if identity.client_id == named]
+        else:
+            chosen = [identity for identity in managed if identity.managed == "system"]
+        if not chosen:
+            several = not named and len(managed) > 1
             return self._refused(
                 400,
                 "invalid_request",
                 "Multiple user assigned identities exist" if several else "Identity not found",
             )
-        return self._given(
-            own[0], audience, "AADSTS500011: The resource principal was not found.", text=True
+        return self._give(
+            chosen[0], audience, "AADSTS500011: The resource principal was not found.", text=True
         )
 
     def _metadata(self, request: Request) -> Response:
-        """The service of virtual machines: who asks without its header is told so, which says that
-        it is there.
-        """
+        """The service of virtual machines; its refusal of a missing header shows that it is there."""
         for name in ("x-forwarded-for", "proxy-authorization", "via"):
             if request.header(name):
                 return self._wrong(request, 400, "invalid_request", "through a proxy")
@@ -366,13 +351,11 @@ class Directory(Site):
 
 
 class Exchange(TokenService):
-    """A registry's own endpoints: a token of the directory for a refresh token, that for an access
-    token.
+    """A registry's own endpoints: from the directory's token to a refresh token to an access token.
 
-    `directory` says which tokens are genuine; `tenants` which may log in, all of the directory's
-    where it is empty; `refresh_life` how long what it gives is good (section 6.1). `refusal`: the
-    status for a refresh token that is not good any more, since both are reported (400 in section
-    2.4).
+    `directory` knows which tokens are genuine. `tenants` are those that may log in, none: all.
+    Refresh tokens are good for `refresh_life` seconds (section 6.1). `refusal` is the status for a
+    refresh token that is no longer good: 401 and 400 (section 2.4) are both reported.
     """
 
     def __init__(self, users: Mapping[str, str] | None = None, **options: Any) -> None:
@@ -382,7 +365,7 @@ class Exchange(TokenService):
         self.refusal = 401
         self.revoked: set[str] = set()
         self._written: list[str] = []
-        # No expires_in in the answers: the JWT tells.
+        # Answers have no expires_in: the JWT has it.
         fixed = {
             "path": "/oauth2/token",
             "field": "access_token",
@@ -447,14 +430,12 @@ class Exchange(TokenService):
     def holder(self, refresh_token: str) -> str | None:
         """Return the application that a refresh token of this registry was given to."""
         claims = self._signer.read(refresh_token) if refresh_token not in self.revoked else None
-        return (
-            str(claims["appid"]) if claims is not None and claims["aud"] == self.service else None
-        )
+        if claims is None or claims["aud"] != self.service:
+            return None
+        return str(claims["appid"])
 
     def known(self, user: str, password: str) -> str | None:
-        """Return who shows a pair, which may be the refresh token under a name of zeros (section
-        6.1).
-        """
+        """Return the owner of a pair; under a name of zeros a refresh token is the password (6.1)."""
         return self.holder(password) if user == TOKEN_USER else super().known(user, password)
 
     def _post(self, request: Request, body: bytes) -> Response:

@@ -1,13 +1,11 @@
-"""The specification as a table, API x kind of data -> pass, fail or skip, against any registry by
-URL.
+"""The specification as a table of checks of any registry: API x kind of data -> pass, fail or skip.
 
-Owns: what a check is, the order in which checks run, what becomes of their outcome, how it is
-shown.
-May not know: what any single check asks (pulling, pushing, discovering, managing), sockets.
-Invariants: a check passes only when the registry did what the cited sentence says; it is skipped,
-with the reason, when the registry says that it has not something which the specification leaves
-open, or when what it rests on could not be had. Cites the OCI distribution specification 1.1.1 by
-section, with the word (MUST, SHOULD, MAY) that binds.
+Owns: what a check is, the order in which checks run, their outcomes and how these are shown. May
+not know: what any single check asks (pulling, pushing, discovering, managing), sockets. Invariants:
+a check passes only when the registry did what the cited sentence says. It is skipped, with the
+reason, when the registry says that it lacks an optional feature, or when the check's set-up failed.
+Follows: the OCI distribution specification 1.1.1, cited by section with the word that binds (MUST,
+SHOULD, MAY).
 """
 
 from __future__ import annotations
@@ -93,11 +91,11 @@ class Failed(Exception):
 
 
 class Skipped(Exception):
-    """What is optional is absent, or what the check rests on could not be had."""
+    """An optional feature is absent, or the set-up of the check failed."""
 
 
 class Unusable(Exception):
-    """Nothing can be said of the registry: it cannot be reached, or it lets nobody in."""
+    """The registry cannot be checked: it cannot be reached, or it lets nobody in."""
 
 
 @dataclass(frozen=True)
@@ -118,7 +116,7 @@ class Check:
 
 
 class Row(NamedTuple):
-    """What became of a check."""
+    """The outcome of a check."""
 
     check: Check
     outcome: Outcome
@@ -136,9 +134,7 @@ def check(
     data: str | Sequence[str] = "",
     needs: str | Sequence[str] = (),
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Enter a function into the table: once, or once per kind of data, which it then takes as
-    argument.
-    """
+    """Enter a function into the table: once, or once for each kind of data, its argument then."""
 
     def enter(act: Callable[..., None]) -> Callable[..., None]:
         required = (needs,) if isinstance(needs, str) else tuple(needs)
@@ -157,7 +153,7 @@ def _bind(act: Callable[..., None], kind: str) -> Callable[[Run], None]:
     return lambda run: act(run, kind)
 
 
-# Kinds of data. Every run builds its own, so that nothing of an earlier one is met.
+# Kinds of data. Every run builds its own, so that no content of an earlier run is in its way.
 
 BLOBS: Mapping[str, Callable[[Seed], bytes]] = {
     "blob": lambda seed: seed.blob(1000),
@@ -189,20 +185,18 @@ _EVERYBODYS = frozenset(digest_of(data) for data in (b"", EMPTY_CONFIG))
 
 @dataclass
 class Run:
-    """One run against one repository: the client, what was put there, what was seen on the way."""
+    """One run against one repository: the client, the content, what was noticed on the way."""
 
     client: Client
     repository: str
     mounting: str  # the repository into which blobs are mounted
     seed: Seed
     identity: str  # begins every tag of this run
-    refusals: list[str] = field(
-        default_factory=list
-    )  # error bodies not in the specification's form
+    # Error bodies that are not in the specification's form.
+    refusals: list[str] = field(default_factory=list)
     refused: int = 0  # error bodies that are JSON
-    warnings: list[str] = field(
-        default_factory=list
-    )  # Warning headers not in the specification's form
+    # Warning headers that are not in the specification's form.
+    warnings: list[str] = field(default_factory=list)
     _blobs: dict[str, bytes] = field(default_factory=dict)
     _images: dict[str, Image] = field(default_factory=dict)
     _facts: dict[str, Any] = field(default_factory=dict)
@@ -233,7 +227,7 @@ class Run:
         return reply
 
     def _look_at(self, refusal: Reply) -> None:
-        """Note an error body that says it is JSON and has not the specification's form."""
+        """Note an error body that is called JSON and is not in the specification's form."""
         if (
             not refusal.header("Content-Type").lower().startswith("application/json")
             or not refusal.body
@@ -248,15 +242,15 @@ class Run:
     def need(self, reply: Reply, *statuses: int) -> Reply:
         """Fail unless the answer has one of these statuses."""
         if reply.status not in statuses:
-            said = ", ".join(codes(reply))
+            listed = ", ".join(codes(reply))
             raise Failed(
-                f"{reply}{f' ({said})' if said else ''}, not {' or '.join(map(str, statuses))}"
+                f"{reply}{f' ({listed})' if listed else ''}, not {' or '.join(map(str, statuses))}"
             )
         return reply
 
     def nowhere(self, reply: Reply) -> Reply:
-        """Fail unless the answer is 404; skip when the registry lets nobody look where there is
-        nothing.
+        """Fail unless the answer is 404; skip when the registry refuses to show that nothing is
+        there.
         """
         if reply.status in (401, 403):
             raise Skipped(f"outside the specification: {reply} for a repository that is not")
@@ -277,16 +271,14 @@ class Run:
     # Content.
 
     def blob(self, kind: str) -> tuple[str, bytes]:
-        """Return this run's blob of a kind, with its digest; it may not be at the registry yet."""
+        """Return the digest and bytes of this run's blob of a kind, which may not be there yet."""
         if kind not in self._blobs:
             self._blobs[kind] = BLOBS[kind](self.seed)
         data = self._blobs[kind]
         return digest_of(data, "sha512" if kind == "sha512 blob" else "sha256"), data
 
     def image(self, kind: str) -> Image:
-        """Return this run's manifest of a kind, with what it names; it may not be at the registry
-        yet.
-        """
+        """Return this run's image of a kind; it may not be at the registry yet."""
         if kind not in self._images:
             self._images[kind] = MANIFESTS[kind](self.seed)
         return self._images[kind]
@@ -295,9 +287,7 @@ class Run:
         return f"{self.identity}-{kind.replace(' ', '-')}"
 
     def once(self, name: str, make: Callable[[], Any]) -> Any:
-        """Set something up for several checks; a set-up that failed is the reason why they are
-        skipped.
-        """
+        """Set something up once for several checks; when that fails, all of them are skipped."""
         if name not in self._facts:
             try:
                 self._facts[name] = make()
@@ -323,9 +313,7 @@ class Run:
         return reply
 
     def put_here(self, path: str, repository: str | None = None) -> None:
-        """Note what is to be deleted at the end: not what other content of the repository may use
-        as well.
-        """
+        """Note content to be deleted at the end, except blobs that other images may use as well."""
         if path.partition("/")[2] not in _EVERYBODYS:
             self._put.append((repository or self.repository, path))
 
@@ -358,7 +346,7 @@ class Run:
         return digest, data
 
     def clean(self) -> None:
-        """Delete what was put; a registry that does not delete keeps it."""
+        """Delete the content of the run, where the registry deletes."""
         for repository, path in reversed(dict.fromkeys(self._put)):
             with suppress(Failed, NoAnswer):
                 self.ask("DELETE", path, repository=repository)
@@ -368,10 +356,10 @@ def codes(reply: Reply) -> list[str]:
     """Return the codes of an error body, none when it is not in the specification's form."""
     try:
         listed = json.loads(reply.body)["errors"]
-        found = [entry["code"] for entry in listed]
+        texts = [entry["code"] for entry in listed]
     except (ValueError, TypeError, KeyError):
         return []
-    return found if all(isinstance(code, str) for code in found) else []
+    return texts if all(isinstance(code, str) for code in texts) else []
 
 
 # Running.
@@ -380,20 +368,20 @@ def codes(reply: Reply) -> list[str]:
 def run_checks(
     run: Run, checks: Iterable[Check], progress: Callable[[Row], None] | None = None
 ) -> list[Row]:
-    """Run the checks in order; what one needs has to come before it and to have passed."""
+    """Run the checks in order; a check whose needs did not pass before it is skipped."""
     rows: list[Row] = []
-    became: dict[str, Row] = {}
+    by_name: dict[str, Row] = {}
     for entry in checks:
         lacking = [
-            became[name]
+            by_name[name]
             for name in entry.needs
-            if name in became and became[name].outcome != "pass"
+            if name in by_name and by_name[name].outcome != "pass"
         ]
         if lacking:
             row = Row(entry, "skip", f"rests on {lacking[0].check.name!r} ({lacking[0].outcome})")
         else:
             row = _carry_out(run, entry)
-        became[entry.name] = row
+        by_name[entry.name] = row
         rows.append(row)
         if progress is not None:
             progress(row)
@@ -447,15 +435,16 @@ def begin(
 
 
 def chosen(workflows: Sequence[str] = (), names: Sequence[str] = ()) -> list[Check]:
-    """Return the checks of these workflows (all without any), only those named if any are, in
-    order.
+    """Return checks in order: those of some workflows (none: all), only some by name (none: all).
+
+    Checks that a named one needs are chosen as well.
     """
     for subject in ("pulling", "uploading", "pushing", "discovering", "managing"):
         importlib.import_module(f".{subject}", __package__)
     ordered = [entry for workflow in WORKFLOWS for entry in CHECKS if entry.workflow == workflow]
-    wanted = [entry for entry in ordered if not workflows or entry.workflow in workflows]
+    selected = [entry for entry in ordered if not workflows or entry.workflow in workflows]
     if not names:
-        return wanted
+        return selected
     named = set(names)
     waiting = list(names)
     by_name = {entry.name: entry for entry in ordered}
@@ -463,7 +452,7 @@ def chosen(workflows: Sequence[str] = (), names: Sequence[str] = ()) -> list[Che
         more = set(by_name[waiting.pop()].needs) - named
         named |= more
         waiting += more
-    return [entry for entry in wanted if entry.name in named]
+    return [entry for entry in selected if entry.name in named]
 
 
 def check_registry(
@@ -493,9 +482,7 @@ def check_registry(
 
 
 def line(row: Row) -> str:
-    """Write one row: outcome, workflow, name; then the reason where there is one, with what is
-    cited.
-    """
+    """Write one row: outcome, workflow, name; then the reason, if any, with the cited sentence."""
     text = f"{row.outcome:4}  {row.check.workflow:10}  {row.check.name}"
     return f"{text} -- {row.reason} -- spec: {row.check.cites}" if row.reason else text
 
@@ -508,14 +495,12 @@ def count(rows: Sequence[Row]) -> dict[Outcome, int]:
 
 def counted(rows: Sequence[Row]) -> str:
     """Write how many there are of each outcome."""
-    found = count(rows)
-    return f"{len(rows)} checks: {found['pass']} passed, {found['fail']} failed, {found['skip']} skipped"
+    numbers = count(rows)
+    return f"{len(rows)} checks: {numbers['pass']} passed, {numbers['fail']} failed, {numbers['skip']} skipped"
 
 
 def matrix(rows: Sequence[Row]) -> str:
-    """Write the table API x data of each workflow: in a cell the worst outcome, and how many have
-    it.
-    """
+    """Write the table API x data of each workflow; a cell has the worst outcome and its number."""
     tables = [
         _table(workflow, [row for row in rows if row.check.workflow == workflow])
         for workflow in WORKFLOWS

@@ -1,10 +1,10 @@
 """An HTTP client of one registry, for the checks: plain, slow and easy to believe.
 
 Owns: connections, redirects of downloads, Basic and the token service, waiting when asked to. May
-not know: what an answer should be. Invariants: an answer is given back as it came, whatever its
-status, but for 401 and 429 that can be met; credentials go to the registry's origin and to the
-realm that it names, nowhere else. Uses http.client only. Follows: RFC 9110 and the distribution
-project's token specification (docs/protocol-facts.md section 2).
+not know: what an answer should be. Invariants: an answer is returned as it came, whatever its
+status, except a 401 or 429 that can be met. Credentials go only to the registry's origin and to the
+realm that it names. Only http.client is used. Follows: RFC 9110 and the distribution project's
+token specification (docs/protocol-facts.md section 2).
 """
 
 from __future__ import annotations
@@ -121,8 +121,8 @@ class Wire:
                 self._drop(origin)
         except (OSError, http.client.HTTPException, ValueError) as problem:
             self._drop(origin)
-            said = str(problem) or type(problem).__name__
-            raise NoAnswer(f"{method} {url}: {said}") from problem
+            why = str(problem) or type(problem).__name__
+            raise NoAnswer(f"{method} {url}: {why}") from problem
         if answer.will_close:
             self._drop(origin)
         lines: dict[str, str] = {}
@@ -135,6 +135,14 @@ class Wire:
         connection = self._kept.pop(origin, None)
         if connection is not None:
             connection.close()
+
+
+class _Scope(NamedTuple):
+    """What a request needs a permission for; `source` is the repository that is mounted from."""
+
+    reads: bool
+    repository: str
+    source: str
 
 
 class Client:
@@ -153,8 +161,7 @@ class Client:
         self._basic = None
         if credentials is not None:
             self._basic = "Basic " + base64.b64encode(":".join(credentials).encode()).decode()
-        # (reads only, repository, repository that is mounted from) -> the Authorization that worked
-        self._known: dict[tuple[bool, str, str], str] = {}
+        self._authorizations: dict[_Scope, str] = {}  # those that worked
 
     def ask(
         self,
@@ -167,23 +174,24 @@ class Client:
     ) -> Reply:
         """Carry out one request; `target` is a path or a URL. NoAnswer when nothing comes back."""
         url = urljoin(self.origin, target)
-        key = _scope(method, url)
+        scope = _scope(method, url)
         own = url.startswith(self.origin + "/")
         sent = {"User-Agent": "conformance-check", **(headers or {})}
-        if own and key in self._known:
-            sent["Authorization"] = self._known[key]
+        if own and scope in self._authorizations:
+            sent["Authorization"] = self._authorizations[scope]
         reply = self._send(method, url, sent, body)
         if reply.status == 401 and own:
-            answer = self._authorize(reply)
-            if answer is not None:
-                self._known[key] = sent["Authorization"] = answer
+            authorization = self._authorize(reply)
+            if authorization is not None:
+                sent["Authorization"] = authorization
+                self._authorizations[scope] = authorization
                 reply = self._send(method, url, sent, body)
         if follow and method in ("GET", "HEAD"):
             reply = self._follow(reply, sent)
         return reply
 
     def _send(self, method: str, url: str, headers: Mapping[str, str], body: bytes | None) -> Reply:
-        """Send, and again when the answer is 429 and says in how many seconds, a minute at most."""
+        """Send, and send again after a 429 that asks to wait, for a minute at most."""
         for _ in range(5):
             reply = self._wire(method, url, headers, body)
             seconds = reply.header("Retry-After")
@@ -193,7 +201,7 @@ class Client:
         return reply
 
     def _follow(self, reply: Reply, headers: Mapping[str, str]) -> Reply:
-        """Follow what a registry says about a download, without credentials on other hosts."""
+        """Follow the redirects of a download, without credentials on other hosts."""
         for _ in range(5):
             if reply.status not in _REDIRECTS or not reply.header("Location"):
                 break
@@ -206,17 +214,17 @@ class Client:
 
     def _authorize(self, refusal: Reply) -> str | None:
         """Answer a challenge: the value of Authorization, None when nothing can be answered."""
-        said = refusal.header("WWW-Authenticate")
-        start = re.search(r"\bbearer\s", said, re.IGNORECASE)
+        header = refusal.header("WWW-Authenticate")
+        start = re.search(r"\bbearer\s", header, re.IGNORECASE)
         if start is None:
-            return self._basic if re.search(r"\bbasic\b", said, re.IGNORECASE) else None
+            return self._basic if re.search(r"\bbasic\b", header, re.IGNORECASE) else None
         challenge: dict[str, str] = {}
-        for name, quoted, bare in _PARAMETER.findall(said[start.end() :]):
+        for name, quoted, bare in _PARAMETER.findall(header[start.end() :]):
             challenge.setdefault(name.lower(), re.sub(r"\\(.)", r"\1", quoted) or bare)
-        asked = [("service", challenge["service"])] if challenge.get("service") else []
-        asked += [("scope", scope) for scope in challenge.get("scope", "").split()]
+        query = [("service", challenge["service"])] if challenge.get("service") else []
+        query += [("scope", scope) for scope in challenge.get("scope", "").split()]
         realm = urljoin(self.origin, challenge.get("realm", ""))
-        url = realm + ("&" if "?" in realm else "?") + urlencode(asked)
+        url = realm + ("&" if "?" in realm else "?") + urlencode(query)
         answer = self._send("GET", url, {"Authorization": self._basic} if self._basic else {}, None)
         if answer.status != 200:
             return None
@@ -228,9 +236,7 @@ class Client:
         return f"Bearer {token}" if isinstance(token, str) and token else None
 
     def pages(self, target: str, headers: Mapping[str, str] | None = None) -> Iterator[Reply]:
-        """Ask for a list and follow Link; ends after 1,000 pages, so that no circle goes on for
-        ever.
-        """
+        """Give the pages of a list by Link, at most 1,000, so that no circle goes on for ever."""
         for _ in range(1000):
             reply = self.ask("GET", target, headers)
             yield reply
@@ -240,20 +246,20 @@ class Client:
             target = following
 
 
-def _scope(method: str, url: str) -> tuple[bool, str, str]:
+def _scope(method: str, url: str) -> _Scope:
     parts = urlsplit(url)
-    found = _REPOSITORY.match(parts.path)
-    return (
-        method in ("GET", "HEAD"),
-        found[1] if found else "",
-        dict(parse_qsl(parts.query)).get("from", ""),
+    match = _REPOSITORY.match(parts.path)
+    return _Scope(
+        reads=method in ("GET", "HEAD"),
+        repository=match[1] if match else "",
+        source=dict(parse_qsl(parts.query)).get("from", ""),
     )
 
 
 def next_page(reply: Reply) -> str | None:
     """Return the URL of the next page, as Link with rel=next says it."""
-    found = _NEXT.search(reply.header("Link"))
-    return urljoin(reply.url, found[1]) if found else None
+    match = _NEXT.search(reply.header("Link"))
+    return urljoin(reply.url, match[1]) if match else None
 
 
 def with_query(target: str, **parameters: str) -> str:

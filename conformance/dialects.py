@@ -3,7 +3,7 @@
 Owns: which requests of an upload a provider refuses, and how; immutable tags, repositories that
 have to be made first, blobs that are seen late.
 May not know: sockets, logins, any client.
-Invariants: what a function does not name is the strict registry's.
+Invariants: all other behaviour is the strict registry's.
 Follows: docs/protocol-facts.md sections 1.7, 1.8, 4.7, 4.9, 5.5, 6.5, 7.1 and 7.9.
 """
 
@@ -65,11 +65,11 @@ def unreferenced(provider: Provider, request: Request) -> Response | None:
         or request.repository not in provider.repositories
     ):
         return None
-    held = provider.repositories[request.repository]
+    repository = provider.repositories[request.repository]
     named = any(
         part["digest"] == request.reference
-        for each in held.manifests.values()
-        for part in each.blobs
+        for manifest in repository.manifests.values()
+        for part in manifest.blobs
     )
     return (
         None
@@ -97,10 +97,10 @@ def seen_late(provider: Provider, request: Request, answer: Response) -> Respons
     fresh = [digest for digest, age in ages.items() if age < lag]
     if not fresh:
         return answer
-    held = provider.repositories[request.repository]
-    del held.manifests[stored.digest]
-    for tag in [tag for tag, there in held.tags.items() if there == stored.digest]:
-        del held.tags[tag]
+    repository = provider.repositories[request.repository]
+    del repository.manifests[stored.digest]
+    for tag in [tag for tag, there in repository.tags.items() if there == stored.digest]:
+        del repository.tags[tag]
     text = "Images with digests '{fresh}' required for pushing image into repository do not exist"
     return error(400, "MANIFEST_BLOB_UNKNOWN", text.format(fresh=fresh))
 
@@ -125,7 +125,7 @@ def ecr_caps(provider: Provider) -> tuple[Cap, ...]:
 
 
 def ecr_public_caps(provider: Provider) -> tuple[Cap, ...]:
-    """Count as section 4.8 says of ECR Public, for whoever has logged in."""
+    """Count as ECR Public does for clients that have logged in (section 4.8)."""
     counts = {
         "blob_head": 200,
         "upload_start": 10,
@@ -160,12 +160,12 @@ def elsewhere(provider: Provider, request: Request, answer: Response) -> Respons
     project, _, rest = request.repository.partition("/")
     where = f"{_PLACE.format(project=project, rest=rest or '-')}{_LONG}{len(provider.notes)}"
     provider.notes[where] = place
-    kept = [
+    headers = [
         (name, value)
         for name, value in answer.headers
         if name not in ("Location", "Docker-Upload-UUID")
     ]
-    return replace(answer, headers=[*kept, ("Location", request.origin + where)])
+    return replace(answer, headers=[*headers, ("Location", request.origin + where)])
 
 
 def from_elsewhere(provider: Provider, request: Request) -> Request:
@@ -183,21 +183,19 @@ def from_elsewhere(provider: Provider, request: Request) -> Request:
 
 
 def bare_mount(provider: Provider, request: Request) -> Response | None:
-    """Answer a mount that names no repository by whether this one has the blob (section 1.8, at
-    GCR).
-    """
+    """Answer a mount without `from` by whether this repository has the blob (section 1.8, GCR)."""
     digest = request.parameter("mount")
-    held = provider.repositories.get(request.repository)
+    repository = provider.repositories.get(request.repository)
     if (
         request.kind != "upload_start"
         or digest is None
         or request.parameter("from") is not None
-        or held is None
+        or repository is None
     ):
         return None
     there = f"{request.origin}/v2/{request.repository}/blobs/{digest}"
     headers = [("Location", there), ("Docker-Content-Digest", digest)]
-    return Response(201, headers) if digest in held.blobs else None
+    return Response(201, headers) if digest in repository.blobs else None
 
 
 def google_caps(provider: Provider) -> tuple[Cap, ...]:
@@ -219,8 +217,8 @@ def ghcr_chunks(provider: Provider, request: Request) -> Response | None:
     if request.header("content-range") and (request.length() or 0) > GHCR_CHUNK_LIMIT:
         text = "the body exceeds 4.00 MiB"
         return error(416, "REQUESTED_RANGE_NOT_SATISFIABLE", text)
-    held = provider.repositories.get(request.repository)
-    upload = held.uploads.get(request.reference) if held else None
+    repository = provider.repositories.get(request.repository)
+    upload = repository.uploads.get(request.reference) if repository else None
     if upload is not None and upload.content.size:
         upload.content = type(upload.content)()
     return None

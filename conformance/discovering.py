@@ -2,8 +2,7 @@
 
 Owns: what a list has to hold, its order, its pages and filters.
 May not know: how it is stored.
-Invariants: a list is judged with all its pages, and other content of the repository is left out of
-it.
+Invariants: a list is judged with all its pages; other content of the repository does not count.
 Follows: section "Content Discovery" of the OCI distribution specification 1.1.1.
 """
 
@@ -24,7 +23,7 @@ _TAGS = "Listing Tags"
 _REFERRERS = "Listing Referrers"
 REFERRERS = "GET referrers: an empty list (absent)"
 
-# Sorted by bytes and without case these are in different orders, both of which are taken.
+# By bytes and without case these sort differently; both orders are accepted.
 _NAMES = ("a", "B", "c", "0", "_x", "Z")
 
 
@@ -50,7 +49,7 @@ def _listed(reply: Reply, run: Run) -> list[str]:
 
 
 def _some(tags: Sequence[str], run: Run) -> str:
-    """Write the first of some tags, without what all of a run have in common."""
+    """Write the first of some tags, without the prefix that all tags of a run have."""
     shown = ", ".join(tag.removeprefix(f"{run.identity}-") for tag in tags[:4])
     return f"{len(tags)} tags ({shown}{', ...' if len(tags) > 4 else ''})"
 
@@ -65,7 +64,7 @@ def tags_of(run: Run) -> list[str]:
 
 
 def _tagged(run: Run) -> set[str]:
-    """Have the tags that these checks count on; return them."""
+    """Push the tags that these checks count on, once; return them."""
     tags = [f"{run.identity}-{name}" for name in _NAMES]
     run.once("tags", lambda: run.push(run.seed.image(sizes=(100,)), *tags))
     return set(tags)
@@ -73,10 +72,10 @@ def _tagged(run: Run) -> set[str]:
 
 @check("discovery", "GET tags/list", "every tag once", f"{_TAGS}: MUST be 200 OK (end-8a)", "tags")
 def list_tags(run: Run) -> None:
-    wanted = _tagged(run)
+    pushed = _tagged(run)
     listed = tags_of(run)
-    if not wanted <= set(listed):
-        raise Failed(f"not listed: {sorted(wanted - set(listed))}")
+    if not pushed <= set(listed):
+        raise Failed(f"not listed: {sorted(pushed - set(listed))}")
     if len(set(listed)) != len(listed):
         raise Failed("a tag is listed twice")
 
@@ -115,11 +114,11 @@ def no_tags(run: Run) -> None:
         raise Failed(f"{reply} with Link")
 
 
-def _page(run: Run, query: str, wanted: Sequence[str], most: int) -> None:
-    """Judge one page: it is the beginning of what is wanted, and shorter only with a Link."""
+def _page(run: Run, query: str, rest: Sequence[str], most: int) -> None:
+    """Judge one page: it is the beginning of `rest`, and has fewer than `most` only with a Link."""
     reply = run.ask("GET", f"tags/list?{query}")
     listed = _listed(reply, run)
-    expected = list(wanted[:most])
+    expected = list(rest[:most])
     if next_page(reply) is not None:
         expected = expected[: len(listed)]
     if listed != expected or (not listed and expected):
@@ -161,14 +160,14 @@ def more_than_tags(run: Run) -> None:
 )
 def linked_pages(run: Run) -> None:
     _tagged(run)
-    wanted = tags_of(run)
+    whole = tags_of(run)
     pages = list(run.client.pages(f"/v2/{run.repository}/tags/list?n=2"))
-    if len(pages) == 1 and len(wanted) > 2:
+    if len(pages) == 1 and len(whole) > 2:
         raise Skipped("optional and not here: no Link to the next page")
     listed = [tag for page in pages for tag in _listed(page, run)]
-    if listed != wanted:
+    if listed != whole:
         raise Failed(
-            f"{len(pages)} pages with {len(listed)} tags, not the {len(wanted)} of the whole list"
+            f"{len(pages)} pages with {len(listed)} tags, not the {len(whole)} of the whole list"
         )
 
 
@@ -226,18 +225,18 @@ def _entries(reply: Reply, run: Run) -> list[Mapping[str, Any]]:
 
 
 def referrers(run: Run, digest: str, query: str = "") -> list[Mapping[str, Any]]:
-    """Return what refers to a digest, with every page."""
+    """Return the referrers of a digest, of every page."""
     pages = run.client.pages(f"/v2/{run.repository}/referrers/{digest}{query}")
     return [entry for page in pages for entry in _entries(page, run)]
 
 
-_SBOM, _SIGNED, _OLD = (
-    f"application/vnd.example.{name}" for name in ("sbom.v1+json", "signature.v1", "old.v1")
-)
+_SBOM = "application/vnd.example.sbom.v1+json"
+_SIGNED = "application/vnd.example.signature.v1"
+_OLD = "application/vnd.example.old.v1"
 
 
 class _Family:
-    """A subject and what refers to it, in every form; two of them are there before it."""
+    """A subject and referrers of every form; two of them are there before their subject."""
 
     def __init__(self, run: Run) -> None:
         seed = run.seed
@@ -269,10 +268,10 @@ def _family(run: Run) -> _Family:
 
 def _found(run: Run, member: Image) -> Mapping[str, Any]:
     entries = referrers(run, _family(run).subject.top)
-    found = [entry for entry in entries if entry.get("digest") == member.top]
-    if len(found) != 1:
-        raise Failed(f"{member.top} is listed {len(found)} times")
-    return found[0]
+    matching = [entry for entry in entries if entry.get("digest") == member.top]
+    if len(matching) != 1:
+        raise Failed(f"{member.top} is listed {len(matching)} times")
+    return matching[0]
 
 
 @check(
@@ -314,10 +313,10 @@ def malformed_referrers(run: Run) -> None:
 def all_referrers(run: Run) -> None:
     family = _family(run)
     listed = [entry.get("digest") for entry in referrers(run, family.subject.top)]
-    wanted = [member.top for member in family.members]
-    if sorted(map(str, listed)) != sorted(wanted):
-        missing = set(wanted) - set(listed)
-        more = len(listed) - len(set(listed) & set(wanted))
+    expected = [member.top for member in family.members]
+    if sorted(map(str, listed)) != sorted(expected):
+        missing = set(expected) - set(listed)
+        more = len(listed) - len(set(listed) & set(expected))
         raise Failed(f"{len(missing)} are not listed, {more} are too many")
 
 
@@ -375,10 +374,10 @@ def described(run: Run, kind: str) -> None:
     REFERRERS,
 )
 def typed(run: Run, kind: str) -> None:
-    wanted = {"artifact": _SBOM, "config type": _OLD, "index": _SIGNED, "bare index": None}[kind]
+    expected = {"artifact": _SBOM, "config type": _OLD, "index": _SIGNED, "bare index": None}[kind]
     entry = _found(run, _ENTRIES[kind](_family(run)))
-    if entry.get("artifactType") != wanted or (wanted is None and "artifactType" in entry):
-        raise Failed(f"artifactType is {entry.get('artifactType')!r}, not {wanted!r}")
+    if entry.get("artifactType") != expected or (expected is None and "artifactType" in entry):
+        raise Failed(f"artifactType is {entry.get('artifactType')!r}, not {expected!r}")
 
 
 @check(
@@ -392,9 +391,9 @@ def typed(run: Run, kind: str) -> None:
 def annotated(run: Run, kind: str) -> None:
     member = _ENTRIES[kind](_family(run))
     entry = _found(run, member)
-    wanted = member.document.get("annotations", {})
-    if (entry.get("annotations") or {}) != wanted:
-        raise Failed(f"annotations are {entry.get('annotations')!r}, not {wanted!r}")
+    expected = member.document.get("annotations", {})
+    if (entry.get("annotations") or {}) != expected:
+        raise Failed(f"annotations are {entry.get('annotations')!r}, not {expected!r}")
 
 
 def _filtered(run: Run, kind: str) -> list[str]:
@@ -422,14 +421,14 @@ def _filtered(run: Run, kind: str) -> list[str]:
 )
 def filtered(run: Run, kind: str) -> None:
     family = _family(run)
-    asked, wanted = {
+    artifact_type, members = {
         "artifact": (_SBOM, [family.by_type, family.second]),
         "config type": (_OLD, [family.by_config]),
         "index": (_SIGNED, [family.typed_index]),
     }[kind]
-    listed = _filtered(run, asked)
-    if sorted(listed) != sorted(member.top for member in wanted):
-        raise Failed(f"{len(listed)} are listed for {asked}, not {len(wanted)}, or others")
+    listed = _filtered(run, artifact_type)
+    if sorted(listed) != sorted(member.top for member in members):
+        raise Failed(f"{len(listed)} are listed for {artifact_type}, not {len(members)}, or others")
 
 
 @check(
@@ -473,15 +472,15 @@ def subject_seen(run: Run, kind: str) -> None:
 )
 def fallback_tag(run: Run) -> None:
     family = _family(run)
-    kept = run.seed.fallback_index(family.members)
+    index = run.seed.fallback_index(family.members)
     tag = family.subject.top.replace(":", "-")
-    run.need(run.put(tag, kept.media_type, kept.body), 201)
+    run.need(run.put(tag, index.media_type, index.body), 201)
     run.need(run.ask("GET", f"manifests/{tag}", ACCEPT), 200)
-    if any(entry.get("digest") == kept.top for entry in referrers(run, family.subject.top)):
+    if any(entry.get("digest") == index.top for entry in referrers(run, family.subject.top)):
         raise Failed("the index under the fallback tag is listed as a referrer")
 
 
-# Where the API is not, clients keep the lists: what they need of a registry for that.
+# Without the API clients keep the lists themselves; this is what they need of a registry.
 
 
 @check(
@@ -496,13 +495,13 @@ def announced_in_vain(run: Run) -> None:
     run.push(subject)
     artifact = run.seed.artifact(subject, _SBOM)
     run.upload_parts(artifact)
-    said = run.need(run.put(artifact.top, artifact.media_type, artifact.body), 201).header(
+    announced = run.need(run.put(artifact.top, artifact.media_type, artifact.body), 201).header(
         "OCI-Subject"
     )
-    reply = run.ask("GET", f"referrers/{subject.top}") if said else None
+    reply = run.ask("GET", f"referrers/{subject.top}") if announced else None
     if reply is not None and (reply.status != 200 or reply.header("Content-Type") != OCI_INDEX):
         raise Failed(
-            f"OCI-Subject {said} was said, and {reply} with {reply.header('Content-Type') or 'no type'}"
+            f"OCI-Subject {announced} was said, and {reply} with {reply.header('Content-Type') or 'no type'}"
         )
 
 
@@ -519,10 +518,10 @@ def list_kept(run: Run) -> None:
     attached = list[Image]()
     for _ in range(2):
         attached.append(run.push(run.seed.artifact(subject, _SBOM)))
-        kept = run.seed.fallback_index(attached)
-        run.need(run.put(tag, kept.media_type, kept.body), 201)
+        index = run.seed.fallback_index(attached)
+        run.need(run.put(tag, index.media_type, index.body), 201)
         reply = run.need(run.ask("GET", f"manifests/{tag}", ACCEPT), 200)
-        if reply.body != kept.body:
+        if reply.body != index.body:
             raise Failed(
                 f"{reply} with other bytes than the {len(attached)} referrers that were put"
             )

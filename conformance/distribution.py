@@ -1,9 +1,9 @@
-"""What distribution does otherwise than a strict registry of OCI 1.1: the functions of its rows.
+"""The differences of distribution from a strict registry of OCI 1.1: the functions of its rows.
 
 Owns: its leniences and its error answers.
 May not know: sockets, other providers.
-Invariants: each function is what Debian's docker-registry (2.8.2) answered to the same request
-(tests/test_personas.py asks both and holds the table of what still differs); what 3 does otherwise
+Invariants: each function answers as Debian's docker-registry (2.8.2) did to the same request;
+tests/test_personas.py asks both and has the table of the remaining differences. The behaviour of 3
 was read in its code.
 Follows: docs/protocol-facts.md sections 1.7 to 1.9, 1.11 and 1.12, "tested".
 """
@@ -55,8 +55,8 @@ def _changed(
     **query: str,
 ) -> Request:
     """Return the request without some parameters and with others."""
-    kept = [(key, value) for key, value in request.query if key not in without | set(query)]
-    target = f"{request.path}?{urlencode([*kept, *query.items()])}"
+    parameters = [(key, value) for key, value in request.query if key not in without | set(query)]
+    target = f"{request.path}?{urlencode([*parameters, *query.items()])}"
     return replace(request, target=target, headers=request.headers if headers is None else headers)
 
 
@@ -64,13 +64,11 @@ def _without(request: Request, name: str) -> Headers:
     return [(key, value) for key, value in request.headers if key != name]
 
 
-# What it makes of a request.
+# Rewrites: what it makes of a request.
 
 
 def _start_with_anything(provider: Provider, request: Request) -> Request:
-    """A body or a digest of a POST is not looked at, a mount that is malformed is none (section
-    1.12).
-    """
+    """Ignore the body and the digest of a POST, and a malformed mount (section 1.12)."""
     if request.kind != "upload_start":
         return request
     mount = request.parameter("mount")
@@ -89,22 +87,20 @@ def _start_with_anything(provider: Provider, request: Request) -> Request:
 
 
 def _chunks_anywhere(provider: Provider, request: Request) -> Request:
-    """Content-Range is not looked at: bytes are appended (section 1.7)."""
+    """Ignore Content-Range: bytes are appended (section 1.7)."""
     if request.kind == "upload" and request.header("content-range"):
         return replace(request, headers=_without(request, "content-range"))
     return request
 
 
 def _any_last_chunk(provider: Provider, request: Request) -> Request:
-    """3 looks at the Content-Range of a PATCH (416), not at a PUT's: the digest decides (section
-    1.7).
-    """
+    """Ignore the Content-Range of a PUT, as 3 does, but not of a PATCH: 416 (section 1.7)."""
     return _chunks_anywhere(provider, request) if request.method == "PUT" else request
 
 
 def _upload(provider: Provider, request: Request) -> Upload | None:
-    held = provider.repositories.get(request.repository)
-    return None if held is None else held.uploads.get(request.reference)
+    repository = provider.repositories.get(request.repository)
+    return None if repository is None else repository.uploads.get(request.reference)
 
 
 def _state_is_an_offset(provider: Provider, request: Request) -> Request:
@@ -117,9 +113,7 @@ def _state_is_an_offset(provider: Provider, request: Request) -> Request:
 
 
 def _whole_lists(provider: Provider, request: Request) -> Request:
-    """`tags/list` has no pages before 2.8.3's successors: n and last are not looked at (section
-    1.11).
-    """
+    """Ignore `n` and `last` of `tags/list`: there are no pages up to 2.8.3 (section 1.11)."""
     return (
         _changed(request, without=frozenset({"n", "last"}))
         if request.kind == "tag_list"
@@ -127,19 +121,17 @@ def _whole_lists(provider: Provider, request: Request) -> Request:
     )
 
 
-# What it answers itself.
+# Answers before the strict registry is asked.
 
 
 def _any_ping(provider: Provider, request: Request) -> Response | None:
-    """Whoever asks /v2/ by whatever method is told that it is there."""
+    """/v2/ answers 200 to every method."""
     other = request.kind == "ping" and request.method not in ("GET", "HEAD")
     return Response(200, [("Content-Type", "application/json")], b"{}") if other else None
 
 
 def _lost_session(provider: Provider, request: Request) -> Response | None:
-    """A session is invalid without its newest state, after a wrong digest or a broken body (section
-    1.9).
-    """
+    """Know a session only by its newest state; a wrong digest or a broken body ends it (1.9)."""
     if request.kind != "upload":
         return None
     upload = _upload(provider, request)
@@ -156,7 +148,7 @@ def _lost_session(provider: Provider, request: Request) -> Response | None:
 
 
 def _no_page(provider: Provider, request: Request) -> Response | None:
-    """Paths that its router has no rule for, tags that are none among them, get Go's page."""
+    """Answer paths without a rule, malformed tags among them, with the page of Go's router."""
     if request.path == "/":
         return Response(200, [("Cache-Control", "no-cache")])
     if request.path == "/v2":
@@ -186,12 +178,11 @@ def _manifests_by_sha256(provider: Provider, request: Request) -> Response | Non
     return None
 
 
-# What it says to a manifest.
+# Judgements of a manifest.
 
 
 def _layers_with_urls(provider: Provider, request: Request, body: bytes) -> Response | None:
-    """Fetch from no host: a layer with `urls` is refused threefold, whatever its type, present or
-    not.
+    """Refuse a layer with `urls` threefold, whatever its type, present or not: nothing is fetched.
 
     Tested, as section 1.12 is; a layer without `urls` has to be there, whatever its type.
     """
@@ -199,22 +190,22 @@ def _layers_with_urls(provider: Provider, request: Request, body: bytes) -> Resp
         stored = read_manifest(body, request.header("content-type").partition(";")[0].strip(), "")
     except Invalid:
         return None
-    held = provider.repositories.get(request.repository)
-    found: list[tuple[str, str, object]] = []
+    repository = provider.repositories.get(request.repository)
+    problems: list[tuple[str, str, object]] = []
     for part in stored.blobs:
         missing = ("MANIFEST_BLOB_UNKNOWN", "blob unknown to registry", {"digest": part["digest"]})
         if part.get("urls"):
-            found += [("UNKNOWN", "unknown error", None)] * 2 + [missing]
-        elif held is None or part["digest"] not in held.blobs:
-            found.append(missing)
-    if not found:
+            problems += [("UNKNOWN", "unknown error", None)] * 2 + [missing]
+        elif repository is None or part["digest"] not in repository.blobs:
+            problems.append(missing)
+    if not problems:
         return None
     # The first of several errors gives the status.
-    code, _, _ = found[0]
-    return errors(500 if code == "UNKNOWN" else 400, found)
+    code, _, _ = problems[0]
+    return errors(500 if code == "UNKNOWN" else 400, problems)
 
 
-# What it makes of an answer.
+# Changes of an answer.
 
 
 def _uploads(provider: Provider, request: Request, answer: Response) -> Response:
@@ -243,19 +234,17 @@ def _uploads(provider: Provider, request: Request, answer: Response) -> Response
 
 
 def _blobs(provider: Provider, request: Request, answer: Response) -> Response:
-    """As Go's http.ServeContent: conditions and malformed ranges too; and they may be cached for a
-    year.
-    """
+    """Answer as Go's http.ServeContent: conditions, malformed ranges, a year in caches."""
     if request.kind != "blob" or answer.status not in (200, 206, 416) or request.method == "DELETE":
         return answer
     cached = ("Cache-Control", "max-age=31536000")
     own = [("Docker-Content-Digest", request.reference), ("Etag", f'"{request.reference}"'), cached]
     if request.header("if-none-match") == f'"{request.reference}"':
         return Response(304, own)
-    asked = request.header("range")
-    span = _RANGE.match(asked)
+    range_header = request.header("range")
+    span = _RANGE.match(range_header)
     backwards = span is not None and bool(span[1] and span[2]) and int(span[1]) > int(span[2])
-    if answer.status == 416 or (asked and (span is None or backwards)):
+    if answer.status == 416 or (range_header and (span is None or backwards)):
         unmet = answer.header("Content-Range")
         where = [("Content-Range", unmet)] if unmet and not backwards else []
         text = b"invalid range: failed to overlap\n" if where else b"invalid range\n"
@@ -265,7 +254,7 @@ def _blobs(provider: Provider, request: Request, answer: Response) -> Response:
 
 
 def _tags(provider: Provider, request: Request, answer: Response) -> Response:
-    """Tags come in the order of a directory, which is none."""
+    """List tags in the order of a directory, which is none."""
     if request.kind != "tag_list" or answer.status != 200:
         return answer
     document = answer.json()

@@ -1,11 +1,10 @@
-"""What the journals of a run prove: its exchanges in one order, its upload sessions, challenges and
-commits.
+"""The facts of a run: its exchanges in one order, its upload sessions, challenges and commits.
 
 Owns: reading journals and the registries' content as facts about a client, and the table in which
 the rules of the `audit_*` modules stand.
 May not know: any rule.
-Invariants: only what was answered, whole and by the registry itself, counts as known to the client;
-an answer that a hook gave proves nothing against it.
+Invariants: only a whole answer of the registry itself counts as known to the client. An answer that
+a hook gave proves nothing against it.
 """
 
 from __future__ import annotations
@@ -80,12 +79,12 @@ class Act(NamedTuple):
 
     @property
     def is_disturbed(self) -> bool:
-        """Whether the answer, or what became of the request, was not the registry's own doing."""
+        """Whether a hook or a fault changed the exchange."""
         return self.entry.tampered or not {*self.entry.faults} <= _HARMLESS
 
     @property
     def is_success(self) -> bool:
-        """Whether the client was told truthfully that it has what it wanted."""
+        """Whether the request succeeded and the answer says so truthfully."""
         entry = self.entry
         whole = entry.method not in ("PUT", "PATCH", "POST") or str(
             entry.request_bytes
@@ -99,17 +98,19 @@ class Act(NamedTuple):
 
     @property
     def is_answer(self) -> bool:
-        """Whether it settled its question: a success, or a truthful "not here"."""
+        """Whether it settled its question: a success, or a truthful 404."""
         method = self.entry.method
         kind = self.entry.kind
-        asked = method == "HEAD" or (
+        is_question = method == "HEAD" or (
             method == "GET" and kind in ("manifest", "tag_list", "referrers")
         )
-        return self.is_success or (asked and self.entry.status == 404 and not self.is_disturbed)
+        return self.is_success or (
+            is_question and self.entry.status == 404 and not self.is_disturbed
+        )
 
     @property
     def is_failure(self) -> bool:
-        """Whether repeating it, or what led to it, is no mistake."""
+        """Whether the client may ask again: it has no answer and was not led elsewhere."""
         return not self.is_answer and self.entry.status not in (304, *_REDIRECTS)
 
     @property
@@ -129,7 +130,7 @@ class Act(NamedTuple):
 
 @dataclass(frozen=True)
 class Finding:
-    """One mistake of the client: what it is called, and the exchanges that show it."""
+    """One mistake of the client: its name, and the exchanges that show it."""
 
     name: str
     kind: Class
@@ -167,28 +168,30 @@ class Session:
 
     @property
     def digest(self) -> str | None:
-        """What it is for, as far as the client said."""
+        """The blob that it is for, as far as the client said."""
         ends = [act.entry.query["digest"] for act in self.acts if act.entry.query.get("digest")]
         return ends[-1] if ends else self.opener.entry.query.get("mount")
 
     def newest(self, act: Act) -> Moved:
         """The Location that holds for `act`."""
-        known = [moved for moved in self.locations if moved.giver.before(act)]
-        return max(known, key=lambda moved: moved.giver.entry.ended or 0, default=self.locations[0])
+        earlier = [moved for moved in self.locations if moved.giver.before(act)]
+        return max(
+            earlier, key=lambda moved: moved.giver.entry.ended or 0, default=self.locations[0]
+        )
 
 
 def without_digest(target: str) -> str:
-    """Take away what a client adds to a Location when it finishes an upload."""
+    """Remove the digest that a client adds to a Location to finish an upload."""
     return re.sub(r"(?<=[?&])digest=[^&]*&?", "", target).rstrip("?&")
 
 
 class Run:
     """The exchanges of one run with every registry, token service and storage that took part in it.
 
-    `sites` are by origin, as in `http://127.0.0.1:5000`; exchanges that began at or before `since`
-    belong to an earlier run. `readonly` origins are sources and nothing else; `remembered` says
-    that challenges of earlier runs are known; `realms` are origins of token services that any
-    registry may name.
+    `sites` are by origin, as in `http://127.0.0.1:5000`. Exchanges that began at or before `since`
+    belong to an earlier run. `readonly` origins are only sources. `remembered` says that the client
+    knows the challenges of earlier runs. `realms` are origins of token services that any registry
+    may name.
     """
 
     def __init__(
@@ -215,19 +218,19 @@ class Run:
         self.failures = [act for act in self.acts if act.is_failure]
         self.about = grouped(self.acts, lambda act: act.digest)
         self._connections = grouped(self.acts, lambda act: (act.place, act.entry.connection))
-        known = every if remembered else self.acts
-        self.challenges = [found for act in known for found in _challenges(act)]
+        challenging = every if remembered else self.acts
+        self.challenges = [challenge for act in challenging for challenge in _challenges(act)]
         self.redirects = [
             self._moved(act)
             for act in self.acts
             if act.entry.status in _REDIRECTS and "location" in act.entry.response_headers
         ]
         self._redirected = {moved.target for moved in self.redirects}
-        # A redirect that nobody followed came to nothing: the client would not, or could not.
+        # A redirect that was not followed is a failure: the client would not, or could not.
         reached = {act.entry.target for act in self.acts}
         self.failures += [moved.giver for moved in self.redirects if moved.target not in reached]
         self.failures += [act for act in self.select("GET", "blob") if self._is_lie(act)]
-        self.realms_named = {found.realm.partition("?")[0] for found in self.challenges}
+        self.realms_named = {challenge.realm.partition("?")[0] for challenge in self.challenges}
         self.sessions = self._sessions()
         self.strays: list[Act] = []
         for act in self.acts:
@@ -237,41 +240,44 @@ class Run:
         self.arrivals = self._arrivals()
 
     def select(self, method: str | None = None, kind: str | None = None) -> Iterator[Act]:
-        """Give the exchanges that agree with what is given, in order."""
+        """Give the exchanges with a method and of a kind, in order; None means any."""
         for act in self.acts:
             if method in (None, act.entry.method) and kind in (None, act.entry.kind):
                 yield act
 
     def repositories(self, place: str) -> Mapping[str, Repository]:
         """Return what a site holds, nothing where it is no registry of the harness."""
-        held: Mapping[str, Repository] = getattr(self.sites[place], "repositories", {})
-        return held
+        repositories: Mapping[str, Repository] = getattr(self.sites[place], "repositories", {})
+        return repositories
 
     def lists_referrers(self, act: Act) -> bool:
         """Whether an answer to a question for referrers is the referrers API's."""
         return act.is_success and act.entry.response_headers.get("content-type") == OCI_INDEX
 
     def lacks_referrers(self, act: Act) -> bool:
-        """Whether it says that there is no such API: refused as a path, or answered with a page
-        (rule 15).
-        """
+        """Whether an answer says that there is no referrers API: an error or a page (rule 15)."""
         if act.is_disturbed:
             return False
         if act.entry.status in (404, 405, 501):
             return not {"MANIFEST_UNKNOWN", "NAME_UNKNOWN"} & set(act.entry.codes)
         led = [moved.target for moved in self.redirects if moved.giver.entry is act.entry]
-        pages = [each for each in self.acts if each.place == act.place and each.entry.target in led]
-        answered = act.is_success or any(each.is_success for each in pages)
-        return answered and not any(self.lists_referrers(each) for each in (act, *pages))
+        pages = [
+            other for other in self.acts if other.place == act.place and other.entry.target in led
+        ]
+        answered = act.is_success or any(other.is_success for other in pages)
+        return answered and not any(self.lists_referrers(other) for other in (act, *pages))
 
     def knew(self, earlier: Act, act: Act) -> bool:
-        """Whether the client had read an answer when it asked: it had gone on on that connection."""
+        """Whether the client had read an earlier answer when it sent `act`.
+
+        It had when it sent something on that connection in between.
+        """
         if not earlier.before(act):
             return False
         same = self._connections[earlier.place, earlier.entry.connection]
         ended = earlier.entry.ended or 0
         begun = act.entry.begun
-        return any(ended < each.entry.begun <= begun for each in same)
+        return any(ended < later.entry.begun <= begun for later in same)
 
     def is_registry(self, place: str) -> bool:
         """Whether a site is a registry of the harness, whose paths are all known."""
@@ -288,28 +294,28 @@ class Run:
     def _is_lie(self, act: Act) -> bool:
         """Whether a registry holds other bytes under a digest than it says."""
         digest = act.digest
-        held = self.repositories(act.place).get(act.entry.repository)
-        blob = held.blobs.get(digest) if held and digest else None
+        repository = self.repositories(act.place).get(act.entry.repository)
+        blob = repository.blobs.get(digest) if repository and digest else None
         return blob is not None and blob.digest(act.entry.reference.partition(":")[0]) != digest
 
     def excuses(self, digest: str | None, act: Act, first: Act | None = None) -> int:
-        """Count what went wrong with a digest, since `first` was asked, before `act`: so often it
-        may be repeated.
-        """
+        """Count the failures with a digest between `first` and `act`: so often it may be repeated."""
         sessions = [session for session in self.sessions if digest and session.digest == digest]
-        sent = {id(each.entry) for session in sessions for each in (session.opener, *session.acts)}
+        sent = {
+            id(other.entry) for session in sessions for other in (session.opener, *session.acts)
+        }
         about = [
-            each
-            for each in self.failures
-            if digest in (None, each.digest) or id(each.entry) in sent
+            other
+            for other in self.failures
+            if digest in (None, other.digest) or id(other.entry) in sent
         ]
         begun = first.entry.begun if first else 0
-        # One that was under way when `first` was asked failed later.
-        since = [each for each in about if (each.entry.ended or each.entry.begun) > begun]
-        return sum(1 for each in since if each.entry.begun < act.entry.begun)
+        # An exchange that was under way when `first` was asked failed after it.
+        since = [other for other in about if (other.entry.ended or other.entry.begun) > begun]
+        return sum(1 for other in since if other.entry.begun < act.entry.begun)
 
     def repeated(self, groups: Mapping[object, list[Act]]) -> Iterator[tuple[Act, ...]]:
-        """Give those groups of settled exchanges that are more than their digest's failures excuse."""
+        """Give the groups with more settled exchanges than their digest's failures excuse."""
         for acts in groups.values():
             settled = [act for act in acts if act.is_answer]
             if settled and len(settled) > 1 + self.excuses(
@@ -319,12 +325,12 @@ class Run:
 
     def committed(self, repository: RepositoryKey, blob: str, act: Act) -> bool:
         """Whether a manifest that names `blob` stood in a repository when `act` was asked."""
-        held = self.repositories(repository.place).get(repository.name)
-        if held is None:
+        content = self.repositories(repository.place).get(repository.name)
+        if content is None:
             return False
         naming = [
             digest
-            for digest, manifest in held.manifests.items()
+            for digest, manifest in content.manifests.items()
             if any(part["digest"] == blob for part in manifest.blobs)
         ]
         commits = [self.commits.get((*repository, digest)) for digest in naming]
@@ -344,68 +350,72 @@ class Run:
         return Moved(act, f"{parts.scheme}://{parts.netloc}", (parts.path or "/") + query)
 
     def _sessions(self) -> list[Session]:
-        found = []
+        sessions = []
         for act in self.select("POST", "upload_start"):
             if act.entry.status == 202 and "location" in act.entry.response_headers:
                 moved = self._moved(act)
-                found.append(Session(act, (moved.origin, urlsplit(moved.target).path), [moved]))
-        return found
+                sessions.append(Session(act, (moved.origin, urlsplit(moved.target).path), [moved]))
+        return sessions
 
     def _follow(self, act: Act) -> None:
-        """Put what was sent to an upload session there; what belongs to none is a stray."""
+        """Add an exchange to its upload session; an upload that belongs to none is a stray."""
         if act.entry.kind == "upload_start":
             return
         path = (act.origin, urlsplit(act.entry.target).path)
         mine = [
-            each
-            for each in self.sessions
-            if each.path == path and each.opener.entry.begun < act.entry.begun
+            candidate
+            for candidate in self.sessions
+            if candidate.path == path and candidate.opener.entry.begun < act.entry.begun
         ]
         if not mine:
             if act.entry.kind == "upload":
                 self.strays.append(act)
             return
-        # Where a storage has one path for all, the query tells sessions apart; else their order
-        # does.
+        # Where all sessions have one path, the query tells them apart; otherwise their order does.
         exact = [
-            each for each in mine if each.newest(act).target == without_digest(act.entry.target)
+            candidate
+            for candidate in mine
+            if candidate.newest(act).target == without_digest(act.entry.target)
         ]
-        fresh = [each for each in exact if not any(sent.is_success for sent in each.acts)]
+        fresh = [
+            candidate for candidate in exact if not any(sent.is_success for sent in candidate.acts)
+        ]
         session = fresh[0] if len(exact) > 1 and fresh else (exact or mine)[-1]
         session.acts.append(act)
         if "location" in act.entry.response_headers and act.entry.status in (202, 204, 416):
             session.locations.append(self._moved(act))
 
     def _arrivals(self) -> dict[tuple[str, str, str], Act]:
-        """Return what first told the client that a blob or manifest is in a repository."""
-        found = dict(self.commits)
+        """Return the first exchange that told the client that content is in a repository."""
+        arrivals = dict(self.commits)
         for act in self.acts:
             digest = act.digest
             about = act.entry.kind in ("blob", "manifest", "upload", "upload_start")
             if act.entry.kind == "manifest":
                 digest = act.entry.response_headers.get("docker-content-digest") or digest
             if act.is_success and about and digest and act.entry.status != 202:
-                first = found.setdefault((*act.repository, digest), act)
+                key = (*act.repository, digest)
+                first = arrivals.setdefault(key, act)
                 if (act.entry.ended or 0) < (first.entry.ended or 0):
-                    found.update({(*act.repository, digest): act})
-        return found
+                    arrivals[key] = act
+        return arrivals
 
 
 def _commits(acts: Iterable[Act]) -> dict[tuple[str, str, str], Act]:
-    """Return what committed each manifest in a run; what nothing did was there before it."""
-    found: dict[tuple[str, str, str], Act] = {}
+    """Return the exchange that committed each manifest; others were there before."""
+    commits: dict[tuple[str, str, str], Act] = {}
     for act in acts:
-        told = act.entry.response_headers.get("docker-content-digest") or act.digest
-        if (act.entry.method, act.entry.kind) == ("PUT", "manifest") and act.is_success and told:
-            found.setdefault((*act.repository, told), act)
-    return found
+        digest = act.entry.response_headers.get("docker-content-digest") or act.digest
+        if (act.entry.method, act.entry.kind) == ("PUT", "manifest") and act.is_success and digest:
+            commits.setdefault((*act.repository, digest), act)
+    return commits
 
 
 def _challenges(act: Act) -> Iterator[Challenge]:
     if act.entry.status != 401:
         return
     lines = act.entry.response_headers.get("www-authenticate", "")
-    # Whatever separates them, each begins with its scheme's name.
+    # Whatever separates the challenges, each begins with the name of its scheme.
     for scheme, words in re.findall(
         r"(?is)\b(basic|bearer)\s(.*?)(?=\b(?:basic|bearer)\s|\Z)", lines
     ):
@@ -453,11 +463,11 @@ def single(kind: Class, text: str) -> Callable[[Callable[[Act], bool]], Callable
 
 
 def grouped(acts: Iterable[Act], key: Callable[[Act], object]) -> Mapping[object, list[Act]]:
-    """Group exchanges by what makes them the same."""
-    found: defaultdict[object, list[Act]] = defaultdict(list)
+    """Group exchanges by a key."""
+    groups: defaultdict[object, list[Act]] = defaultdict(list)
     for act in acts:
-        found[key(act)].append(act)
-    return found
+        groups[key(act)].append(act)
+    return groups
 
 
 def parameters(act: Act, name: str) -> list[str]:

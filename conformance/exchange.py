@@ -169,9 +169,7 @@ class Exchange:
         self.entry.request_bytes = self.received
 
     def feed(self, data: bytes) -> None:
-        """Take bytes that were received elsewhere; `Dropped` ends the connection in the middle of
-        them.
-        """
+        """Take bytes that were received elsewhere; `Dropped` may end the connection among them."""
         while data and self._injection is not None:
             part = bytearray(data[: self._injection.limit(self.received)])
             data = data[len(part) :]
@@ -260,7 +258,7 @@ class Site:
         raise NotImplementedError
 
     def kind_of(self, request: Request) -> str:
-        """Name what a request asks for before it is looked at; a token service knows its own path."""
+        """Name a request's kind of path; a token service knows its own."""
         return request.kind
 
     def open(self, request: Request) -> Exchange:

@@ -1,11 +1,8 @@
-"""Many images that share layers, as the images of one organisation do: what copying is measured
-with.
+"""Many images that share layers, as those of one organisation do, to measure copying with.
 
-Owns: who shares what.
-May not know: how it is copied.
-Invariants: a family is a function of its numbers; two that differ in `left_out` or `moved` alone
-have all other tags in common, byte for byte, so that one can be what a target holds and the other
-what the source has become.
+Owns: which images share which layers. May not know: how they are copied. Invariants: a family is a
+function of its numbers. Two families that differ only in `left_out` or `moved` have all other tags
+in common, byte for byte, so that one can be an older state of the other.
 """
 
 from __future__ import annotations
@@ -24,18 +21,17 @@ from .streams import Measured, Stream
 __all__ = ["FAMILIES", "PLATFORMS", "Family", "Weighing"]
 
 PLATFORMS = ("linux/amd64", "linux/arm64/v8", "linux/arm/v7", "linux/s390x")
-LARGE = 4 << 20  # layers from here on are made when they are read
+LARGE = 4 << 20  # bytes; layers of this size and above are made when they are read
 
 
 @dataclass(frozen=True)
 class Family:
-    """`repositories` x `tags` images of `shared` layers from a base and `own` ones, each of `size`
-    bytes.
+    """`repositories` x `tags` images, each with `shared` layers of a base and `own` layers.
 
-    Repository n is built on base n % `bases`. With `platforms` each tag is an index of an image for
-    each, and every platform has a base of its own. `left_out` is how many of the newest tags are
-    not there yet; `moved` is how many percent of the tags name another image (same base, other own
-    layers).
+    A layer has `size` bytes. Repository n is built on base n % `bases`. With `platforms` each tag
+    is an index with an image for each, and every platform has a base of its own. `left_out`: so
+    many of the newest tags are not there yet; `moved`: so many percent of the tags name another
+    image (same base, other own layers).
     """
 
     seed: int = 0
@@ -55,13 +51,13 @@ class Family:
         count = len(places) * self.moved // 100
         changed = {places[number * len(places) // count] for number in range(count)}
         bases = {base: self._base(base) for base in range(min(self.bases, self.repositories))}
-        found: dict[str, dict[str, Image]] = {
+        images: dict[str, dict[str, Image]] = {
             f"family/app-{repo}": {} for repo in range(self.repositories)
         }
         for repo, tag in places[: len(places) - self.left_out]:
             seed = self._seed("own", repo, tag, int((repo, tag) in changed))
-            found[f"family/app-{repo}"][f"1.{tag}.0"] = self._image(seed, bases[repo % self.bases])
-        return found
+            images[f"family/app-{repo}"][f"1.{tag}.0"] = self._image(seed, bases[repo % self.bases])
+        return images
 
     def load_into(self, app: App) -> Family:
         """Hold the family in a registry of this harness; return self."""
@@ -71,9 +67,7 @@ class Family:
         return self
 
     def weights(self) -> Mapping[str, int]:
-        """Return the bytes of blobs: `once` each, once in each `repository`, and once for each
-        `tag`.
-        """
+        """Return the bytes of all blobs, counted once, once a repository, and once a tag."""
         once: dict[str, int] = {}
         repository: dict[tuple[str, str], int] = {}
         every = 0
@@ -130,9 +124,7 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
 
 
 class Weighing(App):
-    """A registry that verifies uploaded blobs and drops them, so that a target of any size costs
-    nothing.
-    """
+    """A registry that verifies uploaded blobs and drops them: a target of any size needs no memory."""
 
     def _post_upload_start(self, request: Request) -> Response | Reception:
         answer = super()._post_upload_start(request)

@@ -109,7 +109,7 @@ class Rule:
         self._is_optional = False
         # The rule's conditions as the text of rules has them.
         self._words: list[str] = []
-        # By name of what is asked (see `_name`): occurrences, strikes, random numbers drawn.
+        # By the name of the request (see `_name`): occurrences, strikes, random numbers drawn.
         self._counts: Counter[Name] = Counter()
         self._hits: Counter[Name] = Counter()
         self._draws: Counter[Name] = Counter()
@@ -163,9 +163,7 @@ class Rule:
         return self
 
     def of_each(self) -> Rule:
-        """Count occurrences (and `at_most`) for each method, kind, repository and reference by
-        itself.
-        """
+        """Count occurrences, and `at_most`, for each method, kind, repository and reference."""
         self._is_of_each = True
         self._words.append("of-each")
         return self
@@ -286,7 +284,7 @@ class Rule:
 
 
 def _name(request: Request) -> Name:
-    """Name what a request asks for by what is the same in every run: no sessions, no ports."""
+    """Name a request by its parts that are the same in every run: without sessions and ports."""
     stable = [value for key, value in request.query if key in ("digest", "mount", "last", "scope")]
     reference = "" if request.kind == "upload" else request.reference or request.path
     return (request.method, request.kind, request.repository, reference, *stable)
@@ -363,7 +361,7 @@ class Faults:
             rule.release()
 
     def clear(self) -> None:
-        """Drop all rules; what they hold goes on."""
+        """Drop all rules; exchanges that they stall go on."""
         self.release()
         self.rules.clear()
         self._forgotten.clear()

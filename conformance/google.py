@@ -3,13 +3,12 @@
 Owns: the token endpoint, the security token service, impersonation, the metadata server, the
 accounts, keys and pools behind them, and the credential files that these give out.
 May not know: registries, sockets, any client.
-Invariants: a token is given only for what proves an identity (a JWT's signature is verified with
-the account's public key, every claim is looked at); what no correct client would send is refused
-*and* noted in `journal.violations`. Times are arguments.
+Invariants: a token is given only for a proof of an identity; a JWT's signature is verified with the
+account's public key, and every claim is judged. A request that no correct client sends is refused
+*and* noted in `journal.violations`. Time is an argument.
 Follows: docs/protocol-facts.md sections 5.2 to 5.4, RFC 7515 to 7523 and RFC 8693.
 
-One Site answers under all the names: a path belongs to one service, and a name that is not its own
-is refused.
+One Site answers under all the names. A path belongs to one service, which refuses other names.
 """
 
 from __future__ import annotations
@@ -61,7 +60,7 @@ _CLOUD = "https://www.googleapis.com/auth/cloud-platform"
 _IAM = "https://www.googleapis.com/auth/iam"
 _FORM = "application/x-www-form-urlencoded"
 _SKEW = 300.0  # seconds that a client's clock may be ahead or behind
-_LONGEST = 3600
+_LONGEST = 3600  # seconds that a token may be asked for
 _URN = "urn:ietf:params:oauth:"
 _LOCAL = re.compile(r"(?:localhost|127\.0\.0\.1)(?::[0-9]+)?\Z")
 _IMPERSONATE = re.compile(r"/v1/projects/-/serviceAccounts/([^/:]+):generateAccessToken\Z")
@@ -97,9 +96,9 @@ class Key(NamedTuple):
             bytes.fromhex("3031300d060960864801650304020105000420")
             + hashlib.sha256(message).digest()
         )
-        wanted = b"\0\1" + b"\xff" * (size - len(digest) - 3) + b"\0" + digest
-        made = pow(int.from_bytes(signature, "big"), self.exponent, self.modulus)
-        return hmac.compare_digest(made.to_bytes(size, "big"), wanted)
+        expected = b"\0\1" + b"\xff" * (size - len(digest) - 3) + b"\0" + digest
+        opened = pow(int.from_bytes(signature, "big"), self.exponent, self.modulus)
+        return hmac.compare_digest(opened.to_bytes(size, "big"), expected)
 
 
 @functools.cache
@@ -133,9 +132,7 @@ class _Token:
 
 @dataclass(eq=False)
 class Google(Site):
-    """The services and what they know; `issued` are the tokens in order, `asked` counts requests by
-    service.
-    """
+    """All services; `issued` are the tokens in order, `asked` the services that were asked."""
 
     now: Callable[[], float] = time.monotonic
     wall: Callable[[], float] = time.time
@@ -156,7 +153,7 @@ class Google(Site):
         )
         self.keys: dict[str, Key] = {self.robot: make_key()}
         own = next(_SERIAL)
-        # refresh token -> who; subject token -> who
+        # Refresh token or subject token -> its owner.
         self.users = {f"1//refresh-{own}-secret": "user@example.com"}
         self.staff = {f"workforce-refresh-{own}-secret": "staff@example.com"}
         self.subjects = {f"subject.{own}.token-secret": "workload"}
@@ -170,7 +167,7 @@ class Google(Site):
     # What registries ask.
 
     def principal(self, username: str, password: str) -> str | None:
-        """Say who logs in to a registry with an access token; section 5.2 has the user names."""
+        """Return the owner of an access token that is a password (section 5.2 has the user names)."""
         token = self._tokens.get(password)
         if (
             username not in ("oauth2accesstoken", "_token")
@@ -186,7 +183,7 @@ class Google(Site):
 
     @property
     def secrets(self) -> list[str]:
-        """Everything that nobody may see: tokens, the lines of keys, what proves an identity."""
+        """All secrets: tokens, the lines of keys, proofs of identities."""
         lines = [
             line for key in self.keys.values() for line in key.pem.splitlines() if len(line) > 40
         ]
@@ -272,10 +269,10 @@ class Google(Site):
         host, service = services.get(request.path, (_IAM_CREDENTIALS, self._impersonate))
         if service == self._impersonate and not _IMPERSONATE.match(request.path):
             return self._wrong(request, 404, "not_found", "no such path")
-        said = request.header("host")
-        if (said != host or request.scheme != "https") and not _LOCAL.match(said):
+        named_host = request.header("host")
+        if (named_host != host or request.scheme != "https") and not _LOCAL.match(named_host):
             return self._wrong(
-                request, 404, "not_found", f"{request.scheme}://{said} is another service's"
+                request, 404, "not_found", f"{request.scheme}://{named_host} is another service's"
             )
         if request.method != "POST" or request.query:
             return self._wrong(request, 405, "invalid_request", "a POST without a query is wanted")
@@ -304,7 +301,7 @@ class Google(Site):
     def _form(
         self, request: Request, body: bytes, required: str, optional: str = ""
     ) -> dict[str, str] | Response:
-        """Read a form that has exactly what it should have, once each."""
+        """Read a form that has each required field once, and no other but the optional ones."""
         if request.header("content-type") != _FORM:
             return self._wrong(request, 400, "invalid_request", "Content-Type is not a form's")
         pairs = parse_qsl(body.decode(), keep_blank_values=True, strict_parsing=True)
@@ -349,7 +346,10 @@ class Google(Site):
             header = json.loads(_unbase64(first))
             claims = json.loads(_unbase64(second))
             signature = _unbase64(third)
-            issuer, audience, begun, ends = (claims[name] for name in ("iss", "aud", "iat", "exp"))
+            issuer = claims["iss"]
+            audience = claims["aud"]
+            begun = claims["iat"]
+            ends = claims["exp"]
             scopes = claims["scope"].split()
         except (ValueError, KeyError, AttributeError) as problem:
             return self._wrong(request, 400, "invalid_grant", f"Not a valid JWT: {problem!r}")
@@ -360,13 +360,8 @@ class Google(Site):
             return self._wrong(request, 400, "invalid_grant", f"header {header}")
         if header["kid"] != key.name or not key.verifies(signature, f"{first}.{second}".encode()):
             return _refused(400, "invalid_grant", "Invalid JWT Signature.")
-        if audience != "https://oauth2.googleapis.com/token" or {*claims} != {
-            "iss",
-            "aud",
-            "iat",
-            "exp",
-            "scope",
-        }:
+        names = {"iss", "aud", "iat", "exp", "scope"}
+        if audience != "https://oauth2.googleapis.com/token" or {*claims} != names:
             return self._wrong(request, 400, "invalid_grant", f"claims {claims}")
         now = self.wall()
         whole = isinstance(begun, int) and isinstance(ends, int)
@@ -384,17 +379,17 @@ class Google(Site):
         form = self._form(request, body, required, "options")
         if isinstance(form, Response):
             return form
-        wanted = {
+        fixed = {
             "grant_type": f"{_URN}grant-type:token-exchange",
             "requested_token_type": f"{_URN}token-type:access_token",
             "subject_token_type": f"{_URN}token-type:jwt",
         }
-        if any(form[name] != value for name, value in wanted.items()) or form["scope"] not in (
+        if any(form[name] != value for name, value in fixed.items()) or form["scope"] not in (
             _CLOUD,
             _IAM,
         ):
             return self._wrong(
-                request, 400, "invalid_request", f"{ {name: form[name] for name in wanted} }"
+                request, 400, "invalid_request", f"{ {name: form[name] for name in fixed} }"
             )
         if form["audience"] not in (self.provider, self.workforce):
             return _refused(
@@ -412,7 +407,7 @@ class Google(Site):
                 400, "invalid_grant", "The given credential is rejected by the attribute condition."
             )
         issued = {
-            "issued_token_type": wanted["requested_token_type"],
+            "issued_token_type": fixed["requested_token_type"],
             "expires_in": str(self.lifetime),
         }
         return self._answer(self.subjects[form["subject_token"]], form["scope"], **issued)
@@ -432,22 +427,22 @@ class Google(Site):
     # Impersonation.
 
     def _impersonate(self, request: Request, body: bytes) -> Response:
-        found = _IMPERSONATE.match(request.path)
-        assert found is not None
+        match = _IMPERSONATE.match(request.path)
+        assert match is not None
         scheme, _, value = request.header("authorization").partition(" ")
         token = self._tokens.get(value)
         if scheme != "Bearer" or token is None or token.expires <= self.now():
             return _status(
                 401, "UNAUTHENTICATED", "Request had invalid authentication credentials."
             )
-        wanted = json.loads(body) if request.header("content-type") == "application/json" else {}
-        life = re.fullmatch(r"([0-9]+)s", str(wanted.get("lifetime")))
+        document = json.loads(body) if request.header("content-type") == "application/json" else {}
+        life = re.fullmatch(r"([0-9]+)s", str(document.get("lifetime")))
         if (
-            {*wanted} - {"delegates"} != {"scope", "lifetime"}
-            or wanted["scope"] != [_CLOUD]
+            {*document} - {"delegates"} != {"scope", "lifetime"}
+            or document["scope"] != [_CLOUD]
             or life is None
         ):
-            return self._wrong(request, 400, "INVALID_ARGUMENT", f"a request for {wanted}")
+            return self._wrong(request, 400, "INVALID_ARGUMENT", f"a request for {document}")
         if not token.scopes & {_CLOUD, _IAM}:
             return _status(
                 403, "PERMISSION_DENIED", "Request had insufficient authentication scopes."
@@ -458,25 +453,27 @@ class Google(Site):
             )
         chain = [
             token.principal,
-            *(name.rpartition("/")[2] for name in wanted.get("delegates") or []),
-            found[1],
+            *(name.rpartition("/")[2] for name in document.get("delegates") or []),
+            match[1],
         ]
         if any(step not in self.speakers for step in itertools.pairwise(chain)):
             text = "Permission 'iam.serviceAccounts.getAccessToken' denied on resource (or it may not exist)."
             return _status(403, "PERMISSION_DENIED", text)
         ends = time.gmtime(self.wall() + int(life[1]))
-        given = self._give(found[1], _CLOUD, float(life[1]))
+        issued = self._give(match[1], _CLOUD, float(life[1]))
         return _json(
-            200, {"accessToken": given, "expireTime": time.strftime("%Y-%m-%dT%H:%M:%SZ", ends)}
+            200, {"accessToken": issued, "expireTime": time.strftime("%Y-%m-%dT%H:%M:%SZ", ends)}
         )
 
     # The metadata server.
 
     def _metadata(self, request: Request) -> Response:
-        said = request.header("host")
-        if (said not in METADATA or request.scheme != "http") and not _LOCAL.match(said):
+        named_host = request.header("host")
+        if (named_host not in METADATA or request.scheme != "http") and not _LOCAL.match(
+            named_host
+        ):
             return self._wrong(
-                request, 404, "not_found", f"{request.scheme}://{said} has no metadata"
+                request, 404, "not_found", f"{request.scheme}://{named_host} has no metadata"
             )
         self.asked.append("metadata")
         own = [("Metadata-Flavor", "Google"), ("Server", "Metadata Server for VM")]
@@ -569,9 +566,7 @@ class Running:
 
 @contextlib.contextmanager
 def google(names: Names, **options: Any) -> Iterator[Running]:
-    """Serve the services under their names over TLS, and the metadata server at a port of
-    127.0.0.1.
-    """
+    """Serve the services under their names over TLS, the metadata server at a local port."""
     site = Google(**options)
     with (
         run_in_thread(site, ssl_context=names.context(HOSTS)) as server,

@@ -1,12 +1,10 @@
-"""What hangs together at a registry: images, what refers to them, cosign's tags; and whether two
-are the same.
+"""Walks over images, their referrers and cosign's tags at a registry, and comparisons of two walks.
 
 Owns: walking from digests as `cosign verify` and clients of OCI 1.1 do, by the referrers API or the
-fallback tag, and comparing two walks.
-May not know: how anything got there.
-Invariants: a list of referrers is believed only when every entry names, once, a manifest that is
-there, that has that subject, and that it describes rightly.
-Follows: docs/protocol-facts.md section 1.10 and cosign specs/SIGNATURE_SPEC.md.
+fallback tag, and comparing two walks. May not know: how anything got there. Invariants: a list of
+referrers is believed only when every entry occurs once and rightly describes a manifest that is
+there and has that subject. Follows: docs/protocol-facts.md section 1.10 and cosign
+specs/SIGNATURE_SPEC.md.
 """
 
 from __future__ import annotations
@@ -36,7 +34,7 @@ Entry = Mapping[str, Any]
 
 @dataclass
 class Graph:
-    """One walk: digest -> bytes, subject -> what refers to it by digest, cosign's tag -> digest."""
+    """One walk: digest -> bytes, subject -> its referrers by digest, cosign's tag -> digest."""
 
     contents: dict[str, bytes] = field(default_factory=dict)
     referrers: dict[str, dict[str, Entry]] = field(default_factory=dict)
@@ -73,7 +71,7 @@ def reader(at: Site | str) -> Iterator[Client]:
 
 
 def walk(at: Site | str, repository: str, roots: Iterable[str]) -> Graph:
-    """Read everything that hangs on some digests; AssertionError where it does not hang together."""
+    """Read everything that is reached from some digests; AssertionError where something is wrong."""
     with reader(at) as client:
         return _walk(client, repository, roots)
 
@@ -93,11 +91,11 @@ def _walk(client: Client, repository: str, roots: Iterable[str]) -> Graph:
         for part in [document.get("config"), *document.get("layers", [])]:
             if part is not None and part["digest"] not in graph.contents:
                 _blob(client, repository, part, graph)
-        found, lists = listed(client, repository, digest)
+        entries, lists = listed(client, repository, digest)
         graph.lists.update(lists)
-        if found:
-            graph.referrers[digest] = {str(entry["digest"]): entry for entry in found}
-            waiting += [(str(entry["digest"]), depth + 1) for entry in found]
+        if entries:
+            graph.referrers[digest] = {str(entry["digest"]): entry for entry in entries}
+            waiting += [(str(entry["digest"]), depth + 1) for entry in entries]
         for suffix in COSIGN:
             tag = digest.replace(":", "-") + suffix
             reply = client.ask("HEAD", f"/v2/{repository}/manifests/{tag}", ACCEPT)
@@ -109,7 +107,7 @@ def _walk(client: Client, repository: str, roots: Iterable[str]) -> Graph:
 
 
 def listed(client: Client, repository: str, digest: str) -> tuple[list[Entry], dict[str, str]]:
-    """Return the referrers of a digest, each judged; beside them the fallback index that was read."""
+    """Return the referrers of a digest, each judged, and the fallback index that was read, by tag."""
     pages = list(client.pages(f"/v2/{repository}/referrers/{digest}", {"Accept": OCI_INDEX}))
     lists: dict[str, str] = {}
     if pages[0].status == 200 and pages[0].header("Content-Type") == OCI_INDEX:
@@ -147,11 +145,11 @@ def _judge(client: Client, repository: str, subject: str, entry: Entry, where: s
     kind, body, _ = _manifest(client, repository, entry["digest"])
     stored = read_manifest(body, kind, entry["digest"], any_type=True)
     assert stored.subject == subject, f"{where}: {entry['digest']} refers to {stored.subject}"
-    wanted = stored.descriptor()
+    expected = stored.descriptor()
     for key in _SAME:
-        said = entry.get(key) or None
-        assert said == wanted.get(key), (
-            f"{where}: {key} of {entry['digest']} is {said!r}, not {wanted.get(key)!r}"
+        value = entry.get(key) or None
+        assert value == expected.get(key), (
+            f"{where}: {key} of {entry['digest']} is {value!r}, not {expected.get(key)!r}"
         )
 
 
@@ -175,9 +173,7 @@ def _blob(client: Client, repository: str, part: Mapping[str, Any], graph: Graph
 
 
 def equal(source: Graph, target: Graph) -> bool:
-    """Compare two walks in both directions; AssertionError says what is missing, invented or
-    described otherwise.
-    """
+    """Compare two walks in both directions; AssertionError says what differs."""
     assert identical(source.contents, target.contents)
     for subject in source.referrers.keys() | target.referrers.keys():
         here = source.referrers.get(subject, {})

@@ -365,7 +365,7 @@ class Seed:
         return _single(encode(document), OCI_MANIFEST, [config, statement], ())
 
     def fallback_index(self, referrers: Iterable[Image]) -> Image:
-        """Build what a client keeps under the referrers fallback tag (docs/protocol-facts.md
+        """Build the index that a client keeps under the fallback tag (docs/protocol-facts.md
         section 1.10).
         """
         entries = []
@@ -382,7 +382,7 @@ class Seed:
 
 
 class Part(NamedTuple):
-    """A blob with what a descriptor says of it; one that is not `held` is only named."""
+    """A blob with its descriptor; one that is not `held` is only named."""
 
     media_type: str
     data: bytes

@@ -206,9 +206,7 @@ class Selector(NamedTuple):
         query: Mapping[str, str] | None = None,
         **globs: str | None,
     ) -> Selector:
-        """Read methods and kinds, which may be several with spaces between; ValueError for unknown
-        ones.
-        """
+        """Read methods and kinds, several with spaces between; ValueError for unknown ones."""
         methods = frozenset((method or "").split())
         kinds = frozenset((kind or "").split())
         for unknown in sorted(methods - METHODS):

@@ -1,6 +1,6 @@
 """Checks of the workflow Content Management: what is deleted is gone, and nothing else is.
 
-Owns: what a deletion has to answer and what follows from it.
+Owns: the answer to a deletion, and its effects.
 May not know: how a registry collects garbage.
 Invariants: only content of the check itself is deleted, so that no other check depends on it.
 Follows: section "Content Management" of the OCI distribution specification 1.1.1.
@@ -44,7 +44,8 @@ def _deleted(run: Run, target: str) -> None:
 )
 def delete_tag(run: Run) -> None:
     image = _fresh(run, "tag")
-    first, second = (f"manifests/{run.identity}-tag-{number}" for number in (1, 2))
+    first = f"manifests/{run.identity}-tag-1"
+    second = f"manifests/{run.identity}-tag-2"
     _deleted(run, first)
     run.need(run.ask("GET", first, ACCEPT), 404)
     run.need(run.ask("HEAD", first, ACCEPT), 404)
@@ -107,9 +108,9 @@ def delete_manifest_listed(run: Run) -> None:
     image = _fresh(run, "gone")
     before = set(tags_of(run))
     _deleted(run, f"manifests/{image.top}")
-    left = before & set(tags_of(run)) & {f"{run.identity}-gone-1", f"{run.identity}-gone-2"}
-    if left:
-        raise Failed(f"still listed: {sorted(left)}")
+    still_listed = before & set(tags_of(run)) & {f"{run.identity}-gone-1", f"{run.identity}-gone-2"}
+    if still_listed:
+        raise Failed(f"still listed: {sorted(still_listed)}")
 
 
 @check(
@@ -138,7 +139,8 @@ def delete_index(run: Run) -> None:
 )
 def delete_referrer(run: Run) -> None:
     subject = _fresh(run, "subject")
-    kept, gone = (run.push(run.seed.artifact(subject)) for _ in range(2))
+    kept = run.push(run.seed.artifact(subject))
+    gone = run.push(run.seed.artifact(subject))
     if {entry["digest"] for entry in referrers(run, subject.top)} != {kept.top, gone.top}:
         raise Failed("the referrers are not listed before one is deleted")
     _deleted(run, f"manifests/{gone.top}")

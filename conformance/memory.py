@@ -153,7 +153,7 @@ class _Pipe:
         self.change()
 
     def breaks(self, why: str, *, lose: bool = False) -> None:
-        """Let every use fail from now on; `lose` also what has arrived and was not read."""
+        """Let every use fail from now on; `lose` also drops bytes that were not read."""
         self._broken = why
         if lose:
             self._pieces.clear()
@@ -261,9 +261,7 @@ class _MemoryStream(_Stream):
 
 
 class Place(Server):
-    """A Site that listens in memory, under any name; the scheme is what clients are told, never
-    spoken.
-    """
+    """A Site that listens in memory under any name; there is no TLS, whatever its scheme."""
 
     def __init__(self, site: Site, scheme: str, host: str, port: int, up: Link, down: Link) -> None:
         self.app = site
@@ -300,9 +298,7 @@ class Place(Server):
         self._open.clear()
 
     def fail(self, how: Literal["refused", "silent"]) -> None:
-        """Begin an outage: "refused" (a dead program) breaks connections, "silent" (a dead line)
-        stalls them.
-        """
+        """Begin an outage: "refused" (a dead program) or "silent" (a dead line)."""
         self._outage = how
         self._over = anyio.Event()
         if how == "refused":
@@ -310,7 +306,7 @@ class Place(Server):
         self._silence(how == "silent")
 
     def recover(self) -> None:
-        """End the outage; what was under way on a silent line goes on."""
+        """End the outage; bytes under way on a silent line go on."""
         self._outage = None
         self._over.set()
         self._silence(False)

@@ -106,7 +106,7 @@ def _acr(cloud: Cloud) -> Persona:
     )
 
 
-# Google, sections 5.1 and 5.2: what is in the project `public` is everybody's.
+# Google, sections 5.1 and 5.2: everybody may pull from the project `public`.
 
 
 def _google_grants(user: str | None, access: Access) -> bool:
@@ -129,21 +129,15 @@ def _google(host: str) -> Persona:
 
 def _no_large_pages(provider: Provider, request: Request) -> Response | None:
     """Section 1.11: more than the configured maximum was an error before it was clamped."""
-    wanted = request.parameter("n")
-    if (
-        request.kind == "tag_list"
-        and wanted is not None
-        and wanted.isdecimal()
-        and int(wanted) > 100
-    ):
+    size = request.parameter("n")
+    if request.kind == "tag_list" and size is not None and size.isdecimal() and int(size) > 100:
         return error(
-            400, "PAGINATION_NUMBER_INVALID", "invalid number of results requested", {"n": wanted}
+            400, "PAGINATION_NUMBER_INVALID", "invalid number of results requested", {"n": size}
         )
     return None
 
 
-# What a registry says of referrers, where it is otherwise strict. Those that begin with `unknown`
-# have no API.
+# Registries that are strict but for referrers; those that begin with `unknown` have no API.
 
 _NO_API = {"referrers_api": False}
 _REFERRERS: Mapping[str, Mapping[str, Any]] = {
@@ -166,8 +160,7 @@ _REFERRERS: Mapping[str, Mapping[str, Any]] = {
 }
 
 
-# Clouds. What a POST with the whole blob does there nobody says; what is left of a broken body is
-# lost.
+# Clouds. None documents a POST with the whole blob; the bytes of a broken body are lost.
 _CLOUD: Mapping[str, Any] = {"single_post": False, "resumable": False}
 _ECR_ACCOUNTS: Sequence[tuple[str, str, Literal["committed", "never"]]] = (
     ("ecr", "123456789012", "never"),
@@ -209,8 +202,8 @@ PERSONAS: Mapping[str, Persona] = MappingProxyType(
             after=AFTER,
         ),
         "distribution3": Persona(
-            # It keeps what came of a body that broke: a GET on the old Location tells, a PUT brings
-            # the rest.
+            # It keeps the bytes of a broken body: a GET on the old Location says how many, a PUT
+            # brings the rest.
             source="docs/protocol-facts.md sections 1.7 (Content-Range), 1.9 (resuming), 7.7 (no referrers)",
             hosts={"registry": "distribution3.test"},
             options={"referrers_api": False, "single_post": False, "resumable": True},
@@ -311,9 +304,7 @@ PERSONAS: Mapping[str, Persona] = MappingProxyType(
 
 @dataclass(frozen=True)
 class Running:
-    """A provider that is being served; `address` and `url` are the registry's, as a client writes
-    them.
-    """
+    """A provider that is being served; `url` and `address` are its registry's."""
 
     provider: Provider
     url: str
@@ -338,8 +329,7 @@ class Running:
 
 
 def imitate(name: str, **options: Any) -> Provider:
-    """Make a provider without serving it: tests ask it in memory, or let it listen in a
-    `memory.Network`.
+    """Make a provider without serving it, to be asked in memory or to listen in a `Network`.
 
     `users`, `now` and `wall` are Provider's; other options are App's and come before the row's.
     """

@@ -1,9 +1,8 @@
-"""A provider of registries: the row that describes one, and the registry that behaves as its row
-says.
+"""A provider's row, and a registry that behaves as its row says.
 
 Owns: what a row can say (`Persona`), the registry made of it (`Provider`), the object storage
 behind a registry (`Storage`). May not know: sockets, any client, which providers there are (see
-`personas`). Invariants: what a row leaves out is strict; the functions of a row are asked in the
+`personas`). Invariants: what a row leaves out is strict. The functions of a row are called in the
 order `rewrites`, `before`, `judges`, `after`. Follows: docs/protocol-facts.md sections 1.13 and
 4.9.
 """
@@ -25,8 +24,8 @@ from .tokens import TokenService
 
 __all__ = ["After", "Before", "Judge", "Persona", "Provider", "Rewrite", "Role", "Storage"]
 
-# Where a part of a provider answers: the registry itself, its token service, where its blobs come
-# from, the directory of identities that it believes.
+# The parts of a provider: the registry itself, its token service, the storage from which blobs
+# come, the directory of identities that it believes.
 Role: TypeAlias = Literal["registry", "token", "storage", "authority"]
 Rewrite: TypeAlias = "Callable[[Provider, Request], Request]"
 Before: TypeAlias = "Callable[[Provider, Request], Response | None]"
@@ -36,13 +35,14 @@ After: TypeAlias = "Callable[[Provider, Request, Response], Response]"
 
 @dataclass(frozen=True)
 class Persona:
-    """One provider. `options` are App's, `tokens` TokenService's; None: everybody may do
-    everything.
+    """The row of one provider.
 
-    `service` makes the token service, `parts` what else has a role and a host of its own. `mount`:
-    "committed" mounts only blobs that a manifest of the source repository names. `caps` are made
-    for a provider, so that they can ask it who a caller is. `signed_for`: how many seconds a URL to
-    the storage is good for; `redirects`: which methods on blobs are sent there.
+    `options` are App's, `tokens` TokenService's; without `tokens` everybody may do everything.
+    `service` makes the token service, `parts` other parts with a role and a host of their own.
+    `mount` "committed" mounts only blobs that a manifest of the source repository names. `caps` are
+    made for a provider, so that they can ask it who a caller is. URLs to the storage are good for
+    `signed_for` seconds; `redirects` are the methods on blobs that are sent there. `seed` puts
+    content into a new registry.
     """
 
     source: str
@@ -98,7 +98,7 @@ class Provider(App):
         if "storage" in row.hosts:
             self.storage = self.sites["storage"] = Storage(self, row.signed_for, wall)
         self.sites.update(row.parts(self))
-        # What functions of a row remember between requests, under their own keys.
+        # The memory of the row's functions between requests, under their own keys.
         self.notes: dict[Any, Any] = {}
         self.place({role: f"https://{host}" for role, host in row.hosts.items()})
         row.seed(self)
@@ -112,15 +112,13 @@ class Provider(App):
             self.storage.origin = origins["storage"]
 
     def kind_of(self, request: Request) -> str:
-        """Name what a request asks for, whatever path a Location has."""
+        """Name a request's kind of path, whatever path a Location has."""
         for rewrite in self.row.rewrites:
             rewrite(self, request)
         return request.kind
 
     def start(self, request: Request) -> Answer | Reception:
-        """Decide as the strict registry, on what the row makes of the request, and amend the
-        answer.
-        """
+        """Decide as the strict registry, on the rewritten request, and amend the answer."""
         for rewrite in self.row.rewrites:
             request = rewrite(self, request)
         if self.row.mount == "committed":
@@ -129,32 +127,39 @@ class Provider(App):
             answer = first(self, request)
             if answer is not None:
                 return self._after(request, answer)
-        decided = super().start(request)
-        if isinstance(decided, Response):
-            return self._after(request, decided)
-        if isinstance(decided, Reception):
-            finish = decided.finish
-            content = decided.content
+        decision = super().start(request)
+        if isinstance(decision, Response):
+            return self._after(request, decision)
+        if isinstance(decision, Reception):
+            return self._judged(request, decision)
+        return decision
 
-            def finished(received: int) -> Response:
-                body = (
-                    bytes(content)
-                    if request.kind == "manifest" and isinstance(content, Content)
-                    else b""
-                )
-                judged = (judge(self, request, body) for judge in self.row.judges if body)
-                answer = next((each for each in judged if each is not None), None) or finish(
-                    received
-                )
-                assert isinstance(answer, Response), "a registry in memory has its answer at once"
-                return self._after(request, answer)
+    def _judged(self, request: Request, reception: Reception) -> Reception:
+        """Let the row's judges see a manifest before it is stored, and amend the answer."""
 
-            return replace(decided, finish=finished)
-        return decided
+        def finish(received: int) -> Response:
+            answer = self._judgement(request, reception) or reception.finish(received)
+            assert isinstance(answer, Response), "a registry in memory has its answer at once"
+            return self._after(request, answer)
+
+        return replace(reception, finish=finish)
+
+    def _judgement(self, request: Request, reception: Reception) -> Response | None:
+        """Return the first answer of a judge to a manifest that was received."""
+        if request.kind != "manifest" or not isinstance(reception.content, Content):
+            return None
+        body = bytes(reception.content)
+        if not body:
+            return None
+        for judge in self.row.judges:
+            answer = judge(self, request, body)
+            if answer is not None:
+                return answer
+        return None
 
     def _after(self, request: Request, answer: Response) -> Response:
-        found = request.kind == "blob" and answer.status in (200, 206)
-        if self.storage is not None and found and request.method in self.row.redirects:
+        is_served = request.kind == "blob" and answer.status in (200, 206)
+        if self.storage is not None and is_served and request.method in self.row.redirects:
             where = self.storage.sign(request.method, request.repository, request.reference)
             # Section 1.13: usually 307, to object storage.
             answer = Response(307, [("Location", where)])
@@ -168,9 +173,9 @@ class Provider(App):
         source = request.parameter("from")
         if request.kind != "upload_start" or mount is None or source is None:
             return request
-        held = self.repositories.get(source)
-        manifests = held.manifests.values() if held is not None else ()
-        if any(part["digest"] == mount for each in manifests for part in each.blobs):
+        repository = self.repositories.get(source)
+        manifests = repository.manifests.values() if repository is not None else ()
+        if any(part["digest"] == mount for manifest in manifests for part in manifest.blobs):
             return request
         query = urlencode(
             [(key, value) for key, value in request.query if key not in ("mount", "from")]
@@ -183,11 +188,10 @@ class Provider(App):
 
 
 class Storage(Site):
-    """Object storage behind a registry: signed URLs that expire, and no login of any kind beside
-    them.
+    """Object storage behind a registry: signed URLs that expire, and no other login.
 
-    Section 1.13; R1 of section 9.2: who sends the registry's credential here has leaked it, which
-    is noted.
+    Section 1.13; R1 of section 9.2: a client that sends the registry's credential here has leaked
+    it, which is noted.
     """
 
     def __init__(self, registry: App, seconds: float, wall: Callable[[], float]) -> None:

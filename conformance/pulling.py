@@ -27,29 +27,27 @@ def ping(run: Run) -> None:
 
 
 def same(reply: Reply, data: bytes) -> None:
-    """Fail unless the body is this."""
+    """Fail unless the body is `data`."""
     if reply.body != data:
         raise Failed(f"{reply} with other bytes: {len(reply.body)} of them, not {len(data)}")
 
 
 def named(reply: Reply, digest: str) -> None:
-    """Fail when Docker-Content-Digest is another digest than the content's; skip without the
-    header.
-    """
-    said = reply.header("Docker-Content-Digest")
-    if not said:
+    """Fail when Docker-Content-Digest is another digest; skip without the header."""
+    header = reply.header("Docker-Content-Digest")
+    if not header:
         raise Skipped(f"optional and not here: {reply} without Docker-Content-Digest")
-    if said != digest:
-        raise Failed(f"{reply} with Docker-Content-Digest {said}, not {digest}")
+    if header != digest:
+        raise Failed(f"{reply} with Docker-Content-Digest {header}, not {digest}")
 
 
 def sized(reply: Reply, size: int) -> None:
-    """Fail when Content-Length is another size than the content's; skip without the header."""
-    said = reply.header("Content-Length")
-    if not said:
+    """Fail when Content-Length is another size; skip without the header."""
+    header = reply.header("Content-Length")
+    if not header:
         raise Skipped(f"optional and not here: {reply} without Content-Length")
-    if said != str(size):
-        raise Failed(f"{reply} with Content-Length {said}, not {size}")
+    if header != str(size):
+        raise Failed(f"{reply} with Content-Length {header}, not {size}")
 
 
 # Blobs.
@@ -71,8 +69,8 @@ def get_blob(run: Run, kind: str) -> None:
 def get_blob_digest(run: Run, kind: str) -> None:
     digest, data = run.held_blob(kind)
     reply = run.need(run.ask("GET", f"blobs/{digest}"), 200)
-    said = reply.header("Docker-Content-Digest")
-    named(reply, digest if said.startswith(digest.partition(":")[0]) else digest_of(data))
+    header = reply.header("Docker-Content-Digest")
+    named(reply, digest if header.startswith(digest.partition(":")[0]) else digest_of(data))
 
 
 @check("pull", "HEAD blob", "is there", f"{_EXISTS}: MUST be 200 OK (end-2)", tuple(BLOBS))
@@ -93,9 +91,9 @@ def head_blob_digest(run: Run) -> None:
     named(run.need(run.ask("HEAD", f"blobs/{digest}"), 200), digest)
 
 
-def _ranged(run: Run, asked: str, *statuses: int) -> Reply:
+def _ranged(run: Run, range_header: str, *statuses: int) -> Reply:
     digest, _ = run.held_blob("blob")
-    reply = run.need(run.ask("GET", f"blobs/{digest}", {"Range": asked}), 200, *statuses)
+    reply = run.need(run.ask("GET", f"blobs/{digest}", {"Range": range_header}), 200, *statuses)
     if reply.status == 200:
         raise Skipped("optional and not here: Range is ignored")
     return reply
@@ -118,10 +116,10 @@ def _enter_range(asked: str, start: int, stop: int) -> None:
         reply = _ranged(run, asked, 206)
         _, data = run.blob("blob")
         same(reply, data[start:stop])
-        wanted = f"bytes {start}-{stop - 1}/1000"
-        if reply.header("Content-Range") != wanted:
+        expected = f"bytes {start}-{stop - 1}/1000"
+        if reply.header("Content-Range") != expected:
             raise Failed(
-                f"{reply} with Content-Range {reply.header('Content-Range')!r}, not {wanted!r}"
+                f"{reply} with Content-Range {reply.header('Content-Range')!r}, not {expected!r}"
             )
 
 
@@ -179,11 +177,11 @@ def get_malformed_blob(run: Run) -> None:
     run.need(run.ask("GET", "blobs/sha256:totallywrong"), 400, 404)
 
 
-def coded(reply: Reply, *wanted: str) -> None:
+def coded(reply: Reply, *expected: str) -> None:
     """Fail when an error body in the specification's form has none of these codes."""
-    said = codes(reply)
-    if said and not set(said) & set(wanted):
-        raise Failed(f"{reply} with code {', '.join(said)}, not {' or '.join(wanted)}")
+    listed = codes(reply)
+    if listed and not set(listed) & set(expected):
+        raise Failed(f"{reply} with code {', '.join(listed)}, not {' or '.join(expected)}")
 
 
 # Manifests.

@@ -1,6 +1,6 @@
 """Checks of the workflow Push, second half: manifests of every shape, and the form of refusals.
 
-Owns: what a push of a manifest has to answer, and that what was refused is not there.
+Owns: the answer to a push of a manifest; what was refused must not be there.
 May not know: how a registry stores.
 Invariants: the bytes that come back are compared with those that were pushed.
 Follows: section "Pushing Manifests" of the OCI distribution specification 1.1.1.
@@ -44,7 +44,7 @@ def put_by_digest(run: Run, kind: str) -> None:
 
 
 def _put(run: Run, image: Image, reference: str) -> None:
-    """Put a whole graph; what its Location and its reference give has to be the same bytes."""
+    """Put a whole graph; its Location and its reference have to give the same bytes."""
     run.once(f"parts of {image.top}", lambda: run.upload_parts(image))
     reply = run.need(run.put(reference, image.media_type, image.body), 201)
     for target in (run.location(reply), f"manifests/{reference}", f"manifests/{image.top}"):
@@ -138,7 +138,8 @@ def many_tags(run: Run) -> None:
 )
 def tag_moves(run: Run) -> None:
     tag = f"{run.identity}-moving"
-    first, second = (run.push(run.seed.image(sizes=(60,)), tag) for _ in range(2))
+    first = run.push(run.seed.image(sizes=(60,)), tag)
+    second = run.push(run.seed.image(sizes=(60,)), tag)
     same(run.need(run.ask("GET", f"manifests/{tag}", ACCEPT), 200), second.body)
     same(run.need(run.ask("GET", f"manifests/{first.top}", ACCEPT), 200), first.body)
 

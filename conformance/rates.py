@@ -35,7 +35,7 @@ ACTIONS = READS | WRITES
 
 
 def actions_of(request: Request) -> tuple[str, ...]:
-    """Return what a request counts as: none for a ping, two for a PUT that brings the body."""
+    """Return the actions of a request: none for a ping, two for a PUT that brings the body."""
     method = request.method
     kind = request.kind
     if kind in ("tag_list", "catalog"):
@@ -156,6 +156,6 @@ class Metered:
         return None if self._auth is None else self._auth.answer(request)
 
     def check(self, request: Request, needs: Sequence[Access]) -> Response | None:
-        """Refuse what the caller may not do, then what is too much."""
+        """Refuse by login, then by caps."""
         refusal = None if self._auth is None else self._auth.check(request, needs)
         return refusal or self._rates.refuse(request)

@@ -2,9 +2,9 @@
 
 Owns: starting and ending those two programs.
 May not know: what is asked of them.
-Invariants: a program that is missing is an error that names its package, never a skipped test; a
-registry that was started is ended, whatever happens in between, and takes its port from the kernel,
-so that two never collide.
+Invariants: a missing program is an error that names its package, never a skipped test. A registry
+that was started is ended, whatever happens in between. It takes its port from the kernel, so that
+two never collide.
 """
 
 from __future__ import annotations
@@ -43,17 +43,14 @@ _START = 30.0  # seconds; it takes a tenth of one
 
 
 class Gap(NamedTuple):
-    """What a real registry is known not to do: a pattern of names of checks, and what becomes of
-    them.
-    """
+    """Checks that a real registry is known not to pass, as a pattern of names, and their outcome."""
 
     checks: str
     outcome: Literal["fail", "skip"]
     why: str
 
 
-# distribution 2.8.2 as Debian builds it, with deletion switched on; `tests/test_checks.py` holds it
-# to this.
+# distribution 2.8.2 as Debian builds it, with deletion switched on; tested by tests/test_checks.py.
 DISTRIBUTION_2_8_GAPS = (
     Gap("GET manifest: by a malformed digest*", "fail", "500 with code UNKNOWN"),
     Gap(
@@ -87,12 +84,12 @@ class Missing(Exception):
 
 
 def _find(program: str, package: str) -> str:
-    found = shutil.which(program)
-    if found is None:
+    path = shutil.which(program)
+    if path is None:
         raise Missing(
             f"{program} is not installed; Debian's package is {package}: apt-get install {package}"
         )
-    return found
+    return path
 
 
 @contextmanager
@@ -103,35 +100,15 @@ def docker_registry(
     tls: tuple[Path | str, Path | str] | None = None,
     in_memory: bool = False,
 ) -> Iterator[str]:
-    """Run docker-registry with its data (but `in_memory`), configuration and log in `directory`;
-    yield HOST:PORT.
+    """Run docker-registry with its configuration and log in `directory`; yield HOST:PORT.
 
-    `htpasswd`: the text of such a file (see HTPASSWD); `tls`: paths of certificate and key in PEM.
+    Its data are in `directory` too, or `in_memory`. `htpasswd`: the text of such a file (see
+    HTPASSWD); `tls`: paths of certificate and key in PEM.
     """
     program = _find("docker-registry", "docker-registry")
     home = Path(directory)
     home.mkdir(parents=True, exist_ok=True)
-    settings: dict[str, object] = {
-        "version": "0.1",
-        "log": {"level": "info", "accesslog": {"disabled": True}},
-        "storage": {
-            **(
-                {"inmemory": {}}
-                if in_memory
-                else {"filesystem": {"rootdirectory": str(home / "data")}}
-            ),
-            "delete": {"enabled": True},
-            "cache": {"blobdescriptor": "inmemory"},
-        },
-        "http": {
-            "addr": "127.0.0.1:0",
-            "secret": "not a secret: it only signs upload states of one run",
-        },
-    }
-    if tls is not None:
-        certificate, key = tls
-        files = {"certificate": str(certificate), "key": str(key)}
-        settings["http"] = {**settings["http"], "tls": files}  # type: ignore[dict-item]
+    settings = _settings(home, tls, in_memory=in_memory)
     if htpasswd is not None:
         (home / "htpasswd").write_text(htpasswd)
         settings["auth"] = {"htpasswd": {"realm": "real", "path": str(home / "htpasswd")}}
@@ -146,13 +123,13 @@ def docker_registry(
         cwd=home,
     )
     assert process.stderr is not None
-    said: queue.Queue[str | None] = queue.Queue()
+    addresses: queue.Queue[str | None] = queue.Queue()
     reader = threading.Thread(
-        target=_follow, args=(process.stderr, home / "registry.log", said), daemon=True
+        target=_follow, args=(process.stderr, home / "registry.log", addresses), daemon=True
     )
     reader.start()
     try:
-        address = said.get(timeout=_START)
+        address = addresses.get(timeout=_START)
         if address is None:
             raise RuntimeError(
                 f"docker-registry did not start:\n{(home / 'registry.log').read_text()[-2000:]}"
@@ -170,27 +147,44 @@ def docker_registry(
         process.stderr.close()
 
 
-def _follow(source: IO[bytes], log: Path, said: queue.Queue[str | None]) -> None:
-    """Copy a program's log to a file and say where it listens as soon as it says so."""
+def _settings(
+    home: Path, tls: tuple[Path | str, Path | str] | None, *, in_memory: bool
+) -> dict[str, object]:
+    """Return a configuration with deletion switched on, at a port of the kernel's choice."""
+    storage: dict[str, object] = {"filesystem": {"rootdirectory": str(home / "data")}}
+    if in_memory:
+        storage = {"inmemory": {}}
+    storage["delete"] = {"enabled": True}
+    storage["cache"] = {"blobdescriptor": "inmemory"}
+    http: dict[str, object] = {
+        "addr": "127.0.0.1:0",
+        "secret": "not a secret: it only signs upload states of one run",
+    }
+    if tls is not None:
+        certificate, key = tls
+        http["tls"] = {"certificate": str(certificate), "key": str(key)}
+    log = {"level": "info", "accesslog": {"disabled": True}}
+    return {"version": "0.1", "log": log, "storage": storage, "http": http}
+
+
+def _follow(source: IO[bytes], log: Path, addresses: queue.Queue[str | None]) -> None:
+    """Copy a program's log to a file; give the address that it names, None at the end."""
     with log.open("wb") as out:
         for line in source:
             out.write(line)
             out.flush()
-            found = _LISTENING.search(line.decode("utf-8", "replace"))
-            if found:
-                said.put(found[1])
-    said.put(None)
+            match = _LISTENING.search(line.decode("utf-8", "replace"))
+            if match:
+                addresses.put(match[1])
+    addresses.put(None)
 
 
 def _ask(address: str, *, secure: bool) -> None:
     """Ask once, so that a registry that listens but cannot answer fails here and not in a test."""
-    connection = (
-        http.client.HTTPSConnection(
-            address, timeout=_START, context=ssl._create_unverified_context()
-        )
-        if secure
-        else http.client.HTTPConnection(address, timeout=_START)
-    )
+    connection = http.client.HTTPConnection(address, timeout=_START)
+    if secure:
+        context = ssl._create_unverified_context()
+        connection = http.client.HTTPSConnection(address, timeout=_START, context=context)
     try:
         connection.request("GET", "/v2/")
         status = connection.getresponse().status

@@ -2,8 +2,8 @@
 
 Owns: the frame of the catalogue in shapes.py.
 May not know: any one shape.
-Invariants: a shape is built from its own name alone, so that its bytes change when its own builder
-does and never for another's sake.
+Invariants: a shape is built from its own name alone, so that its bytes change only with its own
+builder.
 """
 
 from __future__ import annotations
@@ -22,15 +22,14 @@ if TYPE_CHECKING:
 
 __all__ = ["Found", "Sample", "Shape"]
 
-# Where it shows that a shape cannot be copied: in the documents, so that nothing needs to be sent;
-# in bytes that are moved, so that blobs may arrive but no manifest; or only at a target that is
-# strict.
+# Where it shows that a shape cannot be copied: in the documents, before anything is sent; in the
+# bytes of blobs, so that blobs may arrive but no manifest; or only at a strict target.
 Found = Literal["document", "content", "target"]
 
 
 @dataclass(frozen=True)
 class Sample:
-    """What is in a repository: an image, what refers to it, and tags that belong to it."""
+    """The content of a repository: an image, its referrers, and tags that belong to it."""
 
     image: Image
     # In an order in which they can be pushed; held by digest, named by their subjects.
@@ -41,27 +40,27 @@ class Sample:
     def load_into(self, app: App, repository: str, tag: str) -> Sample:
         """Hold everything in a registry of this harness; return self."""
         self.image.load_into(app, repository, tag)
-        for each in self.attached:
-            each.load_into(app, repository)
-        for name, each in self.tagged.items():
-            each.load_into(app, repository, name)
+        for image in self.attached:
+            image.load_into(app, repository)
+        for name, image in self.tagged.items():
+            image.load_into(app, repository, name)
         return self
 
     def parts(self) -> dict[str, Image]:
         """Return the image as "", attached ones under their digests, tagged ones under their tags."""
-        return {"": self.image, **{each.top: each for each in self.attached}, **self.tagged}
+        return {"": self.image, **{image.top: image for image in self.attached}, **self.tagged}
 
     def fingerprint(self) -> str:
         """Return one digest of every byte and name in the sample."""
-        told = []
+        lines = []
         for name, image in self.parts().items():
-            told.append(f"{name} {image.top} {image.media_type}")
-            told += [
+            lines.append(f"{name} {image.top} {image.media_type}")
+            lines += [
                 f"{key} {kind} {digest_of(body)}" for key, (kind, body) in image.manifests.items()
             ]
-            told += [f"{key} {digest_of(data)}" for key, data in image.blobs.items()]
-            told += sorted(image.absent)
-        return hashlib.sha256("\n".join(told).encode()).hexdigest()
+            lines += [f"{key} {digest_of(data)}" for key, data in image.blobs.items()]
+            lines += sorted(image.absent)
+        return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
 
 class Shape(NamedTuple):
@@ -73,7 +72,7 @@ class Shape(NamedTuple):
     builder: Callable[[Seed], Image | Sample]
     refused: str = ""
     found: Found = "document"
-    # What a registry has to be told in order to take it, as App's options.
+    # The options of App that a registry needs in order to take it.
     options: Mapping[str, bool] = {}
 
     def build(self) -> Sample:

@@ -54,7 +54,7 @@ class _Stream:
         self._room = memoryview(bytearray(_READ))  # for heads: a new one each time has to be zeroed
 
     async def _wait(self, problem: Exception, *, writing: bool = False) -> None:
-        """Wait for what the operation lacked; TLS may have to write in order to read."""
+        """Wait until the operation can go on; TLS may have to write in order to read."""
         if isinstance(problem, ssl.SSLWantWriteError) or (
             writing and isinstance(problem, BlockingIOError)
         ):
@@ -119,7 +119,7 @@ class _Stream:
             await anyio.lowlevel.checkpoint()
 
     async def linger(self) -> None:
-        """Take what is still coming, for a while, so that the last answer is not lost to a reset."""
+        """Take bytes that still come, for a while, so that no reset destroys the last answer."""
         buffer = memoryview(bytearray(1 << 18))
         with contextlib.suppress(_Gone, OSError), anyio.move_on_after(_LINGER):
             if not isinstance(self.sock, ssl.SSLSocket):
@@ -150,7 +150,7 @@ class _Body:
 
 
 def _unread(parser: h11.Connection) -> bytes:
-    """Return what the parser has been given and not used."""
+    """Return the bytes that the parser has received and not used."""
     data, _ = parser.trailing_data
     return bytes(data)
 
@@ -214,7 +214,7 @@ class Server:
             stream.close()
 
     async def _exchange(self, stream: _Stream, number: int, left: bytes) -> bytes | None:
-        """Carry out one exchange; return what was received beyond it, None to close."""
+        """Carry out one exchange; return the bytes received behind it, None to close."""
         begun = await self._begin(stream, number, left)
         if begun is None:
             return None
@@ -285,29 +285,19 @@ class Server:
         return request, body
 
     async def _receive_body(self, stream: _Stream, body: _Body, exchange: Exchange) -> bytes:
-        """Receive the body into the exchange; return what came after it."""
+        """Receive the body into the exchange; return the bytes that came behind it."""
         if exchange.request.chunked:
-            parser = body.parser
-            assert parser is not None, "a head with a transfer coding is h11's"
-            event = parser.next_event()
-            while not isinstance(event, h11.EndOfMessage):
-                if event is h11.NEED_DATA:
-                    parser.receive_data(await stream.receive())
-                elif isinstance(event, h11.Data):
-                    exchange.feed(bytes(event.data))
-                    if exchange.pace is not None:
-                        await exchange.pace()
-                event = parser.next_event()
-            return _unread(parser)
+            assert body.parser is not None, "a head with a transfer coding is h11's"
+            return await self._receive_chunks(stream, body.parser, exchange)
         missing = exchange.request.length() or 0
-        held = body.held
-        if held and missing:
-            exchange.feed(held[:missing])
+        rest = body.held
+        if rest and missing:
+            exchange.feed(rest[:missing])
             if exchange.pace is not None:
                 await exchange.pace()
-            rest = held[missing:]
-            missing = max(missing - len(held), 0)
-            held = rest
+            used = min(missing, len(rest))
+            rest = rest[used:]
+            missing -= used
         while missing:
             room = exchange.room(missing)[:missing]
             count = await stream.receive_into(room)
@@ -315,7 +305,21 @@ class Server:
             if exchange.pace is not None:
                 await exchange.pace()
             missing -= count
-        return held
+        return rest
+
+    @staticmethod
+    async def _receive_chunks(stream: _Stream, parser: h11.Connection, exchange: Exchange) -> bytes:
+        """Receive a chunked body into the exchange; return the bytes that came behind it."""
+        event = parser.next_event()
+        while not isinstance(event, h11.EndOfMessage):
+            if event is h11.NEED_DATA:
+                parser.receive_data(await stream.receive())
+            elif isinstance(event, h11.Data):
+                exchange.feed(bytes(event.data))
+                if exchange.pace is not None:
+                    await exchange.pace()
+            event = parser.next_event()
+        return _unread(parser)
 
     @staticmethod
     async def _send(

@@ -1,8 +1,8 @@
-"""The catalogue of content: every shape that the specifications and the field know, by name.
+"""The catalogue of content: every shape in the specifications and in the field, by name.
 
 Owns: the whole list.
 May not know: how any shape is built.
-Invariants: names are unique and stay, since tests hold the digest of each. Those that must be
+Invariants: names are unique and stay, since tests have the digest of each. The shapes that must be
 copied come first, then those that must be refused.
 """
 
@@ -22,7 +22,7 @@ __all__ = ["Sample", "Shape", "shapes"]
 def shapes() -> Mapping[str, Shape]:
     """Return the catalogue; build a shape's bytes with its `build`."""
     listed = (*IMAGES, *ARTIFACTS, *REFUSED)
-    found = {shape.name: shape for shape in listed}
-    if len(found) != len(listed):
+    by_name = {shape.name: shape for shape in listed}
+    if len(by_name) != len(listed):
         raise ValueError("two shapes have one name")
-    return MappingProxyType(found)
+    return MappingProxyType(by_name)

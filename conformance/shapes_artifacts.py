@@ -1,5 +1,4 @@
-"""What is in registries and is no image: artifacts, referrers, attestations, what cosign and others
-push.
+"""Shapes that are no images: artifacts, referrers, attestations, content of cosign and others.
 
 Owns: these shapes.
 May not know: registries, clients.
@@ -44,15 +43,19 @@ UNKNOWN = {"platform": {"architecture": "unknown", "os": "unknown"}}
 def _typed(seed: Seed, config_type: str, *layer_types: str, **fields: Any) -> Image:
     """Build an artifact of the older kind: the config's media type says what it is."""
     config = Part(config_type, encode({"name": "example", "seed": seed.blob(8).hex()}))
-    return compose(config, [Part(each, seed.blob(300)) for each in layer_types], **fields)
+    layers = [Part(layer_type, seed.blob(300)) for layer_type in layer_types]
+    return compose(config, layers, **fields)
 
 
 def _referring(
     seed: Seed, subject: Image, artifact_type: str, *layers: Part, **fields: Any
 ) -> Image:
     """Build an artifact of OCI 1.1: a type, the empty config, a subject."""
-    held = layers or (Part("application/octet-stream", seed.blob(200)),)
-    return compose(EMPTY, held, artifactType=artifact_type, subject=subject.descriptor(), **fields)
+    if not layers:
+        layers = (Part("application/octet-stream", seed.blob(200)),)
+    return compose(
+        EMPTY, layers, artifactType=artifact_type, subject=subject.descriptor(), **fields
+    )
 
 
 def _signature_payload(image: Image) -> bytes:
@@ -77,7 +80,7 @@ def _signed_layer(seed: Seed, image: Image) -> Part:
 
 
 def _cosign(seed: Seed, image: Image, kind: str) -> Image:
-    """Build what cosign keeps under one of its tags."""
+    """Build the content of one of cosign's tags."""
     config = Part(
         TYPES["oci"]["config"], encode({"architecture": "", "os": "", "of": image.top + kind})
     )
@@ -113,7 +116,8 @@ def _cosign_children(seed: Seed) -> Sample:
     """Sign an index and each of its children, as `cosign sign --recursive` does."""
     children = [seed.image(), seed.image(architecture="arm64")]
     index = seed.index(children)
-    tagged = {_tag_of(each, ".sig"): _cosign(seed, each, "sig") for each in (index, *children)}
+    images = (index, *children)
+    tagged = {_tag_of(image, ".sig"): _cosign(seed, image, "sig") for image in images}
     return Sample(index, tagged=tagged)
 
 
@@ -145,9 +149,9 @@ def _of_children(seed: Seed) -> Sample:
     leaf = seed.image()
     nested = seed.index([leaf, seed.image(architecture="arm64")])
     top = seed.index([nested, seed.image(os="windows")])
-    return Sample(
-        top, tuple(_referring(seed, each, "application/spdx+json") for each in (top, nested, leaf))
-    )
+    subjects = (top, nested, leaf)
+    kind = "application/spdx+json"
+    return Sample(top, tuple(_referring(seed, subject, kind) for subject in subjects))
 
 
 def _many(seed: Seed) -> Sample:
@@ -175,7 +179,8 @@ def _notation(seed: Seed) -> Sample:
     print_of: Mapping[str, Any] = {
         "annotations": {"io.cncf.notary.x509chain.thumbprint#S256": '["ab12"]'}
     }
-    jose, cose = (Part(f"application/{kind}", seed.blob(600)) for kind in ("jose+json", "cose"))
+    jose = Part("application/jose+json", seed.blob(600))
+    cose = Part("application/cose", seed.blob(600))
     older = compose(Part(NOTARY, EMPTY_CONFIG), [jose], subject=image.descriptor(), **print_of)
     return Sample(image, (older, _referring(seed, image, NOTARY, cose, **print_of)))
 
@@ -207,7 +212,7 @@ def _soci(seed: Seed) -> Sample:
 
 
 def _attested(seed: Seed) -> Image:
-    """Build what newer buildkits do: the attestation is an artifact whose subject is its sibling."""
+    """Build as newer buildkits do: the attestation is an artifact whose subject is its sibling."""
     image = seed.image()
     kind = "application/vnd.docker.attestation.manifest.v1+json"
     notes = {"annotations": {"in-toto.io/predicate-type": "https://slsa.dev/provenance/v1"}}

@@ -1,5 +1,4 @@
-"""Images and indexes of every valid shape, in both formats: platforms, layers, JSON as it is
-written.
+"""Images and indexes of every valid shape, in both formats: platforms, layers, forms of JSON.
 
 Owns: these shapes.
 May not know: registries, clients.
@@ -62,11 +61,11 @@ def rewritten(image: Image, write: Callable[[dict[str, Any]], bytes]) -> Image:
 def _sorted_backwards(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: _sorted_backwards(value[key]) for key in sorted(value, reverse=True)}
-    return [_sorted_backwards(each) for each in value] if isinstance(value, list) else value
+    return [_sorted_backwards(item) for item in value] if isinstance(value, list) else value
 
 
 def _escaped(document: Mapping[str, Any]) -> bytes:
-    """Escape what need not be: slashes, letters, and characters beyond ASCII as surrogates."""
+    """Escape characters that need no escape: slashes, letters, and beyond ASCII by surrogates."""
     text = json.dumps({**document, "annotations": {"name": "ü\U0001f433", "path": "a/b"}})
     return text.replace("/", "\\/").replace("application", "\\u0061pplication").encode()
 
@@ -120,9 +119,8 @@ def _twice(seed: Seed) -> Image:
     """Build an index that lists one child for two platforms, and two children for one."""
     one = seed.image()
     other = seed.image()
-    amd64, arm64 = (
-        {"platform": {"os": "linux", "architecture": name}} for name in ("amd64", "arm64")
-    )
+    amd64 = {"platform": {"os": "linux", "architecture": "amd64"}}
+    arm64 = {"platform": {"os": "linux", "architecture": "arm64"}}
     return compose_index([(one, amd64), (one, arm64), (other, amd64)])
 
 
@@ -191,11 +189,11 @@ def _docker_zstd(seed: Seed) -> Image:
 
 def _inline(seed: Seed) -> Image:
     config, layers = base(seed)
-    parts = [
-        each._replace(more={"data": base64.b64encode(each.data).decode()})
-        for each in (config, *layers)
+    config, *layers = [
+        part._replace(more={"data": base64.b64encode(part.data).decode()})
+        for part in (config, *layers)
     ]
-    return compose(parts[0], parts[1:])
+    return compose(config, layers)
 
 
 def _unknown_fields(seed: Seed) -> Image:
@@ -211,7 +209,8 @@ def _unknown_fields(seed: Seed) -> Image:
 def _sha512(seed: Seed) -> Image:
     config, layers = base(seed)
     return compose(
-        config._replace(algorithm="sha512"), [each._replace(algorithm="sha512") for each in layers]
+        config._replace(algorithm="sha512"),
+        [layer._replace(algorithm="sha512") for layer in layers],
     )
 
 

@@ -1,5 +1,4 @@
-"""Content that must not be copied: old formats, documents that say two things, bytes that are not
-theirs.
+"""Shapes that must not be copied: old formats, ambiguous documents, bytes of another digest.
 
 Owns: these shapes, each with the reason.
 May not know: registries, clients.

@@ -59,7 +59,7 @@ def is_foreign(media_type: str) -> bool:
 
 @dataclass(frozen=True)
 class Stored:
-    """A manifest as it was put, with what it names."""
+    """A manifest as it was put, with the descriptors in it."""
 
     media_type: str
     body: bytes

@@ -1,10 +1,10 @@
 """Contents that are too large to be held: made when they are read, measured when they arrive.
 
 Owns: `Stream`, seeded bytes of any length that cost no memory, and `Measured`, which keeps the size
-and digest of what it is given and drops the bytes.
+and digest of a body and drops its bytes.
 May not know: HTTP, images.
-Invariants: a Stream is a function of its seed, number and size, on every run and Python; no two of
-its pieces are equal, so that a piece that is missing, repeated or exchanged changes the digest.
+Invariants: a Stream is a function of its seed, number and size, on every run and Python. No two of
+its pieces are equal, so that a missing, repeated or exchanged piece changes the digest.
 """
 
 from __future__ import annotations
@@ -22,9 +22,7 @@ _STAMP = 32  # bytes at the head of each piece that say which one it is
 
 @functools.lru_cache(maxsize=4)
 def _filling(seed: int) -> bytes:
-    """Make what every piece of a seed's streams has behind its stamp: shared, so that memory is
-    bounded.
-    """
+    """Make the bytes behind every stamp of a seed's streams; shared, so that memory is bounded."""
     return hashlib.shake_128(b"stream %d" % seed).digest(_PIECE - _STAMP)
 
 
@@ -39,38 +37,38 @@ class Stream(Content):
         self._digests: dict[str, str] = {}
 
     def room(self, expected: int) -> memoryview:
-        """Refuse: a stream is what it is."""
+        """Refuse: a stream does not change."""
         raise TypeError("nothing can be put into a Stream")
 
     def feed(self, data: bytes) -> None:
-        """Refuse: a stream is what it is."""
+        """Refuse: a stream does not change."""
         raise TypeError("nothing can be put into a Stream")
 
     def digest(self, algorithm: str = "sha256") -> str:
         """Return the digest; the whole stream is made and hashed once for each algorithm."""
         if algorithm not in self._digests:
-            found = hashlib.new(algorithm)
+            hasher = hashlib.new(algorithm)
             for piece in self.pieces():
-                found.update(piece)
-            self._digests[algorithm] = f"{algorithm}:{found.hexdigest()}"
+                hasher.update(piece)
+            self._digests[algorithm] = f"{algorithm}:{hasher.hexdigest()}"
         return self._digests[algorithm]
 
     def pieces(self, start: int = 0, stop: int | None = None) -> list[memoryview]:
         """Return the bytes from `start` to `stop`: about 600 bytes of memory for each MiB."""
         stop = self.size if stop is None else min(stop, self.size)
         filling = memoryview(_filling(self._seed))
-        found: list[memoryview] = []
+        views: list[memoryview] = []
         for place in range(start - start % _PIECE, stop, _PIECE):
             stamp = hashlib.sha256(b"%d/%d/%d" % (self._seed, self._number, place)).digest()
             for begin, part in ((place, memoryview(stamp)), (place + _STAMP, filling)):
-                kept = part[max(start - begin, 0) : max(stop - begin, 0)]
-                if kept:
-                    found.append(kept)
-        return found
+                view = part[max(start - begin, 0) : max(stop - begin, 0)]
+                if view:
+                    views.append(view)
+        return views
 
 
 class Measured(Content):
-    """What a registry keeps of a body that it only has to verify: its size and its sha256."""
+    """A body of which only the size and the sha256 are kept, for a registry that only verifies."""
 
     def __init__(self) -> None:
         super().__init__()

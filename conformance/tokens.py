@@ -104,7 +104,7 @@ def _credentials(header: str) -> _Login | None:
 
 
 def _scope_text(needs: Sequence[Access]) -> str:
-    """Write what a request needs as scopes: one per name, actions in the order asked."""
+    """Write the permissions of a request as scopes: one for each name, actions in their order."""
     listed: dict[tuple[str, str], list[str]] = {}
     for need in needs:
         listed.setdefault((need.type, need.name), []).append(need.action)
@@ -229,7 +229,7 @@ class TokenService(Site):
         return self.start(request) if self.realm is None and request.path == self.path else None
 
     def check(self, request: Request, needs: Sequence[Access]) -> Response | None:
-        """Refuse without a token that grants what the request needs."""
+        """Refuse without a token that grants the needed permissions."""
         if not needs and not self.protects_ping:
             return None
         scheme, _, value = request.header("authorization").partition(" ")

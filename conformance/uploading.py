@@ -1,9 +1,8 @@
 """Checks of the workflow Push, first half: blobs in every way, and mounts.
 
-Owns: what an upload has to answer, and that bytes which were refused are not there.
+Owns: the answers to an upload; refused bytes must not be there.
 May not know: how a registry stores.
-Invariants: each check uploads bytes of its own, so that nothing is there already by another's
-doing.
+Invariants: each check uploads bytes of its own, which no other check has put there.
 Follows: sections "Pushing blobs" and "Mounting a blob from another repository" of the OCI
 distribution specification 1.1.1.
 """
@@ -209,9 +208,9 @@ def single_post_other_bytes(run: Run) -> None:
 
 
 def _least(reply: Reply) -> int:
-    """Return how long a chunk has to be at least, 300 where the registry does not say."""
-    said = reply.header("OCI-Chunk-Min-Length")
-    return max(int(said) if said.isdigit() else 0, 300)
+    """Return the least length of a chunk in bytes, 300 where the registry does not say."""
+    header = reply.header("OCI-Chunk-Min-Length")
+    return max(int(header) if header.isdigit() else 0, 300)
 
 
 def _at(run: Run, reply: Reply, status: int, end: int) -> str:
@@ -285,8 +284,8 @@ def last_chunk_by_put(run: Run) -> None:
     session = _Session(run)
     session.first(run)
     rest = session.data[session.size :]
-    said = f"{session.size}-{len(session.data) - 1}"
-    run.need(_finish(run, session.where, session.digest, rest, Content_Range=said), 201)
+    content_range = f"{session.size}-{len(session.data) - 1}"
+    run.need(_finish(run, session.where, session.digest, rest, Content_Range=content_range), 201)
     _stored(run, session.digest, session.data)
 
 
@@ -327,8 +326,8 @@ def put_out_of_order(run: Run) -> None:
     session = _Session(run)
     session.first(run)
     tail = session.chunk(2)
-    said = f"{session.size * 2}-{len(session.data) - 1}"
-    run.need(_finish(run, session.where, session.digest, tail, Content_Range=said), 416)
+    content_range = f"{session.size * 2}-{len(session.data) - 1}"
+    run.need(_finish(run, session.where, session.digest, tail, Content_Range=content_range), 416)
 
 
 @check(

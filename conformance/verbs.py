@@ -510,9 +510,7 @@ class Truncate(Effect):
 
 @dataclass
 class Corrupt(Effect):
-    """Change one bit of the byte at an offset (negative: from the end), or make every byte
-    `filler`.
-    """
+    """Change one bit of a byte (`at` negative: from the end), or make every byte `filler`."""
 
     verb: ClassVar[str] = "corrupt"
     at: int = 0

@@ -138,9 +138,7 @@ def wire(
     entry: Entry,
     shape: Callable[[Pieces], Pieces] = lambda pieces: pieces,
 ) -> Wire:
-    """Make an answer a Wire; `shape` may change the body's pieces before they are framed and
-    counted.
-    """
+    """Make an answer a Wire; `shape` may change the body's pieces before framing and counting."""
     headers = framed(answer, method)
     fields = {name.lower(): value for name, value in headers}
     coded = "chunked" in fields.get("transfer-encoding", "").lower()
