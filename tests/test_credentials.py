@@ -456,7 +456,7 @@ def test_a_secret_is_found_where_something_like_it_ends() -> None:
 @pytest.mark.parametrize("host", ["registry.example", "ghcr.io", "gcr.io"])
 def test_who_uses_no_clouds_identity_imports_none(host: str) -> None:
     code = (
-        "import sys\nfrom _regsync import cli\nstatus = cli.main(sys.argv[1:])\n"
+        "import sys\nfrom _regsync.app import cli\nstatus = cli.main(sys.argv[1:])\n"
         "print(status, *sorted({'aws', 'azure', 'google', 'rsa'} & {name.rpartition('.')[2] for name in sys.modules}))"
     )
     config = json.dumps(

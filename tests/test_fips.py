@@ -289,13 +289,13 @@ COMPUTE = """
 import json, os, sys
 before = dict(os.environ), sorted(os.listdir("/proc/self/fd"))
 import regsync
-from _regsync import fips
+from _regsync import crypto, fips
 key = sys.stdin.read()
 answers = [fips.closed(), fips.closed(), (dict(os.environ), sorted(os.listdir("/proc/self/fd"))) == before]
 import hashlib, _hashlib
 for data in (b"", b"abc" * 1000):
-    answers += [fips.hash_hex("sha256", data), fips.hash_hex("sha512", data), fips.hmac_bytes(data, b"x").hex()]
-answers += [fips.name_hash("abc"), fips.sign_rs256(key, b"hello").hex(), type(fips.new_hash("sha256")).__module__]
+    answers += [crypto.hash_hex("sha256", data), crypto.hash_hex("sha512", data), crypto.hmac_bytes(data, b"x").hex()]
+answers += [crypto.name_hash("abc"), crypto.sign_rs256(key, b"hello").hex(), type(crypto.new_hash("sha256")).__module__]
 for name in ("md5", "blake2b512"):
     for secure in (True, False):
         try: answers.append(_hashlib.new(name, usedforsecurity=secure).hexdigest())
@@ -582,8 +582,8 @@ def test_version_says_that_the_gate_is_closed(run: Run, arguments: list[str]) ->
 FALL_BACK = """
 import hashlib
 print(type(hashlib.sha256()).__module__ != "_hashlib")
-from _regsync import fips
-for call in (fips.new_hash, fips.hash_hex, fips.hmac_bytes, fips.name_hash):
+from _regsync import crypto
+for call in (crypto.new_hash, crypto.hash_hex, crypto.hmac_bytes, crypto.name_hash):
     arguments = {"new_hash": ("sha256",), "hash_hex": ("sha256", b""), "hmac_bytes": (b"k", b"x"), "name_hash": ("x",)}
     try: print(call.__name__, call(*arguments[call.__name__]))
     except ValueError as error: print("refused")
