@@ -233,8 +233,8 @@ def build(
     os.makedirs(out, exist_ok=True)
     paths = []
     for name, fips in (("regsync.pyz", True), ("regsync-nofips.pyz", False)):
-        own = files_of_build(interpreters, fips=fips)
-        paths.append(write(os.path.join(out, name), {**files, **own}))
+        differing = files_of_build(interpreters, fips=fips)
+        paths.append(write(os.path.join(out, name), {**files, **differing}))
     return [*paths, write_sums(os.path.join(out, "SHA256SUMS"), paths)]
 
 
@@ -505,9 +505,9 @@ def run_isolated(executable: str, code: str, stdin: str = "") -> str:
     environment, an empty current directory, and `-s -S` instead.
     """
     environment = {"PYTHONHASHSEED": "0", "PYTHONUTF8": "1", "PYTHONIOENCODING": "utf-8"}
-    for kept in ("SYSTEMROOT", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH"):
-        if kept in os.environ:
-            environment[kept] = os.environ[kept]
+    for name in ("SYSTEMROOT", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH"):
+        if name in os.environ:
+            environment[name] = os.environ[name]
     command = [executable, "-s", "-S", "-B", "-c", code]
     with tempfile.TemporaryDirectory() as empty:
         try:

@@ -106,7 +106,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Measure one sync; 1 where something was refused, or where it took too long."""
-    found: Measured = anyio.run(
+    measured: Measured = anyio.run(
         measure,
         options.n,
         options.l,
@@ -115,8 +115,8 @@ def run(options: argparse.Namespace) -> int:
         backend_options={"clock": MockClock(autojump_threshold=0)},
     )
     scene = f"{options.n} images with {options.l} layers, {options.latency * 1000:.0f} ms each way"
-    print(f"{scene}: {found.refused} x 429")
-    times = f"{found.ratio:.3f} times, at most {WORST}"
-    print(f"{found.seconds:.2f} s, ideal {found.ideal:.1f} s: {times}")
-    print(" ".join(f"{action} {count}" for action, count in sorted(found.requests.items())))
-    return 1 if found.refused or found.ratio > WORST else 0
+    print(f"{scene}: {measured.refused} x 429")
+    times = f"{measured.ratio:.3f} times, at most {WORST}"
+    print(f"{measured.seconds:.2f} s, ideal {measured.ideal:.1f} s: {times}")
+    print(" ".join(f"{action} {count}" for action, count in sorted(measured.requests.items())))
+    return 1 if measured.refused or measured.ratio > WORST else 0
