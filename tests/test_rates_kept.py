@@ -26,7 +26,7 @@ from conformance.personas import Persona, Provider
 from conformance.rates import Cap
 from tests.ends import document, held, tags, virtual
 from tests.test_redirects import registry, transport_of
-from tools import bench_rates
+from tools.benches import rates
 
 pytestmark = [pytest.mark.anyio, pytest.mark.virtual_time]
 
@@ -76,7 +76,7 @@ def is_manifest_put(request: Request) -> bool:
 
 
 async def test_ecrs_published_rates_are_kept_and_used() -> None:
-    found = await bench_rates.measure(images=60, layers=2, latency=0.02)
+    found = await rates.measure(images=60, layers=2, latency=0.02)
     assert found.refused == 0
     # The pause before the first manifest weighs more here than with the 300 images of the command.
     assert found.seconds < 60 / 9 + 1

@@ -33,10 +33,7 @@ print(json.dumps([status, sorted(sys.modules), len(threads)]))
 """
 
 # What only other commands, or those who use a registry of a cloud, need.
-NEEDLESS_OURS = {
-    *("app.watch", "app.health"),
-    *("auth.aws", "auth.azure", "auth.google"),
-}
+NEEDLESS_OURS = {*("app.watch", "app.health"), *("auth.aws", "auth.azure", "auth.google")}
 # Of the standard library, whose modules load others as each version likes: what a run used to load
 # without need.
 NEEDLESS = {

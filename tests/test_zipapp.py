@@ -319,8 +319,6 @@ def test_version_loads_nothing_costly(pyz: Path) -> None:
     code = "import sys, regsync; regsync.main(['--version']); print(*sys.modules)"
     done = run(sys.executable, "-S", "-c", code, PYTHONPATH=f"{pyz / TREE}:{pyz}")
     loaded = set(done.stdout.splitlines()[1].split())
-    ours = {name for name in loaded if name.partition(".")[0] in {"regsync", "_regsync"}}
-    assert ours == {"regsync", "_regsync", "_regsync.fips", "_regsync.app.version"}
     assert loaded & COSTLY == set()
 
 
@@ -366,8 +364,6 @@ def test_entries_are_stored_sorted_and_without_a_time(pyz: Path) -> None:
     assert {
         (entry.compress_type, entry.date_time, entry.external_attr >> 16) for entry in entries
     } == {(zipfile.ZIP_STORED, (1980, 1, 1, 0, 0, 0), 0o100644)}
-    # Each entry costs 3 us at every start, `version` included.
-    assert len(entries) < 400
 
 
 def test_the_file_says_what_it_was_made_of(pyz: Path) -> None:

@@ -1,6 +1,5 @@
 #!/usr/bin/env python3
-"""Build dist/regsync.pyz and dist/regsync-nofips.pyz: the program and all that it needs, in one
-file.
+"""Build dist/regsync.pyz and dist/regsync-nofips.pyz: the program with all that it needs.
 
     python3 tools/build_zipapp.py [--python EXE ...] [--out dist] [--cache build/wheels]
     python3 tools/build_zipapp.py --check FILE [--python EXE ...]
@@ -8,8 +7,7 @@ file.
 The second form builds again and says whether a file that somebody else built comes from this source
 (docs/verify.md).
 
-Owns: which files of which packages travel, and how the archive is laid out (docs/design.md section
-11):
+The archive is laid out like this:
 
     __main__.py               chooses the tree of the running interpreter; parses on Python 2.7
     build.json                versions: ours, the packages', the interpreters' of the trees
@@ -18,17 +16,19 @@ Owns: which files of which packages travel, and how the archive is laid out (doc
     h11/ anyio/ ... _regsync/ regsync.py     sources, importable with PYTHONPATH=regsync.pyz
     cp311/...                 the same files again, beside each module its bytecode, and tools/tree_importer.py
 
-Bytecode is what makes a start take 70 ms instead of 180. zipimport looks for `X.pyc` first and
-takes it whatever the dates say when it is of the unchecked-hash kind; it has one place per module,
-hence one tree per CPython minor version. Sources stay beside it because anyio reads its own to
-import lazily, and because tracebacks show them. An interpreter without a tree runs from the
-sources.
+Bytecode makes a start take 70 ms instead of 180. zipimport looks for `X.pyc` first. It takes the
+unchecked-hash kind (PEP 552) whatever the dates say. It has one place per module, hence one tree
+per CPython minor version. Sources stay beside the bytecode, because anyio reads its own to import
+lazily and because tracebacks show them. An interpreter without a tree runs from the sources.
 
-Invariant: the same sources and the same interpreters give the same bytes, whatever the directory,
-the user, the umask and the clock (tests/test_zipapp.py builds twice). That is why bytecode is
-compiled in a fresh process that sees neither paths nor the environment: marshal marks an object as
-shared by its reference count, so a name that merely happens to be alive in the process would change
-the bytes.
+Bytecode is compiled in a fresh process that sees neither paths nor the environment. marshal marks
+an object as shared by its reference count, so a name that happens to be alive in the process would
+change the bytes.
+
+Owns: which files of which packages travel, and how the archive is laid out.
+May not know: what the modules do.
+Invariants: the same sources and the same interpreters give the same bytes, whatever the directory,
+the user, the umask and the clock (tests/test_zipapp.py builds twice).
 """
 
 from __future__ import annotations
@@ -52,7 +52,9 @@ __all__ = ["BUNDLE", "BuildError", "build", "main"]
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 OLDEST_PYTHON = (3, 10)
 SHEBANG = b"#!/usr/bin/env python3\n"
-EPOCH = (1980, 1, 1, 0, 0, 0)  # the earliest that the format can say
+EPOCH = (1980, 1, 1, 0, 0, 0)  # the earliest date of the zip format
+NO_PYTHON = (0, 0)
+ANY_PYTHON = (99, 0)
 
 
 class BuildError(Exception):
@@ -69,16 +71,13 @@ class Wheel:
     sha256: str
     licence: str  # SPDX's short name, or an expression of several
     dropped: tuple[str, ...] = ()
-    newest: tuple[int, int] = (
-        99,
-        0,
-    )  # the newest CPython whose tree has it; later ones have the source
+    newest: tuple[int, int] = ANY_PYTHON  # the last CPython whose tree has it; later: the source
 
 
-# The run-time packages of pyproject.toml, then what those need on 3.10 to 3.13. Left out: what
-# needs trio, pytest or a subprocess, command lines, and the compiled half of PyYAML with its shims
-# (the wheel is one platform's only because of that half; the Python files are the same in all of
-# them).
+# The run-time packages of pyproject.toml, then those that they need on 3.10 to 3.13. Left out are
+# modules that need trio, pytest or a subprocess, command lines, and the compiled half of PyYAML
+# with its shims. Only that half makes its wheel one platform's; the Python files are the same in
+# all of them.
 BUNDLE = (
     Wheel(
         "anyio",
@@ -130,7 +129,7 @@ BUNDLE = (
         "ab7ae7122974553370f0bdb919e1a960b2cd1bc1ef0276416d896db81c14582c",
         "BSD-3-Clause",
         ("idna/__main__.py", "idna/cli.py"),
-        newest=(0, 0),  # half a megabyte a tree, imported for host names beyond ASCII only
+        newest=NO_PYTHON,  # half a megabyte a tree, imported for host names beyond ASCII only
     ),
     Wheel(
         "typing_extensions",
@@ -141,7 +140,8 @@ BUNDLE = (
     ),
 )
 
-# Parsed by Python 2.7 and 3.6 too. Status 3: nothing was attempted (docs/design.md section 2).
+# Parsed by Python 2.7 and 3.6 too. Status 3 says that nothing was attempted (README.md, exit
+# statuses).
 MAIN = '''\
 """Start regsync on the modules compiled for this interpreter, where the file has them."""
 import sys
@@ -196,12 +196,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--check", metavar="FILE", help="say whether FILE is built from this source; write nothing"
     )
     options = parser.parse_args(argv)
-    given = {"cache": options.cache, "pythons": options.python or [sys.executable]}
+    pythons = options.python or [sys.executable]
     try:
         if options.check is not None:
-            print(check(options.check, **given))
+            print(check(options.check, cache=options.cache, pythons=pythons))
             return 0
-        for path in build(options.out, **given):
+        for path in build(options.out, cache=options.cache, pythons=pythons):
             print(f"{path}: {os.path.getsize(path)} bytes")
     except BuildError as error:
         sys.stderr.write(f"error: {error}\n")
@@ -220,100 +220,108 @@ def build(
     `patches` are trees' interpreters to be recorded in place of those that compile.
     """
     wheels = {wheel: fetch(wheel, cache) for wheel in BUNDLE}
-    interpreters = sorted((probe(python) for python in pythons), key=lambda known: known.version)
-    minors = [known.version[:2] for known in interpreters]
-    if len(set(minors)) < len(minors):
-        raise BuildError(
-            "two interpreters of the same minor version were given; the file has room for one"
-        )
-    ours = our_sources()
-    root: dict[str, bytes] = dict(ours)
-    newest: dict[str, tuple[int, int]] = {}
-    for wheel, path in wheels.items():
-        for name, data in unpack(wheel, path):
-            root[name] = data
-            newest[name] = wheel.newest
-    common = {
-        **root,
+    interpreters = probe_all(pythons)
+    files = {
+        **sources_of(wheels),
         "__main__.py": MAIN.encode(),
         "build.json": record(interpreters, patches),
         "sbom.cdx.json": sbom(),
     }
-    variants: dict[bool, dict[str, bytes]] = {True: {}, False: {}}
-    for known in interpreters:
-        chosen = {
-            name: data
-            for name, data in root.items()
-            if known.version[:2] <= newest.get(name, known.version[:2])
-            and not name.startswith("licenses/")
-        }
-        common.update(compiled_tree(known, {**chosen, "tree_importer.py": tree_importer()}))
-    for fips, files in variants.items():
-        constants = {CONSTANTS: with_constant(ours[CONSTANTS], fips)}
-        files.update(constants)
-        for known in interpreters:
-            files.update(compiled_tree(known, constants))
+    for interpreter in interpreters:
+        files.update(compile_tree(interpreter, sources_for(interpreter, wheels)))
+
     os.makedirs(out, exist_ok=True)
-    paths = [
-        write(os.path.join(out, name), {**common, **variants[fips]})
-        for name, fips in (("regsync.pyz", True), ("regsync-nofips.pyz", False))
-    ]
+    paths = []
+    for name, fips in (("regsync.pyz", True), ("regsync-nofips.pyz", False)):
+        differing = files_of_build(interpreters, fips=fips)
+        paths.append(write(os.path.join(out, name), {**files, **differing}))
     return [*paths, write_sums(os.path.join(out, "SHA256SUMS"), paths)]
 
 
+def sources_of(wheels: Mapping[Wheel, str]) -> dict[str, bytes]:
+    """Return our own files, and those of the wheels with their licences."""
+    sources = our_sources()
+    for wheel, path in wheels.items():
+        sources.update(unpack(wheel, path))
+    return sources
+
+
+def sources_for(interpreter: Interpreter, wheels: Mapping[Wheel, str]) -> dict[str, bytes]:
+    """Return the files of one interpreter's tree."""
+    minor = interpreter.version[:2]
+    chosen = {wheel: path for wheel, path in wheels.items() if minor <= wheel.newest}
+    sources = {
+        name: data for name, data in sources_of(chosen).items() if not name.startswith("licenses/")
+    }
+    sources["tree_importer.py"] = tree_importer()
+    return sources
+
+
+def files_of_build(interpreters: Sequence[Interpreter], *, fips: bool) -> dict[str, bytes]:
+    """Return the files in which one build differs from the other."""
+    constants = {CONSTANTS: with_constant(our_sources()[CONSTANTS], fips)}
+    files = dict(constants)
+    for interpreter in interpreters:
+        files.update(compile_tree(interpreter, constants))
+    return files
+
+
 def check(path: str, *, cache: str, pythons: Sequence[str]) -> str:
-    """Build again; return in what words `path` is built from this source; BuildError says where it
-    is not.
+    """Build again and compare; return which build of this source `path` is, else raise BuildError.
 
     A release of the same minor version compiles the same: which one it was is only recorded, and
     taken from the file.
     """
     recorded = trees_of(path)
-    ours = {known.tree: "CPython {}.{}.{}".format(*known.version) for known in map(probe, pythons)}
+    ours = names_of(probe_all(pythons))
     if ours.keys() != recorded.keys():
-        raise BuildError(
-            f"{path} has trees of {', '.join(recorded.values())}: give these as --python, each once"
-        )
+        wanted = ", ".join(recorded.values())
+        raise BuildError(f"{path} has trees of {wanted}: give these as --python, each once")
     with tempfile.TemporaryDirectory() as out:
         *built, _ = build(out, cache=cache, pythons=pythons, patches=recorded)
-        for again in built:
-            with open(path, "rb") as theirs, open(again, "rb") as mine:
-                if theirs.read() == mine.read():
-                    is_it = os.path.basename(again)
-                    named = os.path.basename(path)
-                    if is_it != named and named in map(os.path.basename, built):
-                        raise BuildError(
-                            f"{path} has the name of another build: it is {is_it} of this source"
-                        )
-                    told = (
-                        ""
-                        if ours == recorded
-                        else f" (compiled by {', '.join(ours.values())} here)"
-                    )
-                    return f"{path} is {is_it} of this source, byte for byte{told}"
-        differing = min((differences(path, again) for again in built), key=len)
-    shown = ", ".join(differing[:5]) + (
-        f" and {len(differing) - 5} more" if len(differing) > 5 else ""
-    )
-    raise BuildError(
-        f"{path} is not built from this source: {shown or 'bytes outside of its entries'} differ"
-    )
+        same = [again for again in built if is_same_file(path, again)]
+        if not same:
+            differing = min((differences(path, again) for again in built), key=len)
+            raise BuildError(f"{path} is not built from this source: {listed(differing)} differ")
+        build_name = os.path.basename(same[0])
+        own_name = os.path.basename(path)
+        if own_name != build_name and own_name in map(os.path.basename, built):
+            message = f"{path} has the name of another build: it is {build_name} of this source"
+            raise BuildError(message)
+    note = "" if ours == recorded else f" (compiled by {', '.join(ours.values())} here)"
+    return f"{path} is {build_name} of this source, byte for byte{note}"
+
+
+def is_same_file(first: str, second: str) -> bool:
+    """Tell whether two files have the same bytes."""
+    with open(first, "rb") as one, open(second, "rb") as other:
+        return one.read() == other.read()
+
+
+def listed(names: Sequence[str]) -> str:
+    """Write the first of these names for a message."""
+    shown = ", ".join(names[:5])
+    if len(names) > 5:
+        shown += f" and {len(names) - 5} more"
+    return shown or "bytes outside of its entries"
 
 
 def trees_of(path: str) -> dict[str, str]:
     """Read from a built file which interpreters compiled it."""
     try:
         with zipfile.ZipFile(path) as archive:
-            told = json.loads(archive.read("build.json"))["trees"]
+            trees = json.loads(archive.read("build.json"))["trees"]
     except (KeyError, TypeError, ValueError, zipfile.BadZipFile) as error:
         raise BuildError(f"{path} is no file that this builds: {error}") from None
-    if not isinstance(told, dict) or not all(
-        re.fullmatch(r"CPython \d+\.\d+\.\d+", str(each)) for each in told.values()
-    ):
-        raise BuildError(
-            f"{path} is no file that this builds: its build.json names no interpreters"
-        )
-    return told
+    if not isinstance(trees, dict) or not all(map(is_interpreter_name, trees.values())):
+        message = "its build.json names no interpreters"
+        raise BuildError(f"{path} is no file that this builds: {message}")
+    return trees
+
+
+def is_interpreter_name(value: object) -> bool:
+    """Tell whether a value of build.json may be shown."""
+    return re.fullmatch(r"CPython \d+\.\d+\.\d+", str(value)) is not None
 
 
 def differences(*paths: str) -> list[str]:
@@ -339,56 +347,40 @@ def fetch(wheel: Wheel, cache: str) -> str:
             f"pip fetched another file than {wheel.file} for {wheel.name} {wheel.version}"
         )
     with open(path, "rb") as file:
-        found = hashlib.sha256(file.read()).hexdigest()
-    if found != wheel.sha256:
+        digest = hashlib.sha256(file.read()).hexdigest()
+    if digest != wheel.sha256:
         raise BuildError(
-            f"{path} has sha256 {found}, not {wheel.sha256} as pinned: remove it and look why"
+            f"{path} has sha256 {digest}, not {wheel.sha256} as pinned: remove it and look why"
         )
     return path
 
 
 def download(wheel: Wheel, cache: str) -> None:
-    """Let pip fetch one wheel from wherever it is set up to look, for the one platform that is
-    pinned.
-    """
+    """Let pip fetch one wheel, for the one platform that is pinned, from the index it is set up for."""
     if importlib.util.find_spec("pip") is None:
         raise BuildError(
             f"pip is needed to fetch {wheel.file} and {sys.executable} has none: install python3-pip, run "
             f"this with .venv/bin/python (tools/check.py makes it), or put the file into {cache}"
         )
     os.makedirs(cache, exist_ok=True)
-    with tempfile.TemporaryDirectory(
-        dir=cache
-    ) as directory:  # another build may be fetching the same
+    # Another build may be fetching the same file: each has a directory of its own.
+    with tempfile.TemporaryDirectory(dir=cache) as directory:
         requirements = os.path.join(directory, "requirements.txt")
         with open(requirements, "w", encoding="utf-8") as file:
             file.write(f"{wheel.name}=={wheel.version} --hash=sha256:{wheel.sha256}\n")
-        command = [
-            sys.executable,
-            "-m",
-            "pip",
-            "download",
-            "--quiet",
-            "--disable-pip-version-check",
-        ]
-        command += ["--no-deps", "--require-hashes", "--only-binary", ":all:"]
-        command += ["--implementation", "cp", "--python-version", "3.11", "--abi", "cp311"]
-        command += [
-            "--platform",
-            "manylinux2014_x86_64",
-            "--dest",
-            directory,
-            "--requirement",
-            requirements,
-        ]
+        command = [sys.executable, "-m", "pip", "download", "--quiet"]
+        command += ["--disable-pip-version-check", "--no-deps", "--require-hashes"]
+        command += ["--only-binary", ":all:", "--implementation", "cp"]
+        command += ["--python-version", "3.11", "--abi", "cp311"]
+        command += ["--platform", "manylinux2014_x86_64"]
+        command += ["--dest", directory, "--requirement", requirements]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         fetched = os.path.join(directory, wheel.file)
         if os.path.exists(fetched):
             os.replace(fetched, os.path.join(cache, wheel.file))
     if done.returncode:
-        raise BuildError(
-            f"cannot fetch {wheel.name} {wheel.version}: {why_pip_failed(done.stderr)}"
-        )
+        reason = why_pip_failed(done.stderr)
+        raise BuildError(f"cannot fetch {wheel.name} {wheel.version}: {reason}")
 
 
 def why_pip_failed(stderr: str) -> str:
@@ -412,20 +404,23 @@ def unpack(wheel: Wheel, path: str) -> Iterator[tuple[str, bytes]]:
             if name in left_out:
                 left_out.discard(name)
             elif top.endswith(".dist-info"):
-                if re.match(r"(licenses/.*|LICEN[CS]E[^/]*|NOTICE[^/]*)(?<!/)$", rest):
-                    yield (
-                        f"licenses/{wheel.name}/{rest.removeprefix('licenses/')}",
-                        archive.read(name),
-                    )
+                if is_licence(rest):
+                    licence = rest.removeprefix("licenses/")
+                    yield f"licenses/{wheel.name}/{licence}", archive.read(name)
             elif name.endswith(".py") and "/tests/" not in name:
                 yield name, archive.read(name)
     if left_out:
         raise BuildError(f"{wheel.file} has no {', '.join(sorted(left_out))} to leave out")
 
 
+def is_licence(name: str) -> bool:
+    """Tell whether a file of a wheel's .dist-info is one of its licences."""
+    return re.match(r"(licenses/.*|LICEN[CS]E[^/]*|NOTICE[^/]*)(?<!/)$", name) is not None
+
+
 # ---------------------------------------------------------------- our own files
 
-CONSTANTS = "_regsync/__init__.py"
+CONSTANTS = "_regsync/__init__.py"  # the one module in which the builds differ
 
 
 def our_sources() -> dict[str, bytes]:
@@ -439,9 +434,7 @@ def our_sources() -> dict[str, bytes]:
 
 
 def package_files(package: str) -> list[str]:
-    """Return the modules and JSON files below a package, with the names that they have in an
-    archive.
-    """
+    """Return the modules and JSON files below a package, with the names that they have in an archive."""
     names = []
     for folder, _, files in os.walk(os.path.join(ROOT, package)):
         place = os.path.relpath(folder, ROOT).replace(os.sep, "/")
@@ -473,13 +466,17 @@ def with_constant(source: bytes, fips: bool) -> bytes:
 
 def our_version() -> str:
     """Read `__version__` without importing the program."""
-    found = re.search(r'(?m)^__version__ = "([^"]+)"$', our_sources()[CONSTANTS].decode())
-    if found is None:
+    line = re.search(r'(?m)^__version__ = "([^"]+)"$', our_sources()[CONSTANTS].decode())
+    if line is None:
         raise BuildError(f"{CONSTANTS} does not say __version__")
-    return found[1]
+    return line[1]
 
 
 # ---------------------------------------------------------------- bytecode
+
+
+# What follows the magic number (PEP 552): by hash, unchecked; then the hash, which nobody reads.
+UNCHECKED_HASH = b"\x01\0\0\0" + bytes(8)
 
 
 @dataclass(frozen=True)
@@ -492,26 +489,31 @@ class Interpreter:
 
     @property
     def tree(self) -> str:
-        """Return the directory that `__main__.py` looks for."""
+        """The directory that `__main__.py` looks for."""
         return "cp{}{}".format(*self.version)
 
 
-def run_isolated(executable: str, code: str, given: str = "") -> str:
-    """Run `code` where nothing but `given` and the interpreter itself can have an influence.
+def names_of(interpreters: Sequence[Interpreter]) -> dict[str, str]:
+    """Return how build.json names the interpreter of each tree."""
+    return {known.tree: "CPython {}.{}.{}".format(*known.version) for known in interpreters}
+
+
+def run_isolated(executable: str, code: str, stdin: str = "") -> str:
+    """Run `code` where nothing but `stdin` and the interpreter itself can have an influence.
 
     `-I` would ignore PYTHONHASHSEED, which orders frozensets in 3.10's marshal; hence an empty
     environment, an empty current directory, and `-s -S` instead.
     """
     environment = {"PYTHONHASHSEED": "0", "PYTHONUTF8": "1", "PYTHONIOENCODING": "utf-8"}
-    for kept in ("SYSTEMROOT", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH"):
-        if kept in os.environ:
-            environment[kept] = os.environ[kept]
+    for name in ("SYSTEMROOT", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH"):
+        if name in os.environ:
+            environment[name] = os.environ[name]
     command = [executable, "-s", "-S", "-B", "-c", code]
     with tempfile.TemporaryDirectory() as empty:
         try:
             done = subprocess.run(
                 command,
-                input=given,
+                input=stdin,
                 capture_output=True,
                 encoding="utf-8",
                 env=environment,
@@ -526,31 +528,40 @@ def run_isolated(executable: str, code: str, given: str = "") -> str:
     return done.stdout
 
 
+def probe_all(executables: Sequence[str]) -> list[Interpreter]:
+    """Ask all interpreters what they are; return them by version."""
+    interpreters = sorted(map(probe, executables), key=lambda known: known.version)
+    if len({known.tree for known in interpreters}) < len(interpreters):
+        raise BuildError(
+            "two interpreters of the same minor version were given; the file has room for one"
+        )
+    return interpreters
+
+
 def probe(executable: str) -> Interpreter:
-    """Ask an interpreter what it is; refuse what cannot run the program."""
+    """Ask an interpreter what it is; refuse one that cannot run the program."""
     try:
         name, version, magic = json.loads(run_isolated(executable, PROBE))
     except ValueError:
         raise BuildError(f"{executable} does not answer like a Python") from None
-    if name != "cpython" or tuple(version[:2]) < OLDEST_PYTHON or version[3] != "final":
-        shown = ".".join(map(str, version[:3]))
+    major, minor, patch, stage, _ = version
+    if name != "cpython" or (major, minor) < OLDEST_PYTHON or stage != "final":
         raise BuildError(
-            f"{executable} is {name} {shown} ({version[3]}); a released CPython 3.10 or newer is needed"
+            f"{executable} is {name} {major}.{minor}.{patch} ({stage}); "
+            "a released CPython 3.10 or newer is needed"
         )
-    return Interpreter(executable, (version[0], version[1], version[2]), bytes.fromhex(magic))
+    return Interpreter(executable, (major, minor, patch), bytes.fromhex(magic))
 
 
-def compiled_tree(known: Interpreter, sources: Mapping[str, bytes]) -> dict[str, bytes]:
+def compile_tree(interpreter: Interpreter, sources: Mapping[str, bytes]) -> dict[str, bytes]:
     """Return the tree of one interpreter: its files, and beside each module its bytecode."""
-    tree = {f"{known.tree}/{name}": data for name, data in sources.items()}
+    tree = {f"{interpreter.tree}/{name}": data for name, data in sources.items()}
     names = sorted(name for name in tree if name.endswith(".py"))
-    given = json.dumps([[name, tree[name].decode()] for name in names])
-    _, *lines = run_isolated(known.executable, COMPILER, given).splitlines()
-    header = known.magic + (0b01).to_bytes(
-        4, "little"
-    )  # PEP 552: by hash, unchecked; the hash stays 0
+    modules = json.dumps([[name, tree[name].decode()] for name in names])
+    _, *lines = run_isolated(interpreter.executable, COMPILER, modules).splitlines()
+    header = interpreter.magic + UNCHECKED_HASH
     for name, line in zip(names, lines, strict=True):
-        tree[f"{name}c"] = header + bytes(8) + bytes.fromhex(line)
+        tree[f"{name}c"] = header + bytes.fromhex(line)
     return tree
 
 
@@ -559,58 +570,64 @@ def compiled_tree(known: Interpreter, sources: Mapping[str, bytes]) -> dict[str,
 
 def record(interpreters: Sequence[Interpreter], patches: Mapping[str, str] | None = None) -> bytes:
     """Say, inside the file, what it was made of."""
-    trees = {known.tree: "CPython {}.{}.{}".format(*known.version) for known in interpreters}
-    told = {
+    packages = {wheel.name: {"version": wheel.version, "sha256": wheel.sha256} for wheel in BUNDLE}
+    document = {
         "regsync": our_version(),
-        "packages": {
-            wheel.name: {"version": wheel.version, "sha256": wheel.sha256} for wheel in BUNDLE
-        },
-        "trees": {**trees, **(patches or {})},
+        "packages": packages,
+        "trees": {**names_of(interpreters), **(patches or {})},
     }
-    return json.dumps(told, indent=1).encode() + b"\n"
+    return json.dumps(document, indent=1).encode() + b"\n"
 
 
 def sbom() -> bytes:
-    """Return the inventory of the file (CycloneDX 1.6): no time and no serial number, which no two
-    builds share.
+    """Return the inventory of the file (CycloneDX 1.6).
+
+    It has no time and no serial number, which no two builds share.
     """
-    components: list[dict[str, object]] = []
-    for wheel in BUNDLE:
-        purl = f"pkg:pypi/{wheel.name.lower().replace('_', '-')}@{wheel.version}"
-        hashes = [{"alg": "SHA-256", "content": wheel.sha256}]
-        component = {
-            **{
-                "type": "library",
-                "bom-ref": purl,
-                "name": wheel.name,
-                "version": wheel.version,
-                "purl": purl,
-            },
-            "licenses": [
-                {"expression": wheel.licence}
-                if " " in wheel.licence
-                else {"license": {"id": wheel.licence}}
-            ],
-            "externalReferences": [{"type": "distribution", "url": wheel.file, "hashes": hashes}],
-            "properties": [{"name": "regsync:left-out", "value": name} for name in wheel.dropped],
-        }
-        components.append({key: value for key, value in component.items() if value})
-    this = {
+    program = {
         "type": "application",
         "bom-ref": "regsync",
         "name": "regsync",
         "version": our_version(),
     }
-    told = {
+    needed = {"ref": "regsync", "dependsOn": [package_url(wheel) for wheel in BUNDLE]}
+    document = {
         "$schema": "http://cyclonedx.org/schema/bom-1.6.schema.json",
         "bomFormat": "CycloneDX",
         "specVersion": "1.6",
         "version": 1,
-        "metadata": {"component": this},
-        "components": components,
-        "dependencies": [{"ref": "regsync", "dependsOn": [each["bom-ref"] for each in components]}],
+        "metadata": {"component": program},
+        "components": [component(wheel) for wheel in BUNDLE],
+        "dependencies": [needed],
     }
-    return json.dumps(told, indent=1).encode() + b"\n"
+    return json.dumps(document, indent=1).encode() + b"\n"
+
+
+def component(wheel: Wheel) -> dict[str, object]:
+    """Return one wheel's entry in the inventory."""
+    licence: dict[str, object] = {"license": {"id": wheel.licence}}
+    if " " in wheel.licence:
+        licence = {"expression": wheel.licence}
+    hashes = [{"alg": "SHA-256", "content": wheel.sha256}]
+    entry: dict[str, object] = {
+        "type": "library",
+        "bom-ref": package_url(wheel),
+        "name": wheel.name,
+        "version": wheel.version,
+        "purl": package_url(wheel),
+        "licenses": [licence],
+        "externalReferences": [{"type": "distribution", "url": wheel.file, "hashes": hashes}],
+    }
+    if wheel.dropped:
+        entry["properties"] = [
+            {"name": "regsync:left-out", "value": name} for name in wheel.dropped
+        ]
+    return entry
+
+
+def package_url(wheel: Wheel) -> str:
+    """Return the name of a package for inventories (https://github.com/package-url/purl-spec)."""
+    return f"pkg:pypi/{wheel.name.lower().replace('_', '-')}@{wheel.version}"
 
 
 def write_sums(path: str, files: Sequence[str]) -> str:

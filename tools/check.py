@@ -2,12 +2,15 @@
 """Check everything: lint, format, types, tests. Arguments go to pytest.
 
     python3 tools/check.py [-x] [-k name] [-m 'not slow'] ...
-    python3 tools/check.py --thorough      also the cells of products that an ordinary run leaves out: no time limit
+    python3 tools/check.py --thorough      also the cells that an ordinary run leaves out: no time limit
 
 On a fresh Debian machine with Python it first makes `.venv` with the pinned packages of
 pyproject.toml and, as root, installs the registry and the client that the tests drive, and unpacks
-a FIPS provider below build/ (tools/fips_provider.py); later runs find them there. Uses the standard
-library only, and works from any directory.
+a FIPS provider below build/ (tools/fips_provider.py); later runs find them there. It works from any
+directory and needs the standard library only.
+
+Owns: what is checked, in which order, and how the machine is made ready.
+May not know: what the tests look at.
 """
 
 from __future__ import annotations
@@ -28,12 +31,8 @@ VENV = os.path.join(ROOT, ".venv")
 STAMP = os.path.join(VENV, "installed-for")
 OLDEST_PYTHON = (3, 10)
 PROGRAMS = ("docker-registry", "skopeo")  # Debian's packages have the programs' names
-PARALLEL = (
-    "-n",
-    "2",
-    "--dist",
-    "loadfile",
-)  # two processes of tests; -n 0 among the arguments: one
+CHECKED = ("_regsync", "regsync.py", "conformance", "tools")  # by mypy
+PARALLEL = ("-n", "2", "--dist", "loadfile")  # two workers; -n 0 among the arguments: none
 TIME_LIMIT = 19 * 60  # seconds for everything; CI allows 20 minutes
 
 
@@ -42,9 +41,7 @@ class CheckError(Exception):
 
 
 def main(argv: Sequence[str]) -> int:
-    """Make the machine ready, run each check even when one before it failed, and return the exit
-    status.
-    """
+    """Make the machine ready, run each check even when one before it failed, and return a status."""
     deadline = None if "--thorough" in argv else time.monotonic() + TIME_LIMIT
     os.chdir(ROOT)
     try:
@@ -56,30 +53,31 @@ def main(argv: Sequence[str]) -> int:
     except CheckError as error:
         sys.stderr.write(f"check: {error}\n")
         return 2
-    checked = [
-        name for name in ("_regsync", "regsync.py", "conformance", "tools") if has_python(name)
-    ]
+
+    checks = {
+        "ruff check": ["ruff", "check", "."],
+        "ruff format": ["ruff", "format", "--check", "."],
+        "mypy": ["mypy", "--strict", *filter(has_python, CHECKED)],
+        "pytest": ["pytest", *PARALLEL, *argv],
+    }
     failed = []
-    for title, command in (
-        ("ruff check", ["ruff", "check", "."]),
-        ("ruff format", ["ruff", "format", "--check", "."]),
-        ("mypy", ["mypy", "--strict", *checked]),
-        ("pytest", ["pytest", *PARALLEL, *argv]),
-    ):
+    for title, arguments in checks.items():
         print(f"== {title}", flush=True)
-        try:
-            left = None if deadline is None else max(1, deadline - time.monotonic())
-            status = subprocess.run([python, "-m", *command], timeout=left, check=False).returncode
-        except subprocess.TimeoutExpired:
-            print(
-                f"{title} was stopped: everything together may take {TIME_LIMIT // 60} minutes",
-                flush=True,
-            )
-            status = 1
-        if status:
+        if not succeeds([python, "-m", *arguments], title, deadline):
             failed.append(title)
     print(f"== failed: {', '.join(failed)}" if failed else "== all checks passed", flush=True)
     return 1 if failed else 0
+
+
+def succeeds(command: Sequence[str], title: str, deadline: float | None) -> bool:
+    """Run one check; it fails as well when it is not done by the deadline."""
+    left = None if deadline is None else max(1, deadline - time.monotonic())
+    try:
+        return subprocess.run(command, timeout=left, check=False).returncode == 0
+    except subprocess.TimeoutExpired:
+        minutes = TIME_LIMIT // 60
+        print(f"{title} was stopped: everything together may take {minutes} minutes", flush=True)
+        return False
 
 
 def has_python(name: str) -> bool:
@@ -97,9 +95,8 @@ def pins() -> list[str]:
 
 def ready_venv() -> str:
     """Return the Python of `.venv`, made or renewed when pins or interpreter have changed."""
-    python = os.path.join(
-        VENV, *(("Scripts", "python.exe") if os.name == "nt" else ("bin", "python"))
-    )
+    place = ("Scripts", "python.exe") if os.name == "nt" else ("bin", "python")
+    python = os.path.join(VENV, *place)
     wanted = hashlib.sha256(repr((sys.version, pins())).encode()).hexdigest()
     if os.path.exists(STAMP):
         with open(STAMP, encoding="ascii") as file:
@@ -108,29 +105,20 @@ def ready_venv() -> str:
     if not os.access(ROOT, os.W_OK):
         raise CheckError(f"{ROOT} cannot be written by this user: .venv goes there")
     shutil.rmtree(VENV, ignore_errors=True)
-    if not made_venv() and not (installed_by_apt("python3-venv") and made_venv()):
+    if not make_venv() and not (install_by_apt("python3-venv") and make_venv()):
         raise CheckError(
             f"{sys.executable} cannot make a virtual environment: install python3-venv"
         )
-    command = [
-        python,
-        "-m",
-        "pip",
-        "install",
-        "--quiet",
-        "--quiet",
-        "--disable-pip-version-check",
-        *pins(),
-    ]
-    if subprocess.run(command, check=False).returncode:
+    pip = [python, "-m", "pip", "install", "--quiet", "--quiet", "--disable-pip-version-check"]
+    if subprocess.run([*pip, *pins()], check=False).returncode:
         raise CheckError("pip could not install the pinned packages of pyproject.toml (see above)")
     with open(STAMP, "w", encoding="ascii") as file:
         file.write(wanted)
     return python
 
 
-def made_venv() -> bool:
-    """Make `.venv` with pip in it; false where Debian keeps ensurepip in a package of its own."""
+def make_venv() -> bool:
+    """Make `.venv` with pip in it; False where Debian keeps ensurepip in a package of its own."""
     done = subprocess.run(
         [sys.executable, "-m", "venv", "--clear", VENV], capture_output=True, check=False
     )
@@ -140,26 +128,22 @@ def made_venv() -> bool:
 def ready_programs() -> None:
     """Install the programs that tests drive, where that is possible and needed."""
     missing = [name for name in PROGRAMS if shutil.which(name) is None]
-    if missing and not installed_by_apt(*missing):
-        raise CheckError(
-            f"missing: {', '.join(missing)}: install them (Debian: apt-get install {' '.join(missing)})"
-        )
+    if missing and not install_by_apt(*missing):
+        command = f"apt-get install {' '.join(missing)}"
+        raise CheckError(f"missing: {', '.join(missing)}: install them (Debian: {command})")
 
 
 def ready_provider() -> None:
-    """Fetch the FIPS provider that the gate's tests load; one line says where that cannot be, and
-    they skip.
-    """
+    """Fetch the FIPS provider that the gate's tests load; they skip where that cannot be."""
     command = [sys.executable, os.path.join("tools", "fips_provider.py")]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
-        why = (done.stderr.strip().splitlines() or ["no message"])[-1].removeprefix(
-            "fips_provider: "
-        )
-        print(f"check: no FIPS provider, its tests are skipped: {why}", flush=True)
+        lines = done.stderr.strip().splitlines() or ["no message"]
+        reason = lines[-1].removeprefix("fips_provider: ")
+        print(f"check: no FIPS provider, its tests are skipped: {reason}", flush=True)
 
 
-def installed_by_apt(*packages: str) -> bool:
+def install_by_apt(*packages: str) -> bool:
     """Install Debian packages when this is root on a Debian machine; tell whether that worked."""
     if shutil.which("apt-get") is None or not hasattr(os, "geteuid") or os.geteuid() != 0:
         return False

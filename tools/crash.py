@@ -1,19 +1,18 @@
 #!/usr/bin/env python3
-"""Kill syncs between real registries at any byte, run them again, and see that nothing is lost or
-wrong.
+"""Kill syncs between real registries at any byte, run them again, and look for what was lost.
 
     python3 tools/crash.py [-n 10] [--seed 1] [-v]
 
-Each round starts a new, older target (Debian's docker-registry), lets a sync of many tags begin,
-and ends it with SIGKILL when a number of bytes that the seed draws has gone over the wire, anywhere
-between the first and the last of an undisturbed run. Then every tag at the target must be the old
-or the new image, whole (its manifest read by skopeo, everything below it walked and compared), the
-state must load, and the next run must bring the rest and what hangs on it, in which both runs
+Each round starts a new, older target (Debian's docker-registry) and lets a sync of many tags begin.
+It ends the sync with SIGKILL when a number of bytes that the seed draws has gone over the wire,
+anywhere between the first and the last of an undisturbed run. Then every tag at the target must be
+the old or the new image, whole: its manifest is read by skopeo, everything below it is walked and
+compared. The state must load. The next run must copy the rest with all artifacts, and both runs
 together may move at most 1.5 times the bytes of an undisturbed one.
 
-Owns: the rounds, the meter between the program and its registries, the verdict. May not know:
-anything of the program but its command line. Invariant: where a sync is killed is decided by bytes,
-not by a clock.
+Owns: the rounds, the meter between the program and its registries, the verdict.
+May not know: anything of the program but its command line.
+Invariants: where a sync is killed is decided by bytes, not by a clock.
 """
 
 from __future__ import annotations
@@ -23,6 +22,7 @@ import contextlib
 import json
 import random
 import shutil
+import signal
 import socket
 import statistics
 import subprocess
@@ -32,7 +32,7 @@ import threading
 import urllib.error
 import urllib.request
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -48,9 +48,12 @@ __all__ = ["CrashError", "Round", "main", "rounds"]
 
 REPOSITORIES = 3
 TAGS = 3
-LAYER = 200_000
+LAYER = 200_000  # bytes
+PIECE = 16384  # bytes that pass a meter at once
 MOST = 1.5  # times the bytes of an undisturbed run, for the killed and the next one together
-TIME_LIMIT = 120
+TIME_LIMIT = 120  # seconds for one sync
+
+Tag = tuple[str, str]  # repository and tag
 
 
 class CrashError(Exception):
@@ -58,36 +61,42 @@ class CrashError(Exception):
 
 
 class Round(NamedTuple):
-    """What came of one kill: where, how many tags were new then, and bytes in parts of an
-    undisturbed run's.
-    """
+    """What came of one kill."""
 
     number: int
-    at: float
+    at: float  # where it struck, in parts of an undisturbed run's bytes
     was_killed: bool
-    new: int
+    new: int  # tags that named the new image then
     tags: int
-    lost: float  # what both runs moved, above an undisturbed one's
-    kept: bool  # whether a state was there to load
+    lost: float  # what both runs moved above an undisturbed one, in parts of its bytes
+    kept: bool  # whether there was a state to load
+
+    @property
+    def stage(self) -> str:
+        """How many tags were new when it struck, in a word."""
+        if not self.new:
+            return "none"
+        return "all" if self.new == self.tags else "some"
 
     def __str__(self) -> str:
-        how = f"killed at {self.at:4.0%}" if self.was_killed else "ended first   "
-        return f"round {self.number:>3}: {how}, {self.new:>2} of {self.tags} tags new, {1 + self.lost:.2f} of the bytes"
+        end = f"killed at {self.at:4.0%}" if self.was_killed else "ended first   "
+        new = f"{self.new:>2} of {self.tags} tags new"
+        return f"round {self.number:>3}: {end}, {new}, {1 + self.lost:.2f} of the bytes"
 
 
 class Meter:
-    """A port in front of a registry: counts what passes, in both directions, and strikes at a
-    number of bytes.
-    """
+    """A port in front of a registry, which counts the bytes that pass in both directions."""
 
     def __init__(self, address: str, tally: Tally) -> None:
         host, _, port = address.rpartition(":")
-        self._to = (host, int(port))
+        self._registry = (host, int(port))
         self._tally = tally
         self._listener = socket.create_server(("127.0.0.1", 0))
-        self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
-        self._threads = [threading.Thread(target=self._accept)]
-        self._threads[0].start()
+        _, own_port = self._listener.getsockname()
+        self.address = f"127.0.0.1:{own_port}"
+        self._accepting = threading.Thread(target=self._accept)
+        self._serving: list[threading.Thread] = []
+        self._accepting.start()
 
     def _accept(self) -> None:
         while True:
@@ -96,27 +105,28 @@ class Meter:
             except OSError:
                 return
             try:
-                registry = socket.create_connection(self._to)
+                registry = socket.create_connection(self._registry)
             except OSError:
                 client.close()
                 continue
-            self._threads.append(threading.Thread(target=self._serve, args=(client, registry)))
-            self._threads[-1].start()
+            thread = threading.Thread(target=self._serve, args=(client, registry))
+            self._serving.append(thread)
+            thread.start()
 
     def _serve(self, client: socket.socket, registry: socket.socket) -> None:
         with client, registry:
-            answering = threading.Thread(target=self._pump, args=(registry, client))
+            answering = threading.Thread(target=self._pass_on, args=(registry, client))
             answering.start()
-            self._pump(client, registry)
+            self._pass_on(client, registry)
             answering.join()
 
-    def _pump(self, one: socket.socket, other: socket.socket) -> None:
+    def _pass_on(self, sender: socket.socket, receiver: socket.socket) -> None:
         with contextlib.suppress(OSError):
-            while data := one.recv(16384):
+            while data := sender.recv(PIECE):
                 if not self._tally.add(len(data)):
                     break
-                other.sendall(data)
-        for end in (one, other):
+                receiver.sendall(data)
+        for end in (sender, receiver):
             with contextlib.suppress(OSError):
                 end.shutdown(socket.SHUT_RDWR)
 
@@ -125,8 +135,8 @@ class Meter:
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
-        self._threads.pop(0).join()
-        for thread in self._threads:
+        self._accepting.join()
+        for thread in self._serving:
             thread.join(TIME_LIMIT)
 
 
@@ -156,16 +166,15 @@ class Tally:
 
 
 class Scene(NamedTuple):
-    """What the source holds (and what the target held before), and who stands between."""
+    """What the source holds, and what the target held before."""
 
     work: Path
     source: str
     tally: Tally
-    images: dict[tuple[str, str], Image]
-    # Of each image everything below it and everything that hangs on it: a fallback list, and what
-    # that names.
-    hung: dict[tuple[str, str], dict[str, bytes]]
-    old: dict[tuple[str, str], Image]
+    images: dict[Tag, Image]
+    # Of each image everything below it and all its artifacts: a fallback list, and what that names.
+    contents: dict[Tag, dict[str, bytes]]
+    old: dict[Tag, Image]
     in_memory: bool
 
 
@@ -177,35 +186,44 @@ def _scene(seed: int, in_memory: bool) -> Iterator[Scene]:
     ):
         work = Path(directory)
         tally = Tally()
-        made = Seed(seed)
+        make = Seed(seed)
         address = running.enter_context(docker_registry(work / "source", in_memory=in_memory))
-        base = [made.layer(LAYER * 3) for _ in range(2)]
-        images: dict[tuple[str, str], Image] = {}
-        hung: dict[tuple[str, str], dict[str, bytes]] = {}
-        for number in range(REPOSITORIES):
-            for tag in range(TAGS):
-                own = [
-                    made.image(layers=[*base, made.layer(LAYER), made.layer(LAYER)])
-                    for _ in range(1 + (tag == 1))
-                ]
-                image = own[0] if tag != 1 else made.index(own)
-                Family(plain(made, image)).push(address, f"app-{number}", f"v{tag}")
-                images[f"app-{number}", f"v{tag}"] = image
-                found = fetch_http(address, f"app-{number}", f"v{tag}", referrers=True)
-                assert len(found) > len(image.contents()) + 3, (
-                    "three artifacts, and the lists of them"
-                )
-                hung[f"app-{number}", f"v{tag}"] = found
+        base = [make.layer(LAYER * 3) for _ in range(2)]
+        images: dict[Tag, Image] = {}
+        contents: dict[Tag, dict[str, bytes]] = {}
+        for repository in _repositories():
+            for number in range(TAGS):
+                tag = f"v{number}"
+                image = _image(make, base, is_index=number == 1)
+                Family(plain(make, image)).push(address, repository, tag)
+                images[repository, tag] = image
+                held = fetch_http(address, repository, tag, referrers=True)
+                assert len(held) > len(image.contents()) + 3, "three artifacts, and lists of them"
+                contents[repository, tag] = held
+
         # One tag of each repository is at the target already, as it once was.
-        old = {(f"app-{number}", "v0"): made.image(sizes=(5000,)) for number in range(REPOSITORIES)}
+        old = {(repository, "v0"): make.image(sizes=(5000,)) for repository in _repositories()}
         meter = Meter(address, tally)
         running.callback(meter.close)
-        yield Scene(work, meter.address, tally, images, hung, old, in_memory)
+        yield Scene(work, meter.address, tally, images, contents, old, in_memory)
+
+
+def _repositories() -> list[str]:
+    return [f"app-{number}" for number in range(REPOSITORIES)]
+
+
+def _image(make: Seed, base: list[bytes], *, is_index: bool) -> Image:
+    """Make an image, or an index of two, each with two layers of its own."""
+
+    def one() -> Image:
+        return make.image(layers=[*base, make.layer(LAYER), make.layer(LAYER)])
+
+    return make.index([one(), one()]) if is_index else one()
 
 
 @contextlib.contextmanager
 def _target(scene: Scene) -> Iterator[tuple[str, str]]:
-    """Start the older target; give its own address and the meter's."""
+    """Start the older target; yield its own address and the meter's."""
     home = scene.work / "target"
     with contextlib.ExitStack() as running:
         running.callback(shutil.rmtree, home, ignore_errors=True)
@@ -222,34 +240,40 @@ def _configuration(scene: Scene, target: str, slots: int) -> Path:
     home = scene.work / "run"
     shutil.rmtree(home, ignore_errors=True)
     home.mkdir()
-    mappings = [{"from": f"app-{number}", "tags": {"glob": "v*"}} for number in range(REPOSITORIES)]
-    registries = {"s": {"url": f"http://{scene.source}"}, "t": {"url": f"http://{target}"}}
-    defaults = {"source": "s", "targets": ["t"]}
-    limits = {"max_concurrent_transfers": slots}
+    document = {
+        "registries": {"s": {"url": f"http://{scene.source}"}, "t": {"url": f"http://{target}"}},
+        "defaults": {"source": "s", "targets": ["t"]},
+        "mappings": [{"from": name, "tags": {"glob": "v*"}} for name in _repositories()],
+        "global": {"max_concurrent_transfers": slots},
+    }
     file = home / "mirror.yaml"
-    file.write_text(
-        json.dumps(
-            {"registries": registries, "defaults": defaults, "mappings": mappings, "global": limits}
-        )
-    )
+    file.write_text(json.dumps(document), encoding="utf-8")
     return file
 
 
-def _run(scene: Scene, file: Path, kill_at: int | None = None) -> tuple[int, str]:
+class Ended(NamedTuple):
+    """How a sync ended, and what it said."""
+
+    status: int
+    output: str
+
+
+def _run(scene: Scene, file: Path, kill_at: int | None = None) -> Ended:
     scene.tally.begin(kill_at)
     command = [sys.executable, str(ROOT / "regsync.py"), "sync", "--no-progress", "-c", str(file)]
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    ) as process:
-        scene.tally.victim = process
+    ) as running:
+        scene.tally.victim = running
         try:
-            out, _ = process.communicate(timeout=TIME_LIMIT)
+            output, _ = running.communicate(timeout=TIME_LIMIT)
         finally:
-            process.kill()
-    return process.returncode, out
+            running.kill()
+    return Ended(running.returncode, output)
 
 
 def _tags(address: str, repository: str) -> list[str]:
+    """Return the tags of a repository; docker-registry answers 404 where there is none yet."""
     try:
         with urllib.request.urlopen(
             f"http://{address}/v2/{repository}/tags/list", timeout=30
@@ -264,91 +288,102 @@ def _tags(address: str, repository: str) -> list[str]:
 def _check_tags(scene: Scene, address: str, *, all_new: bool) -> int:
     """Count the tags that are new; CrashError unless each is the old or the new image, whole."""
     new = 0
-    listed = {name: _tags(address, name) for name in {name for name, _ in scene.images}}
+    listed = {name: _tags(address, name) for name in _repositories()}
     for (repository, tag), image in scene.images.items():
+        name = f"{repository}:{tag}"
         old = scene.old.get((repository, tag))
         if tag not in listed[repository]:
             if all_new or old is not None:
-                raise CrashError(f"{repository}:{tag} is not there")
+                raise CrashError(f"{name} is not there")
             continue
-        where = f"docker://{address}/{repository}:{tag}"
+
+        where = f"docker://{address}/{name}"
         body = skopeo("inspect", "--raw", "--tls-verify=false", where, home=scene.work)
-        found = next(
-            (each for each in (image, old) if each is not None and each.body == body), None
-        )
-        if found is None or (all_new and found is not image):
-            raise CrashError(f"{repository}:{tag} is neither the old image nor the new one")
-        if fetch_http(address, repository, tag) != found.contents():
-            raise CrashError(f"{repository}:{tag} is not whole")
-        if (
-            all_new
-            and fetch_http(address, repository, tag, referrers=True) != scene.hung[repository, tag]
-        ):
-            raise CrashError(f"{repository}:{tag} has not all that hangs on it at the source")
-        new += found is image
-    if extra := {
-        name: set(tags)
-        for name, tags in listed.items()
-        if not {(name, tag) for tag in tags if not tag.startswith("sha256-")} <= {*scene.images}
-    }:
-        raise CrashError(f"tags that nobody asked for: {extra}")
+        if body == image.body:
+            contents = image.contents()
+            new += 1
+        elif old is not None and body == old.body and not all_new:
+            contents = old.contents()
+        else:
+            raise CrashError(f"{name} is neither the old image nor the new one")
+        if fetch_http(address, repository, tag) != contents:
+            raise CrashError(f"{name} is not whole")
+        if all_new:
+            contents = fetch_http(address, repository, tag, referrers=True)
+            if contents != scene.contents[repository, tag]:
+                raise CrashError(f"{name} has not all the artifacts that the source has")
+    _check_no_other_tags(scene, listed)
     return new
 
 
-def _check_run(status: int, out: str) -> None:
-    """Refuse a run that failed, that warned of its state, or that did not know what it did."""
-    told = [
-        line
-        for line in out.splitlines()
-        if line.startswith(("failed", "error", "warning: the state", "warning: no s"))
+def _check_no_other_tags(scene: Scene, listed: Mapping[str, Sequence[str]]) -> None:
+    """Refuse tags that nobody asked for; fallback lists and cosign's tags belong to an image."""
+    extra = [
+        f"{repository}:{tag}"
+        for repository, tags in listed.items()
+        for tag in tags
+        if not tag.startswith("sha256-") and (repository, tag) not in scene.images
     ]
-    if status != 0 or told or "Traceback" in out:
-        raise CrashError(f"status {status}: {out[-2000:]}")
+    if extra:
+        raise CrashError(f"tags that nobody asked for: {extra}")
+
+
+def _check_run(ended: Ended) -> None:
+    """Refuse a run that failed, that warned of its state, or that did not know what it did."""
+    signs = ("failed", "error", "warning: the state", "warning: no s")
+    complaints = [line for line in ended.output.splitlines() if line.startswith(signs)]
+    if ended.status != 0 or complaints or "Traceback" in ended.output:
+        raise CrashError(f"status {ended.status}: {ended.output[-2000:]}")
 
 
 def rounds(count: int, seed: int, *, in_memory: bool = False) -> Iterator[Round]:
-    """Do so many rounds; CrashError at the first that is not as it has to be. `in_memory`: what
-    registries hold.
+    """Do so many rounds; CrashError at the first that is not as it has to be.
+
+    `in_memory` is where the registries keep what they hold.
     """
     with _scene(seed, in_memory) as scene:
-        whole: dict[int, int] = {}
+        undisturbed: dict[int, int] = {}  # bytes of such a run, by its slots
         for number in range(1, count + 1):
             dice = random.Random(seed * 1_000_003 + number)
             slots = dice.choice([1, 2, 4])
-            if slots not in whole:
-                with _target(scene) as (address, metered):
-                    _check_run(*_run(scene, _configuration(scene, metered, slots)))
-                    whole[slots] = scene.tally.bytes
-                    _check_tags(scene, address, all_new=True)
-            yield _round(scene, number, dice, slots, whole[slots])
+            if slots not in undisturbed:
+                undisturbed[slots] = _run_undisturbed(scene, slots)
+            limit = dice.randrange(1, undisturbed[slots])
+            try:
+                yield _round(scene, number, slots, limit, undisturbed[slots])
+            except CrashError as error:
+                where = f"{slots} slots, killed at byte {limit} of {undisturbed[slots]}"
+                raise CrashError(f"round {number}, {where}: {error}") from error
 
 
-def _round(scene: Scene, number: int, dice: random.Random, slots: int, whole: int) -> Round:
-    limit = dice.randrange(1, whole)
+def _run_undisturbed(scene: Scene, slots: int) -> int:
+    """Run once to the end; return the bytes that this moved."""
+    with _target(scene) as (address, metered):
+        _check_run(_run(scene, _configuration(scene, metered, slots)))
+        moved = scene.tally.bytes
+        _check_tags(scene, address, all_new=True)
+    return moved
+
+
+def _round(scene: Scene, number: int, slots: int, limit: int, undisturbed: int) -> Round:
+    """Kill a run at byte `limit` of the bytes of an undisturbed run, look, run again, look again."""
     with _target(scene) as (address, metered):
         file = _configuration(scene, metered, slots)
-        status, out = _run(scene, file, limit)
-        spent = scene.tally.bytes
-        was_killed = status == -9
+        killed = _run(scene, file, limit)
+        moved = scene.tally.bytes
+        was_killed = killed.status == -signal.SIGKILL
         if not was_killed:
-            _check_run(status, out)
-        try:
-            new = _check_tags(scene, address, all_new=False)
-            kept = (file.parent / ".regsync" / "state.journal").exists()
-            _check_run(*_run(scene, file))
-            spent += scene.tally.bytes
-            _check_tags(scene, address, all_new=True)
-        except CrashError as error:
-            raise CrashError(
-                f"round {number}, {slots} slots, killed at byte {limit} of {whole}: {error}"
-            ) from error
-        if spent > MOST * whole:
-            raise CrashError(
-                f"round {number}: both runs moved {spent} bytes, an undisturbed one {whole}"
-            )
-        return Round(
-            number, limit / whole, was_killed, new, len(scene.images), spent / whole - 1, kept
-        )
+            _check_run(killed)
+        new = _check_tags(scene, address, all_new=False)
+        kept = (file.parent / ".regsync" / "state.journal").exists()
+
+        _check_run(_run(scene, file))
+        moved += scene.tally.bytes
+        _check_tags(scene, address, all_new=True)
+    if moved > MOST * undisturbed:
+        raise CrashError(f"both runs moved {moved} bytes, an undisturbed one {undisturbed}")
+    lost = moved / undisturbed - 1
+    return Round(number, limit / undisturbed, was_killed, new, len(scene.images), lost, kept)
 
 
 def main(argv: Sequence[str]) -> int:
@@ -357,26 +392,27 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("-n", type=int, default=10, help="how many rounds (10)")
     parser.add_argument("--seed", type=int, default=1, help="of the images and the instants (1)")
     parser.add_argument("-v", action="store_true", help="a line for each round")
-    given = parser.parse_args(argv)
+    options = parser.parse_args(argv)
     done: list[Round] = []
     try:
-        for each in rounds(given.n, given.seed):
-            done.append(each)
-            if given.v:
-                print(each, flush=True)
+        for finished in rounds(options.n, options.seed):
+            done.append(finished)
+            if options.v:
+                print(finished, flush=True)
     except CrashError as error:
         print(f"crash: {error}", file=sys.stderr)
         return 1
-    killed = [each for each in done if each.was_killed]
-    lost = [1 + each.lost for each in killed] or [1.0]
-    stages = Counter(
-        "none" if not each.new else "all" if each.new == each.tags else "some" for each in killed
-    )
+
+    killed = [finished for finished in done if finished.was_killed]
+    with_journal = [finished for finished in killed if finished.kept]
+    stages = Counter(finished.stage for finished in killed)
+    new = ", ".join(f"{stage} in {number}" for stage, number in sorted(stages.items()))
+    moved = [1 + finished.lost for finished in killed] or [1.0]
     print(
-        f"{len(done)} rounds, {len(killed)} killed ({sum(each.kept for each in killed)} with a journal; new tags then: "
-        f"{', '.join(f'{name} in {n}' for name, n in sorted(stages.items()))}); every tag old or whole, every next run "
-        f"complete; both runs together moved {statistics.mean(lost):.2f} of one run's bytes on average, "
-        f"{max(lost):.2f} at most"
+        f"{len(done)} rounds, {len(killed)} killed ({len(with_journal)} with a journal; "
+        f"new tags then: {new}); every tag old or whole, every next run complete; "
+        f"both runs together moved {statistics.mean(moved):.2f} of one run's bytes on average, "
+        f"{max(moved):.2f} at most"
     )
     return 0
 

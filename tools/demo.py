@@ -1,18 +1,19 @@
 #!/usr/bin/env python3
-"""Show on this machine that regsync copies images bit for bit, and that a second sync moves
-nothing.
+"""Show on this machine that regsync copies images bit for bit, and that a second sync moves nothing.
 
     python3 tools/demo.py [--counts]
 
-Builds the program, starts two registries on free local ports, puts images of the common shapes into
+Builds the program, starts two registries on free local ports, puts images of the usual shapes into
 the first, syncs them to the second with a built file (the default build where its FIPS gate holds,
 else the other), compares both registries byte for byte, syncs again. `--counts` shows requests by
 kind of both syncs instead of the first one's own output.
 
-Owns: the story and its verdict: status 0 only when both registries hold the same and the second
-sync moved nothing. May not know: how anything is copied. Needs Python 3.10 or newer, and pip and a
-package index once, for the wheels that tools/build_zipapp.py bundles. Writes to demo/, dist/ and
-build/ only.
+Needs Python 3.10 or newer, and pip and a package index once, for the wheels that
+tools/build_zipapp.py bundles. Writes to demo/, dist/ and build/ only.
+
+Owns: the story and its verdict.
+May not know: how anything is copied.
+Invariants: status 0 only when both registries hold the same and the second sync moved nothing.
 """
 
 from __future__ import annotations
@@ -25,10 +26,10 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
 if TYPE_CHECKING:
@@ -62,15 +63,33 @@ mappings:
     tags:
       glob: "*"
 """
-REPOSITORIES = {"shop/web": "shop/web", "shop/base": "mirror/base"}
+REPOSITORIES = {"shop/web": "shop/web", "shop/base": "mirror/base"}  # at the source: at the target
+SINGLE_POST = 65536  # bytes of a blob that these registries take in one request
+SEED = 2024  # of the images
+
+Tag = tuple[str, str]  # repository and tag at the source
 
 
 class DemoError(Exception):
     """What is missing or went wrong, on one line."""
 
 
+class Shown(NamedTuple):
+    """An image of the demo, and what it is an example of."""
+
+    shape: str
+    image: Image
+
+
+class Addresses(NamedTuple):
+    """Where both registries listen."""
+
+    source: str
+    target: str
+
+
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the demo; 0 when everything held, 1 when something did not, with one line that says what."""
+    """Run the demo; return 0, or 1 and one line that says what did not hold."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--counts", action="store_true", help="show requests by kind of both syncs")
     options = parser.parse_args(argv)
@@ -94,21 +113,16 @@ def show(*, counts: bool) -> None:
     say(f"building {GATED.relative_to(ROOT)} and {OPEN.relative_to(ROOT)}")
     build()
     DEMO.mkdir(exist_ok=True)
-    program, why = choose()
-    say(f"using {program}: {why}")
-    with ExitStack() as stack:
-        source, target = (stack.enter_context(registry(name)) for name in ("source", "target"))
+    program, reason = choose()
+    say(f"using {program}: {reason}")
+    with registry("source") as source, registry("target") as target:
+        addresses = Addresses(source, target)
         say(f"two empty registries: source {source}, target {target}; their logs are in demo/")
         images = seed(source)
-        blobs = {
-            digest: data for _, image in images.values() for digest, data in image.blobs.items()
-        }
-        held = f"{len(blobs)} blobs of {sum(map(len, blobs.values()))} bytes"
-        say(f"the source now holds {len(images)} tags, which name {held}:")
-        for (repository, tag), (shape, _) in images.items():
-            print(f"{f'{repository}:{tag}':18} {shape}")
+        show_images(images)
         config = DEMO / "mirror.yaml"
         config.write_text(CONFIG.format(source=source, target=target), encoding="utf-8")
+
         say(f"python3 {program} sync -c demo/mirror.yaml")
         first: Mapping[str, Any] = {}
         if counts:
@@ -117,22 +131,32 @@ def show(*, counts: bool) -> None:
             print(sync(program), end="")
         say("comparing what both registries hold, byte for byte")
         compare(images, source, target)
+
         say("the same sync again")
-        second = json.loads(sync(program, "--json"))
-        totals = second["totals"]
+        totals = json.loads(sync(program, "--json"))["totals"]
         print(f"Images: {totals['images']['synced']} synced, {totals['images']['skipped']} skipped")
-        print(
-            f"Data: {totals['bytes']} bytes; requests: {by_side(totals['requests'], source, target)}"
-        )
+        requests = by_side(totals["requests"], addresses)
+        print(f"Data: {totals['bytes']} bytes; requests: {requests}")
         check_nothing_moved(totals, len(images))
         compare(images, source, target)
         if counts:
-            table(first["totals"], totals, least(images), (source, target))
+            show_counts(first["totals"], totals, least(images), addresses)
     say("all of it held. Both registries have ended; next:")
     print("  look at demo/mirror.yaml, put your own registries into it, and check it:")
     print(f"    python3 {program} validate demo/mirror.yaml")
     print("  copy a single image:")
     print(f"    python3 {program} copy SOURCE/REPOSITORY:TAG TARGET/REPOSITORY")
+
+
+def show_images(images: Mapping[Tag, Shown]) -> None:
+    """Tell what the source holds."""
+    blobs: dict[str, bytes] = {}
+    for shown in images.values():
+        blobs.update(shown.image.blobs)
+    size = sum(map(len, blobs.values()))
+    say(f"the source now holds {len(images)} tags, which name {len(blobs)} blobs of {size} bytes:")
+    for (repository, tag), shown in images.items():
+        print(f"{f'{repository}:{tag}':18} {shown.shape}")
 
 
 def say(text: str) -> None:
@@ -151,8 +175,9 @@ def build() -> None:
 
 def choose() -> tuple[Path, str]:
     """Return the build that runs on this host, below the checkout, and why it is that one."""
-    told: dict[str, Any] = json.loads(run(GATED, "version", "--json"))
-    return (GATED if told["gate_holds"] else OPEN).relative_to(ROOT), told["gate"]
+    version: dict[str, Any] = json.loads(run(GATED, "version", "--json"))
+    chosen = GATED if version["gate_holds"] else OPEN
+    return chosen.relative_to(ROOT), version["gate"]
 
 
 @contextmanager
@@ -171,39 +196,38 @@ def registry(name: str) -> Iterator[str]:
         )
         try:
             assert running.stdout is not None
-            line = running.stdout.readline().decode()
+            line = running.stdout.readline().decode()  # serving URL
             if not line.startswith("serving "):
                 raise DemoError(f"the registry did not start: see demo/{name}.log")
-            yield line.split()[1].partition("://")[2]
+            url = line.split()[1]
+            yield url.partition("://")[2]
         finally:
             running.terminate()
             running.communicate()
 
 
-def seed(address: str) -> dict[tuple[str, str], tuple[str, Image]]:
-    """Put images into a registry; return them with what each is, by repository and tag."""
+def seed(address: str) -> dict[Tag, Shown]:
+    """Put images into a registry and return them."""
     from conformance.copies import push_http
     from conformance.images import Seed
 
-    make = Seed(2024)
+    make = Seed(SEED)
     base = make.layer(300_000)
     web = make.image(layers=[base, make.layer(40_000)])
     newer = make.image(format="docker", layers=[base, make.layer(50_000), base])
     many = make.index(attestations=True)
     nested = make.index([many, make.index(format="docker", platforms=("windows/amd64",))])
+    docker = "one platform, Docker's format; shares a layer with v1.0.0"
     images = {
-        ("shop/web", "v1.0.0"): ("one platform, OCI", web),
-        ("shop/web", "v1.1.0"): (
-            "one platform, Docker's format; shares a layer with v1.0.0",
-            newer,
-        ),
-        ("shop/web", "latest"): ("another name of v1.1.0", newer),
-        ("shop/base", "12"): ("four platforms and their attestations", many),
-        ("shop/base", "stable"): ("another name of 12", many),
-        ("shop/base", "bundle"): ("an index of indexes", nested),
+        ("shop/web", "v1.0.0"): Shown("one platform, OCI", web),
+        ("shop/web", "v1.1.0"): Shown(docker, newer),
+        ("shop/web", "latest"): Shown("another name of v1.1.0", newer),
+        ("shop/base", "12"): Shown("four platforms and their attestations", many),
+        ("shop/base", "stable"): Shown("another name of 12", many),
+        ("shop/base", "bundle"): Shown("an index of indexes", nested),
     }
-    for (repository, tag), (_, image) in images.items():
-        push_http(image, address, repository, tag)
+    for (repository, tag), shown in images.items():
+        push_http(shown.image, address, repository, tag)
     return images
 
 
@@ -225,18 +249,19 @@ def run(program: Path, *arguments: str) -> str:
     return done.stdout
 
 
-def compare(images: Mapping[tuple[str, str], tuple[str, Image]], source: str, target: str) -> None:
-    """Fetch everything from both sides by the standard library's client; AssertionError where they
-    differ.
+def compare(images: Iterable[Tag], source: str, target: str) -> None:
+    """Fetch everything from both sides by the standard library's client, and compare it.
+
+    AssertionError says where they differ.
     """
     from conformance.copies import fetch_http, identical
 
-    there: dict[str, set[str]] = {}
+    wanted: dict[str, set[str]] = {}
     for repository, tag in images:
         to = REPOSITORIES[repository]
-        there.setdefault(to, set()).add(tag)
+        wanted.setdefault(to, set()).add(tag)
         identical(fetch_http(source, repository, tag), fetch_http(target, to, tag))
-    for to, tags in there.items():
+    for to, tags in wanted.items():
         assert tags_of(target, to) == tags, f"{to} has other tags than it should"
 
 
@@ -247,72 +272,90 @@ def tags_of(address: str, repository: str) -> set[str]:
         return set(json.load(connection.getresponse())["tags"])
 
 
-def by_side(requests: Mapping[str, Mapping[str, int]], source: str, target: str) -> str:
+def by_side(requests: Mapping[str, Mapping[str, int]], addresses: Addresses) -> str:
     """Write the requests by kind that went to each side."""
-    sides = {
-        name: ", ".join(f"{count} {kind}" for kind, count in requests.get(address, {}).items())
-        for name, address in (("source", source), ("target", target))
-    }
-    return "; ".join(f"{name} {text or 'none'}" for name, text in sides.items())
+    sides = []
+    for name, address in addresses._asdict().items():
+        counts = [f"{count} {kind}" for kind, count in requests.get(address, {}).items()]
+        sides.append(f"{name} {', '.join(counts) or 'none'}")
+    return "; ".join(sides)
 
 
 def check_nothing_moved(totals: Mapping[str, Any], tags: int) -> None:
     """Hold a second sync to its promise: it looks, and does nothing."""
-    kinds = {kind for counted in totals["requests"].values() for kind in counted}
+    kinds = {kind for counts in totals["requests"].values() for kind in counts}
     moving = kinds & {"blob_get", "upload_start", "upload_body", "upload_finish", "manifest_put"}
-    if totals["images"] != {"synced": 0, "skipped": tags, "failed": 0} or totals["bytes"] or moving:
+    nothing = {"synced": 0, "skipped": tags, "failed": 0}
+    if totals["images"] != nothing or totals["bytes"] or moving:
         raise DemoError(f"the second sync moved something: {totals}")
 
 
-def least(images: Mapping[tuple[str, str], tuple[str, Image]]) -> dict[str, tuple[int, int]]:
-    """Return the fewest requests of each kind that the two syncs can do with (docs/design.md
-    section 6).
-    """
+class Least(NamedTuple):
+    """The fewest requests of one kind that the syncs can do with."""
+
+    first: int
+    second: int
+
+
+def least(images: Mapping[Tag, Shown]) -> dict[str, Least]:
+    """Return the fewest requests by side and kind."""
     tags = len(images)
     repositories = len(REPOSITORIES)
-    held: dict[str, set[str]] = {repository: set() for repository in REPOSITORIES}
+    manifests: dict[str, set[str]] = {repository: set() for repository in REPOSITORIES}
     blobs: dict[str, dict[str, int]] = {repository: {} for repository in REPOSITORIES}
-    for (repository, _), (_, image) in images.items():
-        held[repository].update(image.manifests)
-        blobs[repository].update({digest: len(body) for digest, body in image.blobs.items()})
-    tops = {image.top for _, image in images.values()}
-    children = sum(len(digests - tops) for digests in held.values())
+    for (repository, _), shown in images.items():
+        manifests[repository].update(shown.image.manifests)
+        for digest, body in shown.image.blobs.items():
+            blobs[repository][digest] = len(body)
+    tops = {shown.image.top for shown in images.values()}
+    children = sum(len(digests - tops) for digests in manifests.values())
     moved = sum(map(len, blobs.values()))
-    # These registries take a blob of up to 64 KiB in one request; before the first upload to a
-    # repository is accepted none is read for it, so one goes in two there.
-    large = sum(max(1, sum(size > 65536 for size in each.values())) for each in blobs.values())
+
+    # A larger blob needs a second request. So does one blob of each repository: before the first
+    # upload to it is accepted, none is read for it.
+    in_two = 0
+    for sizes in blobs.values():
+        large = [size for size in sizes.values() if size > SINGLE_POST]
+        in_two += max(1, len(large))
     return {
-        "source tag_list": (repositories, repositories),
-        "source manifest_get": (tags + children, 0),
-        "source manifest_head": (0, tags),
-        "source blob_get": (moved, 0),
-        "target tag_list": (repositories, 0),
-        "target manifest_head": (0, tags),
-        "target upload_start": (moved, 0),
-        "target upload_body": (large, 0),
-        "target manifest_put": (tags + children, 0),
+        "source tag_list": Least(repositories, repositories),
+        "source manifest_get": Least(tags + children, 0),
+        "source manifest_head": Least(0, tags),
+        "source blob_get": Least(moved, 0),
+        "target tag_list": Least(repositories, 0),
+        "target manifest_head": Least(0, tags),
+        "target upload_start": Least(moved, 0),
+        "target upload_body": Least(in_two, 0),
+        "target manifest_put": Least(tags + children, 0),
     }
 
 
-def table(
-    cold: Mapping[str, Any],
-    warm: Mapping[str, Any],
-    bounds: Mapping[str, tuple[int, int]],
-    addresses: tuple[str, str],
+def show_counts(
+    first: Mapping[str, Any],
+    second: Mapping[str, Any],
+    bounds: Mapping[str, Least],
+    addresses: Addresses,
 ) -> None:
-    """Show requests by side and kind for both syncs, each beside the fewest possible, and bytes
-    sent.
-    """
-    asked: dict[str, list[int]] = {kind: [0, 0] for kind in bounds}
-    for column, totals in enumerate((cold, warm)):
-        for side, address in zip(("source", "target"), addresses, strict=True):
-            for kind, count in totals["requests"].get(address, {}).items():
-                asked.setdefault(f"{side} {kind}", [0, 0])[column] = count
+    """Show requests by side and kind of both syncs beside the fewest possible, and bytes sent."""
+    cold = requests_by_kind(first["requests"], addresses)
+    warm = requests_by_kind(second["requests"], addresses)
     print(f"{'requests':24}{'first':>8}{'least':>8}{'second':>8}{'least':>8}")
-    for kind, (first, second) in asked.items():
-        fewest = bounds.get(kind, (0, 0))
-        print(f"{kind:24}{first:8}{fewest[0]:8}{second:8}{fewest[1]:8}")
-    print(f"{'bytes of blobs sent':24}{cold['bytes']:8}{'':8}{warm['bytes']:8}")
+    for kind in dict.fromkeys([*bounds, *cold, *warm]):
+        bound = bounds.get(kind, Least(0, 0))
+        counts = f"{cold.get(kind, 0):8}{bound.first:8}{warm.get(kind, 0):8}{bound.second:8}"
+        print(f"{kind:24}{counts}")
+    print(f"{'bytes of blobs sent':24}{first['bytes']:8}{'':8}{second['bytes']:8}")
+
+
+def requests_by_kind(
+    requests: Mapping[str, Mapping[str, int]], addresses: Addresses
+) -> dict[str, int]:
+    """Return requests of a sync with the side before each kind, in place of an address."""
+    counts: dict[str, int] = {}
+    for side, address in addresses._asdict().items():
+        for kind, count in requests.get(address, {}).items():
+            counts[f"{side} {kind}"] = count
+    return counts
 
 
 if __name__ == "__main__":

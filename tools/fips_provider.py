@@ -1,16 +1,19 @@
 #!/usr/bin/env python3
-"""Put Debian's FIPS provider for OpenSSL into build/fips, for tests, demo and benchmarks; print
-where it is.
+"""Put Debian's FIPS provider for OpenSSL into build/fips, and print where it is.
 
     OPENSSL_MODULES=$(python3 tools/fips_provider.py) dist/regsync.pyz version
 
-Owns: the way from Debian's archive to `fips.so` and the `fipsmodule.cnf` that `openssl fipsinstall`
-makes for it. Invariant: nothing is installed and nothing outside of build/ changes: the package
-`openssl-provider-fips` is asked for by a list of sources of our own, which names the machine's own
-mirror and the first suite that has the package (trixie, whose module works under bookworm's
-OpenSSL), is checked by apt against Debian's keys, and is only unpacked. Debian's build is not a
-validated module, and nobody claims so here: it shows that the gate works. Uses the standard library
-only.
+Tests, demo and benchmarks load it. Debian's build is not a validated module, and nobody claims so
+here: it shows that the gate works. The standard library is all that this needs.
+
+The package `openssl-provider-fips` is asked for by a list of sources of our own. The list names the
+machine's own mirror and the first suite that has the package (trixie, whose module works under
+bookworm's OpenSSL). apt checks the package against Debian's keys, and it is only unpacked.
+
+Owns: the way from Debian's archive to `fips.so`, and to the `fipsmodule.cnf` that `openssl
+fipsinstall` makes for it.
+May not know: who loads it.
+Invariants: nothing is installed, and nothing outside of build/ changes.
 """
 
 from __future__ import annotations
@@ -28,7 +31,14 @@ __all__ = ["ProviderError", "find", "main", "ready"]
 ROOT = Path(__file__).resolve().parent.parent
 DIRECTORY = ROOT / "build" / "fips"
 PACKAGE = "openssl-provider-fips"
-FIRST = (13, "trixie")  # the first release with the package; its libc6 is not asked for before 12
+# The first release with the package. Its module also runs with the C library of the one before.
+FIRST_RELEASE = 13
+FIRST_SUITE = "trixie"
+DEBIAN_KEYS = "/usr/share/keyrings/debian-archive-keyring.gpg"
+# Of apt's sources (sources.list(5)): an entry that is written, and the older form that is read, with
+# its options, address and suite.
+ENTRY = "Types: deb\nURIs: {}\nSuites: {{suite}}\nComponents: main\nSigned-By: {}\n"
+ONE_LINE = r"(?m)^deb[ \t]+(?:\[([^\]]*)\][ \t]+)?(\S+)[ \t]+(\S+)"
 TIME_LIMIT = 180  # seconds for each of apt's two steps
 
 
@@ -53,33 +63,34 @@ def find() -> str | None:
 
 
 def ready() -> str:
-    """Return the directory of the provider, fetched if need be; ProviderError says why that cannot
-    be.
-    """
-    if there := find():
-        return there
-    if missing := [name for name in ("apt-get", "dpkg", "openssl") if shutil.which(name) is None]:
-        raise ProviderError(f"no {missing[0]} on this machine")
-    suite = suite_of(read("/etc/os-release"))
+    """Return the directory of the provider, fetched if need be; else ProviderError says why not."""
+    if directory := find():
+        return directory
+    for program in ("apt-get", "dpkg", "openssl"):
+        if shutil.which(program) is None:
+            raise ProviderError(f"no {program} on this machine")
+    own_suite, suite = suite_of(read("/etc/os-release"))
     lists = [Path("/etc/apt/sources.list"), *sorted(Path("/etc/apt/sources.list.d").glob("*"))]
-    source = source_of("\n\n".join(read(path) for path in lists), suite[0])
+    source = source_of("\n\n".join(read(path) for path in lists), own_suite)
+
     DIRECTORY.parent.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory(dir=DIRECTORY.parent) as work:
-        package = download(source.format(suite=suite[1]), Path(work))
+        package = download(source.format(suite=suite), Path(work))
         run("dpkg", "-x", str(package), f"{work}/root")
         modules = list(Path(work, "root").rglob("fips.so"))
         if not modules:
             raise ProviderError(f"there is no fips.so in {package.name}")
-        made = Path(work, "made")
-        made.mkdir()
-        shutil.copy(modules[0], made)
-        run(
-            "openssl", "fipsinstall", "-module", f"{made}/fips.so", "-out", f"{made}/fipsmodule.cnf"
-        )
-        made.chmod(0o755)
-        (made / "fipsmodule.cnf").chmod(0o644)
+
+        provider = Path(work, "made")
+        provider.mkdir()
+        shutil.copy(modules[0], provider)
+        module = provider / "fips.so"
+        config = provider / "fipsmodule.cnf"
+        run("openssl", "fipsinstall", "-module", str(module), "-out", str(config))
+        provider.chmod(0o755)
+        config.chmod(0o644)
         shutil.rmtree(DIRECTORY, ignore_errors=True)
-        made.replace(DIRECTORY)
+        provider.replace(DIRECTORY)
     return str(DIRECTORY)
 
 
@@ -93,40 +104,37 @@ def read(path: str | Path) -> str:
 
 def suite_of(release: str) -> tuple[str, str]:
     """Return from /etc/os-release this machine's suite and the one that has the package."""
-    told = dict(re.findall(r'(?m)^([A-Z_]+)="?([^"\n]*)"?$', release))
-    if told.get("ID") != "debian" or not told.get("VERSION_ID", "").isdigit():
-        raise ProviderError(
-            f"this is {told.get('PRETTY_NAME', 'no Debian')}, not a release of Debian"
-        )
-    if int(told["VERSION_ID"]) < FIRST[0] - 1:
-        raise ProviderError(f"{told['PRETTY_NAME']} is older than the package's C library")
-    own = told["VERSION_CODENAME"]
-    return own, own if int(told["VERSION_ID"]) >= FIRST[0] else FIRST[1]
+    fields = dict(re.findall(r'(?m)^([A-Z_]+)="?([^"\n]*)"?$', release))
+    version = fields.get("VERSION_ID", "")
+    if fields.get("ID") != "debian" or not version.isdigit():
+        name = fields.get("PRETTY_NAME", "no Debian")
+        raise ProviderError(f"this is {name}, not a release of Debian")
+    if int(version) < FIRST_RELEASE - 1:
+        raise ProviderError(f"{fields['PRETTY_NAME']} is older than the package's C library")
+    own = fields["VERSION_CODENAME"]
+    if int(version) < FIRST_RELEASE:
+        return own, FIRST_SUITE
+    return own, own
 
 
 def source_of(lists: str, own: str) -> str:
     """Return apt's entry for the mirror that serves suite `own`, with `{suite}` for the suite."""
-    signed = "/usr/share/keyrings/debian-archive-keyring.gpg"
-    entry = "Types: deb\nURIs: {}\nSuites: {{suite}}\nComponents: main\nSigned-By: {}\n"
     for stanza in re.split(r"\n\s*\n", lists):
-        fields = {
-            name.lower(): value
-            for name, value in re.findall(r"(?m)^([A-Za-z-]+):[ \t]*(.+)$", stanza)
-        }
+        pairs = re.findall(r"(?m)^([A-Za-z-]+):[ \t]*(.+)$", stanza)
+        fields = {name.lower(): value for name, value in pairs}
         if "deb" in fields.get("types", "").split() and own in fields.get("suites", "").split():
-            return entry.format(fields["uris"].split()[0], fields.get("signed-by", signed))
-    for options, address, suite in re.findall(
-        r"(?m)^deb[ \t]+(?:\[([^\]]*)\][ \t]+)?(\S+)[ \t]+(\S+)", lists
-    ):
+            return ENTRY.format(fields["uris"].split()[0], fields.get("signed-by", DEBIAN_KEYS))
+    for options, address, suite in re.findall(ONE_LINE, lists):
         if suite == own:
-            by = re.search(r"signed-by=(\S+)", options)
-            return entry.format(address, by[1] if by else signed)
+            keys = re.search(r"signed-by=(\S+)", options)
+            return ENTRY.format(address, keys[1] if keys else DEBIAN_KEYS)
     raise ProviderError(f"apt has no source for {own}")
 
 
 def download(source: str, work: Path) -> Path:
-    """Let apt fetch the package by this one source, with lists and caches of its own; return its
-    path.
+    """Let apt fetch the package by this one source, with lists and caches of its own.
+
+    Returns the package's path.
     """
     (work / "own.sources").write_text(source, encoding="ascii")
     for name in ("lists/partial", "cache/archives/partial"):
@@ -160,9 +168,8 @@ def run(*command: str, cwd: Path | None = None) -> None:
     except subprocess.TimeoutExpired:
         raise ProviderError(f"{command[0]} took longer than {TIME_LIMIT} seconds") from None
     if done.returncode:
-        raise ProviderError(
-            f"{command[0]}: {(done.stderr.strip().splitlines() or ['failed without a word'])[-1]}"
-        )
+        lines = done.stderr.strip().splitlines() or ["failed without a word"]
+        raise ProviderError(f"{command[0]}: {lines[-1]}")
 
 
 if __name__ == "__main__":

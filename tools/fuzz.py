@@ -5,9 +5,11 @@
     python3 tools/fuzz.py --seconds 60 link          those whose name has `link` in it (pytest's -k)
     python3 tools/fuzz.py --seconds 600 --all        those of all other tests as well, new seeds only
 
-Each round has a seed of its own, which is printed when something is found: `--seed N` repeats that
-round. The example that is shown is the smallest one that was found; it belongs into a test of its
-own.
+Each round has a seed of its own. It is printed when something is found: `--seed N` repeats that
+round. The example that is shown is the smallest one; it belongs into a test of its own.
+
+Owns: the rounds and their seeds.
+May not know: what is fed to whom.
 """
 
 from __future__ import annotations
@@ -24,12 +26,14 @@ from pathlib import Path
 __all__ = ["main"]
 
 ROOT = Path(__file__).resolve().parent.parent
+LONGEST_TEST = 1800  # seconds
 
 
 def main(argv: Sequence[str]) -> int:
     """Run rounds until the time is over or something is found; return the exit status."""
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        description=__doc__.partition("\nOwns: ")[0],
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
         "name", nargs="?", help="only properties whose name matches (as pytest's -k)"
@@ -40,38 +44,29 @@ def main(argv: Sequence[str]) -> int:
     )
     parser.add_argument("--seed", type=int, help="of the first round")
     parser.add_argument("--all", action="store_true", help="the properties of every test file")
-    given = parser.parse_args(argv)
-    files = sorted(ROOT.glob("tests/test_*.py" if given.all else "tests/test_fuzz_*.py"))
+    options = parser.parse_args(argv)
+    pattern = "test_*.py" if options.all else "test_fuzz_*.py"
+    pytest = [sys.executable, "-m", "pytest", "-q", "-x", "-m", "hypothesis"]
+    pytest += ["-o", f"faulthandler_timeout={LONGEST_TEST}"]
+    if options.name:
+        pytest += ["-k", options.name]
+    pytest += map(str, sorted(ROOT.glob(f"tests/{pattern}")))
+    environ = {**os.environ, "FUZZ_FACTOR": str(options.factor)}
+
     began = time.monotonic()
     rounds = 0
-    seed = given.seed
-    while not rounds or time.monotonic() - began < given.seconds:
-        seed = random.randrange(2**32) if seed is None else seed
-        command = [
-            sys.executable,
-            "-m",
-            "pytest",
-            "-q",
-            "-x",
-            "-m",
-            "hypothesis",
-            f"--hypothesis-seed={seed}",
-        ]
-        command += [
-            "-o",
-            "faulthandler_timeout=1800",
-            *(["-k", given.name] if given.name else []),
-            *map(str, files),
-        ]
-        environ = {**os.environ, "FUZZ_FACTOR": str(given.factor)}
+    while not rounds or time.monotonic() - began < options.seconds:
+        seed = random.randrange(2**32)
+        if not rounds and options.seed is not None:
+            seed = options.seed
+        command = [*pytest, f"--hypothesis-seed={seed}"]
         done = subprocess.run(
             command, cwd=ROOT, env=environ, capture_output=True, text=True, check=False
         )
         if done.returncode:
             print(f"{done.stdout}{done.stderr}\nfound with --seed {seed}")
             return 1
-        rounds = rounds + 1
-        seed = None
+        rounds += 1
         print(f"round {rounds}: {done.stdout.splitlines()[-1]}", flush=True)
     return 0
 

@@ -1,19 +1,18 @@
 #!/usr/bin/env python3
-"""Run the built file on every sort of host that this machine can be: each interpreter, each
-environment.
+"""Run the built file on every sort of host that this machine can be.
 
     python3 tools/hosts.py [--python EXE ...] [-k PART] [FILE]
 
-A host is a way to start the program: options of the interpreter, variables, a user, limits, what
-may be written. On each, `version`, `validate`, a `copy` from plain HTTP to TLS, a `sync` to two
-targets and a second `sync` have to end well and say nothing on standard error; what was copied is
-compared byte for byte, the second run may ask but not move, and nothing is left but the state,
+A host is a way to start the program: an interpreter and its options, variables, a user, limits,
+what may be written. On each, `version`, `validate`, a `copy` from plain HTTP to TLS, a `sync` to
+two targets and a second `sync` have to end well and say nothing on standard error. What was copied
+is compared byte for byte. The second run may ask but not move. Nothing is left but the state,
 readable by its owner alone. tests/test_hosts.py tries every host, several at once, on the
 interpreter of the tests; this command tries all on all interpreters from 3.10 that it finds.
 
-Owns: the table of hosts, finding interpreters, the steps. May not know: anything of the program but
-its command line. Invariant: a host that this machine cannot be is named with the reason, never
-counted as passed.
+Owns: the table of hosts, finding interpreters, the steps.
+May not know: anything of the program but its command line.
+Invariants: a host that this machine cannot be is named with the reason, never counted as passed.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import trustme
 
@@ -56,8 +55,9 @@ __all__ = [
 ]
 
 NOBODY = 54321  # a user id that has no name
-TIME_LIMIT = 120
-MANY = 30
+TIME_LIMIT = 120  # seconds for one step
+MANY = 30  # small images beside the others, for hosts with few open files
+OLDEST_PYTHON = (3, 10)
 
 
 class Failed(Exception):
@@ -82,40 +82,34 @@ class Host(NamedTuple):
     name: str
     options: tuple[str, ...] = ()  # the interpreter's
     environ: Mapping[str, str | None] = {}  # None takes a variable away
-    # What a shell does first; $place is the folder of the configuration. Its end starts the
-    # program.
+    # A script that starts the program at its end; $place is the folder of the configuration.
     shell: str = 'exec "$@"'
     user: int | None = None
     folder: str = "place"
-    # A module that Python imports at its start.
-    hook: str = ""
-    # Whether nothing but cache_dir may be written, which is there then.
-    sealed: bool = False
+    hook: str = ""  # a module that Python imports at its start
+    sealed: bool = False  # whether nothing but cache_dir may be written, which is there then
     tags: str = "v*"
-    # What may be said on standard error.
-    noise: str = ""
+    noise: str = ""  # an expression for lines that standard error may have
 
     def beside(self, other: Host) -> Host:
         """Return the host that is both; ValueError where they contradict."""
-        told: dict[str, Any] = {
+        chosen: dict[str, Any] = {
             "name": f"{self.name}; {other.name}",
             "options": self.options + other.options,
+            "environ": {**self.environ, **other.environ},
         }
-        told["environ"] = {**self.environ, **other.environ}
         for field, default in Host._field_defaults.items():
-            values = (
-                {getattr(self, field), getattr(other, field)} - {default}
-                if field not in told
-                else set()
-            )
+            if field in chosen:
+                continue
+            values = {getattr(self, field), getattr(other, field)} - {default}
             if len(values) > 1:
                 raise ValueError(f"{self.name} and {other.name} have different {field}")
-            told.update((field, value) for value in values)
-        return Host(**told)
+            chosen[field] = values.pop() if values else default
+        return Host(**chosen)
 
 
-# Mounts in a namespace of our own. Who is not root becomes root in one of users first, where that
-# is allowed.
+# Starts a shell that may mount, in a namespace of its own. Another user than root becomes root in a
+# namespace of users first, where that is allowed.
 _OWN_MOUNTS = f"exec unshare {'' if os.getuid() == 0 else '-r'} -m -- sh -c '"
 _READ_ONLY_HOME = (
     'mount --bind "$HOME" "$HOME" && mount -o remount,ro,bind "$HOME" '
@@ -136,8 +130,8 @@ done
 exec "$@"
 """
 
-# What CPython does not have outside POSIX is taken away before anything of the standard library
-# looks; the event loop then refuses what the one of Windows refuses; msvcrt is its lock of files.
+# Takes away what CPython does not have outside POSIX, before anything of the standard library looks.
+# The event loop then refuses what the one of Windows refuses, and msvcrt has its lock of files.
 _WITHOUT_POSIX = """
 import _signal, _socket, fcntl, os, select, sys, types
 
@@ -165,7 +159,7 @@ for module, names in GONE.items():
 
 class Refusing:
     def find_spec(self, name, path=None, target=None):
-        if name == "_regsync.sync.staging":
+        if name == "_regsync.state.database":
             import asyncio, subprocess  # which takes whoever has msvcrt for Windows
 
             def refuse(*_):
@@ -227,21 +221,8 @@ _ASK = "import json, sys; print(json.dumps([sys.executable, list(sys.version_inf
 @functools.cache
 def interpreters() -> tuple[Interpreter, ...]:
     """Find every CPython of this machine, the running one first: on PATH, and pyenv's."""
-    names = ["python3", "python2.7", *(f"python3.{minor}" for minor in range(6, 15))]
-    places = [
-        each
-        for each in os.environ.get("PATH", "").split(os.pathsep)
-        if os.path.basename(each) != "shims"
-    ]
-    places += map(
-        str, Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")).glob("versions/*/bin")
-    )
-    candidates = [
-        sys.executable,
-        *(os.path.join(place, name) for place in places for name in names),
-    ]
     found: dict[str, Interpreter] = {}
-    for path in candidates:
+    for path in _candidates():
         real = os.path.realpath(path)
         if real in found or not os.access(path, os.X_OK):
             continue
@@ -251,6 +232,18 @@ def interpreters() -> tuple[Interpreter, ...]:
             name = f"{executable} ({major}.{minor}.{patch})"
             found[real] = Interpreter(path, name, (major, minor, patch))
     return tuple(found.values())
+
+
+def _candidates() -> Iterator[str]:
+    """Give the paths where a CPython may be; pyenv's shims are none, but start one of the others."""
+    names = ["python3", "python2.7", *(f"python3.{minor}" for minor in range(6, 15))]
+    pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"))
+    places = os.environ.get("PATH", "").split(os.pathsep)
+    places += map(str, pyenv.glob("versions/*/bin"))
+    yield sys.executable
+    for place in places:
+        if os.path.basename(place) != "shims":
+            yield from (os.path.join(place, name) for name in names)
 
 
 class Smoke:
@@ -287,8 +280,9 @@ class Smoke:
         self._running.close()
 
     def run(self, host: Host, python: str) -> None:
-        """Run all steps on a host; Failed says what did not hold, Absent why there is no such host
-        here.
+        """Run all steps on a host.
+
+        Failed says what did not hold, Absent why this machine cannot be that host.
         """
         self._number += 1
         with tempfile.TemporaryDirectory(prefix="hosts-", ignore_cleanup_errors=True) as top:
@@ -317,30 +311,31 @@ class Started:
     def prepare(self, pyz: Path, authority: bytes) -> None:
         """Make the folder, and see that the host can be one."""
         host = self._host
-        cache = self._place / "cache"
-        for each in (self._place, self._home, self._top / "hook"):
-            each.mkdir(mode=0o755)
+        for folder in (self._place, self._home, self._top / "hook"):
+            folder.mkdir(mode=0o755)
         shutil.copyfile(pyz, self._pyz)
         (self._place / "ca.pem").write_bytes(authority)
         (self._top / "hook" / "sitecustomize.py").write_text(host.hook, encoding="utf-8")
         self._config.write_text(self._document(), encoding="utf-8")
+        owned = [self._place, self._home]
         if host.sealed:
+            cache = self._place / "cache"
             cache.mkdir(mode=0o700)
+            owned = [cache]
         if host.user is not None:
             if os.getuid() != 0:
                 raise Absent("only root can be another user")
-            for each in (cache,) if host.sealed else (self._place, self._home):
-                os.chown(each, host.user, host.user)
+            for folder in owned:
+                os.chown(folder, host.user, host.user)
         if host.user is not None or "unshare" in host.shell:
             done = self._start("-c", "pass")
             if done.returncode:
-                raise Absent(
-                    done.stderr.strip() or f"its preparation ended with status {done.returncode}"
-                )
+                status = f"its preparation ended with status {done.returncode}"
+                raise Absent(done.stderr.strip() or status)
 
     def _document(self) -> str:
         entries: dict[str, dict[str, str]] = {
-            name: {"url": each.url} for name, each in self._smoke.servers.items()
+            name: {"url": server.url} for name, server in self._smoke.servers.items()
         }
         entries["secure"]["ca_file"] = "ca.pem"
         mapping = {"from": "app", "to": self._repository, "tags": {"glob": self._host.tags}}
@@ -352,33 +347,27 @@ class Started:
         }
         return f"# Spiegel für alle\n{json.dumps(document)}\n"
 
-    def _start(self, *arguments: str) -> subprocess.CompletedProcess[str]:
+    def _environ(self) -> dict[str, str]:
+        """Return the variables of the host."""
         environ: dict[str, str] = {"HOME": str(self._home), "LANG": "C.UTF-8", "PATH": os.defpath}
-        environ |= {
-            name: os.environ[name]
-            for name in ("LD_LIBRARY_PATH", "SYSTEMROOT")
-            if name in os.environ
-        }
+        for name in ("LD_LIBRARY_PATH", "SYSTEMROOT"):
+            if name in os.environ:
+                environ[name] = os.environ[name]
         if self._host.hook:
             environ["PYTHONPATH"] = str(self._top / "hook")
         for name, value in self._host.environ.items():
             environ.pop(name, None)
             if value is not None:
                 environ[name] = value
+        return environ
+
+    def _start(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         script = f"place=$1; shift; {self._host.shell}"
-        command = [
-            "/bin/sh",
-            "-c",
-            script,
-            "sh",
-            str(self._place),
-            self._python,
-            *self._host.options,
-            *arguments,
-        ]
+        command = ["/bin/sh", "-c", script, "sh", str(self._place)]
+        command += [self._python, *self._host.options, *arguments]
         return subprocess.run(
             command,
-            env=environ,
+            env=self._environ(),
             cwd=self._place,
             stdin=subprocess.DEVNULL,
             capture_output=True,
@@ -394,49 +383,50 @@ class Started:
     def _step(self, *arguments: str) -> str:
         """Run one command; return what it wrote to standard output."""
         done = self._start(str(self._pyz), *arguments)
-        said = [
-            line
-            for line in done.stderr.splitlines()
-            if not re.fullmatch(self._host.noise or "$.", line)
-        ]
-        if done.returncode or said:
-            raise Failed(
-                f"{arguments[0]} ended with {done.returncode}: {done.stderr.strip() or done.stdout.strip()}"
-            )
+        allowed = self._host.noise or "$."  # `$.` fits nothing
+        complaints = [line for line in done.stderr.splitlines() if not re.fullmatch(allowed, line)]
+        if done.returncode or complaints:
+            words = done.stderr.strip() or done.stdout.strip()
+            raise Failed(f"{arguments[0]} ended with {done.returncode}: {words}")
         return done.stdout
 
     def steps(self) -> None:
         """Run the program as a user would, and look at what it did."""
-        if not re.fullmatch(
-            r"regsync \S+ \(.+\), CPython 3\.\d+\.\d+, \S.*\n", self._step("version")
-        ):
+        version = self._step("version")
+        if not re.fullmatch(r"regsync \S+ \(.+\), CPython 3\.\d+\.\d+, \S.*\n", version):
             raise Failed("version says something else")
         config = str(self._config)
+        output = self._step("validate", config)
+        if output:
+            raise Failed(f"validate says {output!r}")
+
         servers = self._smoke.servers
-        if said := self._step("validate", config):
-            raise Failed(f"validate says {said!r}")
         copied = f"copied/{self._repository}"
         where = (f"{servers['source'].address}/app:v1", f"{servers['secure'].address}/{copied}:v1")
         self._check_lines("copy", self._step("copy", "-c", config, *where), 1)
-        self._check_lines("sync", self._step("sync", "-c", config), 2 * len(self._images))
         self._check_held("secure", copied, {"v1": self._smoke.images["v1"]})
+
+        self._check_lines("sync", self._step("sync", "-c", config), 2 * len(self._images))
         for name in ("plain", "secure"):
             self._check_held(name, self._repository, self._images)
-        before = {name: len(app.journal.entries) for name, app in self._smoke.apps.items()}
-        if said := self._step("sync", "-c", config):
-            raise Failed(f"the second sync says {said!r}")
-        for name, app in self._smoke.apps.items():
-            asked = [
-                each for each in app.journal.entries[before[name] :] if each.kind != "tag_list"
-            ]
-            if [each.method for each in asked] != ["HEAD"] * len(self._images):
-                raise Failed(
-                    f"the second sync asked {name}: {[f'{each.method} {each.target}' for each in asked]}"
-                )
+        self._check_second_sync(config)
         self._check_left()
 
-    def _check_lines(self, step: str, said: str, images: int) -> None:
-        lines = [line for line in said.splitlines() if line.startswith("synced")]
+    def _check_second_sync(self, config: str) -> None:
+        """Sync again: each tag is asked for once at each registry, and nothing else happens."""
+        before = {name: len(app.journal.entries) for name, app in self._smoke.apps.items()}
+        output = self._step("sync", "-c", config)
+        if output:
+            raise Failed(f"the second sync says {output!r}")
+        for name, app in self._smoke.apps.items():
+            entries = app.journal.entries[before[name] :]
+            asked = [entry for entry in entries if entry.kind != "tag_list"]
+            if [entry.method for entry in asked] != ["HEAD"] * len(self._images):
+                requests = [f"{entry.method} {entry.target}" for entry in asked]
+                raise Failed(f"the second sync asked {name}: {requests}")
+
+    def _check_lines(self, step: str, output: str, images: int) -> None:
+        lines = [line for line in output.splitlines() if line.startswith("synced")]
         if len(lines) != images:
             raise Failed(f"{step} names {len(lines)} images, not {images}")
 
@@ -446,24 +436,25 @@ class Started:
             if app.tags(repository).get(tag) != image.top:
                 raise Failed(f"{name} has no {repository}:{tag}")
             for digest, body in image.contents().items():
-                found = app.manifest(repository, digest)
-                if (found.body if found else app.blob(repository, digest)) != body:
+                manifest = app.manifest(repository, digest)
+                held = manifest.body if manifest else app.blob(repository, digest)
+                if held != body:
                     raise Failed(f"{name} holds another {digest} in {repository}")
 
     def _check_left(self) -> None:
-        """The state is kept, readable by its owner alone; nothing else is left, nowhere."""
-        allowed = {"state.bin", "state.lock"}
-        cache = self._place / "cache"
-        files = [each for each in cache.rglob("*") if not each.is_dir()]
-        if {each.name for each in files} != allowed:
+        """See that the state is kept, readable by its owner alone, and that nothing else is left."""
+        entries = list((self._place / "cache").rglob("*"))
+        files = [entry for entry in entries if not entry.is_dir()]
+        if {file.name for file in files} != {"state.bin", "state.lock"}:
             raise Failed(f"left in cache_dir: {sorted(map(str, files))}")
-        for each in (*files, *(each for each in cache.rglob("*") if each.is_dir())):
-            if stat.S_IMODE(each.stat().st_mode) & 0o077:
-                raise Failed(
-                    f"{each.name} is open to others: {stat.S_IMODE(each.stat().st_mode):o}"
-                )
+        for entry in entries:
+            mode = stat.S_IMODE(entry.stat().st_mode)
+            if mode & 0o077:
+                raise Failed(f"{entry.name} is open to others: {mode:o}")
+
         expected = {"regsync.pyz", "mirror.yaml", "ca.pem", "cache"}
-        if left := {*os.listdir(self._place), *os.listdir(self._home)} - expected:
+        left = {*os.listdir(self._place), *os.listdir(self._home)} - expected
+        if left:
             raise Failed(f"left behind: {sorted(left)}")
 
 
@@ -479,17 +470,36 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-def _tried(smoke: Smoke, pythons: Sequence[str], part: str) -> Iterator[tuple[str, str, str]]:
+class Tried(NamedTuple):
+    """What came of one host on one interpreter."""
+
+    python: str
+    host: str
+    verdict: Literal["passed", "not tried", "FAILED"]
+    reason: str = ""
+
+    def __str__(self) -> str:
+        text = f"{self.verdict}: {self.reason}" if self.reason else self.verdict
+        shown = text.encode("utf-8", "backslashreplace").decode()
+        return f"{self.python}  {self.host}: {shown}"
+
+
+def _try_all(smoke: Smoke, pythons: Sequence[str], part: str) -> Iterator[Tried]:
+    """Try the hosts with `part` in their name on each interpreter."""
     for python in pythons:
         for host in HOSTS:
             if part in host.name:
-                try:
-                    smoke.run(host, python)
-                    yield python, host.name, "passed"
-                except Absent as error:
-                    yield python, host.name, f"not tried: {error}"
-                except (Failed, subprocess.TimeoutExpired) as error:
-                    yield python, host.name, f"FAILED: {error}"
+                yield _try(smoke, python, host)
+
+
+def _try(smoke: Smoke, python: str, host: Host) -> Tried:
+    try:
+        smoke.run(host, python)
+    except Absent as error:
+        return Tried(python, host.name, "not tried", str(error))
+    except (Failed, subprocess.TimeoutExpired) as error:
+        return Tried(python, host.name, "FAILED", str(error))
+    return Tried(python, host.name, "passed")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -498,14 +508,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not options.file.is_file():
         sys.stderr.write(f"error: {options.file} does not exist: tools/build_zipapp.py makes it\n")
         return 1
-    pythons = options.python or [each.path for each in interpreters() if each.version >= (3, 10)]
+    pythons = options.python
+    if not pythons:
+        pythons = [python.path for python in interpreters() if python.version >= OLDEST_PYTHON]
     counts = {"passed": 0, "not tried": 0, "FAILED": 0}
     with Smoke(options.file.resolve()) as smoke:
-        for python, name, result in _tried(smoke, pythons, options.k):
-            counts[result.partition(":")[0]] += 1
-            shown = result.encode("utf-8", "backslashreplace").decode()
-            print(f"{python}  {name}: {shown}", flush=True)
-    print(", ".join(f"{count} {word}" for word, count in counts.items()))
+        for tried in _try_all(smoke, pythons, options.k):
+            counts[tried.verdict] += 1
+            print(tried, flush=True)
+    print(", ".join(f"{count} {verdict}" for verdict, count in counts.items()))
     return 1 if counts["FAILED"] else 0
 
 

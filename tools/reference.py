@@ -5,6 +5,9 @@
     python3 tools/reference.py --check   exit with 1 where README.md has another
 
 The same rows make the errors of `validate` and the JSON Schema, so the three cannot differ.
+
+Owns: how a row of the table is shown.
+May not know: which fields there are.
 """
 
 from __future__ import annotations
@@ -25,6 +28,8 @@ __all__ = ["main", "reference", "updated"]
 README = ROOT / "README.md"
 BEGIN = "<!-- reference: begin -->"
 END = "<!-- reference: end -->"
+# A word, a duration or a size: YAML needs no quotes around it.
+PLAIN = r"[A-Za-z][A-Za-z0-9.+/:-]*|\d+[hmd]\S*|\d+ [KMGT]i?B"
 # Sections in reading order, and where each stands; `defaults` is the second half of a mapping.
 TITLES = {
     "config": "The document",
@@ -51,9 +56,10 @@ TYPES = {
 
 
 def main(argv: Sequence[str]) -> int:
+    """Write or check the reference; return an exit status."""
     text = README.read_text(encoding="utf-8")
     if "--check" in argv:
-        return int(updated(text) != text)
+        return 0 if updated(text) == text else 1
     README.write_text(updated(text), encoding="utf-8")
     return 0
 
@@ -73,6 +79,7 @@ def reference() -> str:
 
 
 def table(name: str, title: str) -> Iterator[str]:
+    """Give the lines of one section's table."""
     yield f"| {title} | takes | default | meaning | example |"
     yield "|---|---|---|---|---|"
     for row in SECTIONS[name]:
@@ -83,6 +90,7 @@ def table(name: str, title: str) -> Iterator[str]:
 
 
 def takes(row: Field) -> str:
+    """Return in a word or two which values a field takes."""
     if row.parse is parse_duration:
         return "duration"
     if row.parse is parse_size:
@@ -103,17 +111,13 @@ def written(example: str) -> str:
     """Return an example as one writes it: quotes only where YAML wants them."""
     value = value_of(example)
     if isinstance(value, dict):
-        return (
-            "{"
-            + ", ".join(f"{key}: {written(json.dumps(each))}" for key, each in value.items())
-            + "}"
-        )
+        entries = [f"{key}: {written(json.dumps(entry))}" for key, entry in value.items()]
+        return "{" + ", ".join(entries) + "}"
     if isinstance(value, list):
-        return "[" + ", ".join(written(each) for each in value) + "]"
-    plain = isinstance(value, int) or re.fullmatch(
-        r"[A-Za-z][A-Za-z0-9.+/:-]*|\d+[hmd]\S*|\d+ [KMGT]i?B", example
-    )
-    return example if plain else f'"{example}"'
+        return "[" + ", ".join(written(entry) for entry in value) + "]"
+    if isinstance(value, int) or re.fullmatch(PLAIN, example):
+        return example
+    return f'"{example}"'
 
 
 if __name__ == "__main__":

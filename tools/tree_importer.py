@@ -1,12 +1,14 @@
 """Import from the tree that this module was imported from, reading each module once.
 
 zipimport reads and unmarshals a whole module to name its file, throws it away, and does both again
-to run it: a twentieth of a start. Here the name alone is made: beside each source of a tree stands
-its bytecode.
+to run it: a twentieth of a start. Here the name alone is made. It can be, because beside each
+source of a tree stands its bytecode.
 
-Owns: who finds the modules of one tree (tools/build_zipapp.py puts this file into each,
-`__main__.py` imports it). May not know: which modules there are. Invariant: names, contents and
-errors are zipimport's.
+tools/build_zipapp.py puts this file into each tree, and `__main__.py` imports it.
+
+Owns: the finder of one tree's modules, those of sub-packages too.
+May not know: which modules there are.
+Invariants: names, contents and errors are zipimport's.
 """
 
 from __future__ import annotations
@@ -26,7 +28,9 @@ class TreeImporter(zipimport.zipimporter):
     def get_filename(self, fullname: str) -> str:
         """Return the path of a module's bytecode."""
         path = self.archive + os.sep + self.prefix + fullname.rpartition(".")[2]
-        return f"{path}{os.sep}__init__.pyc" if self.is_package(fullname) else f"{path}.pyc"
+        if self.is_package(fullname):
+            return f"{path}{os.sep}__init__.pyc"
+        return f"{path}.pyc"
 
 
 def importer(path: str) -> TreeImporter:

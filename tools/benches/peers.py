@@ -1,18 +1,21 @@
-"""What tools/bench.py puts around the program that it measures: a slow line, slow registries, a
-clock.
+"""Be what `skopeo` puts around the program that it measures: a slow line, slow registries, a clock.
 
-    python -m tools.bench_peers delay SECONDS HOST:PORT     a TCP line, SECONDS long in each direction
-    python -m tools.bench_peers slow PAIRS                  registries whose large blobs never end
-    python -m tools.bench_peers lag PYZ ARGUMENT...         the program, with a clock in its event loop
+    bench.py peers delay SECONDS HOST:PORT     a TCP line, SECONDS long in each direction
+    bench.py peers slow PAIRS                  registries whose large blobs never end
+    bench.py peers lag PYZ ARGUMENT...         the program, with a clock in its event loop
 
-Owns: peers that have to be processes of their own so that their time and memory are not the
-client's. May not know: what is measured with them. Invariant: the first line on standard output is
-the address (or addresses) to talk to; everything ends when its standard input ends, so that nothing
-outlives the benchmark. Standard library only; `lag` imports anyio from the .pyz that it runs.
+Each is a process of its own, so that its time and memory are not the client's. Only the standard
+library is needed; `lag` imports anyio from the .pyz that it runs.
+
+Owns: the peers.
+May not know: what is measured with them.
+Invariants: the first line on standard output is the address (or addresses) to talk to; everything
+ends when its standard input ends, so that nothing outlives the benchmark.
 """
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import hashlib
 import json
@@ -20,23 +23,23 @@ import re
 import sys
 import time
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
-__all__ = ["LARGE", "main"]
+__all__ = ["LARGE", "add_options", "run"]
 
 LARGE = 256 * 1024 * 1024  # bytes of each blob that `slow` offers
-_PIECE = 64 * 1024
-_PAUSE = 0.1  # seconds between two pieces that a slow target takes: 640 kB/s a stream
-_TICK = 0.001
+PIECE = 64 * 1024  # bytes
+PAUSE = 0.1  # seconds between two pieces that a slow target takes: 640 kB/s a stream
+TICK = 0.001  # seconds between two looks at the clock
 
 Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 
-async def _until_stdin_ends() -> None:
+async def until_stdin_ends() -> None:
     await asyncio.get_running_loop().run_in_executor(None, sys.stdin.buffer.read)
 
 
-async def _listen(serve: Serve) -> tuple[asyncio.AbstractServer, str]:
+async def listen(serve: Serve) -> tuple[asyncio.AbstractServer, str]:
     async def quietly(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
             await serve(reader, writer)
@@ -45,14 +48,14 @@ async def _listen(serve: Serve) -> tuple[asyncio.AbstractServer, str]:
         finally:
             writer.close()
 
-    server = await asyncio.start_server(quietly, "127.0.0.1", 0, limit=_PIECE)
+    server = await asyncio.start_server(quietly, "127.0.0.1", 0, limit=PIECE)
     return server, "{}:{}".format(*server.sockets[0].getsockname())
 
 
 # ---------------------------------------------------------------- a line with a length
 
 
-async def _carry(
+async def carry(
     reader: asyncio.StreamReader, writer: asyncio.StreamWriter, opened: float, delay: float
 ) -> None:
     """Pass bytes on `delay` after they came, none of them earlier than `delay` after `opened`."""
@@ -74,7 +77,7 @@ async def _carry(
     try:
         data = b"first"
         while data:
-            data = await reader.read(_PIECE)
+            data = await reader.read(PIECE)
             under_way.put_nowait((max(loop.time(), opened) + delay, data))
         await arriving
     finally:
@@ -82,8 +85,9 @@ async def _carry(
 
 
 async def delay(seconds: float, address: str) -> None:
-    """Stand in front of `address`. Connecting costs a round trip too: the first bytes leave one
-    later.
+    """Stand in front of `address`.
+
+    Connecting costs a round trip too: the first bytes leave one later.
     """
     host, _, port = address.rpartition(":")
 
@@ -92,27 +96,26 @@ async def delay(seconds: float, address: str) -> None:
         far_reader, far_writer = await asyncio.open_connection(host, int(port))
         try:
             await asyncio.gather(
-                _carry(reader, far_writer, opened, seconds),
-                _carry(far_reader, writer, 0.0, seconds),
+                carry(reader, far_writer, opened, seconds), carry(far_reader, writer, 0.0, seconds)
             )
         finally:
             far_writer.close()
 
-    server, here = await _listen(serve)
+    server, here = await listen(serve)
     print(here, flush=True)
-    await _until_stdin_ends()
+    await until_stdin_ends()
     server.close()
 
 
 # ---------------------------------------------------------------- registries that are too slow
 
 
-def _layer(tag: str) -> str:
+def layer_digest(tag: str) -> str:
     return "sha256:" + hashlib.sha256(tag.encode()).hexdigest()
 
 
-def _manifest(tag: str) -> bytes:
-    """Name one large layer, different for each tag; nobody ever gets to its end to check it."""
+def manifest_of(tag: str) -> bytes:
+    """Return a manifest with one large layer, different for each tag; nobody ever reads it whole."""
     config = {
         "mediaType": "application/vnd.oci.empty.v1+json",
         "digest": "sha256:" + hashlib.sha256(b"{}").hexdigest(),
@@ -120,18 +123,18 @@ def _manifest(tag: str) -> bytes:
     }
     layer = {
         "mediaType": "application/vnd.oci.image.layer.v1.tar",
-        "digest": _layer(tag),
+        "digest": layer_digest(tag),
         "size": LARGE,
     }
     kind = "application/vnd.oci.image.manifest.v1+json"
-    return json.dumps(
-        {"schemaVersion": 2, "mediaType": kind, "config": config, "layers": [layer]}
-    ).encode()
+    document = {"schemaVersion": 2, "mediaType": kind, "config": config, "layers": [layer]}
+    return json.dumps(document).encode()
 
 
-class _Slow:
-    """Sources that send without end and targets that take little at a time; says how many streams
-    run.
+class SlowRegistries:
+    """Sources that send without end, and targets that take little at a time.
+
+    They print how many streams run.
     """
 
     def __init__(self) -> None:
@@ -141,70 +144,76 @@ class _Slow:
         while True:
             head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
             method, path, _ = head.split(" ", 2)
-            found = re.search(r"(?i)\r\ncontent-length: *(\d+)", head)
-            length = int(found[1]) if found else 0
-            if length > _PIECE:
-                await self._take(reader)
+            header = re.search(r"(?i)\r\ncontent-length: *(\d+)", head)
+            length = int(header[1]) if header else 0
+            if length > PIECE:
+                await self._take_slowly(reader)
             await reader.readexactly(length)
             name = path.partition("?")[0].rpartition("/")[2]
             if method == "GET" and "/blobs/" in path:
                 await self._send_without_end(writer)
             elif method == "GET" and "/manifests/" in path:
-                body = _manifest(name)
+                body = manifest_of(name)
                 kind = "application/vnd.oci.image.manifest.v1+json"
-                await _answer(writer, "200 OK", body, f"Content-Type: {kind}")
+                await send_answer(writer, "200 OK", body, f"Content-Type: {kind}")
             elif method == "POST":
-                await _answer(
-                    writer, "202 Accepted", b"", f"Location: {path.partition('?')[0]}{id(writer)}"
-                )
+                location = f"{path.partition('?')[0]}{id(writer)}"
+                await send_answer(writer, "202 Accepted", b"", f"Location: {location}")
             elif method == "PUT":
-                await _answer(writer, "201 Created", b"")
+                await send_answer(writer, "201 Created", b"")
             else:
-                await _answer(writer, "404 Not Found", b"", head=method == "HEAD")
+                await send_answer(writer, "404 Not Found", b"", head=method == "HEAD")
 
-    async def _take(self, reader: asyncio.StreamReader) -> None:
+    async def _take_slowly(self, reader: asyncio.StreamReader) -> None:
         self.streams += 1
         print(self.streams, flush=True)
-        while await reader.read(_PIECE):  # noqa: ASYNC110  the pause is what makes it slow
-            await asyncio.sleep(_PAUSE)
+        while await reader.read(PIECE):  # noqa: ASYNC110  the pause is what makes it slow
+            await asyncio.sleep(PAUSE)
         raise ConnectionError
 
     @staticmethod
     async def _send_without_end(writer: asyncio.StreamWriter) -> None:
         writer.write(f"HTTP/1.1 200 OK\r\nContent-Length: {LARGE}\r\n\r\n".encode())
-        nothing = bytes(_PIECE)
-        for _ in range(LARGE // _PIECE - 1):
+        nothing = bytes(PIECE)
+        for _ in range(LARGE // PIECE - 1):
             writer.write(nothing)
             await writer.drain()
         await asyncio.sleep(3600)
 
 
-async def _answer(
+async def send_answer(
     writer: asyncio.StreamWriter, status: str, body: bytes, *headers: str, head: bool = False
 ) -> None:
     lines = [f"HTTP/1.1 {status}", f"Content-Length: {len(body)}", *headers, "", ""]
-    writer.write("\r\n".join(lines).encode() + (b"" if head else body))
+    writer.write("\r\n".join(lines).encode())
+    if not head:
+        writer.write(body)
     await writer.drain()
 
 
 async def slow(pairs: int) -> None:
     """Run `pairs` sources and `pairs` targets; print their addresses, then the streams that run."""
-    peers = _Slow()
-    servers = [await _listen(peers.serve) for _ in range(2 * pairs)]
+    peers = SlowRegistries()
+    servers = [await listen(peers.serve) for _ in range(2 * pairs)]
     print(" ".join(address for _, address in servers), flush=True)
-    await _until_stdin_ends()
+    await until_stdin_ends()
 
 
-# ---------------------------------------------------------------- a clock in the program's event
-# loop
+# ---------------------------------------------------------------- a clock in the event loop
+
+
+class Gap(NamedTuple):
+    """Seconds by which one tick came late: by the clock, and of the program's own CPU."""
+
+    wall: float
+    cpu: float
 
 
 def lag(pyz: str, arguments: Sequence[str]) -> int:
-    """Run the program with a ticker beside each run; print the longest gaps as JSON on standard
-    error.
+    """Run the program with a ticker beside each run; print the longest gaps as JSON.
 
-    `cpu_ms` is the longest that the program itself computed between two ticks; `wall_ms` has in it
-    what the system gave to others meanwhile.
+    They go to standard error. `cpu_ms` is the longest that the program itself computed between two
+    ticks; `wall_ms` has in it what the system gave to others meanwhile.
     """
     sys.path[:0] = ["{}/cp{}{}".format(pyz, *sys.version_info[:2]), pyz]
     import anyio
@@ -212,14 +221,14 @@ def lag(pyz: str, arguments: Sequence[str]) -> int:
     import regsync
     from _regsync.sync.run import Run
 
-    gaps: list[tuple[float, float]] = []
+    gaps: list[Gap] = []
 
     async def tick() -> None:
         while True:
             wall = time.perf_counter()
             cpu = time.thread_time()
-            await anyio.sleep(_TICK)
-            gaps.append((time.perf_counter() - wall - _TICK, time.thread_time() - cpu))
+            await anyio.sleep(TICK)
+            gaps.append(Gap(time.perf_counter() - wall - TICK, time.thread_time() - cpu))
 
     conduct = Run._conduct
 
@@ -231,22 +240,35 @@ def lag(pyz: str, arguments: Sequence[str]) -> int:
 
     Run._conduct = timed  # type: ignore[method-assign, assignment]
     status = regsync.main(arguments)
-    walls, cpus = (sorted(1000 * gap[side] for gap in gaps) for side in (0, 1))
-    found = {"wall_ms": walls[-1], "cpu_ms": cpus[-1]}
-    found["wall_p99_ms"], found["cpu_p99_ms"] = (
-        side[len(gaps) * 99 // 100] for side in (walls, cpus)
-    )
-    sys.stderr.write(json.dumps(found) + "\n")
+    walls = sorted(1000 * gap.wall for gap in gaps)
+    cpus = sorted(1000 * gap.cpu for gap in gaps)
+    rank = len(gaps) * 99 // 100
+    longest = {
+        "wall_ms": walls[-1],
+        "cpu_ms": cpus[-1],
+        "wall_p99_ms": walls[rank],
+        "cpu_p99_ms": cpus[rank],
+    }
+    sys.stderr.write(json.dumps(longest) + "\n")
     return status
 
 
-def main(argv: Sequence[str]) -> int:
+# ---------------------------------------------------------------- the command
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Say which options there are."""
+    parser.add_argument("peer", choices=("delay", "slow", "lag"))
+    parser.add_argument("arguments", nargs=argparse.REMAINDER)
+
+
+def run(options: argparse.Namespace) -> int:
     """Be one of the peers until standard input ends."""
-    if argv[0] == "lag":
-        return lag(argv[1], argv[2:])
-    asyncio.run(delay(float(argv[1]), argv[2]) if argv[0] == "delay" else slow(int(argv[1])))
+    arguments: list[str] = options.arguments
+    if options.peer == "lag":
+        return lag(arguments[0], arguments[1:])
+    if options.peer == "delay":
+        asyncio.run(delay(float(arguments[0]), arguments[1]))
+    else:
+        asyncio.run(slow(int(arguments[0])))
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

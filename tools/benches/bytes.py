@@ -1,0 +1,615 @@
+"""Count what runs cost, beside the least that they could cost: requests by class, bytes by side.
+
+Each scene is run cold, then unchanged with the state of the first run, then unchanged without it;
+scenes whose source changes are run cold, changed, and changed without state. Registries are the
+harness's, which count in their journals, and Debian's docker-registry, whose log is counted. Bytes
+are those of manifests and blobs, not of listings and error bodies.
+
+The least is computed here from the images, for a program that knows everything about blobs: each
+repository is listed once at each side where tags are chosen by a pattern, each selected tag costs
+one question at each side that the listing does not answer, each manifest that a target lacks is
+fetched once, each blob that a host lacks is fetched once and uploaded once to each host (a POST and
+a PUT; one POST up to 64 KiB where the registry takes that), each other repository of the host
+mounts it, each manifest is put once.
+
+Owns: the scenes, their bounds, the tables.
+May not know: anything of the program but its command line.
+Invariants: the program's own count of requests agrees with what the registries saw, else the run
+fails.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import re
+import shutil
+import tempfile
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+from urllib.parse import parse_qsl, urlsplit
+
+from conformance.app import App
+from conformance.families import PLATFORMS, Family
+from conformance.images import Image
+from conformance.messages import Request
+from conformance.registries import docker_registry
+from conformance.server import Server, run_in_thread
+from tools.benches.place import app_of
+from tools.benches.runner import (
+    MIB,
+    REGSYNC,
+    BenchError,
+    Spent,
+    choose,
+    sync_measured,
+    write_config,
+)
+
+__all__ = ["add_options", "run"]
+
+SINGLE_POST = 64 * 1024  # bytes: up to this a blob goes in one POST, where that is taken
+PAGE = 1000  # tags of a listing
+CLASSES = (
+    "list",
+    "HEAD manifest",
+    "GET manifest",
+    "HEAD blob",
+    "GET blob",
+    "mount",
+    "POST upload",
+    "PUT upload",
+    "PUT manifest",
+)
+Images = Mapping[str, Mapping[str, Image]]  # repository -> tag -> image
+
+
+class Exchange(NamedTuple):
+    """One request as a registry saw it; `pulled` and `pushed` are bytes of manifests and blobs."""
+
+    method: str
+    kind: str
+    repository: str
+    query: Mapping[str, str]
+    status: int
+    pulled: int = 0
+    pushed: int = 0
+
+    @property
+    def name(self) -> str:
+        """Which of CLASSES it is."""
+        if self.kind == "tag_list":
+            return "list"
+        if self.kind == "upload_start":
+            mounts = self.query.get("mount") and self.query.get("from") != self.repository
+            return "mount" if mounts and self.status == 201 else "POST upload"
+        return f"{self.method} {self.kind}"
+
+
+@dataclass
+class Tally:
+    """What was asked of one side, and the bytes of manifests and blobs that it gave or took."""
+
+    requests: Counter[str] = field(default_factory=Counter)
+    bytes: int = 0
+
+    @property
+    def count(self) -> int:
+        """All requests together."""
+        return sum(self.requests.values())
+
+    def times(self, number: int) -> Tally:
+        """Return the same for so many registries."""
+        requests = {name: count * number for name, count in self.requests.items()}
+        return Tally(Counter(requests), self.bytes * number)
+
+    def is_same(self, other: Tally) -> bool:
+        """Tell whether both count the same; a class may be there with a count of 0."""
+        return +self.requests == +other.requests and self.bytes == other.bytes
+
+    def __str__(self) -> str:
+        counts = [f"{self.requests[name]} {name}" for name in CLASSES if self.requests[name]]
+        return ", ".join(counts) or "nothing"
+
+
+def tally_of(exchanges: Iterable[Exchange]) -> Tally:
+    """Count."""
+    tally = Tally()
+    for exchange in exchanges:
+        tally.requests[exchange.name] += 1
+        tally.bytes += exchange.pulled + exchange.pushed
+    return tally
+
+
+class Both(NamedTuple):
+    """What was asked of the source, and of all targets together."""
+
+    source: Tally
+    target: Tally
+
+    @property
+    def request_count(self) -> int:
+        """All requests together."""
+        return self.source.count + self.target.count
+
+    @property
+    def bytes(self) -> int:
+        """All bytes together."""
+        return self.source.bytes + self.target.bytes
+
+
+@dataclass(frozen=True)
+class Scene:
+    """What the source holds (and held before, where it changes), and to how many targets it goes."""
+
+    text: str
+    family: Family
+    before: Family | None = None
+    targets: int = 1
+    is_immutable: bool = False
+
+
+SCENES: Mapping[str, Scene] = {
+    "a": Scene("10 repositories x 10 tags, 5 shared and 3 own layers", Family(size=70_000)),
+    "b": Scene("the same as indexes of 4 platforms", Family(size=70_000, platforms=PLATFORMS)),
+    "c": Scene(
+        "ten bases under 100 repositories x 2 tags",
+        Family(size=70_000, repositories=100, tags=2, bases=10),
+    ),
+    "d": Scene("(a) to three targets", Family(size=70_000), targets=3),
+    "e": Scene(
+        "1,000 tags that never move, 5 of them new",
+        Family(size=70_000, repositories=1, tags=1000, own=1),
+        Family(size=70_000, repositories=1, tags=1000, own=1, left_out=5),
+        is_immutable=True,
+    ),
+    "f": Scene("(a) with 5 % of its tags moved", Family(size=70_000, moved=5), Family(size=70_000)),
+}
+
+
+# ---------------------------------------------------------------- the least
+
+
+class Change(NamedTuple):
+    """One repository: what the targets hold of it, and what the source has."""
+
+    before: Mapping[str, Image]
+    now: Mapping[str, Image]
+
+    def fresh(self) -> list[str]:
+        """Return the tags that the targets lack."""
+        return [tag for tag in self.now if tag not in self.before]
+
+    def held(self) -> list[str]:
+        """Return the tags that the targets have, with whatever image."""
+        return [tag for tag in self.now if tag in self.before]
+
+    def moved(self) -> list[str]:
+        """Return the tags that the targets have with another image."""
+        return [tag for tag in self.held() if self.before[tag].top != self.now[tag].top]
+
+    def new_images(self) -> list[Image]:
+        """Return the images that are copied."""
+        return [self.now[tag] for tag in (*self.fresh(), *self.moved())]
+
+
+def least(
+    scene: Scene, before: Images, now: Images, *, stateful: bool, takes_single_post: bool
+) -> Both:
+    """Return what the source and all targets must be asked when the targets hold `before`."""
+    bound = Both(Tally(), Tally())
+    blobs_before = {name: blob_sizes(tagged.values()) for name, tagged in before.items()}
+    on_host = {digest for sizes in blobs_before.values() for digest in sizes}
+    for name, tagged in now.items():
+        change = Change(before.get(name, {}), tagged)
+        count_look_ups(bound, change, scene, stateful=stateful)
+        count_manifests(bound, change)
+
+        for digest, size in blob_sizes(change.new_images()).items():
+            if digest in blobs_before.get(name, {}):
+                continue
+            if digest in on_host:
+                bound.target.requests["mount"] += 1
+                continue
+            on_host.add(digest)
+            bound.source.requests["GET blob"] += 1
+            bound.source.bytes += size
+            bound.target.requests["POST upload"] += 1
+            bound.target.bytes += size
+            if not takes_single_post or size > SINGLE_POST:
+                bound.target.requests["PUT upload"] += 1
+    return Both(bound.source, bound.target.times(scene.targets))
+
+
+def count_look_ups(bound: Both, change: Change, scene: Scene, *, stateful: bool) -> None:
+    """Count listings, and the questions of what each tag names."""
+    source, target = bound
+    fresh = change.fresh()
+    asked = [] if scene.is_immutable else change.held()
+    source.requests["list"] += pages(change.now)
+    if stateful:
+        # The state turns the source's GET into a HEAD, and a moved tag costs its GET besides.
+        source.requests["HEAD manifest"] += len(asked)
+        gets = [*fresh, *change.moved()]
+    else:
+        gets = [*fresh, *asked]
+    source.requests["GET manifest"] += len(gets)
+    source.bytes += sum(len(change.now[tag].body) for tag in gets)
+
+    # A target is listed where that tells of two tags or more; the state tells of those it knows.
+    if scene.is_immutable or not stateful or len(fresh) > 1:
+        target.requests["list"] += pages(change.before)
+    target.requests["HEAD manifest"] += len(asked)
+
+
+def count_manifests(bound: Both, change: Change) -> None:
+    """Count the children that are fetched, and all manifests that are put."""
+    source, target = bound
+    new = change.new_images()
+    known = {digest for image in change.before.values() for digest in image.manifests}
+    children = {
+        digest: len(body)
+        for image in new
+        for digest, (_, body) in image.manifests.items()
+        if digest != image.top and digest not in known
+    }
+    source.requests["GET manifest"] += len(children)
+    source.bytes += sum(children.values())
+    target.requests["PUT manifest"] += len(new) + len(children)
+    target.bytes += sum(len(image.body) for image in new) + sum(children.values())
+
+
+def pages(tags: Collection[str]) -> int:
+    """Count the pages of a listing.
+
+    Behind a full one another may stand, whether or not a Link says so.
+    """
+    return len(tags) // PAGE + 1
+
+
+def blob_sizes(images: Iterable[Image]) -> dict[str, int]:
+    """Return the size of each blob by its digest."""
+    return {digest: len(data) for image in images for digest, data in image.blobs.items()}
+
+
+# ---------------------------------------------------------------- registries
+
+
+class Harness:
+    """A registry of the harness, in a thread."""
+
+    takes_single_post = True
+
+    def __init__(self, server: Server) -> None:
+        self.address = server.address
+        self._server = server
+
+    def announce(self, images: Images) -> None:
+        """Learn nothing: the journal tells how much came."""
+
+    def load(self, images: Images) -> None:
+        """Hold images."""
+        for repository, tagged in images.items():
+            for tag, image in tagged.items():
+                image.load_into(app_of(self._server), repository, tag)
+
+    def exchanges(self) -> list[Exchange]:
+        """Return what was asked since the last time."""
+        journal = self._server.journal
+        entries = list(journal.entries)
+        journal.check()
+        journal.clear()
+        exchanges = []
+        for entry in entries:
+            pulls = entry.method == "GET" and entry.kind in ("manifest", "blob")
+            exchanges.append(
+                Exchange(
+                    entry.method,
+                    entry.kind,
+                    entry.repository,
+                    entry.query,
+                    entry.status or 0,
+                    entry.response_bytes if pulls and entry.status == 200 else 0,
+                    entry.request_bytes,
+                )
+            )
+        return exchanges
+
+
+class Debian:
+    """A docker-registry: its storage is written as it would write it, its log is read."""
+
+    takes_single_post = False
+
+    def __init__(self, address: str, home: Path) -> None:
+        self.address = address
+        self._storage = home / "data" / "docker" / "registry" / "v2"
+        self._log = home / "registry.log"
+        self._read = len(self._log.read_text())
+        self._sizes: dict[str, int] = {}
+
+    def load(self, images: Images) -> None:
+        """Hold images, in the files of distribution's storage.
+
+        https://github.com/distribution/distribution/blob/v2.8.2/registry/storage/paths.go
+        """
+        for repository, tagged in images.items():
+            place = self._storage / "repositories" / repository
+            for tag, image in tagged.items():
+                for digest, body in image.contents().items():
+                    algorithm, _, hexed = digest.partition(":")
+                    blob = self._storage / "blobs" / algorithm / hexed[:2] / hexed / "data"
+                    write_file(blob, body)
+                    kind = "_manifests/revisions" if digest in image.manifests else "_layers"
+                    write_file(place / kind / algorithm / hexed / "link", digest.encode())
+                algorithm, _, hexed = image.top.partition(":")
+                named = place / "_manifests" / "tags" / tag
+                write_file(named / "index" / algorithm / hexed / "link", image.top.encode())
+                write_file(named / "current" / "link", image.top.encode())
+
+    def announce(self, images: Images) -> None:
+        """Learn how large things are: a log tells what was sent, not what came."""
+        for repository, tagged in images.items():
+            for tag, image in tagged.items():
+                self._sizes[f"{repository}:{tag}"] = len(image.body)
+                for digest, body in image.contents().items():
+                    self._sizes[digest] = len(body)
+
+    def exchanges(self) -> list[Exchange]:
+        """Return what was asked since the last time."""
+        text = self._log.read_text()[self._read :]
+        self._read += len(text)
+        lines = [line for line in text.splitlines() if 'msg="response completed' in line]
+        return [self._exchange_of(line) for line in lines]
+
+    def _exchange_of(self, line: str) -> Exchange:
+        fields = {
+            name: plain or quoted
+            for name, quoted, plain in re.findall(r'([\w.]+)=(?:"([^"]*)"|(\S+))', line)
+        }
+        uri = fields["http.request.uri"]
+        method = fields["http.request.method"]
+        status = int(fields["http.response.status"])
+        request = Request(method, uri, [])
+        query = dict(parse_qsl(urlsplit(uri).query))
+        pulls = method == "GET" and request.kind in ("manifest", "blob")
+        return Exchange(
+            method,
+            request.kind,
+            request.repository,
+            query,
+            status,
+            int(fields["http.response.written"]) if pulls and status == 200 else 0,
+            self._pushed(method, request, query),
+        )
+
+    def _pushed(self, method: str, request: Request, query: Mapping[str, str]) -> int:
+        if method == "PUT" and request.kind == "manifest":
+            if ":" in request.reference:
+                return self._sizes[request.reference]
+            return self._sizes[f"{request.repository}:{request.reference}"]
+        if method in ("PUT", "POST") and "digest" in query:
+            return self._sizes[query["digest"]]
+        return 0
+
+
+def write_file(path: Path, content: bytes) -> None:
+    """Write a file and the folders above it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content)
+
+
+Registry = Harness | Debian
+
+
+@contextlib.contextmanager
+def started_registries(kind: str, count: int, work: Path) -> Iterator[list[Registry]]:
+    """Start so many empty registries."""
+    with contextlib.ExitStack() as stack:
+        registries: list[Registry] = []
+        for number in range(count):
+            if kind == "harness":
+                registries.append(Harness(stack.enter_context(run_in_thread(App()))))
+            else:
+                home = Path(tempfile.mkdtemp(prefix=f"registry-{number}-", dir=work))
+                registries.append(Debian(stack.enter_context(docker_registry(home)), home))
+        yield registries
+
+
+# ---------------------------------------------------------------- runs
+
+
+class Measured(NamedTuple):
+    """One run: what was asked, beside the least."""
+
+    scene: str
+    kind: str
+    phase: str
+    asked: Both
+    least: Both
+    spent: Spent
+
+    @property
+    def excess(self) -> float:
+        """How many percent of requests were more than the least."""
+        return (
+            100 * (self.asked.request_count - self.least.request_count) / self.least.request_count
+        )
+
+    @property
+    def more_bytes(self) -> int:
+        """How many bytes more than the least."""
+        return self.asked.bytes - self.least.bytes
+
+
+def run_once(config: Path, registries: Sequence[Registry]) -> tuple[Both, Spent]:
+    """Run once.
+
+    BenchError unless every image is well and the program counted what the registries saw.
+    """
+    for registry in registries:
+        registry.exchanges()
+    spent, report = sync_measured(REGSYNC, config)
+    if report["totals"]["images"]["failed"]:
+        failed = [image for image in report["images"] if image["error"]]
+        raise BenchError(f"images failed: {failed[:3]}")
+
+    seen = {registry.address: registry.exchanges() for registry in registries}
+    for address, exchanges in seen.items():
+        counted = sum(report["totals"]["requests"].get(address, {}).values())
+        if counted != len(exchanges):
+            message = f"the program says {counted} requests, the registry {len(exchanges)}"
+            raise BenchError(f"{address}: {message}")
+    source, *targets = seen.values()
+    together = [exchange for exchanges in targets for exchange in exchanges]
+    return Both(tally_of(source), tally_of(together)), spent
+
+
+class World(NamedTuple):
+    """One scene between registries that were just started."""
+
+    name: str
+    kind: str
+    registries: Sequence[Registry]
+    config: Path
+
+    def measure(self, phase: str, before: Images, now: Images, *, stateful: bool) -> Measured:
+        """Run once and hold it against the least."""
+        bound = least(
+            SCENES[self.name],
+            before,
+            now,
+            stateful=stateful,
+            takes_single_post=self.registries[0].takes_single_post,
+        )
+        asked, spent = run_once(self.config, self.registries)
+        return Measured(self.name, self.kind, phase, asked, bound, spent)
+
+    def forget(self) -> None:
+        """Remove the state."""
+        shutil.rmtree(self.config.parent / ".regsync")
+
+
+@contextlib.contextmanager
+def started_world(name: str, kind: str, work: Path, *images: Images) -> Iterator[World]:
+    """Start the registries of a scene, whose source holds the first of `images`, and later others."""
+    scene = SCENES[name]
+    with started_registries(kind, 1 + scene.targets, work) as registries:
+        for registry in registries:
+            for known in images:
+                registry.announce(known)
+        registries[0].load(images[0])
+        rule = {"glob": "*", "immutable_tags": "*"} if scene.is_immutable else {"glob": "*"}
+        targets = [f"target-{number}" for number in range(1, len(registries))]
+        urls = [f"http://{registry.address}" for registry in registries]
+        config = write_config(
+            Path(tempfile.mkdtemp(dir=work)) / "mirror.yaml",
+            dict(zip(["source", *targets], urls, strict=True)),
+            [{"from": repository, "tags": rule} for repository in scene.family.images()],
+            {"source": "source", "targets": targets, "artifacts": {"enabled": False}},
+        )
+        yield World(name, kind, registries, config)
+
+
+def measure_scene(name: str, kind: str, work: Path) -> Iterator[Measured]:
+    """Run one scene in all its phases."""
+    scene = SCENES[name]
+    now = scene.family.images()
+    nothing: Images = {repository: {} for repository in now}
+    before = now if scene.before is None else scene.before.images()
+    with started_world(name, kind, work, before, now) as world:
+        yield world.measure("cold", nothing, before, stateful=False)
+        world.registries[0].load(now)
+        if scene.before is not None:
+            yield world.measure("changed", before, now, stateful=True)
+        yield world.measure("warm", now, now, stateful=True)
+        world.forget()
+        yield world.measure("warm, no state", now, now, stateful=False)
+
+    if scene.before is None:
+        return
+    with started_world(name, kind, work, before, now) as world:
+        run_once(world.config, world.registries)
+        world.registries[0].load(now)
+        world.forget()
+        yield world.measure("changed, no state", before, now, stateful=False)
+
+
+# ---------------------------------------------------------------- the command
+
+
+def as_text(found: Measured) -> str:
+    """Write one run for people."""
+    asked = found.asked
+    requests = (
+        f"{asked.request_count} requests, {found.excess:+.1f} % of {found.least.request_count}"
+    )
+    size = f"{asked.bytes} bytes, {found.more_bytes:+d} of the least"
+    lines = [f"{found.scene} on {found.kind}, {found.phase}: {requests}; {size}"]
+    for side in ("source", "target"):
+        tally: Tally = getattr(asked, side)
+        bound: Tally = getattr(found.least, side)
+        lines.append(f"    {side}: {tally}; {tally.bytes} bytes")
+        if not tally.is_same(bound):
+            lines.append(f"    {'least':>{len(side)}}: {bound}; {bound.bytes} bytes")
+    per_thousand = 1000 * found.spent.cpu / asked.request_count
+    lines.append(f"    {found.spent}, {per_thousand:.2f} s of CPU per 1,000 requests")
+    return "\n".join(lines)
+
+
+def as_document(found: Measured) -> dict[str, object]:
+    """Write one run for machines."""
+
+    def tally_document(tally: Tally) -> dict[str, object]:
+        return {"requests": dict(+tally.requests), "bytes": tally.bytes}
+
+    return {
+        "scene": found.scene,
+        "registry": found.kind,
+        "phase": found.phase,
+        "source": tally_document(found.asked.source),
+        "target": tally_document(found.asked.target),
+        "least": {
+            "source": tally_document(found.least.source),
+            "target": tally_document(found.least.target),
+        },
+        "cpu_s": found.spent.cpu,
+        "rss_mb": found.spent.peak / MIB,
+    }
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Say which options there are."""
+    texts = [f"  {name}  {scene.text}" for name, scene in SCENES.items()]
+    parser.epilog = "\n".join(["scenes:", *texts])
+    parser.add_argument("scenes", nargs="*", metavar="SCENE", help="default: all")
+    parser.add_argument(
+        "--on",
+        choices=("harness", "debian", "both"),
+        default="both",
+        help="which registries (%(default)s)",
+    )
+    parser.add_argument("--json", action="store_true", help="one JSON document instead of tables")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Measure the chosen scenes."""
+    scenes = choose(options.scenes, SCENES)
+    kinds = ["harness", "debian"] if options.on == "both" else [options.on]
+    documents: list[dict[str, object]] = []
+    for kind in kinds:
+        for name, scene in scenes.items():
+            if not options.json:
+                print(f"({name}) {scene.text}")
+            with tempfile.TemporaryDirectory() as work:
+                for found in measure_scene(name, kind, Path(work)):
+                    documents.append(as_document(found))
+                    if not options.json:
+                        print(as_text(found), flush=True)
+    if options.json:
+        print(json.dumps(documents, indent=1))
+    return 0

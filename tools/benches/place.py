@@ -1,0 +1,82 @@
+"""Registries of the harness in this process, and a folder with a configuration and its state.
+
+Owns: how they are started, filled and asked what came.
+May not know: what is measured.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from conformance.app import App
+from conformance.server import Server, run_in_thread
+from tools.benches.runner import Program, Spent, sync_measured, write_config
+
+__all__ = ["Place", "app_of", "started_place"]
+
+
+class Place:
+    """One source and some targets, and where the program runs."""
+
+    def __init__(
+        self, program: Program, directory: Path, source: Server, targets: Sequence[Server]
+    ) -> None:
+        self.program = program
+        self.directory = directory
+        self.source = source
+        self.targets = targets
+
+    @property
+    def servers(self) -> list[Server]:
+        """All registries, the source first."""
+        return [self.source, *self.targets]
+
+    @property
+    def requests(self) -> int:
+        """How many requests came since the last run began."""
+        return sum(len(server.journal.entries) for server in self.servers)
+
+    def configure(
+        self, repositories: Sequence[str], *, artifacts: bool = False, immutable: bool = False
+    ) -> Path:
+        """Write the configuration of a sync of all tags, which may be said never to move."""
+        rule = {"glob": "*", "immutable_tags": "*"} if immutable else {"glob": "*"}
+        names = [f"target-{number}" for number in range(len(self.targets))]
+        urls = [server.url for server in self.servers]
+        return write_config(
+            self.directory / "mirror.yaml",
+            dict(zip(["source", *names], urls, strict=True)),
+            [{"from": name, "tags": rule} for name in repositories],
+            {"source": "source", "targets": names, "artifacts": {"enabled": artifacts}},
+        )
+
+    def sync(
+        self, repositories: Sequence[str], *, data_limit: int = 0, immutable: bool = False
+    ) -> tuple[Spent, Mapping[str, int]]:
+        """Run once; return what it took, and how many images were synced, skipped and failed."""
+        for server in self.servers:
+            server.journal.clear()
+        config = self.configure(repositories, immutable=immutable)
+        spent, report = sync_measured(self.program, config, data_limit=data_limit)
+        return spent, report["totals"]["images"]
+
+
+@contextmanager
+def started_place(
+    program: Program, targets: int = 1, target: Callable[[], App] = App
+) -> Iterator[Place]:
+    """Start a source and so many targets, all of them empty."""
+    with ExitStack() as stack:
+        directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        source = stack.enter_context(run_in_thread(App()))
+        others = [stack.enter_context(run_in_thread(target())) for _ in range(targets)]
+        yield Place(program, directory, source, others)
+
+
+def app_of(server: Server) -> App:
+    """Return the registry behind a server, to be filled without requests."""
+    assert isinstance(server.app, App)
+    return server.app

@@ -1,0 +1,559 @@
+"""Measure regsync beside skopeo, between two Debian docker-registry processes on loopback.
+
+Each round runs both programs, in turn first, on a target registry that was just started on an empty
+directory; storage is in memory (/dev/shm). Figures are medians of whole runs of the client,
+start-up included; CPU and memory are the client's alone. Layers are gzip, since skopeo would
+compress any other. Each line ends with what the figure should be; nothing fails when it is not,
+since a busy machine changes wall times much (CPU seconds little). skopeo 1.9.3 hashes without the
+CPU's SHA instructions, Python with.
+
+Needs docker-registry, skopeo, openssl (case tls), and what tools/build_zipapp.py needs, unless
+--pyz is given. As root it removes skopeo's cache of blob locations (/var/lib/containers/cache).
+
+Owns: the cases, and the machine with both programs.
+May not know: anything of the program but its command line.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import http.client
+import json
+import os
+import re
+import shutil
+import signal
+import ssl
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+from conformance.copies import push_http
+from conformance.images import Image, Seed
+from conformance.registries import docker_registry
+from tools.benches.peers import LARGE
+from tools.benches.runner import (
+    CPU,
+    MB,
+    MIB,
+    PEAK,
+    ROOT,
+    WALL,
+    BenchError,
+    Figure,
+    Program,
+    Quantity,
+    Ran,
+    Spent,
+    choose,
+    find_program,
+    median,
+    print_figures,
+    run_measured,
+    spread,
+    write_config,
+)
+
+__all__ = [
+    "Certificate",
+    "Machine",
+    "add_options",
+    "add_program_options",
+    "build_program",
+    "find_interpreter",
+    "make_certificate",
+    "run",
+    "write_tls_config",
+]
+
+DELAY = 0.02  # seconds, each way
+SETTLING = 5.0  # seconds that blocked streams get to fill what they fill
+STARTING = 60  # seconds until 50 streams have begun
+# Where skopeo remembers which registry has which blob: it would mount instead of copying. The first
+# is root's, the other below a home.
+CACHES = ("/var/lib/containers/cache", ".local/share/containers/cache")
+PLAIN_HTTP = ("--src-tls-verify=false", "--dest-tls-verify=false")
+REPOSITORY = "bench/one"
+IMAGE = f"{REPOSITORY}:v1"
+
+
+class Certificate(NamedTuple):
+    """The files of a registry on loopback that speaks TLS."""
+
+    certificate: str
+    key: str
+
+
+class Machine:
+    """Both programs, and an empty place to work in."""
+
+    def __init__(self, work: Path, program: Program, rounds: int) -> None:
+        self.work = work
+        self.program = program
+        self.rounds = rounds
+        self._home = work / "home"
+        self._registries = 0
+        self._home.mkdir()
+
+    def measure(self, command: Sequence[str], *, trust: str | None = None) -> Ran:
+        """Run a program that trusts the certificates of one file, by default the system's."""
+        environ = {"HOME": str(self._home), "XDG_RUNTIME_DIR": str(self._home)}
+        if trust is not None:
+            environ["SSL_CERT_FILE"] = trust
+        return run_measured(command, environ=environ)
+
+    def regsync(self, *arguments: str, trust: str | None = None) -> Spent:
+        """Run the built file."""
+        return self.measure(self.program.command(*arguments), trust=trust).spent
+
+    def skopeo(self, *arguments: str, trust: str | None = None) -> Spent:
+        """Run skopeo, which remembers nothing from the last time."""
+        for cache in CACHES:
+            (self._home / cache / "blob-info-cache-v1.boltdb").unlink(missing_ok=True)
+        command = [find_program("skopeo"), "--insecure-policy", *arguments]
+        return self.measure(command, trust=trust).spent
+
+    @contextmanager
+    def registry(self, tls: Certificate | None = None) -> Iterator[str]:
+        """Run an empty docker-registry; its storage is gone afterwards."""
+        self._registries += 1
+        directory = self.work / f"registry-{self._registries}"
+        try:
+            with docker_registry(directory, tls=tls) as address:
+                yield address
+        finally:
+            shutil.rmtree(directory, ignore_errors=True)
+
+    @contextmanager
+    def peer(self, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+        """Run one of the peers; its first line is still to be read."""
+        command = [sys.executable, *peer_command(*arguments)]
+        with subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT
+        ) as running:
+            try:
+                yield running
+            finally:
+                running.kill()
+
+    @contextmanager
+    def distant(self, address: str) -> Iterator[str]:
+        """Put `address` behind a line of 20 ms each way."""
+        with self.peer("delay", str(DELAY), address) as running:
+            assert running.stdout is not None
+            yield running.stdout.readline().strip()
+
+    def rotate(
+        self, *runs: Callable[[], Spent], rounds: int | None = None
+    ) -> tuple[list[Spent], ...]:
+        """Do every run in each round, another one first each time; return what each one spent."""
+        spent: tuple[list[Spent], ...] = tuple([] for _ in runs)
+        count = self.rounds if rounds is None else rounds
+        for number in range(count):
+            for place in range(len(runs)):
+                chosen = (place + number) % len(runs)
+                spent[chosen].append(runs[chosen]())
+        return spent
+
+
+def peer_command(*arguments: str) -> list[str]:
+    """Return what an interpreter is to run for one of the peers."""
+    return [str(ROOT / "tools" / "bench.py"), "peers", *arguments]
+
+
+def make_certificate(work: Path) -> Certificate:
+    """Make a certificate for 127.0.0.1."""
+    made = Certificate(str(work / "cert.pem"), str(work / "key.pem"))
+    command = [find_program("openssl"), "req", "-x509", "-nodes", "-days", "2"]
+    command += ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256"]
+    command += ["-subj", "/CN=bench", "-addext", "subjectAltName=IP:127.0.0.1"]
+    command += ["-keyout", made.key, "-out", made.certificate]
+    subprocess.run(command, capture_output=True, check=True)
+    return made
+
+
+@contextmanager
+def time_limit(seconds: int, problem: str) -> Iterator[None]:
+    """End the block with BenchError after `seconds`, whatever it waits for."""
+
+    def end(*_: object) -> None:
+        raise BenchError(problem)
+
+    before = signal.signal(signal.SIGALRM, end)
+    signal.alarm(seconds)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+
+
+# ---------------------------------------------------------------- one image
+
+
+class Rounds(NamedTuple):
+    """What both programs spent, round by round."""
+
+    ours: list[Spent]
+    theirs: list[Spent]
+
+    def times_faster(self) -> float:
+        """Return how many times as fast as skopeo regsync was."""
+        return median(self.theirs, WALL) / median(self.ours, WALL)
+
+    def times_as_much(self, quantity: Quantity) -> float:
+        """Return what regsync spent as a multiple of what skopeo did."""
+        return median(self.ours, quantity) / median(self.theirs, quantity)
+
+    def show(self, quantity: Quantity) -> str:
+        """Show both sides."""
+        ours = spread(self.ours, quantity)
+        theirs = spread(self.theirs, quantity)
+        return f"regsync {ours} {quantity.unit}, skopeo {theirs} {quantity.unit}"
+
+
+def copy_rounds(
+    machine: Machine, image: Image, *, tls: Certificate | None = None, is_distant: bool = False
+) -> Rounds:
+    """Copy one image by both programs, each time into an empty registry."""
+    trust = tls.certificate if tls else None
+    context = ssl.create_default_context(cafile=trust) if tls else None
+    way_to: Callable[[str], AbstractContextManager[str]] = (
+        machine.distant if is_distant else contextlib.nullcontext
+    )
+    with machine.registry(tls) as near_source, way_to(near_source) as source:
+        push_http(image, near_source, REPOSITORY, "v1", context=context)
+
+        def ours() -> Spent:
+            with machine.registry(tls) as near_target, way_to(near_target) as target:
+                options = ["--no-artifacts", "--no-progress"]
+                if tls:
+                    options += ["-c", write_tls_config(machine.work, source, target)]
+                names = [f"{address}/{IMAGE}" for address in (source, target)]
+                spent = machine.regsync("copy", *names, *options, trust=trust)
+                check_held(image, near_target, context)
+            return spent
+
+        def theirs() -> Spent:
+            options = () if tls else PLAIN_HTTP
+            with machine.registry(tls) as near_target, way_to(near_target) as target:
+                names = [f"docker://{address}/{IMAGE}" for address in (source, target)]
+                spent = machine.skopeo("copy", *options, *names, trust=trust)
+                check_held(image, near_target, context)
+            return spent
+
+        return Rounds(*machine.rotate(ours, theirs))
+
+
+def write_tls_config(work: Path, *addresses: str) -> str:
+    """Write the configuration that makes registries on loopback HTTPS."""
+    urls = {f"r{number}": f"https://{address}" for number, address in enumerate(addresses)}
+    return str(write_config(work / "tls.yaml", urls, []))
+
+
+def check_held(image: Image, address: str, context: ssl.SSLContext | None) -> None:
+    """Make sure that what was timed was done: the tag names the image's manifest, byte for byte."""
+    connection = (
+        http.client.HTTPSConnection(address, timeout=60, context=context)
+        if context
+        else http.client.HTTPConnection(address, timeout=60)
+    )
+    with contextlib.closing(connection):
+        path = f"/v2/{REPOSITORY}/manifests/v1"
+        connection.request("GET", path, headers={"Accept": image.media_type})
+        if connection.getresponse().read() != image.body:
+            raise BenchError("the target does not hold the image that was copied")
+
+
+class Goals(NamedTuple):
+    """What a copy should be, as multiples of skopeo's; 0: nothing is asked of it."""
+
+    speed: float
+    cpu: float
+    memory: float = 0.0
+
+
+def compare(rounds: Rounds, size: int, goals: Goals) -> Iterator[Figure]:
+    """Give speed, CPU and memory of a copy of `size` bytes."""
+    ours, theirs = (f"{size / median(side, WALL) / MB:.0f}" for side in rounds)
+    detail = f"{rounds.show(WALL)}: {ours} and {theirs} MB/s"
+    yield Figure("speed", rounds.times_faster(), "x skopeo", goals.speed, "at least", detail)
+
+    ours, theirs = (f"{median(side, CPU) / size * 1e9:.2f}" for side in rounds)
+    detail = f"{rounds.show(CPU)}: {ours} and {theirs} s/GB"
+    yield Figure("client CPU", rounds.times_as_much(CPU), "x skopeo", goals.cpu, detail=detail)
+
+    if goals.memory:
+        factor = rounds.times_as_much(PEAK)
+        detail = rounds.show(PEAK)
+        yield Figure("peak memory", factor, "x skopeo", goals.memory, detail=detail)
+
+
+def bulk(machine: Machine) -> Iterator[Figure]:
+    """8 layers of 64 MiB over HTTP"""
+    image = Seed(1).image(sizes=[64 * MIB] * 8)
+    rounds = copy_rounds(machine, image)
+    yield from compare(rounds, image.size, Goals(speed=1.15, cpu=0.60, memory=1.6))
+
+
+def big(machine: Machine) -> Iterator[Figure]:
+    """one layer of 1 GiB over HTTP"""
+    image = Seed(2).image(sizes=[1024 * MIB])
+    rounds = copy_rounds(machine, image)
+    yield from compare(rounds, image.size, Goals(speed=1.10, cpu=0.50))
+
+
+def tls(machine: Machine) -> Iterator[Figure]:
+    """8 layers of 64 MiB, TLS on both sides"""
+    image = Seed(1).image(sizes=[64 * MIB] * 8)
+    rounds = copy_rounds(machine, image, tls=make_certificate(machine.work))
+    yield from compare(rounds, image.size, Goals(speed=1.05, cpu=0.75, memory=1.6))
+
+
+def latency(machine: Machine) -> Iterator[Figure]:
+    """64 layers of 4 KiB, both registries 20 ms away in each direction"""
+    rounds = copy_rounds(machine, Seed(3).image(sizes=[4096] * 64), is_distant=True)
+    detail = rounds.show(WALL)
+    yield Figure("speed", rounds.times_faster(), "x skopeo", 4.0, "at least", detail)
+
+
+# ---------------------------------------------------------------- many images
+
+
+def write_pairs(
+    file: Path, pairs: Iterable[tuple[str, str]], mappings: Sequence[Mapping[str, object]]
+) -> Path:
+    """Write a configuration with sources a0, a1, ... and targets b0, b1, ..."""
+    urls: dict[str, str] = {}
+    for number, (source, target) in enumerate(pairs):
+        urls[f"a{number}"] = f"http://{source}"
+        urls[f"b{number}"] = f"http://{target}"
+    return write_config(file, urls, mappings, {"artifacts": {"enabled": False}})
+
+
+def many(machine: Machine) -> Iterator[Figure]:
+    """200 small images of one repository in one sync"""
+    seed = Seed(4)
+    again = Rounds([], [])
+    mapping = {"from": "bench/many", "source": "a0", "targets": ["b0"], "tags": {"glob": "*"}}
+    with machine.registry() as source:
+        for number in range(200):
+            push_http(seed.image(sizes=(1000,)), source, "bench/many", f"v{number}")
+
+        def ours() -> Spent:
+            with machine.registry() as target:
+                file = write_pairs(machine.work / "many.yaml", [(source, target)], [mapping])
+                command = ["sync", "-c", str(file), "--no-progress"]
+                first = machine.regsync(*command)
+                again.ours.append(machine.regsync(*command))
+            return first
+
+        def theirs() -> Spent:
+            with machine.registry() as target:
+                command = ["sync", "--src", "docker", "--dest", "docker", *PLAIN_HTTP]
+                command += [f"{source}/bench/many", f"{target}/bench"]
+                first = machine.skopeo(*command)
+                again.theirs.append(machine.skopeo(*command))
+            return first
+
+        first = Rounds(*machine.rotate(ours, theirs))
+    for name, rounds, goal in (("first sync", first, 2.5), ("no-op sync", again, 1.5)):
+        detail = f"{rounds.show(WALL)}; CPU {rounds.show(CPU)}"
+        speed = rounds.times_faster()
+        yield Figure(f"{name} speed", speed, "x skopeo", goal, "at least", detail)
+
+
+# ---------------------------------------------------------------- memory and the event loop
+
+
+def slow(machine: Machine) -> Iterator[Figure]:
+    """50 streams of 256 MiB into targets that take 640 kB/s each
+
+    No more than 8 large bodies go to one registry at a time, so that 50 need 7 pairs of registries.
+    """
+    wanted = 50
+    pairs = 7
+    tags = [f"t{number}" for number in range(8)]
+    with machine.peer("slow", str(pairs)) as running, ExitStack() as stack:
+        assert running.stdout is not None
+        addresses = running.stdout.readline().split()
+        config = write_pairs(
+            machine.work / "slow.yaml",
+            zip(addresses[:pairs], addresses[pairs:], strict=True),
+            [
+                {"from": f"r{n}", "source": f"a{n}", "targets": [f"b{n}"], "tags": {"glob": tags}}
+                for n in range(pairs)
+            ],
+        )
+        log = stack.enter_context(open(machine.work / "client.log", "w+", encoding="utf-8"))
+        command = machine.program.command("sync", "-c", str(config), "--no-progress")
+        client = subprocess.Popen(command, stdout=log, stderr=log)
+        stack.callback(client.wait)
+        stack.callback(client.kill)
+
+        streams = 0
+        with time_limit(STARTING, "the streams did not begin within a minute"):
+            while streams < wanted and (line := running.stdout.readline()):
+                streams = int(line)
+        time.sleep(SETTLING)
+        if client.poll() is not None:
+            log.seek(0)
+            raise BenchError(f"the client ended: {log.read()[-500:]}")
+        status = Path(f"/proc/{client.pid}/status").read_text(encoding="ascii")
+    [kilobytes] = re.findall(r"VmHWM:\s*(\d+) kB", status)
+    detail = f"{streams} streams of {LARGE // MIB} MiB to {pairs} registries"
+    yield Figure("peak memory", int(kilobytes) * 1024 / MB, "MB", 64, detail=detail)
+
+
+def lag(machine: Machine) -> Iterator[Figure]:
+    """longest wait of another task while 8 layers of 64 MiB are copied over HTTP"""
+    image = Seed(1).image(sizes=[64 * MIB] * 8)
+    gaps: list[dict[str, float]] = []
+    with machine.registry() as source:
+        push_http(image, source, REPOSITORY, "v1")
+        for _ in range(machine.rounds):
+            with machine.registry() as target:
+                names = [f"{address}/{IMAGE}" for address in (source, target)]
+                command = peer_command("lag", machine.program.file, "copy", *names)
+                command += ["--no-artifacts", "--no-progress"]
+                ran = machine.measure([machine.program.python, *command])
+                gaps.append(json.loads(ran.err.strip().splitlines()[-1]))
+    middle = {name: statistics.median(gap[name] for gap in gaps) for name in gaps[0]}
+    worst = max(gap["wall_ms"] for gap in gaps)
+    detail = f"99 % below {middle['wall_p99_ms']:.1f} ms, worst of all rounds {worst:.1f} ms"
+    yield Figure("longest gap", middle["wall_ms"], "ms", 20, detail=detail)
+    detail = f"99 % below {middle['cpu_p99_ms']:.1f} ms; "
+    detail += "the rest of the gap the system gave to others"
+    yield Figure("longest own CPU", middle["cpu_ms"], "ms", 20, detail=detail)
+
+
+# ---------------------------------------------------------------- start-up
+
+
+def start(machine: Machine) -> Iterator[Figure]:
+    """start-up from the .pyz, ten times as many rounds"""
+    mapping = {"from": REPOSITORY, "source": "a0", "targets": ["b0"], "tags": {"glob": "v1"}}
+    with machine.registry() as source, machine.registry() as target:
+        for address in (source, target):
+            push_http(Seed(5).image(sizes=(1000,)), address, REPOSITORY, "v1")
+        config = str(write_pairs(machine.work / "one.yaml", [(source, target)], [mapping]))
+        names = [f"docker://{address}/{IMAGE}" for address in (source, target)]
+        nothing, version, sync, copy = machine.rotate(
+            lambda: machine.measure([machine.program.python, "-c", "pass"]).spent,
+            lambda: machine.regsync("version"),
+            lambda: machine.regsync("sync", "-c", config),
+            lambda: machine.skopeo("copy", *PLAIN_HTTP, *names),
+            rounds=10 * machine.rounds,
+        )
+    wall = 1000 * median(nothing, WALL)
+    cpu = 1000 * median(nothing, CPU)
+    for name, runs, goal in (("version", version, 2), ("no-op sync, 1 tag", sync, 10)):
+        own_wall = 1000 * median(runs, WALL)
+        own_cpu = 1000 * median(runs, CPU)
+        detail = f"{own_wall:.1f} ms against {wall:.1f} ms, CPU {own_cpu:.1f} and {cpu:.1f} ms"
+        yield Figure(name, own_wall / wall, "x pass", goal, detail=detail)
+    yield Figure("skopeo copy, 1 tag", 1000 * median(copy, WALL), "ms", detail="for comparison")
+
+
+CASES: Mapping[str, Callable[[Machine], Iterator[Figure]]] = {
+    "bulk": bulk,
+    "big": big,
+    "tls": tls,
+    "latency": latency,
+    "many": many,
+    "slow": slow,
+    "lag": lag,
+    "start": start,
+}
+
+
+# ---------------------------------------------------------------- the command
+
+
+def add_program_options(parser: argparse.ArgumentParser) -> None:
+    """Say which built file runs where; fips.py has the same options."""
+    parser.add_argument(
+        "--python", default=sys.executable, metavar="EXE", help="interpreter of the .pyz"
+    )
+    parser.add_argument(
+        "--work", default="/dev/shm", metavar="DIR", help="where storage is (%(default)s)"
+    )
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Say which options there are."""
+    titles = [f"  {name:<8} {title_of(case)}" for name, case in CASES.items()]
+    parser.epilog = "\n".join(["cases:", *titles])
+    parser.add_argument("cases", nargs="*", metavar="CASE", help="default: all, in the order below")
+    parser.add_argument(
+        "-n", dest="rounds", type=int, default=5, help="rounds of each case (%(default)s)"
+    )
+    parser.add_argument("--pyz", metavar="FILE", help="measure this file (default: a new build)")
+    add_program_options(parser)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Run the chosen cases and print each figure as soon as it is known."""
+    cases = choose(options.cases, CASES)
+    if not os.path.isdir(options.work):
+        raise BenchError(f"{options.work} is no directory: name one in memory with --work")
+    python = find_interpreter(options.python)
+    with tempfile.TemporaryDirectory(prefix="bench-", dir=options.work) as directory:
+        work = Path(directory)
+        pyz = os.path.abspath(options.pyz) if options.pyz else build_program(work, python)
+        machine = Machine(work, Program(python, pyz), options.rounds)
+        for line in versions(machine.program):
+            print(line)
+        load = os.getloadavg()[0]
+        print(f"{python}; medians of {options.rounds} rounds; load {load:.1f} before", flush=True)
+        for name, case in cases.items():
+            print(f"{name}: {title_of(case)}", flush=True)
+            print_figures(case(machine))
+    return 0
+
+
+def title_of(case: Callable[[Machine], Iterator[Figure]]) -> str:
+    """Return the first line of what a case says of itself."""
+    return (case.__doc__ or "").splitlines()[0]
+
+
+def versions(program: Program) -> Iterator[str]:
+    """Name everything that has a part in the figures."""
+    for command in (
+        [program.python, "-VV"],
+        program.command("version"),
+        [find_program("skopeo"), "--version"],
+        [find_program("docker-registry"), "--version"],
+    ):
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        yield f"{os.path.basename(command[0])}: {' '.join(done.stdout.split())}"
+    system = os.uname()
+    cpu = re.search(r"model name\s*: (.*)", Path("/proc/cpuinfo").read_text(encoding="utf-8"))
+    model = cpu[1] if cpu else system.machine
+    yield f"{system.sysname} {system.release}, {os.cpu_count()} x {model}"
+
+
+def find_interpreter(name: str) -> str:
+    """Return the interpreter behind links and version managers' shims, which take time themselves."""
+    command = [name, "-c", "import os, sys; print(os.path.realpath(sys.executable))"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        raise BenchError(f"{name} is no Python that can be run") from None
+
+
+def build_program(work: Path, python: str) -> str:
+    """Build the program for the interpreter that will run it; return the path without the gate."""
+    command = [sys.executable, str(ROOT / "tools" / "build_zipapp.py")]
+    command += ["--python", python, "--out", str(work)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise BenchError(f"the program cannot be built: {done.stderr.strip()}")
+    return str(work / "regsync-nofips.pyz")

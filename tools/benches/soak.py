@@ -1,0 +1,131 @@
+"""Measure a watch: memory and CPU over many cycles without news, and the time to its end under load.
+
+SIGHUP ends the wait between two cycles, so that 1,000 cycles need no 1,000 intervals. The layers of
+the load come from a generator.
+
+Owns: both scenes.
+May not know: anything of the program but its command line and its reports.
+Needs Linux.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, NamedTuple
+
+from conformance.families import Weighing
+from conformance.images import Seed
+from conformance.streams import Stream
+from tools.benches.place import app_of, started_place
+from tools.benches.runner import MIB, ROOT, BenchError, Figure, Program
+
+__all__ = ["figures"]
+
+LAYER = 64 * MIB  # of the load
+IMAGES = 24  # of the load, each of four layers
+BEGUN = 8  # layers of the load that have begun when the program is told to end
+LONGEST_END = 120  # seconds
+
+
+class Usage(NamedTuple):
+    """What a process has used so far: seconds of CPU, and bytes that are resident now."""
+
+    cpu: float
+    resident: int
+
+
+def usage_of(number: int) -> Usage:
+    """Read the usage of a process from the system (proc(5): utime, stime and rss of `stat`)."""
+    text = Path(f"/proc/{number}/stat").read_text(encoding="ascii")
+    fields = text.rpartition(") ")[2].split()
+    ticks = int(fields[11]) + int(fields[12])
+    pages = int(fields[21])
+    return Usage(ticks / os.sysconf("SC_CLK_TCK"), pages * os.sysconf("SC_PAGE_SIZE"))
+
+
+@contextmanager
+def running_watch(
+    program: Program, config: Path
+) -> Iterator[tuple[subprocess.Popen[str], IO[str]]]:
+    """Run a watch; yield it and its standard output, where its reports are."""
+    command = program.command("watch", "-q", "--json", "--interval", "1h", "--health-port", "0")
+    with subprocess.Popen(
+        [*command, "-c", str(config)],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+    ) as watch:
+        assert watch.stdout is not None
+        try:
+            yield watch, watch.stdout
+        finally:
+            watch.kill()
+
+
+def figures(program: Program, cycles: int, tags: int) -> Iterator[Figure]:
+    """Measure the end first, then so many cycles over so many tags."""
+    yield from end_under_load(program)
+    yield from idle_cycles(program, max(2, cycles), tags)
+
+
+def end_under_load(program: Program) -> Iterator[Figure]:
+    """Show how long the program takes to its end in the middle of a copy."""
+    with started_place(program, target=Weighing) as place:
+        for number in range(IMAGES):
+            layers: list[bytes | Stream] = [
+                Stream(3, 4 * number + layer, LAYER) for layer in range(4)
+            ]
+            image = Seed(number).image(layers=layers)
+            image.load_into(app_of(place.source), "app", f"v{number}")
+        with running_watch(program, place.configure(["app"], artifacts=True)) as (watch, _):
+            while place.targets[0].journal.count("PUT", "upload") < BEGUN:
+                if watch.poll() is not None:
+                    raise BenchError(f"the watch ended with {watch.returncode}")
+                time.sleep(0.05)
+            began = time.perf_counter()
+            watch.send_signal(signal.SIGTERM)
+            said, _ = watch.communicate(timeout=LONGEST_END)
+            seconds = time.perf_counter() - began
+        images = json.loads(said)["totals"]["images"]["synced"]
+        detail = f"status {watch.returncode}, {images} of {IMAGES} images copied"
+        yield Figure("SIGTERM to end", seconds, "s", detail=detail)
+
+
+def idle_cycles(program: Program, cycles: int, tags: int) -> Iterator[Figure]:
+    """Show what cycles without news take."""
+    nothing_new = {"synced": 0, "skipped": tags, "failed": 0}
+    shown = {2, 10, 100, cycles // 2, cycles}
+    with started_place(program) as place:
+        seed = Seed(1)
+        for number in range(tags):
+            seed.image().load_into(app_of(place.source), "app", f"v{number}")
+        with running_watch(program, place.configure(["app"], artifacts=True)) as (watch, reports):
+            first = Usage(0.0, 0)
+            for number in range(1, cycles + 1):
+                report = reports.readline()
+                if not report:
+                    raise BenchError(f"the watch ended in cycle {number}")
+                totals = json.loads(report)["totals"]
+                usage = usage_of(watch.pid)
+                if number == 1:
+                    first = usage
+                elif totals["images"] != nothing_new:
+                    raise BenchError(f"cycle {number}: {totals}")
+                if number in shown and number > 1:
+                    requests = sum(sum(kinds.values()) for kinds in totals["requests"].values())
+                    cpu = (usage.cpu - first.cpu) / (number - 1)
+                    detail = f"{requests} requests, {cpu:.3f} s of CPU a cycle"
+                    yield Figure(f"cycle {number}", usage.resident / MIB, "MiB", detail=detail)
+                for server in place.servers:
+                    server.journal.clear()
+                watch.send_signal(signal.SIGHUP)
+            watch.send_signal(signal.SIGTERM)
+            watch.communicate(timeout=LONGEST_END)
