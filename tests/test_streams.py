@@ -24,6 +24,7 @@ import anyio.to_thread
 import pytest
 import trustme
 
+import _regsync
 from _regsync.addresses import Origin
 from _regsync.errors import ConnectFailed, Disconnected, ProtocolBroken
 from _regsync.net import pool as net_pool
@@ -242,10 +243,9 @@ def test_nothing_is_ever_half_closed_or_unwrapped() -> None:
     """
     called = {
         node.func.attr
-        for name in ("streams", "http1", "transport", "registry", "transfer")
-        for node in ast.walk(
-            ast.parse((Path(streams.__file__).parent / f"{name}.py").read_text("utf-8"))
-        )
+        for room in ("net", "registry", "sync")
+        for path in (Path(_regsync.__file__).parent / room).glob("*.py")
+        for node in ast.walk(ast.parse(path.read_text("utf-8")))
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
     }
     assert called.isdisjoint({"shutdown", "unwrap", "send_eof", "detach"})
