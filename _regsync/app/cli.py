@@ -18,7 +18,6 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
-from _regsync import __version__
 from _regsync.app.console import Console
 from _regsync.errors import AuthError, ConfigError, RegsyncError
 from _regsync.fips import REMEDY
@@ -87,6 +86,9 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
             name = words.pop(place)
             break
 
+    if name is None and "--version" in words:
+        words.remove("--version")
+        name = "version"
     if name is not None and name not in COMMANDS:
         near = difflib.get_close_matches(name[:64], COMMANDS, n=1)
         hint = f"did you mean {near[0]!r}?" if near else "see `regsync --help`"
@@ -108,7 +110,7 @@ def parser_of(name: str | None) -> Parser:
     if name is None:
         parser = make_parser("regsync", "copy container images between OCI registries", STATUSES)
         parser.usage = "regsync COMMAND ..."
-        parser.add_argument("--version", action="version", version=f"regsync {__version__}")
+        parser.add_argument("--version", action="store_true", help="as the command `version`")
         listed = [f"  {each:<9} {command.summary}" for each, command in COMMANDS.items()]
         before = ["commands (`regsync COMMAND --help` says more):", *listed]
     else:
@@ -119,7 +121,7 @@ def parser_of(name: str | None) -> Parser:
         command.add_arguments(parser)
         before = ["examples:", *(f"  {line}".rstrip() for line in command.examples.splitlines())]
 
-    add_common_arguments(parser)
+    add_global_arguments(parser)
     parser.epilog = "\n".join([*before, "", str(parser.epilog)])
     return parser
 
@@ -135,7 +137,7 @@ def make_parser(prog: str, description: str, statuses: str) -> Parser:
     )
 
 
-def add_common_arguments(parser: Parser) -> None:
+def add_global_arguments(parser: Parser) -> None:
     parser.add_argument("-v", action="count", help="show decisions; -vv: every request too")
     parser.add_argument("-q", action="store_true", help="only results and failures")
     parser.add_argument(
