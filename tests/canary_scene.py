@@ -195,7 +195,7 @@ def _told(work: Callable[..., Any]) -> Callable[..., Any]:
         except Exception as error:
             console = next(each for each in arguments if isinstance(each, Console))
             sys.excepthook(type(error), error, error.__traceback__)  # as with -vv
-            return cli._tell(console, error)
+            return cli.report_error(console, error)
 
     return run
 

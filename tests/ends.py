@@ -235,7 +235,7 @@ class Virtual:
             mock.patch.object(pool, "connect", self._connect),
             mock.patch.object(pool, "start_tls", self._start_tls),
             mock.patch.object(anyio.to_thread, "run_sync", self._in_turn),
-            mock.patch.object(cli, "_run", later),
+            mock.patch.object(cli, "run_async", later),
             mock.patch.object(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin.encode()))),
             contextlib.redirect_stdout(out),
             contextlib.redirect_stderr(err),

@@ -110,7 +110,7 @@ def test_a_name_with_line_breaks_makes_no_second_line(tmp_path: Path) -> None:
 
 
 def test_an_endless_file_is_not_read_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cli, "_LARGEST_CONFIG", 1000)
+    monkeypatch.setattr(cli, "LARGEST_CONFIG", 1000)
     (line,) = refused(run_regsync("validate", "-", stdin=b"#" * 1001))
     assert "is larger than 1000 bytes" in line
 

@@ -124,9 +124,7 @@ def test_a_reference_of_a_wrong_form_is_said_with_its_place(reference: str, side
     assert ran.out == ""
 
 
-@pytest.mark.parametrize(
-    "arguments", [["--help"], ["copy", "--help"], ["sync", "-h"], ["--version"]]
-)
+@pytest.mark.parametrize("arguments", [["--help"], ["copy", "--help"], ["sync", "-h"]])
 def test_help_goes_to_standard_output(
     arguments: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:

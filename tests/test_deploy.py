@@ -67,7 +67,7 @@ def pod_of(workload: dict[str, Any]) -> dict[str, Any]:
 
 def parsed(words: list[str]) -> Any:
     """Let the program's own command line read what is behind the program's name."""
-    return cli._parse(words)
+    return cli.parse_arguments(words)
 
 
 def main_of(name: str) -> dict[str, Any]:

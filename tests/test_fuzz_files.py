@@ -264,7 +264,7 @@ def test_any_command_line_ends_in_a_status_and_one_line(words: list[str], config
     stdin = io.TextIOWrapper(io.BytesIO(config))
     ran = mock.Mock(return_value=0)
     with (
-        mock.patch.object(cli, "_run", ran),
+        mock.patch.object(cli, "run_async", ran),
         mock.patch.object(sys, "stdin", stdin),
         contextlib.redirect_stdout(out),
         contextlib.redirect_stderr(err),

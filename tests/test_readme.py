@@ -46,7 +46,7 @@ SECRETS = {"MIRROR_PASSWORD": "secret"}
 
 def commands() -> dict[str, argparse.ArgumentParser]:
     """Return the parser of every command."""
-    return {name: cli._parser(name) for name in cli._COMMANDS}
+    return {name: cli.parser_of(name) for name in cli.COMMANDS}
 
 
 def options_of(parser: argparse.ArgumentParser) -> set[str]:
@@ -77,7 +77,7 @@ def test_it_is_short() -> None:
 def test_every_command_line_is_understood(words: list[str]) -> None:
     if words == ["COMMAND", "--help"]:
         return
-    arguments = cli._parse(words)
+    arguments = cli.parse_arguments(words)
     if arguments.command == "copy" and arguments.src != "SRC":
         assert parse_reference(arguments.src).repository
         assert parse_reference(arguments.dst).host in {"registry.example.com", "localhost:5000"}
@@ -108,7 +108,7 @@ def test_what_is_said_to_be_missing_is_missing() -> None:
 
 def test_the_exit_statuses_are_those_of_the_help() -> None:
     table = dict(re.findall(r"(?m)^\| ([\d, ]+) \| (.*) \|$", README))
-    helped = dict(re.findall(r"(?m)^  (\d)    (.*)$", cli._STATUSES))
+    helped = dict(re.findall(r"(?m)^  (\d)    (.*)$", cli.STATUSES))
     interrupted = table.pop("130, 143")
     assert table == helped
     assert interrupted == "interrupted by SIGINT, SIGTERM, with work left undone"
@@ -131,7 +131,7 @@ def test_the_display_is_the_programs() -> None:
 
 
 def test_the_help_of_auth_check_says_what_status_four_means() -> None:
-    helped = cli._parser("auth").format_help()
+    helped = cli.parser_of("auth").format_help()
     assert "Exit status 4: not all that is needed holds." in helped
     assert "  4    " not in helped
 
@@ -184,7 +184,7 @@ def test_the_schema_is_named_as_editors_want_it() -> None:
 
 
 def run_regsync_help(name: str) -> str:
-    return cli._parser(name).format_help()
+    return cli.parser_of(name).format_help()
 
 
 # --- tag rules
@@ -357,7 +357,7 @@ def test_every_invariant_is_cited_by_tests() -> None:
     "name", [name for name, parser in commands().items() if "-c" in options_of(parser)]
 )
 def test_help_offers_standard_input_where_it_is_read(name: str) -> None:
-    helped = next(each.help for each in cli._parser(name)._actions if "-c" in each.option_strings)
+    helped = next(each.help for each in cli.parser_of(name)._actions if "-c" in each.option_strings)
     assert helped is not None
     if name == "watch":
         assert "standard input" not in helped

@@ -413,7 +413,7 @@ def test_schemas_are_json_on_standard_output() -> None:
     assert {"report", "error", "tags"} <= told.report["$defs"].keys()
 
 
-@pytest.mark.parametrize("command", sorted(cli._COMMANDS))
+@pytest.mark.parametrize("command", sorted(cli.COMMANDS))
 def test_help_shows_examples_and_the_exit_statuses_that_the_command_has(
     command: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -21,18 +21,6 @@ from tools import build_zipapp
 
 ROOT = Path(__file__).resolve().parent.parent
 TREE = "cp{}{}".format(*sys.version_info)
-COSTLY = {
-    "anyio",
-    "argparse",
-    "asyncio",
-    "json",
-    "logging",
-    "re",
-    "ssl",
-    "subprocess",
-    "typing",
-    "yaml",
-}
 
 
 def run(*command: object, cwd: str = "/", **variables: str) -> subprocess.CompletedProcess[str]:
@@ -313,13 +301,6 @@ def test_anyio_stays_lazy(pyz: Path) -> None:
     loaded = loaded_by(pyz, "import anyio\nanyio.create_task_group")
     assert "anyio._core._tasks" in loaded
     assert "anyio._core._fileio" not in loaded
-
-
-def test_version_loads_nothing_costly(pyz: Path) -> None:
-    code = "import sys, regsync; regsync.main(['--version']); print(*sys.modules)"
-    done = run(sys.executable, "-S", "-c", code, PYTHONPATH=f"{pyz / TREE}:{pyz}")
-    loaded = set(done.stdout.splitlines()[1].split())
-    assert loaded & COSTLY == set()
 
 
 def test_dependencies_import_from_the_root_without_a_tree(pyz: Path) -> None:

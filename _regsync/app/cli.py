@@ -1,12 +1,15 @@
-"""The command line: arguments, the files that they name, errors, exit status. Owns: what each
-command takes, its help, and what its end means for the shell. May not know: how anything is asked
-or copied. Invariants: every error ends in one line and one exit status of docs/design.md section 2;
-no traceback without `-vv`; costly imports are made by the command that needs them, whose parser
-alone is built (docs/bodies.md section 5)."""
+"""The command line: arguments, the files that they name, errors, and the exit status.
+
+Owns: what each command takes, its help, and what its end means for the shell.
+May not know: how anything is asked or copied.
+Invariants: every error ends in one line and one exit status; no traceback without `-vv`.
+Follows: docs/design.md section 2.
+"""
 
 from __future__ import annotations
 
 import argparse
+import difflib
 import errno
 import json
 import os
@@ -15,7 +18,6 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
-from _regsync import __version__
 from _regsync.app.console import Console
 from _regsync.errors import AuthError, ConfigError, RegsyncError
 from _regsync.fips import REMEDY
@@ -25,20 +27,18 @@ if TYPE_CHECKING:
     from _regsync.config.fields import Field
     from _regsync.config.model import Config
 
-_LARGEST_CONFIG = 32 * 1024 * 1024
+LARGEST_CONFIG = 32 * 1024 * 1024  # bytes
+DEFAULT_INTERVAL = "5m"
+DEFAULT_HEALTH_ADDRESS = "127.0.0.1"
+DEFAULT_HEALTH_PORT = 8080
 
-
-_INTERVAL = "5m"
-
-
-# How a full disk, a quota or a reader that left ends a write. Files of our own have their own
-# errors.
-_LOST_OUTPUT = frozenset(
+# How a full disk, a quota or a reader that left ends a write to our output. Files of our own raise
+# errors of their own.
+LOST_OUTPUT = frozenset(
     {errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EAGAIN}
 )
 
-
-_STATUSES = """\
+STATUSES = """\
   0    nothing failed (everything skipped, and nothing to do, included)
   1    something failed, something did not
   2    everything failed, or an unexpected error
@@ -47,453 +47,640 @@ _STATUSES = """\
   130  interrupted by SIGINT, 143 by SIGTERM, with work left undone
 """
 
-
-_CONFIG = (
-    "-c --config FILE",
-    "take registries and global settings from it; - reads standard input",
-)
+# What the help of an option calls the value of a configuration field of this type.
+METAVARS = {"count": "N", "text": "RANGE", "texts": "OS/ARCH[/VARIANT]", "one_or_texts": "PATTERN"}
 
 
-_NEEDED = ("-c --config FILE", "the configuration; - reads standard input")
+class Parser(argparse.ArgumentParser):
+    """argparse's parser, whose errors are ours: one line, and the hint where help is."""
+
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(message, hint=f"see `{self.prog} --help`")
 
 
-_FILE = ("FILE", _NEEDED[1])
+class Command(NamedTuple):
+    """One command: what it says of itself, what it takes, and what runs it."""
 
-
-_JSON = ("--json", "one JSON document on standard output")
-
-
-_SHARD = (
-    "--shard I/N",
-    "only the mappings that are shard I's, from 0, of N; /N takes I from JOB_COMPLETION_INDEX",
-)
-
-
-_EVERYWHERE = (
-    ("-v", "show decisions; -vv: every request too"),
-    ("-q", "only results and failures"),
-    ("--log-format text|json", "form of standard error's lines (text)"),
-    ("--no-progress", "no progress display"),
-)
-
-
-_METAVARS = {"count": "N", "text": "RANGE", "texts": "OS/ARCH[/VARIANT]", "one_or_texts": "PATTERN"}
-
-
-class _Command(NamedTuple):
-    text: str
-    run: Callable[[argparse.Namespace, Console], int]
-    statuses: str
-    arguments: tuple[tuple[str, str], ...]  # as a usage line has them, with their help
+    summary: str
+    statuses: str  # the exit statuses that it can end with, for its help
     examples: str
+    add_arguments: Callable[[Parser], None]
+    run: Callable[[argparse.Namespace, Console], int]
 
 
-def _parse(argv: Sequence[str]) -> argparse.Namespace:
-    rest = list(argv)
-    valued = ("--log-format", "-c", "--config")
-    places = [
-        at
-        for at, word in enumerate(argv)
-        if word[:1] != "-" and not (at and argv[at - 1] in valued)
-    ]
-    name = rest.pop(places[0]) if places else None  # options may stand before the command
-    if name is not None and name not in _COMMANDS:
-        import difflib
+# Arguments
 
-        near = difflib.get_close_matches(name[:64], _COMMANDS, n=1)
+
+def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
+    """Read the command line; ConfigError for one that no command takes.
+
+    The name of the command is the first word that is neither an option nor an option's value:
+    options may stand before it.
+    """
+    options_with_value = ("--log-format", "-c", "--config")
+    words = list(argv)
+    name = None
+    for place, word in enumerate(argv):
+        is_value = place > 0 and argv[place - 1] in options_with_value
+        if not word.startswith("-") and not is_value:
+            name = words.pop(place)
+            break
+
+    if name is None and "--version" in words:
+        words.remove("--version")
+        name = "version"
+    if name is not None and name not in COMMANDS:
+        near = difflib.get_close_matches(name[:64], COMMANDS, n=1)
         hint = f"did you mean {near[0]!r}?" if near else "see `regsync --help`"
         raise ConfigError(f"there is no command {plain(name)!r}", hint=hint)
-    arguments, more = (parser := _parser(name)).parse_known_args(
-        rest, argparse.Namespace(command=name)
-    )
-    shown = [
-        word.partition("=")[0] if word[:1] == "-" else "***" for word in more
-    ]  # what follows may be a secret
-    if more:
+
+    parser = parser_of(name)
+    arguments, unknown = parser.parse_known_args(words, argparse.Namespace(command=name))
+    if unknown:
+        # A word that nobody knows may be a secret, or an option that ends in one.
+        shown = [word.partition("=")[0] if word.startswith("-") else "***" for word in unknown]
         parser.error(f"unrecognized arguments: {' '.join(shown)}")
     if name is None:
         raise ConfigError("a command is needed", hint="see `regsync --help`")
     return arguments
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise ConfigError(message, hint=f"see `{self.prog} --help`")
-
-
-def _parser(name: str | None) -> argparse.ArgumentParser:
-    statuses = _STATUSES.splitlines()
+def parser_of(name: str | None) -> Parser:
+    """Return the parser of one command, or of the program without a command."""
     if name is None:
-        told = ["commands (`regsync COMMAND --help` says more):"]
-        told += [f"  {each:<9} {command.text}" for each, command in _COMMANDS.items()]
+        parser = make_parser("regsync", "copy container images between OCI registries", STATUSES)
+        parser.usage = "regsync COMMAND ..."
+        parser.add_argument("--version", action="store_true", help="as the command `version`")
+        listed = [f"  {each:<9} {command.summary}" for each, command in COMMANDS.items()]
+        before = ["commands (`regsync COMMAND --help` says more):", *listed]
     else:
-        told = [
-            "examples:",
-            *(f"  {line}".rstrip() for line in _COMMANDS[name].examples.splitlines()),
-        ]
-        statuses = [
-            line for line in statuses if line.split()[0] in _COMMANDS[name].statuses.split()
-        ]
-    # Each argument makes a formatter, which asks shutil for the terminal's width: 2 ms of a start.
-    # An abbreviation, as `--jso`, would be taken for --json here and for something else by `main`.
-    parser = _Parser(
-        prog=f"regsync {name}" if name else "regsync",
-        usage=None if name else "regsync COMMAND ...",
-        description=_COMMANDS[name].text
-        if name
-        else "copy container images between OCI registries",
-        epilog="\n".join([*told, "", "exit status:", *statuses]),
-        allow_abbrev=False,
-        formatter_class=partial(argparse.HelpFormatter, width=80),
-    )
-    if name is None:
-        parser.add_argument("--version", action="version", version=f"regsync {__version__}")
-    fields: list[Field] = []
-    if name in ("copy", "tags"):
-        from _regsync.config.fields import SECTIONS
+        command = COMMANDS[name]
+        possible = command.statuses.split()
+        statuses = [line for line in STATUSES.splitlines() if line.split()[0] in possible]
+        parser = make_parser(f"regsync {name}", command.summary, "\n".join(statuses))
+        command.add_arguments(parser)
+        before = ["examples:", *(f"  {line}".rstrip() for line in command.examples.splitlines())]
 
-        fields = [
-            field
-            for field in SECTIONS["mapping" if name == "copy" else "tags"]
-            if (field.name == "platforms" if name == "copy" else field.name != "immutable_tags")
-        ]
-    for field in fields:
-        many = field.type in ("texts", "one_or_texts")
-        parser.add_argument(
-            "--platform" if name == "copy" else f"--{field.name.replace('_', '-')}",
-            action="append" if many else "store",
-            metavar="|".join(field.choices) or _METAVARS.get(field.type),
-            type=partial(_parse_value, field),
-            default=[] if many else None,
-            help=field.meaning + ("; may be repeated" if many else ""),
-        )
-    for form, text in (*(_COMMANDS[name].arguments if name else ()), *_EVERYWHERE):
-        *names, last = form.split()
-        if not form.startswith("-"):
-            parser.add_argument(
-                form.lower(), metavar=form, help=text, choices=[form] if form.islower() else None
-            )
-        elif names:
-            choices = last.split("|") if "|" in last else None
-            parser.add_argument(
-                *names,
-                metavar=last,
-                help=text,
-                choices=choices,
-                type=int if last == "N" else str,
-                required=last == "FILE" and text != _CONFIG[1],
-            )
-        else:
-            parser.add_argument(form, action="count" if form == "-v" else "store_true", help=text)
-    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    add_global_arguments(parser)
+    parser.epilog = "\n".join([*before, "", str(parser.epilog)])
     return parser
 
 
-def _parse_value(field: Field, text: str) -> Any:
+def make_parser(prog: str, description: str, statuses: str) -> Parser:
+    return Parser(
+        prog=prog,
+        description=description,
+        epilog="\n".join(["exit status:", *statuses.splitlines()]),
+        # `--jso` would be taken for --json here, and for something else by `main`.
+        allow_abbrev=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+
+
+def add_global_arguments(parser: Parser) -> None:
+    parser.add_argument("-v", action="count", help="show decisions; -vv: every request too")
+    parser.add_argument("-q", action="store_true", help="only results and failures")
+    parser.add_argument(
+        "--log-format",
+        metavar="text|json",
+        choices=["text", "json"],
+        help="form of standard error's lines (text)",
+    )
+    parser.add_argument("--no-progress", action="store_true", help="no progress display")
+
+
+def add_config(parser: Parser) -> None:
+    parser.add_argument(
+        *("-c", "--config"),
+        metavar="FILE",
+        required=True,
+        help="the configuration; - reads standard input",
+    )
+
+
+def add_optional_config(parser: Parser) -> None:
+    parser.add_argument(
+        *("-c", "--config"),
+        metavar="FILE",
+        help="take registries and global settings from it; - reads standard input",
+    )
+
+
+def add_config_file(parser: Parser) -> None:
+    parser.add_argument("file", metavar="FILE", help="the configuration; - reads standard input")
+
+
+def add_json(parser: Parser, meaning: str = "one JSON document on standard output") -> None:
+    parser.add_argument("--json", action="store_true", help=meaning)
+
+
+def add_shard(parser: Parser) -> None:
+    parser.add_argument(
+        "--shard",
+        metavar="I/N",
+        help="only the mappings that are shard I's, from 0, of N; "
+        "/N takes I from JOB_COMPLETION_INDEX",
+    )
+
+
+def add_field(parser: Parser, option: str, field: Field) -> None:
+    """Add an option that takes what a field of the configuration takes."""
+    is_list = field.type in ("texts", "one_or_texts")
+    parser.add_argument(
+        option,
+        action="append" if is_list else "store",
+        metavar="|".join(field.choices) or METAVARS.get(field.type),
+        type=partial(parse_value, field),
+        default=[] if is_list else None,
+        help=field.meaning + ("; may be repeated" if is_list else ""),
+    )
+
+
+def parse_value(field: Field, text: str) -> Any:
     try:
         return field.parsed(text)
     except ValueError as error:
         raise argparse.ArgumentTypeError(str(error)) from error
 
 
+def add_copy_arguments(parser: Parser) -> None:
+    from _regsync.config.fields import SECTIONS
+
+    platforms = next(field for field in SECTIONS["mapping"] if field.name == "platforms")
+    add_field(parser, "--platform", platforms)
+    parser.add_argument("src", metavar="SRC", help="the image; without a tag: latest")
+    parser.add_argument("dst", metavar="DST", help="where it goes; without a tag: the source's")
+    parser.add_argument(
+        "--no-artifacts",
+        action="store_true",
+        help="leave signatures, SBOMs and attestations behind",
+    )
+    add_optional_config(parser)
+    add_json(parser)
+
+
+def add_sync_arguments(parser: Parser) -> None:
+    add_config(parser)
+    parser.add_argument(
+        "--dry-run", action="store_true", help="say what a run would do, and change nothing"
+    )
+    add_shard(parser)
+    add_json(parser)
+
+
+def add_watch_arguments(parser: Parser) -> None:
+    parser.add_argument(
+        *("-c", "--config"), metavar="FILE", required=True, help="the configuration, a file"
+    )
+    add_shard(parser)
+    add_json(parser, "a line of JSON each cycle")
+    parser.add_argument(
+        "--interval",
+        metavar="DURATION",
+        help=f"from the end of a cycle to the next ({DEFAULT_INTERVAL})",
+    )
+    parser.add_argument(
+        "--health-bind",
+        metavar="ADDR",
+        help=f"where probes are answered ({DEFAULT_HEALTH_ADDRESS})",
+    )
+    parser.add_argument(
+        "--health-port", metavar="N", type=int, help=f"its port ({DEFAULT_HEALTH_PORT})"
+    )
+
+
+def add_analyze_arguments(parser: Parser) -> None:
+    add_config(parser)
+    add_shard(parser)
+    add_json(parser)
+
+
+def add_tags_arguments(parser: Parser) -> None:
+    from _regsync.config.fields import SECTIONS
+
+    for field in SECTIONS["tags"]:
+        if field.name != "immutable_tags":  # it is about a target, and there is none
+            add_field(parser, f"--{field.name.replace('_', '-')}", field)
+    parser.add_argument(
+        "repo", metavar="REPO", help="HOST[:PORT]/REPO; without a host: Docker Hub's"
+    )
+    add_optional_config(parser)
+    add_json(parser)
+
+
+def add_auth_arguments(parser: Parser) -> None:
+    parser.add_argument(
+        "check",
+        metavar="check",
+        choices=["check"],
+        help="ask each repository in use, and write nothing",
+    )
+    add_config(parser)
+    add_json(parser)
+
+
+def add_expand_arguments(parser: Parser) -> None:
+    add_config_file(parser)
+    parser.add_argument(
+        "--show-secrets", action="store_true", help="write passwords and tokens out"
+    )
+
+
+def add_schema_arguments(parser: Parser) -> None:
+    parser.add_argument("--report", action="store_true", help="that of what --json writes instead")
+
+
+def add_version_arguments(parser: Parser) -> None:
+    add_json(parser)
+    parser.add_argument(
+        "--sbom", action="store_true", help="print what the file is made of, as CycloneDX"
+    )
+
+
+# Running
+
+
 def main(argv: Sequence[str], closed: str = "") -> int:
     """Run one command and return its exit status; `closed` says why the FIPS gate is, if it is."""
-    # Before the arguments are known to be right: also what is wrong with them is told as they ask.
-    json_log = "--log-format json" in " ".join(argv).replace("=", " ")
-    make = partial(Console, sys.stdout, sys.stderr, as_json="--json" in argv, json_log=json_log)
-    console = make(level="warning", progress=False)
-    verbose = 0
+    # Errors of the command line itself are told in the form that it asks for.
+    as_json_log = "--log-format json" in " ".join(argv).replace("=", " ")
+    make_console = partial(
+        Console, sys.stdout, sys.stderr, as_json="--json" in argv, json_log=as_json_log
+    )
+    console = make_console(level="warning", progress=False)
+    verbosity = 0
     try:
-        if closed and ("schema" in argv[:1] or {"-h", "--help"} & {*argv}):
+        asks_for_help = "-h" in argv or "--help" in argv
+        if closed and (asks_for_help or argv[:1] == ["schema"]):
             console.log("warning", "gate_closed", closed)
-        arguments = _parse(argv)
-        verbose = arguments.v or 0
-        least = "info" if arguments.command == "watch" else "warning"
-        level = "error" if arguments.q else (least, "debug", "trace")[min(verbose, 2)]
-        console = make(level=level, progress=not (arguments.q or arguments.no_progress))
+        arguments = parse_arguments(argv)
+        verbosity = arguments.v or 0
+        console = make_console(
+            level=log_level(arguments), progress=not (arguments.q or arguments.no_progress)
+        )
         if closed and arguments.command not in ("schema", "version"):
             raise ConfigError(closed, hint=REMEDY)
         arguments.closed = closed
-        return _COMMANDS[arguments.command].run(arguments, console)
+        return COMMANDS[arguments.command].run(arguments, console)
     except KeyboardInterrupt:
         return 130
     except Exception as error:  # the one place
-        if verbose > 1 and not isinstance(error, ConfigError):
+        if verbosity > 1 and not isinstance(error, ConfigError):
             sys.excepthook(type(error), error, error.__traceback__)
-        return _tell(console, error)
+        return report_error(console, error)
     finally:
-        # What a stream could not take goes nowhere, or the interpreter's last flush complains.
-        for name in ("stdout", "stderr") if console.lost else ():
-            try:
-                getattr(sys, name).flush()
-            except OSError:
-                setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115  it serves until the end
+        if console.lost:
+            discard_lost_output()
 
 
-def _tell(console: Console, error: BaseException) -> int:
+def log_level(arguments: argparse.Namespace) -> str:
+    """Return the least level that is shown."""
+    if arguments.q:
+        return "error"
+    if not arguments.v:
+        return "info" if arguments.command == "watch" else "warning"
+    return "debug" if arguments.v == 1 else "trace"
+
+
+def discard_lost_output() -> None:
+    """Let go of a stream that takes nothing any more, or the interpreter's last flush complains."""
+    for name in ("stdout", "stderr"):
+        try:
+            getattr(sys, name).flush()
+        except OSError:
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115  it serves until the end
+
+
+def report_error(console: Console, error: BaseException) -> int:
+    """Tell an error that ended a command in one line; return the exit status."""
     while inner := getattr(error, "exceptions", None):
         error = inner[0]  # task groups wrap what a task raises
     if isinstance(error, RegsyncError):
-        told = error
-    elif isinstance(error, OSError) and error.errno in _LOST_OUTPUT:
+        shown = error
+    elif isinstance(error, OSError) and error.errno in LOST_OUTPUT:
         console.lost = True
-        told = RegsyncError(
-            f"the output of this command cannot be written: {clean(error.strerror or str(error))}"
-        )
+        reason = clean(error.strerror or str(error))
+        shown = RegsyncError(f"the output of this command cannot be written: {reason}")
     else:
         message = f"{type(error).__name__}: {clean(str(error))}"
-        told = RegsyncError(message, hint="this is a defect; run again with -vv for its place")
+        shown = RegsyncError(message, hint="this is a defect; run again with -vv for its place")
     try:
-        if not isinstance(
-            error, BrokenPipeError
-        ):  # the reader of our output left: there is nobody to tell
-            console.error(told)
+        if not isinstance(error, BrokenPipeError):  # then nobody reads us any more
+            console.error(shown)
     except OSError:
-        pass
-    return AuthError.exit_status if told.code == AuthError.code else told.exit_status
+        pass  # standard error is lost as well: the exit status is all that is left
+    return AuthError.exit_status if shown.code == AuthError.code else shown.exit_status
 
 
-def _read(name: str) -> dict[str, Any]:
+def run_async(work: Callable[..., Awaitable[int]], *arguments: Any) -> int:
+    """Run a command's coroutine in an event loop of its own; return its exit status."""
+    import anyio
+
+    from _regsync.app import commands
+
+    # What a run makes, directories on the way to cache_dir included, is for its user alone.
+    umask = os.umask(0o077)
+    try:
+        return anyio.run(commands.run_awake_to_signals, work, *arguments, backend="asyncio")
+    finally:
+        os.umask(umask)
+
+
+# Configuration files
+
+
+def read_file(name: str) -> dict[str, Any]:
+    """Read a configuration, `-` from standard input; return the arguments that `load` takes."""
     try:
         if name == "-":
-            text = sys.stdin.buffer.read(_LARGEST_CONFIG + 1)
+            text = sys.stdin.buffer.read(LARGEST_CONFIG + 1)
         else:
             with open(name, "rb") as stream:
-                text = stream.read(_LARGEST_CONFIG + 1)
+                text = stream.read(LARGEST_CONFIG + 1)
     except OSError as error:
         shown = clean(name) or "a file without a name"
-        raise ConfigError(
-            f"{shown} cannot be read: {clean(error.strerror or str(error))}"
-        ) from error
-    if len(text) > _LARGEST_CONFIG:
-        raise ConfigError(f"{clean(name)} is larger than {_LARGEST_CONFIG} bytes")
-    shown, base_dir = (
-        ("standard input", None) if name == "-" else (name, os.path.dirname(os.path.abspath(name)))
-    )
+        reason = clean(error.strerror or str(error))
+        raise ConfigError(f"{shown} cannot be read: {reason}") from error
+    if len(text) > LARGEST_CONFIG:
+        raise ConfigError(f"{clean(name)} is larger than {LARGEST_CONFIG} bytes")
     return {
         "text": text,
-        "name": shown,
+        "name": "standard input" if name == "-" else name,
         "environ": os.environ,
-        "base_dir": base_dir,
+        "base_dir": None if name == "-" else os.path.dirname(os.path.abspath(name)),
         "home": os.path.expanduser("~"),
     }
 
 
-def _read_config(name: str | None, console: Console | None = None, *, lint: bool = False) -> Config:
+def read_config(name: str | None, console: Console | None = None, *, lint: bool = False) -> Config:
+    """Read a configuration, an empty one without a name; its warnings go to the console."""
     from _regsync.config import model, reader
 
-    found = model.Config({}, ()) if name is None else reader.load(**_read(name), lint=lint)
-    for warning in found.warnings:
-        if console:
+    config = model.Config({}, ()) if name is None else reader.load(**read_file(name), lint=lint)
+    if console is not None:
+        for warning in config.warnings:
             console.log("warning", "config", warning)
-    return found
+    return config
 
 
-def _share(shard: str | None, whole: Config, log: Callable[..., None]) -> Config:
+def shard_of(shard: str | None, config: Config, log: Callable[..., None]) -> Config:
+    """Return the part of a configuration that is one shard's, or all of it without a shard."""
     if shard is None:
-        return whole
+        return config
     from _regsync.sync.mappings import parse_shard, share
 
     number, total = parse_shard(shard, os.environ)
-    found = share(whole, number, total)
-    told = f"shard {number} of {total}: {len(found.mappings)} of {len(whole.mappings)} mappings"
-    log("info", "shard", told, mappings=len(found.mappings), of=len(whole.mappings))
-    return found
+    part = share(config, number, total)
+    message = f"shard {number} of {total}: {len(part.mappings)} of {len(config.mappings)} mappings"
+    log("info", "shard", message, mappings=len(part.mappings), of=len(config.mappings))
+    return part
 
 
-def _validate(arguments: argparse.Namespace, console: Console) -> int:
-    _read_config(arguments.file, console, lint=True)
-    return 0
+# The commands
 
 
-def _version(arguments: argparse.Namespace, console: Console) -> int:
-    from _regsync.app.version import inventory, show
-
-    return inventory() if arguments.sbom else show(arguments.closed, as_json=arguments.json)
-
-
-def _show(arguments: argparse.Namespace, console: Console) -> int:
-    if arguments.command == "expand":
-        from _regsync.config.reader import expand
-
-        text = expand(**_read(arguments.file), show_secrets=arguments.show_secrets)
-    else:
-        from _regsync.config.fields import schema
-        from _regsync.sync import report
-
-        text = json.dumps(report.schema() if arguments.report else schema(), indent=2) + "\n"
-    try:
-        sys.stdout.write(text)
-    except UnicodeEncodeError:  # YAML is UTF-8, whatever a terminal is
-        sys.stdout.buffer.write(text.encode())
-    sys.stdout.flush()
-    return 0
-
-
-def _tags(arguments: argparse.Namespace, console: Console) -> int:
-    from _regsync.app.commands import list_tags
-    from _regsync.config.model import registry_for
+def run_copy(arguments: argparse.Namespace, console: Console) -> int:
+    from _regsync.app.commands import run
+    from _regsync.config.model import ArtifactRule, MappingRule, registry_for
     from _regsync.oci.reference import parse_reference
-    from _regsync.tags import TagRule, select
+    from _regsync.tags import TagRule
 
-    given = _read_config(arguments.config)
-    where = parse_reference(arguments.repo)
-    if where.tag or where.digest:
-        raise ConfigError(
-            f"reference {str(where)!r}: a repository is needed",
-            hint="leave out the tag or digest; --glob chooses tags",
-        )
-    given_rule: dict[str, Any] = {
-        name: tuple(value) if isinstance(value, list) else value
-        for name, value in vars(arguments).items()
-        if name in TagRule._fields
-    }
-    rule = TagRule(**given_rule)
-    try:
-        select((), rule)
-    except ValueError as error:
-        raise ConfigError(str(error), hint="see `regsync tags --help`") from error
-    return _run(list_tags, registry_for(where.host, given), where.repository, rule, console)
-
-
-def _sync(arguments: argparse.Namespace, console: Console) -> int:
-    found = _share(
-        getattr(arguments, "shard", None), _read_config(arguments.config, console), console.log
-    )
-    from _regsync.app import commands
-
-    if arguments.command == "auth":
-        return _run(commands.check, found, console)
-    rehearse = (
-        "analysis" if arguments.command == "analyze" else "plan" if arguments.dry_run else None
-    )
-    return _run(commands.run, found, console, None, rehearse)
-
-
-def _watch(arguments: argparse.Namespace, console: Console) -> int:
-    from _regsync.app import watch
-    from _regsync.config import reader as config_reader
-    from _regsync.config.fields import parse_duration
-
-    def load(log: Any, **given: Any) -> Config:
-        return _share(arguments.shard, config_reader.load(**given), log)
-
-    try:
-        interval = parse_duration(arguments.interval or _INTERVAL)
-    except ValueError as error:
-        raise ConfigError(f"--interval: {error}") from error
-    if not interval or arguments.config == "-":
-        raise ConfigError("watch needs a file, not -, and an --interval above 0")
-    where = (
-        arguments.health_bind or "127.0.0.1",
-        8080 if arguments.health_port is None else arguments.health_port,
-    )
-    return _run(watch.run, console, partial(_read, arguments.config), load, interval, where)
-
-
-def _copy(arguments: argparse.Namespace, console: Console) -> int:
-    from _regsync import tags as tags_module
-    from _regsync.app import commands as app_commands
-    from _regsync.config import model as config_model
-    from _regsync.config.model import MappingRule
-    from _regsync.oci import reference as oci_reference
-
-    given = _read_config(arguments.config)
-    source = oci_reference.parse_reference(arguments.src)
-    target = oci_reference.parse_reference(arguments.dst)
+    config = read_config(arguments.config)
+    source = parse_reference(arguments.src)
+    target = parse_reference(arguments.dst)
     platforms = tuple(arguments.platform)
     reference = source.digest or source.tag or "latest"
     if source.digest is None and source.tag is None:
         console.log("info", "default_tag", f"{source}: no tag given, taking latest")
     if target.digest is not None and (target.digest != source.digest or platforms):
         raise ConfigError(
-            "the digest of the target must be that of the source, given as a digest, without --platform",
+            "the digest of the target must be that of the source, "
+            "given as a digest, without --platform",
             hint="name a tag at the target, or leave the digest out",
         )
+
     mapping = MappingRule(
         index=0,
-        source=config_model.registry_for(source.host, given),
+        source=registry_for(source.host, config),
         source_repository=source.repository,
-        targets=(config_model.registry_for(target.host, given),),
+        targets=(registry_for(target.host, config),),
         target_repository=target.repository,
-        tags=tags_module.TagRule(),
+        tags=TagRule(),
         platforms=platforms or None,
-        artifacts=config_model.ArtifactRule(enabled=not arguments.no_artifacts),
+        artifacts=ArtifactRule(enabled=not arguments.no_artifacts),
     )
     if mapping.source.origin == mapping.targets[0].origin and mapping.source.max_concurrent == 1:
         raise ConfigError(
             f"a copy reads and writes {mapping.source.authority}, whose max_concurrent is 1",
             hint="allow 2 at least: one request reads while the other writes",
         )
-    one = (mapping, reference, target.digest or target.tag or reference)
-    return _run(app_commands.run, given._replace(mappings=(mapping,)), console, one)
+    image = (mapping, reference, target.digest or target.tag or reference)
+    return run_async(run, config._replace(mappings=(mapping,)), console, image)
 
 
-def _run(work: Callable[..., Awaitable[int]], *arguments: Any) -> int:
-    import anyio
+def run_sync(arguments: argparse.Namespace, console: Console) -> int:
+    from _regsync.app.commands import run
 
-    from _regsync.app import commands
+    config = shard_of(arguments.shard, read_config(arguments.config, console), console.log)
+    return run_async(run, config, console, None, "plan" if arguments.dry_run else None)
 
-    before = os.umask(
-        0o077
-    )  # what a run makes, directories on the way to cache_dir included, is its user's alone
+
+def run_analyze(arguments: argparse.Namespace, console: Console) -> int:
+    from _regsync.app.commands import run
+
+    config = shard_of(arguments.shard, read_config(arguments.config, console), console.log)
+    return run_async(run, config, console, None, "analysis")
+
+
+def run_auth(arguments: argparse.Namespace, console: Console) -> int:
+    from _regsync.app.commands import check
+
+    return run_async(check, read_config(arguments.config, console), console)
+
+
+def run_watch(arguments: argparse.Namespace, console: Console) -> int:
+    from _regsync.app import watch
+    from _regsync.config import reader
+    from _regsync.config.fields import parse_duration
+
+    def load(log: Callable[..., None], **source: Any) -> Config:
+        return shard_of(arguments.shard, reader.load(**source), log)
+
     try:
-        return anyio.run(commands.run_awake_to_signals, work, *arguments, backend="asyncio")
-    finally:
-        os.umask(before)
+        interval = parse_duration(arguments.interval or DEFAULT_INTERVAL)
+    except ValueError as error:
+        raise ConfigError(f"--interval: {error}") from error
+    if not interval or arguments.config == "-":
+        raise ConfigError("watch needs a file, not -, and an --interval above 0")
+    address = arguments.health_bind or DEFAULT_HEALTH_ADDRESS
+    port = DEFAULT_HEALTH_PORT if arguments.health_port is None else arguments.health_port
+    read = partial(read_file, arguments.config)
+    return run_async(watch.run, console, read, load, interval, (address, port))
 
 
-_COMMANDS: Mapping[str, _Command] = {
-    "copy": _Command("copy one image", _copy, "0 1 2 3 4 130", (
-        ("SRC", "the image; without a tag: latest"), ("DST", "where it goes; without a tag: the source's"),
-        ("--no-artifacts", "leave signatures, SBOMs and attestations behind"), _CONFIG, _JSON), """\
+def run_tags(arguments: argparse.Namespace, console: Console) -> int:
+    from _regsync.app.commands import list_tags
+    from _regsync.config.model import registry_for
+    from _regsync.oci.reference import parse_reference
+    from _regsync.tags import TagRule, select
+
+    config = read_config(arguments.config)
+    where = parse_reference(arguments.repo)
+    if where.tag or where.digest:
+        raise ConfigError(
+            f"reference {str(where)!r}: a repository is needed",
+            hint="leave out the tag or digest; --glob chooses tags",
+        )
+
+    options: dict[str, Any] = {}
+    for name in TagRule._fields:
+        value = getattr(arguments, name, None)
+        options[name] = tuple(value) if isinstance(value, list) else value
+    rule = TagRule(**options)
+    try:
+        select((), rule)
+    except ValueError as error:
+        raise ConfigError(str(error), hint="see `regsync tags --help`") from error
+    return run_async(list_tags, registry_for(where.host, config), where.repository, rule, console)
+
+
+def run_validate(arguments: argparse.Namespace, console: Console) -> int:
+    read_config(arguments.file, console, lint=True)
+    return 0
+
+
+def run_expand(arguments: argparse.Namespace, console: Console) -> int:
+    from _regsync.config.reader import expand
+
+    write_text(expand(**read_file(arguments.file), show_secrets=arguments.show_secrets))
+    return 0
+
+
+def run_schema(arguments: argparse.Namespace, console: Console) -> int:
+    from _regsync.config import fields
+    from _regsync.sync import report
+
+    document = report.schema() if arguments.report else fields.schema()
+    write_text(json.dumps(document, indent=2) + "\n")
+    return 0
+
+
+def write_text(text: str) -> None:
+    try:
+        sys.stdout.write(text)
+    except UnicodeEncodeError:  # YAML is UTF-8, whatever a terminal is
+        sys.stdout.buffer.write(text.encode())
+    sys.stdout.flush()
+
+
+def run_version(arguments: argparse.Namespace, console: Console) -> int:
+    from _regsync.app import version
+
+    if arguments.sbom:
+        return version.inventory()
+    return version.show(arguments.closed, as_json=arguments.json)
+
+
+COMMANDS: Mapping[str, Command] = {
+    "copy": Command(
+        "copy one image",
+        "0 1 2 3 4 130",
+        """\
 regsync copy docker.io/library/alpine:3.20 registry.example.com/base/alpine
 regsync copy quay.io/org/app@sha256:... localhost:5000/app:pinned
 regsync copy --platform linux/amd64 ghcr.io/org/app:v1 localhost:5000/app
 
-A reference is HOST[:PORT]/REPO[:TAG|@DIGEST]; without a host it is Docker Hub's."""),
-    "sync": _Command("run every mapping of a configuration once", _sync, "0 1 2 3 4 130", (
-        _NEEDED, ("--dry-run", "say what a run would do, and change nothing"), _SHARD, _JSON), """\
+A reference is HOST[:PORT]/REPO[:TAG|@DIGEST]; without a host it is Docker Hub's.""",
+        add_copy_arguments,
+        run_copy,
+    ),
+    "sync": Command(
+        "run every mapping of a configuration once",
+        "0 1 2 3 4 130",
+        """\
 regsync sync -c mirror.yaml
 regsync sync -c mirror.yaml --dry-run
-regsync sync -c - --json <mirror.yaml >report.json"""),
-    "watch": _Command("run every mapping again and again, until a signal", _watch, "0 2 3", (
-        ("-c --config FILE", "the configuration, a file"), _SHARD, ("--json", "a line of JSON each cycle"),
-        ("--interval DURATION", f"from the end of a cycle to the next ({_INTERVAL})"),
-        ("--health-bind ADDR", "where probes are answered (127.0.0.1)"), ("--health-port N", "its port (8080)")), """\
+regsync sync -c - --json <mirror.yaml >report.json""",
+        add_sync_arguments,
+        run_sync,
+    ),
+    "watch": Command(
+        "run every mapping again and again, until a signal",
+        "0 2 3",
+        """\
 regsync watch -c mirror.yaml --interval 1h --json >>cycles.jsonl
 
 A changed configuration is taken before the next cycle; SIGHUP begins one at once. Only what changes is
-said. A signal ends the program with 0; with --json each cycle is a line."""),
-    "analyze": _Command("say what images share, and what a run would cost", _sync, "0 1 2 3 4 130",
-        (_NEEDED, _SHARD, _JSON), """\
+said. A signal ends the program with 0; with --json each cycle is a line.""",
+        add_watch_arguments,
+        run_watch,
+    ),
+    "analyze": Command(
+        "say what images share, and what a run would cost",
+        "0 1 2 3 4 130",
+        """\
 regsync analyze -c mirror.yaml
 
-Every selected image's manifests are read at the source, targets say what they have; nothing is changed."""),
-    "tags": _Command("list the tags of a repository that a rule selects", _tags, "0 2 3 4 130", (
-        ("REPO", "HOST[:PORT]/REPO; without a host: Docker Hub's"), _CONFIG, _JSON), """\
+Every selected image's manifests are read at the source, targets say what they have; nothing is changed.""",
+        add_analyze_arguments,
+        run_analyze,
+    ),
+    "tags": Command(
+        "list the tags of a repository that a rule selects",
+        "0 2 3 4 130",
+        """\
 regsync tags alpine --glob '3.*' --exclude '*_rc*' --sort semver
 regsync tags quay.io/org/app --semver '>=1.2,<3' --latest 5
 regsync tags -v -c mirror.yaml registry.example.com/team/app --glob 'v*'
 
-The rules are those of `tags` in a configuration. -v says why the other tags are left out."""),
-    "auth": _Command("say what the registries of a configuration let us do", _sync, "0 3 130",
-        (("check", "ask each repository in use, and write nothing"), _NEEDED, _JSON), """\
+The rules are those of `tags` in a configuration. -v says why the other tags are left out.""",
+        add_tags_arguments,
+        run_tags,
+    ),
+    "auth": Command(
+        "say what the registries of a configuration let us do",
+        "0 3 130",
+        """\
 regsync auth check -c mirror.yaml
 
-At targets an upload is begun and ended, in repositories that exist. Exit status 4: not all that is needed holds."""),
-    "validate": _Command("say all that is wrong with a configuration", _validate, "0 3", (_FILE,), """\
+At targets an upload is begun and ended, in repositories that exist. Exit status 4: not all that is needed holds.""",
+        add_auth_arguments,
+        run_auth,
+    ),
+    "validate": Command(
+        "say all that is wrong with a configuration",
+        "0 3",
+        """\
 regsync validate mirror.yaml
-regsync validate - <mirror.yaml"""),
-    "expand": _Command("print a configuration with variables and defaults filled in", _show, "0 3", (
-        _FILE, ("--show-secrets", "write passwords and tokens out")), "regsync expand mirror.yaml"),
-    "schema": _Command("print the JSON Schema of the configuration", _show, "0 3", (
-        ("--report", "that of what --json writes instead"),), """\
+regsync validate - <mirror.yaml""",
+        add_config_file,
+        run_validate,
+    ),
+    "expand": Command(
+        "print a configuration with variables and defaults filled in",
+        "0 3",
+        "regsync expand mirror.yaml",
+        add_expand_arguments,
+        run_expand,
+    ),
+    "schema": Command(
+        "print the JSON Schema of the configuration",
+        "0 3",
+        """\
 regsync schema >regsync.schema.json
 
 Editors complete a configuration that begins with
-# yaml-language-server: $schema=regsync.schema.json"""),
-    "version": _Command("say which build this is and what it runs on", _version, "0 3", (
-        _JSON, ("--sbom", "print what the file is made of, as CycloneDX")),
-        "regsync version --json\nregsync version --sbom >regsync.cdx.json"),
-}  # fmt: skip
+# yaml-language-server: $schema=regsync.schema.json""",
+        add_schema_arguments,
+        run_schema,
+    ),
+    "version": Command(
+        "say which build this is and what it runs on",
+        "0 3",
+        """\
+regsync version --json
+regsync version --sbom >regsync.cdx.json""",
+        add_version_arguments,
+        run_version,
+    ),
+}

@@ -7,7 +7,6 @@ once, only where one is. Follows docs/specification.md 1.6, docs/design.md 2, 5,
 
 from __future__ import annotations
 
-import gc
 import math
 import os
 import signal
@@ -245,9 +244,6 @@ def _waiting(progress: Execution, now: float) -> str:
 
 def connect(console: Console, log: Callable[..., None] | None = None) -> Transport:
     """Return what a process asks registries with; `log` stands for the console's."""
-    # start-up is over (`regsync.main` says why it was off), and what is there never becomes garbage
-    gc.freeze()
-    gc.enable()
     home = os.path.expanduser("~")  # itself where nobody knows it
     return Transport(
         Edge(

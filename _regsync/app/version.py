@@ -1,58 +1,65 @@
-"""What `regsync version` says: this program, its interpreter, its OpenSSL, its FIPS gate. Owns:
-those words. May not know: anything but `fips`. Invariant: without `as_json` nothing costly is
-loaded, no ssl, json, typing or argparse (tests/test_zipapp.py looks): scripts ask often. Follows
-docs/design.md sections 1 and 10."""
+"""What `regsync version` says: this program, its interpreter, its OpenSSL, its FIPS gate.
+
+Owns: those words, and the inventory (SBOM) of the built file.
+Follows: docs/design.md sections 1 and 10.
+"""
 
 from __future__ import annotations
 
+import json
+import platform
 import sys
+from typing import Any
 
 from _regsync import FIPS_BUILD, __version__, fips
+from _regsync.errors import ConfigError
 
 
 def show(closed: str, *, as_json: bool) -> int:
-    """Write the version, and whether the gate is `closed`, to standard output; return the exit
-    status.
+    """Write the version to standard output; return the exit status.
+
+    `closed` says why the FIPS gate is closed; it is empty where the gate holds or there is none.
     """
-    try:
-        import _ssl  # what `ssl` wraps, in a third of its time
-
-        openssl = _ssl.OPENSSL_VERSION
-    except ImportError:
-        openssl = "no OpenSSL"
-    # platform.python_implementation() gives the same word and imports re, subprocess and more.
-    implementation = {"cpython": "CPython", "pypy": "PyPy"}.get(
-        sys.implementation.name, sys.implementation.name
-    )
-    provider = fips.provider() if FIPS_BUILD and not closed else None
-    gate = f"FIPS gate closed: {closed}" if closed else "no FIPS gate in this build"
-    if provider:
-        gate = "FIPS gate holds: {name} {version}".format(**provider)
-    told = {
-        "version": __version__,
-        "build": "fips" if FIPS_BUILD else "nofips",
-        "python": f"{implementation} {'.'.join(map(str, sys.version_info[:3]))}",
-        "openssl": openssl,
-        "gate": gate,
-        "gate_holds": provider is not None,
-        "provider": provider,
-    }
-    text = "regsync {version} ({gate}), {python}, {openssl}".format(**told)
-    if as_json:
-        import json
-
-        text = json.dumps(told)
-    sys.stdout.write(text + "\n")
+    facts = describe(closed)
+    line = "regsync {version} ({gate}), {python}, {openssl}".format(**facts)
+    sys.stdout.write(f"{json.dumps(facts) if as_json else line}\n")
     sys.stdout.flush()
     return 0
 
 
-def inventory() -> int:
-    """Write the SBOM (CycloneDX) that the build put into the file to standard output; ConfigError
-    for sources.
-    """
-    from _regsync.errors import ConfigError
+def describe(closed: str) -> dict[str, Any]:
+    """Return what `version --json` shows."""
+    provider = fips.provider() if FIPS_BUILD and not closed else None
+    if closed:
+        gate = f"FIPS gate closed: {closed}"
+    elif provider:
+        gate = "FIPS gate holds: {name} {version}".format(**provider)
+    else:
+        gate = "no FIPS gate in this build"
+    return {
+        "version": __version__,
+        "build": "fips" if FIPS_BUILD else "nofips",
+        "python": f"{platform.python_implementation()} {platform.python_version()}",
+        "openssl": openssl_version(),
+        "gate": gate,
+        "gate_holds": provider is not None,
+        "provider": provider,
+    }
 
+
+def openssl_version() -> str:
+    try:
+        import _ssl  # to ask for its version, where `ssl` would set up trust as well
+    except ImportError:  # some interpreters are built without it
+        return "no OpenSSL"
+    return _ssl.OPENSSL_VERSION
+
+
+def inventory() -> int:
+    """Write the SBOM (CycloneDX) that the build put into the file to standard output.
+
+    ConfigError where the program runs from its sources, which have none.
+    """
     loader = globals()["__loader__"]
     if not hasattr(loader, "archive"):
         raise ConfigError(
