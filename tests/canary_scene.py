@@ -23,7 +23,7 @@ from unittest import mock
 
 import anyio
 
-from _regsync.app import cli, commands, watch
+from _regsync.app import access, cli, commands, watch
 from _regsync.app.console import Console
 from conformance.app import App
 from conformance.exchange import Reception, Site
@@ -321,7 +321,7 @@ class Scene:
             for module, name in (
                 (commands, "run"),
                 (commands, "list_tags"),
-                (commands, "check"),
+                (access, "check"),
                 (watch, "run"),
             ):
                 patched.enter_context(mock.patch.object(module, name, _told(getattr(module, name))))

@@ -34,7 +34,7 @@ state:     database knowledge
 auth:      challenge credentials cloud tokens aws google azure
 registry:  throttle admission transport repository upload
 sync:      report mappings claims image discovery referrers staging relay transfer dry_run schedule run
-app:       version health console commands watch cli
+app:       version health console progress commands access watch cli
 """
 ORDER = [
     f"{room.strip()}.{module}" if room.strip() else module

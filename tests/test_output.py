@@ -11,8 +11,8 @@ from typing import Any, ClassVar
 import anyio
 import pytest
 
-from _regsync.app.commands import show_progress
 from _regsync.app.console import Console, Snapshot, progress_lines
+from _regsync.app.progress import show_progress
 from _regsync.errors import ConfigError, ContentError, Problem, RegsyncError, Side
 from _regsync.sync.report import Outcome, Report
 

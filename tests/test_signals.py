@@ -21,8 +21,8 @@ from unittest import mock
 import anyio
 import pytest
 
-from _regsync.app.commands import show_progress
 from _regsync.app.console import Snapshot
+from _regsync.app.progress import show_progress
 from _regsync.providers import Pace
 from _regsync.registry.throttle import Limit, Meter, hopeless
 from _regsync.sync.run import DRAIN_SECONDS

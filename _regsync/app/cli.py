@@ -493,7 +493,7 @@ def run_analyze(arguments: argparse.Namespace, console: Console) -> int:
 
 
 def run_auth(arguments: argparse.Namespace, console: Console) -> int:
-    from _regsync.app.commands import check
+    from _regsync.app.access import check
 
     return run_async(check, read_config(arguments.config, console), console)
 

@@ -1,0 +1,68 @@
+"""How far a run is: measured now and then, and given to the console.
+
+Owns: how often that happens, and the words for what takes long.
+May not know: how a terminal is drawn on.
+Follows: docs/design.md section 10.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+import anyio
+
+from _regsync.app.console import Console, Snapshot
+from _regsync.sync.schedule import Execution
+from _regsync.text import duration_text
+
+DISPLAY_SECONDS = 0.25  # between two drawings of the live display
+HEARTBEAT_SECONDS = 30.0  # between two lines where no terminal shows a display
+RATE_SECONDS = 5.0  # the rate is an average over so long: a longer one hides a standstill
+
+
+async def show_progress(console: Console, execution: Execution) -> None:
+    """Keep the live display, or write a heartbeat every 30 s, until cancelled."""
+    began = anyio.current_time()
+    samples = deque([(began, 0)])  # time, and bytes moved until then
+    pause = DISPLAY_SECONDS if console.live else HEARTBEAT_SECONDS
+    try:
+        while True:
+            await anyio.sleep(pause)
+            now = anyio.current_time()
+            moved = execution.transport.bytes
+            while len(samples) > 1 and samples[1][0] <= now - RATE_SECONDS:
+                samples.popleft()
+            sampled_at, moved_then = samples[0]
+            samples.append((now, moved))
+            console.progress(
+                Snapshot(
+                    done=execution.done,
+                    known=execution.known,
+                    bytes=moved,
+                    expected=execution.expected,
+                    rate=(moved - moved_then) / (now - sampled_at),
+                    elapsed=now - began,
+                    waiting=describe_wait(execution, now),
+                )
+            )
+    finally:
+        console.clear()
+
+
+def describe_wait(execution: Execution, now: float) -> str:
+    """Say in a few words what the run is waiting for."""
+    names = execution.under_way()
+    if execution.ends is not None:
+        left = duration_text(max(0.0, execution.ends - now))
+        return f"stopping in {left} at most, {len(names)} under way"
+
+    for host, window in execution.transport.paused.items():
+        if window.paused > now:
+            text = f"{host} is throttled (429), window {window.width:.0f}"
+            return f"{text}, next try in {duration_text(window.paused - now)}"
+
+    if not names:
+        return "asking what there is" if execution.done == execution.known else "comparing tags"
+    if len(names) == 1:
+        return f"copying {names[0]}"
+    return f"{len(names)} under way, first {names[0]}"
