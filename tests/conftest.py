@@ -113,8 +113,7 @@ def clean_env(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPath
 
 @pytest.fixture(autouse=True)
 def thawed() -> Iterator[None]:
-    """Let go of what a run in this process has frozen: a program ends with its run, these tests go
-    on.
+    """Thaw what a test has frozen, and collect when memory has grown.
 
     Registries of earlier tests are few objects, for which no collection begins, and many bytes.
     """

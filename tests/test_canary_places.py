@@ -347,7 +347,6 @@ def test_a_login_among_the_arguments_is_not_repeated(
 
 def ours() -> Iterator[object]:
     """Give every living object of a class of the program's."""
-    gc.unfreeze()  # a run freezes what there is when it begins
     for each in gc.get_objects():
         if str(type(each).__module__).startswith("_regsync"):
             yield each

@@ -1,24 +1,27 @@
-"""Watch mode: cycle after cycle until a signal, each with the configuration as it is then. Owns:
-when a cycle begins, what a new configuration changes, what is said of a cycle, the states that
-probes ask for. May not know: how a run goes, HTTP. Invariants: a configuration that cannot be used
-leaves the last good one in force; what repeats is said once. Follows docs/specification.md section
-1.5, docs/design.md section 10 ("Health", "Watch")."""
+"""Watch mode: cycle after cycle until a signal, each with the configuration as it is then.
+
+Owns: when a cycle begins, what a new configuration changes, what is said of a cycle, and the states
+that probes ask for.
+May not know: how a run goes, HTTP.
+Invariants: a configuration that cannot be used leaves the last good one in force; what repeats is
+said once.
+Follows: docs/specification.md section 1.5, docs/design.md section 10 ("Health", "Watch").
+"""
 
 from __future__ import annotations
 
 import os
 import signal
-import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from functools import cache, partial
+from functools import partial
 from typing import Any, NamedTuple
 
 import anyio.lowlevel
 
 from _regsync import __version__
-from _regsync.app.commands import connect, listen_for_signals
+from _regsync.app.commands import connect, listen_for_signals, utc_now
 from _regsync.app.console import Console
 from _regsync.app.health import serving
 from _regsync.app.progress import show_progress
@@ -29,272 +32,281 @@ from _regsync.sync.report import Outcome, Report
 from _regsync.sync.run import Run
 from _regsync.text import duration_text
 
-_NO_PROGRESS = 900.0
+STANDSTILL_SECONDS = 900.0  # without an answer or a byte, after which /healthz says 503
+QUIET_SECONDS = 3600.0  # between two signs of life at DEBUG while nothing changes
 
+# Fields of a configuration whose change is told by name.
+SETTINGS = ("max_concurrent_transfers", "cache_dir", "cache_ttl", "staging_size_limit")
 
-_HOUR = 3600.0
-
-
-_SETTINGS = ("max_concurrent_transfers", "cache_dir", "cache_ttl", "staging_size_limit")
+Read = Callable[[], dict[str, Any]]  # gives the arguments of `Load`: text, name, environ, ...
+Load = Callable[..., Config]  # makes a configuration of them; the first argument is where to log
 
 
 class Health(NamedTuple):
-    """What probes are told: replaced as a whole, for a thread of its own reads it."""
+    """What probes are told; replaced as a whole, because a thread of its own reads it."""
 
-    due: float  # when the cycle under way began, or the next one is to
-    status: str = "starting"  # "ready" when a cycle has ended well; then "stopping"
-    cycle: dict[str, Any] | None = None  # the last that ended
+    due: float  # when the cycle under way began, or the next one is to begin
+    status: str = (
+        "starting"  # "ready" once a cycle has ended well; "stopping" from the first signal
+    )
+    cycle: dict[str, Any] | None = None  # the last that has ended
     reload_error: str | None = None
 
     def tell(self, path: str, now: float, moved: float) -> tuple[int, dict[str, Any]]:
-        """Return status and document; `moved` says when a registry answered last, or bytes moved."""
-        well = (
-            now - max(self.due, moved) < _NO_PROGRESS
-            if path == "/healthz"
-            else self.status == "ready"
-        )
-        return 200 if well else 503, {
+        """Return HTTP status and document for `/healthz` or `/readyz`.
+
+        `moved` is when a registry last answered or bytes last moved.
+        """
+        if path == "/healthz":
+            is_well = now - max(self.due, moved) < STANDSTILL_SECONDS
+        else:
+            is_well = self.status == "ready"
+        document = {
             "status": self.status,
             "version": __version__,
             "cycle": self.cycle,
             "reload_error": self.reload_error,
         }
+        return 200 if is_well else 503, document
 
 
 def changes(old: Config, new: Config) -> Iterator[str]:
-    """Give a line for each registry, mapping and setting that was added, removed or changed; no
-    line has a value.
+    """Give a line for each registry, mapping and setting that was added, removed or changed.
+
+    No line holds a value: it may be a secret.
     """
-    before = _named(old)
-    after = _named(new)
+    before = named_parts(old)
+    after = named_parts(new)
     for name in dict.fromkeys((*before, *after)):
-        verb = "removed" if name not in after else "changed" if name in before else "added"
-        if before.get(name) != after.get(name):
-            yield f"{name} {verb}"
+        if name not in after:
+            yield f"{name} removed"
+        elif name not in before:
+            yield f"{name} added"
+        elif before[name] != after[name]:
+            yield f"{name} changed"
 
 
-def _named(found: Config) -> dict[str, object]:
-    rules = defaultdict[str, list[object]](list)
-    for rule in found.mappings:
+def named_parts(config: Config) -> dict[str, object]:
+    """Return what a configuration consists of, under the names that `changes` uses."""
+    mappings = defaultdict[str, list[object]](list)
+    for rule in config.mappings:
         name = f"mapping {rule.source.alias}/{rule.source_repository} -> {rule.target_repository}"
-        rules[name].append(
-            ([each.alias for each in rule.targets], rule.tags, rule.platforms, rule.artifacts)
-        )
-    return {
-        **{f"registry {alias}": each for alias, each in found.registries.items()},
-        **rules,
-        **{
-            f"setting {name}": (value,)
-            for name, value in found._asdict().items()
-            if name in _SETTINGS
-        },
-    }
+        targets = [target.alias for target in rule.targets]
+        mappings[name].append((targets, rule.tags, rule.platforms, rule.artifacts))
+    registries = {f"registry {alias}": each for alias, each in config.registries.items()}
+    settings = {f"setting {name}": getattr(config, name) for name in SETTINGS}
+    return {**registries, **mappings, **settings}
 
 
-class _Said:
-    """What was said in the cycle under way and in the one before: what repeats is not said again."""
+class CycleLog:
+    """What is said of cycles: what was said in the cycle before is not said again."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
-        self._before = set[object]()
-        self._now = set[object]()
+        self._said_before = set[object]()
+        self._said_now = set[object]()
+        # By source and target, how an image failed: code and HTTP status. Words may hold a time.
+        self.failures = dict[tuple[str, str], object]()
+        self._failures_before = dict[tuple[str, str], object]()
         self.has_news = False
-        # By source and target, how an image failed.
-        self.failed = dict[tuple[str, str], object]()
-        self._failed = dict[tuple[str, str], object]()
 
     def begin(self) -> None:
-        self._before = self._now
-        self._now = set()
-        self._failed = self.failed
-        self.failed = {}
+        self._said_before = self._said_now
+        self._said_now = set()
+        self._failures_before = self.failures
+        self.failures = {}
         self.has_news = False
-        self._console.hinted.clear()  # the next failure that is said may be months later
+        # The next failure that is said may come months later, and needs its hint then.
+        self._console.hinted.clear()
 
     def log(self, level: str, event: str, message: str, **fields: Any) -> None:
-        said = (event, message)
-        if level in ("trace", "debug") or (said not in self._before and said not in self._now):
+        if level in ("trace", "debug"):
             self._console.log(level, event, message, **fields)
-        if level not in ("trace", "debug"):
-            self._now.add(said)
+            return
+        key = (event, message)
+        if key not in self._said_before and key not in self._said_now:
+            self._console.log(level, event, message, **fields)
+        self._said_now.add(key)
 
     def outcome(self, outcome: Outcome) -> None:
-        error = outcome.error
+        """Show an image that was copied, and one that fails otherwise than in the cycle before."""
         key = (outcome.source, outcome.target)
-        if error is not None:
-            self.failed[key] = (
-                error.code,
-                getattr(error, "status", None),
-            )  # words may have a time in them
-        if outcome.status == "synced" or self._failed.get(key) != self.failed.get(key):
+        if outcome.error is not None:
+            self.failures[key] = (outcome.error.code, getattr(outcome.error, "status", None))
+        has_changed = self._failures_before.get(key) != self.failures.get(key)
+        if outcome.status == "synced" or has_changed:
             self.has_news = True
             self._console.outcome(outcome)
 
     def end(self) -> None:
-        gone = Counter[str]()
-        for key in sorted(self._failed.keys() - self.failed.keys()):
+        """Tell what fails no longer, a line for each pair of repositories."""
+        recovered = Counter[str]()
+        for key in sorted(self._failures_before.keys() - self.failures.keys()):
             source, target = (name.rpartition(":")[0] for name in key)
-            if (f"{source}:*", f"{target}:*") not in self.failed:
-                gone[f"{source} -> {target}"] += 1
+            if (f"{source}:*", f"{target}:*") in self.failures:
+                # The listing failed, so nobody asked for this image.
+                self.failures[key] = self._failures_before[key]
             else:
-                self.failed[key] = self._failed[key]  # its listing failed: nobody asked for it
-        for name, count in gone.items():
+                recovered[f"{source} -> {target}"] += 1
+        for name, count in recovered.items():
             self._console.log("info", "recovered", f"no longer failing: {name} ({count})")
 
 
-class _Watch:
-    """The loop; `read` gives the arguments of `load`, but for how it logs."""
+class Watch:
+    """The loop over cycles. Clients, windows, connections and state live across cycles."""
 
-    def __init__(
-        self,
-        console: Console,
-        read: Callable[[], dict[str, Any]],
-        load: Callable[..., Config],
-        interval: float,
-    ) -> None:
+    def __init__(self, console: Console, read: Read, load: Load, interval: float) -> None:
         self._console = console
         self._read = read
         self._load = load
-        self._said = _Said(console)
-        given = read()
-        self._text = given["text"]
-        self._found = load(self._said.log, **given)
         self._interval = interval
-        self.transport = connect(console, self._said.log)
-        self._state = cache(
-            partial(StateFile, warn=partial(self._said.log, "warning"), remembers=True)
-        )
+        self._log = CycleLog(console)
+        source = read()
+        self._text: bytes | None = source["text"]  # None: what was read last cannot be used
+        self._config = load(self._log.log, **source)
+        self.transport = connect(console, self._log.log)
+        self._states = dict[str | None, StateFile]()  # by cache_dir, which a reload may change
         self._stop = anyio.Event()
-        self._wake = anyio.Event()
-        self._number = 0
-        self._quiet_since = anyio.current_time()
-        self._health = Health(anyio.current_time())
-        self._cut = anyio.CancelScope()
+        self._wake = anyio.Event()  # ends the pause between two cycles
+        self._number = 0  # of the cycle under way, or of the last
+        self._last_sign_of_life = anyio.current_time()
+        self._health = Health(due=anyio.current_time())
+        self._cycle_scope = anyio.CancelScope()
 
-    def tell(
-        self, path: str
-    ) -> tuple[int, dict[str, Any]]:  # in whatever thread: loops of asyncio have one clock
+    def tell_health(self, path: str) -> tuple[int, dict[str, Any]]:
+        """Answer a probe, in whatever thread: all event loops of asyncio share one clock."""
         return self._health.tell(path, anyio.current_time(), self.transport.moved)
 
-    def take(self, number: int) -> None:
+    def on_signal(self, number: int) -> None:
+        """SIGHUP ends the pause; the first of the others ends the watch, the second cuts the cycle."""
         if number in (signal.SIGINT, signal.SIGTERM):
             if self._stop.is_set():
-                self._cut.cancel()
+                self._cycle_scope.cancel()
             self._stop.set()
             self._health = self._health._replace(status="stopping")
         self._wake.set()
 
-    async def cycles(self) -> None:
+    async def run_cycles(self) -> None:
+        """Run cycle after cycle until a signal."""
         while not self._stop.is_set():
             self._wake = anyio.Event()
-            self._said.begin()
-            if self._number:
+            self._log.begin()
+            if self._number > 0:
                 self._reload()
-            await self._cycle()
+            await self._run_cycle()
             if self._interval > self.transport.edge.timeouts.idle_connection:
-                self.transport.close()
+                self.transport.close()  # the registries would have closed them by the next cycle
             with anyio.move_on_after(self._interval):
                 await self._wake.wait()
 
     def _reload(self) -> None:
+        """Take a changed configuration; keep the last good one where the new one is unusable."""
         try:
-            given = self._read()
-            changed = given["text"] != self._text
-            found = self._load(self._said.log, **given) if changed else self._found
-            self.transport.renew(found.in_use)
+            source = self._read()
+            has_changed = source["text"] != self._text
+            config = self._load(self._log.log, **source) if has_changed else self._config
+            self.transport.renew(config.in_use)
         except ConfigError as error:
             self._text = None
             self._health = self._health._replace(reload_error=str(error))
-            for each in error.problems or [error]:
-                text = f"{error.code}: {each}; what was good last stays in force"
-                self._said.log("error", "reload_failed", text, code=error.code, hint=error.hint)
+            for problem in error.problems or [error]:
+                text = f"{error.code}: {problem}; what was good last stays in force"
+                self._log.log("error", "reload_failed", text, code=error.code, hint=error.hint)
             return
-        if changed:
-            lines = [*changes(self._found, found)]
-            self._text = given["text"]
-            self._found = found
-            self._health = self._health._replace(reload_error=None)
-            for line in (*lines, f"configuration changes: {len(lines)}"):
-                self._console.log("info", "reloaded", line)
+        if not has_changed:
+            return
 
-    async def _cycle(self) -> None:
+        lines = list(changes(self._config, config))
+        self._text = source["text"]
+        self._config = config
+        self._health = self._health._replace(reload_error=None)
+        for line in (*lines, f"configuration changes: {len(lines)}"):
+            self._console.log("info", "reloaded", line)
+
+    async def _run_cycle(self) -> None:
         began = anyio.current_time()
-        started = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-        self._number = self._number + 1
+        started_at = utc_now()
+        self._number += 1
         self._health = self._health._replace(due=began)
+        for warning in self._config.warnings:
+            self._log.log("warning", "config", warning)
+        self.transport.begin(self._config.in_use)
         report = Report()
-        for warning in self._found.warnings:
-            self._said.log("warning", "config", warning)
-        self.transport.begin(self._found.in_use)
-        work = Run(
-            self.transport,
-            self._found,
-            self._said.outcome,
-            report,
-            state=self._state(self._found.cache_dir),
-        )
+        state = self._state_in(self._config.cache_dir)
+        work = Run(self.transport, self._config, self._log.outcome, report, state=state)
         async with anyio.create_task_group() as tasks:
-            self._cut = tasks.cancel_scope
+            self._cycle_scope = tasks.cancel_scope
             if self._console.live:
                 tasks.start_soon(show_progress, self._console, work.execution)
             await work.sync(self._stop)
             tasks.cancel_scope.cancel()
+
         if not report.interrupted:
-            self._said.end()
-        now = anyio.current_time()
+            self._log.end()
+        duration = anyio.current_time() - began
         if self._console.as_json:
+            run_id = os.urandom(8).hex()
+            transport = self.transport
             self._console.document(
                 report.as_json(
-                    os.urandom(8).hex(),
-                    started,
-                    now - began,
-                    self.transport.requests,
-                    self.transport.throttled,
+                    run_id, started_at, duration, transport.requests, transport.throttled
                 )
             )
+        self._record_cycle(report, started_at, duration)
+
+    def _state_in(self, cache_dir: str | None) -> StateFile:
+        if cache_dir not in self._states:
+            warn = partial(self._log.log, "warning")
+            self._states[cache_dir] = StateFile(cache_dir, warn, remembers=True)
+        return self._states[cache_dir]
+
+    def _record_cycle(self, report: Report, started_at: str, duration: float) -> None:
+        """Keep the cycle for probes, and tell it where it brought news or nothing was told for long."""
+        now = anyio.current_time()
         cycle = {
             "number": self._number,
-            "started_at": started,
-            "duration_s": round(now - began, 3),
+            "started_at": started_at,
+            "duration_s": round(duration, 3),
             "exit_status": report.exit_status(),
             "images": report.totals()["images"],
         }
-        seeds = self._health.status == "starting" and cycle["exit_status"] in (0, 1)
-        status = "ready" if seeds else self._health.status
+        status = self._health.status
+        if status == "starting" and cycle["exit_status"] in (0, 1):
+            status = "ready"
         self._health = self._health._replace(status=status, cycle=cycle, due=now + self._interval)
-        text = f"cycle {self._number}: {'; '.join(report.summary(now - began))}"
-        if self._said.has_news:
+
+        text = f"cycle {self._number}: {'; '.join(report.summary(duration))}"
+        if self._log.has_news:
             self._console.log("info", "cycle", text, **cycle)
-        elif now - self._quiet_since < _HOUR:
-            return
+        elif now - self._last_sign_of_life >= QUIET_SECONDS:
+            state = "nothing new" if self._log.failures else "all is well"
+            self._console.log("debug", "quiet", f"{state}; {text}")
         else:
-            self._console.log(
-                "debug", "quiet", f"{'nothing new' if self._said.failed else 'all is well'}; {text}"
-            )
-        self._quiet_since = now
+            return
+        self._last_sign_of_life = now
 
 
 async def run(
-    console: Console,
-    read: Callable[[], dict[str, Any]],
-    load: Callable[..., Config],
-    interval: float,
-    where: tuple[str, int],
+    console: Console, read: Read, load: Load, interval: float, where: tuple[str, int]
 ) -> int:
-    """Run cycles, `interval` seconds apart, until SIGINT or SIGTERM; return the exit status."""
-    watch = _Watch(console, read, load, interval)
-    numbers = signal.SIGINT, signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM)
-    with closing(watch.transport), serving(*where, watch.tell) as names:
+    """Run cycles, `interval` seconds apart, until SIGINT or SIGTERM; return the exit status.
+
+    `where` is the address and port at which probes are answered; ConfigError if it cannot be had.
+    """
+    watch = Watch(console, read, load, interval)
+    numbers = [signal.SIGINT, signal.SIGTERM]
+    if hasattr(signal, "SIGHUP"):
+        numbers.append(signal.SIGHUP)
+    with closing(watch.transport), serving(*where, watch.tell_health) as addresses:
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(listen_for_signals, watch.take, numbers)
-            await anyio.lowlevel.checkpoint()  # they are heard
-            every = duration_text(interval)
-            port = names[0][1]
-            console.log(
-                "info",
-                "listening",
-                f"a cycle every {every}, probes are answered at {where[0]}, port {port}",
+            tasks.start_soon(listen_for_signals, watch.on_signal, numbers)
+            await anyio.lowlevel.checkpoint()  # signals are heard from here on
+            port = addresses[0][1]
+            text = (
+                f"a cycle every {duration_text(interval)}, "
+                f"probes are answered at {where[0]}, port {port}"
             )
-            await watch.cycles()
+            console.log("info", "listening", text)
+            await watch.run_cycles()
             tasks.cancel_scope.cancel()
     return 0
