@@ -32,7 +32,7 @@ from _regsync.sync.run import Run
 from _regsync.tags import TagRule
 from _regsync.text import clean
 
-LARGEST_CREDENTIAL_FILE = 4 * 1024 * 1024  # bytes; more than any such file has
+LARGEST_LOGIN_FILE = 4 * 1024 * 1024  # bytes; more than any such file has
 MOST_OPEN_FILES = 65536  # or as many as the system lets us open (docs/design.md section 9)
 
 Rehearsal = Literal["plan", "analysis"]
@@ -148,7 +148,7 @@ def read_credential_file(path: str) -> bytes | None:
     """Return the content of a file, None where there is none; ConfigError if it cannot be read."""
     try:
         with open(path, "rb") as stream:
-            return stream.read(LARGEST_CREDENTIAL_FILE)
+            return stream.read(LARGEST_LOGIN_FILE)
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:

@@ -1,8 +1,11 @@
-"""What the user sees: results, log lines, progress, the JSON document. Owns: the two output streams
-and how values become lines on them. May not know: what a run does. Invariant: standard output holds
-results only, with `--json` exactly one document; everything else goes to standard error; no control
-character of foreign text reaches either. Follows docs/specification.md section 6, docs/design.md
-sections 2 and 10."""
+"""What the user sees: results, log lines, progress, the JSON document.
+
+Owns: the two output streams, and how values become lines on them.
+May not know: what a run does.
+Invariants: standard output holds results only, with `--json` exactly one document; everything else
+goes to standard error; no control character of foreign text reaches either.
+Follows: docs/specification.md section 6, docs/design.md sections 2 and 10.
+"""
 
 from __future__ import annotations
 
@@ -15,25 +18,31 @@ from _regsync.errors import RegsyncError
 from _regsync.sync.report import Outcome, Report
 from _regsync.text import clean, duration_text, size_text
 
-_LEVELS = {"trace": 5, "debug": 10, "info": 20, "warning": 30, "error": 40}
+LEVELS = {"trace": 5, "debug": 10, "info": 20, "warning": 30, "error": 40}
+COLOURS = {"error": "\x1b[31m", "warning": "\x1b[33m"}
+NO_COLOUR = "\x1b[0m"
+CLEAR_BELOW = "\x1b[J"
 
+LONGEST_LINE = 2000  # characters; an image's line holds two references and a cause, cut before
+LONGEST_BAR = 24  # columns
+SHORTEST_BAR = 4  # columns; below it the numbers alone are shown
+USUAL_TEXT = 30  # columns kept for the text behind a bar, so that usual texts do not move it
+LABEL = 7  # columns of "images", "data" and the elapsed time
 
-_LONGEST_LINE = 2000  # an image's holds two references and a cause that was cut before
-
-
-_COLOURS = {"error": "\x1b[31m", "warning": "\x1b[33m"}
+USUAL_COLUMNS = 80  # of a terminal that does not say
+USUAL_ROWS = 24
 
 
 class Snapshot(NamedTuple):
-    """How far a run is: images and bytes, done of known; bytes a second; seconds; what takes long."""
+    """How far a run is."""
 
-    done: int
+    done: int  # images, of those known so far
     known: int
-    bytes: int
+    bytes: int  # moved, of those expected so far
     expected: int
-    rate: float
-    elapsed: float
-    waiting: str
+    rate: float  # bytes a second
+    elapsed: float  # seconds
+    waiting: str  # what takes long, in words
 
     def __str__(self) -> str:
         text = f"{self.done} of {self.known} images, {self.data}, {duration_text(self.elapsed)}"
@@ -41,146 +50,166 @@ class Snapshot(NamedTuple):
 
     @property
     def data(self) -> str:
-        whole = size_text(
-            max(self.bytes, self.expected)
-        )  # a blob that is read again makes more than were expected
-        return f"{size_text(self.bytes)} of {whole}, {size_text(int(self.rate))}/s"
+        # A blob that is read again makes more bytes than were expected.
+        total = max(self.bytes, self.expected)
+        return f"{size_text(self.bytes)} of {size_text(total)}, {size_text(int(self.rate))}/s"
 
 
 def progress_lines(now: Snapshot, columns: int, marks: str = "#-") -> list[str]:
-    """Return the live display: at most three lines, none as wide as the terminal."""
-    rows = [("images", now.done, now.known, f"{now.done} of {now.known}")]
+    """Return the live display: at most three lines, none as wide as the terminal.
+
+    `marks` are the characters of a bar, for what is done and for what is left.
+    """
+    images_text = f"{now.done} of {now.known}"
+    longest = max(USUAL_TEXT, len(images_text), len(now.data))
+    width = min(LONGEST_BAR, columns - LABEL - 3 - longest)
+
+    lines = [bar_line("images", now.done, now.known, images_text, width, marks)]
     if now.expected or now.bytes:
-        rows.append(("data", now.bytes, max(now.bytes, now.expected), now.data))
-    width = min(
-        24, columns - 10 - max(30, *(len(text) for *_, text in rows))
-    )  # usual texts do not move the bars
-    lines = []
-    for name, part, whole, text in rows:
-        full = width * part // max(whole, 1)
-        bar = f"{marks[0] * full}{marks[1] * (width - full)} " if width > 3 else ""
-        lines.append(f"{name:<7}{bar}{text}")
-    lines.append(f"{duration_text(now.elapsed):<7}{now.waiting}".rstrip())
-    # The last column wraps on some terminals, and a line that wraps is not cleared.
-    return [line if len(line) < columns else f"{line[: max(0, columns - 2)]}~" for line in lines]
+        total = max(now.bytes, now.expected)
+        lines.append(bar_line("data", now.bytes, total, now.data, width, marks))
+    lines.append(f"{duration_text(now.elapsed):<{LABEL}}{now.waiting}".rstrip())
+    return [shorten(line, columns) for line in lines]
+
+
+def bar_line(label: str, part: int, total: int, text: str, width: int, marks: str) -> str:
+    bar = ""
+    if width >= SHORTEST_BAR:
+        full = width * part // max(total, 1)
+        bar = f"{marks[0] * full}{marks[1] * (width - full)} "
+    return f"{label:<{LABEL}}{bar}{text}"
+
+
+def shorten(line: str, columns: int) -> str:
+    """Keep the last column free: some terminals wrap there, and a wrapped line is not cleared."""
+    return line if len(line) < columns else f"{line[: max(0, columns - 2)]}~"
 
 
 class Console:
+    """Standard output and standard error, in the form that the command line asks for."""
+
     def __init__(
         self, out: TextIO, err: TextIO, *, level: str, as_json: bool, json_log: bool, progress: bool
     ) -> None:
+        is_terminal = err.isatty() and os.environ.get("TERM") != "dumb" and not json_log
+        is_utf8 = (getattr(err, "encoding", None) or "").lower().startswith("utf")
+        self.as_json = as_json
+        self.live = progress and is_terminal  # a display at the terminal's bottom
+        self.heartbeat = progress and not is_terminal  # a line now and then
+        self.lost = False  # whether a stream could not take what was written to it
+        self.hinted = set[str]()  # hints that were shown
         self._out = out
         self._err = err
-        self._threshold = _LEVELS[level]
-        self.as_json = as_json
+        self._threshold = LEVELS[level]
         self._json_log = json_log
-        terminal = err.isatty() and os.environ.get("TERM") != "dumb" and not json_log
-        self.live = progress and terminal
-        self.heartbeat = progress and not terminal
-        self._colours = {} if os.environ.get("NO_COLOR") or not terminal else _COLOURS
-        self._marks = (
-            "█░" if (getattr(err, "encoding", None) or "").lower().startswith("utf") else "#-"
-        )
-        self._shown = list[str]()
-        self.hinted = set[str]()
-        self.lost = False  # whether a stream could not take what was written to it
+        self._colours = COLOURS if is_terminal and not os.environ.get("NO_COLOR") else {}
+        self._marks = "█░" if is_utf8 else "#-"
+        self._display = list[str]()  # the lines of the live display as they stand
 
     def log(self, level: str, event: str, message: str, **fields: Any) -> None:
-        if _LEVELS[level] >= self._threshold:
-            self._say(f"{level}: {message}", level, event, message, **fields)
+        """Write a line to standard error, if its level is shown."""
+        if LEVELS[level] >= self._threshold:
+            self._log_line(f"{level}: {message}", level, event, message, **fields)
 
-    def _say(self, text: str, level: str, event: str, message: str, **fields: Any) -> None:
-        text = clean(text, _LONGEST_LINE)
+    def _log_line(self, text: str, level: str, event: str, message: str, **fields: Any) -> None:
+        """Write a line of text, or with `--log-format json` an object of the other arguments."""
         if self._json_log:
-            seconds, rest = divmod(time.time_ns(), 1_000_000_000)
-            stamp = f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(seconds))}.{rest // 1_000_000:03d}Z"
-            text = json.dumps(
-                {"ts": stamp, "level": level, "event": event, "message": message, **fields},
-                default=str,
-            )
-        elif colour := self._colours.get(level):
-            word, *more = text.split(" ", 1)
-            text = " ".join([f"{colour}{word}\x1b[0m", *more])
-        self._line(self._err, text)
+            entry = {"ts": timestamp(), "level": level, "event": event, "message": message}
+            self._write_line(self._err, json.dumps({**entry, **fields}, default=str))
+            return
+
+        text = clean(text, LONGEST_LINE)
+        if level in self._colours:
+            word, blank, rest = text.partition(" ")
+            text = f"{self._colours[level]}{word}{NO_COLOUR}{blank}{rest}"
+        self._write_line(self._err, text)
         hint = fields.get("hint")
-        if hint and hint not in self.hinted and not self._json_log:  # once for all that it helps
+        if hint and hint not in self.hinted:  # once for all failures that it helps against
             self.hinted.add(hint)
-            self._line(self._err, clean(f"hint: {hint}", _LONGEST_LINE))
+            self._write_line(self._err, clean(f"hint: {hint}", LONGEST_LINE))
 
     def outcome(self, outcome: Outcome) -> None:
         """Show one image: what was done on standard output, what failed on standard error."""
         if outcome.error is not None:
             line = outcome.line()
-            self._say(
-                line, "error", "image_failed", line, **outcome.as_json(), hint=outcome.error.hint
-            )
+            fields = {**outcome.as_json(), "hint": outcome.error.hint}
+            self._log_line(line, "error", "image_failed", line, **fields)
         elif outcome.status == "synced" and not self.as_json:
             self.line(outcome.line())
 
     def error(self, error: RegsyncError) -> None:
-        problems = getattr(error, "problems", ())
+        """Tell what ended the command: a line for each problem, and the JSON document."""
         code = error.code
         hint = error.hint
-        for line in map(str, problems or [error]):
-            self._say(f"error: {code}: {line}", "error", "run_failed", line, code=code, hint=hint)
+        problems = getattr(error, "problems", ())
+        for problem in problems or [error]:
+            line = str(problem)
+            text = f"error: {code}: {line}"
+            self._log_line(text, "error", "run_failed", line, code=code, hint=hint)
         if self.as_json:
-            told = {"code": code, "message": str(error), "hint": hint}
             self.document(
-                {"schema": 1, "error": told, "problems": [each._asdict() for each in problems]}
+                {
+                    "schema": 1,
+                    "error": {"code": code, "message": str(error), "hint": hint},
+                    "problems": [problem._asdict() for problem in problems],
+                }
             )
 
     def summary(self, report: Report, elapsed: float) -> None:
-        """Show causes that images share, and the summary if there is something to say or somebody
-        to hear.
+        """Show causes that failed images share; then the summary, unless it would break silence.
+
+        Silence means success: without a terminal, a run that did nothing says nothing.
         """
         for count, cause in report.causes():
             text = f"Failed: {count} x {cause}"
-            self._say(text, "error", "failed_alike", text, count=count, cause=cause)
-        if not self.as_json and (
-            self._out.isatty() or any(each.status != "skipped" for each in report.outcomes)
-        ):
+            self._log_line(text, "error", "failed_alike", text, count=count, cause=cause)
+        if self.as_json:
+            return
+        did_something = any(outcome.status != "skipped" for outcome in report.outcomes)
+        if did_something or self._out.isatty():
             for line in report.summary(elapsed):
                 self.line(line)
 
     def document(self, value: dict[str, Any]) -> None:
         """Write the one JSON document: ASCII, so that any stream takes it and no terminal obeys it."""
-        self._line(self._out, json.dumps(value))
+        self._write_line(self._out, json.dumps(value))
 
     def line(self, text: str) -> None:
-        self._line(self._out, clean(text, _LONGEST_LINE))
+        """Write a result."""
+        self._write_line(self._out, clean(text, LONGEST_LINE))
 
     def progress(self, now: Snapshot) -> None:
         """Show how far a run is: on a terminal at its bottom, in place; else as a line of its own."""
         if not self.live:
-            self._say(f"still running: {now}", "info", "heartbeat", str(now), **now._asdict())
+            self._log_line(f"still running: {now}", "info", "heartbeat", str(now), **now._asdict())
             return
-        columns, rows = self._size()
+        columns, rows = self._terminal_size()
         lines = progress_lines(now, columns, self._marks)[: max(1, rows - 1)]
-        if lines != self._shown:
+        if lines != self._display:
             self.clear("\n".join(lines))
-            self._shown = lines
+            self._display = lines
 
-    def _size(self) -> tuple[int, int]:
+    def _terminal_size(self) -> tuple[int, int]:
         try:
             columns, rows = os.get_terminal_size(self._err.fileno())
         except (OSError, ValueError):
-            columns = 0
-            rows = 0
-        return columns or 80, rows or 24  # some terminals say that they have none
+            return USUAL_COLUMNS, USUAL_ROWS
+        # Some terminals say that they have no columns and rows.
+        return columns or USUAL_COLUMNS, rows or USUAL_ROWS
 
-    def clear(self, then: str = "") -> None:
-        """Take the live display away, and write in its place; a terminal made narrower has wrapped
-        its lines.
-        """
-        if self._shown:
-            columns, _ = self._size()
-            up = sum(max(1, -(-len(line) // columns)) for line in self._shown) - 1
-            then = "\r" + f"\x1b[{up}A" * (up > 0) + "\x1b[J" + then
-            self._shown = []
-        if then:
-            self._write(self._err, then)
+    def clear(self, replacement: str = "") -> None:
+        """Take the live display away, and write something in its place."""
+        if self._display:
+            columns, _ = self._terminal_size()
+            # A terminal that was made narrower has wrapped the lines of the display.
+            height = sum(max(1, -(-len(line) // columns)) for line in self._display)
+            up = f"\x1b[{height - 1}A" if height > 1 else ""
+            replacement = f"\r{up}{CLEAR_BELOW}{replacement}"
+            self._display = []
+        if replacement:
+            self._write(self._err, replacement)
 
-    def _line(self, stream: TextIO, text: str) -> None:
+    def _write_line(self, stream: TextIO, text: str) -> None:
         self.clear()
         try:
             self._write(stream, text + "\n")
@@ -194,5 +223,13 @@ class Console:
             stream.flush()
         except OSError:
             self.lost = True
-            if stream is not self._err:  # a full log disk must not stop a mirror; lost results must
+            # A full disk with the log on it must not stop a mirror; lost results must.
+            if stream is not self._err:
                 raise
+
+
+def timestamp() -> str:
+    """Return the time in UTC with milliseconds, as RFC 3339 has it."""
+    seconds, nanoseconds = divmod(time.time_ns(), 1_000_000_000)
+    whole = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(seconds))
+    return f"{whole}.{nanoseconds // 1_000_000:03d}Z"
