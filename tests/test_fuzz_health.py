@@ -53,7 +53,7 @@ class Said:
         """Let the listener take all of it, and return what it says."""
         with mock.patch.object(health, "SocketStream", lambda own: own):
             own: Any = self
-            client = health._Client(own, tell)
+            client = health.Client(own, tell)
         while want := client.step():
             assert want == WANT_READ
         return self.told

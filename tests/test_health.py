@@ -344,7 +344,7 @@ def test_where_one_address_of_a_name_is_taken_none_is_kept(
     before = os.listdir(OPEN_FILES)
     names("127.0.0.2", "127.0.0.1")
     with pytest.raises(ConfigError, match="already in use"):
-        health._listen("name.test", address[1])
+        health.open_listeners("name.test", address[1])
     assert len(os.listdir(OPEN_FILES)) <= len(before)
 
 
@@ -413,7 +413,7 @@ def test_a_defect_that_ends_it_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> N
 
     plain, started = anyio.from_thread.BlockingPortal.start_task, list[Any]()
     monkeypatch.setattr(anyio.from_thread.BlockingPortal, "start_task", start)
-    monkeypatch.setattr(health._Client, "step", fail)
+    monkeypatch.setattr(health.Client, "step", fail)
     with (
         pytest.raises(Exception, match="TaskGroup") as found,
         health.serving("127.0.0.1", 0, tell) as (where, *_),
@@ -470,7 +470,7 @@ def room(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> Iterator[Room]:
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(path)
     listener.listen(1024)
-    monkeypatch.setattr(health, "_listen", lambda *_: [listener])
+    monkeypatch.setattr(health, "open_listeners", lambda *_: [listener])
     yield Room(path)
     assert listener.fileno() < 0
 

@@ -1,8 +1,12 @@
 """The health listener of `watch`: an HTTP/1.1 server of two resources, one request a connection.
-Owns: its thread, its sockets, heads of requests, answers' framing. May not know: what the states
-mean. Invariants: nothing of a request comes back in an answer; a client holds 8 KiB, ten seconds
-and one of a fixed number of places at most; for the next one the oldest ends, and none delays a
-probe. Follows RFC 9112, docs/design.md section 10."""
+
+Owns: its thread, its sockets, the heads of requests, the framing of answers.
+May not know: what the states mean.
+Invariants: nothing of a request comes back in an answer; a client holds 8 KiB, ten seconds and one
+of a fixed number of places at most; when all are taken the oldest client ends, so that none delays
+a probe.
+Follows: RFC 9112, docs/design.md section 10.
+"""
 
 from __future__ import annotations
 
@@ -18,181 +22,207 @@ from typing import Any
 
 import anyio
 import h11
+from anyio.abc import TaskGroup, TaskStatus
 from anyio.from_thread import start_blocking_portal
 
 from _regsync.errors import ConfigError, Disconnected
 from _regsync.net.streams import WANT_READ, SocketStream
 from _regsync.text import clean
 
-Tell = Callable[
-    [str], tuple[int, dict[str, Any]]
-]  # what is said at `/healthz` or `/readyz`: status, document
+# What is said at `/healthz` or `/readyz`: HTTP status and document.
+Tell = Callable[[str], tuple[int, dict[str, Any]]]
 
+READ_SIZE = 4096  # bytes; a head may have twice that, less one
+CLIENT_PLACES = 256
+CLIENT_SECONDS = 5.0  # for a request and its answer, and once more for the client's close
+BACKLOG = 1024
+NO_FILES_PAUSE = 0.1  # seconds, when the process can open no further socket
 
-# a head may be twice that, less one byte
-_HEAD = 4096
-
-
-_MOST_CLIENTS = 256
-
-
-_SECONDS = 5.0
-
-
-_NO_FILES_PAUSE = 0.1
-
-
-_TURN_SECONDS = (
-    1e-4  # how long a busy thread keeps others from running, and each answer takes some ten turns
-)
+# Seconds that a busy thread may keep others from running. Each answer takes some ten turns, and
+# with Python's own 5 ms a probe would wait for the run's thread for 50 ms.
+SWITCH_INTERVAL = 1e-4
 
 
 @contextmanager
 def serving(bind: str, port: int, tell: Tell) -> Iterator[list[Any]]:
-    """Serve while the block lasts, in a thread of its own, for the caller's loop may be busy; give
-    the addresses.
+    """Serve while the block lasts; give the addresses.
+
+    The listener has a thread and an event loop of its own, because the caller's loop may be busy.
     """
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(_TURN_SECONDS)
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(SWITCH_INTERVAL)
     try:
         with start_blocking_portal() as portal:
-            task, names = portal.start_task(serve, bind, port, tell)
+            task, addresses = portal.start_task(serve, bind, port, tell)
             try:
-                yield names
+                yield addresses
             finally:
                 if not task.cancel():
-                    task.result()
+                    task.result()  # raises what has ended it
     finally:
-        sys.setswitchinterval(before)
+        sys.setswitchinterval(interval)
 
 
 async def serve(
-    bind: str, port: int, tell: Tell, *, task_status: Any = anyio.TASK_STATUS_IGNORED
+    bind: str,
+    port: int,
+    tell: Tell,
+    *,
+    task_status: TaskStatus[list[Any]] = anyio.TASK_STATUS_IGNORED,
 ) -> None:
-    """Serve until cancelled at all addresses of `bind` (empty: ours), which `task_status` gets;
-    ConfigError without.
+    """Serve at all addresses of `bind` (empty: the machine's own) until cancelled.
+
+    `task_status` gets the addresses; ConfigError where one cannot be had.
     """
-    listeners = _listen(bind, port)
-    serving = dict[_Client, anyio.CancelScope]()
-
-    async def converse(client: _Client) -> None:
-        with (
-            client.own,
-            suppress(Disconnected, OSError),
-            anyio.move_on_after(_SECONDS) as scope,
-        ):  # it may leave
-            serving[client] = scope
-            if len(serving) > _MOST_CLIENTS:
-                serving.pop(next(iter(serving))).cancel()
-            while want := client.step():
-                await client.stream.wait(want)
-            # A close with bytes unread is a reset, which may take the answer along (RFC 9112
-            # section 9.6).
-            scope.deadline = anyio.current_time() + _SECONDS
-            client.own.shutdown(socket.SHUT_WR)
-            while client.stream.recv_into(client.scratch):
-                await client.stream.wait(WANT_READ)
-        serving.pop(client, None)
-
-    async def accept(listener: socket.socket) -> None:
-        with listener:
-            listener.setblocking(False)
-            while True:
-                await anyio.wait_readable(listener)
-                try:
-                    for _ in range(_MOST_CLIENTS):
-                        tasks.start_soon(converse, _Client(listener.accept()[0], tell))
-                except BlockingIOError:
-                    pass
-                except OSError:
-                    await anyio.sleep(_NO_FILES_PAUSE)
-
+    listeners = open_listeners(bind, port)
     async with anyio.create_task_group() as tasks:
+        server = Server(tell, tasks)
         for listener in listeners:
-            tasks.start_soon(accept, listener)
+            tasks.start_soon(server.accept, listener)
         task_status.started([listener.getsockname() for listener in listeners])
 
 
-def _listen(bind: str, port: int) -> list[socket.socket]:
+def open_listeners(bind: str, port: int) -> list[socket.socket]:
+    """Open a socket for each address of `bind`; ConfigError with none of them left open."""
     listeners: list[socket.socket] = []
     try:
         if not 0 <= port < 65536:
             raise ValueError("ports end at 65535")
-        found = socket.getaddrinfo(
+        addresses = socket.getaddrinfo(
             bind.strip("[]") or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )
-        for family, _, _, _, address in found:
-            both = family == socket.AF_INET6 and len(found) == 1 and socket.has_dualstack_ipv6()
+        for family, _, _, _, address in addresses:
+            is_only_ipv6 = family == socket.AF_INET6 and len(addresses) == 1
             listeners.append(
-                socket.create_server(address, family=family, backlog=1024, dualstack_ipv6=both)
+                socket.create_server(
+                    address,
+                    family=family,
+                    backlog=BACKLOG,
+                    dualstack_ipv6=is_only_ipv6 and socket.has_dualstack_ipv6(),
+                )
             )
     except (OSError, ValueError) as error:
         for listener in listeners:
             listener.close()
-        cause = (
-            clean(getattr(error, "strerror", None) or str(error), 100)
-            .partition(" (while")[0]
-            .lower()
-        )
+        reason = clean(getattr(error, "strerror", None) or str(error), 100)
+        reason = reason.partition(" (while")[0].lower()  # `create_server` adds the address
         raise ConfigError(
-            f"no health listener on {clean(bind, 100) or '*'} port {port}: {cause}",
+            f"no health listener on {clean(bind, 100) or '*'} port {port}: {reason}",
             hint="--health-bind and --health-port take another",
         ) from error
     return listeners
 
 
-class _Client:
-    def __init__(self, own: socket.socket, tell: Tell) -> None:
-        self.own = own
-        self.stream = SocketStream(own)
-        self.scratch = memoryview(bytearray(_HEAD))
+class Server:
+    """The clients that are being served, in the order in which they came."""
+
+    def __init__(self, tell: Tell, tasks: TaskGroup) -> None:
         self._tell = tell
-        self._framing = h11.Connection(h11.SERVER, max_incomplete_event_size=_HEAD - 1)
-        self._left: memoryview | None = None  # of the answer
+        self._tasks = tasks
+        self._clients = dict[Client, anyio.CancelScope]()
+
+    async def accept(self, listener: socket.socket) -> None:
+        """Accept clients until cancelled."""
+        with listener:
+            listener.setblocking(False)
+            while True:
+                await anyio.wait_readable(listener)
+                try:
+                    for _ in range(CLIENT_PLACES):
+                        connection, _ = listener.accept()
+                        self._tasks.start_soon(self._converse, Client(connection, self._tell))
+                except BlockingIOError:
+                    pass  # nobody else is waiting
+                except OSError:
+                    await anyio.sleep(NO_FILES_PAUSE)
+
+    async def _converse(self, client: Client) -> None:
+        """Answer one client, and wait for its close. A client that leaves ends only itself."""
+        with (
+            client.connection,
+            suppress(Disconnected, OSError),
+            anyio.move_on_after(CLIENT_SECONDS) as scope,
+        ):
+            self._clients[client] = scope
+            if len(self._clients) > CLIENT_PLACES:
+                oldest = next(iter(self._clients))
+                self._clients.pop(oldest).cancel()
+            while want := client.step():
+                await client.stream.wait(want)
+            # A close with bytes unread is a reset, which may take the answer along (RFC 9112
+            # section 9.6).
+            scope.deadline = anyio.current_time() + CLIENT_SECONDS
+            client.connection.shutdown(socket.SHUT_WR)
+            while client.stream.recv_into(client.scratch):
+                await client.stream.wait(WANT_READ)
+        self._clients.pop(client, None)
+
+
+class Client:
+    """One connection: its request as far as it has come, and what is left of its answer."""
+
+    def __init__(self, connection: socket.socket, tell: Tell) -> None:
+        self.connection = connection
+        self.stream = SocketStream(connection)
+        self.scratch = memoryview(bytearray(READ_SIZE))
+        self._tell = tell
+        self._framing = h11.Connection(h11.SERVER, max_incomplete_event_size=READ_SIZE - 1)
+        self._unsent: memoryview | None = None  # of the answer; None before there is one
 
     def step(self) -> int:
-        """Go on with the exchange: 0 when the answer has left, or the client without a word; else
-        what to wait for.
+        """Go on with the exchange as far as the socket lets us.
+
+        Return 0 when the answer has left, or the client has without a word; else what to wait for.
         """
-        event = None
-        status = 400
-        try:
-            while self._left is None and (event := self._framing.next_event()) is h11.NEED_DATA:
-                if (count := self.stream.recv_into(self.scratch)) < 0:
-                    return count
-                self._framing.receive_data(bytes(self.scratch[:count]))
-        except h11.RemoteProtocolError as error:
-            status = error.error_status_hint
-        if self._left is None:
-            self._left = memoryview(self._answer(event, status))
-        while self._left:
-            if (sent := self.stream.send(self._left)) < 0:
+        if self._unsent is None:
+            event: object = None
+            status = 400
+            try:
+                while (event := self._framing.next_event()) is h11.NEED_DATA:
+                    count = self.stream.recv_into(self.scratch)
+                    if count < 0:
+                        return count
+                    self._framing.receive_data(bytes(self.scratch[:count]))
+            except h11.RemoteProtocolError as error:
+                status = error.error_status_hint
+            self._unsent = memoryview(self._answer(event, status))
+        while self._unsent:
+            sent = self.stream.send(self._unsent)
+            if sent < 0:
                 return sent
-            self._left = self._left[sent:]
+            self._unsent = self._unsent[sent:]
         return 0
 
     def _answer(self, event: object, status: int) -> bytes:
-        method = b""
-        document = dict[str, Any]()
+        """Return the bytes of the answer; `status` is the answer's to what is no request."""
         if isinstance(event, h11.ConnectionClosed):
             return b""
+        method = b""
+        document = dict[str, Any]()
         if isinstance(event, h11.Request):
             method = event.method
-            fields = dict(event.headers)
-            path = re.sub(rb"(?i)^https?://[^/?]*", b"", event.target).partition(b"?")[0]
-            # RFC 9112 sections 3.2 and 6.3: others could see another host, or another end of the
-            # message.
-            doubtful = {b"transfer-encoding", b"content-length"} <= {*fields}
-            if doubtful or not re.fullmatch(rb"[\w.~:%\[\]-]*", fields.get(b"host", b"")):
-                pass
-            elif event.http_version[:2] != b"1.":
-                status = 505
-            elif path not in (b"/healthz", b"/readyz"):
-                status = 404
-            elif method not in (b"GET", b"HEAD"):
-                status = 405
-            else:
-                status, document = self._tell(path.decode())
+            status, document = self._look_up(event)
+        return self._encode(method, status, document)
+
+    def _look_up(self, request: h11.Request) -> tuple[int, dict[str, Any]]:
+        """Return status and document for a request; the document of an error is empty."""
+        fields = dict(request.headers)
+        path = re.sub(rb"(?i)^https?://[^/?]*", b"", request.target).partition(b"?")[0]
+        # RFC 9112 sections 3.2 and 6.3: others on the way could see another host, or another end of
+        # the message.
+        has_two_ends = b"transfer-encoding" in fields and b"content-length" in fields
+        host = fields.get(b"host", b"")
+        if has_two_ends or not re.fullmatch(rb"[\w.~:%\[\]-]*", host):
+            return 400, {}
+        if request.http_version[:2] != b"1.":
+            return 505, {}
+        if path not in (b"/healthz", b"/readyz"):
+            return 404, {}
+        if request.method not in (b"GET", b"HEAD"):
+            return 405, {}
+        return self._tell(path.decode())
+
+    def _encode(self, method: bytes, status: int, document: dict[str, Any]) -> bytes:
         phrase = HTTPStatus(status).phrase
         body = json.dumps(document or {"status": phrase.lower()}).encode()
         headers = [
@@ -201,10 +231,9 @@ class _Client:
             ("Cache-Control", "no-store"),
             ("Connection", "close"),
             ("Date", formatdate(usegmt=True)),
-            *([("Allow", "GET, HEAD")] if status == 405 else []),
         ]
-        head = (
-            self._framing.send(h11.Response(status_code=status, headers=headers, reason=phrase))
-            or b""
-        )
+        if status == 405:
+            headers.append(("Allow", "GET, HEAD"))
+        response = h11.Response(status_code=status, headers=headers, reason=phrase)
+        head = self._framing.send(response) or b""
         return head if method == b"HEAD" else head + body

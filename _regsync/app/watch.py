@@ -287,24 +287,25 @@ class Watch:
 
 
 async def run(
-    console: Console, read: Read, load: Load, interval: float, where: tuple[str, int]
+    console: Console, read: Read, load: Load, interval: float, health_at: tuple[str, int]
 ) -> int:
     """Run cycles, `interval` seconds apart, until SIGINT or SIGTERM; return the exit status.
 
-    `where` is the address and port at which probes are answered; ConfigError if it cannot be had.
+    `health_at` is the address and port at which probes are answered; ConfigError if it cannot be had.
     """
     watch = Watch(console, read, load, interval)
+    address, _ = health_at
     numbers = [signal.SIGINT, signal.SIGTERM]
     if hasattr(signal, "SIGHUP"):
         numbers.append(signal.SIGHUP)
-    with closing(watch.transport), serving(*where, watch.tell_health) as addresses:
+    with closing(watch.transport), serving(*health_at, watch.tell_health) as addresses:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(listen_for_signals, watch.on_signal, numbers)
             await anyio.lowlevel.checkpoint()  # signals are heard from here on
             port = addresses[0][1]
             text = (
                 f"a cycle every {duration_text(interval)}, "
-                f"probes are answered at {where[0]}, port {port}"
+                f"probes are answered at {address}, port {port}"
             )
             console.log("info", "listening", text)
             await watch.run_cycles()
