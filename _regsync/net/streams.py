@@ -103,24 +103,16 @@ class SocketStream:
     def __init__(self, own: socket.socket) -> None:
         own.setblocking(False)
         self._socket: Any = own  # no type but Any can shake hands and be a plain socket
-        self._keep: Callable[[object], None] | None = None
 
     def secure(self, context: Any, host: str) -> SocketStream:
-        """Begin TLS, with the session of an earlier connection where there is one: no certificates
-        are sent then.
-        """
+        """Begin TLS; `handshake` goes on with it."""
         if code := self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
             raise OSError(
                 code, os.strerror(code)
             )  # of a connection that is gone `wrap_socket` loses the descriptor
-        sessions = getattr(context, "sessions", {})
         self._socket = context.wrap_socket(
-            self._socket,
-            server_hostname=host,
-            do_handshake_on_connect=False,
-            session=sessions.get(host),
+            self._socket, server_hostname=host, do_handshake_on_connect=False
         )
-        self._keep = partial(sessions.__setitem__, host)
         return self
 
     def handshake(self) -> int:
@@ -133,13 +125,9 @@ class SocketStream:
 
     def recv_into(self, buffer: memoryview) -> int:
         try:
-            count = int(self._socket.recv_into(buffer))
+            return int(self._socket.recv_into(buffer))
         except OSError as error:
             return _answer(error, WANT_READ)
-        if self._keep is not None:  # what a session is resumed by has come before the first bytes
-            self._keep(self._socket.session)
-            self._keep = None
-        return count
 
     def send(self, data: memoryview) -> int:
         try:
@@ -345,7 +333,6 @@ async def start_tls(below: Stream, context: Any, host: str, timeouts: Timeouts) 
             f"the TLS handshake with {host} took longer than {timeouts.tls:g} s"
         ) from error
     except OSError as error:
-        getattr(context, "sessions", {}).pop(host, None)  # in case that it was the cause
         raise _refused(error, host) from error
     except ValueError as error:
         raise ConnectFailed(f"TLS with {host} cannot begin: {clean(str(error), 200)}") from error
