@@ -493,7 +493,7 @@ async def test_direct_read_only_under_its_conditions(
     method: str, head: bytes, direct: bool
 ) -> None:
     response = await get(Wire(head), Request(method, "/"))
-    assert (response.left is not None) is direct
+    assert bool(response.left) is direct
 
 
 async def test_direct_read_goes_into_the_callers_memory_and_never_past_the_body() -> None:
