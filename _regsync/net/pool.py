@@ -11,9 +11,9 @@ Follows: docs/design.md section 9, RFC 9110 section 9.3.6.
 from __future__ import annotations
 
 import re
+import ssl
 from base64 import b64encode
 from collections.abc import Awaitable, Callable
-from typing import Any
 
 import anyio
 
@@ -164,24 +164,26 @@ class Lease:
 async def open_stream(
     origin: Origin,
     *,
-    context: Any,
+    context: ssl.SSLContext | None,
     timeouts: Timeouts,
     proxy: Proxy | None = None,
-    proxy_context: Any = None,
+    proxy_context: ssl.SSLContext | None = None,
 ) -> Stream:
     """Connect to an origin, through a proxy if one is given.
 
-    `context` is for an origin with https, `proxy_context` for a proxy with https. ConnectFailed
-    leaves no socket behind.
+    `context` is needed for an origin with https, `proxy_context` for a proxy with https.
+    ConnectFailed leaves no socket behind.
     """
     first = origin if proxy is None else _origin_of(proxy)
     stream: Stream = await connect(first.host, first.port, timeouts)
     try:
         if proxy is not None:
             if proxy.scheme == "https":
+                assert proxy_context is not None
                 stream = await start_tls(stream, proxy_context, proxy.host, timeouts)
             await _open_tunnel(stream, origin, proxy, timeouts)
         if origin.scheme == "https":
+            assert context is not None
             stream = await start_tls(stream, context, origin.host, timeouts)
     except BaseException:
         stream.close()
