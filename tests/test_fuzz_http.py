@@ -147,7 +147,7 @@ def test_what_was_put_into_an_answer_is_read_from_it(
         async with pool.lease(ORIGIN) as lease:
             response = await lease.exchange(Request("GET", "/v2/"))
             read.append((response.status, await response.read(1000)))
-        read.append(pool.take(ORIGIN) is not None)
+        read.append(pool.reuse(ORIGIN) is not None)
 
     in_virtual_time(work)
     assert read == [(status, body), framing != "close" and not closing]

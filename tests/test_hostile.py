@@ -497,7 +497,7 @@ async def test_idle_connections_are_bounded_over_all_hosts(monkeypatch: pytest.M
     wires = [Wire() for _ in range(5)]
     pool = Pool(lambda origin: pytest.fail("nothing is opened"), Timeouts())
     for number, wire in enumerate(wires):
-        pool.give_back(Connection(Origin("https", f"cdn{number}.test", 443), wire, Timeouts()))
+        pool.keep(Connection(Origin("https", f"cdn{number}.test", 443), wire, Timeouts()))
     assert [wire.closed for wire in wires] == [1, 1, 0, 0, 0]
 
 

@@ -48,7 +48,7 @@ class Pool:
         """Return a lease for exchanges with an origin; it takes a connection when one is needed."""
         return Lease(self, origin)
 
-    def take(self, origin: Origin) -> Connection | None:
+    def reuse(self, origin: Origin) -> Connection | None:
         """Take the connection to an origin that was used last and lives; close what does not."""
         if not self._idle:
             return None
@@ -66,7 +66,7 @@ class Pool:
             connection.close()
         return None
 
-    def give_back(self, connection: Connection) -> None:
+    def keep(self, connection: Connection) -> None:
         """Keep a connection whose last exchange ended in order."""
         connection.idle_since = anyio.current_time()
         self._idle.append(connection)
@@ -118,7 +118,7 @@ class Lease:
             is_fit = response is not None and await response.finish()
         finally:
             if is_fit:
-                self._pool.give_back(connection)
+                self._pool.keep(connection)
             else:
                 connection.close()
 
@@ -139,7 +139,7 @@ class Lease:
         # What came back last is taken first: a PUT goes where its POST was answered.
         await self.settle()
         lost: Disconnected | None = None
-        idle = self._pool.take(self.origin)
+        idle = self._pool.reuse(self.origin)
         if idle is not None:
             self._connection = idle
             try:
