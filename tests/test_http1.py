@@ -146,11 +146,11 @@ async def test_body_that_is_not_as_long_as_declared_is_refused(length: int) -> N
 async def test_put_goes_on_the_connection_that_answered_its_post() -> None:
     wire = Wire(answers=((ACCEPTED,), (CREATED,)))
     pool = pool_of(wire, Wire())
-    pool.give_back(other := connection(Wire()))
-    assert pool.take(ORIGIN) is other
+    pool.keep(other := connection(Wire()))
+    assert pool.reuse(ORIGIN) is other
     async with pool.lease(ORIGIN) as lease:
         await lease.exchange(POST)
-        pool.give_back(other)  # used more recently, and yet not taken
+        pool.keep(other)  # used more recently, and yet not taken
         assert (await lease.exchange(PUT, 300, Blob(b"a", b"b"))).status == 201
     assert [seen.method for seen in wire.requests] == ["POST", "PUT"]
 
@@ -181,7 +181,7 @@ async def test_source_that_refuses_before_the_first_piece_costs_no_connection() 
         with pytest.raises(ContentError):
             await lease.exchange(PUT, 300, Refusing(b"a"))
     assert len(wire.requests) == 1
-    assert pool.take(ORIGIN) is not None
+    assert pool.reuse(ORIGIN) is not None
 
 
 def reset_at_write(wire: Wire) -> None:
@@ -327,7 +327,7 @@ async def test_final_answer_in_the_middle_stops_the_sending(
         closed_before_the_end = wire.closed
     assert blob.given <= 2
     assert (closed_before_the_end, wire.closed) == (0, 1)
-    assert pool.take(ORIGIN) is None
+    assert pool.reuse(ORIGIN) is None
 
 
 async def test_final_answer_to_a_body_in_memory_is_heard_before_its_end() -> None:
@@ -352,7 +352,7 @@ async def test_interim_answers_say_nothing() -> None:
         response = await lease.exchange(PUT, 300, Blob(b"a", b"b", b"c", pause=1))
         assert (response.status, response.early) == (201, False)
     assert wire.requests[0].body == b"abc"
-    assert pool.take(ORIGIN) is not None
+    assert pool.reuse(ORIGIN) is not None
 
 
 async def test_readable_without_bytes_is_not_an_answer() -> None:
@@ -459,7 +459,7 @@ async def test_cancelled_send_closes_the_connection(sends: tuple[Item, ...]) -> 
             await lease.exchange(PUT, 300, Blob(b"a", b"abcdef"))
     assert scope.cancelled_caught
     assert wire.closed
-    assert pool.take(ORIGIN) is None
+    assert pool.reuse(ORIGIN) is None
 
 
 # Reading a body.
@@ -493,7 +493,7 @@ async def test_direct_read_only_under_its_conditions(
     method: str, head: bytes, direct: bool
 ) -> None:
     response = await get(Wire(head), Request(method, "/"))
-    assert (response.left is not None) is direct
+    assert bool(response.left) is direct
 
 
 async def test_direct_read_goes_into_the_callers_memory_and_never_past_the_body() -> None:
@@ -872,37 +872,37 @@ async def test_answer_is_waited_for_after_the_last_piece_as_long_as_the_caller_s
 async def test_connection_used_last_is_taken_first() -> None:
     pool, idle = pool_of(), [connection(Wire()) for _ in range(3)]
     for each in idle:
-        pool.give_back(each)
-    assert [pool.take(ORIGIN) for _ in range(4)] == [*reversed(idle), None]
+        pool.keep(each)
+    assert [pool.reuse(ORIGIN) for _ in range(4)] == [*reversed(idle), None]
 
 
 async def test_idle_connections_are_bounded_and_the_oldest_goes() -> None:
     pool, wires = pool_of(), [Wire() for _ in range(66)]
     for wire in wires:
-        pool.give_back(connection(wire))
+        pool.keep(connection(wire))
     assert [bool(wire.closed) for wire in wires] == [True] * 2 + [False] * 64
 
 
 async def test_idle_connections_age_at_every_origin() -> None:
     pool, old, young = pool_of(), Wire(), Wire()
-    pool.give_back(Connection(Origin("https", "cdn.test", 443), old, Timeouts()))
+    pool.keep(Connection(Origin("https", "cdn.test", 443), old, Timeouts()))
     await anyio.sleep(30)
-    pool.give_back(connection(young))
+    pool.keep(connection(young))
     await anyio.sleep(20)
-    assert pool.take(ORIGIN) is not None
+    assert pool.reuse(ORIGIN) is not None
     assert (old.closed, young.closed) == (1, 0)
-    pool.give_back(connection(young))
+    pool.keep(connection(young))
     await anyio.sleep(50)
-    assert pool.take(ORIGIN) is None
+    assert pool.reuse(ORIGIN) is None
     assert young.closed == 1
 
 
 @pytest.mark.parametrize("item", [End.EOF, End.RESET, b"x"], ids=["left", "reset", "spoke"])
 async def test_dead_idle_connections_are_closed_and_passed_over(item: Item) -> None:
     pool, living, dead = pool_of(), Wire(), Wire(item)
-    pool.give_back(connection(living))
-    pool.give_back(connection(dead))
-    taken = pool.take(ORIGIN)
+    pool.keep(connection(living))
+    pool.keep(connection(dead))
+    taken = pool.reuse(ORIGIN)
     assert taken is not None
     assert (living.closed, dead.closed) == (0, 1)
     assert dead.writes == []
@@ -910,18 +910,18 @@ async def test_dead_idle_connections_are_closed_and_passed_over(item: Item) -> N
 
 async def test_origins_do_not_share_connections() -> None:
     pool = pool_of()
-    pool.give_back(connection(Wire()))
-    assert pool.take(Origin("https", "registry.test", 80)) is None
-    assert pool.take(Origin("http", "registry.test", 81)) is None
+    pool.keep(connection(Wire()))
+    assert pool.reuse(Origin("https", "registry.test", 80)) is None
+    assert pool.reuse(Origin("http", "registry.test", 81)) is None
 
 
 async def test_closing_the_pool_closes_what_is_idle() -> None:
     pool, wires = pool_of(), [Wire(), Wire()]
     for wire in wires:
-        pool.give_back(connection(wire))
+        pool.keep(connection(wire))
     pool.close()
     assert [wire.closed for wire in wires] == [1, 1]
-    assert pool.take(ORIGIN) is None
+    assert pool.reuse(ORIGIN) is None
 
 
 async def test_many_exchanges_use_one_connection() -> None:

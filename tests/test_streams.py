@@ -569,7 +569,7 @@ async def test_proxy_that_floods_interim_answers_does_not_stop_others() -> None:
     async with anyio.create_task_group() as group:
         group.start_soon(others)
         with pytest.raises(ConnectFailed):
-            await net_pool._tunnel(
+            await net_pool._open_tunnel(
                 wire, Origin("http", "a.test", 80), Proxy("http", "p", 1), Timeouts()
             )
         group.cancel_scope.cancel()
@@ -584,7 +584,7 @@ async def test_proxy_has_sixty_seconds_however_it_drips(interim: bool) -> None:
     drip = b"HTTP/1.1 100 Continue\r\n\r\n" if interim else b"H"
     wire = Wire(*[item for _ in range(100) for item in (Pause(7), drip)] if interim else [NEVER])
     with pytest.raises(ConnectFailed, match="60 s"):
-        await net_pool._tunnel(
+        await net_pool._open_tunnel(
             wire, Origin("http", "a.test", 80), Proxy("http", "p", 1), Timeouts()
         )
     assert anyio.current_time() - began == pytest.approx(60)

@@ -357,12 +357,12 @@ def test_a_laxer_policy_of_the_system_is_tightened_and_a_stricter_one_stays(
     RHEL's is.
     """
 
-    class Context(tls._Context):
-        def __init__(self, protocol: int) -> None:
-            super().__init__(protocol)
-            self.minimum_version = ssl.TLSVersion[policy]
+    def lax_context() -> ssl.SSLContext:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        context.minimum_version = ssl.TLSVersion[policy]
+        return context
 
-    monkeypatch.setattr(tls, "_Context", Context)
+    monkeypatch.setattr(tls, "_new_context", lax_context)
     assert tls.make_context(ca_file=ca_file, environ={}).minimum_version == ssl.TLSVersion[least]
 
 

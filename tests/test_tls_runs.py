@@ -1,6 +1,4 @@
-"""Whole runs over TLS: each wrong certificate, whose certificate is shown to whom, `certs.d`,
-resumed sessions.
-"""
+"""Whole runs over TLS: each wrong certificate, whose certificate is shown to whom, `certs.d`."""
 
 from __future__ import annotations
 
@@ -27,7 +25,7 @@ from conformance.app import App
 from conformance.images import Seed
 from conformance.messages import Request, Response
 from conformance.server import Server
-from tests.ends import ROOT, Ran, Start, document, held, run_regsync, sync, tags
+from tests.ends import ROOT, Ran, Start, document, held, run_regsync, tags
 from tests.forwarding import Speaker
 
 HOME = "127.0.0.1"
@@ -323,17 +321,14 @@ def test_nginx_that_asks_for_a_client_certificate_in_http_is_understood(
 
 
 def names_of(context: ssl.SSLContext) -> list[str]:
-    """Return the list in which a server's context writes whose certificate it was shown, by full
-    handshakes.
-    """
+    """Return the list in which a server's context writes whose certificate each handshake showed."""
     shown: list[str] = []
 
     class Noting(ssl.SSLSocket):
         def do_handshake(self, block: bool = False) -> None:
             super().do_handshake(block)
-            if not self.session_reused:
-                found = self.getpeercert() or {}
-                shown.append("".join(value for _, value in found.get("subjectAltName", ())))  # type: ignore[misc]
+            found = self.getpeercert() or {}
+            shown.append("".join(value for _, value in found.get("subjectAltName", ())))  # type: ignore[misc]
 
     context.sslsocket_class = Noting
     return shown
@@ -670,45 +665,3 @@ def test_a_watch_reads_the_directory_again_and_keeps_what_was_good(scene: Scene)
     (directory / "client.key").unlink()
     connected.renew([registry])
     assert connected._context(registry) is not first
-
-
-# Sessions.
-
-
-@pytest.mark.parametrize("version", [V12, V13], ids=["1.2", "1.3"])
-def test_connections_after_the_first_resume_its_session(
-    scene: Scene, version: ssl.TLSVersion
-) -> None:
-    """A registry that closes after each answer sends its certificates once, not for each request."""
-    context = scene.context()
-    context.maximum_version = version
-    server = scene.registry(context)
-    opened = server.app.open
-
-    def closing(request: Request) -> Any:
-        exchange = opened(request)
-        finish = exchange.finish
-
-        def finished() -> Any:
-            answer = finish()
-            assert isinstance(answer, Response)
-            answer.close = True
-            return answer
-
-        exchange.finish = finished  # type: ignore[method-assign]
-        return exchange
-
-    server.app.open = closing  # type: ignore[method-assign]
-    registries = {"source": {"url": server.url, "ca_file": scene.ca_file}, "target": scene.target}
-    for number in range(6):
-        Seed(number).image(sizes=(300, 400)).load_into(server.app, "app", tag=f"n{number}")  # type: ignore[arg-type]
-    ran = sync(registries, {"from": "app", "tags": tags("*")})
-    assert ran.status == 0, ran.err
-    stats, requests = context.session_stats(), len(server.journal.entries)
-    assert (
-        stats["accept_good"]
-        == len({entry.connection for entry in server.journal.entries})
-        == requests
-        > 20
-    )
-    assert stats["accept_good"] - stats["hits"] == 1

@@ -1,19 +1,22 @@
-"""HTTP/1.1 exchanges over streams: heads and framing by h11, bodies with the fewest copies. Owns:
-connections, tunnels, pool, time-outs, answers in the middle of an upload. May not know: registries,
-logins, redirects, retries (but an idle connection found dead is replaced). Invariants: I7 (a body
-that cannot begin again is sent once), I9 (kept only after a whole exchange). Follows RFC 9112,
-docs/design.md section 9, docs/bodies.md section 8."""
+"""One HTTP/1.1 exchange at a time over one stream.
+
+Owns: requests and answers, the states of a connection, bodies in both directions, their time-outs,
+an answer that comes in the middle of an upload.
+May not know: registries, logins, redirects, repetition, which connection is used.
+Invariants: I9 (only a connection whose exchange ended in order says that it is fit for another).
+Nothing is read past the end of a body of known length.
+Follows: RFC 9112, docs/design.md section 9, docs/bodies.md section 8. h11 writes each head and
+reads all of an answer but a body of known length, which goes straight from the stream into the
+caller's memory.
+"""
 
 from __future__ import annotations
 
-import math
-import re
+import enum
 from typing import NamedTuple, Protocol
 
 import anyio.lowlevel
 import h11
-import h11._abnf as _abnf
-import h11._readers as _readers
 
 from _regsync.addresses import Origin
 from _regsync.errors import (
@@ -28,48 +31,74 @@ from _regsync.errors import (
 from _regsync.net.streams import WANT_READ, WANT_WRITE, Stream, Timeouts
 from _regsync.text import clean
 
-# As h11 0.16 has them, 64 KiB of blanks in a line take half a minute: no way to split those is
-# tried twice here.
-_readers.header_field_re = re.compile(
-    _abnf.header_field.replace(r":[ \t]*", r":[ \t]*(?![ \t])").encode()
-)
-
-
-_readers.chunk_header_re = re.compile(_abnf.chunk_header.replace(r";.*", r";.*(?<![ \t])").encode())
-
-
-# One piece of a body. docs/bodies.md section 1: 64 KiB costs 12 % more CPU, 1 MiB four times the
-# memory.
+# One piece of a body, in bytes. 64 KiB costs 12 % more CPU, 1 MiB four times the memory
+# (docs/bodies.md section 1).
 PIECE = 256 * 1024
 
+# Bytes read at once where h11 frames what comes.
+_SCRATCH = 16 * 1024
 
-_LONGEST_HEAD = (
-    64 * 1024
-)  # signed locations and fat challenges exceed h11's 16 KiB (docs/protocol-facts.md section 2.5)
+# Bytes of a head. Signed locations and long challenges exceed h11's own limit of 16 KiB
+# (docs/protocol-facts.md section 2.5).
+_LONGEST_HEAD = 64 * 1024
 
+# Blanks in a row within a head, a line of a chunked body or its trailers. h11's expressions take a
+# time that grows with the square of it: 1 KiB takes 3 ms, 64 KiB half a minute.
+_MOST_BLANKS = 1024
 
-# to keep a connection by more than this costs more than a new one
+# To keep a connection by reading more bytes than this, or for longer, costs more than a new one.
 _WORTH_DRAINING = 64 * 1024
-
-
 _WORTH_WAITING = 1.0
 
+# Seconds for which a peer's refusal may still be in flight after our write has failed.
+_LAST_WORDS = 2.0
 
-_LAST_WORDS = 2.0  # how long a peer's refusal may still be in flight after our write failed
+
+class State(enum.Enum):
+    """Where a connection stands.
+
+    from       to         when
+    IDLE       SENDING    an exchange begins
+    SENDING    WAITING    the stream has taken the whole request
+    SENDING    STOPPED    a write has failed, or the source of the body has refused
+    SENDING    ANSWERED   the head of the answer came first: the answer is "early"
+    STOPPED    ANSWERED   the peer says why: the answer is "early" too
+    WAITING    ANSWERED   the head of the answer has come
+    ANSWERED   IDLE       its body was read to the end, and the connection is fit for another
+    all        CLOSED     everything else: an error, a time-out, a cancellation, an unfit connection
+
+    Interim answers (1xx) change nothing. An early answer never leads to IDLE, because the peer
+    would take the rest of the body for the next request.
+    """
+
+    IDLE = "idle"
+    SENDING = "sending"
+    STOPPED = "stopped"
+    WAITING = "waiting"
+    ANSWERED = "answered"
+    CLOSED = "closed"
 
 
 class Headers(list[tuple[str, str]]):
-    """Response headers; names in lower case, repeated ones kept apart: `get` gives the first."""
+    """The headers of an answer: names in lower case, repeated ones kept apart."""
 
     def get(self, name: str) -> str | None:
-        return next((value for key, value in self if key == name), None)
+        """Return the value of the first header of a name."""
+        for key, value in self:
+            if key == name:
+                return value
+        return None
 
     def all(self, name: str) -> list[str]:
+        """Return the values of all headers of a name, in order."""
         return [value for key, value in self if key == name]
 
 
 class Request(NamedTuple):
-    """One request to an origin; `target` is path and query, `headers` are without Host and length."""
+    """One request to an origin.
+
+    `target` is path and query. `headers` are without Host and Content-Length.
+    """
 
     method: str
     target: str
@@ -81,8 +110,11 @@ class Request(NamedTuple):
 
 
 class Pieces(Protocol):
-    """The body of an upload, `length` bytes in all: `next` returns a piece, valid until the next
-    one is returned, empty at the end, or refuses by raising."""
+    """The source of an upload's body, `length` bytes in all.
+
+    `next` returns a piece, which is valid until the next call, and an empty one at the end. It
+    refuses by raising a SyncError.
+    """
 
     length: int
 
@@ -90,245 +122,391 @@ class Pieces(Protocol):
 
 
 class Response:
-    """An answer whose head has arrived; its body is read by exactly one of `read` and `read_into`."""
+    """An answer whose head has arrived. Its body is read by either `read` or `read_into`."""
 
     def __init__(self, connection: Connection, head: h11.Response, method: str) -> None:
         self._connection = connection
-        self._tail = memoryview(b"")
         self.status = head.status_code
         self.headers = Headers(
-            (name.decode("latin-1"), value.decode("latin-1")) for name, value in head.headers
+            [
+                (name.decode("latin-1").lower(), value.decode("latin-1"))
+                for name, value in head.headers.raw_items()
+            ]
         )
-        self.body = b""  # as far as `read` has read it
-        self.early = False  # whether it came before the whole body of its request was sent
+        # As much of the body as `read` has read.
+        self.body = b""
+        # Whether the answer came before the whole body of its request was sent.
+        self.early = False
+
         declared = self.headers.get("content-length")
         coded = self.headers.get("transfer-encoding")
-        coding = self.headers.get("content-encoding") or "identity"
-        if coding.lower() != "identity" and self.status in (200, 206) and method != "HEAD":
+        # How many bytes the body is said to have; None where that is not said. A transfer coding
+        # overrides the length (RFC 9112 section 6.3).
+        self.length: int | None = None
+        if declared and not coded and method != "HEAD":
+            self.length = int(declared)
+        self._check_coding(method)
+
+        # Whether the connection is fit for another exchange, as far as is known. Both framings at
+        # once can smuggle an answer: h11 follows the coding, and the connection is closed (R17).
+        is_closing = "close" in ",".join(self.headers.all("connection")).lower()
+        has_both_framings = bool(coded and declared)
+        self.reusable = head.http_version == b"1.1" and not is_closing and not has_both_framings
+
+        # How many bytes of the body are still to come; None while h11 frames it, then 0. Where an
+        # error's body is cut short, h11 still gives what has come.
+        self.left: int | None = None
+        if method == "HEAD" or self.status in (204, 304) or self.length == 0:
+            self.left = 0
+        elif self.status in (200, 206):
+            self.left = self.length
+
+        # What has come of the body and was not given to the caller yet.
+        self._tail = memoryview(b"")
+        if self.left is not None:
+            unread = connection.unread()
+            self._tail = memoryview(unread)[: self.left]
+            self.reusable = self.reusable and len(unread) <= self.left
+
+    def _check_coding(self, method: str) -> None:
+        """Refuse content in a coding, which was not asked for (R15)."""
+        coding = self.headers.get("content-encoding")
+        if coding is None or coding.lower() in ("", "identity"):
+            return
+        if self.status in (200, 206) and method != "HEAD":
             raise ProtocolBroken(
                 f"the answer is in the coding {clean(coding, 40)!r}, which was not asked for (R15)"
             )
-        # What the body is said to be long; a transfer coding overrides it (RFC 9112 section 6.3).
-        self.length = int(declared) if declared and not coded and method != "HEAD" else None
-        closing = "close" in ",".join(self.headers.all("connection")).lower()
-        # Both framings at once is a smuggling shape: use the one that h11 uses, then close (R17).
-        self.reusable = head.http_version == b"1.1" and not closing and not (coded and declared)
-        self.left = (
-            self.length if self.status in (200, 206) else None
-        )  # still to come; None: h11 frames the body
-        if self.left is not None:
-            trailing, closed = connection.framing.trailing_data
-            self._tail = memoryview(trailing)[: self.left]
-            self.reusable = self.reusable and not closed and len(trailing) <= self.left
 
     async def read_into(self, buffer: memoryview) -> int:
-        """Fill `buffer` from the body, letting others run; 0 only at its end, Disconnected when cut
-        short.
+        """Fill `buffer` from the body and return how many bytes it got, 0 at the end of the body.
+
+        Other tasks may run meanwhile. Disconnected when the body is cut short.
         """
         if self.left is None:
-            await anyio.lowlevel.checkpoint()
-        while self.left is None and not self._tail:
-            event = await self._connection.next_event(self._connection.timeouts.idle)
-            if isinstance(event, h11.Data):
-                self._tail = memoryview(event.data)
-            else:
-                self.left = 0
-                self.reusable = self.reusable and not self._connection.framing.trailing_data[0]
-        if self.left and not self._tail:
+            await self._read_framed()
+
+        if self._tail:
+            count = min(len(buffer), len(self._tail))
+            buffer[:count] = self._tail[:count]
+            self._tail = self._tail[count:]
+        elif self.left:
             count = await self._connection.fill(buffer[: self.left])
             if not count:
                 raise Disconnected(f"the body ended {self.left} bytes too early")
         else:
-            count = min(len(buffer), len(self._tail))
-            buffer[:count] = self._tail[:count]
-            self._tail = self._tail[count:]
+            count = 0
+
         if self.left:
             self.left -= count
         return count
 
+    async def _read_framed(self) -> None:
+        """Get the next part of a body from h11, or learn that the body has ended."""
+        await anyio.lowlevel.checkpoint()
+        while self.left is None and not self._tail:
+            event = await self._connection.next_event(in_body=True)
+            if isinstance(event, h11.Data):
+                self._tail = memoryview(event.data)
+            else:
+                self.left = 0
+                self.reusable = self.reusable and not self._connection.unread()
+
     async def read(self, limit: int) -> bytes:
-        """Return the whole body; ContentError above `limit` bytes. An error's body may be short or
-        long.
+        """Return the whole body; ContentError when it is longer than `limit` bytes.
+
+        The body of an error (status 400 and above) may be too long or cut short: then what has come
+        of it is returned.
         """
-        whole = bytearray()
-        failed = self.status >= 400
-        scratch = memoryview(bytearray(min(PIECE, limit + 1, (self.length or 16 * 1024) + 1)))
+        if self.left == 0:
+            return self.body
+
+        is_error = self.status >= 400
+        body = bytearray()
+        expected = _SCRATCH if self.length is None else self.length
+        scratch = memoryview(bytearray(min(PIECE, limit + 1, expected + 1)))
         try:
-            while len(whole) <= limit and (count := await self.read_into(scratch)):
-                whole += scratch[:count]
+            while self.left != 0 and len(body) <= limit:
+                count = await self.read_into(scratch)
+                body += scratch[:count]
         except WireError:
-            if not failed:
+            if not is_error:
                 raise
             self.reusable = False
-        if len(whole) > limit and not failed:
+
+        if len(body) > limit and not is_error:
             raise ContentError(f"the answer is longer than {limit} bytes")
-        self.body = bytes(whole[:limit])
+        self.body = bytes(body[:limit])
         return self.body
 
     async def finish(self) -> bool:
-        """Read what little is left; return whether the connection is good for another exchange."""
+        """Read what little is left; return whether the connection is fit for another exchange."""
         if self.reusable and self.left != 0:
-            scratch = memoryview(bytearray(8192))
-            budget = _WORTH_DRAINING
-            try:
-                with anyio.move_on_after(_WORTH_WAITING):
-                    while self.left != 0 and (self.left or 0) <= budget:
-                        budget -= await self.read_into(scratch)
-            except WireError:
-                return False
-        return self.reusable and self.left == 0
+            await self._drain()
+        if not self.reusable or self.left != 0:
+            return False
+        self._connection.state = State.IDLE
+        return True
 
-
-class Connection:
-    """One stream, one exchange at a time."""
-
-    def __init__(self, origin: Origin, stream: Stream, timeouts: Timeouts) -> None:
-        self.origin = origin
-        self.timeouts = timeouts
-        self.idle_since = 0.0
-        self._stream = stream
-        self.close = stream.close
-        self._scratch = memoryview(bytearray(16 * 1024))
-        # What is offered to the stream next, and how many bytes of the body follow it.
-        self.piece = memoryview(b"")
-        self.left = 0
-
-    def _head(self, request: Request, length: int) -> bytes:
-        host = request.target if request.method == "CONNECT" else self.origin.authority
-        headers = [("Host", host), *request.headers]
-        if length or request.method not in ("GET", "HEAD", "DELETE", "CONNECT"):
-            headers.append(("Content-Length", str(length)))
+    async def _drain(self) -> None:
+        scratch = memoryview(bytearray(8192))
+        budget = _WORTH_DRAINING
         try:
-            head = self.framing.send(
-                h11.Request(method=request.method, target=request.target, headers=headers)
-            )
-            # h11 asks for the length only: a call per piece costs 9 % of a copy's CPU; `_take_off`
-            # checks the pieces.
-            self.framing.send_with_data_passthrough(h11.Data(data=range(length)))  # type: ignore[arg-type]
-            self.framing.send(h11.EndOfMessage())
-            return head or b""
-        except (
-            h11.LocalProtocolError,
-            UnicodeError,
-        ):  # h11 shows the header: it may be a credential (I6)
-            raise ProtocolBroken(
-                "a request cannot be written: its URL or a header is malformed"
-            ) from None
+            with anyio.move_on_after(_WORTH_WAITING):
+                while self.left != 0 and (self.left or 0) <= budget:
+                    budget -= await self.read_into(scratch)
+        except WireError:
+            self.reusable = False
 
-    async def exchange(
-        self, request: Request, first: memoryview, pieces: Pieces | None, seconds: float
-    ) -> Response:
-        """Send a request, whose body begins with `first`, and return its final answer with the body
-        unread. An error of `pieces` is raised as it is, a failed write only when the peer says
-        nothing about it."""
-        self.framing = h11.Connection(h11.CLIENT, max_incomplete_event_size=_LONGEST_HEAD)
-        # Whether the peer has said anything, and a second piece was read; of both bodies: bytes,
-        # and seconds waited.
-        self.heard = False
-        self.drawn = False
-        self._moved = 0
-        self._waited = 0.0
-        self._answering = anyio.CancelScope()  # it gets its deadline when nothing more is sent
-        self._failed: SyncError | None = None  # why that came too early
-        self.left = length = len(first) if pieces is None else pieces.length
-        self.piece = memoryview(self._head(request, length) + self._take_off(first))
-        try:
-            self.piece = self.piece[max(0, self._stream.send(self.piece)) :]
-            if not self.piece and not self.left:
-                self._end(seconds)
-        except Disconnected as error:
-            self._end(_LAST_WORDS, error)
-        if self._answering.deadline < math.inf:
-            answer = await self._listen(request.method, seconds)
-        else:
-            async with anyio.create_task_group() as group:
-                group.start_soon(self._send, pieces, seconds)
-                answer = await self._listen(request.method, seconds)
-                group.cancel_scope.cancel()
-        if isinstance(answer, Response):
-            return answer
-        # What a peer thinks of our certificate tells more than that the write broke.
-        raise answer if isinstance(answer, ConnectFailed) else self._failed or answer
 
-    def _take_off(self, piece: memoryview) -> memoryview:
+class _Outgoing:
+    """A request on its way to the stream."""
+
+    def __init__(self, length: int) -> None:
+        # What is offered to the stream next: the head with the first piece, then each piece.
+        self.offered = memoryview(b"")
+        # How many bytes of the body follow what is offered.
+        self.left = length
+        # Whether the source has given a second piece: the first is gone, so the request cannot be
+        # sent again (I7).
+        self.is_past_first = False
+        # Why the request was not sent whole.
+        self.error: SyncError | None = None
+
+    def take_off(self, piece: memoryview) -> memoryview:
+        """Count a piece of the body and return it; ContentError when it does not fit its length."""
         if len(piece) > self.left or (self.left and not piece):
             raise ContentError("the body does not have its declared length")
         self.left -= len(piece)
         return piece
 
-    def _end(self, seconds: float, failed: SyncError | None = None) -> None:
-        """Send nothing more; `seconds` bound what is left of the wait for the answer."""
-        self.piece = memoryview(b"")
-        self._failed = failed
-        self._answering.deadline = anyio.current_time() + seconds
 
-    async def _send(self, pieces: Pieces | None, seconds: float) -> None:
-        while True:
-            try:
-                while self.piece:
-                    if (sent := self._stream.send(self.piece)) < 0:
-                        await self._wait(sent, self.timeouts.idle)
-                    else:
-                        self.piece = self.piece[sent:]
-                        self._moved += sent
-            except WireError as error:
-                return self._end(_LAST_WORDS, error)
-            if pieces is None or not self.left:
-                return self._end(seconds)
-            try:
-                self.piece = self._take_off(await pieces.next())
-                self.drawn = True
-            except SyncError as error:
-                return self._end(0, error)
+class _Pace:
+    """How fast the peer moves the bodies of an exchange, by windows of waiting."""
 
-    async def _listen(self, method: str, seconds: float) -> Response | WireError:
-        """Wait for the head of the one final answer, whenever it comes; interim answers say
-        nothing.
-        """
-        try:
-            with self._answering:
-                while not isinstance(event := await self.next_event(), h11.Response):
-                    await anyio.lowlevel.checkpoint()
-                response = Response(self, event, method)
-                if self._answering.deadline == math.inf or self._failed is not None:
-                    response.early = True
-                    response.reusable = False
-                return response
-        except WireError as error:
-            return error
-        return TimedOut(f"no answer from {self.origin.authority} within {seconds:g} s")
+    def __init__(self) -> None:
+        # Bytes that moved, in both directions, and seconds waited for this peer alone.
+        self.moved = 0
+        self.waited = 0.0
+
+    def check(self, timeouts: Timeouts) -> None:
+        """Judge each `slow_window` seconds of waiting by themselves; TimedOut when too slow."""
+        if self.waited < timeouts.slow_window:
+            return
+        if self.moved < self.waited * timeouts.slowest_bytes_per_second:
+            raise TimedOut(f"the body moved only {self.moved} bytes in {self.waited:.0f} s")
+        self.moved = 0
+        self.waited = 0.0
+
+
+class Connection:
+    """A stream to an origin, and the exchange that goes over it."""
+
+    def __init__(self, origin: Origin, stream: Stream, timeouts: Timeouts) -> None:
+        self.origin = origin
+        self.timeouts = timeouts
+        self.state = State.IDLE
+        # When the last exchange ended, in the event loop's time.
+        self.idle_since = 0.0
+        self._stream = stream
+        # Where is read to what h11 frames.
+        self._scratch = memoryview(bytearray(_SCRATCH))
+        self._begin(0)
+
+    def _begin(self, length: int) -> None:
+        """Set what belongs to one exchange, whose request has a body of `length` bytes."""
+        self._framing = h11.Connection(h11.CLIENT, max_incomplete_event_size=_LONGEST_HEAD)
+        # What has been read and was not given to h11 yet.
+        self._arrived = b""
+        # Whether the peer has sent anything.
+        self._has_heard = False
+        self._outgoing = _Outgoing(length)
+        self._pace = _Pace()
+        # The wait for the answer's head. Its deadline is set when nothing more is sent.
+        self._answering = anyio.CancelScope()
+
+    def close(self) -> None:
+        """Close the stream at once; whoever waits for it gets Disconnected."""
+        self.state = State.CLOSED
+        self._stream.close()
 
     def is_alive(self) -> bool:
         """Ask the socket, without waiting, whether an idle peer has left or spoken out of turn."""
-        # a fresh TLS 1.3 connection is readable because of its session tickets: only reading tells
+        # TLS 1.3 session tickets make a fresh connection readable: only reading tells.
         try:
             return self._stream.recv_into(self._scratch[:1]) in (WANT_READ, WANT_WRITE)
         except WireError:
             return False
 
-    async def _wait(self, want: int, seconds: float | None) -> None:
-        """Wait for the stream, in a body at most `seconds`; a head's wait (None) is bounded
-        elsewhere.
+    def can_repeat(self) -> bool:
+        """Ask whether a request that failed here may be sent over another connection (I7)."""
+        return not self._has_heard and not self._outgoing.is_past_first
+
+    def unsent(self) -> int:
+        """Return how many bytes of the request the stream has not taken."""
+        return len(self._outgoing.offered) + self._outgoing.left
+
+    def unread(self) -> bytes:
+        """Return what has come behind the last event of h11."""
+        trailing, _ = self._framing.trailing_data
+        return trailing + self._arrived
+
+    async def exchange(
+        self, request: Request, first: memoryview, pieces: Pieces | None, seconds: float
+    ) -> Response:
+        """Send a request and return its final answer with the body unread.
+
+        The body is `first` and, where there are `pieces`, what they give then. `seconds` bound the
+        wait for the answer's head once the whole request is sent. Raises what `pieces` raises,
+        ContentError when the body does not have its length, WireError when the connection fails; a
+        failed write counts only where the peer says nothing about it.
         """
-        if (
-            seconds is not None and self._waited >= self.timeouts.slow_window
-        ):  # waited for this peer alone
-            if self._moved < self._waited * self.timeouts.slowest_bytes_per_second:
-                raise TimedOut(f"the body moved only {self._moved} bytes in {self._waited:.0f} s")
-            self._moved = 0
-            self._waited = 0.0
-        began = anyio.current_time()
+        self._begin(len(first) if pieces is None else pieces.length)
+        outgoing = self._outgoing
+        head = self._write_head(request, outgoing.left)
+        self.state = State.SENDING
+        outgoing.offered = memoryview(head + outgoing.take_off(first))
+        self._send_at_once(seconds)
+
+        if self.state is State.SENDING:
+            async with anyio.create_task_group() as group:
+                group.start_soon(self._send, pieces, seconds)
+                answer = await self._await_head(request.method, seconds)
+                group.cancel_scope.cancel()
+        else:
+            answer = await self._await_head(request.method, seconds)
+
+        if isinstance(answer, Response):
+            return answer
+        # What a peer thinks of our certificate tells more than that the write failed.
+        if isinstance(answer, ConnectFailed):
+            raise answer
+        raise outgoing.error or answer
+
+    def _write_head(self, request: Request, length: int) -> bytes:
+        """Return the head of a request; ProtocolBroken when it cannot be written.
+
+        h11 is told nothing of the body: `_Outgoing` counts it, and to frame each piece would cost
+        9 % of a copy's CPU.
+        """
+        method = request.method
+        host = request.target if method == "CONNECT" else self.origin.authority
+        headers = [("Host", host), *request.headers]
+        if length or method not in ("GET", "HEAD", "DELETE", "CONNECT"):
+            headers.append(("Content-Length", str(length)))
         try:
-            with anyio.fail_after(seconds):
-                await self._stream.wait(want)
-        except TimeoutError as error:
-            raise TimedOut(f"{self.origin.authority} moved nothing for {seconds:g} s") from error
-        if seconds is not None:
-            self._waited += anyio.current_time() - began
+            head = h11.Request(method=method, target=request.target, headers=headers)
+            return self._framing.send(head) or b""
+        except (h11.LocalProtocolError, UnicodeError):
+            # h11's own error shows the header, which may be a credential (I6).
+            raise ProtocolBroken(
+                "a request cannot be written: its URL or a header is malformed"
+            ) from None
+
+    def _send_at_once(self, seconds: float) -> None:
+        """Send what goes without waiting: nearly always the whole request."""
+        outgoing = self._outgoing
+        try:
+            sent = self._stream.send(outgoing.offered)
+        except Disconnected as error:
+            self._stop(_LAST_WORDS, error)
+            return
+        if sent > 0:
+            outgoing.offered = outgoing.offered[sent:]
+        if not outgoing.offered and not outgoing.left:
+            self._stop(seconds)
+
+    async def _send(self, pieces: Pieces | None, seconds: float) -> None:
+        """Send the rest of a request while `_await_head` listens."""
+        outgoing = self._outgoing
+        while True:
+            try:
+                while outgoing.offered:
+                    sent = self._stream.send(outgoing.offered)
+                    if sent < 0:
+                        await self._wait_in_body(sent)
+                    else:
+                        outgoing.offered = outgoing.offered[sent:]
+                        self._pace.moved += sent
+            except WireError as error:
+                self._stop(_LAST_WORDS, error)
+                return
+
+            if pieces is None or not outgoing.left:
+                self._stop(seconds)
+                return
+            try:
+                outgoing.offered = outgoing.take_off(await pieces.next())
+                outgoing.is_past_first = True
+            except SyncError as error:
+                self._stop(0, error)
+                return
+
+    def _stop(self, seconds: float, error: SyncError | None = None) -> None:
+        """Send nothing more; the head of the answer has to come within `seconds`."""
+        self.state = State.WAITING if error is None else State.STOPPED
+        self._outgoing.offered = memoryview(b"")
+        self._outgoing.error = error
+        self._answering.deadline = anyio.current_time() + seconds
+
+    async def _await_head(self, method: str, seconds: float) -> Response | WireError:
+        """Return the final answer, whenever its head comes, or why there is none."""
+        try:
+            with self._answering:
+                event = await self.next_event(in_body=False)
+                while not isinstance(event, h11.Response):
+                    # A flood of interim answers must not keep the deadline from passing.
+                    await anyio.lowlevel.checkpoint()
+                    event = await self.next_event(in_body=False)
+                response = Response(self, event, method)
+                if self.state is not State.WAITING:
+                    response.early = True
+                    response.reusable = False
+                self.state = State.ANSWERED
+                return response
+        except WireError as error:
+            return error
+        return TimedOut(f"no answer from {self.origin.authority} within {seconds:g} s")
+
+    async def next_event(self, *, in_body: bool) -> object:
+        """Return h11's next event of the answer, and read as much as it needs.
+
+        In a body the policy's time-outs hold; the wait for a head is bounded by its deadline.
+        """
+        try:
+            while (event := self._framing.next_event()) is h11.NEED_DATA:
+                if not self._arrived:
+                    while (count := self._stream.recv_into(self._scratch)) < 0:
+                        if in_body:
+                            await self._wait_in_body(count)
+                        else:
+                            await self._stream.wait(count)
+                    self._has_heard = self._has_heard or count > 0
+                    if in_body:
+                        self._pace.moved += count
+                    self._arrived = bytes(self._scratch[:count])
+                # At the end of the stream this is empty, as h11 wants it.
+                portion = next_portion(self._framing, self._arrived)
+                self._arrived = self._arrived[len(portion) :]
+                self._framing.receive_data(portion)
+        except h11.RemoteProtocolError as error:
+            raise self._broken(error) from error
+        return event
+
+    def _broken(self, error: h11.RemoteProtocolError) -> WireError:
+        """Say what h11 does not like about an answer."""
+        _, has_ended = self._framing.trailing_data
+        if has_ended:
+            return Disconnected("the connection ended before the end of an answer")
+        if error.error_status_hint == 431:
+            return ProtocolBroken(f"the head of the answer is longer than {_LONGEST_HEAD} bytes")
+        what = clean(str(error), 150)
+        return ProtocolBroken(f"{self.origin.authority} does not speak HTTP/1.1: {what}")
 
     async def fill(self, buffer: memoryview) -> int:
-        """Gather what there is (SSL_read gives 16 KiB a call), waiting for the first byte; 0 at the
-        end.
+        """Read what there is of a body, and wait for its first byte; 0 at the end of the stream.
+
+        A buffer is filled by several reads, because OpenSSL gives 16 KiB at most by each.
         """
         await anyio.lowlevel.checkpoint()
         filled = 0
@@ -344,41 +522,72 @@ class Connection:
             elif count == 0 or filled:
                 break
             else:
-                await self._wait(count, self.timeouts.idle)
-        self._moved += filled
+                await self._wait_in_body(count)
+        self._pace.moved += filled
         return filled
 
-    async def next_event(self, seconds: float | None = None) -> object:
-        """Return h11's next event, reading as much as it needs; `seconds` as for `_wait`."""
+    async def _wait_in_body(self, want: int) -> None:
+        """Wait for the stream; TimedOut when the body stands still or was too slow for long."""
+        self._pace.check(self.timeouts)
+        idle = self.timeouts.idle
+        began = anyio.current_time()
         try:
-            while (event := self.framing.next_event()) is h11.NEED_DATA:
-                while (count := self._stream.recv_into(self._scratch)) < 0:
-                    await self._wait(count, seconds)
-                self.heard = self.heard or count > 0
-                if seconds is not None:
-                    self._moved += count
-                self.framing.receive_data(bytes(self._scratch[:count]))
-        except h11.RemoteProtocolError as error:
-            if self.framing.trailing_data[1]:
-                raise Disconnected("the connection ended before the end of an answer") from error
-            if error.error_status_hint == 431:
-                raise ProtocolBroken(
-                    f"the head of the answer is longer than {_LONGEST_HEAD} bytes"
-                ) from error
-            broken = f"{self.origin.authority} does not speak HTTP/1.1: {clean(str(error), 150)}"
-            raise ProtocolBroken(broken) from error
-        return event
+            with anyio.fail_after(idle):
+                await self._stream.wait(want)
+        except TimeoutError as error:
+            raise TimedOut(f"{self.origin.authority} moved nothing for {idle:g} s") from error
+        self._pace.waited += anyio.current_time() - began
+
+
+def next_portion(framing: h11.Connection, arrived: bytes) -> bytes:
+    """Return how much of what has arrived h11 may be given next; call it when h11 needs data.
+
+    ProtocolBroken when that would go on with a run of more than 1 KiB of blanks in a head, a line
+    of a chunked body or its trailers. Blanks in a body are welcome, but only h11 knows where one
+    begins. So where there are many, it gets a little at a time, and what it holds back tells.
+    """
+    # What h11 holds back is the beginning of a head or of a line. A run goes on over the ends of
+    # lines, because a folded header is one line to h11.
+    held, _ = framing.trailing_data
+    end = held[len(held.rstrip(b" \t\r\n")) :]
+    run = _count_blanks(end)
+    if run + _count_blanks(arrived) <= _MOST_BLANKS:
+        return arrived
+
+    # So short a portion holds no run that is too long, unless it goes on with one.
+    portion = arrived[:_MOST_BLANKS]
+    if not held:
+        return portion
+    behind = portion.lstrip(b" \t")
+    if run + len(portion) - len(behind) > _MOST_BLANKS:
+        raise ProtocolBroken(
+            f"the answer has more than {_MOST_BLANKS} blanks in a row outside its body"
+        )
+    if behind.startswith((b"\r", b"\n")):
+        # A body may begin behind the end of the line.
+        line, newline, _ = portion.partition(b"\n")
+        return line + newline
+    return portion
+
+
+def _count_blanks(text: bytes) -> int:
+    return text.count(b" ") + text.count(b"\t")
 
 
 def parse_retry_after(value: str | None, wall_now: float) -> float | None:
-    """Return seconds from a Retry-After header (RFC 9110 section 10.2.3: a number or a date)."""
-    if not (value := (value or "").strip()):
+    """Return the seconds of a Retry-After header, a number or a date (RFC 9110 section 10.2.3).
+
+    None where there is none that can be read.
+    """
+    text = (value or "").strip()
+    if not text:
         return None
-    if value.isascii() and value.isdigit():
-        return float(value[:9])
+    if text.isascii() and text.isdigit():
+        return float(text[:9])
+
     from email.utils import parsedate_to_datetime
 
     try:
-        return max(0.0, parsedate_to_datetime(value).timestamp() - wall_now)
+        return max(0.0, parsedate_to_datetime(text).timestamp() - wall_now)
     except (ValueError, OverflowError):
         return None

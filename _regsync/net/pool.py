@@ -1,14 +1,21 @@
-"""."""
+"""Which connection an exchange goes over: idle ones, new ones, and tunnels through proxies.
+
+Owns: the pool, leases, the replacement of an idle connection found dead, tunnels.
+May not know: registries, logins for them, redirects, repetition of what a peer has heard.
+Invariants: I7 (a body that cannot begin again is sent once), I9 (only a connection whose exchange
+ended in order goes back to the pool, every other is closed). A proxy's login goes to that proxy
+only (R7).
+Follows: docs/design.md section 9, RFC 9110 section 9.3.6.
+"""
 
 from __future__ import annotations
 
-import math
 import re
+import ssl
 from base64 import b64encode
 from collections.abc import Awaitable, Callable
-from typing import Any
 
-import anyio.lowlevel
+import anyio
 
 from _regsync.addresses import Origin
 from _regsync.errors import ConnectFailed, Disconnected, ProtocolBroken, WireError
@@ -16,185 +23,215 @@ from _regsync.net.http1 import Connection, Pieces, Request, Response
 from _regsync.net.proxy import Proxy
 from _regsync.net.streams import Stream, Timeouts, connect, start_tls
 
-# a registry may send us to another host for each blob
+# How many connections are kept. A registry may send us to another host for each blob.
 _IDLE_PER_ORIGIN = 64
-
-
 _IDLE_IN_ALL = 256
+
+# What a registry answers to a PUT whose session the lost first attempt has closed or moved.
+_SESSION_GONE = (400, 404, 416)
+
+_PROXY_SCHEMES = re.compile(
+    r"(?:^|, *)(Basic|Bearer|Digest|Negotiate|NTLM)(?![^ ,])", re.IGNORECASE
+)
 
 
 class Pool:
-    """Idle connections, last in, first out, bounded and aged. It bounds nothing in use (I8)."""
+    """Idle connections. It bounds how many are kept and how long, not how many are in use (I8)."""
 
     def __init__(self, dial: Callable[[Origin], Awaitable[Stream]], timeouts: Timeouts) -> None:
         self.dial = dial
         self.timeouts = timeouts
-        self._idle: list[Connection] = []  # the one used last is at the end
+        # In the order in which they became idle.
+        self._idle: list[Connection] = []
 
-    def take(self, origin: Origin) -> Connection | None:
-        """Take the idle connection that was used last and still lives; close those that do not."""
-        self.close(
-            anyio.current_time() - self.timeouts.idle_connection
-        )  # nobody may ever ask for the others again
-        while connection := next(
-            (each for each in reversed(self._idle) if each.origin == origin), None
-        ):
+    def lease(self, origin: Origin) -> Lease:
+        """Return a lease for exchanges with an origin; it takes a connection when one is needed."""
+        return Lease(self, origin)
+
+    def reuse(self, origin: Origin) -> Connection | None:
+        """Take the connection to an origin that was used last and lives; close what does not."""
+        if not self._idle:
+            return None
+        # At any origin: nobody may ever ask for one again.
+        oldest = anyio.current_time() - self.timeouts.idle_connection
+        while self._idle and self._idle[0].idle_since <= oldest:
+            self._idle.pop(0).close()
+
+        for connection in self._idle[::-1]:
+            if connection.origin != origin:
+                continue
             self._idle.remove(connection)
             if connection.is_alive():
                 return connection
             connection.close()
         return None
 
-    def give_back(self, connection: Connection) -> None:
+    def keep(self, connection: Connection) -> None:
         """Keep a connection whose last exchange ended in order."""
         connection.idle_since = anyio.current_time()
         self._idle.append(connection)
-        same = [each for each in self._idle if each.origin == connection.origin]
-        for surplus in same[:-_IDLE_PER_ORIGIN] or self._idle[:-_IDLE_IN_ALL]:
+
+        to_origin = [idle for idle in self._idle if idle.origin == connection.origin]
+        for surplus in to_origin[:-_IDLE_PER_ORIGIN] or self._idle[:-_IDLE_IN_ALL]:
             self._idle.remove(surplus)
             surplus.close()
 
-    def close(self, before: float = math.inf, origin: Origin | None = None) -> None:
-        """Close the idle connections that were last used before a time, or all; or those to one
-        origin.
-        """
-        for each in [
-            each
-            for each in self._idle
-            if each.idle_since <= before and origin in (None, each.origin)
-        ]:
-            self._idle.remove(each)
-            each.close()
-
-    def lease(self, origin: Origin) -> Lease:
-        return Lease(self, origin)
+    def close(self, origin: Origin | None = None) -> None:
+        """Close the idle connections to an origin, or all."""
+        for connection in self._idle[:]:
+            if origin is None or connection.origin == origin:
+                self._idle.remove(connection)
+                connection.close()
 
 
 class Lease:
-    """One connection at a time for exchanges that belong together; one found dead is replaced once."""
+    """The right to one connection at a time, for exchanges that belong together."""
 
     def __init__(self, pool: Pool, origin: Origin) -> None:
-        self._pool = pool
         self.origin = origin
+        self._pool = pool
+        # The connection of the last exchange, and its answer once there is one.
         self._connection: Connection | None = None
         self._response: Response | None = None
 
     async def __aenter__(self) -> Lease:
         return self
 
-    def unsent(self) -> int:
-        return len(self._connection.piece) + self._connection.left if self._connection else 0
+    async def __aexit__(self, *_: object) -> None:
+        await self.settle()
 
-    async def settle(self, *_: object) -> None:
-        """Let go of the connection: back to the pool when it may serve again, else it is closed."""
+    def unsent(self) -> int:
+        """Return how many bytes of the request under way have not been sent."""
+        return self._connection.unsent() if self._connection else 0
+
+    async def settle(self) -> None:
+        """Let go of the connection: it goes back to the pool when it is fit for another exchange."""
         connection = self._connection
         response = self._response
-        self._connection = self._response = None
-        try:
-            if connection is not None and response is not None and await response.finish():
-                self._pool.give_back(connection)
-                connection = None
-        finally:
-            if connection is not None:
-                connection.close()
+        if connection is None:
+            return
+        self._connection = None
+        self._response = None
 
-    __aexit__ = settle
+        is_fit = False
+        try:
+            is_fit = response is not None and await response.finish()
+        finally:
+            if is_fit:
+                self._pool.keep(connection)
+            else:
+                connection.close()
 
     async def exchange(
         self, request: Request, seconds: float | None = None, pieces: Pieces | None = None
     ) -> Response:
-        """Do one exchange; `seconds` bound the wait for the answer's head after the whole body."""
-        seconds = self._pool.timeouts.head if seconds is None else seconds
-        lost: Disconnected | None = None
+        """Do one exchange and return its answer with the body unread.
+
+        The body is that of the request or what `pieces` give. `seconds` (by default the policy's)
+        bound the wait for the answer's head once the body is sent. An idle connection that turns
+        out to be dead is replaced by a new one, once. Raises as Connection.exchange, ConnectFailed
+        when no connection can be made.
+        """
+        if seconds is None:
+            seconds = self._pool.timeouts.head
         first = memoryview(request.body) if pieces is None else await pieces.next()
-        while True:
-            await (
-                self.settle()
-            )  # what came back last is taken first: a PUT goes where its POST was answered
-            used = self._pool.take(self.origin) if lost is None else None
-            connection = used or Connection(
-                self.origin, await self._pool.dial(self.origin), self._pool.timeouts
-            )
-            self._connection = connection
+
+        # What came back last is taken first: a PUT goes where its POST was answered.
+        await self.settle()
+        lost: Disconnected | None = None
+        idle = self._pool.reuse(self.origin)
+        if idle is not None:
+            self._connection = idle
             try:
-                self._response = await connection.exchange(request, first, pieces, seconds)
+                self._response = await idle.exchange(request, first, pieces, seconds)
+                return self._response
             except Disconnected as error:
-                dead = (
-                    used is not None and not connection.heard and error.side is None
-                )  # the body's source has a side
-                if not dead or connection.drawn:
+                # An error with a side is that of the source of the body.
+                if error.side is not None or not idle.can_repeat():
                     raise
                 lost = error
-            else:
-                if (
-                    lost is not None
-                    and pieces is not None
-                    and self._response.status in (400, 404, 416)
-                ):
-                    # what arrived of the first body closed its upload session, or moved it: asking
-                    # tells
-                    raise lost
-                return self._response
+            await self.settle()
 
-
-async def _tunnel(stream: Stream, origin: Origin, proxy: Proxy, timeouts: Timeouts) -> None:
-    """Ask the proxy for a tunnel (RFC 9110 section 9.3.6); credentials go nowhere else (R7)."""
-    target = f"{origin._replace(scheme='http', port=80).authority}:{origin.port}"
-    login = b64encode(f"{proxy.username}:{proxy.password or ''}".encode()).decode("ascii")
-    headers = () if proxy.username is None else (("Proxy-Authorization", f"Basic {login}"),)
-    connection = Connection(Origin(proxy.scheme, proxy.host, proxy.port), stream, timeouts)
-    try:
-        answer = await connection.exchange(
-            Request("CONNECT", target, headers), memoryview(b""), None, timeouts.head
-        )
-    except WireError as error:
-        raise ConnectFailed(
-            f"the proxy {proxy} did not open a tunnel: {error.message.partition(': ')[0]}"
-        ) from None
-    if not 200 <= (status := answer.status) < 300:
-        refused = ConnectFailed(f"the proxy {proxy} refused a tunnel to {target} ({status})")
-        refused.retryable = status >= 500
-        if status == 407:
-            told = ", ".join(
-                answer.headers.all("proxy-authenticate")
-            )  # which may repeat our login: these words alone
-            ways = " or ".join(
-                re.findall(r"(?i)(?:^|, *)(Basic|Bearer|Digest|Negotiate|NTLM)(?![^ ,])", told)
-            )
-            refused.message += f", it takes {ways}" * bool(ways)
-            refused.hint = (
-                "only Basic is spoken here: put a proxy before it"
-                if told and "basic" not in ways.lower()
-                else "check the user and password in the proxy's URL"
-                if proxy.username
-                else "put user and password into the proxy's URL, percent-encoded"
-            )
-        raise refused
-    if connection.framing.trailing_data[0]:
-        raise ProtocolBroken(f"the proxy {proxy} sent bytes before the tunnel was used")
+        stream = await self._pool.dial(self.origin)
+        self._connection = Connection(self.origin, stream, self._pool.timeouts)
+        self._response = await self._connection.exchange(request, first, pieces, seconds)
+        if lost is not None and pieces is not None and self._response.status in _SESSION_GONE:
+            # The first attempt may have arrived: only asking for the blob tells.
+            raise lost
+        return self._response
 
 
 async def open_stream(
     origin: Origin,
     *,
-    context: Any,
+    context: ssl.SSLContext | None,
     timeouts: Timeouts,
     proxy: Proxy | None = None,
-    proxy_context: Any = None,
+    proxy_context: ssl.SSLContext | None = None,
 ) -> Stream:
-    """Connect to `origin`, through `proxy` if given; `context` is for https only. ConnectFailed
-    leaves no socket.
+    """Connect to an origin, through a proxy if one is given.
+
+    `context` is needed for an origin with https, `proxy_context` for a proxy with https.
+    ConnectFailed leaves no socket behind.
     """
-    first = origin if proxy is None else Origin(proxy.scheme, proxy.host, proxy.port)
+    first = origin if proxy is None else _origin_of(proxy)
     stream: Stream = await connect(first.host, first.port, timeouts)
     try:
         if proxy is not None:
             if proxy.scheme == "https":
+                assert proxy_context is not None
                 stream = await start_tls(stream, proxy_context, proxy.host, timeouts)
-            await _tunnel(stream, origin, proxy, timeouts)
+            await _open_tunnel(stream, origin, proxy, timeouts)
         if origin.scheme == "https":
+            assert context is not None
             stream = await start_tls(stream, context, origin.host, timeouts)
     except BaseException:
         stream.close()
         raise
     return stream
+
+
+def _origin_of(proxy: Proxy) -> Origin:
+    return Origin(proxy.scheme, proxy.host, proxy.port)
+
+
+async def _open_tunnel(stream: Stream, origin: Origin, proxy: Proxy, timeouts: Timeouts) -> None:
+    """Ask the proxy at the other end of a stream for a tunnel to an origin."""
+    target = f"{origin._replace(scheme='http', port=80).authority}:{origin.port}"
+    headers: tuple[tuple[str, str], ...] = ()
+    if proxy.username is not None:
+        login = b64encode(f"{proxy.username}:{proxy.password or ''}".encode()).decode("ascii")
+        headers = (("Proxy-Authorization", f"Basic {login}"),)
+
+    connection = Connection(_origin_of(proxy), stream, timeouts)
+    request = Request("CONNECT", target, headers)
+    try:
+        answer = await connection.exchange(request, memoryview(b""), None, timeouts.head)
+    except WireError as error:
+        reason, _, _ = error.message.partition(": ")
+        raise ConnectFailed(f"the proxy {proxy} did not open a tunnel: {reason}") from None
+
+    if not 200 <= answer.status < 300:
+        raise _refusal_of_tunnel(proxy, target, answer)
+    if connection.unread():
+        raise ProtocolBroken(f"the proxy {proxy} sent bytes before the tunnel was used")
+
+
+def _refusal_of_tunnel(proxy: Proxy, target: str, answer: Response) -> ConnectFailed:
+    error = ConnectFailed(f"the proxy {proxy} refused a tunnel to {target} ({answer.status})")
+    error.retryable = answer.status >= 500
+    if answer.status != 407:
+        return error
+
+    # The challenge may repeat our login: only the names of schemes are shown.
+    challenge = ", ".join(answer.headers.all("proxy-authenticate"))
+    schemes = _PROXY_SCHEMES.findall(challenge)
+    if schemes:
+        error.message += f", it takes {' or '.join(schemes)}"
+    if challenge and "basic" not in [scheme.lower() for scheme in schemes]:
+        error.hint = "only Basic is spoken here: put a proxy before it"
+    elif proxy.username:
+        error.hint = "check the user and password in the proxy's URL"
+    else:
+        error.hint = "put user and password into the proxy's URL, percent-encoded"
+    return error

@@ -1,26 +1,42 @@
-"""Which proxy, if any, a request goes through. Owns: the proxy variables, the NO_PROXY grammar. May
-not know: sockets, CONNECT, the process environment (an argument). Invariant: no text of a `Proxy`
-and no error shows user name or password. Follows docs/protocol-facts.md section 8.1: Go's
-`httpproxy` rules, as container clients have them; lower case first, and empty is unset, as curl and
-Python have it."""
+"""Which proxy, if any, a request goes through.
+
+Owns: the proxy variables, the grammar of NO_PROXY, what never sees a proxy.
+May not know: sockets, CONNECT, the environment of the process (it is an argument).
+Invariants: no text of a `Proxy` and no error shows its user name or password.
+Follows: docs/protocol-facts.md section 8.1: Go's `httpproxy` rules, as container clients have them;
+lower case first, and empty is unset, as curl and Python have it.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
+from typing import NamedTuple
+from urllib.parse import unquote, urlsplit
 
+from _regsync.addresses import DEFAULT_PORTS
 from _regsync.errors import ConfigError
 
-# Metadata services hand out this machine's credentials: no proxy is to see them
-# (docs/protocol-facts.md 8.1 and 9.2, R20).
-_ALWAYS_DIRECT = (
-    "localhost,127.0.0.0/8,::1,169.254.0.0/16,fe80::/10,fd00:ec2::/32,metadata.google.internal"
+# Metadata services hand out this machine's credentials, which no proxy is to see
+# (docs/protocol-facts.md sections 8.1 and 9.2, R20).
+_NEVER_PROXIED = (
+    "localhost",
+    "127.0.0.0/8",
+    "::1",
+    "169.254.0.0/16",
+    "fe80::/10",
+    "fd00:ec2::/32",
+    "metadata.google.internal",
 )
+
+# The end of `127.1`, `2130706433` and `0x7f.1`, which are addresses to the resolver. No name of a
+# host ends so.
+_NUMBER_LAST = re.compile(r"(?:.*\.)?(?:[0-9]+|0x[0-9a-f]*)")
 
 
 class Proxy(NamedTuple):
-    """A proxy to send CONNECT to; user name and password are percent-decoded already."""
+    """A proxy to send CONNECT to; user name and password are percent-decoded."""
 
     scheme: str
     host: str
@@ -33,6 +49,13 @@ class Proxy(NamedTuple):
         return f"{self.scheme}://{host}:{self.port}"
 
 
+class _Setting(NamedTuple):
+    """A value and what it is called to the user; "" when it is not set."""
+
+    name: str
+    value: str
+
+
 def proxy_for(
     scheme: str,
     host: str,
@@ -42,97 +65,135 @@ def proxy_for(
     *,
     listed: bool = False,
 ) -> tuple[Proxy | None, str]:
-    """Return an origin's proxy (None: none), and what decided; ConfigError if unusable. `override`
-    beats the variables, and all lists too unless `listed`."""
-    name, value = (
-        ("proxy in the configuration", override)
-        if override
-        else _variable(environ, f"{scheme}_proxy")
-    )
-    if not value:
-        return None, f"{name} is not set"
-    host, bare = host.lower(), host.lower().rstrip(".")
-    # `127.1` and `2130706433` are addresses to the resolver; no name ends so.
-    hidden = _address(bare) is None and re.fullmatch(r"(?:.*\.)?(?:[0-9]+|0x[0-9a-f]*)", bare)
-    never = ("the list of what never sees a proxy", bare if hidden else _ALWAYS_DIRECT, bare)
-    for origin, items, asked in (
-        (never, (*_variable(environ, "no_proxy"), host)) if listed or not override else ()
-    ):
-        for item in map(str.strip, items.split(",")):
-            if _exempts(item.lower(), asked, port):
-                return None, f"{origin} names {item}"
-    return _parse(value, name), name
+    """Return the proxy of an origin, None for a direct connection, and what decided so.
+
+    `override` is a registry's own proxy. It beats the variables, and unless `listed` also the lists
+    of what is reached directly. ConfigError when the value is no proxy.
+    """
+    setting = _variable(environ, f"{scheme}_proxy")
+    if override:
+        setting = _Setting("proxy in the configuration", override)
+    if not setting.value:
+        return None, f"{setting.name} is not set"
+
+    if listed or not override:
+        exemption = _exemption(host.lower(), port, environ)
+        if exemption is not None:
+            return None, exemption
+    return _parse(setting), setting.name
 
 
-def _variable(environ: Mapping[str, str], lower: str) -> tuple[str, str]:
+def _variable(environ: Mapping[str, str], lower: str) -> _Setting:
+    """Return the first of a variable's two spellings that is set."""
     for name in (lower, lower.upper()):
-        value = environ.get(name, "").strip()
         # In a CGI program the client's "Proxy:" header arrives as HTTP_PROXY (CVE-2016-1000110).
-        if value and not (name == "HTTP_PROXY" and "REQUEST_METHOD" in environ):
-            return name, value
-    return lower, ""
+        if name == "HTTP_PROXY" and "REQUEST_METHOD" in environ:
+            continue
+        value = environ.get(name, "").strip()
+        if value:
+            return _Setting(name, value)
+    return _Setting(lower, "")
 
 
-def _address(host: str) -> Any:
-    """Return an IP address, a v4-mapped one as what it stands for; None for a name."""
-    from ipaddress import ip_address
+def _exemption(host: str, port: int, environ: Mapping[str, str]) -> str | None:
+    """Say what names an origin to be reached directly; None when nothing does."""
+    never = "the list of what never sees a proxy names"
+    without_dot = host.rstrip(".")
+    if _is_address_in_disguise(without_dot):
+        return f"{never} {without_dot}"
+    for item in _NEVER_PROXIED:
+        if _names_origin(item, without_dot, port):
+            return f"{never} {item}"
 
+    no_proxy = _variable(environ, "no_proxy")
+    for text in no_proxy.value.split(","):
+        item = text.strip()
+        if _names_origin(item.lower(), host, port):
+            return f"{no_proxy.name} names {item}"
+    return None
+
+
+def _is_address_in_disguise(host: str) -> bool:
+    """Ask whether the resolver would take a name for an IPv4 address."""
+    return _address(host) is None and _NUMBER_LAST.fullmatch(host) is not None
+
+
+def _names_origin(item: str, host: str, port: int) -> bool:
+    """Ask whether an item of NO_PROXY, in lower case, names an origin. No name is ever resolved."""
+    if item == "*":
+        return True
+    if "/" in item:
+        return _is_in_network(host, item)
+
+    # NAME, NAME:PORT, [ADDRESS], [ADDRESS]:PORT, or an IPv6 address without brackets.
+    name = item
+    with_port = re.fullmatch(r"(\[.*\]|[^:\[]*):([^:]*)", item)
+    if with_port:
+        name, only_port = with_port.groups()
+        if only_port not in ("", str(port)):
+            return False
+    name = name.strip("[]")
+    if not name:
+        return False
+
+    address = _address(host)
+    named_address = _address(name)
+    if address or named_address:
+        return address == named_address
+    if name.startswith((".", "*.")):  # sub-domains only
+        return host.endswith(name.removeprefix("*"))
+    return host == name or host.endswith(f".{name}")
+
+
+def _is_in_network(host: str, network: str) -> bool:
+    address = _address(host)
+    try:
+        return address is not None and address in ip_network(network, strict=False)
+    except ValueError:
+        return False
+
+
+def _address(host: str) -> IPv4Address | IPv6Address | None:
+    """Return an address that is written as one, a v4-mapped one as the IPv4 address it means."""
     try:
         address = ip_address(host)
     except ValueError:
         return None
-    return getattr(address, "ipv4_mapped", None) or address
+    if isinstance(address, IPv6Address) and address.ipv4_mapped:
+        return address.ipv4_mapped
+    return address
 
 
-def _exempts(item: str, host: str, port: int) -> bool:
-    """Say whether one NO_PROXY item (trimmed, lower case) names this origin. No name is ever
-    resolved.
-    """
-    from ipaddress import ip_network
-
-    if item == "*":
-        return True
-    address = _address(host)
-    if "/" in item:
-        try:
-            return address is not None and address in ip_network(item, strict=False)
-        except ValueError:
-            return False
-    with_port = re.fullmatch(r"(\[.*\]|[^:\[]*):([^:]*)", item)
-    name, wanted = with_port.groups() if with_port else (item, "")
-    name = name.strip("[]")
-    if not name or wanted not in ("", str(port)):
-        return False
-    if (literal := _address(name)) or address:
-        return bool(literal == address)
-    below = name.startswith((".", "*."))
-    return host.endswith(name.removeprefix("*")) if below else f".{host}".endswith(f".{name}")
-
-
-def _parse(value: str, where: str) -> Proxy:
-    from urllib.parse import unquote, urlsplit
-
+def _parse(setting: _Setting) -> Proxy:
+    """Read a proxy's URL; ConfigError, which does not show it, when it is none."""
+    malformed = ConfigError(
+        f"{setting.name}: not a proxy URL", hint="write http://HOST:PORT or https://HOST:PORT"
+    )
+    value = setting.value
     try:
         # Go reads `proxy.example:3128` as http://proxy.example:3128.
         parts = urlsplit(value if "://" in value else f"http://{value}")
-        host = parts.hostname or ""
         port = parts.port
     except ValueError:
-        host = ""
-    # Bytes that are no text are not printable; behind the host an @ is a password's, whose / was
-    # not escaped.
-    if not (value.isprintable() and re.fullmatch(r"[\w.:-]+", host)) or "@" in value.replace(
-        parts.netloc, ""
-    ):
-        raise ConfigError(
-            f"{where}: not a proxy URL", hint="write http://HOST:PORT or https://HOST:PORT"
-        )
+        raise malformed from None
+
+    host = parts.hostname or ""
+    # Bytes that are no text are not printable.
+    if not value.isprintable() or not re.fullmatch(r"[\w.:-]+", host):
+        raise malformed
+    # Behind the host an @ is that of a login whose password has a / that is not escaped.
+    if "@" in value.replace(parts.netloc, ""):
+        raise malformed
+
     if parts.scheme not in ("http", "https"):
         raise ConfigError(
-            f"{where}: proxy scheme {parts.scheme!r} is not supported",
+            f"{setting.name}: proxy scheme {parts.scheme!r} is not supported",
             hint="use http:// or https://",
         )
-    user, password = (text and unquote(text) for text in (parts.username, parts.password))
     return Proxy(
-        parts.scheme, host, port or (443 if parts.scheme == "https" else 80), user, password
+        parts.scheme,
+        host,
+        port or DEFAULT_PORTS[parts.scheme],
+        parts.username and unquote(parts.username),
+        parts.password and unquote(parts.password),
     )

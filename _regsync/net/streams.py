@@ -1,8 +1,11 @@
-"""Byte streams to a peer: own non-blocking sockets, plain or TLS, TLS inside TLS. Owns: name
-resolution, the race between addresses, handshakes. May not know: HTTP, registries, credentials.
-Invariants: who waits on a socket is told before it is closed, it is never half-closed, nobody waits
-for a close_notify; after WANT_WRITE the same memory comes again. Follows docs/design.md section 9;
-docs/bodies.md sections 2, 3, traps 1, 4, 7, 8."""
+"""Byte streams to a peer: own non-blocking sockets, plain, with TLS, with TLS inside TLS.
+
+Owns: the look-up of names, the race between addresses, handshakes, the policy's time-outs.
+May not know: HTTP, registries, credentials.
+Invariants: whoever waits for a socket is told before it is closed. A stream is never half-closed,
+and nobody waits for a close_notify. After WANT_WRITE the same memory is offered again.
+Follows: docs/design.md section 9; docs/bodies.md sections 2 and 3, traps 1, 4, 7 and 8.
+"""
 
 from __future__ import annotations
 
@@ -19,29 +22,25 @@ from typing import Any, NamedTuple, Protocol
 import anyio.to_thread
 
 from _regsync.addresses import Origin
-from _regsync.errors import ConnectFailed, Disconnected
+from _regsync.errors import ConnectFailed, Disconnected, WireError
 from _regsync.net.tls import explain
 from _regsync.text import clean
 
-# what `recv_into` and `send` answer instead of a count when nothing can move now
+# What `recv_into`, `send` and `handshake` return when nothing can move now.
 WANT_READ = -1
-
-
 WANT_WRITE = -2
 
+# Seconds between attempts to connect, as RFC 8305 section 5 recommends.
+_ATTEMPT_DELAY = 0.25
 
-_WANTS: dict[type[OSError], int] = {
-    ssl.SSLWantReadError: WANT_READ,
-    ssl.SSLWantWriteError: WANT_WRITE,
-}
+# Seconds until two waits for one direction of a socket are tried again.
+_BUSY_PAUSE = 0.01
 
+# Bytes of ciphertext that are read at once inside a TLS proxy's stream.
+_TLS_SCRATCH = 64 * 1024
 
-_ATTEMPT_DELAY = 0.25  # between attempts, as RFC 8305 section 5 recommends
-
-
-_TLS_PORTION = (
-    64 * 1024
-)  # how much is encrypted before a TLS proxy has taken what was encrypted before
+# Bytes that are encrypted before a TLS proxy has taken what was encrypted before.
+_TLS_PORTION = 64 * 1024
 
 
 class Timeouts(NamedTuple):
@@ -60,9 +59,13 @@ class Timeouts(NamedTuple):
 
 
 class Stream(Protocol):
-    """Two directions of bytes; only `wait` sleeps. `recv_into` and `send` return the bytes moved
-    (none read: the end), WANT_READ or WANT_WRITE, or raise Disconnected. `close` is at once;
-    whoever waits gets Disconnected."""
+    """Two directions of bytes; only `wait` sleeps.
+
+    `recv_into` and `send` return how many bytes moved, or WANT_READ or WANT_WRITE; 0 bytes read is
+    the end. They raise Disconnected when the stream is broken, ConnectFailed when the peer refuses
+    our certificate. `wait` takes a WANT_... and raises Disconnected when the stream is closed
+    meanwhile. `close` is at once.
+    """
 
     def recv_into(self, buffer: memoryview) -> int: ...
     def send(self, data: memoryview) -> int: ...
@@ -70,90 +73,92 @@ class Stream(Protocol):
     def close(self) -> None: ...
 
 
-def _answer(error: OSError, blocked: int) -> int:
-    """Put an error into what `recv_into` or `send` answers: `blocked` when nothing can move; or
-    Disconnected.
-    """
-    if isinstance(error, BlockingIOError) or type(error) in _WANTS:
-        return _WANTS.get(type(error), blocked)
-    if blocked == WANT_READ and isinstance(error, (ssl.SSLZeroReturnError, ssl.SSLEOFError)):
-        return (
-            0  # common without close_notify: lengths and digests decide whether anything is missing
-        )
-    # In TLS 1.3 a peer says what it thinks of our certificate when the handshake is over for us.
-    alert = isinstance(error, ssl.SSLError) and "_ALERT_" in (error.reason or "")
-    if alert and (refused := _refused(error, "the registry")).hint:
-        raise refused from error
-    raise Disconnected(
-        f"the connection broke: {clean(error.strerror or type(error).__name__, 100)}"
-    ) from error
+def _broken(error: OSError) -> WireError:
+    """Say how a connection broke."""
+    # In TLS 1.3 a peer judges our certificate when the handshake is already over for us.
+    is_alert = isinstance(error, ssl.SSLError) and "_ALERT_" in (error.reason or "")
+    if is_alert:
+        refusal = _tls_failure(error, "the registry")
+        if refusal.hint:
+            return refusal
+    reason = clean(error.strerror or type(error).__name__, 100)
+    return Disconnected(f"the connection broke: {reason}")
 
 
-def _refused(error: OSError, host: str) -> ConnectFailed:
+def _tls_failure(error: OSError, host: str) -> ConnectFailed:
     message, hint = explain(error, host)
-    refused = ConnectFailed(message, hint=hint)
-    # A peer that merely went away may be there again; what it says in TLS stays as it is.
-    refused.retryable = not isinstance(error, ssl.SSLError) or isinstance(error, ssl.SSLEOFError)
-    return refused
+    failure = ConnectFailed(message, hint=hint)
+    # A peer that merely went away may be there again. What it says in TLS stays as it is.
+    failure.retryable = not isinstance(error, ssl.SSLError) or isinstance(error, ssl.SSLEOFError)
+    return failure
 
 
 class SocketStream:
-    """A connected socket or SSLSocket in non-blocking mode."""
+    """A connected socket in non-blocking mode, plain or with TLS."""
 
     def __init__(self, own: socket.socket) -> None:
         own.setblocking(False)
-        self._socket: Any = own  # no type but Any can shake hands and be a plain socket
-        self._keep: Callable[[object], None] | None = None
+        self._socket = own
 
-    def secure(self, context: Any, host: str) -> SocketStream:
-        """Begin TLS, with the session of an earlier connection where there is one: no certificates
-        are sent then.
-        """
-        if code := self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
-            raise OSError(
-                code, os.strerror(code)
-            )  # of a connection that is gone `wrap_socket` loses the descriptor
-        sessions = getattr(context, "sessions", {})
+    def is_secured(self) -> bool:
+        """Ask whether TLS was begun."""
+        return isinstance(self._socket, ssl.SSLSocket)
+
+    def secure(self, context: ssl.SSLContext, host: str) -> SocketStream:
+        """Begin TLS; `handshake` goes on with it."""
+        # Of a connection that is gone wrap_socket() loses the descriptor.
+        code = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        if code:
+            raise OSError(code, os.strerror(code))
         self._socket = context.wrap_socket(
-            self._socket,
-            server_hostname=host,
-            do_handshake_on_connect=False,
-            session=sessions.get(host),
+            self._socket, server_hostname=host, do_handshake_on_connect=False
         )
-        self._keep = partial(sessions.__setitem__, host)
         return self
 
     def handshake(self) -> int:
         """Go on with the handshake: 0 when done, else what to wait for; OSError when it failed."""
+        assert isinstance(self._socket, ssl.SSLSocket)
         try:
             self._socket.do_handshake()
-        except (ssl.SSLWantReadError, ssl.SSLWantWriteError) as error:
-            return _WANTS[type(error)]
+        except ssl.SSLWantReadError:
+            return WANT_READ
+        except ssl.SSLWantWriteError:
+            return WANT_WRITE
         return 0
 
     def recv_into(self, buffer: memoryview) -> int:
         try:
-            count = int(self._socket.recv_into(buffer))
+            return self._socket.recv_into(buffer)
+        except (BlockingIOError, ssl.SSLWantReadError):
+            return WANT_READ
+        except ssl.SSLWantWriteError:
+            return WANT_WRITE
+        except (ssl.SSLZeroReturnError, ssl.SSLEOFError):
+            # An end without close_notify is common. Lengths and digests decide whether anything is
+            # missing.
+            return 0
         except OSError as error:
-            return _answer(error, WANT_READ)
-        if self._keep is not None:  # what a session is resumed by has come before the first bytes
-            self._keep(self._socket.session)
-            self._keep = None
-        return count
+            raise _broken(error) from error
 
     def send(self, data: memoryview) -> int:
         try:
-            return int(self._socket.send(data))
+            return self._socket.send(data)
+        except (BlockingIOError, ssl.SSLWantWriteError):
+            return WANT_WRITE
+        except ssl.SSLWantReadError:
+            return WANT_READ
         except OSError as error:
-            return _answer(error, WANT_WRITE)
+            raise _broken(error) from error
 
     async def wait(self, want: int) -> None:
         try:
-            await (anyio.wait_readable if want == WANT_READ else anyio.wait_writable)(self._socket)
+            if want == WANT_READ:
+                await anyio.wait_readable(self._socket)
+            else:
+                await anyio.wait_writable(self._socket)
         except anyio.BusyResourceError:
-            await anyio.sleep(
-                0.01
-            )  # both directions of TLS may want the same (a key update): look again soon
+            # Both directions of TLS may want the same, in a key update: the caller looks again.
+            await anyio.sleep(_BUSY_PAUSE)
         except (anyio.ClosedResourceError, ValueError) as error:
             raise Disconnected("the connection was closed") from error
 
@@ -164,152 +169,98 @@ class SocketStream:
 
 
 class TlsInsideStream:
-    """TLS inside a TLS proxy's; only `send` waits for room, only `recv_into` for bytes, so both may
-    go on at once.
+    """TLS inside another stream, that of a TLS proxy.
+
+    Only `send` waits for room and only `recv_into` for bytes, so both may go on at once.
     """
 
-    def __init__(self, inner: Stream, context: Any, server_hostname: str) -> None:
+    def __init__(self, inner: Stream, context: ssl.SSLContext, server_hostname: str) -> None:
         self._inner = inner
-        self.wait = inner.wait
-        self.close = inner.close
         self._incoming = ssl.MemoryBIO()
         self._outgoing = ssl.MemoryBIO()
-        self._object = context.wrap_bio(
+        self._tls = context.wrap_bio(
             self._incoming, self._outgoing, server_hostname=server_hostname
         )
-        # Ciphertext that the inner stream has not taken, and how much of `send`'s data it stands
-        # for.
+        # Ciphertext that the inner stream has not taken.
         self._unsent = memoryview(b"")
+        # How many bytes of `send`'s data that stands for.
         self._encrypted = 0
-        self._scratch = memoryview(bytearray(64 * 1024))
-
-    def _flush(self) -> int:
-        while self._unsent or self._outgoing.pending:
-            self._unsent = self._unsent or memoryview(self._outgoing.read())
-            if (sent := self._inner.send(self._unsent)) < 0:
-                return sent
-            self._unsent = self._unsent[sent:]
-        return 0
-
-    def _turn(self, step: Callable[[], int | None]) -> int:
-        while True:
-            try:
-                return step() or 0
-            except ssl.SSLWantReadError:
-                try:
-                    self._flush()  # what has no room now goes with the next `send`
-                except Disconnected:
-                    # what the peer said before it left is still to be read; the next `send` fails
-                    pass
-                if (got := self._inner.recv_into(self._scratch)) < 0:
-                    return got
-                if got:
-                    self._incoming.write(self._scratch[:got])
-                else:
-                    self._incoming.write_eof()
+        self._scratch = memoryview(bytearray(_TLS_SCRATCH))
 
     def handshake(self) -> int:
-        done = self._turn(self._object.do_handshake)
-        return self._flush() or done
+        """Go on with the handshake: 0 when done, else what to wait for; OSError when it failed."""
+        result = self._reading(self._tls.do_handshake)
+        blocked = self._flush()
+        return blocked or result
 
     def recv_into(self, buffer: memoryview) -> int:
+        # With a buffer it returns a count, which typeshed does not know.
+        read: Callable[[int, memoryview], int] = self._tls.read  # type: ignore[assignment]
         try:
-            return self._turn(lambda: self._object.read(len(buffer), buffer))
+            return self._reading(lambda: read(len(buffer), buffer))
+        except (ssl.SSLZeroReturnError, ssl.SSLEOFError):
+            return 0
         except OSError as error:
-            return _answer(error, WANT_READ)
+            raise _broken(error) from error
 
     def send(self, data: memoryview) -> int:
-        try:
-            self._encrypted = self._encrypted or self._object.write(data[:_TLS_PORTION])
-        except OSError as error:
-            return _answer(error, WANT_WRITE)
-        if (blocked := self._flush()) < 0:
-            return blocked  # the same memory comes again, and is not encrypted twice
+        if not self._encrypted:
+            try:
+                self._encrypted = self._tls.write(data[:_TLS_PORTION])
+            except ssl.SSLWantReadError:
+                return WANT_READ
+            except OSError as error:
+                raise _broken(error) from error
+
+        # The same memory is offered again after this, and is not encrypted twice.
+        blocked = self._flush()
+        if blocked:
+            return blocked
         sent = self._encrypted
         self._encrypted = 0
         return sent
 
+    async def wait(self, want: int) -> None:
+        await self._inner.wait(want)
 
-def _interleave(found: list[Any]) -> list[tuple[int, Any]]:
-    """Order addresses by family in turn, IPv6 first, as RFC 8305 section 4 asks."""
-    families = [
-        [(family, address) for family, _, _, _, address in found if family == wanted]
-        for wanted in (socket.AF_INET6, socket.AF_INET)
-    ]
-    return list(
-        dict.fromkeys(each for turn in itertools.zip_longest(*families) for each in turn if each)
-    )
+    def close(self) -> None:
+        self._inner.close()
 
+    def _reading(self, step: Callable[[], int | None]) -> int:
+        """Do a step of OpenSSL, and feed it with ciphertext as long as it wants any."""
+        while True:
+            try:
+                return step() or 0
+            except ssl.SSLWantReadError:
+                # What has no room now goes with the next `send`. Where that is broken, what the
+                # peer said before it left is still to be read.
+                with suppress(Disconnected):
+                    self._flush()
+                count = self._inner.recv_into(self._scratch)
+                if count < 0:
+                    return count
+                if count:
+                    self._incoming.write(self._scratch[:count])
+                else:
+                    self._incoming.write_eof()
 
-async def _resolve(host: str, port: int) -> list[tuple[int, Any]]:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with suppress(
-        OSError, ValueError
-    ):  # an address needs no thread, nor the tables of international names
-        socket.inet_pton(family, host)
-        return [(family, (host, port))]
-    look_up = partial(socket.getaddrinfo, host, port, type=socket.SOCK_STREAM)
-    try:
-        own = anyio.CapacityLimiter(
-            1
-        )  # one thread each: behind names whose servers are silent all others would wait
-        return _interleave(
-            await anyio.to_thread.run_sync(look_up, abandon_on_cancel=True, limiter=own)
-        )
-    except (OSError, ValueError) as error:
-        reason = clean(getattr(error, "strerror", None) or str(error), 100)
-        hint = "check the name and this machine's name servers; set HTTPS_PROXY where a proxy leads out"
-        raise ConnectFailed(
-            f"the name {clean(host, 100)} could not be resolved: {reason}", hint=hint
-        ) from error
-
-
-async def _connect_one(family: int, address: Any) -> SocketStream:
-    own = socket.socket(family, socket.SOCK_STREAM)
-    attempt = SocketStream(own)
-    try:
-        own.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        code = own.connect_ex(address)
-        if code in (errno.EINPROGRESS, errno.EWOULDBLOCK, errno.EAGAIN):
-            await attempt.wait(WANT_WRITE)
-            code = own.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
-        if code:
-            raise OSError(code, os.strerror(code))
-    except BaseException:
-        attempt.close()
-        raise
-    return attempt
+    def _flush(self) -> int:
+        """Send ciphertext: 0 when all is gone, else what to wait for."""
+        while self._unsent or self._outgoing.pending:
+            if not self._unsent:
+                self._unsent = memoryview(self._outgoing.read())
+            sent = self._inner.send(self._unsent)
+            if sent < 0:
+                return sent
+            self._unsent = self._unsent[sent:]
+        return 0
 
 
-async def _race(addresses: list[tuple[int, Any]]) -> SocketStream:
-    """Return the first stream that connects, attempts 250 ms apart; the last OSError when none
-    does.
-    """
-    connected: list[SocketStream] = []
-    refused = OSError("the name has no address that can be used")
+class _Address(NamedTuple):
+    """Where a socket may connect to: `place` is the operating system's form of the address."""
 
-    async def attempt(family: int, address: Any, failed: anyio.Event) -> None:
-        nonlocal refused
-        try:
-            connected.append(await _connect_one(family, address))
-            group.cancel_scope.cancel()
-        except OSError as error:
-            refused = error
-            failed.set()
-
-    try:
-        async with anyio.create_task_group() as group:
-            for family, address in addresses:
-                failed = anyio.Event()
-                group.start_soon(attempt, family, address, failed)
-                with anyio.move_on_after(_ATTEMPT_DELAY):
-                    await failed.wait()
-        if not connected:
-            raise refused
-        return connected.pop(0)
-    finally:  # two may connect in the same turn of the loop; none may stay when this is cancelled
-        for loser in connected:
-            loser.close()
+    family: int
+    place: tuple[Any, ...]
 
 
 async def connect(host: str, port: int, timeouts: Timeouts) -> SocketStream:
@@ -318,23 +269,109 @@ async def connect(host: str, port: int, timeouts: Timeouts) -> SocketStream:
         with anyio.fail_after(timeouts.connect):
             return await _race(await _resolve(host, port))
     except OSError as error:
-        said = clean(error.strerror or str(error), 100).lower()
-        cause = (
-            f" within {timeouts.connect:g} s" if isinstance(error, TimeoutError) else f": {said}"
-        )
-        hint = "check host and port; does a firewall stand in between, or is HTTPS_PROXY needed?"
+        if isinstance(error, TimeoutError):
+            cause = f" within {timeouts.connect:g} s"
+        else:
+            cause = f": {clean(error.strerror or str(error), 100).lower()}"
         raise ConnectFailed(
-            f"no connection to {Origin('', host, port).authority}{cause}", hint=hint
+            f"no connection to {Origin('', host, port).authority}{cause}",
+            hint="check host and port; does a firewall stand in between, or is HTTPS_PROXY needed?",
         ) from error
 
 
-async def start_tls(below: Stream, context: Any, host: str, timeouts: Timeouts) -> Stream:
-    """Shake hands over a plain socket, or inside another stream; the caller closes `below` when it
-    fails.
-    """
+async def _resolve(host: str, port: int) -> list[_Address]:
+    """Return the addresses of a host in the order in which they are tried."""
+    # An address needs neither a thread nor the tables of international names.
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with suppress(OSError, ValueError):
+        socket.inet_pton(family, host)
+        return [_Address(family, (host, port))]
+
+    # A thread for each look-up: otherwise names whose servers are silent would hold up all others.
+    look_up = partial(socket.getaddrinfo, host, port, type=socket.SOCK_STREAM)
+    own_thread = anyio.CapacityLimiter(1)
     try:
-        if isinstance(below, SocketStream) and not isinstance(below._socket, ssl.SSLSocket):
-            secured: SocketStream | TlsInsideStream = below.secure(context, host)
+        rows = await anyio.to_thread.run_sync(look_up, abandon_on_cancel=True, limiter=own_thread)
+    except (OSError, ValueError) as error:
+        reason = clean(getattr(error, "strerror", None) or str(error), 100)
+        raise ConnectFailed(
+            f"the name {clean(host, 100)} could not be resolved: {reason}",
+            hint="check the name and this machine's name servers;"
+            " set HTTPS_PROXY where a proxy leads out",
+        ) from error
+    return _interleave(rows)
+
+
+def _interleave(rows: list[Any]) -> list[_Address]:
+    """Order what getaddrinfo() found by family in turn, IPv6 first (RFC 8305 section 4)."""
+    addresses = [_Address(family, place) for family, _, _, _, place in rows]
+    sixes = [address for address in addresses if address.family == socket.AF_INET6]
+    fours = [address for address in addresses if address.family == socket.AF_INET]
+    turns = itertools.chain.from_iterable(itertools.zip_longest(sixes, fours))
+    return list(dict.fromkeys(address for address in turns if address is not None))
+
+
+async def _race(addresses: list[_Address]) -> SocketStream:
+    """Return the first stream that connects, or raise the last OSError when none does.
+
+    The next attempt begins when the one before has failed, or after 250 ms.
+    """
+    connected: list[SocketStream] = []
+    last_error = OSError("the name has no address that can be used")
+
+    async def attempt(address: _Address, failed: anyio.Event) -> None:
+        nonlocal last_error
+        try:
+            connected.append(await _connect_one(*address))
+            group.cancel_scope.cancel()
+        except OSError as error:
+            last_error = error
+            failed.set()
+
+    try:
+        async with anyio.create_task_group() as group:
+            for address in addresses:
+                failed = anyio.Event()
+                group.start_soon(attempt, address, failed)
+                with anyio.move_on_after(_ATTEMPT_DELAY):
+                    await failed.wait()
+        if not connected:
+            raise last_error
+        return connected.pop(0)
+    finally:
+        # Two may connect in the same turn of the loop, and none may stay when this is cancelled.
+        for loser in connected:
+            loser.close()
+
+
+async def _connect_one(family: int, place: tuple[Any, ...]) -> SocketStream:
+    own = socket.socket(family, socket.SOCK_STREAM)
+    stream = SocketStream(own)
+    try:
+        own.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        code = own.connect_ex(place)
+        if code in (errno.EINPROGRESS, errno.EWOULDBLOCK, errno.EAGAIN):
+            await stream.wait(WANT_WRITE)
+            code = own.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        if code:
+            raise OSError(code, os.strerror(code))
+    except BaseException:
+        stream.close()
+        raise
+    return stream
+
+
+async def start_tls(
+    below: Stream, context: ssl.SSLContext, host: str, timeouts: Timeouts
+) -> Stream:
+    """Shake hands over a plain socket, or inside another stream.
+
+    ConnectFailed when that fails; then the caller closes `below`.
+    """
+    secured: SocketStream | TlsInsideStream
+    try:
+        if isinstance(below, SocketStream) and not below.is_secured():
+            secured = below.secure(context, host)
         else:
             secured = TlsInsideStream(below, context, host)
         with anyio.fail_after(timeouts.tls):
@@ -345,8 +382,7 @@ async def start_tls(below: Stream, context: Any, host: str, timeouts: Timeouts) 
             f"the TLS handshake with {host} took longer than {timeouts.tls:g} s"
         ) from error
     except OSError as error:
-        getattr(context, "sessions", {}).pop(host, None)  # in case that it was the cause
-        raise _refused(error, host) from error
+        raise _tls_failure(error, host) from error
     except ValueError as error:
         raise ConnectFailed(f"TLS with {host} cannot begin: {clean(str(error), 200)}") from error
     except Disconnected as error:
