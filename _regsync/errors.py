@@ -1,7 +1,11 @@
-"""Every error that a user can see, and the one way to make foreign text safe to print. Owns: the
-exception tree, the codes of docs/design.md section 2, `Side`. May not know: any other module, so
-that all import it. Invariant: a message never holds a credential, a signed URL or a whole body;
-text from a registry passes `clean` first. Follows docs/protocol-facts.md section 9.2, R10 and R18.
+"""Every error that a user can see, and what becomes of a command that it ends.
+
+Owns: the exception tree, the codes and exit statuses of docs/design.md section 2, `Side`, the
+remedies for error statuses of registries.
+May not know: any other module but `text`, so that all can import it.
+Invariants: a message never holds a credential, a signed URL or a whole body; text from a registry
+has passed `clean` before.
+Follows: docs/protocol-facts.md section 9.2, R10 and R18.
 """
 
 from __future__ import annotations
@@ -12,6 +16,14 @@ from typing import NamedTuple
 
 from _regsync.text import without_logins
 
+# The host of an ECR repository: account and region.
+_ECR_HOST = r"(?P<account>[0-9]{12})\.dkr[.-]ecr(?:-fips)?\.(?P<region>[a-z0-9-]+)\."
+
+# Error statuses of which a registry says that the same request may succeed later
+# (docs/design.md section 9): these and those of 500 and above, but for two that never pass.
+_PASSING_STATUSES = (408, 429)
+_LASTING_SERVER_ERRORS = (501, 505)
+
 
 class Side(enum.Enum):
     SOURCE = "source"
@@ -19,14 +31,12 @@ class Side(enum.Enum):
 
 
 class Problem(NamedTuple):
-    """One thing wrong with a configuration: a place (1-based; 0 when unknown), a key path, the
-    trouble.
-    """
+    """One thing that is wrong with a configuration."""
 
     file: str
-    line: int
-    column: int
-    path: str
+    line: int  # from 1; 0: unknown
+    column: int  # from 1
+    path: str  # of keys; "" for the whole document
     message: str
 
     def __str__(self) -> str:
@@ -35,8 +45,10 @@ class Problem(NamedTuple):
 
 
 class RegsyncError(Exception):
-    """Base of all errors that are told to the user as one line; `exit_status`: of a command that it
-    ends.
+    """Base of all errors that are told to the user as one line.
+
+    `code` is what reports call it; `exit_status` that of a command that it ends; `hint` the remedy,
+    where one is known.
     """
 
     code = "INTERNAL_ERROR"
@@ -48,15 +60,19 @@ class RegsyncError(Exception):
         self.hint = hint
 
     def shed(self) -> None:
-        """Let go of frames and causes before it is kept: they hold whole bodies, and a source can
-        make many errors.
+        """Let go of frames and causes before the error is kept.
+
+        They hold whole bodies, and a registry can make many errors.
         """
-        self.__traceback__ = self.__cause__ = self.__context__ = None
+        self.__traceback__ = None
+        self.__cause__ = None
+        self.__context__ = None
 
 
 class ConfigError(RegsyncError):
-    """The configuration, the command line or a file that they name is unusable: nothing was
-    attempted.
+    """The configuration, the command line or a file that they name is unusable.
+
+    Nothing was attempted.
     """
 
     code = "CONFIG_ERROR"
@@ -70,33 +86,37 @@ class ConfigError(RegsyncError):
 
 
 class SyncError(RegsyncError):
-    """Something failed at a registry, raised bare, then `located`; `retryable`: the same exchange
-    may succeed again.
+    """Something failed at a registry.
+
+    It is raised without a place, which `located` fills in where it is known.
     """
 
-    retryable = False
+    retryable = False  # whether the same exchange may succeed when it is repeated
     side: Side | None = None
     operation: str | None = None
     reference: str | None = None
-    retries = 0
+    retries = 0  # attempts after the first
 
     def located(self, side: Side | None, operation: str, reference: str) -> SyncError:
-        """Fill in what is not known yet, and return the same error."""
+        """Fill in what is not known yet, and return the same error.
+
+        `reference` is what `operation` was about: `HOST/REPOSITORY[:TAG][@DIGEST]`.
+        """
         self.side = self.side or side
         self.operation = self.operation or operation
         self.reference = self.reference or reference
         return self
 
     def again(self) -> SyncError:
-        """Return a copy for another asker, which adds its own side and reference."""
-        twin = type(self).__new__(type(self), *self.args)
-        twin.__dict__.update(self.__dict__, side=None, operation=None, reference=None, retries=0)
-        return twin
+        """Return a copy for another caller, which adds its own side and reference."""
+        copy = type(self).__new__(type(self), *self.args)
+        copy.__dict__.update(self.__dict__, side=None, operation=None, reference=None, retries=0)
+        return copy
 
     def __str__(self) -> str:
         place = " ".join(filter(None, (self.operation, self.reference)))
-        often = f" (tried {self.retries + 1} times)" if self.retries else ""
-        return (f"{place}: {self.message}" if place else self.message) + often
+        text = f"{place}: {self.message}" if place else self.message
+        return f"{text} (tried {self.retries + 1} times)" if self.retries else text
 
 
 class WireError(SyncError):
@@ -119,22 +139,20 @@ class Disconnected(WireError):
 
 
 class LoginExpired(SyncError):
-    """A body was refused for its login, and there is a new one: what was sent begins again."""
+    """A body was refused for its login, and there is a new one: it has to be sent from its start."""
 
     code = "AUTH_ERROR"
     retryable = True
 
 
 class ProtocolBroken(WireError):
-    """The peer's bytes are not the HTTP that was agreed on; asking again would give the same."""
+    """The peer's bytes are not the HTTP that was agreed on; a repetition would give the same."""
 
     retryable = False
 
 
 class AuthError(SyncError):
-    """Credentials are missing, refused, or must not be sent; `fatal`: the whole registry is beyond
-    use.
-    """
+    """Credentials are missing, refused, or must not be sent."""
 
     code = "AUTH_ERROR"
     exit_status = 4
@@ -143,31 +161,15 @@ class AuthError(SyncError):
         self, message: str, *, hint: str | None = None, fatal: bool = False, code: str = code
     ) -> None:
         super().__init__(message, hint=hint)
-        # another code where a login service could not be asked
-        self.fatal = fatal
-        self.code = code
-
-
-_REMEDIES = {
-    (404, Side.SOURCE): "check the name{tags}",
-    (404, Side.TARGET): "create the repository, or the project that it is in, there first{command}",
-    (
-        405,
-        Side.TARGET,
-    ): "is it read-only, or a pull-through cache? name the registry that takes pushes",
-    (
-        413,
-        Side.TARGET,
-    ): "the registry or a proxy before it limits requests (nginx: client_max_body_size)",
-}
+        self.fatal = fatal  # the whole registry is beyond use
+        self.code = code  # another one where a login service could not be reached
 
 
 class RegistryError(SyncError):
-    """A registry answered with an error status; `codes` and `digests` are its body's, `retry_after`
-    is seconds.
-    """
+    """A registry answered with an error status."""
 
-    paced = final = False  # the next attempt waits in front of its window; there is none
+    paced = False  # whether the next attempt waits until its window lets it in, without a pause
+    final = False  # whether there is no next attempt
 
     def __init__(
         self,
@@ -180,49 +182,89 @@ class RegistryError(SyncError):
     ) -> None:
         super().__init__(message)
         self.status = status
-        self.codes = codes
-        self.digests = digests
-        self.retry_after = retry_after
+        self.codes = codes  # of the body
+        self.digests = digests  # that the body names
+        self.retry_after = retry_after  # seconds
 
     def located(self, side: Side | None, operation: str, reference: str) -> SyncError:
+        """Fill in what is not known yet, with a remedy for it, and return the same error."""
         super().located(side, operation, reference)
-        tagged, by_digest, _ = (self.reference or "").partition("@")
-        host, name, tag = re.findall("([^/]*)/?([^:]*):?(.*)", tagged)[0]
-        ecr = re.match(r"([0-9]{12})\.dkr[.-]ecr(?:-fips)?\.([a-z0-9-]+)\.", host)
-        place = f" --registry-id {ecr[1]} --region {ecr[2]}" if ecr else ""
-        command = f": aws ecr create-repository --repository-name {name}{place}" if ecr else ""
-        tags = (
-            f": `regsync tags {host}/{name}` shows what is there" if tag else " of the repository"
-        )
-        # What an image names and its own registry lacks is missing for another reason than its
-        # name.
-        named = not (by_digest and self.side is Side.SOURCE) and not any(
-            "BLOB" in code for code in self.codes
-        )
-        if (
-            self.hint is None
-            and self.side
-            and named
-            and (remedy := _REMEDIES.get((self.status, self.side)))
-        ):
-            self.hint = remedy.format(tags=tags, command=command)
+        is_about_blob = any("BLOB" in code for code in self.codes)
+        if self.hint is None and self.side and not is_about_blob:
+            self.hint = _remedy(self.status, self.side, _Target.of(self.reference or ""))
         return self
 
     @property
     def code(self) -> str:  # type: ignore[override]
-        end = "TARGET_ERROR" if self.side is Side.TARGET else "SOURCE_ERROR"
-        return "AUTH_ERROR" if self.status in (401, 403) else end
+        if self.status in (401, 403):
+            return "AUTH_ERROR"
+        return "TARGET_ERROR" if self.side is Side.TARGET else "SOURCE_ERROR"
 
     @property
     def retryable(self) -> bool:  # type: ignore[override]
-        # docs/design.md section 9: 408, 429 and 5xx; 501 and 505 say that asking again is
-        # pointless. A session that was forgotten before its body came is opened anew.
-        again = self.status in (408, 429) or (self.status >= 500 and self.status not in (501, 505))
-        return not self.final and (again or self.forgot_session)
+        if self.final:
+            return False
+        if self.forgot_session:  # before its body came: the upload is begun anew
+            return True
+        if self.status in _LASTING_SERVER_ERRORS:
+            return False
+        return self.status in _PASSING_STATUSES or self.status >= 500
 
     @property
     def forgot_session(self) -> bool:
+        """Whether the registry does not know the upload session."""
         return self.status == 404 and "BLOB_UPLOAD_UNKNOWN" in self.codes
+
+
+class _Target(NamedTuple):
+    """What a request was about, in parts; what is not named is ""."""
+
+    host: str
+    repository: str
+    tag: str
+    digest: str
+
+    @classmethod
+    def of(cls, reference: str) -> _Target:
+        """Take apart `HOST/REPOSITORY[:TAG][@DIGEST]`, which this program has put together.
+
+        Nothing is checked: of any other text the parts only make a remedy that helps less.
+        """
+        tagged, _, digest = reference.partition("@")
+        host, _, name = tagged.partition("/")
+        repository, _, tag = name.partition(":")
+        return cls(host, repository, tag, digest)
+
+
+def _remedy(status: int, side: Side, target: _Target) -> str | None:
+    """Return what to do about an error status, where that is known."""
+    if side is Side.SOURCE:
+        # What an image names and its own registry lacks is missing for another reason than its
+        # name.
+        return _remedy_for_name(target) if status == 404 and not target.digest else None
+    if status == 404:
+        return _remedy_for_repository(target)
+    if status == 405:
+        return "is it read-only, or a pull-through cache? name the registry that takes pushes"
+    if status == 413:
+        return "the registry or a proxy before it limits requests (nginx: client_max_body_size)"
+    return None
+
+
+def _remedy_for_name(target: _Target) -> str:
+    if not target.tag:
+        return "check the name of the repository"
+    name = f"{target.host}/{target.repository}"
+    return f"check the name: `regsync tags {name}` shows what is there"
+
+
+def _remedy_for_repository(target: _Target) -> str:
+    remedy = "create the repository, or the project that it is in, there first"
+    ecr = re.match(_ECR_HOST, target.host)
+    if ecr is None:
+        return remedy
+    command = f"aws ecr create-repository --repository-name {target.repository}"
+    return f"{remedy}: {command} --registry-id {ecr['account']} --region {ecr['region']}"
 
 
 class MappingConflict(SyncError):
@@ -232,8 +274,6 @@ class MappingConflict(SyncError):
 
 
 class ContentError(SyncError):
-    """Bytes are not what their digest, size or media type says, or a document that cannot be
-    copied.
-    """
+    """Bytes are not what their digest, size or media type says, or cannot be copied unchanged."""
 
     code = "CONTENT_ERROR"

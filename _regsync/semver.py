@@ -1,147 +1,204 @@
-"""."""
+"""Versions and ranges of them: what a tag means as a version, and which versions a range admits.
+
+Owns: when a tag is a version, precedence, the grammar of ranges, the rule for pre-releases.
+May not know: tags that are no versions, listings.
+Invariants: whatever a tag or a range spells, it is read in bounded time; what is wrong with a range
+is one line that says what to write instead.
+Follows: docs/design.md section 4, SemVer 2.0.0 section 11, node-semver (operators, partials).
+"""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from itertools import takewhile
 from typing import Literal, NamedTuple
 
 Prerelease = Literal["include", "exclude", "only"]
 
+# Characters of a version or a range; a tag has 128 at most. int() refuses far longer numbers in
+# its own words.
+_MAX_LENGTH = 1024
 
-_SUFFIX = r"(?:-([0-9A-Za-z-]+(?:\.[0-9A-Za-z-]+)*))?(?:[+_][0-9A-Za-z._+-]+)?"
-
+_SUFFIX = r"(?:-(?P<prerelease>[0-9A-Za-z-]+(?:\.[0-9A-Za-z-]+)*))?(?:[+_][0-9A-Za-z._+-]+)?"
 
 _VERSION = rf"v?([0-9]+)(?:\.([0-9]+))?(?:\.([0-9]+))?{_SUFFIX}"
 
-
 _PART = r"([0-9]+|[xX*])"
-
-
-_COMPARATOR = rf"(==|!=|>=|<=|[=<>^~])?[ \t]*v?{_PART}(?:\.{_PART})?(?:\.{_PART})?{_SUFFIX}"
-
-
-_LONGEST = (
-    1024  # of a tag (128 at most) or a range; int() refuses far longer numbers in its own way
+_COMPARATOR = (
+    rf"(?P<operator>==|!=|>=|<=|[=<>^~])?[ \t]*v?{_PART}(?:\.{_PART})?(?:\.{_PART})?{_SUFFIX}"
 )
+_HYPHEN_RANGE = r"(?P<low>[^ \t]+)[ \t]+-[ \t]+(?P<high>[^ \t]+)"
+
+_Release = tuple[int, int, int]
 
 
 class Version(NamedTuple):
-    """What precedence sees of a version; `stage` 0: a pre-release. A listing may name a million."""
+    """What precedence sees of a version: versions are compared field by field.
 
-    release: tuple[int, int, int]
-    stage: int = 1
-    identifiers: str = (
-        ""  # as text of that order: of each one 1, how many digits, these; or 2, the word, 0
-    )
+    A listing may name a million of them, so they are kept small.
+    """
+
+    release: _Release
+    stage: int = 1  # 0: a pre-release, which comes before its release
+    identifiers: str = ""  # of a pre-release, as `_sort_key` writes them
 
     @property
     def is_prerelease(self) -> bool:
-        return not self.stage
+        return self.stage == 0
 
 
 def parse_version(tag: str) -> Version | None:
-    match = re.fullmatch(_VERSION, tag) if len(tag) <= _LONGEST else None
-    return _version([int(part or 0) for part in match.groups()[:3]], match[4]) if match else None
+    """Return the version that a tag is, None where it is none; missing numbers are 0."""
+    if len(tag) > _MAX_LENGTH:
+        return None
+    match = re.fullmatch(_VERSION, tag)
+    if match is None:
+        return None
+    numbers = [int(number or 0) for number in match.group(1, 2, 3)]
+    return _version(numbers, match["prerelease"])
 
 
-def _version(numbers: list[int], prerelease: str | None = None) -> Version:
+def _version(numbers: Sequence[int], prerelease: str | None = None) -> Version:
+    """Return the version of one to three numbers."""
     major, minor, patch = (*numbers, 0, 0, 0)[:3]
-    parts = prerelease.split(".") if prerelease else []
-    keys = (
-        f"\1{len(part.lstrip('0')):04}{part.lstrip('0')}" if part.isdigit() else f"\2{part}\0"
-        for part in parts
-    )
-    return Version((major, minor, patch), 0 if parts else 1, "".join(keys))
+    release = (major, minor, patch)
+    if prerelease is None:
+        return Version(release)
+    identifiers = "".join(_sort_key(identifier) for identifier in prerelease.split("."))
+    return Version(release, 0, identifiers)
 
 
-# below and above what tags can spell
+def _sort_key(identifier: str) -> str:
+    """Return a text that sorts as SemVer sorts identifiers of a pre-release.
+
+    Numbers come before words. A number is `\\1`, how many digits it has, and these; a word is `\\2`,
+    itself, and `\\0`, which makes it lower than those that it begins.
+    """
+    if not identifier.isdigit():
+        return f"\2{identifier}\0"
+    digits = identifier.lstrip("0")
+    return f"\1{len(digits):04}{digits}"
+
+
+# Below and above what tags can spell.
 _LOWEST = Version((0, 0, 0), 0)
+_HIGHEST = Version((10**_MAX_LENGTH, 0, 0))
 
 
-_HIGHEST = Version((10**_LONGEST, 0, 0))
+class Comparator(NamedTuple):
+    """One condition of a range: `low <= version < high`, or its opposite."""
+
+    low: Version
+    high: Version
+    inside: bool  # False for `!=`, which admits all other versions
+    prerelease_of: _Release | None  # the release whose pre-release it names
 
 
-# From where, to below what, whether it takes what lies between or all but that, the M.m.p of a
-# pre-release in it.
-_Comparator = tuple[Version, Version, bool, tuple[int, int, int] | None]
+# Alternatives, which `||` joined; all comparators of one, which `,` joined, have to hold.
+Range = tuple[tuple[Comparator, ...], ...]
 
 
-_Range = tuple[
-    tuple[_Comparator, ...], ...
-]  # what `||` and `,` joined: alternatives of conjunctions
+def admits(versions: Range, version: Version, prerelease: Prerelease = "exclude") -> bool:
+    """Ask whether a range, under the rule for pre-releases, takes a version."""
+    if prerelease == "only" and not version.is_prerelease:
+        return False
+    return any(_all_admit(comparators, version, prerelease) for comparators in versions)
 
 
-def admits(versions: _Range, version: Version, prerelease: Prerelease = "exclude") -> bool:
-    """Say whether a range, under the rule for pre-releases, takes a version."""
-    is_wanted = version.is_prerelease or prerelease != "only"
-    return is_wanted and any(
-        _all_admit(comparators, version, prerelease) for comparators in versions
+def _all_admit(comparators: Sequence[Comparator], version: Version, prerelease: Prerelease) -> bool:
+    """Ask whether all comparators of one alternative take a version.
+
+    A pre-release is compared in full where a comparator names one of the same release. Elsewhere
+    `exclude` refuses it, and the other rules compare its release in its place. `!=1.0.0-rc.1` says
+    what is unwanted: it invites no other pre-release of 1.0.0.
+    """
+    is_named = any(
+        comparator.prerelease_of == version.release and comparator.inside
+        for comparator in comparators
     )
-
-
-def _all_admit(
-    comparators: tuple[_Comparator, ...], version: Version, prerelease: Prerelease
-) -> bool:
-    # In full where one of the same M.m.p is named; elsewhere by M.m.p (`include`, `only`), or
-    # refused (`exclude`). `!=1.0.0-rc.1` says what is unwanted: it invites no other pre-release of
-    # 1.0.0.
-    in_full = not version.is_prerelease or any(
-        named == version.release and inside for _, _, inside, named in comparators
-    )
+    in_full = not version.is_prerelease or is_named
     if prerelease == "exclude" and not in_full:
         return False
-    release = version if in_full else Version(version.release)
-    return all(
-        (low <= (version if named == version.release else release) < high) is inside
-        for low, high, inside, named in comparators
-    )
+
+    release = Version(version.release)
+    for comparator in comparators:
+        names_prerelease = comparator.prerelease_of == version.release
+        compared = version if in_full or names_prerelease else release
+        if (comparator.low <= compared < comparator.high) is not comparator.inside:
+            return False
+    return True
 
 
-def parse_range(text: str) -> _Range:
+def parse_range(text: str) -> Range:
     """Parse a range; ValueError says what is wrong and what to write instead."""
-    if len(text) > _LONGEST:
-        raise ValueError(f"a range of more than {_LONGEST} characters")
+    if len(text) > _MAX_LENGTH:
+        raise ValueError(f"a range of more than {_MAX_LENGTH} characters")
     return tuple(
-        tuple(_comparator(word.strip(" \t")) for word in part.split(","))
-        for part in text.split("||")
+        tuple(_comparator(word.strip(" \t")) for word in alternative.split(","))
+        for alternative in text.split("||")
     )
 
 
-def _comparator(word: str) -> _Comparator:
+def _comparator(word: str) -> Comparator:
     match = re.fullmatch(_COMPARATOR, word)
     if match is None:
-        if hyphen := re.fullmatch(r"([^ \t]+)[ \t]+-[ \t]+([^ \t]+)", word):
-            raise ValueError(
-                f"hyphen ranges are not supported: write '>={hyphen[1]},<={hyphen[2]}'"
-            )
-        forms = "write '*', 1.x, 1.2 or 1.2.3, if need be after = == != > >= < <= ^ ~"
-        raise ValueError(f"{word!r} is no comparator: {forms}; join comparators with a comma")
-    operator, *parts, prerelease = match.groups()
+        raise ValueError(_trouble_with(word))
     # As in node-semver, nothing counts after the first part that is open.
-    numbers = [int(part) for part in takewhile(lambda part: part and part not in "xX*", parts)]
+    parts = takewhile(lambda part: part and part not in "xX*", match.group(2, 3, 4))
+    numbers = [int(part) for part in parts]
+    prerelease = match["prerelease"]
     if prerelease is not None and len(numbers) < 3:
         raise ValueError(
             f"{word!r} names a pre-release of a partial version: write all three numbers"
         )
+
     version = _version(numbers, prerelease)
-    # What is written spans low..high: 1.2 all that begin so, 1.2.3 itself and nothing else that a
-    # tag can spell.
+    operator = match["operator"]
     low = version if numbers else _LOWEST
-    kept = numbers
+    high = _end_of_span(version, numbers, operator)
+    if operator == ">":
+        low = high
+        high = _HIGHEST
+    elif operator == ">=":
+        high = _HIGHEST
+    elif operator == "<":
+        high = low
+        low = _LOWEST
+    elif operator == "<=":
+        low = _LOWEST
+
+    prerelease_of = version.release if version.is_prerelease else None
+    return Comparator(low, high, operator != "!=", prerelease_of)
+
+
+def _trouble_with(word: str) -> str:
+    hyphen = re.fullmatch(_HYPHEN_RANGE, word)
+    if hyphen is not None:
+        instead = f">={hyphen['low']},<={hyphen['high']}"
+        return f"hyphen ranges are not supported: write '{instead}'"
+    forms = "write '*', 1.x, 1.2 or 1.2.3, if need be after = == != > >= < <= ^ ~"
+    return f"{word!r} is no comparator: {forms}; join comparators with a comma"
+
+
+def _end_of_span(version: Version, numbers: list[int], operator: str | None) -> Version:
+    """Return the lowest version above those that a comparator spells.
+
+    `1.2` spells all that begin so, `^1.2.3` all up to 2, `~1.2.3` all up to 1.3; `1.2.3` spells
+    itself and nothing else.
+    """
     if operator == "^":
         # The leftmost number that is not zero stays: 0.2.x for ^0.2.3, 0.0.x for ^0.0.
-        kept = numbers[: next((i for i, number in enumerate(numbers, 1) if number), 3)]
+        leading_zeros = len([*takewhile(lambda number: number == 0, numbers)])
+        fixed = numbers[: leading_zeros + 1]
     elif operator == "~":
-        kept = numbers[:2]
-    high = _version([*kept[:-1], kept[-1] + 1]) if kept else _HIGHEST
-    if operator not in ("^", "~") and len(numbers) == 3:
-        high = version._replace(identifiers=version.identifiers + "\0")
-    spans = {
-        ">": (high, _HIGHEST),
-        ">=": (low, _HIGHEST),
-        "<": (_LOWEST, low),
-        "<=": (_LOWEST, high),
-    }
-    named = version.release if version.is_prerelease else None
-    return *spans.get(operator, (low, high)), operator != "!=", named
+        fixed = numbers[:2]
+    elif len(numbers) == 3:
+        # A tag cannot spell what lies between.
+        return version._replace(identifiers=version.identifiers + "\0")
+    else:
+        fixed = numbers
+
+    if not fixed:
+        return _HIGHEST
+    return _version([*fixed[:-1], fixed[-1] + 1])

@@ -1,148 +1,226 @@
-"""Which tags of a listing are copied: globs, versions, exclusion, order, limits. Owns: the glob
-language, when a tag is a version, ranges and precedence, the tag rule, the selection with a reason
-for every tag that it drops. May not know: where a listing comes from, configuration files.
-Invariants: the selection is a function of the listing and the rule alone; matching is linear in tag
-times pattern; what is wrong with a pattern or a range is one line that says what to write instead.
-Follows docs/design.md sections 4 (globs, ranges), 5 (the steps), SemVer 2.0.0 section 11,
-node-semver (operators, partials)."""
+"""Which tags of a listing are copied: globs, versions, exclusion, order, limits.
+
+Owns: the glob language, the tag rule, the selection with a reason for every tag that it drops.
+May not know: where a listing comes from, configuration files.
+Invariants: the selection is a function of the listing and the rule alone; matching takes no more
+steps than tag times pattern; what is wrong with a pattern is one line that says what to write.
+Follows: docs/design.md sections 4 (globs) and 5 (the steps).
+"""
 
 from __future__ import annotations
 
+import enum
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import cache, lru_cache, reduce
+from functools import cache, lru_cache
 from typing import Literal, NamedTuple
 
 from _regsync.oci.reference import is_referrer_tag, is_tag
-from _regsync.semver import Prerelease, Version, admits, parse_range, parse_version
+from _regsync.semver import Prerelease, Range, Version, admits, parse_range, parse_version
 
 Reason = Literal["glob", "semver", "prerelease", "exclude", "latest", "referrer_tag"]
-
 
 _Order = Literal["semver", "alpha"]
 
 
-_TOKEN = r"\\.|\[(?P<not>!?)(?P<set>(?:\\.|[^\]\\])*)\]|(?P<unfinished>[\[\\])|(?P<mark>[*?{},])|."
+# The tokens of a glob: literal text, a set that one character has to be of, or a mark.
 
 
-_Accepts = Callable[[str], bool]
+class _Mark(enum.Enum):
+    """What structures a glob."""
+
+    ANY_RUN = "*"
+    OPEN = "{"
+    NEXT = ","
+    CLOSE = "}"
 
 
-_Token = tuple[
-    str, "_Accepts | None"
-]  # what is written, its test of one character; the marks `*{,}` have none
+class _Span(NamedTuple):
+    """Characters from `low` to `high`, both included."""
+
+    low: str
+    high: str
+
+
+class _CharacterSet(NamedTuple):
+    """`[...]`, or `[!...]` where `is_negated`."""
+
+    spans: tuple[_Span, ...]
+    is_negated: bool
+
+    def accepts(self, character: str) -> bool:
+        is_in_spans = any(span.low <= character <= span.high for span in self.spans)
+        return is_in_spans is not self.is_negated
+
+
+_Token = str | _Mark | _CharacterSet
+
+_ANY_CHARACTER = _CharacterSet((), is_negated=True)  # `?`
+
+_WRITTEN_TOKEN = re.compile(
+    r"\\(?P<escaped>.)"
+    r"|\[(?P<negated>!?)(?P<members>(?:\\.|[^\]\\])*)\]"
+    r"|(?P<unfinished>[\[\\])"
+    r"|(?P<special>[*?{},])"
+    r"|(?P<literal>.)",
+    re.DOTALL,
+)
+
+_SET_MEMBER = re.compile(r"(\\.|.)(?:-(\\.|.))?", re.DOTALL)
+
+
+class _Pattern(NamedTuple):
+    """A glob as read; `literal` is the only tag that it matches, if it has no wildcards."""
+
+    tokens: tuple[_Token, ...]
+    literal: str | None
 
 
 @lru_cache(256)  # a configuration repeats a few patterns in many mappings
-def _tokens(pattern: str) -> tuple[tuple[_Token, ...], str | None]:
-    """Return a pattern's tokens, and the only tag that it matches when it has no wildcards."""
+def _parse_glob(pattern: str) -> _Pattern:
+    """Read a glob; ValueError says what is wrong with it."""
     if not pattern:
         raise ValueError("an empty pattern matches nothing: remove it, or write '*' for every tag")
-    tokens = list[_Token]()
-    depth = 0
-    is_literal = True
-    for match in re.finditer(_TOKEN, pattern, re.DOTALL):
-        kind = match.lastgroup
-        text = match[0][-1]
-        if kind == "unfinished":
-            trouble = "'[' without ']'" if text == "[" else "a backslash at its end"
-            raise ValueError(f"{pattern!r} has {trouble}: write \\{text} for the character itself")
-        accepts: _Accepts | None = text.__eq__
-        if kind == "set":
-            accepts = _character_set(pattern, match["set"], match["not"] == "!")
-            is_literal = False
-        elif kind == "mark" and (text != "," or depth):
-            depth += (text == "{") - (text == "}")
-            if depth < 0:
-                raise ValueError(f"{pattern!r} has a '}}' without '{{'")
-            # every character is true
-            accepts = bool if text == "?" else None
-            is_literal = False
-        tokens.append((text, accepts))
+
+    tokens: list[_Token] = []
+    depth = 0  # of alternatives
+    for match in _WRITTEN_TOKEN.finditer(pattern):
+        token = _token(pattern, match, depth)
+        if token is _Mark.OPEN:
+            depth += 1
+        elif token is _Mark.CLOSE:
+            depth -= 1
+        tokens.append(token)
     if depth:
         raise ValueError(f"{pattern!r} has a '{{' without '}}'")
-    literal = "".join(text for text, _ in tokens) if is_literal else None
-    if literal is not None and not is_tag(
-        literal
-    ):  # it will stand in a request as it is (docs/design.md section 5)
+
+    tokens = _joined(tokens)
+    if len(tokens) > 1 or not isinstance(tokens[0], str):
+        return _Pattern(tuple(tokens), literal=None)
+
+    # It will stand in a request as it is (docs/design.md section 5).
+    literal = tokens[0]
+    if not is_tag(literal):
         raise ValueError(
             f"{literal!r} can never be a tag: letters, digits and . _ - only, 128 at most"
         )
-    return tuple(tokens), literal
+    return _Pattern((literal,), literal)
 
 
-def _character_set(pattern: str, members: str, negated: bool) -> _Accepts:
+def _token(pattern: str, match: re.Match[str], depth: int) -> _Token:
+    """Return the token that one match of `_WRITTEN_TOKEN` means within `depth` alternatives."""
+    if match["members"] is not None:
+        return _character_set(pattern, match["members"], match["negated"] == "!")
+    if match["unfinished"]:
+        character = match["unfinished"]
+        trouble = "'[' without ']'" if character == "[" else "a backslash at its end"
+        raise ValueError(f"{pattern!r} has {trouble}: write \\{character} for the character itself")
+
+    special = match["special"]
+    if special is None:
+        return match["escaped"] or match["literal"]
+    if special == "?":
+        return _ANY_CHARACTER
+    if special == "," and not depth:
+        return ","
+    if special == "}" and not depth:
+        raise ValueError(f"{pattern!r} has a '}}' without '{{'")
+    return _Mark(special)
+
+
+def _character_set(pattern: str, members: str, is_negated: bool) -> _CharacterSet:
     if not members:
         raise ValueError(f"{pattern!r} has an empty set of characters")
-    if members[0] == "^" and not negated:
+    if members.startswith("^") and not is_negated:
         raise ValueError(f"{pattern!r}: a set is negated by '!', as in [!a-z]")
-    ranges = [
-        (low[-1], (high or low)[-1])
-        for low, high in re.findall(r"(\\.|.)(?:-(\\.|.))?", members, re.DOTALL)
-    ]
-    if turned := [f"{low}-{high}" for low, high in ranges if low > high]:
-        raise ValueError(f"{pattern!r}: the range {turned[0]} is the wrong way round")
-    return lambda character: any(low <= character <= high for low, high in ranges) is not negated
+    spans: list[_Span] = []
+    for first, last in _SET_MEMBER.findall(members):
+        low = first[-1]  # without its backslash
+        high = last[-1] if last else low
+        if low > high:
+            raise ValueError(f"{pattern!r}: the range {low}-{high} is the wrong way round")
+        spans.append(_Span(low, high))
+    return _CharacterSet(tuple(spans), is_negated)
 
 
-def _machine(tokens: Sequence[_Token]) -> _Accepts:
-    """Return a test that follows all ways to match at once, as the places in the pattern that they
-    reach.
+def _joined(tokens: Sequence[_Token]) -> list[_Token]:
+    """Return the tokens with neighbouring texts as one."""
+    joined: list[_Token] = []
+    for token in tokens:
+        if joined and isinstance(token, str) and isinstance(joined[-1], str):
+            joined[-1] += token
+        else:
+            joined.append(token)
+    return joined
+
+
+class _Choice:
+    """Alternatives that are being matched: the places where all begin, and where some end."""
+
+    def __init__(self, starts: set[int]) -> None:
+        self.starts = starts
+        self.ends: set[int] = set()
+
+
+def _matches(tokens: Sequence[_Token], tag: str) -> bool:
+    """Ask whether tokens match a whole tag.
+
+    All ways to match are followed at once, as the set of places in the tag that the tokens so far
+    can end at. Each token looks at each place at most once, so that no pattern can hang it. A
+    regular expression cannot promise that for alternatives of different lengths: it would try them
+    one after the other, and again for each way that led to them.
     """
-    # Only the empty text, which stands in no tag, leads from the first place into the pattern.
-    tokens = [("", "".__eq__), *tokens, ("", "".__eq__)]
-    # Where a place leads without a character: past a star, into each alternative and out of it.
-    leads = {i: [i + 1] for i, (_, accepts) in enumerate(tokens) if accepts is None}
-    braces: list[list[int]] = []
-    for i in leads:
-        if tokens[i][0] == "{":
-            braces.append([i])
-        elif tokens[i][0] == ",":
-            leads[braces[-1][0]].append(i + 1)
-            braces[-1].append(i)
-        elif tokens[i][0] == "}":
-            leads |= {comma: [i + 1] for comma in braces.pop()[1:]}
+    places = {0}
+    choices: list[_Choice] = []
+    for token in tokens:
+        if isinstance(token, str):
+            places = {place + len(token) for place in places if tag.startswith(token, place)}
+        elif isinstance(token, _CharacterSet):
+            inside = (place for place in places if place < len(tag))
+            places = {place + 1 for place in inside if token.accepts(tag[place])}
+        elif token is _Mark.ANY_RUN:
+            if places:
+                places = set(range(min(places), len(tag) + 1))
+        elif token is _Mark.OPEN:
+            choices.append(_Choice(places))
+        elif token is _Mark.NEXT:
+            choices[-1].ends |= places
+            places = choices[-1].starts
+        elif token is _Mark.CLOSE:
+            places = choices.pop().ends | places
 
-    @lru_cache(1024)  # many tags begin and go on alike
-    def follow(places: frozenset[int], character: str) -> frozenset[int]:
-        pending = [place for place in places if tokens[place] == ("*", None)]
-        pending += [place + 1 for place in places if (test := tokens[place][1]) and test(character)]
-        reached = set()
-        while pending:
-            place = pending.pop()
-            if place not in reached:
-                reached.add(place)
-                pending += leads.get(place, ())
-        return frozenset(reached)
-
-    start = follow(frozenset({0}), "")
-    return lambda tag: len(tokens) - 1 in reduce(follow, tag, start)
+        if not places and not choices:
+            return False
+    return len(tag) in places
 
 
-def compile_glob(*patterns: str) -> _Accepts:
-    """Return a case-sensitive test of whole tags against any of the patterns; ValueError for a
-    malformed one.
+def compile_glob(*patterns: str) -> Callable[[str], bool]:
+    """Return a case-sensitive test of whole tags against any of the patterns.
+
+    ValueError says what is wrong with a pattern.
     """
-    read = [_tokens(pattern) for pattern in patterns]
-    names = {literal for _, literal in read if literal is not None}
-    # One machine follows them all: their number counts no more than their length.
-    tokens = [token for wild, literal in read if literal is None for token in ((",", None), *wild)]
-    if not tokens:
-        return names.__contains__
-    matches = _machine([("{", None), *tokens[1:], ("}", None)])
-    return lambda tag: tag in names or matches(tag)
+    parsed = [_parse_glob(pattern) for pattern in patterns]
+    literals = {pattern.literal for pattern in parsed if pattern.literal is not None}
+    wildcards = [pattern.tokens for pattern in parsed if pattern.literal is None]
+
+    def matches(tag: str) -> bool:
+        return tag in literals or any(_matches(tokens, tag) for tokens in wildcards)
+
+    return matches
 
 
 def check_glob(pattern: str) -> str | None:
-    """Return the only tag that a pattern without wildcards matches; ValueError when it is
-    malformed.
+    """Return the only tag that a pattern without wildcards matches; None for one with wildcards.
+
+    ValueError says what is wrong with a pattern.
     """
-    return _tokens(pattern)[1]
+    return _parse_glob(pattern).literal
 
 
 class TagRule(NamedTuple):
-    """The rule of one mapping (docs/specification.md section 2.5); empty and None mean that a field
-    is not set.
+    """The rule of one mapping (docs/specification.md section 2.5).
+
+    Empty and None mean that a field is not set.
     """
 
     glob: tuple[str, ...] = ()
@@ -159,7 +237,9 @@ class TagRule(NamedTuple):
         """How the result is sorted; ValueError when `latest` is set and nothing says it."""
         if self.latest and not (self.sort or self.semver):
             raise ValueError("latest needs `sort` or `semver`, to say which tags are the highest")
-        return self.sort or ("semver" if self.semver else None)
+        if self.sort:
+            return self.sort
+        return "semver" if self.semver else None
 
     @property
     def chooses_versions(self) -> bool:
@@ -178,68 +258,101 @@ def select_literals(rule: TagRule) -> Selection | None:
     """Select without a listing where the rule names its tags one by one; None where it does not."""
     if not rule.glob or rule.exclude or rule.chooses_versions or rule.latest:
         return None
-    literals = [name for pattern in rule.glob if (name := check_glob(pattern)) is not None]
-    return select(literals, rule) if len(literals) == len(rule.glob) else None
+    literals: list[str] = []
+    for pattern in rule.glob:
+        literal = check_glob(pattern)
+        if literal is None:
+            return None
+        literals.append(literal)
+    return select(literals, rule)
 
 
 def select(tags: Iterable[str], rule: TagRule) -> Selection:
-    """Apply a rule to a listing, in the order of docs/design.md section 5; ValueError for a rule
-    that is wrong.
+    """Apply a rule to a listing, in the order of docs/design.md section 5.
+
+    ValueError for a rule that is wrong.
     """
-    wanted = compile_glob(*rule.glob or ("*",))
-    excluded = compile_glob(*rule.exclude)
-    referrers_are_images = any(pattern.startswith(("sha256-", "sha512-")) for pattern in rule.glob)
-    version_of = cache(parse_version)
-    allowed = None
-    prerelease = rule.semver_prerelease or "exclude"
-    if rule.chooses_versions:
-        allowed = parse_range(rule.semver or "*")
+    tests = _Tests(rule)
+    candidates: list[str] = []
+    dropped: dict[str, Reason] = {}
+    for tag in dict.fromkeys(tags):
+        reason = tests.reason_to_drop(tag)
+        if reason is None:
+            candidates.append(tag)
+        else:
+            dropped[tag] = reason
 
-    def refusal(tag: str) -> Reason | None:
-        if not referrers_are_images and is_referrer_tag(tag):
-            return "referrer_tag"
-        if not wanted(tag):
-            return "glob"
-        if allowed:
-            version = version_of(tag)
-            if version is None or not admits(allowed, version, prerelease):
-                # The rule for pre-releases is the reason where another rule would have let the tag
-                # in.
-                return "prerelease" if version and admits(allowed, version, "include") else "semver"
-        return "exclude" if excluded(tag) else None
+    ranked = _ordered(candidates, rule.order, tests.version_of)
+    kept = ranked
+    beyond_latest: tuple[str, ...] = ()
+    if rule.latest is not None:
+        kept = ranked[: rule.latest]
+        beyond_latest = ranked[rule.latest :]
 
-    reasons = {tag: refusal(tag) for tag in dict.fromkeys(tags)}
-    dropped = {tag: reason for tag, reason in reasons.items() if reason}
-    ranked = _ordered(
-        [tag for tag, reason in reasons.items() if not reason], rule.order, version_of
-    )
-    kept = ranked[: rule.latest]
-    cut = () if rule.latest is None else ranked[rule.latest :]
     # docs/design.md section 5, step 6: what `latest` cut comes back first, then what versions
     # dropped.
-    if len(kept) < (floor := rule.min_tags or 0):
+    floor = rule.min_tags or 0
+    missing = floor - len(kept)
+    if missing > 0:
         order = rule.order or "semver"
-        spare = [
+        other_versions = [
             tag
-            for tag, why in dropped.items()
-            if why in ("semver", "prerelease") and not excluded(tag)
+            for tag, reason in dropped.items()
+            if reason in ("semver", "prerelease") and not tests.is_excluded(tag)
         ]
-        if back := (*cut, *_ordered(spare, order, version_of))[: floor - len(kept)]:
-            kept = _ordered((*kept, *back), order, version_of)
-    dropped |= dict.fromkeys(cut, "latest")
+        spare = (*beyond_latest, *_ordered(other_versions, order, tests.version_of))
+        if spare:
+            kept = _ordered((*kept, *spare[:missing]), order, tests.version_of)
+
+    dropped |= dict.fromkeys(beyond_latest, "latest")
     for tag in kept:
         dropped.pop(tag, None)
     return Selection(kept, dropped, floor)
 
 
+class _Tests:
+    """The tests of a rule, prepared for the tags of one listing."""
+
+    def __init__(self, rule: TagRule) -> None:
+        self.is_wanted = compile_glob(*rule.glob or ("*",))
+        self.is_excluded = compile_glob(*rule.exclude)
+        self.takes_referrer_tags = any(
+            pattern.startswith(("sha256-", "sha512-")) for pattern in rule.glob
+        )
+        self.version_of = cache(parse_version)
+        self.prerelease: Prerelease = rule.semver_prerelease or "exclude"
+        self.range: Range | None = None
+        if rule.chooses_versions:
+            self.range = parse_range(rule.semver or "*")
+
+    def reason_to_drop(self, tag: str) -> Reason | None:
+        """Return why a tag is dropped, before `latest` counts; None where it is not."""
+        if not self.takes_referrer_tags and is_referrer_tag(tag):
+            return "referrer_tag"
+        if not self.is_wanted(tag):
+            return "glob"
+        if self.range is not None:
+            version = self.version_of(tag)
+            if version is None:
+                return "semver"
+            if not admits(self.range, version, self.prerelease):
+                # The rule for pre-releases is the reason where another one would let the tag in.
+                other_rule_admits = admits(self.range, version, "include")
+                return "prerelease" if other_rule_admits else "semver"
+        return "exclude" if self.is_excluded(tag) else None
+
+
 def _ordered(
     tags: Sequence[str], order: _Order | None, version_of: Callable[[str], Version | None]
 ) -> tuple[str, ...]:
-    """Return tags highest first; ties of versions, and what is no version, by descending code
-    points.
+    """Return tags highest first.
+
+    Equal versions, and tags that are no versions, come by descending code points.
     """
-    by_text = sorted(tags, reverse=True) if order else tags
-    if order == "semver":
-        # The sort is stable. No version is below the empty tuple, which stands for what is none.
-        by_text = sorted(by_text, key=lambda tag: version_of(tag) or (), reverse=True)
-    return tuple(by_text)
+    if order is None:
+        return tuple(tags)
+    by_text = sorted(tags, reverse=True)
+    if order == "alpha":
+        return tuple(by_text)
+    # The sort is stable. No version is below the empty tuple, which stands for tags that are none.
+    return tuple(sorted(by_text, key=lambda tag: version_of(tag) or (), reverse=True))

@@ -211,7 +211,7 @@ def test_what_is_shared_stands_at_each_place() -> None:
 
 
 def test_aliases_cannot_fill_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reader, "_MOST_EXPANDED", 1000)
+    monkeypatch.setattr(reader, "_MAX_EXPANDED", 1000)
     entries = "".join(f"- {{from: a{i}}}\n" for i in range(120))
     with pytest.raises(ConfigError, match="over 1,000 values when it is expanded"):
         expand(f"{SHARED}mappings:\n{entries}")

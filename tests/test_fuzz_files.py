@@ -17,7 +17,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from _regsync.app import cli
-from _regsync.config.yaml import Node, Unreadable, compose, dump
+from _regsync.config.yaml import Entry, Node, Unreadable, compose, dump
 from _regsync.errors import ContentError
 from _regsync.oci.manifest import parse_manifest, parse_platform, trim_index
 from _regsync.oci.reference import digest_of
@@ -130,15 +130,17 @@ def by_pyyaml(node: yaml.Node) -> Any:
     tag = node.tag.removeprefix("tag:yaml.org,2002:").replace("value", "str")
     line, column = node.start_mark.line + 1, node.start_mark.column + 1
     if isinstance(node, yaml.SequenceNode):
-        return Node(tag, [by_pyyaml(each) for each in node.value], line, column)
+        return Node(tag, line, column, items=[by_pyyaml(each) for each in node.value])
     if isinstance(node, yaml.MappingNode):
         pairs = [(by_pyyaml(key), by_pyyaml(value)) for key, value in node.value]
         if any(key.tag in ("map", "seq", "merge") for key, _ in pairs) or len(
-            {key.value for key, _ in pairs}
+            {key.text for key, _ in pairs}
         ) < len(pairs):
             raise LookupError
-        return Node(tag, {key.value: (key, value) for key, value in pairs}, line, column)
-    return Node(tag, node.value, line, column)
+        return Node(
+            tag, line, column, entries={key.text: Entry(key, value) for key, value in pairs}
+        )
+    return Node(tag, line, column, text=node.value)
 
 
 PLAIN = st.one_of(

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from _regsync import semver
 from _regsync import tags as tags_module
 from _regsync.tags import Reason, TagRule, check_glob, compile_glob, select, select_literals
+from tests.fuzzing import Watched
 
 SIGNATURE = f"sha256-{'a' * 64}"
 
@@ -95,45 +96,23 @@ def test_no_pattern_hangs(pattern: str) -> None:
     assert not compile_glob(pattern)("a" * 128)
 
 
-def test_matching_looks_at_each_token_once_for_each_character() -> None:
-    tokens, _ = tags_module._tokens("{*a,b}" * 40 + "b")
-    looks = 0
-
-    def look(character: str) -> bool:
-        nonlocal looks
-        looks += 1
-        return True
-
-    matches = tags_module._machine([(mark, accepts and look) for mark, accepts in tokens])
-    assert matches("a" * 128)
-    assert 0 < looks <= 128 * len(tokens)
+HOSTILE = [
+    "*a" * 30 + "b",
+    "*" * 30 + "b",
+    "{*a,b}" * 40 + "b",
+    "{a,aa}" * 60 + "b",
+    "{a,a?,a??}*" * 30 + "b",
+    "[a-b]*?" * 30 + "b",
+    "{*,{*a,{*aa,a*}*}*}" * 10 + "b",
+]
 
 
-def test_what_tags_have_in_common_is_looked_at_once() -> None:
-    tokens, _ = tags_module._tokens("*-{alpine,slim}*")
-    looks = 0
-
-    def counting(accepts: tags_module._Accepts) -> tags_module._Accepts:
-        def look(character: str) -> bool:
-            nonlocal looks
-            looks += 1
-            return accepts(character)
-
-        return look
-
-    matches = tags_module._machine(
-        [(mark, accepts and counting(accepts)) for mark, accepts in tokens]
-    )
-    listing = [
-        f"{major}.{minor}-{end}"
-        for major in range(10)
-        for minor in range(10)
-        for end in ("alpine", "s")
-    ]
-    assert sum(map(matches, listing)) == 100
-    first = looks
-    assert sum(map(matches, listing * 10)) == 1000
-    assert looks == first
+@pytest.mark.parametrize("pattern", HOSTILE, ids=lambda pattern: str(pattern)[:12])
+def test_each_character_of_a_pattern_looks_at_each_of_a_tag_once(pattern: str) -> None:
+    # A matcher that backtracks would look more than 2**30 times.
+    tag = Watched("a" * 128)
+    assert not compile_glob(pattern)(tag)
+    assert 0 < tag.looks <= len(pattern) * (len(tag) + 1)
 
 
 @settings(deadline=None)

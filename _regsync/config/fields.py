@@ -1,17 +1,24 @@
-"""The fields of the configuration: one table, the grammars of their values, and the table as JSON
-Schema. Owns: names, types, defaults and meaning of all fields (reader, schema and the README's
-reference use the same rows), durations, sizes, registry addresses. May not know: YAML, places, the
-model. Invariant: a grammar gives a value, or a ValueError with the remedy and no secret; the schema
-takes whatever `validate` takes. Follows JSON Schema 2020-12."""
+"""The fields of the configuration: one table, the grammars of their values, and its JSON Schema.
+
+Owns: names, types, defaults and meaning of all fields, which reader, schema and the README's
+reference take from the same rows; durations, sizes, registry addresses.
+May not know: YAML, places, the model.
+Invariants: a grammar gives a value, or a ValueError with the remedy and no secret; the schema
+takes whatever `validate` takes.
+Follows: JSON Schema 2020-12.
+"""
 
 from __future__ import annotations
 
+import ipaddress
+import json
 import re
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple
 
 from _regsync.addresses import DEFAULT_PORTS, is_loopback
 from _regsync.errors import ConfigError
+from _regsync.net.proxy import proxy_for
 from _regsync.oci.manifest import parse_platform
 from _regsync.oci.reference import is_repository
 from _regsync.providers import canonical_host
@@ -19,16 +26,22 @@ from _regsync.semver import parse_range
 from _regsync.tags import check_glob
 from _regsync.text import plain
 
+# Seconds of each unit of a duration.
 _SECONDS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 
+_TRUTH_VALUES = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 
-_TRUTH = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
-
+# Characters of a registry's address; a host name has 253 at most.
+_MAX_URL = 300
 
 _LABEL = r"[A-Za-z0-9](?:[A-Za-z0-9-]*[A-Za-z0-9])?"
+_URL = (
+    r"(?:(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*)://)?"
+    rf"(?P<host>\[[0-9A-Fa-f:.]+\]|{_LABEL}(?:\.{_LABEL})*)"
+    r"(?::(?P<port>[0-9]{1,5}))?"
+)
 
-
-_URL = rf"(?:([A-Za-z][A-Za-z0-9+.-]*)://)?(\[[0-9A-Fa-f:.]+\]|{_LABEL}(?:\.{_LABEL})*)(?::([0-9]{{1,5}}))?"
+_MAX_COUNT = 999_999_999
 
 
 def parse_duration(text: str) -> float:
@@ -37,7 +50,8 @@ def parse_duration(text: str) -> float:
         raise ValueError(
             f"{text!r} is no duration: write 0, seconds (90), or numbers with s, m, h, d (1h30m)"
         )
-    return float(sum(int(n) * _SECONDS[unit] for n, unit in re.findall(r"([0-9]+)([smhd]?)", text)))
+    parts = re.findall(r"([0-9]+)([smhd]?)", text)
+    return float(sum(int(number) * _SECONDS[unit] for number, unit in parts))
 
 
 def parse_size(text: str) -> int:
@@ -48,74 +62,121 @@ def parse_size(text: str) -> int:
             f"{text!r} is no size: write 0, or a number with B, KB, MB, GB, TB or KiB, MiB, GiB, TiB"
         )
     number, prefix = match.groups("")
-    factor: int = (1024 if "i" in prefix else 1000) ** " kmgt".index(prefix[:1] or " ")
+    base = 1024 if prefix.endswith("i") else 1000
+    power = " kmgt".index(prefix[:1] or " ")
+    factor: int = base**power
     return round(float(number or 0) * factor)
 
 
-def parse_registry_url(text: str) -> tuple[Literal["https", "http"], str, int]:
-    """Return scheme, canonical host and port of `[SCHEME://]HOST[:PORT]`; ValueError says the
-    remedy.
-    """
+class RegistryAddress(NamedTuple):
+    """Where a registry is: the canonical host without brackets."""
+
+    scheme: Literal["https", "http"]
+    host: str
+    port: int
+
+
+def parse_registry_url(text: str) -> RegistryAddress:
+    """Read `[SCHEME://]HOST[:PORT]`; ValueError says the remedy."""
     if "@" in text:
         # Not shown: what stands before the @ is a secret.
         raise ValueError("no user or password here: use auth_type and credentials")
-    match = re.fullmatch(_URL, text) if len(text) <= 300 else None
+    match = re.fullmatch(_URL, text) if len(text) <= _MAX_URL else None
     if match is None:
         path = re.search("[/?]", text.rpartition("://")[2])
-        why = "remove the path and query" if path else "write HOST, HOST:PORT or http://HOST"
-        raise ValueError(f"{text.partition('?')[0]!r} is no registry address: {why}")
-    given = match[1] and match[1].lower()
-    host = match[2]
-    digits = match[3]
-    if given not in (None, "http", "https"):
-        raise ValueError(f"scheme {given!r} is not supported: use https:// or http://")
-    if host.startswith("["):
-        import ipaddress
+        remedy = "remove the path and query" if path else "write HOST, HOST:PORT or http://HOST"
+        raise ValueError(f"{text.partition('?')[0]!r} is no registry address: {remedy}")
 
-        try:
-            host = ipaddress.IPv6Address(host[1:-1]).compressed
-        except ValueError:
-            raise ValueError(
-                f"{host} is no registry address: IPv6 is missing in the brackets"
-            ) from None
-    host = canonical_host(host)
+    written_scheme = match["scheme"] and match["scheme"].lower()
+    if written_scheme not in (None, "http", "https"):
+        raise ValueError(f"scheme {written_scheme!r} is not supported: use https:// or http://")
+
+    host = canonical_host(_without_brackets(match["host"]))
     # Plain HTTP on loopback without being asked, as the container clients do.
-    scheme: Literal["https", "http"] = (
-        "http" if given == "http" or (not given and is_loopback(host)) else "https"
-    )
-    port = int(digits or DEFAULT_PORTS[scheme])
+    is_plain = written_scheme == "http" or (written_scheme is None and is_loopback(host))
+    scheme: Literal["https", "http"] = "http" if is_plain else "https"
+    port = int(match["port"] or DEFAULT_PORTS[scheme])
     if not 0 < port < 65536:
         raise ValueError(f"port {port} does not exist: use 1 to 65535")
-    return scheme, host, port
+    return RegistryAddress(scheme, host, port)
+
+
+def _without_brackets(host: str) -> str:
+    """Return the compressed IPv6 address of a host in brackets, any other host as it is."""
+    if not host.startswith("["):
+        return host
+    try:
+        return ipaddress.IPv6Address(host[1:-1]).compressed
+    except ValueError:
+        raise ValueError(
+            f"{host} is no registry address: IPv6 is missing in the brackets"
+        ) from None
+
+
+def _check_repository(text: str) -> None:
+    if is_repository(text):
+        return
+    if "@" in text or ":" in text.rpartition("/")[2]:
+        remedy = "name the repository only, and tags under `tags`"
+        raise ValueError(f"{text!r} has a tag or digest: {remedy}")
+    if is_repository(text.lower()):
+        remedy = f"write {text.lower()!r}"
+        raise ValueError(f"{text!r} has capitals, which registries refuse: {remedy}")
+    raise ValueError(f"{text!r} is no repository: write a path such as team/app, without host")
+
+
+def _check_proxy(text: str) -> None:
+    try:
+        proxy_for("https", "registry", 443, {}, text)
+    except ConfigError as error:
+        raise ValueError(f"{error.message}: {error.hint}") from None
+
+
+class Refusal(NamedTuple):
+    """A pattern of what cannot be in a text, and why."""
+
+    pattern: str
+    why: str
+
+
+FieldType = Literal[
+    "text",
+    "texts",
+    "one_or_texts",
+    "flag",
+    "count",
+    "amount",  # text that may be an unquoted number
+    "path",
+    "alias",
+    "targets",
+    "section",
+    "list",
+    "names",
+]
 
 
 class Field(NamedTuple):
-    """One field as users write it; what `schema`, the reference in the README and the reader need.
-    `type` is text, texts, one_or_texts, flag, count, amount (text that may be an unquoted number),
-    path, alias, targets, section, list or names; `of` names the section of one, of a list's items
-    and of the values of names. `parse` gives a value, `check` lets the text be; both raise
-    ValueError. `refuses` is a pattern of what cannot be in a text, and why. `empty` is the remedy
-    for an empty list, `auth` the one `auth_type` that has the field."""
+    """One field as users write it: what the reader, `schema` and the README's reference need."""
 
     name: str
-    type: str
+    type: FieldType
     meaning: str
-    default: str = ""
+    default: str = ""  # as it would be written
     required: bool = False
-    of: str = ""
+    of: str = ""  # the name of its section, or of the sections in its list or behind its names
     choices: tuple[str, ...] = ()
-    parse: Callable[[str], object] | None = None
-    check: Callable[[str], object] | None = None
-    refuses: tuple[str, str] | None = None
-    least: int = 0
-    empty: str = ""
-    auth: str = ""
-    needs: tuple[str, ...] = ()
+    parse: Callable[[str], object] | None = None  # gives the value; raises ValueError
+    check: Callable[[str], object] | None = None  # lets the text be the value; raises ValueError
+    refuses: Refusal | None = None
+    least: int = 0  # of a count
+    empty: str = ""  # the remedy for an empty list, if it is an error
+    auth: str = ""  # the one `auth_type` that has the field
+    needs: tuple[str, ...] = ()  # other fields, of which one has to be given
     secret: bool = False
-    example: str = ""
+    example: str = ""  # as it would be written
 
     def hides(self, text: str) -> bool:
-        """Say whether a text is a secret here; a proxy's URL is one where it names a user."""
+        """Ask whether a text is a secret here; a proxy's URL is one where it names a user."""
         return self.secret and (self.name != "proxy" or "@" in text)
 
     def parsed(self, text: str) -> Any:
@@ -126,41 +187,26 @@ class Field(NamedTuple):
             raise ValueError("has a line break or another control character: remove it")
         if self.choices and text not in self.choices:
             raise ValueError(f"{plain(text)!r} is none of {', '.join(self.choices)}")
-        if self.refuses and re.search(self.refuses[0], text):
-            raise ValueError(self.refuses[1])
+        if self.refuses and re.search(self.refuses.pattern, text):
+            raise ValueError(self.refuses.why)
         if self.check:
             self.check(text)
+
         if self.type == "flag":
-            if text.lower() not in _TRUTH:
-                raise ValueError("true or false is needed")
-            return _TRUTH[text.lower()]
+            return self._flag(text)
         if self.type == "count":
-            if not re.fullmatch("0|[1-9][0-9]{0,8}", text) or int(text) < self.least:
-                raise ValueError(f"a whole number from {self.least} to 999999999 is needed")
-            return int(text)
+            return self._count(text)
         return self.parse(text) if self.parse else text
 
+    def _flag(self, text: str) -> bool:
+        if text.lower() not in _TRUTH_VALUES:
+            raise ValueError("true or false is needed")
+        return _TRUTH_VALUES[text.lower()]
 
-def _repository(text: str) -> None:
-    if not is_repository(text):
-        if "@" in text or ":" in text.rpartition("/")[2]:
-            raise ValueError(
-                f"{text!r} has a tag or digest: name the repository only, and tags under `tags`"
-            )
-        if is_repository(text.lower()):
-            raise ValueError(
-                f"{text!r} has capitals, which registries refuse: write {text.lower()!r}"
-            )
-        raise ValueError(f"{text!r} is no repository: write a path such as team/app, without host")
-
-
-def _proxy(text: str) -> None:
-    from _regsync.net.proxy import proxy_for
-
-    try:
-        proxy_for("https", "registry", 443, {}, text)
-    except ConfigError as error:
-        raise ValueError(f"{error.message}: {error.hint}") from None
+    def _count(self, text: str) -> int:
+        if not re.fullmatch("0|[1-9][0-9]{0,8}", text) or int(text) < self.least:
+            raise ValueError(f"a whole number from {self.least} to {_MAX_COUNT} is needed")
+        return int(text)
 
 
 _AUTH_TYPES = (
@@ -176,149 +222,293 @@ _AUTH_TYPES = (
 )
 
 
-_F = Field
-
-
-# fmt: off
+# What `defaults` and mappings have in common.
 _INHERITED = (
-    _F("source", "alias", "source registry; required here or in `defaults`", example="hub"),
-    _F("targets", "targets", "a group or alias, or a list of aliases; required here or in `defaults`",
-       empty="name one registry at least", example='["mine"]'),
-    _F("tags", "section", "which tags", of="tags"),
-    _F("platforms", "texts", "only these platforms of an index, each `os/arch[/variant]`", parse=parse_platform,
-       refuses=("^all$", "'all' is no platform: omit the field to copy every platform"),
-       empty="omit it to copy all platforms", example='["linux/amd64", "linux/arm/v7"]'),
-    _F("artifacts", "section", "what happens to referrers: signatures, SBOMs, attestations", of="artifacts"),
+    Field("source", "alias", "source registry; required here or in `defaults`", example="hub"),
+    Field(
+        "targets",
+        "targets",
+        "a group or alias, or a list of aliases; required here or in `defaults`",
+        empty="name one registry at least",
+        example='["mine"]',
+    ),
+    Field("tags", "section", "which tags", of="tags"),
+    Field(
+        "platforms",
+        "texts",
+        "only these platforms of an index, each `os/arch[/variant]`",
+        parse=parse_platform,
+        refuses=Refusal("^all$", "'all' is no platform: omit the field to copy every platform"),
+        empty="omit it to copy all platforms",
+        example='["linux/amd64", "linux/arm/v7"]',
+    ),
+    Field(
+        "artifacts",
+        "section",
+        "what happens to referrers: signatures, SBOMs, attestations",
+        of="artifacts",
+    ),
 )
 
 
-# "config" stands in the order in which it is read: names before their uses.
+# By the name of the section. The fields of "config" stand in the order in which they are read:
+# names before their uses.
 SECTIONS: Mapping[str, tuple[Field, ...]] = {
     "config": (
-        _F("registries", "names", "named registries", of="registry", default="{}"),
-        _F("target_groups", "names", "named lists of registries", default="{}", empty="name one registry at least",
-           example='{"all": ["mine"]}'),
-        _F("defaults", "section", "what a mapping takes over where it says nothing itself", of="defaults"),
-        _F("mappings", "list", "what is copied", of="mapping", required=True),
-        _F("global", "section", "settings of the whole run", of="global"),
+        Field("registries", "names", "named registries", of="registry", default="{}"),
+        Field(
+            "target_groups",
+            "names",
+            "named lists of registries",
+            default="{}",
+            empty="name one registry at least",
+            example='{"all": ["mine"]}',
+        ),
+        Field(
+            "defaults",
+            "section",
+            "what a mapping takes over where it says nothing itself",
+            of="defaults",
+        ),
+        Field("mappings", "list", "what is copied", of="mapping", required=True),
+        Field("global", "section", "settings of the whole run", of="global"),
     ),
     "registry": (
-        _F("url", "text", "`[http://|https://]HOST[:PORT]`; loopback addresses alone mean http",
-           parse=parse_registry_url, required=True, example="registry.example.com:5000"),
-        _F("auth_type", "text", "authentication; absent: detected", choices=_AUTH_TYPES),
-        _F("credentials", "section", "for `auth_type: basic`", of="credentials", auth="basic"),
-        _F("token", "text", "bearer token, for `auth_type: static_token`", secret=True, auth="static_token",
-           refuses=("[^!-~]", "has a blank or a character outside ASCII, which no token has"),
-           example="${REGISTRY_TOKEN}"),
-        _F("cloud_profile", "text", "named profile, with explicit `auth_type: ecr`", auth="ecr"),
-        _F("aws_profile", "text", "another name of `cloud_profile`", auth="ecr"),
-        _F("head_first", "flag", "HEAD all targets before the source GET", default="false"),
-        _F("max_concurrent", "count", "requests in flight at most", least=1, default="50"),
-        _F("ca_file", "path", "PEM bundle added to the system's trust", example="ca.pem"),
-        _F("client_cert", "path", "PEM client certificate", example="client.pem"),
-        _F("client_key", "path", "PEM key of `client_cert`, where not in that file", needs=("client_cert",)),
-        _F("proxy", "text", "proxy URL; absent: the environment's", check=_proxy, secret=True,
-           example="http://proxy.example.com:3128"),
+        Field(
+            "url",
+            "text",
+            "`[http://|https://]HOST[:PORT]`; loopback addresses alone mean http",
+            parse=parse_registry_url,
+            required=True,
+            example="registry.example.com:5000",
+        ),
+        Field("auth_type", "text", "authentication; absent: detected", choices=_AUTH_TYPES),
+        Field("credentials", "section", "for `auth_type: basic`", of="credentials", auth="basic"),
+        Field(
+            "token",
+            "text",
+            "bearer token, for `auth_type: static_token`",
+            secret=True,
+            auth="static_token",
+            refuses=Refusal(
+                "[^!-~]", "has a blank or a character outside ASCII, which no token has"
+            ),
+            example="${REGISTRY_TOKEN}",
+        ),
+        Field("cloud_profile", "text", "named profile, with explicit `auth_type: ecr`", auth="ecr"),
+        Field("aws_profile", "text", "another name of `cloud_profile`", auth="ecr"),
+        Field("head_first", "flag", "HEAD all targets before the source GET", default="false"),
+        Field("max_concurrent", "count", "requests in flight at most", least=1, default="50"),
+        Field("ca_file", "path", "PEM bundle added to the system's trust", example="ca.pem"),
+        Field("client_cert", "path", "PEM client certificate", example="client.pem"),
+        Field(
+            "client_key",
+            "path",
+            "PEM key of `client_cert`, where not in that file",
+            needs=("client_cert",),
+        ),
+        Field(
+            "proxy",
+            "text",
+            "proxy URL; absent: the environment's",
+            check=_check_proxy,
+            secret=True,
+            example="http://proxy.example.com:3128",
+        ),
     ),
     "credentials": (
-        _F("username", "text", "user name", required=True, example="mirror",
-           refuses=(":", "has a colon, which HTTP Basic cannot carry in a user name")),
-        _F("password", "text", "password or access token", required=True, secret=True, example="${MIRROR_PASSWORD}"),
+        Field(
+            "username",
+            "text",
+            "user name",
+            required=True,
+            example="mirror",
+            refuses=Refusal(":", "has a colon, which HTTP Basic cannot carry in a user name"),
+        ),
+        Field(
+            "password",
+            "text",
+            "password or access token",
+            required=True,
+            secret=True,
+            example="${MIRROR_PASSWORD}",
+        ),
     ),
     "defaults": _INHERITED,
     "mapping": (
-        _F("from", "text", "source repository", check=_repository, required=True, example="library/alpine"),
-        _F("to", "text", "target repository; absent: as `from`", check=_repository, example="base/alpine"),
+        Field(
+            "from",
+            "text",
+            "source repository",
+            check=_check_repository,
+            required=True,
+            example="library/alpine",
+        ),
+        Field(
+            "to",
+            "text",
+            "target repository; absent: as `from`",
+            check=_check_repository,
+            example="base/alpine",
+        ),
         *_INHERITED,
     ),
     "tags": (
-        _F("glob", "one_or_texts", "tags that match any pattern", check=check_glob, default="*",
-           empty="omit it to take every tag", example='["3.*", "latest"]'),
-        _F("exclude", "one_or_texts", "tags that are never wanted", check=check_glob, example='["*-rc*"]'),
-        _F("semver", "text", "version range", check=parse_range, example=">=1.2,<2"),
-        _F("semver_prerelease", "text", "what becomes of pre-releases", choices=("include", "exclude", "only"),
-           default="exclude"),
-        _F("sort", "text", "order, highest first", choices=("semver", "alpha")),
-        _F("latest", "count", "the N highest; needs sort or semver", least=1, needs=("sort", "semver"), example="5"),
-        _F("min_tags", "count", "keep at least N, whatever `semver` and `latest` drop", example="3"),
-        _F("immutable_tags", "text", "skip these where the target's listing shows them", check=check_glob,
-           example="v*.*.*"),
+        Field(
+            "glob",
+            "one_or_texts",
+            "tags that match any pattern",
+            check=check_glob,
+            default="*",
+            empty="omit it to take every tag",
+            example='["3.*", "latest"]',
+        ),
+        Field(
+            "exclude",
+            "one_or_texts",
+            "tags that are never wanted",
+            check=check_glob,
+            example='["*-rc*"]',
+        ),
+        Field("semver", "text", "version range", check=parse_range, example=">=1.2,<2"),
+        Field(
+            "semver_prerelease",
+            "text",
+            "what becomes of pre-releases",
+            choices=("include", "exclude", "only"),
+            default="exclude",
+        ),
+        Field("sort", "text", "order, highest first", choices=("semver", "alpha")),
+        Field(
+            "latest",
+            "count",
+            "the N highest; needs sort or semver",
+            least=1,
+            needs=("sort", "semver"),
+            example="5",
+        ),
+        Field(
+            "min_tags", "count", "keep at least N, whatever `semver` and `latest` drop", example="3"
+        ),
+        Field(
+            "immutable_tags",
+            "text",
+            "skip these where the target's listing shows them",
+            check=check_glob,
+            example="v*.*.*",
+        ),
     ),
     "artifacts": (
-        _F("enabled", "flag", "copy referrers with their image", default="true"),
-        _F("include", "texts", "artifact types wanted; empty: all", default="[]", example='["application/spdx+json"]'),
-        _F("exclude", "texts", "artifact types not wanted", default="[]"),
-        _F("require_artifacts", "flag", "fail images without referrers", default="false"),
+        Field("enabled", "flag", "copy referrers with their image", default="true"),
+        Field(
+            "include",
+            "texts",
+            "artifact types wanted; empty: all",
+            default="[]",
+            example='["application/spdx+json"]',
+        ),
+        Field("exclude", "texts", "artifact types not wanted", default="[]"),
+        Field("require_artifacts", "flag", "fail images without referrers", default="false"),
     ),
     "global": (
-        _F("max_concurrent_transfers", "count", "images at a time", least=1, default="50"),
-        _F("cache_ttl", "amount", "age at which facts expire; 0: never", parse=parse_duration, default="12h",
-           example="1h30m"),
-        _F("cache_dir", "path", "state and staging; relative to the file", default=".regsync"),
-        _F("staging_size_limit", "amount", "disk for blobs of several targets; 0: none; absent: no limit",
-           parse=parse_size, example="20 GB"),
+        Field("max_concurrent_transfers", "count", "images at a time", least=1, default="50"),
+        Field(
+            "cache_ttl",
+            "amount",
+            "age at which facts expire; 0: never",
+            parse=parse_duration,
+            default="12h",
+            example="1h30m",
+        ),
+        Field("cache_dir", "path", "state and staging; relative to the file", default=".regsync"),
+        Field(
+            "staging_size_limit",
+            "amount",
+            "disk for blobs of several targets; 0: none; absent: no limit",
+            parse=parse_size,
+            example="20 GB",
+        ),
     ),
 }
 
 
-# fmt: on
 def schema() -> dict[str, Any]:
-    """Return the JSON Schema of the document; what fields say against each other is for `validate`
-    alone.
+    """Return the JSON Schema of the document.
+
+    What fields say against each other is for `validate` alone.
     """
-    sections = {
-        name: {
-            "type": "object",
-            "properties": {row.name: _property(row) for row in rows},
-            "required": [row.name for row in rows if row.required],
-            "additionalProperties": False,
-        }
-        for name, rows in SECTIONS.items()
-    }
-    head = {
+    sections = {name: _section_schema(fields) for name, fields in SECTIONS.items()}
+    document = sections.pop("config")
+    return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "regsync configuration",
+        **document,
+        "$defs": sections,
     }
-    return {**head, **sections.pop("config"), "$defs": sections}
 
 
-def _property(row: Field) -> dict[str, Any]:
+def _section_schema(fields: tuple[Field, ...]) -> dict[str, Any]:
+    return {
+        "type": "object",
+        "properties": {field.name: _field_schema(field) for field in fields},
+        "required": [field.name for field in fields if field.required],
+        "additionalProperties": False,
+    }
+
+
+def _field_schema(field: Field) -> dict[str, Any]:
+    schema: dict[str, Any] = {"description": field.meaning}
+    if field.default:
+        schema["default"] = value_of(field.default)
+    if field.example:
+        schema["examples"] = [value_of(field.example)]
+
+    shapes = _shapes(field)
+    if not field.required:
+        shapes.append({"type": "null"})
+    if len(shapes) == 1:
+        schema.update(shapes[0])
+    else:
+        schema["anyOf"] = shapes
+    return schema
+
+
+def _shapes(field: Field) -> list[dict[str, Any]]:
+    """Return the schemas of which a field's value has to match one."""
     text = {"type": "string", "minLength": 1}
-    section = {"$ref": f"#/$defs/{row.of}"}
-    variable = {"type": "string", "pattern": r"^\$\{[^{}]*\}$"}  # may become anything
-    texts: dict[str, Any] = {
-        "type": "array",
-        "items": text,
-        **({"minItems": 1} if row.empty else {}),
-    }
-    shapes: dict[str, list[dict[str, Any]]] = {
-        "flag": [{"type": "boolean"}, variable],
-        "count": [{"type": "integer", "minimum": row.least, "maximum": 999_999_999}, variable],
-        "amount": [text, {"type": "number", "minimum": 0}],
-        "texts": [texts],
-        "one_or_texts": [text, texts],
-        "targets": [text, texts],
-        "section": [section],
-        "list": [{"type": "array", "items": section}],
-        "names": [{"type": "object", "additionalProperties": section if row.of else texts}],
-    }
-    choices: list[dict[str, Any]] = [
-        {"enum": list(row.choices)},
-        {"type": "string", "pattern": r"\$\{"},
-    ]
-    taken = (choices if row.choices else shapes.get(row.type, [text])) + (
-        [] if row.required else [{"type": "null"}]
-    )
-    shown: dict[str, Any] = {"anyOf": taken} if len(taken) > 1 else taken[0]
-    default = {"default": value_of(row.default)} if row.default else {}
-    examples = {"examples": [value_of(row.example)]} if row.example else {}
-    return {"description": row.meaning, **default, **examples, **shown}
+    lone_variable = {"type": "string", "pattern": r"^\$\{[^{}]*\}$"}  # may become anything
+    section = {"$ref": f"#/$defs/{field.of}"}
+    texts: dict[str, Any] = {"type": "array", "items": text}
+    if field.empty:
+        texts["minItems"] = 1
+
+    if field.choices:
+        with_variable = {"type": "string", "pattern": r"\$\{"}
+        return [{"enum": list(field.choices)}, with_variable]
+    match field.type:
+        case "flag":
+            return [{"type": "boolean"}, lone_variable]
+        case "count":
+            count = {"type": "integer", "minimum": field.least, "maximum": _MAX_COUNT}
+            return [count, lone_variable]
+        case "amount":
+            return [text, {"type": "number", "minimum": 0}]
+        case "texts":
+            return [texts]
+        case "one_or_texts" | "targets":
+            return [text, texts]
+        case "section":
+            return [section]
+        case "list":
+            return [{"type": "array", "items": section}]
+        case "names":
+            return [{"type": "object", "additionalProperties": section if field.of else texts}]
+        case _:
+            return [text]
 
 
 def value_of(written: str) -> Any:
-    """Return what a default or an example of the table is as JSON: most are texts."""
-    import json
-
+    """Return a default or an example of the table as JSON; most are texts."""
     try:
         return json.loads(written)
     except ValueError:

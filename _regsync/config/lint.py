@@ -1,107 +1,134 @@
-"""."""
+"""What of a configuration can hardly be meant, though it is valid.
+
+Owns: the warnings that `validate` alone gives.
+May not know: YAML, places in a file.
+Invariants: a warning is certain whatever a registry holds, but for two that go by custom: tags
+that are known to move, and ranges without an end. No glob is compared with another, no mapping
+with another.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
+from typing import NamedTuple
 
+from _regsync.config.model import ArtifactRule, MappingRule, Registry
 from _regsync.semver import Version, admits, parse_range
 from _regsync.tags import TagRule, check_glob, compile_glob, select
 
-_SIMPLE = r"[A-Za-z0-9._*-]+"  # one such glob can be matched against the text of another
-
-
 # Tags that move by custom: names, and versions that leave something out.
-_MOVING = (
-    r"(?:latest|current|stable|lts|mainline|main|master|trunk|head|edge|nightly|canary|rolling|snapshot"
-    r"|dev|develop|testing|unstable|next|v?[0-9]{1,3}(?:\.[0-9]{1,3})?)(?:-[a-z]+)*"
+_MOVING_TAG = (
+    r"(?:latest|current|stable|lts|mainline|main|master|trunk|head|edge|nightly|canary|rolling"
+    r"|snapshot|dev|develop|testing|unstable|next|v?[0-9]{1,3}(?:\.[0-9]{1,3})?)(?:-[a-z]+)*"
 )
+
+# Alternatives and sets of a glob, in which anything may stand.
+_GROUPS = r"\{.*\}|\[(?:\\.|[^\]\\])*\]"
+
+# What else a glob can hold if a tag is to match it.
+_POSSIBLE = r"(?:[A-Za-z0-9_*?][A-Za-z0-9_.*?-]*)?"
+
+# Later than all versions that there will be.
+_FAR_VERSION = Version((1_000_000_000, 0, 0))
+
+
+class Doubt(NamedTuple):
+    """A warning about one field of a section."""
+
+    field: str
+    message: str
 
 
 @lru_cache(256)  # large configurations repeat a few rules
-def _doubts_of(rule: TagRule) -> Sequence[tuple[str, str]]:
-    found: list[tuple[str, str]] = []
-    immutable = rule.immutable_tags or ""
-    for field, patterns in (
-        ("glob", rule.glob),
-        ("exclude", rule.exclude),
-        ("immutable_tags", [immutable]),
-    ):
-        why = "matches no tag: tags are letters, digits, _ . - and begin with no . or -"
-        found += [
-            (field, f"{pattern!r} {why}") for pattern in patterns if _matches_nothing(pattern)
-        ]
-    literals = [tag for pattern in rule.glob if (tag := check_glob(pattern)) is not None]
-    if literals and (rule.exclude or rule.chooses_versions):
-        dropped = select(literals, rule._replace(latest=None, min_tags=None)).dropped.items()
-        lost = [
-            (tag, reason) for tag, reason in dropped if reason == "exclude" or not rule.min_tags
-        ]
-        found += [
-            ("glob", f"{tag!r} is never copied: the {reason} rule drops it") for tag, reason in lost
-        ]
-    for pattern in rule.glob or ("*",):
-        if check_glob(pattern) is None and any(_covers(wide, pattern) for wide in rule.exclude):
-            found.append(("exclude", f"drops every tag that the glob {pattern!r} takes: narrow it"))
-    if rule.semver is not None:
-        versions = parse_range(rule.semver)
-        # Where anything is admitted, then something at a bound or right after it.
-        bounds = {bound for one in versions for each in one for bound in each[:2]}
-        releases = {
-            (major, minor, patch + more) for (major, minor, patch), *_ in bounds for more in (0, 1)
-        }
-        near = {bound for bound in bounds if bound.is_prerelease} | {
-            Version(each) for each in releases | {(0, 0, 0)}
-        }
-        if not any(admits(versions, version, "include") for version in near):
-            found.append(
-                ("semver", f"{rule.semver!r} admits no version: its comparators exclude each other")
-            )
-        elif (
-            rule.latest is None
-            and set(rule.glob) <= {"*", "v*"}
-            and admits(versions, Version((10**9, 0, 0)))
-        ):
-            remedy = "add `latest`, or an upper bound such as '<2'"
-            found.append(
-                (
-                    "semver",
-                    f"{rule.semver!r} has no end, so that all versions are copied for ever: {remedy}",
-                )
-            )
-    if immutable:
-        single = check_glob(immutable)
-        moving = [tag for tag in ([single] if single else literals) if re.fullmatch(_MOVING, tag)]
-        why = "moves as a rule, and would never be copied again: leave it out"
-        found += [
-            ("immutable_tags", f"{tag!r} {why}") for tag in filter(compile_glob(immutable), moving)
-        ]
-    return found
-
-
-def _matches_nothing(pattern: str) -> bool:
-    """Say whether a pattern asks for a character that tags cannot have, outside of braces and sets."""
-    bare = re.sub(r"\{.*\}|\[(?:\\.|[^\]\\])*\]", "*", pattern, flags=re.DOTALL).replace("\\", "")
-    return re.fullmatch(r"(?:[A-Za-z0-9_*?][A-Za-z0-9_.*?-]*)?", bare) is None
-
-
-def _covers(wide: str, narrow: str) -> bool:
-    if wide in (narrow, "*"):
-        return not narrow.startswith(("sha256-", "sha512-")) or wide == narrow
-    return bool(re.fullmatch(_SIMPLE, wide) and re.fullmatch(_SIMPLE, narrow)) and compile_glob(
-        wide
-    )(narrow)
-
-
-def _leaves_nothing(first: TagRule, rule: TagRule) -> bool:
-    wide = first._replace(immutable_tags=None)
-    narrow = rule._replace(immutable_tags=None)
-    return wide == narrow or (
-        wide.latest is None
-        and not narrow.min_tags
-        and all(any(_covers(a, b) for a in wide.glob or ("*",)) for b in narrow.glob or ("*",))
-        and set(wide.exclude) <= set(narrow.exclude)
-        and (wide.semver, wide.semver_prerelease)
-        in ((None, None), (narrow.semver, narrow.semver_prerelease))
+def doubts_of_tags(rule: TagRule) -> Sequence[Doubt]:
+    """Return what of a tag rule can hardly be meant."""
+    return (
+        *_impossible_patterns(rule),
+        *_literals_never_copied(rule),
+        *_globs_excluded_whole(rule),
+        *_endless_range(rule),
+        *_immutable_tags_that_move(rule),
     )
+
+
+def _impossible_patterns(rule: TagRule) -> Iterator[Doubt]:
+    patterns = [("glob", pattern) for pattern in rule.glob]
+    patterns += [("exclude", pattern) for pattern in rule.exclude]
+    if rule.immutable_tags:
+        patterns.append(("immutable_tags", rule.immutable_tags))
+
+    why = "matches no tag: tags are letters, digits, _ . - and begin with no . or -"
+    for field, pattern in patterns:
+        bare = re.sub(_GROUPS, "*", pattern, flags=re.DOTALL).replace("\\", "")
+        if re.fullmatch(_POSSIBLE, bare) is None:
+            yield Doubt(field, f"{pattern!r} {why}")
+
+
+def _literals_never_copied(rule: TagRule) -> Iterator[Doubt]:
+    """Give the tags that are listed one by one, and dropped by another field."""
+    literals = _literals(rule)
+    if not literals or not (rule.exclude or rule.chooses_versions):
+        return
+    selection = select(literals, rule._replace(latest=None, min_tags=None))
+    for tag, reason in selection.dropped.items():
+        may_come_back = rule.min_tags and reason != "exclude"
+        if not may_come_back:
+            yield Doubt("glob", f"{tag!r} is never copied: the {reason} rule drops it")
+
+
+def _globs_excluded_whole(rule: TagRule) -> Iterator[Doubt]:
+    for pattern in rule.glob or ("*",):
+        is_literal = check_glob(pattern) is not None
+        if not is_literal and ("*" in rule.exclude or pattern in rule.exclude):
+            yield Doubt("exclude", f"drops every tag that the glob {pattern!r} takes: narrow it")
+
+
+def _endless_range(rule: TagRule) -> Iterator[Doubt]:
+    takes_every_version = set(rule.glob) <= {"*", "v*"} and rule.latest is None
+    if rule.semver is None or not takes_every_version:
+        return
+    if admits(parse_range(rule.semver), _FAR_VERSION):
+        trouble = f"{rule.semver!r} has no end, so that all versions are copied for ever"
+        yield Doubt("semver", f"{trouble}: add `latest`, or an upper bound such as '<2'")
+
+
+def _immutable_tags_that_move(rule: TagRule) -> Iterator[Doubt]:
+    if not rule.immutable_tags:
+        return
+    single = check_glob(rule.immutable_tags)
+    tags = [single] if single else _literals(rule)
+    is_immutable = compile_glob(rule.immutable_tags)
+    for tag in tags:
+        if re.fullmatch(_MOVING_TAG, tag) and is_immutable(tag):
+            why = "moves as a rule, and would never be copied again: leave it out"
+            yield Doubt("immutable_tags", f"{tag!r} {why}")
+
+
+def _literals(rule: TagRule) -> list[str]:
+    """Return the tags that globs without wildcards name."""
+    tags = [check_glob(pattern) for pattern in rule.glob]
+    return [tag for tag in tags if tag is not None]
+
+
+def doubts_of_artifacts(rule: ArtifactRule) -> Sequence[Doubt]:
+    """Return what of an artifact rule can hardly be meant."""
+    if rule.include and set(rule.include) <= set(rule.exclude):
+        return (Doubt("exclude", "drops every type that `include` takes"),)
+    return ()
+
+
+def unused_logins(registries: Iterable[Registry], rules: Sequence[MappingRule]) -> list[str]:
+    """Return the aliases of registries whose password or token no mapping uses.
+
+    A file without mappings is for `copy -c`, which may use any of them.
+    """
+    if not rules:
+        return []
+    used = {registry.alias for rule in rules for registry in (rule.source, *rule.targets)}
+    return [
+        registry.alias
+        for registry in registries
+        if registry.alias not in used and (registry.password or registry.token)
+    ]

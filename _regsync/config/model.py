@@ -1,4 +1,9 @@
-"""."""
+"""A valid configuration as frozen values.
+
+Owns: what a registry, a mapping and the whole configuration are, after inheritance.
+May not know: YAML, the environment, how values were written.
+Follows: docs/design.md section 3.
+"""
 
 from __future__ import annotations
 
@@ -15,13 +20,11 @@ from _regsync.tags import TagRule
 
 
 class Registry(NamedTuple):
-    """One named registry. `host` has no brackets and is Docker Hub's canonical name where it is
-    that.
-    """
+    """One named registry."""
 
     alias: str
     scheme: Literal["https", "http"]
-    host: str
+    host: str  # without brackets, and Docker Hub's canonical name for all of its names
     port: int
     kind: Kind
     auth_type: str | None = None
@@ -37,27 +40,29 @@ class Registry(NamedTuple):
     proxy: str | None = None
 
     def place(self, repository: str) -> object:
-        """Return what names a repository there, the same under all its names."""
+        """Return the identity of a repository there, the same under all its names."""
         return self.origin, api_repository(self.host, repository)
 
     def __repr__(self) -> str:
-        # no secret, whatever prints it
+        # A password or token must not be shown by whatever prints a registry.
         return f"<Registry {self.alias}: {self.scheme}://{self.authority}>"
 
     @property
     def origin(self) -> tuple[str, int]:
-        """What limits and knowledge are keyed by: aliases of one host and port share them."""
+        """The key of limits and knowledge: aliases of one host and port share them."""
         return self.host, self.port
 
     @property
     def authority(self) -> str:
         """`host` or `host:port` as reports show it: without the scheme's own port."""
         host = f"[{self.host}]" if ":" in self.host else self.host
-        return host if self.port == DEFAULT_PORTS[self.scheme] else f"{host}:{self.port}"
+        if self.port == DEFAULT_PORTS[self.scheme]:
+            return host
+        return f"{host}:{self.port}"
 
 
 class ArtifactRule(NamedTuple):
-    """Which referrers travel with their image."""
+    """Which referrers are copied with their image; an empty `include` takes every type."""
 
     enabled: bool = True
     include: tuple[str, ...] = ()
@@ -66,61 +71,68 @@ class ArtifactRule(NamedTuple):
 
 
 class MappingRule(NamedTuple):
-    """One entry of `mappings` after inheritance; `platforms` None copies all."""
+    """One entry of `mappings` after inheritance."""
 
-    index: int  # type: ignore[assignment]
+    index: int  # type: ignore[assignment]  # in the file, from 0; hides a method of tuples
     source: Registry
     source_repository: str
     targets: tuple[Registry, ...]
     target_repository: str
     tags: TagRule
-    platforms: tuple[Platform, ...] | None
+    platforms: tuple[Platform, ...] | None  # None copies all
     artifacts: ArtifactRule
 
     @property
     def content(self) -> object:
-        """What it takes: mappings of one content never contend for a target's tag."""
-        return self.source.place(self.source_repository), self.platforms and frozenset(
-            self.platforms
-        )
+        """What it copies: two mappings of the same content never contend for a target's tag."""
+        platforms = self.platforms and frozenset(self.platforms)
+        return self.source.place(self.source_repository), platforms
 
     @property
     def places(self) -> list[object]:
+        """The repositories that it writes to, in the order of `targets`."""
         return [target.place(self.target_repository) for target in self.targets]
 
 
 class Config(NamedTuple):
-    """A valid configuration. `cache_ttl` 0 means that entries never expire; `cache_dir` None: no
-    state.
-    """
+    """A valid configuration."""
 
     registries: Mapping[str, Registry]
     mappings: tuple[MappingRule, ...]
     max_concurrent_transfers: int = 50
-    cache_dir: str | None = None
-    cache_ttl: float = 12 * 3600.0
-    staging_size_limit: int | None = None
+    cache_dir: str | None = None  # None: no state
+    cache_ttl: float = 12 * 3600.0  # seconds; 0: entries never expire
+    staging_size_limit: int | None = None  # bytes; None: no limit
     warnings: tuple[str, ...] = ()
 
     @property
     def in_use(self) -> tuple[Registry, ...]:
-        return tuple(
-            dict.fromkeys(each for rule in self.mappings for each in (rule.source, *rule.targets))
-        )
+        """The registries that mappings name, each once, in the order of their first use."""
+        named = [registry for rule in self.mappings for registry in (rule.source, *rule.targets)]
+        return tuple(dict.fromkeys(named))
 
 
 def registry_for(host: str, config: Config | None) -> Registry:
-    """Return the first configured registry for `HOST[:PORT]`, PORT being the scheme's own, else an
-    unconfigured one.
+    """Return the first configured registry for `HOST[:PORT]`, else one with no settings.
+
+    Without a port, the scheme's own is meant: that of each registry it is compared with. ConfigError
+    where it is no address.
     """
     try:
-        scheme, name, port = parse_registry_url(host)
+        address = parse_registry_url(host)
     except ValueError as error:
         raise ConfigError(f"{host!r}: {error}") from error
-    explicit = re.search(r":[0-9]+$", host)
-    for registry in config.registries.values() if config is not None else ():
-        if registry.host == name and registry.port == (
-            port if explicit else DEFAULT_PORTS[registry.scheme]
-        ):
+
+    names_port = re.search(r":[0-9]+$", host) is not None
+    registries = config.registries.values() if config is not None else ()
+    for registry in registries:
+        port = address.port if names_port else DEFAULT_PORTS[registry.scheme]
+        if registry.host == address.host and registry.port == port:
             return registry
-    return Registry(alias=host, scheme=scheme, host=name, port=port, kind=kind_of(name))
+    return Registry(
+        alias=host,
+        scheme=address.scheme,
+        host=address.host,
+        port=address.port,
+        kind=kind_of(address.host),
+    )

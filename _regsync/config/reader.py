@@ -1,19 +1,23 @@
-"""The configuration: YAML bytes and the environment in, frozen values out. Owns: reading by the
-table of fields, places of problems, inheritance, the model, what may be shown of it, doubts. May
-not know: files, the process environment, how a value is used. Invariant: any input gives a `Config`
-or a `ConfigError` with every problem, aliases are read once, no message shows a secret; a doubt
-speaks only where no registry's content could prove it wrong, but for tags that move by custom and
-ranges without an end. Follows docs/design.md sections 3 and 4."""
+"""The configuration: YAML bytes and the environment in, frozen values out.
+
+Owns: reading by the table of fields, places of problems, inheritance, building the model, what may
+be shown of it.
+May not know: files, the process environment, how a value is used.
+Invariants: any input gives a `Config`, or a `ConfigError` with every problem; a node that aliases
+repeat is read once; no message shows a secret.
+Follows: docs/design.md sections 3 and 4.
+"""
 
 from __future__ import annotations
 
+import difflib
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from _regsync.addresses import is_loopback
 from _regsync.config.fields import SECTIONS, Field
-from _regsync.config.lint import _doubts_of, _leaves_nothing
+from _regsync.config.lint import Doubt, doubts_of_artifacts, doubts_of_tags, unused_logins
 from _regsync.config.model import ArtifactRule, Config, MappingRule, Registry
 from _regsync.config.yaml import Node, Unreadable, compose, dump, masked, substitute, variables
 from _regsync.errors import ConfigError, Problem
@@ -21,44 +25,124 @@ from _regsync.providers import kind_of
 from _regsync.tags import TagRule
 from _regsync.text import clean, plain, without_logins
 
-# What scalars of a type may be in YAML, and what their users call them; all others are text.
-_SCALARS = {
-    "flag": (("bool",), "true or false without quotes"),
-    "count": (("int",), "a whole number without quotes"),
-    "amount": (("str", "int", "float"), "text"),
+
+class _ScalarForm(NamedTuple):
+    """How a scalar may be written."""
+
+    tags: tuple[str, ...]
+    wanted: str  # what messages ask for
+
+
+_TEXT = _ScalarForm(("str",), "text")
+
+# By the type of the field; all others are text.
+_SCALAR_FORMS = {
+    "flag": _ScalarForm(("bool",), "true or false without quotes"),
+    "count": _ScalarForm(("int",), "a whole number without quotes"),
+    "amount": _ScalarForm(("str", "int", "float"), "text"),
 }
 
+# A scalar that is one variable and nothing else: its value may have any type.
+_LONE_VARIABLE = r"\$\{[^{}]*\}"
 
-# Fields that stand in no section: the document itself, and items of lists and of named things.
-_DOCUMENT, _MAPPING, _REGISTRY = (
-    Field("", "section", "", of=of) for of in ("config", "mapping", "registry")
-)
-
-
+# Fields that stand in no section: the document itself, and the items of lists and named things.
+_DOCUMENT = Field("", "section", "", of="config")
+_MAPPING = Field("", "section", "", of="mapping")
+_REGISTRY = Field("", "section", "", of="registry")
 _ALIAS = Field("", "alias", "", empty="name one registry at least")
 
+# Fields that another value of `auth_type` needs.
+_LOGINS_WITH_FIELDS = ("basic", "static_token")
 
 _MASK = "********"
 
+# Values of an expanded configuration: aliases could fill the memory.
+_MAX_EXPANDED = 1_000_000
 
-_MOST_EXPANDED = 1_000_000  # values; aliases could fill the memory
+# Characters of a registry's name that a path shows.
+_SHOWN_NAME = 64
+
+# Problems after which no similar name is looked for any more, and names that are looked at.
+_MAX_COMPARISONS = 100
+_MAX_COMPARED_NAMES = 500
+
+
+def load(
+    text: bytes,
+    *,
+    name: str,
+    environ: Mapping[str, str],
+    base_dir: str | None,
+    home: str | None,
+    lint: bool = False,
+) -> Config:
+    """Read a configuration, which messages call `name`.
+
+    `base_dir` is its absolute directory, None for standard input; `lint` warns also of what can
+    hardly be meant. ConfigError carries every problem, in the order of the file.
+    """
+    reader = _Reader(name, environ, base_dir, home, lint)
+    document = reader.read(text)
+
+    settings: dict[str, Any] = {}
+    if "global" in document.values:
+        settings = dict(document.values["global"].values)
+    if base_dir is None:
+        settings["cache_dir"] = None  # standard input has no directory of its own, and no state
+    else:
+        settings.setdefault("cache_dir", reader.absolute_path(".regsync"))
+
+    return Config(
+        registries={alias: known for alias, known in reader.registries.items() if known},
+        mappings=tuple(document.values["mappings"]),
+        warnings=tuple(str(warning) for warning in _in_file_order(reader.warnings)),
+        **settings,
+    )
+
+
+def expand(
+    text: bytes,
+    *,
+    name: str,
+    environ: Mapping[str, str],
+    base_dir: str | None,
+    home: str | None,
+    show_secrets: bool = False,
+) -> str:
+    """Return a configuration as YAML that loads again, without variables, groups and `defaults`.
+
+    Unless shown, secrets stay variables or become asterisks; so does any other text that takes from
+    a variable which a secret takes from. ConfigError as of `load`.
+    """
+    reader = _Reader(name, environ, base_dir, home, lint=False)
+    root = reader.read(text).node
+    return dump(_Expansion(reader, show_secrets).plain(root, _DOCUMENT))
+
+
+def _in_file_order(problems: Iterable[Problem]) -> list[Problem]:
+    return sorted(problems, key=lambda problem: (problem.line, problem.column))
 
 
 class _Section(NamedTuple):
-    """A mapping as read: `nodes` of the fields that are given, `values` of those that are also
-    right.
-    """
+    """A mapping as read: the nodes of the fields that are given, and the values of the right ones."""
 
     node: Node
     path: str
     nodes: dict[str, Node]
     values: dict[str, Any]
 
+    @property
+    def is_right(self) -> bool:
+        return len(self.values) == len(self.nodes)
+
 
 class _Reader:
-    """Reads nodes by the table. A value that is wrong is noted and read as None; reading goes on.
-    Methods are found by name: `read_` and a type of fields, `find_` and a type of scalars, `build_`
-    and a section with its fields read."""
+    """Reads nodes by the table of fields.
+
+    A value that is wrong is noted and read as None, and reading goes on: one wrong field makes the
+    whole configuration wrong. So what is built of several fields only has to look at what they say
+    against each other.
+    """
 
     def __init__(
         self,
@@ -73,410 +157,473 @@ class _Reader:
         self.base_dir = base_dir
         self.home = home
         self.lint = lint
+
         self.problems: list[Problem] = []
         self.warnings: list[Problem] = []
-        self.registries: dict[
-            str, Registry | None
-        ] = {}  # None: there is one by that name, but it is wrong
+
+        # By name, for their uses; None: there is one of that name, but it is wrong.
+        self.registries: dict[str, Registry | None] = {}
         self.groups: dict[str, tuple[Registry, ...] | None] = {}
-        self.defaults = _Section(Node("map", {}, 0, 0), "", {}, {})
-        self.secret_names: set[str] = set()  # variables that gave a secret
-        self.read_before: dict[tuple[int, int], Any] = {}
+        self.defaults = _Section(Node("map", 0, 0), "", {}, {})
+
+        # Variables that have given a secret.
+        self.secret_variables: set[str] = set()
+
+        # By the identities of a node and of the field that it was read as.
+        self.values_read: dict[tuple[int, int], Any] = {}
 
     def read(self, text: bytes) -> _Section:
         """Return the document, free of problems; ConfigError otherwise."""
+        document: _Section | None = None
         try:
             root = compose(text, self.note)
             if root is None or root.tag == "null":
-                raise Unreadable(
-                    1, 1, "the document is empty: `mappings` is required, and may be []"
-                )
-            document: _Section = self.value(root, _DOCUMENT, "")
+                empty = "the document is empty: `mappings` is required, and may be []"
+                raise Unreadable(1, 1, empty)
+            document = self.value(root, _DOCUMENT, "")
         except Unreadable as error:
             line, column, message = error.args
-            self.note(Node("", "", line, column), "", message)
-        if self.problems:
-            problems = tuple(sorted(self.problems, key=lambda problem: problem[1:3]))
+            self.note(Node("", line, column), "", message)
+
+        if self.problems or document is None:
+            problems = tuple(_in_file_order(self.problems))
             more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
             raise ConfigError(f"{problems[0]}{more}", problems=problems)
         if self.lint:
-            self.doubt(document)
+            self.warn_of_unused_logins(document)
         return document
 
-    def doubt(self, document: _Section) -> None:
-        rules = document.values["mappings"]
-        earlier = dict[object, list[MappingRule]]()
-        for index, rule in enumerate(rules):
-            before = [earlier.setdefault((rule.content, place), []) for place in rule.places]
-            owners = [
-                next((each for each in found if _leaves_nothing(each.tags, rule.tags)), None)
-                for found in before
-            ]
-            if owners[0] is not None and None not in owners:
-                message = f"copies nothing: mappings[{owners[0].index}] copies all of it to the same place"
-                self.note(
-                    document.nodes["mappings"].value[index],
-                    f"mappings[{index}]",
-                    message,
-                    self.warnings,
-                )
-            for found in before:
-                if len(found) < 50:  # lists of thousands of mappings stay linear
-                    found.append(rule)
-        used = {registry.alias for rule in rules for registry in (rule.source, *rule.targets)}
-        for name, registry in self.registries.items() if rules else ():
-            if name not in used and registry and (registry.password or registry.token):
-                self.note(
-                    document.nodes["registries"].value[name][0],
-                    f"registries.{name[:64]}",
-                    "its credentials are never used: no mapping names it",
-                    self.warnings,
-                )
+    # Problems and warnings.
 
-    def note(self, node: Node, path: str, message: str, into: list[Problem] | None = None) -> None:
-        problem = Problem(
-            self.name, node.line, node.column, clean(path, 200), clean(without_logins(message))
-        )
-        (self.problems if into is None else into).append(problem)
+    def problem(self, node: Node, path: str, message: str) -> Problem:
+        """Return a problem that is safe to print."""
+        text = clean(without_logins(message))
+        return Problem(self.name, node.line, node.column, clean(path, 200), text)
 
-    def refuse(
-        self, section: _Section, name: str, message: str, into: list[Problem] | None = None
-    ) -> None:
-        self.note(section.nodes[name], f"{section.path}.{name}", message, into)
+    def note(self, node: Node, path: str, message: str) -> None:
+        self.problems.append(self.problem(node, path, message))
+
+    def warn(self, node: Node, path: str, message: str) -> None:
+        self.warnings.append(self.problem(node, path, message))
+
+    def note_field(self, section: _Section, name: str, message: str) -> None:
+        self.note(section.nodes[name], f"{section.path}.{name}", message)
+
+    def warn_of_field(self, section: _Section, name: str, message: str) -> None:
+        self.warn(section.nodes[name], f"{section.path}.{name}", message)
+
+    def warn_of_doubts(self, section: _Section, doubts: Iterable[Doubt]) -> None:
+        for doubt in doubts:
+            self.warn_of_field(section, doubt.field, doubt.message)
+
+    def warn_of_unused_logins(self, document: _Section) -> None:
+        registries = [known for known in self.registries.values() if known]
+        for alias in unused_logins(registries, document.values["mappings"]):
+            key = document.nodes["registries"].entries[alias].key
+            path = f"registries.{alias[:_SHOWN_NAME]}"
+            self.warn(key, path, "its credentials are never used: no mapping names it")
+
+    def similar(self, text: str, known: list[str]) -> str:
+        """Return the question whether a known name was meant; "" where none is similar."""
+        if len(self.problems) > _MAX_COMPARISONS:  # each takes milliseconds
+            return ""
+        names = difflib.get_close_matches(text[:64], known[:_MAX_COMPARED_NAMES], n=1)
+        return f": did you mean {names[0]!r}?" if names else ""
+
+    # Reading by the type of a field.
 
     def value(self, node: Node, field: Field, path: str) -> Any:
-        known = (id(node), id(field))
-        if known not in self.read_before:
-            self.read_before[known] = getattr(self, f"read_{field.type}", self.scalar)(
-                node, field, path
-            )
-        return self.read_before[known]
+        """Return what a node means as a field, None where it is wrong.
+
+        A node that aliases repeat is read once, and its problems are noted once.
+        """
+        key = (id(node), id(field))
+        if key not in self.values_read:
+            self.values_read[key] = self.read_value(node, field, path)
+        return self.values_read[key]
+
+    def read_value(self, node: Node, field: Field, path: str) -> Any:
+        match field.type:
+            case "section":
+                return self.read_section(node, field, path)
+            case "list":
+                return self.read_mappings(node, path)
+            case "names" if field.of == "registry":
+                self.read_registries(node, path)
+                return None
+            case "names":
+                self.read_groups(node, path)
+                return None
+            case "texts" | "one_or_texts":
+                return self.read_texts(node, field, path)
+            case "targets":
+                return self.read_targets(node, field, path)
+            case _:
+                return self.read_scalar(node, field, path)
 
     def is_a(self, node: Node, tag: str, path: str) -> bool:
+        """Ask whether a node is a mapping or a list, and note it where it is not."""
         if node.tag != tag:
-            self.note(
-                node,
-                path,
-                f"{'a mapping' if tag == 'map' else 'a list'} is needed, not {node.kind}",
-            )
+            wanted = "a mapping" if tag == "map" else "a list"
+            self.note(node, path, f"{wanted} is needed, not {node.kind}")
         return node.tag == tag
 
-    def read_section(self, node: Node, field: Field, path: str) -> Any:
+    def read_section(self, node: Node, section_field: Field, path: str) -> Any:
+        """Return what the fields of a section make; see `build`."""
         if not self.is_a(node, "map", path):
             return None
-        names = [known.name for known in SECTIONS[field.of]]
-        nodes = {
-            name: value
-            for name, (_, value) in node.value.items()
-            if name in names and value.tag != "null"
-        }
-        section = _Section(node, path, nodes, {})
+        fields = SECTIONS[section_field.of]
+        names = [field.name for field in fields]
         inner = f"{path}." if path else ""
-        for name, (key, _) in node.value.items():
+
+        nodes: dict[str, Node] = {}
+        for name, entry in node.entries.items():
             if name not in names:
-                self.note(key, f"{inner}{plain(name)}", f"unknown key{self.nearest(name, names)}")
-        for known in SECTIONS[field.of]:  # in their order names come before their uses
-            if known.name in nodes:
-                if (
-                    read := self.value(nodes[known.name], known, f"{inner}{known.name}")
-                ) is not None:
-                    section.values[known.name] = read
-                if known.needs and nodes.keys().isdisjoint(known.needs):
-                    self.refuse(section, known.name, f"needs `{'` or `'.join(known.needs)}`")
-            elif known.required:
-                self.note(node, f"{inner}{known.name}", f"required: {known.meaning}")
-        build = getattr(self, f"build_{field.of}", None)
-        return build(section) if build else section
+                message = f"unknown key{self.similar(name, names)}"
+                self.note(entry.key, f"{inner}{plain(name)}", message)
+            elif entry.value.tag != "null":
+                nodes[name] = entry.value
 
-    def read_list(self, node: Node, field: Field, path: str) -> list[MappingRule]:
-        items = enumerate(node.value) if self.is_a(node, "seq", path) else ()
-        rules = [(index, self.value(item, _MAPPING, f"{path}[{index}]")) for index, item in items]
-        return [rule._replace(index=index) for index, rule in rules if rule]
+        section = _Section(node, path, nodes, {})
+        for field in fields:  # in this order names come before their uses
+            if field.name not in nodes:
+                if field.required:
+                    self.note(node, f"{inner}{field.name}", f"required: {field.meaning}")
+                continue
+            value = self.value(nodes[field.name], field, f"{inner}{field.name}")
+            if value is not None:
+                section.values[field.name] = value
+            if field.needs and nodes.keys().isdisjoint(field.needs):
+                self.note_field(section, field.name, f"needs `{'` or `'.join(field.needs)}`")
+        return self.build(section_field.of, section)
 
-    def read_names(self, node: Node, field: Field, path: str) -> None:
-        """Read `registries` or `target_groups` into the reader itself, where uses look them up."""
-        for name, (key, value) in node.value.items() if self.is_a(node, "map", path) else ():
-            inner = f"{path}.{name[:64]}"
-            if key.tag != "str" or not name or not name.isprintable():
-                self.note(key, inner, f"a name is needed, not {key.kind}: put it in quotes")
-            elif field.of == "registry":
-                registry = self.value(value, _REGISTRY, inner)
-                self.registries[name] = registry and registry._replace(alias=name)
+    def read_mappings(self, node: Node, path: str) -> list[MappingRule]:
+        if not self.is_a(node, "seq", path):
+            return []
+        rules: list[MappingRule] = []
+        for index, item in enumerate(node.items):
+            rule = self.value(item, _MAPPING, f"{path}[{index}]")
+            if rule is not None:
+                rules.append(rule._replace(index=index))  # an alias is one rule in several places
+        return rules
+
+    def read_registries(self, node: Node, path: str) -> None:
+        """Read `registries` into the reader itself, where their uses look them up."""
+        for name, entry in self.named_entries(node, path):
+            registry = self.value(entry, _REGISTRY, f"{path}.{name[:_SHOWN_NAME]}")
+            self.registries[name] = registry and registry._replace(alias=name)
+
+    def read_groups(self, node: Node, path: str) -> None:
+        """Read `target_groups` into the reader itself, where their uses look them up."""
+        for name, entry in self.named_entries(node, path):
+            self.groups[name] = self.read_texts(entry, _ALIAS, f"{path}.{name[:_SHOWN_NAME]}")
+
+    def named_entries(self, node: Node, path: str) -> list[tuple[str, Node]]:
+        """Return names and nodes of a mapping, those with a proper name."""
+        if not self.is_a(node, "map", path):
+            return []
+        named: list[tuple[str, Node]] = []
+        for name, entry in node.entries.items():
+            if entry.key.tag == "str" and name and name.isprintable():
+                named.append((name, entry.value))
             else:
-                self.groups[name] = self.read_texts(value, _ALIAS, inner)
+                message = f"a name is needed, not {entry.key.kind}: put it in quotes"
+                self.note(entry.key, f"{path}.{name[:_SHOWN_NAME]}", message)
+        return named
 
     def read_texts(self, node: Node, field: Field, path: str) -> tuple[Any, ...] | None:
-        if node.tag != "seq" and field.type in ("one_or_texts", "targets"):
-            one = self.scalar(node, field, path)
-            return one if one is None or field.type == "targets" else (one,)
+        """Return the values of a list, each once; of one text, where the field may be one."""
+        if field.type == "one_or_texts" and node.tag != "seq":
+            value = self.read_scalar(node, field, path)
+            return None if value is None else (value,)
         if not self.is_a(node, "seq", path):
             return None
-        field = _ALIAS if field.type == "targets" else field
-        if not node.value and field.empty:
+        if not node.items and field.empty:
             self.note(node, path, f"an empty list: {field.empty}")
             return None
-        found = [
-            self.scalar(item, field, f"{path}[{index}]") for index, item in enumerate(node.value)
+        values = [
+            self.read_scalar(item, field, f"{path}[{index}]")
+            for index, item in enumerate(node.items)
         ]
-        return None if None in found else tuple(dict.fromkeys(found))
+        return None if None in values else tuple(dict.fromkeys(values))
 
-    read_one_or_texts = read_targets = read_texts
+    def read_targets(self, node: Node, field: Field, path: str) -> tuple[Registry, ...] | None:
+        """Return the registries of a list of aliases, or of one name of a group or registry."""
+        if node.tag == "seq":
+            return self.read_texts(node, _ALIAS, path)
+        targets: tuple[Registry, ...] | None = self.read_scalar(node, field, path)
+        return targets
 
-    def scalar(self, node: Node, field: Field, path: str) -> Any:
-        tags, wanted = _SCALARS.get(field.type, (("str",), "text"))
+    def read_scalar(self, node: Node, field: Field, path: str) -> Any:
         try:
-            # What is one variable wholly may become anything.
-            if node.tag not in tags and not (
-                node.tag == "str" and re.fullmatch(r"\$\{[^{}]*\}", node.value)
-            ):
-                remedy = (
-                    ": put it in quotes"
-                    if "str" in tags and node.tag not in ("map", "seq", "null")
-                    else ""
-                )
-                raise ValueError(f"{wanted} is needed, not {node.kind}{remedy}")
-            text = substitute(node.value, self.environ)
+            self.check_form(node, field)
+            text = substitute(node.text, self.environ)
             if field.hides(text):
-                self.secret_names |= (names := variables(node.value))
-                if self.lint and not names:
-                    message = (
-                        "a secret is written out: write ${NAME}, and set NAME in the environment"
-                    )
-                    self.note(node, path, message, self.warnings)
+                self.record_secret(node, path)
             return self.meaning(text, field)
         except ValueError as error:
             self.note(node, path, str(error))
             return None
 
-    def meaning(self, text: str, field: Field) -> Any:
-        find = getattr(self, f"find_{field.type}", None)
-        return find(field.parsed(text)) if find else field.parsed(text)
+    def check_form(self, node: Node, field: Field) -> None:
+        """Raise ValueError where a scalar is not written as its field is."""
+        form = _SCALAR_FORMS.get(field.type, _TEXT)
+        if node.tag in form.tags:
+            return
+        if node.tag == "str" and re.fullmatch(_LONE_VARIABLE, node.text):
+            return
+        remedy = ""
+        if "str" in form.tags and node.is_scalar and node.tag != "null":
+            remedy = ": put it in quotes"
+        raise ValueError(f"{form.wanted} is needed, not {node.kind}{remedy}")
 
-    def find_targets(self, text: str) -> tuple[Registry, ...] | None:
+    def record_secret(self, node: Node, path: str) -> None:
+        names = variables(node.text)
+        self.secret_variables |= names
+        if self.lint and not names:
+            remedy = "write ${NAME}, and set NAME in the environment"
+            self.warn(node, path, f"a secret is written out: {remedy}")
+
+    def meaning(self, text: str, field: Field) -> Any:
+        """Return what a text means as a field, without variables; ValueError says what is wrong."""
+        parsed = field.parsed(text)
+        match field.type:
+            case "alias":
+                return self.registry_named(parsed)
+            case "targets":
+                return self.targets_named(parsed)
+            case "path":
+                return self.absolute_path(parsed)
+            case _:
+                return parsed
+
+    def targets_named(self, text: str) -> tuple[Registry, ...] | None:
+        """Return the registries of a group, or one by its alias; None where they are wrong."""
         if text in self.groups and text in self.registries:
             raise ValueError(
                 f"{text!r} is both a group and a registry: rename one, or write a list"
             )
         if text in self.groups:
             return self.groups[text]
-        registry = self.find_alias(text)
+        registry = self.registry_named(text)
         return registry and (registry,)
 
-    def find_alias(self, text: str) -> Registry | None:
-        if text in self.groups and text not in self.registries:
+    def registry_named(self, text: str) -> Registry | None:
+        if text in self.registries:
+            return self.registries[text]
+        if text in self.groups:
             raise ValueError(
                 f"{text!r} is a group, which stands alone and in `targets`: name a registry"
             )
-        if text not in self.registries:
-            near = self.nearest(text, [*self.registries, *self.groups])
-            raise ValueError(f"no registry or group is named {text!r}{near}")
-        return self.registries[text]
+        similar = self.similar(text, [*self.registries, *self.groups])
+        raise ValueError(f"no registry or group is named {text!r}{similar}")
 
-    def find_path(self, text: str) -> str:
+    def absolute_path(self, text: str) -> str:
+        """Return a path with `~` replaced, and absolute where the file has a directory."""
         if text == "~" or text.startswith(("~/", "~\\")):
             if self.home and self.home != "~":
                 return self.home + text[1:]
             raise ValueError(f"{text!r}: no home directory is known: set HOME, or write it out")
-        if self.base_dir is None or text.startswith(("/", "\\")) or text[1:3] in (":/", ":\\"):
+        is_absolute = text.startswith(("/", "\\")) or text[1:3] in (":/", ":\\")
+        if self.base_dir is None or is_absolute:
             return text
         return f"{self.base_dir.rstrip('/')}/{text}"
 
-    def nearest(self, text: str, known: list[str]) -> str:
-        if len(self.problems) > 100:  # comparing is slow
-            return ""
-        import difflib
+    # Building of sections.
 
-        near = difflib.get_close_matches(text[:64], known[:500], n=1)
-        return f": did you mean {near[0]!r}?" if near else ""
-
-    # Where one field is wrong the whole configuration is: builders only look for what fields say
-    # against each other.
-    def build_defaults(self, section: _Section) -> None:
-        self.defaults = section
+    def build(self, name: str, section: _Section) -> Any:
+        """Return what a section of this name is to those who use it."""
+        match name:
+            case "defaults":
+                self.defaults = section
+                return None
+            case "registry":
+                return self.build_registry(section)
+            case "mapping":
+                return self.build_mapping(section)
+            case "tags":
+                return self.build_tags(section)
+            case "artifacts":
+                return self.build_artifacts(section)
+            case _:
+                return section
 
     def build_tags(self, section: _Section) -> TagRule:
         rule = TagRule(**section.values)
-        for name, message in (
-            _doubts_of(rule) if self.lint and len(section.values) == len(section.nodes) else ()
-        ):
-            self.refuse(section, name, message, self.warnings)
+        if self.lint and section.is_right:
+            self.warn_of_doubts(section, doubts_of_tags(rule))
         return rule
 
     def build_artifacts(self, section: _Section) -> ArtifactRule:
         rule = ArtifactRule(**section.values)
         if not rule.enabled:
             if rule.require_artifacts:
-                self.refuse(
-                    section, "require_artifacts", "contradicts `enabled: false`: remove one of them"
-                )
-            self.refuse(
-                section,
-                "enabled",
-                "is false: signatures and SBOMs are stripped at targets",
-                self.warnings,
-            )
-        if self.lint and rule.include and set(rule.include) <= set(rule.exclude):
-            self.refuse(section, "exclude", "drops every type that `include` takes", self.warnings)
+                message = "contradicts `enabled: false`: remove one of them"
+                self.note_field(section, "require_artifacts", message)
+            message = "is false: signatures and SBOMs are stripped at targets"
+            self.warn_of_field(section, "enabled", message)
+        if self.lint:
+            self.warn_of_doubts(section, doubts_of_artifacts(rule))
         return rule
 
     def build_registry(self, section: _Section) -> Registry | None:
-        nodes = section.nodes
-        values = {
-            "cloud_profile" if name == "aws_profile" else name: value
-            for name, value in section.values.items()
-        }
-        auth = values.get("auth_type")
-        for field in SECTIONS["registry"] if auth or "auth_type" not in nodes else ():
-            if field.auth != auth and field.auth and field.name in nodes:
-                self.refuse(section, field.name, f"goes with `auth_type: {field.auth}` only")
-            elif field.auth == auth not in (None, "ecr") and field.name not in nodes:
-                self.refuse(section, "auth_type", f"{auth} needs `{field.name}`")
-        if "cloud_profile" in nodes and "aws_profile" in nodes:
-            self.refuse(
-                section, "aws_profile", "is the same field as `cloud_profile`: remove one of them"
-            )
+        """Return a registry, which does not know its alias yet."""
+        self.check_login_fields(section)
+        values = dict(section.values)
         if "url" not in values:
             return None
-        scheme, host, port = values.pop("url")
+
+        address = values.pop("url")
+        if "aws_profile" in values:
+            values["cloud_profile"] = values.pop("aws_profile")
         if "credentials" in values:
             values |= values.pop("credentials").values
-        found = Registry("", scheme, host, port, kind_of(host, auth), **values)
-        if scheme == "http" and auth not in (None, "anonymous") and not is_loopback(host):
-            message = (
-                f"credentials travel over plain HTTP to {found.authority}: use https:// if it can"
-            )
-            self.refuse(section, "url", message, self.warnings)
-        return found
+        auth = values.get("auth_type")
+        kind = kind_of(address.host, auth)
+        registry = Registry("", address.scheme, address.host, address.port, kind, **values)
+
+        has_login = auth not in (None, "anonymous")
+        if registry.scheme == "http" and has_login and not is_loopback(registry.host):
+            where = registry.authority
+            message = f"credentials travel over plain HTTP to {where}: use https:// if it can"
+            self.warn_of_field(section, "url", message)
+        return registry
+
+    def check_login_fields(self, section: _Section) -> None:
+        """Note the fields that `auth_type` lacks, and those that go with another one."""
+        nodes = section.nodes
+        auth = section.values.get("auth_type")
+        auth_type_is_wrong = "auth_type" in nodes and auth is None
+        if not auth_type_is_wrong:
+            for field in SECTIONS["registry"]:
+                if field.auth and field.auth != auth and field.name in nodes:
+                    message = f"goes with `auth_type: {field.auth}` only"
+                    self.note_field(section, field.name, message)
+                is_needed = field.auth == auth and auth in _LOGINS_WITH_FIELDS
+                if is_needed and field.name not in nodes:
+                    self.note_field(section, "auth_type", f"{auth} needs `{field.name}`")
+        if "cloud_profile" in nodes and "aws_profile" in nodes:
+            message = "is the same field as `cloud_profile`: remove one of them"
+            self.note_field(section, "aws_profile", message)
 
     def build_mapping(self, section: _Section) -> MappingRule | None:
-        values: dict[str, Any] = {"platforms": None, "tags": TagRule(), "artifacts": ArtifactRule()}
-        values |= self.defaults.values | section.values
+        """Return a mapping, whose index is not known yet."""
+        values = self.defaults.values | section.values
         for name in ("source", "targets"):
             if name not in section.nodes and name not in self.defaults.nodes:
                 self.note(section.node, f"{section.path}.{name}", "required, here or in `defaults`")
-        if (
-            len(section.values) < len(section.nodes)
-            or not {"from", "source", "targets"} <= values.keys()
-        ):
+        if not section.is_right or not {"from", "source", "targets"} <= values.keys():
             return None
-        order = ("source", "from", "targets", "to", "tags", "platforms", "artifacts")
-        rule = MappingRule(0, *({"to": values["from"], **values}[name] for name in order))
-        source = rule.source
-        where = rule.source.authority
-        if all(target.origin != source.origin for target in rule.targets):
-            return rule
-        if source.place(rule.source_repository) == source.place(rule.target_repository):
-            name = "to" if "to" in section.nodes else "from"
-            self.refuse(
-                section,
-                name,
-                f"source and target are the same repository of {where}: give another `to`",
-            )
-        # A copy needs a reading and a writing request there at a time (docs/design.md I8).
-        if any(
-            one.max_concurrent == 1
-            for one in self.registries.values()
-            if one and one.origin == source.origin
-        ):
-            message = f"reads and writes {where}, whose max_concurrent is 1: allow 2 at least"
-            self.note(section.node, section.path, message)
+
+        rule = MappingRule(
+            index=0,
+            source=values["source"],
+            source_repository=values["from"],
+            targets=values["targets"],
+            target_repository=values.get("to", values["from"]),
+            tags=values.get("tags", TagRule()),
+            platforms=values.get("platforms"),
+            artifacts=values.get("artifacts", ArtifactRule()),
+        )
+        if any(target.origin == rule.source.origin for target in rule.targets):
+            self.check_copy_within_registry(section, rule)
         return rule
 
+    def check_copy_within_registry(self, section: _Section, rule: MappingRule) -> None:
+        """Note what hinders a mapping that reads from a registry and writes to it."""
+        source = rule.source
+        where = source.authority
+        if source.place(rule.source_repository) == source.place(rule.target_repository):
+            name = "to" if "to" in section.nodes else "from"
+            message = f"source and target are the same repository of {where}: give another `to`"
+            self.note_field(section, name, message)
+        # A copy needs a reading and a writing request there at a time (docs/design.md I8).
+        same_origin = [
+            known for known in self.registries.values() if known and known.origin == source.origin
+        ]
+        if any(registry.max_concurrent == 1 for registry in same_origin):
+            message = f"reads and writes {where}, whose max_concurrent is 1: allow 2 at least"
+            self.note(section.node, section.path, message)
 
-class _Expansion(_Reader):
-    """Makes plain values of nodes that were read without a problem."""
 
-    expanded = 0
-    show_secrets = False
+class _Expansion:
+    """Makes plain values of nodes that a reader has read without a problem."""
+
+    def __init__(self, reader: _Reader, show_secrets: bool) -> None:
+        self.reader = reader
+        self.show_secrets = show_secrets
+        self.expanded = 0  # values made so far
 
     def plain(self, node: Node, field: Field) -> Any:
         self.expanded += 1
-        if self.expanded > _MOST_EXPANDED:
+        if self.expanded > _MAX_EXPANDED:
             raise ConfigError(
-                f"the configuration has over {_MOST_EXPANDED:,} values when it is expanded"
+                f"the configuration has over {_MAX_EXPANDED:,} values when it is expanded"
             )
-        if field.type in ("alias", "targets"):
-            read = self.value(node, field, "")
-            return (
-                read.alias if isinstance(read, Registry) else [registry.alias for registry in read]
-            )
-        if field.type == "section":
-            return self.plain_section(node, field)
-        if field.type == "names":
-            return {name: self.plain(value, _REGISTRY) for name, (_, value) in node.value.items()}
-        if node.tag == "seq":
-            return [
-                self.plain(item, _MAPPING if field.type == "list" else field) for item in node.value
-            ]
-        return self.plain_scalar(node, field)
+        match field.type:
+            case "section":
+                return self.plain_section(node, field)
+            case "names":
+                entries = node.entries.items()
+                return {name: self.plain(entry.value, _REGISTRY) for name, entry in entries}
+            case "list":
+                return [self.plain(item, _MAPPING) for item in node.items]
+            case "alias":
+                return self.reader.value(node, field, "").alias
+            case "targets":
+                return [target.alias for target in self.reader.value(node, field, "")]
+            case _ if node.tag == "seq":
+                return [self.plain(item, field) for item in node.items]
+            case _:
+                return self.plain_scalar(node, field)
 
-    def plain_section(self, node: Node, field: Field) -> dict[str, Any]:
-        nodes = {name: value for name, (_, value) in node.value.items() if value.tag != "null"}
-        rows = [row for row in SECTIONS[field.of] if row.name not in ("target_groups", "defaults")]
-        if field.of == "mapping":
-            nodes = {"to": nodes["from"], **self.defaults.nodes, **nodes}
-        elif field.of == "config":
-            nodes = {"global": Node("map", {}, 0, 0), **nodes}
-        elif field.of == "global":
-            # Standard input has no state.
-            usual = [
-                row for row in rows if row.default and (self.base_dir or row.name != "cache_dir")
-            ]
-            nodes = {row.name: Node("str", row.default, 0, 0) for row in usual} | nodes
-        return {row.name: self.plain(nodes[row.name], row) for row in rows if row.name in nodes}
+    def plain_section(self, node: Node, section_field: Field) -> dict[str, Any]:
+        fields = [
+            field
+            for field in SECTIONS[section_field.of]
+            if field.name not in ("target_groups", "defaults")
+        ]
+        nodes = {
+            name: entry.value for name, entry in node.entries.items() if entry.value.tag != "null"
+        }
+        if section_field.of == "mapping":
+            nodes = {"to": nodes["from"], **self.reader.defaults.nodes, **nodes}
+        elif section_field.of == "config":
+            nodes.setdefault("global", Node("map", 0, 0))
+        elif section_field.of == "global":
+            for field in fields:
+                is_without_state = field.name == "cache_dir" and not self.reader.base_dir
+                if field.default and not is_without_state:
+                    nodes.setdefault(field.name, Node("str", 0, 0, text=field.default))
+        return {
+            field.name: self.plain(nodes[field.name], field)
+            for field in fields
+            if field.name in nodes
+        }
 
     def plain_scalar(self, node: Node, field: Field) -> Any:
-        written = node.value
-        text = substitute(node.value, self.environ)
-        secret = field.hides(text)
-        if not self.show_secrets and (secret or variables(written) & self.secret_names):
-            if not secret or field.name != "proxy":
-                return masked(written, _MASK if secret else "")
-            # Only who uses a proxy is a secret, where that can be told.
-            scheme = match[0] if (match := re.match(r"\w+://", written)) else ""
-            _, user, host = masked(written, "").rpartition("@")
-            return scheme + (f"{_MASK}@{host}" if user else masked(written[len(scheme) :], _MASK))
-        value = self.meaning(text, field) if field.type in ("flag", "count", "path") else text
+        text = substitute(node.text, self.reader.environ)
+        is_secret = field.hides(text)
+        shares_secret = bool(variables(node.text) & self.reader.secret_variables)
+        if not self.show_secrets and (is_secret or shares_secret):
+            return self.hidden(node.text, field, is_secret)
+
+        if field.type not in ("flag", "count", "path"):
+            return text.replace("$", "$$")
+        value = self.reader.meaning(text, field)
         return value.replace("$", "$$") if isinstance(value, str) else value
 
+    def hidden(self, written: str, field: Field, is_secret: bool) -> str:
+        """Return a text as written, its variables kept and, in a secret, all else as asterisks."""
+        if not is_secret:
+            return masked(written, "")
+        if field.name != "proxy":
+            return masked(written, _MASK)
 
-def load(
-    text: bytes,
-    *,
-    name: str,
-    environ: Mapping[str, str],
-    base_dir: str | None,
-    home: str | None,
-    lint: bool = False,
-) -> Config:
-    """Read a configuration, which messages call `name`; ConfigError carries every problem, in the
-    order of the file. `base_dir` is its absolute directory, None for standard input. `lint` warns
-    also of what can hardly be meant."""
-    reader = _Reader(name, environ, base_dir, home, lint)
-    document = reader.read(text)
-    settings = document.values["global"].values if "global" in document.values else {}
-    # Standard input has no directory of its own, and no state.
-    where = None if base_dir is None else settings.get("cache_dir") or reader.find_path(".regsync")
-    return Config(
-        registries={k: v for k, v in reader.registries.items() if v is not None},
-        mappings=tuple(document.values["mappings"]),
-        warnings=tuple(map(str, sorted(reader.warnings, key=lambda problem: problem[1:3]))),
-        **{**settings, "cache_dir": where},
-    )
-
-
-def expand(
-    text: bytes,
-    *,
-    name: str,
-    environ: Mapping[str, str],
-    base_dir: str | None,
-    home: str | None,
-    show_secrets: bool = False,
-) -> str:
-    """Return a configuration as YAML that loads again, without variables, groups and `defaults`;
-    ConfigError as `load`. Unless shown, secrets stay variables or become asterisks; so does all
-    else from variables that give secrets too."""
-    reader = _Expansion(name, environ, base_dir, home, lint=False)
-    reader.show_secrets = show_secrets
-    return dump(reader.plain(reader.read(text).node, _DOCUMENT))
+        # Only the user of a proxy is a secret, where that can be told apart.
+        match = re.match(r"\w+://", written)
+        scheme = match[0] if match else ""
+        _, user, host = masked(written, "").rpartition("@")
+        if user:
+            return f"{scheme}{_MASK}@{host}"
+        return scheme + masked(written[len(scheme) :], _MASK)

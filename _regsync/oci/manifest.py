@@ -1,14 +1,17 @@
-"""The vocabulary of the OCI specifications: names, references, digests, descriptors, manifests,
-platforms. Owns: the grammar of a registry's nouns, what a readable manifest is, which entries of an
-index a platform filter keeps. May not know: registries, configuration, HTTP. Invariant:
-`trim_index` alone changes a manifest's bytes; no digest, tag, name or media type leaves unchecked:
-each may become part of a URL, header or file name (docs/protocol-facts.md section 9.2, R11 to R14).
-Follows docs/protocol-facts.md section 1, docs/design.md sections 2, 4."""
+"""Manifests and indexes: what they name, and what a platform filter leaves of them.
+
+Owns: what a readable manifest is, descriptors, platforms, trimmed indexes, fallback lists of
+referrers.
+May not know: registries, configuration, HTTP.
+Invariants: a manifest's bytes are never changed, but for an index that `trim_index` trims or
+`list_referrers` extends; no digest or media type leaves unchecked, as each may become part of a
+URL, header or file name (docs/protocol-facts.md section 9.2, R11 to R14).
+Follows: docs/protocol-facts.md section 1, docs/design.md sections 2 and 4.
+"""
 
 from __future__ import annotations
 
 import binascii
-import contextlib
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -21,100 +24,81 @@ from _regsync.text import clean
 
 _T = TypeVar("_T")
 
-
-_KINDS: Mapping[type, str] = {str: "a string", list: "a list", dict: "an object"}
-
-
-# docs/protocol-facts.md section 1.3: OCI's, then Docker's.
-_INDEX_TYPES = (
-    "application/vnd.oci.image.index.v1+json",
-    "application/vnd.docker.distribution.manifest.list.v2+json",
-)
-
-
-_IMAGE_TYPES = (
-    "application/vnd.oci.image.manifest.v1+json",
-    "application/vnd.docker.distribution.manifest.v2+json",
-)
-
-
-_SCHEMA_1 = "application/vnd.docker.distribution.manifest.v1+"
-
+# docs/protocol-facts.md section 1.3.
+_OCI_INDEX = "application/vnd.oci.image.index.v1+json"
+_OCI_MANIFEST = "application/vnd.oci.image.manifest.v1+json"
+_DOCKER_LIST = "application/vnd.docker.distribution.manifest.list.v2+json"
+_DOCKER_MANIFEST = "application/vnd.docker.distribution.manifest.v2+json"
+_INDEX_TYPES = (_OCI_INDEX, _DOCKER_LIST)
+_IMAGE_TYPES = (_OCI_MANIFEST, _DOCKER_MANIFEST)
+_DOCKER_SCHEMA_1 = "application/vnd.docker.distribution.manifest.v1+"
 
 IMAGE_CONFIGS = (
     "application/vnd.oci.image.config.v1+json",
     "application/vnd.docker.container.image.v1+json",
 )
 
-
 # A type missing here makes `distribution` answer 404, or the linux/amd64 child in place of a list.
 ACCEPT_MANIFESTS = ", ".join(_INDEX_TYPES + _IMAGE_TYPES)
-
 
 # Sent by servers that do not know what they hold; the document decides then.
 _GENERIC_TYPES = ("", "application/json", "application/octet-stream", "text/plain")
 
-
 # Layers that are not to be pushed (docs/protocol-facts.md section 1.6): by media type, never by the
 # presence of `urls`.
-_FOREIGN = (
+_FOREIGN_LAYERS = (
     "application/vnd.oci.image.layer.nondistributable.",
     "application/vnd.docker.image.rootfs.foreign.",
 )
 
-
-# What an index of BuildKit's older cache names in place of manifests; other tools take the rest for
-# manifests too.
-_BLOBS = (
+# What an index of BuildKit's older cache names in place of manifests. Other tools take any other
+# type for a manifest too.
+_BLOB_TYPES = (
     "application/vnd.oci.image.layer.",
     "application/vnd.docker.image.rootfs.",
     "application/vnd.buildkit.cacheconfig.",
 )
 
+# Of one document: 4 MiB hold about 30,000, and so many have not been seen.
+_MAX_DESCRIPTORS = 10_000
 
-_MAX_DESCRIPTORS = 10_000  # 4 MiB hold about 30,000; so many have not been seen
+# JSON values of one document: 4 MiB of empty lists take seconds, and 100 MB.
+_MAX_VALUES = 30 * _MAX_DESCRIPTORS
 
+# Levels of JSON in an index that is changed (docs/design.md section 4).
+_MAX_JSON_DEPTH = 64
 
-_MAX_JSON_DEPTH = 64  # docs/design.md section 4
+# Sizes are int64 (image-spec descriptor.md).
+_SIZE_LIMIT = 2**63
 
+# Digits of a number; sizes have 19 at most.
+_MAX_DIGITS = 40
 
-# indexes within indexes, the top one counted (docs/protocol-facts.md section 1.5)
+# Indexes within indexes, the top one counted (docs/protocol-facts.md section 1.5).
 MAX_INDEX_DEPTH = 4
 
+# Part of the key under which the state keeps trimmed indexes. A change of how they are trimmed
+# needs another number.
+TRIM_RULE = "1"
 
-TRIM_RULE = (
-    "1"  # part of the key of what the state keeps of trimmed indexes: another rule, another number
-)
-
-
-# RFC 6838 section 4.2; a parameter is forgiven: some push files as `text/plain; charset=utf-8`.
+# RFC 6838 section 4.2. A parameter is forgiven: some push files as `text/plain; charset=utf-8`.
 _TYPE_NAME = r"[a-zA-Z0-9][a-zA-Z0-9!#$&^_.+-]{0,126}"
-
-
 _MEDIA_TYPE = rf"{_TYPE_NAME}/{_TYPE_NAME}(?: ?;[ -~]{{0,99}})?"
 
+_PLATFORM_PART = r"[a-z0-9][a-z0-9._-]{0,63}"
 
-def list_referrers(held: Manifest | None, more: Sequence[Descriptor]) -> Manifest:
-    """Return a fallback index that names `more` behind what it `held` (docs/protocol-facts.md
-    section 1.10).
-    """
-    start: dict[str, Any] = {"schemaVersion": 2, "mediaType": _INDEX_TYPES[0], "manifests": []}
-    document = (
-        _load(held.body, "the list of referrers cannot be extended", _refuse) if held else start
-    )
-    for each in more:
-        entry = {
-            "mediaType": each.media_type,
-            "digest": each.digest,
-            "size": each.size,
-            "artifactType": each.artifact_type,
-            "annotations": dict(each.annotations),
-        }
-        document["manifests"].append({key: value for key, value in entry.items() if value})
-    return parse_manifest(_written(document), content_type=None)
+# What an entry without a variant means (docs/design.md section 4).
+_USUAL_VARIANTS = {"arm64": "v8", "arm": "v7"}
+
+_JSON_KINDS: Mapping[type, str] = {str: "a string", list: "a list", dict: "an object"}
+
+
+# Platforms and descriptors.
 
 
 class Platform(NamedTuple):
+    """Where an image runs; `unknown/unknown` marks BuildKit's attestations."""
+
     os: str
     architecture: str
     variant: str | None = None
@@ -123,37 +107,38 @@ class Platform(NamedTuple):
         return "/".join(filter(None, (self.os, self.architecture, self.variant)))
 
 
+_UNKNOWN_PLATFORM = Platform("unknown", "unknown")
+
+
 def parse_platform(text: str) -> Platform:
     """Read `os/arch[/variant]`, lower-casing it; ValueError when it is something else."""
-    if not re.fullmatch(
-        r"[a-z0-9][a-z0-9._-]{0,63}(?:/[a-z0-9][a-z0-9._-]{0,63}){1,2}", text.lower()
-    ):
+    if not re.fullmatch(rf"{_PLATFORM_PART}(?:/{_PLATFORM_PART}){{1,2}}", text.lower()):
         raise ValueError(f"{clean(text, 100)!r} is not OS/ARCH[/VARIANT], as in linux/arm64")
     return Platform(*text.lower().split("/"))
 
 
 def platform_matches(wanted: Platform, have: Platform) -> bool:
-    """Tell whether an index entry's platform is the one asked for (docs/design.md section 4)."""
-    variant = have.variant or {"arm64": "v8", "arm": "v7"}.get(have.architecture)
-    return wanted[:2] == have[:2] and wanted.variant in (None, variant)
+    """Ask whether an index entry's platform is the one wanted (docs/design.md section 4)."""
+    if wanted.os != have.os or wanted.architecture != have.architecture:
+        return False
+    variant = have.variant or _USUAL_VARIANTS.get(have.architecture)
+    return wanted.variant is None or wanted.variant == variant
 
 
 class Descriptor(NamedTuple):
-    """What a document says of a blob or manifest; `data` is said to be its content
-    (`transfer.known_body` looks).
-    """
+    """What a document says of a blob or manifest."""
 
     media_type: str
     digest: str
-    size: int
+    size: int  # bytes
     platform: Platform | None = None
     annotations: Mapping[str, str] = MappingProxyType({})
     artifact_type: str | None = None
-    data: bytes | None = None
+    data: bytes | None = None  # said to be its content, and not compared with the digest yet
 
     @property
     def is_foreign(self) -> bool:
-        return self.media_type.startswith(_FOREIGN)
+        return self.media_type.startswith(_FOREIGN_LAYERS)
 
     @property
     def is_index(self) -> bool:
@@ -161,22 +146,21 @@ class Descriptor(NamedTuple):
 
     @property
     def is_blob(self) -> bool:
-        return self.media_type.startswith(_BLOBS) or self.media_type in IMAGE_CONFIGS
+        return self.media_type.startswith(_BLOB_TYPES) or self.media_type in IMAGE_CONFIGS
 
     @property
     def attests(self) -> str | None:
         """The digest of the sibling that this entry is BuildKit's attestation of."""
-        unknown = self.platform == Platform("unknown", "unknown")
-        return self.annotations.get("vnd.docker.reference.digest") if unknown else None
+        if self.platform != _UNKNOWN_PLATFORM:
+            return None
+        return self.annotations.get("vnd.docker.reference.digest")
 
 
 class Manifest(NamedTuple):
-    """A manifest or index, and what of its bytes matters for a copy; `digest` is the one asked for,
-    else the sha256.
-    """
+    """A manifest or index, and what of its bytes matters for a copy."""
 
     media_type: str
-    digest: str
+    digest: str  # the one asked for, else the sha256
     body: bytes
     is_index: bool = False
     config: Descriptor | None = None
@@ -192,9 +176,7 @@ class Manifest(NamedTuple):
 
     @property
     def blobs(self) -> tuple[Descriptor, ...]:
-        """The blobs that a target needs before this manifest: config, then layers, each digest
-        once.
-        """
+        """The blobs that a target needs before this manifest: config, then layers, each once."""
         unique: dict[str, Descriptor] = {}
         for blob in (self.config, *self.layers):
             if blob and not blob.is_foreign:
@@ -203,8 +185,11 @@ class Manifest(NamedTuple):
 
     @property
     def names(self) -> tuple[Descriptor, ...]:
-        """Everything that has to be in a repository before this manifest: its blobs and children."""
+        """All that has to be in a repository before this manifest: its blobs and children."""
         return (*self.blobs, *self.children)
+
+
+# Reading.
 
 
 def parse_manifest(
@@ -214,200 +199,255 @@ def parse_manifest(
     digest: str | None = None,
     expected: Descriptor | None = None,
 ) -> Manifest:
-    """Verify and read a manifest or index, asked for by `digest` or the index entry `expected`;
-    else ContentError.
+    """Verify and read a manifest or index.
+
+    `content_type` is that of the answer; it was asked for by `digest`, by the index entry
+    `expected`, or by a tag. ContentError says what is wrong with it.
     """
-    stated = (content_type or "").partition(";")[0].strip().lower()
-    beginning = (
-        f"beginning {clean(body[:999].decode('utf-8', 'replace'), 60)!r}" if body else "no body"
-    )
-    received = f"received {clean(stated, 80) or 'no content type'}, {beginning}"
+    answered_type = (content_type or "").partition(";")[0].strip().lower()
+    received = _description(body, answered_type)
     if expected and len(body) != expected.size:
         raise ContentError(f"{len(body)} bytes, the index says {expected.size}; {received}")
     document = _load(body, received)
-    inside = _field(document, "mediaType", str).lower()
-    # Before the digest, which in schema 1 leaves out the signatures: nobody can copy that
-    # unchanged.
-    if document.get("schemaVersion") == 1 or any(
-        text.startswith(_SCHEMA_1) for text in (stated, inside)
-    ):
-        hint = "push the image again with a current tool, as schema 2 or OCI"
+    inner_type = _field(document, "mediaType", str).lower()
+
+    # Before the digest, which in schema 1 leaves out the signatures.
+    is_schema_1 = document.get("schemaVersion") == 1 or any(
+        media_type.startswith(_DOCKER_SCHEMA_1) for media_type in (answered_type, inner_type)
+    )
+    if is_schema_1:
         raise ContentError(
-            "a Docker schema 1 manifest, which cannot be copied unchanged", hint=hint
+            "a Docker schema 1 manifest, which cannot be copied unchanged",
+            hint="push the image again with a current tool, as schema 2 or OCI",
         )
-    wanted = expected.digest if expected else digest
-    found = digest_of(body, split_digest(check_digest(wanted))[0] if wanted else "sha256")
-    if wanted and found != wanted:
-        raise ContentError(f"asked for {wanted}, got {found}; {received}")
-    told = (
-        inside,
-        "" if stated in _GENERIC_TYPES else stated,
-        expected.media_type if expected else "",
-    )
-    return _collect(
-        document, _settle_type(document, list(filter(None, told)), received), found, body
-    )
+
+    wanted_digest = expected.digest if expected else digest
+    actual_digest = _verified_digest(body, wanted_digest, received)
+
+    names = [inner_type]
+    if answered_type not in _GENERIC_TYPES:
+        names.append(answered_type)
+    if expected:
+        names.append(expected.media_type)
+    media_type = _settle_type(document, [name for name in names if name], received)
+    return _read_manifest(document, media_type, actual_digest, body)
+
+
+def _description(body: bytes, answered_type: str) -> str:
+    """Return what messages say of an answer: its type and how its body begins."""
+    beginning = "no body"
+    if body:
+        text = body[:999].decode("utf-8", "replace")
+        beginning = f"beginning {clean(text, 60)!r}"
+    return f"received {clean(answered_type, 80) or 'no content type'}, {beginning}"
+
+
+def _verified_digest(body: bytes, wanted: str | None, received: str) -> str:
+    """Return the digest of a body by the algorithm of the one wanted, which it has to equal."""
+    if not wanted:
+        return digest_of(body)
+    algorithm, _ = split_digest(check_digest(wanted))
+    actual = digest_of(body, algorithm)
+    if actual != wanted:
+        raise ContentError(f"asked for {wanted}, got {actual}; {received}")
+    return actual
 
 
 def _settle_type(document: dict[str, Any], names: Sequence[str], received: str) -> str:
-    """Decide what a document is; refuse one about which names and shape disagree (R13)."""
+    """Return the media type of a document; refuse one about which names and shape disagree (R13).
+
+    `names` are the types that the document, the header and the index entry give it.
+    """
     if len(set(names)) > 1:
         text = ", ".join(clean(name, 100) for name in names)
         raise ContentError(
             f"document, header and index entry name different types ({text}); {received}"
         )
-    is_index = document.get("manifests") is not None
-    is_image = document.get("config") is not None or document.get("layers") is not None
-    if is_index and is_image:
+    has_manifests = document.get("manifests") is not None
+    has_config = document.get("config") is not None
+    has_image_fields = has_config or document.get("layers") is not None
+    if has_manifests and has_image_fields:
         raise ContentError(
             "the document is both a manifest and an index, which is refused (CVE-2021-41190)"
         )
-    media_type = (
-        names[0] if names else _INDEX_TYPES[0] if is_index else _IMAGE_TYPES[0] if is_image else ""
-    )
+
+    if names:
+        media_type = names[0]
+    elif has_manifests:
+        media_type = _OCI_INDEX
+    elif has_image_fields:
+        media_type = _OCI_MANIFEST
+    else:
+        media_type = ""
     if not (media_type.startswith("application/") and re.fullmatch(_MEDIA_TYPE, media_type)):
         raise ContentError(f"neither a manifest nor an index; {received}")
-    no_index = is_image or "manifests" not in document  # null is an empty list to Go
-    no_image = is_index or document.get("config") is None
-    if (media_type in _INDEX_TYPES and no_index) or (media_type in _IMAGE_TYPES and no_image):
+
+    can_be_index = "manifests" in document and not has_image_fields  # null is an empty list to Go
+    can_be_image = has_config and not has_manifests
+    is_index_without_fields = media_type in _INDEX_TYPES and not can_be_index
+    is_image_without_fields = media_type in _IMAGE_TYPES and not can_be_image
+    if is_index_without_fields or is_image_without_fields:
         raise ContentError(f"the document does not have the fields of {media_type}; {received}")
     return media_type
 
 
-def _collect(document: dict[str, Any], media_type: str, digest: str, body: bytes) -> Manifest:
-    entries = [
-        (key, document[key]) for key in ("config", "subject") if document.get(key) is not None
-    ]
-    for key in ("layers", "blobs", "manifests"):
-        entries += [
-            (f"{key}[{number}]", each) for number, each in enumerate(_field(document, key, list))
-        ]
-    if len(entries) > _MAX_DESCRIPTORS:
+def _read_manifest(document: dict[str, Any], media_type: str, digest: str, body: bytes) -> Manifest:
+    """Return a manifest with all that its document names."""
+    single = {key: document[key] for key in ("config", "subject") if document.get(key) is not None}
+    listed = {key: _field(document, key, list) for key in ("layers", "blobs", "manifests")}
+    if len(single) + sum(map(len, listed.values())) > _MAX_DESCRIPTORS:
         raise ContentError(f"the document names more than {_MAX_DESCRIPTORS} blobs or manifests")
-    read = {where: _descriptor(value, where) for where, value in entries}
-    sizes: dict[str, int] = {}
-    for entry in read.values():
-        if sizes.setdefault(entry.digest, entry.size) != entry.size:
-            raise ContentError(f"the document gives two sizes for {entry.digest}")
-    config = read.get("config")
-    named = [(where, entry) for where, entry in read.items() if "[" in where]
-    children = tuple(
-        entry for where, entry in named if where.startswith("manifests") and not entry.is_blob
+
+    descriptors = {key: _descriptor(value, key) for key, value in single.items()}
+    lists = {
+        key: [_descriptor(value, f"{key}[{number}]") for number, value in enumerate(values)]
+        for key, values in listed.items()
+    }
+    _check_sizes(
+        [*descriptors.values(), *(entry for entries in lists.values() for entry in entries)]
     )
+
+    config = descriptors.get("config")
+    entries = lists["manifests"]
+    children = tuple(entry for entry in entries if not entry.is_blob)
     # `blobs` are the layers of the old ORAS artifact manifest.
-    layers = tuple(
-        entry for where, entry in named if entry.is_blob or not where.startswith("manifests")
-    )
+    layers = (*lists["layers"], *lists["blobs"], *(entry for entry in entries if entry.is_blob))
+    artifact_type = _field(document, "artifactType", str)
+    if not artifact_type and config:
+        artifact_type = config.media_type
     return Manifest(
-        media_type,
-        digest,
-        body,
-        media_type in _INDEX_TYPES or bool(children),
-        config,
-        layers,
-        children,
-        read.get("subject"),
-        _field(document, "artifactType", str) or (config.media_type if config else None),
-        _annotations(document),
+        media_type=media_type,
+        digest=digest,
+        body=body,
+        is_index=media_type in _INDEX_TYPES or bool(children),
+        config=config,
+        layers=layers,
+        children=children,
+        subject=descriptors.get("subject"),
+        artifact_type=artifact_type or None,
+        annotations=_annotations(document),
     )
+
+
+def _check_sizes(descriptors: Sequence[Descriptor]) -> None:
+    sizes: dict[str, int] = {}
+    for descriptor in descriptors:
+        if sizes.setdefault(descriptor.digest, descriptor.size) != descriptor.size:
+            raise ContentError(f"the document gives two sizes for {descriptor.digest}")
 
 
 def _descriptor(value: object, where: str) -> Descriptor:
+    """Read the descriptor at `where` in a document; ContentError says what is wrong with it."""
     try:
         if not isinstance(value, dict):
             raise ContentError("not an object")
         media_type = _field(value, "mediaType", str)
         if not re.fullmatch(_MEDIA_TYPE, media_type):
             raise ContentError(f"{clean(media_type, 100)!r} is not a media type")
-        size = value.get("size")
-        if (
-            not isinstance(size, int) or isinstance(size, bool) or not 0 <= size < 2**63
-        ):  # int64; a bool is an int
-            raise ContentError(f"{clean(repr(size), 40)} is not a size")
-        digest = check_digest(_field(value, "digest", str))
-        platform = None
-        data = None
-        parts = [
-            _field(_field(value, "platform", dict), key, str)
-            for key in ("os", "architecture", "variant")
-        ]
-        # One that nobody could ask for (an empty `os`, say) is none.
-        with contextlib.suppress(ValueError):
-            platform = parse_platform("/".join(parts).rstrip("/"))
-        annotations = _annotations(value)
-        artifact_type = _field(value, "artifactType", str) or None
-        with contextlib.suppress(ValueError):
-            data = binascii.a2b_base64(_field(value, "data", str)) or None
         return Descriptor(
-            media_type.lower(), digest, size, platform, annotations, artifact_type, data
+            media_type=media_type.lower(),
+            size=_size(value),
+            digest=check_digest(_field(value, "digest", str)),
+            platform=_platform(value),
+            annotations=_annotations(value),
+            artifact_type=_field(value, "artifactType", str) or None,
+            data=_data(value),
         )
     except ContentError as error:
         raise ContentError(f"{where}: {error.message}") from error
 
 
+def _size(descriptor: dict[str, Any]) -> int:
+    size = descriptor.get("size")
+    # A bool is an int to Python.
+    if not isinstance(size, int) or isinstance(size, bool) or not 0 <= size < _SIZE_LIMIT:
+        raise ContentError(f"{clean(repr(size), 40)} is not a size")
+    return size
+
+
+def _platform(descriptor: dict[str, Any]) -> Platform | None:
+    """Return a descriptor's platform; one that nobody could ask for (an empty `os`, say) is none."""
+    platform = _field(descriptor, "platform", dict)
+    parts = [_field(platform, key, str) for key in ("os", "architecture", "variant")]
+    try:
+        return parse_platform("/".join(parts).rstrip("/"))
+    except ValueError:
+        return None
+
+
+def _data(descriptor: dict[str, Any]) -> bytes | None:
+    """Return a descriptor's embedded content; what is no base64 is none."""
+    text = _field(descriptor, "data", str)
+    try:
+        return binascii.a2b_base64(text) or None
+    except ValueError:
+        return None
+
+
 def _annotations(document: dict[str, Any]) -> dict[str, str]:
-    # Nulls occur, and mean nothing to a copy.
-    return {
-        key: value
-        for key, value in _field(document, "annotations", dict).items()
-        if isinstance(value, str)
-    }
+    """Return annotations; nulls occur among them, and mean nothing to a copy."""
+    annotations = _field(document, "annotations", dict)
+    return {key: value for key, value in annotations.items() if isinstance(value, str)}
 
 
 def _field(document: dict[str, Any], key: str, kind: type[_T]) -> _T:
-    """Return a field of the type that it must have; absent and null are an empty one, as they are
-    in Go.
+    """Return a field of the type that it must have.
+
+    Absent and null are an empty one, as they are in Go.
     """
     value = document.get(key)
     if value is None:
         return kind()
     if not isinstance(value, kind):
-        raise ContentError(f"{key!r} is not {_KINDS[kind]}")
+        raise ContentError(f"{key!r} is not {_JSON_KINDS[kind]}")
     return value
+
+
+# JSON within bounds.
 
 
 def _load(
     body: bytes, received: str, fraction: Callable[[str], Any] | None = None
 ) -> dict[str, Any]:
-    if (
-        sum(map(body.count, (b"{", b"[", b","))) > 30 * _MAX_DESCRIPTORS
-    ):  # 4 MiB of lists are seconds, and 100 MB
-        raise ContentError(
-            f"the document holds more than {30 * _MAX_DESCRIPTORS} values; {received}"
-        )
+    """Return the object that a body is; `received` ends messages, `fraction` reads decimals."""
+    values = body.count(b"{") + body.count(b"[") + body.count(b",")
+    if values > _MAX_VALUES:
+        raise ContentError(f"the document holds more than {_MAX_VALUES} values; {received}")
+    too_deep = f"the document nests deeper than {_MAX_JSON_DEPTH}; {received}"
     try:
         document = json.loads(
             body.decode(),
             object_pairs_hook=_object,
             parse_int=_integer,
             parse_float=fraction,
-            parse_constant=_refuse,
+            parse_constant=_refuse_number,
         )
-        if _nests_deeper(document, _MAX_JSON_DEPTH):
-            raise RecursionError
     except ValueError as error:
         raise ContentError(f"not JSON ({clean(str(error), 80)}); {received}") from error
     except RecursionError as error:
-        raise ContentError(
-            f"the document nests deeper than {_MAX_JSON_DEPTH}; {received}"
-        ) from error
+        raise ContentError(too_deep) from error
+    if _is_deeper_than(_MAX_JSON_DEPTH, document):
+        raise ContentError(too_deep)
     if not isinstance(document, dict):
         raise ContentError(f"JSON, but not an object; {received}")
     return document
 
 
-def _nests_deeper(value: object, most: int) -> bool:
-    inside = (
-        value.values() if isinstance(value, dict) else value if isinstance(value, list) else None
-    )
-    return inside is not None and (
-        most == 0 or any(_nests_deeper(each, most - 1) for each in inside)
-    )
+def _is_deeper_than(levels: int, value: object) -> bool:
+    if isinstance(value, dict):
+        inner = list(value.values())
+    elif isinstance(value, list):
+        inner = value
+    else:
+        return False
+    return levels == 0 or any(_is_deeper_than(levels - 1, each) for each in inner)
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    # Two readers could take two values for one key, and see two images (the lesson of
-    # CVE-2021-41190).
+    """Build an object whose keys are all different.
+
+    Two readers could take two values for one key, and see two images (as in CVE-2021-41190).
+    """
     built: dict[str, Any] = {}
     for key, value in pairs:
         if key in built:
@@ -418,86 +458,129 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _integer(text: str) -> int:
     # int() takes quadratic time on long texts, which newer Pythons refuse in words of their own.
-    return int(text) if len(text) <= 40 else _refuse(text)
+    if len(text) > _MAX_DIGITS:
+        _refuse_number(text)
+    return int(text)
 
 
-def _refuse(text: str) -> NoReturn:
+def _refuse_number(text: str) -> NoReturn:
     raise ContentError(
         f"the document holds the number {clean(text, 40)}, which cannot be kept as it is"
     )
 
 
-class _Trimmed(NamedTuple):
-    """What a platform filter leaves: nothing if `matched` is empty; `nested`: the indexes below, by
-    original digest.
-    """
-
-    manifest: Manifest
-    nested: Mapping[str, _Trimmed]
-    matched: frozenset[Platform]
-    available: tuple[str, ...]
-
-
-def trim_index(
-    index: Manifest,
-    wanted: Sequence[Platform],
-    nested: Mapping[str, Manifest],
-    done: dict[str, _Trimmed] | None = None,
-) -> _Trimmed:
-    """Keep what `wanted` asks for (docs/design.md section 4), `nested` being all indexes below;
-    ContentError if unable.
-    """
-    done = {} if done is None else done  # each nested index once
-    kept = list[Descriptor | None]()
-    matched = set[Platform]()
-    available = dict[str, None]()
-    for child in index.children:
-        keep = child
-        hits = frozenset[Platform]()
-        if child.is_index:
-            if child.digest not in done:
-                done[child.digest] = trim_index(nested[child.digest], wanted, nested, done)
-            below = done[child.digest]
-            hits = below.matched
-            available |= dict.fromkeys(below.available)
-            keep = child._replace(digest=below.manifest.digest, size=below.manifest.size)
-        elif child.platform and not child.attests:
-            hits = frozenset(each for each in wanted if platform_matches(each, child.platform))
-            available[str(child.platform)] = None
-        matched |= hits
-        kept.append(keep if hits else None)
-    held = {child.digest for child, keep in zip(index.children, kept, strict=True) if keep}
-    kept = [
-        child if child.attests in held else keep
-        for child, keep in zip(index.children, kept, strict=True)
-    ]
-    changed = [each and each.digest for each in kept] != [each.digest for each in index.children]
-    manifest = _rewritten(index, kept) if changed and matched else index
-    below_it = {digest: trimmed for digest, trimmed in done.items() if trimmed.matched}
-    return _Trimmed(manifest, below_it, frozenset(matched), tuple(available))
-
-
-def _rewritten(index: Manifest, chosen: Sequence[Descriptor | None]) -> Manifest:
-    document = _load(index.body, "the index cannot be trimmed", _refuse)
-    entries = [
-        entry for entry in document["manifests"] if not _descriptor(entry, "manifests").is_blob
-    ]
-    kept = [(entry, keep) for entry, keep in zip(entries, chosen, strict=True) if keep]
-    for entry, keep in kept:
-        if keep.digest != entry["digest"]:
-            entry.update(digest=keep.digest, size=keep.size)
-            entry.pop("data", None)  # the content of the untrimmed index
-    document["manifests"] = [entry for entry, _ in kept]
-    body = _written(document)
-    return index._replace(
-        body=body, digest=digest_of(body), layers=(), children=tuple(filter(None, chosen))
-    )
-
-
-def _written(document: dict[str, Any]) -> bytes:
+def _dump(document: dict[str, Any]) -> bytes:
+    """Return a changed index as it is pushed (docs/design.md section 4)."""
     try:
         return json.dumps(document, ensure_ascii=False, separators=(",", ":")).encode("utf-8")
     except UnicodeEncodeError as error:
         raise ContentError(
             "an index with half a character (a lone surrogate) cannot be changed"
         ) from error
+
+
+# Changed indexes.
+
+
+class Trimmed(NamedTuple):
+    """What a platform filter leaves of an index: nothing if `matched` is empty."""
+
+    manifest: Manifest
+    nested: Mapping[str, Trimmed]  # the indexes below, by the digest that they had
+    matched: frozenset[Platform]  # of the wanted platforms
+    available: tuple[str, ...]  # all platforms that the index has
+
+
+def trim_index(
+    index: Manifest, wanted: Sequence[Platform], nested: Mapping[str, Manifest]
+) -> Trimmed:
+    """Keep the entries that `wanted` asks for (docs/design.md section 4).
+
+    `nested` holds all indexes below, by digest. ContentError where the index cannot be changed.
+    """
+    return _trim(index, wanted, nested, {})
+
+
+def _trim(
+    index: Manifest,
+    wanted: Sequence[Platform],
+    nested: Mapping[str, Manifest],
+    done: dict[str, Trimmed],
+) -> Trimmed:
+    """Trim an index after those below it; `done` has those that are trimmed already."""
+    chosen: list[Descriptor | None] = []
+    matched: set[Platform] = set()
+    available: dict[str, None] = {}
+    for child in index.children:
+        hits: frozenset[Platform] = frozenset()
+        replacement = child
+        if child.is_index:
+            if child.digest not in done:
+                done[child.digest] = _trim(nested[child.digest], wanted, nested, done)
+            below = done[child.digest]
+            hits = below.matched
+            available |= dict.fromkeys(below.available)
+            replacement = child._replace(digest=below.manifest.digest, size=below.manifest.size)
+        elif child.platform and not child.attests:
+            hits = frozenset(each for each in wanted if platform_matches(each, child.platform))
+            available[str(child.platform)] = None
+        matched |= hits
+        chosen.append(replacement if hits else None)
+
+    chosen = _with_attestations(index.children, chosen)
+    digests_chosen = [entry and entry.digest for entry in chosen]
+    is_changed = digests_chosen != [child.digest for child in index.children]
+    manifest = _rewritten(index, chosen) if is_changed and matched else index
+    nested_kept = {digest: trimmed for digest, trimmed in done.items() if trimmed.matched}
+    return Trimmed(manifest, nested_kept, frozenset(matched), tuple(available))
+
+
+def _with_attestations(
+    children: Sequence[Descriptor], chosen: Sequence[Descriptor | None]
+) -> list[Descriptor | None]:
+    """Return the chosen entries with the attestations of those that are kept."""
+    pairs = list(zip(children, chosen, strict=True))
+    kept = {child.digest for child, entry in pairs if entry}
+    return [child if child.attests in kept else entry for child, entry in pairs]
+
+
+def _rewritten(index: Manifest, chosen: Sequence[Descriptor | None]) -> Manifest:
+    """Return an index with only the chosen entries; `chosen` has one place for each child."""
+    document = _load(index.body, "the index cannot be trimmed", _refuse_number)
+    entries = [
+        entry for entry in document["manifests"] if not _descriptor(entry, "manifests").is_blob
+    ]
+    kept: list[dict[str, Any]] = []
+    for entry, descriptor in zip(entries, chosen, strict=True):
+        if descriptor is None:
+            continue
+        if descriptor.digest != entry["digest"]:
+            entry.update(digest=descriptor.digest, size=descriptor.size)
+            entry.pop("data", None)  # the content of the untrimmed index
+        kept.append(entry)
+    document["manifests"] = kept
+
+    body = _dump(document)
+    children = tuple(descriptor for descriptor in chosen if descriptor)
+    return index._replace(body=body, digest=digest_of(body), layers=(), children=children)
+
+
+def list_referrers(held: Manifest | None, more: Sequence[Descriptor]) -> Manifest:
+    """Return a fallback list of referrers: the entries of the one held, and `more` behind them.
+
+    docs/protocol-facts.md section 1.10 has its form. ContentError where the one held cannot be
+    changed.
+    """
+    document: dict[str, Any] = {"schemaVersion": 2, "mediaType": _OCI_INDEX, "manifests": []}
+    if held:
+        document = _load(held.body, "the list of referrers cannot be extended", _refuse_number)
+    for referrer in more:
+        entry = {
+            "mediaType": referrer.media_type,
+            "digest": referrer.digest,
+            "size": referrer.size,
+            "artifactType": referrer.artifact_type,
+            "annotations": dict(referrer.annotations),
+        }
+        document["manifests"].append({key: value for key, value in entry.items() if value})
+    return parse_manifest(_dump(document), content_type=None)

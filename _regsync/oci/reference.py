@@ -1,4 +1,11 @@
-"""."""
+"""Names of images: repositories, tags, digests, references.
+
+Owns: the grammar of these names, which digests can be verified, the names of referrers tags.
+May not know: registries, configuration, HTTP.
+Invariants: no name leaves unchecked, as each may become part of a URL, header or file name
+(docs/protocol-facts.md section 9.2, R11 to R14).
+Follows: docs/protocol-facts.md section 1.1, docs/design.md section 2.
+"""
 
 from __future__ import annotations
 
@@ -9,20 +16,28 @@ from _regsync.crypto import DIGEST_HEX_LENGTHS, hash_hex
 from _regsync.errors import ConfigError, ContentError
 from _regsync.text import clean
 
-# docs/protocol-facts.md section 1.1. `re` compiles a pattern when it is first used: a start pays
-# for what it needs.
 _NAME_PART = r"[a-z0-9]+(?:(?:\.|__?|-+)[a-z0-9]+)*"
+_REPOSITORY = rf"{_NAME_PART}(?:/{_NAME_PART})*"
+_MAX_REPOSITORY = 255  # characters
 
+_TAG = r"[a-zA-Z0-9_][a-zA-Z0-9._-]{0,127}"
+
+# The grammar of all digests, whatever their algorithm.
+_DIGEST = r"[a-z0-9]+(?:[+._-][a-z0-9]+)*:[a-zA-Z0-9=_-]+"
+_MAX_DIGEST = 999  # characters that are looked at
+
+_REFERRER_TAG = r"sha(?:256|512)-[a-f0-9]{64}(?:\.(?:sig|att|sbom))?"
 
 _HOST = r"(?:\[[0-9a-f:.]+\]|[a-z0-9](?:[a-z0-9.-]*[a-z0-9])?)(?::[0-9]{1,5})?"
+_DEFAULT_HOST = "docker.io"
 
 
 def is_repository(text: str) -> bool:
-    return len(text) <= 255 and re.fullmatch(rf"{_NAME_PART}(?:/{_NAME_PART})*", text) is not None
+    return len(text) <= _MAX_REPOSITORY and re.fullmatch(_REPOSITORY, text) is not None
 
 
 def is_tag(text: str) -> bool:
-    return re.fullmatch(r"[a-zA-Z0-9_][a-zA-Z0-9._-]{0,127}", text) is not None
+    return re.fullmatch(_TAG, text) is not None
 
 
 def check_digest(text: str) -> str:
@@ -31,12 +46,9 @@ def check_digest(text: str) -> str:
     length = DIGEST_HEX_LENGTHS.get(algorithm)
     if length and re.fullmatch(f"[a-f0-9]{{{length}}}", encoded):
         return text
-    if length is None and re.fullmatch(
-        r"[a-z0-9]+(?:[+._-][a-z0-9]+)*:[a-zA-Z0-9=_-]+", text[:999]
-    ):
-        raise ContentError(
-            f"digests of {clean(algorithm, 40)} cannot be verified here, only sha256 and sha512 can"
-        )
+    if length is None and re.fullmatch(_DIGEST, text[:_MAX_DIGEST]):
+        name = clean(algorithm, 40)
+        raise ContentError(f"digests of {name} cannot be verified here, only sha256 and sha512 can")
     raise ContentError(
         f"{clean(text, 140)!r} is not a digest (sha256: and 64 lower-case hex digits)"
     )
@@ -44,7 +56,8 @@ def check_digest(text: str) -> str:
 
 def split_digest(digest: str) -> tuple[str, str]:
     """Return the algorithm and the hexadecimal part of a checked digest."""
-    return digest.partition(":")[::2]
+    algorithm, _, encoded = digest.partition(":")
+    return algorithm, encoded
 
 
 def digest_of(body: bytes, algorithm: str = "sha256") -> str:
@@ -52,17 +65,17 @@ def digest_of(body: bytes, algorithm: str = "sha256") -> str:
 
 
 def referrers_tag(digest: str) -> str:
-    """Return the fallback tag that lists a digest's referrers (docs/protocol-facts.md section
-    1.10).
+    """Return the fallback tag that lists a digest's referrers.
+
+    docs/protocol-facts.md section 1.10: both parts are cut at 64 characters.
     """
-    return "-".join(part[:64] for part in split_digest(digest))
+    algorithm, encoded = split_digest(digest)
+    return f"{algorithm[:64]}-{encoded[:64]}"
 
 
 def is_referrer_tag(tag: str) -> bool:
-    """Tell whether a tag names referrers or cosign's attachments, not an image (docs/design.md
-    section 5).
-    """
-    return re.fullmatch(r"sha(?:256|512)-[a-f0-9]{64}(?:\.(?:sig|att|sbom))?", tag) is not None
+    """Ask whether a tag names referrers or cosign's attachments (docs/design.md section 5)."""
+    return re.fullmatch(_REFERRER_TAG, tag) is not None
 
 
 class Reference(NamedTuple):
@@ -74,48 +87,61 @@ class Reference(NamedTuple):
     digest: str | None = None
 
     def __str__(self) -> str:
-        end = f"@{self.digest}" if self.digest else f":{self.tag}" if self.tag else ""
-        return f"{self.host}/{self.repository}{end}"
+        name = f"{self.host}/{self.repository}"
+        if self.digest:
+            return f"{name}@{self.digest}"
+        return f"{name}:{self.tag}" if self.tag else name
 
 
 def parse_reference(text: str) -> Reference:
-    """Read `[HOST[:PORT]/]REPO[:TAG|@DIGEST]`, no host being Docker Hub, no tag none; ConfigError
-    with a remedy.
+    """Read `[HOST[:PORT]/]REPO[:TAG|@DIGEST]`; without a host, Docker Hub is meant.
+
+    ConfigError says what is wrong and what to write instead.
     """
-    name, at, digest = text.partition("@")
-    if "/" in digest or (
-        at and ":" in name and digest[:7] not in ("sha256:", "sha512:")
-    ):  # it may be a password
+    before_at, at, after_at = text.partition("@")
+    # What stands around an @ may be a password, unless a digest follows.
+    is_digest = after_at.startswith(("sha256:", "sha512:"))
+    if "/" in after_at or (at and ":" in before_at and not is_digest):
         raise ConfigError(
             "a reference holds no user name or password (the configuration may); a digest is sha256:..."
         )
     try:
-        if "://" in name:
-            raise ValueError(
-                f"leave out {name[: name.index('://') + 3]!r}, write HOST/REPOSITORY[:TAG]"
-            )
-        host = "docker.io"
-        (first, slash, rest) = name.partition("/")
-        label, colon, _ = first.partition(":")
-        if "." in label or label.lower() == "localhost" or (slash and colon):
-            host = first.lower()
-            name = rest
-        if not re.fullmatch(_HOST, host):
-            raise ValueError(f"{host!r} is not a host; write NAME[:PORT] or [IPV6][:PORT]")
-        repository, colon, tag = name.partition(":")
-        if not is_repository(repository):
-            grammar = "lower case and digits, '.', '_' or '-' between, parts joined by '/'"
-            raise ValueError(
-                f"{repository!r} is not a repository ({grammar}); write HOST/REPOSITORY[:TAG]"
-            )
-        if colon and not is_tag(tag):
-            raise ValueError(
-                f"{tag[:140]!r} is not a tag: 1 to 128 of letters, digits, '_', and '.-' inside"
-            )
-        if colon and at:
+        reference = _parse_name(before_at)
+        if not at:
+            return reference
+        if reference.tag:
             raise ValueError(
                 "has a tag and a digest; leave out the tag, the digest says what to copy"
             )
-        return Reference(host, repository, tag or None, check_digest(digest) if at else None)
+        return reference._replace(digest=check_digest(after_at))
     except (ContentError, ValueError) as error:
         raise ConfigError(f"reference {clean(text, 300)!r}: {clean(str(error))}") from error
+
+
+def _parse_name(text: str) -> Reference:
+    """Read a reference without a digest; ValueError says what is wrong."""
+    if "://" in text:
+        scheme = text[: text.index("://") + 3]
+        raise ValueError(f"leave out {scheme!r}, write HOST/REPOSITORY[:TAG]")
+
+    host = _DEFAULT_HOST
+    name = text
+    first, slash, rest = text.partition("/")
+    label, colon, _ = first.partition(":")
+    if "." in label or label.lower() == "localhost" or (slash and colon):
+        host = first.lower()
+        name = rest
+    if not re.fullmatch(_HOST, host):
+        raise ValueError(f"{host!r} is not a host; write NAME[:PORT] or [IPV6][:PORT]")
+
+    repository, colon, tag = name.partition(":")
+    if not is_repository(repository):
+        grammar = "lower case and digits, '.', '_' or '-' between, parts joined by '/'"
+        raise ValueError(
+            f"{repository!r} is not a repository ({grammar}); write HOST/REPOSITORY[:TAG]"
+        )
+    if colon and not is_tag(tag):
+        raise ValueError(
+            f"{tag[:140]!r} is not a tag: 1 to 128 of letters, digits, '_', and '.-' inside"
+        )
+    return Reference(host, repository, tag or None)
