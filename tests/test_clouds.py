@@ -56,14 +56,16 @@ class Cloud:
         self.looked = 0
         self.broken: SyncError | ConfigError | None = None
 
-    def present(self, machine: Machine) -> bool:
+    def is_configured(self, machine: Machine) -> bool:
         self.looked += 1
         if self.broken:
             raise self.broken
         return self.here
 
-    async def log_in(self, machine: Machine, registry: Registry, *, guessed: bool) -> Login | None:
-        self.asked.append((registry.authority, guessed))
+    async def log_in(
+        self, machine: Machine, registry: Registry, *, probing_metadata: bool
+    ) -> Login | None:
+        self.asked.append((registry.authority, probing_metadata))
         await anyio.sleep(self.takes)
         if self.given:
             found = self.given.pop(0)

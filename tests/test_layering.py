@@ -63,7 +63,8 @@ ABOVE = {name for name in ORDER if name.startswith(("sync.", "app."))} - PURE
 # threads.
 # fmt: off
 PURE_LIBRARY = {
-    "__future__", "abc", "base64", "binascii", "bisect", "codecs", "collections", "contextlib", "copy",
+    "__future__", "abc", "base64", "binascii", "bisect", "codecs", "collections", "contextlib", "contextvars",
+    "copy",
     "datetime", "difflib", "email.utils", "enum", "functools", "heapq", "html", "ipaddress",
     "itertools", "json", "math", "numbers", "operator", "posixpath", "re", "string", "struct", "textwrap",
     "types", "typing", "unicodedata", "urllib.parse", "zlib",

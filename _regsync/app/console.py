@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, TextIO
 
 from _regsync.errors import RegsyncError
 from _regsync.sync.report import Outcome, Report
-from _regsync.text import clean, duration_text, size_text
+from _regsync.text import duration_text, one_line, size_text
 
 _LEVELS = {"trace": 5, "debug": 10, "info": 20, "warning": 30, "error": 40}
 
@@ -90,7 +90,7 @@ class Console:
             self._say(f"{level}: {message}", level, event, message, **fields)
 
     def _say(self, text: str, level: str, event: str, message: str, **fields: Any) -> None:
-        text = clean(text, _LONGEST_LINE)
+        text = one_line(text, _LONGEST_LINE)
         if self._json_log:
             seconds, rest = divmod(time.time_ns(), 1_000_000_000)
             stamp = f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(seconds))}.{rest // 1_000_000:03d}Z"
@@ -105,7 +105,7 @@ class Console:
         hint = fields.get("hint")
         if hint and hint not in self.hinted and not self._json_log:  # once for all that it helps
             self.hinted.add(hint)
-            self._line(self._err, clean(f"hint: {hint}", _LONGEST_LINE))
+            self._line(self._err, one_line(f"hint: {hint}", _LONGEST_LINE))
 
     def outcome(self, outcome: Outcome) -> None:
         """Show one image: what was done on standard output, what failed on standard error."""
@@ -147,7 +147,7 @@ class Console:
         self._line(self._out, json.dumps(value))
 
     def line(self, text: str) -> None:
-        self._line(self._out, clean(text, _LONGEST_LINE))
+        self._line(self._out, one_line(text, _LONGEST_LINE))
 
     def progress(self, now: Snapshot) -> None:
         """Show how far a run is: on a terminal at its bottom, in place; else as a line of its own."""

@@ -18,7 +18,7 @@ from _regsync.oci.manifest import Manifest
 from _regsync.oci.reference import check_digest, is_tag
 from _regsync.providers import ROWS, api_repository
 from _regsync.registry.transport import Call, Host, Transport, resolve_location
-from _regsync.text import clean
+from _regsync.text import clean, redacting
 
 _MANIFEST_LIMIT = 4 * 1024 * 1024
 
@@ -78,7 +78,8 @@ class Repository:
     def located(self, operation: str, reference: str) -> Iterator[None]:
         """Add side, operation and reference to every error of the block."""
         try:
-            yield
+            with redacting(self.host.authenticator.secrets):
+                yield
         except SyncError as error:
             error.located(self.side, operation, reference)
             error.message = self.host.authenticator.redact(
