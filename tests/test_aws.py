@@ -38,9 +38,10 @@ from moto import mock_aws
 from moto.core.models import botocore_stubber
 
 from _regsync.auth import aws
-from _regsync.auth.aws import Request, is_configured, sign
+from _regsync.auth.aws import is_configured
 from _regsync.auth.cloud import Answer, Login, Machine
 from _regsync.auth.credentials import Credential
+from _regsync.auth.sigv4 import Request, sign
 from _regsync.config.model import Registry
 from _regsync.errors import AuthError, ConnectFailed
 from _regsync.providers import kind_of

@@ -31,7 +31,7 @@ oci:       reference manifest
 net:       tls proxy streams http1 pool
 config:    fields model yaml lint reader
 state:     database knowledge
-auth:      challenge credentials cloud tokens aws google azure
+auth:      challenge credentials cloud tokens sigv4 aws google azure
 registry:  throttle admission transport repository upload
 sync:      report mappings claims image discovery referrers staging relay transfer dry_run schedule run
 app:       version health console commands watch cli

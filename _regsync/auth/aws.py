@@ -1,7 +1,6 @@
 """Logging in to ECR and ECR Public by the identity that AWS gave to this machine.
 
-Owns: SigV4, the names of AWS's services, its chain of keys. Keys are a Credential: the access key
-as user name, the secret as password, the session as identity token.
+Owns: the names of AWS's services, the exchange with them, the chain of sources of keys.
 May not know: challenges, sockets, files.
 Invariants: a secret goes to AWS's own names or to a metadata service, into no message. A source
 that is named or broken is an error; nothing is written back (R8, R19).
@@ -18,14 +17,15 @@ import time
 from base64 import b64decode
 from collections.abc import Awaitable, Callable
 from typing import Any, NamedTuple
-from urllib.parse import parse_qsl, quote, urlencode, urlsplit
+from urllib.parse import quote, urlencode
 
 import anyio
 
 from _regsync.auth.cloud import Answer, Login, Machine
 from _regsync.auth.credentials import Credential, Pair
+from _regsync.auth.sigv4 import Request, sign
 from _regsync.config.model import Registry
-from _regsync.crypto import hash_hex, hmac_bytes, name_hash
+from _regsync.crypto import name_hash
 from _regsync.errors import AuthError, WireError
 from _regsync.text import clean, redact, redacting
 
@@ -76,64 +76,6 @@ _SSO_MARGIN = 60.0
 
 # Names of errors that pass.
 _PASSING_ERRORS = "Throttl|TooMany|IDPComm"
-
-
-class Request(NamedTuple):
-    """What is asked of a service of AWS; `service` is empty for a container's own service."""
-
-    method: str
-    url: str
-    headers: list[Pair]
-    body: bytes = b""
-    service: str = ""
-    region: str = ""
-
-    def __repr__(self) -> str:
-        return "<Request>"  # it holds secrets
-
-
-def sign(keys: Credential, request: Request, now: float) -> list[Pair]:
-    """Return a request's headers with its date, the keys' session and the signature over all of
-    them (section 4.4); `now` in seconds since 1970.
-    """
-    date = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(now))
-    scope = f"{date[:8]}/{request.region}/{request.service}/aws4_request"
-    headers = [*request.headers, ("X-Amz-Date", date)]
-    if keys.identity_token:
-        headers.append(("X-Amz-Security-Token", keys.identity_token))
-
-    host = urlsplit(request.url).netloc
-    signed = sorted(
-        (name.lower(), " ".join(value.split())) for name, value in [("host", host), *headers]
-    )
-    names = ";".join(name for name, _ in signed)
-    canonical = _canonical_request(request, signed, names)
-    text = "\n".join(("AWS4-HMAC-SHA256", date, scope, hash_hex("sha256", canonical.encode())))
-
-    signature = f"AWS4{keys.password}".encode()
-    for part in (*scope.split("/"), text):
-        signature = hmac_bytes(signature, part.encode())
-    proof = (
-        f"Credential={keys.username}/{scope}, SignedHeaders={names}, Signature={signature.hex()}"
-    )
-    return [*headers, ("Authorization", f"AWS4-HMAC-SHA256 {proof}")]
-
-
-def _canonical_request(request: Request, signed: list[Pair], names: str) -> str:
-    parts = urlsplit(request.url)
-    query = sorted(
-        (quote(name, "~"), quote(value, "~")) for name, value in parse_qsl(parts.query, True)
-    )
-    lines = (
-        request.method,
-        quote(parts.path, "/~") or "/",
-        "&".join(f"{name}={value}" for name, value in query),
-        *(f"{name}:{value}" for name, value in signed),
-        "",
-        names,
-        hash_hex("sha256", request.body),
-    )
-    return "\n".join(lines)
 
 
 def endpoint(service: str, region: str, fips: bool = False, dual: bool = False) -> str:
