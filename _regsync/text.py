@@ -13,6 +13,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import lru_cache
 from typing import Any
 from urllib.parse import unquote
 
@@ -62,6 +63,13 @@ def clean(text: str, limit: int = 500) -> str:
     return one_line(text, limit)
 
 
+def clean_beginning(body: bytes, limit: int) -> str:
+    """Return the beginning of others' bytes as `clean` does, however many they are."""
+    # UTF-8 has at most four bytes a character: what is cut here is longer than what is searched.
+    most = 4 * (_MOST_SEARCHED + 1)
+    return clean(body[:most].decode("utf-8", "replace"), limit)
+
+
 @contextmanager
 def redacting(secrets: Secrets) -> Iterator[None]:
     """Have `clean` take these secrets out of every text in the block, before it cuts the text.
@@ -100,8 +108,11 @@ def redact(text: str, secrets: Iterable[str]) -> str:
     return text
 
 
-def _written_forms(secret: str) -> Iterator[str]:
-    """Give what a secret may look like in a text that was decoded twice."""
+# The same secrets are looked for in the texts of a whole run. Twice as many as a login remembers.
+@lru_cache(maxsize=1024)
+def _written_forms(secret: str) -> frozenset[str]:
+    """Return what a secret may look like in a text that was decoded twice."""
+    forms: set[str] = set()
     writings = (
         secret,
         json.dumps(secret)[1:-1],
@@ -109,9 +120,8 @@ def _written_forms(secret: str) -> Iterator[str]:
     )
     for writing in writings:
         once = unquote(writing)
-        for form in (writing, once, unquote(once)):
-            if shown := _without_controls(form):
-                yield shown
+        forms |= {_without_controls(form) for form in (writing, once, unquote(once))}
+    return frozenset(filter(None, forms))
 
 
 def _without_controls(text: str) -> str:

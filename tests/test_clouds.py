@@ -687,5 +687,16 @@ async def test_a_metadata_service_that_comes_later_is_found_by_the_next_run(clou
     assert isinstance(one, Chain)
     assert await one.credential() is None
     assert await one.credential() is None
-    made.absent.clear()  # as the transport does (`begin`)
+    made.reload()  # as the transport does (`begin`)
     assert await one.credential() == cloud.credential(2)
+
+
+async def test_an_identity_that_comes_later_is_found_by_the_next_run(cloud: Cloud) -> None:
+    cloud.here = False
+    made = Clouds(machine(), registry_transport._cloud)
+    for _ in range(2):
+        assert isinstance(made.find(registry(ECR), "app", IN_FILE.get), Credential)
+    assert cloud.looked == 1, "once a run"
+    cloud.here = True
+    made.reload()
+    assert isinstance(made.find(registry(ECR), "app", IN_FILE.get), Chain)

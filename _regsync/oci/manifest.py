@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, NoReturn, TypeVar
 
 from _regsync.errors import ContentError
 from _regsync.oci.reference import check_digest, digest_of, split_digest
-from _regsync.text import clean
+from _regsync.text import clean, clean_beginning
 
 _T = TypeVar("_T")
 
@@ -218,9 +218,7 @@ def parse_manifest(
     else ContentError.
     """
     stated = (content_type or "").partition(";")[0].strip().lower()
-    beginning = (
-        f"beginning {clean(body[:999].decode('utf-8', 'replace'), 60)!r}" if body else "no body"
-    )
+    beginning = f"beginning {clean_beginning(body, 60)!r}" if body else "no body"
     received = f"received {clean(stated, 80) or 'no content type'}, {beginning}"
     if expected and len(body) != expected.size:
         raise ContentError(f"{len(body)} bytes, the index says {expected.size}; {received}")

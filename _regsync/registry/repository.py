@@ -18,7 +18,7 @@ from _regsync.oci.manifest import Manifest
 from _regsync.oci.reference import check_digest, is_tag
 from _regsync.providers import ROWS, api_repository
 from _regsync.registry.transport import Call, Host, Transport, resolve_location
-from _regsync.text import clean, redacting
+from _regsync.text import clean, clean_beginning, redacting
 
 _MANIFEST_LIMIT = 4 * 1024 * 1024
 
@@ -305,7 +305,7 @@ def _tags_of(body: bytes, with_digests: bool) -> dict[str, str | None]:
         document = json.loads(body)
         tags = [] if document["tags"] is None else document["tags"]
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        began = clean(body[:999].decode("utf-8", "replace"), 60)
+        began = clean_beginning(body, 60)
         raise ContentError(
             f"the tag listing is not what the specification says: {began}"
         ) from error
