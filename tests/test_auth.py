@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from _regsync.addresses import Origin, is_private
+from _regsync.addresses import Origin, format_authority, is_address_in_disguise, is_private
 from _regsync.auth.challenge import Challenge, check_realm, parse_challenges
 from _regsync.auth.cloud import Answer
 from _regsync.auth.credentials import Credential
@@ -352,6 +352,36 @@ def test_no_stranger_sends_us_to_a_private_address(host: str, secret: bool) -> N
 )
 def test_public_names_and_addresses_are_not_private(host: str) -> None:
     assert not is_private(host)
+
+
+@pytest.mark.parametrize(
+    ("host", "is_one"),
+    [
+        *((host, True) for host in ("127.1", "2130706433", "0x7f.1", "a.1", "0x")),
+        *((host, False) for host in ("127.0.0.1", "::1", "a.example", "1.example", "0x7f.g")),
+    ],
+)
+def test_a_name_that_ends_in_a_number_is_an_address_to_the_resolver(
+    host: str, is_one: bool
+) -> None:
+    assert is_address_in_disguise(host) is is_one
+
+
+@pytest.mark.parametrize(
+    ("scheme", "host", "port", "shown"),
+    [
+        ("https", "a.example", 443, "a.example"),
+        ("https", "a.example", 80, "a.example:80"),
+        ("http", "a.example", 80, "a.example"),
+        ("http", "::1", 80, "[::1]"),
+        ("https", "::1", 5000, "[::1]:5000"),
+    ],
+)
+def test_host_and_port_are_written_as_in_a_host_header(
+    scheme: str, host: str, port: int, shown: str
+) -> None:
+    assert format_authority(scheme, host, port) == shown
+    assert str(Origin(scheme, host, port)) == f"{scheme}://{shown}"
 
 
 def test_an_anonymous_login_may_go_to_any_public_https_realm() -> None:
@@ -1155,6 +1185,14 @@ async def test_recall_does_not_overrule_what_this_run_was_told() -> None:
     at = await challenged(Tokens(), USER)
     at.recall([Challenge("bearer", "https://old.example.org/token"), False])
     assert at.learnt[0] == list(Challenge("bearer", REALM, "registry.example.org"))
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("length", [10, 16_000, 40_000])
+async def test_a_challenge_that_repeats_a_secret_is_not_kept(length: int) -> None:
+    challenge = f'Bearer realm="{REALM}",service="{"x" * length} hunter2"'
+    at = await challenged(Tokens(), USER, challenge=challenge)
+    assert at.learnt == [None, False]
 
 
 @pytest.mark.anyio

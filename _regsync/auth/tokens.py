@@ -13,7 +13,6 @@ from __future__ import annotations
 import re
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
 from urllib.parse import urlencode
 
 import anyio
@@ -230,7 +229,7 @@ class Authenticator:
             self._use(credential)
         return self.credential != before
 
-    # What is said, kept and planned.
+    # What the rest of the program tells it, and asks of it.
 
     def begin(self) -> None:
         """Let another run begin: what it uses is declared anew, and the way to log in may have
@@ -245,13 +244,16 @@ class Authenticator:
         self._planned_scopes[repository] = _union(planned, actions)
 
     @property
-    def learnt(self) -> list[Any]:
+    def learnt(self) -> list[list[str] | bool | None]:
         """What the state keeps (JSON): the challenge, and whether a token may cover one request
-        only. A challenge that repeats a secret is not kept.
+        only.
         """
         challenge = [*self._challenge] if self._challenge else None
-        if challenge and "***" in self.redact(" ".join(challenge)):
-            challenge = None
+        if challenge:
+            shown = self.redact(" ".join(challenge))
+            # One that repeats a secret is not kept, nor one too long to be searched.
+            if "***" in shown or shown.endswith("…"):
+                challenge = None
         return [challenge, self._tokens.needs_exact]
 
     def recall(self, learnt: object) -> None:
